@@ -1,0 +1,54 @@
+# `make audit` and `make test` do everything on a machine that has Python 3.11, make and a compiler.
+PYTHON ?= python3.11
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+RUN    ?= fedaudit-run
+
+# bytecode is written at first use instead of at installation, which halves the set-up time
+unexport PYTHONDONTWRITEBYTECODE
+unexport PYTHONPATH
+
+.PHONY: audit test check bench nightly reproduce docs env clean browser
+
+audit: $(VENV)/core.stamp  ## environment, the built-in experiment, a report
+	$(BIN)/fedaudit run --out $(RUN)
+
+test: $(VENV)/dev.stamp check  ## environment, lint, types, tests
+	$(BIN)/python -m pytest -m "not nightly and not network"
+
+check: $(VENV)/dev.stamp  ## lint, types, generated pages
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python docs/generate_papers.py --check
+
+bench: $(VENV)/dev.stamp  ## speed: every hot path against its naive twin and the usual peer
+	$(BIN)/python benchmarks/federation.py
+	$(BIN)/python benchmarks/trace.py
+
+nightly: $(VENV)/dev.stamp  ## long statistics
+	$(BIN)/python -m pytest -m "nightly"
+
+reproduce: $(VENV)/dev.stamp  ## the papers' figures
+	$(BIN)/python -m reproductions
+
+docs: $(VENV)/dev.stamp  ## the documentation site, offline and strict
+	$(BIN)/python docs/generate_papers.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+env: $(VENV)/dev.stamp
+
+clean:
+	rm -rf $(VENV) site dist .mypy_cache .ruff_cache
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed; set PYTHON=/path/to/python3.11"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/core.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[dev]"
+	@touch $@ $(VENV)/core.stamp

@@ -1,0 +1,93 @@
+"""Every error a user can meet, and the exit code it ends a command with.
+
+    FedauditError                 1   anything that is not below
+    ├── UsageError                2   a command or argument that makes no sense
+    │   └── ConfigError           2   a key, type or value in a config
+    ├── DataError                 3   a dataset that cannot be used as asked
+    │   └── FetchError            3   a download that failed or did not match its checksum
+    ├── TraceError                3   a recording that cannot be used as asked
+    │   ├── IntegrityError        3   torn or altered file: named, and never half read
+    │   ├── FormatError           3   not a trace, or one of a newer format
+    │   └── NotObservable         3   this party does not see what was asked for
+    ├── NotApplicable             3   an audit's need is not met by this trace
+    └── Interrupted             130   stopped by the user; what was computed is kept
+
+Every message states what was expected, what was found and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedauditError(Exception):
+    """Root of the tree.
+
+    `what` is one sentence; `expected`, `got` and `remedy` complete it.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        expected: str | None = None,
+        got: str | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        self.what, self.expected, self.got, self.remedy = what, expected, got, remedy
+        lines = [what]
+        for label, text in (("expected", expected), ("got", got), ("try", remedy)):
+            if text is not None:
+                lines.append(f"  {label + ':':<9} {text}")
+        super().__init__("\n".join(lines))
+
+
+class UsageError(FedauditError):
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    pass
+
+
+class DataError(FedauditError):
+    exit_code = 3
+
+
+class FetchError(DataError):
+    pass
+
+
+class TraceError(FedauditError):
+    exit_code = 3
+
+
+class IntegrityError(TraceError):
+    pass
+
+
+class FormatError(TraceError):
+    pass
+
+
+class NotObservable(TraceError):
+    pass
+
+
+class NotApplicable(FedauditError):
+    exit_code = 3
+
+
+class Interrupted(FedauditError):
+    exit_code = 130
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """A remedy line: the nearest valid name first, then the whole list."""
+    names = sorted(valid)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    listing = ", ".join(names) if names else "(none)"
+    return f"did you mean {close[0]!r}? Valid: {listing}" if close else f"one of: {listing}"

@@ -1,0 +1,158 @@
+"""Named tensors laid end to end in one flat vector.
+
+Everything that trains, crosses the wire or is audited is a row of numbers; the layout is what lets
+an audit ask for `blocks.0.mlp.*` of it. Tensors keep the order in which they are given.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.errors import UsageError, nearest
+
+Role = Literal["parameter", "buffer"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a layout: its name, shape, first column, and whether it is trained."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    role: Role = "parameter"
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def columns(self) -> slice:
+        return slice(self.offset, self.offset + self.size)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns of a row: `entries` in order, all of one `dtype` (a numpy name)."""
+
+    entries: tuple[Entry, ...]
+    dtype: str = "float32"
+
+    @classmethod
+    def of(
+        cls,
+        shapes: Iterable[tuple[str, tuple[int, ...]]],
+        *,
+        dtype: str = "float32",
+        buffers: Iterable[str] = (),
+    ) -> Layout:
+        """Lay tensors of the given names and shapes end to end."""
+        aside, entries, offset = set(buffers), [], 0
+        for name, shape in shapes:
+            role: Role = "buffer" if name in aside else "parameter"
+            entries.append(Entry(name, tuple(int(s) for s in shape), offset, role))
+            offset += entries[-1].size
+        return cls(tuple(entries), dtype)
+
+    @cached_property
+    def width(self) -> int:
+        return sum(e.size for e in self.entries)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(e.name for e in self.entries)
+
+    def select(self, patterns: str | Sequence[str]) -> tuple[Entry, ...]:
+        """Entries whose name matches any shell pattern, in layout order; never empty."""
+        wanted = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+        chosen = tuple(
+            e for e in self.entries if any(fnmatch.fnmatchcase(e.name, p) for p in wanted)
+        )
+        if not chosen:
+            raise UsageError(
+                "no tensor matches the pattern",
+                expected="a shell pattern over tensor names",
+                got=", ".join(repr(p) for p in wanted),
+                remedy=nearest(wanted[0] if wanted else "", self.names),
+            )
+        return chosen
+
+    def restrict(self, patterns: str | Sequence[str]) -> Layout:
+        """The layout of the selected tensors alone, laid end to end again."""
+        chosen = self.select(patterns)
+        return Layout.of(
+            ((e.name, e.shape) for e in chosen),
+            dtype=self.dtype,
+            buffers=[e.name for e in chosen if e.role == "buffer"],
+        )
+
+    def gather(
+        self, rows: npt.NDArray[Any], patterns: str | Sequence[str] = "*"
+    ) -> npt.NDArray[Any]:
+        """Columns of the selected tensors of `rows` (n, width); a view where they are adjacent."""
+        chosen = self.select(patterns)
+        first, last = chosen[0], chosen[-1]
+        if last.offset + last.size - first.offset == sum(e.size for e in chosen):
+            return rows[:, first.offset : last.offset + last.size]
+        return np.concatenate([rows[:, e.columns] for e in chosen], axis=1)
+
+    def flatten(self, tensors: Mapping[str, npt.ArrayLike]) -> npt.NDArray[Any]:
+        """One row (width,) from named arrays; names and shapes must fit exactly."""
+        missing, extra = set(self.names) - set(tensors), set(tensors) - set(self.names)
+        if missing or extra:
+            raise UsageError(
+                "the tensors do not fit the layout",
+                expected=", ".join(self.names),
+                got=f"missing: {sorted(missing) or 'none'}; unknown: {sorted(extra) or 'none'}",
+                remedy="send the same tensors in every message of a layout",
+            )
+        row = np.empty(self.width, dtype=self.dtype)
+        for e in self.entries:
+            value = np.asarray(tensors[e.name])
+            if value.shape != e.shape:
+                raise UsageError(
+                    f"tensor {e.name!r} has the wrong shape",
+                    expected=str(e.shape),
+                    got=str(value.shape),
+                    remedy="send the same shapes in every message of a layout",
+                )
+            row[e.columns] = value.reshape(-1)
+        return row
+
+    def unflatten(self, row: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+        """Named views of one row (width,)."""
+        return {e.name: row[e.columns].reshape(e.shape) for e in self.entries}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "dtype": self.dtype,
+            "width": self.width,
+            "tensors": [
+                {"name": e.name, "shape": list(e.shape), "offset": e.offset, "role": e.role}
+                for e in self.entries
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Layout:
+        entries = tuple(
+            Entry(t["name"], tuple(t["shape"]), int(t["offset"]), t.get("role", "parameter"))
+            for t in raw["tensors"]
+        )
+        layout = cls(entries, raw["dtype"])
+        at = 0
+        for e in entries:
+            if e.offset != at:
+                raise ValueError(f"tensor {e.name!r} starts at column {e.offset}, not at {at}")
+            at += e.size
+        if layout.width != raw["width"]:
+            raise ValueError(f"width {raw['width']} is not the sum of the tensors, {layout.width}")
+        return layout
