@@ -1,0 +1,99 @@
+"""Several tests, one answer: Stouffer and Fisher combine them, Holm corrects for their number.
+
+The combined tests must be independent; Holm's correction needs no such thing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.errors import UsageError
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combined:
+    """`tests` independent one-sided tests as one: its statistic, p-value and z-score.
+
+    A p-value smaller than the smallest float reads as that float, so `z_score` stays finite.
+    """
+
+    statistic: float
+    p_value: float
+    z_score: float
+    tests: int
+
+
+def stouffer(z_scores: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> Combined:
+    """sum(w z) / sqrt(sum(w^2)) over `z_scores` (k,): standard normal if none holds anything.
+
+    With equal weights this is [FedAttr] Eq. (8). It is calibrated only if each z-score is.
+    `weights` (k,) are non-negative, all 1 by default; best are square roots of sample sizes.
+    """
+    from scipy.special import ndtr
+
+    z = _vector("z-scores", z_scores)
+    w = np.ones_like(z) if weights is None else _vector("weights", weights)
+    if w.shape != z.shape or (w < 0).any() or not w.any():
+        raise UsageError(
+            "the weights do not fit the tests",
+            expected=f"{len(z)} non-negative weights, not all zero",
+            got=f"{len(w)} weights from {w.min():g} to {w.max():g}",
+            remedy="pass one weight per test, or none for equal weights",
+        )
+    combined = float(w @ z) / float(np.sqrt(w @ w))
+    p = max(float(ndtr(-combined)), float(np.finfo(np.float64).tiny))
+    return Combined(statistic=combined, p_value=p, z_score=combined, tests=len(z))
+
+
+def fisher(p_values: npt.ArrayLike) -> Combined:
+    """-2 sum(ln p) over `p_values` (k,), chi-squared with 2k degrees of freedom under the null."""
+    from scipy.special import chdtrc, ndtri
+
+    p = _p_values(p_values)
+    statistic = float(-2.0 * np.log(p).sum())
+    combined = max(float(chdtrc(2 * len(p), statistic)), float(np.finfo(np.float64).tiny))
+    # ndtri(p) = -z loses nothing for small p, while ndtri(1 - p) would round to infinity
+    z = float("-inf") if combined >= 1.0 else -float(ndtri(combined))
+    return Combined(statistic=statistic, p_value=combined, z_score=z, tests=len(p))
+
+
+def holm(p_values: npt.ArrayLike) -> Floats:
+    """Holm's adjusted p-values (k,), in the order given: reject where <= the error rate.
+
+    Controls the chance of any false rejection, whatever the dependence between the tests.
+    """
+    p = _p_values(p_values)
+    order = np.argsort(p, kind="stable")
+    scaled = p[order] * np.arange(len(p), 0, -1)
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
+    return adjusted
+
+
+def _vector(what: str, values: npt.ArrayLike) -> Floats:
+    x = np.asarray(values, dtype=np.float64)
+    if x.ndim != 1 or len(x) == 0 or not np.isfinite(x).all():
+        raise UsageError(
+            f"{what} of several tests form a vector",
+            expected="shape (k,), k >= 1, finite",
+            got=f"shape {x.shape}",
+            remedy="leave out tests that gave no number",
+        )
+    return x
+
+
+def _p_values(values: npt.ArrayLike) -> Floats:
+    p = _vector("p-values", values)
+    if (p <= 0).any() or (p > 1).any():
+        raise UsageError(
+            "a p-value lies above 0 and at most at 1",
+            expected="0 < p <= 1",
+            got=f"values from {p.min():g} to {p.max():g}",
+            remedy="count permutations as (b + 1) / (m + 1), which is never zero",
+        )
+    return p

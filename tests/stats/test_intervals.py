@@ -1,0 +1,265 @@
+import numpy as np
+import pytest
+from scipy import stats as scipy_stats
+from statsmodels.stats.proportion import proportion_confint
+
+from fedaudit.errors import UsageError
+from fedaudit.results import Estimate, Underpowered
+from fedaudit.stats.intervals import (
+    bootstrap,
+    clopper_pearson,
+    clopper_pearson_bounds,
+    cluster_mean,
+    mean,
+    permutation_test,
+    wilson,
+)
+
+
+def test_wilson_known_value():
+    """The published interval was computed with 1.96 for the normal quantile."""
+    found = wilson(50, 750, confidence=float(2 * scipy_stats.norm.cdf(1.96) - 1))
+    assert (found.low, found.high) == pytest.approx(
+        (0.050931623109996355, 0.08681827023629815), rel=1e-12
+    )
+    assert found.n == 750
+    exact = wilson(50, 750)
+    assert (exact.low, exact.high) == pytest.approx((found.low, found.high), rel=1e-5)
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.999])
+@pytest.mark.parametrize(("successes", "n"), [(0, 7), (1, 1), (3, 8), (50, 750), (12, 12)])
+def test_proportions_equal_statsmodels(successes, n, confidence):
+    for method, ours in (("wilson", wilson), ("beta", clopper_pearson)):
+        low, high = proportion_confint(successes, n, alpha=1 - confidence, method=method)
+        found = ours(successes, n, confidence)
+        assert (found.low, found.high) == pytest.approx((low, high), abs=1e-12)
+
+
+def test_numpy_counts_survive_json():
+    for interval in (wilson, clopper_pearson):
+        found = interval(np.int64(3), np.int64(8))
+        assert type(found.n) is int
+        assert found == interval(3, 8)
+
+
+def test_wilson_touches_the_ends_exactly():
+    for n in range(1, 400, 7):
+        assert wilson(0, n).low == 0.0
+        assert wilson(n, n).high == 1.0
+
+
+def test_clopper_pearson_covers_exactly():
+    """Exact coverage by summing the binomial: never below the level, for any true share."""
+    n, confidence = 30, 0.9
+    counts = np.arange(n + 1)
+    low, high = clopper_pearson_bounds(counts, n, (1 - confidence) / 2)
+    for share in np.linspace(0.01, 0.99, 99):
+        inside = (low <= share) & (share <= high)
+        assert scipy_stats.binom.pmf(counts, n, share)[inside].sum() >= confidence - 1e-9
+
+
+def test_wilson_covers_near_its_level_on_average():
+    n = 40
+    found = [wilson(k, n) for k in range(n + 1)]
+    low, high = np.array([e.low for e in found]), np.array([e.high for e in found])
+    coverage = [
+        scipy_stats.binom.pmf(np.arange(n + 1), n, p)[(low <= p) & (p <= high)].sum()
+        for p in np.linspace(0.05, 0.95, 181)
+    ]
+    assert 0.94 < np.mean(coverage) < 0.97
+    assert min(coverage) > 0.89
+
+
+@pytest.mark.parametrize(("successes", "n"), [(0, 0), (3, 2), (-1, 5)])
+@pytest.mark.parametrize("interval", [wilson, clopper_pearson])
+def test_impossible_counts_are_refused(interval, successes, n):
+    with pytest.raises(UsageError, match="count out of a total"):
+        interval(successes, n)
+    with pytest.raises(UsageError, match="count out of a total"):
+        clopper_pearson_bounds([0, successes], [4, n], 0.025)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0, float("nan")])
+def test_impossible_confidence_is_refused(confidence):
+    with pytest.raises(UsageError, match=r"0\.95 for 95 %"):
+        wilson(1, 2, confidence)
+
+
+def test_mean_equals_scipy():
+    x = np.random.default_rng(0).normal(3, 2, size=17)
+    low, high = scipy_stats.t.interval(0.9, len(x) - 1, x.mean(), scipy_stats.sem(x))
+    found = mean(x, 0.9, baseline=0.0)
+    assert isinstance(found, Estimate)
+    assert (found.value, found.low, found.high) == pytest.approx((x.mean(), low, high), rel=1e-10)
+    assert found.baseline == 0.0
+
+
+def test_mean_of_one_value_is_underpowered():
+    assert mean([1.0]) == Underpowered(what="an interval for a mean", have=1, needed=2)
+
+
+def test_values_that_are_not_finite_are_refused():
+    with pytest.raises(UsageError, match="not finite"):
+        mean([1.0, float("nan")])
+
+
+@pytest.mark.parametrize("interval", ["percentile", "bca"])
+def test_bootstrap_equals_scipy_on_the_same_draws(interval):
+    x = np.random.default_rng(1).exponential(size=40)
+    ours = bootstrap(x, rng=np.random.default_rng(2), resamples=1000, interval=interval)
+    theirs = scipy_stats.bootstrap(
+        (x,),
+        np.mean,
+        n_resamples=1000,
+        method="BCa" if interval == "bca" else "percentile",
+        rng=np.random.default_rng(2),
+        vectorized=True,
+    ).confidence_interval
+    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), rel=1e-9)
+
+
+def test_bootstrap_equals_a_slow_twin_over_rows():
+    rows = np.random.default_rng(3).normal(size=(9, 4))
+    ours = bootstrap(
+        rows,
+        lambda stack: np.median(stack.mean(axis=2), axis=1),
+        rng=np.random.default_rng(4),
+        resamples=300,
+    )
+    picks = np.random.default_rng(4).integers(0, 9, size=(300, 9))
+    slow = [np.median([rows[i].mean() for i in pick]) for pick in picks]
+    assert (ours.low, ours.high) == pytest.approx(tuple(np.quantile(slow, [0.025, 0.975])))
+    assert ours.n == 9
+
+
+def test_blocks_do_not_change_what_is_drawn(monkeypatch):
+    from fedaudit.stats import intervals
+
+    x = np.random.default_rng(3).normal(size=(20, 3))
+    whole = bootstrap(x, rng=np.random.default_rng(4), interval="bca", resamples=500)
+    monkeypatch.setattr(intervals, "_BLOCK", 200)
+    assert bootstrap(x, rng=np.random.default_rng(4), interval="bca", resamples=500) == whole
+
+
+def test_resampling_clusters_covers_where_resampling_entries_does_not():
+    """Games of a trial share one shift: intervals over rows cover, over entries they do not."""
+    rng = np.random.default_rng(5)
+    hits = {"rows": 0, "entries": 0}
+    for _ in range(150):
+        x = rng.normal(size=(25, 1)) + 0.3 * rng.normal(size=(25, 10))
+        for name, units in (("rows", x), ("entries", x.ravel())):
+            found = bootstrap(units, rng=rng, resamples=300)
+            hits[name] += found.low <= 0.0 <= found.high
+    assert hits["rows"] / 150 > 0.86
+    assert hits["entries"] / 150 < 0.7
+
+
+def test_cluster_mean_with_equal_sizes_is_the_row_bootstrap():
+    x = np.random.default_rng(6).normal(size=(12, 5))
+    names = np.repeat([f"client {i:02d}" for i in range(12)], 5)
+    ours = cluster_mean(x.ravel(), names, rng=np.random.default_rng(7))
+    rows = bootstrap(x, rng=np.random.default_rng(7))
+    assert (ours.value, ours.low, ours.high) == pytest.approx((rows.value, rows.low, rows.high))
+    assert ours.n == 12
+
+
+def test_cluster_mean_weighs_values_not_clusters():
+    found = cluster_mean([1, 1, 1, 0], ["a", "a", "a", "b"], rng=np.random.default_rng(0))
+    assert found.value == 0.75
+
+
+def test_bootstrap_of_a_constant_is_a_point():
+    for interval in ("percentile", "bca"):
+        found = bootstrap(np.ones(5), rng=np.random.default_rng(0), interval=interval)
+        assert (found.low, found.value, found.high) == (1.0, 1.0, 1.0)
+
+
+def test_bootstrap_refuses_what_it_cannot_do():
+    rng = np.random.default_rng(0)
+    assert bootstrap([1.0], rng=rng) == Underpowered(what="a bootstrap interval", have=1, needed=2)
+    with pytest.raises(UsageError, match="did you mean 'bca'"):
+        bootstrap([1.0, 2.0], rng=rng, interval="bcaa")
+    with pytest.raises(UsageError, match="one number per resample"):
+        bootstrap([1.0, 2.0], lambda stack: stack.mean(), rng=rng)
+    with pytest.raises(UsageError, match="too few resamples"):
+        bootstrap([1.0, 2.0], rng=rng, resamples=10)
+
+
+def _gap(values, labels):
+    return values[labels == 1].mean() - values[labels == 0].mean()
+
+
+def _gaps(values, labels):
+    inside = labels == 1
+    return (values * inside).sum(1) / inside.sum(1) - (values * ~inside).sum(1) / (~inside).sum(1)
+
+
+def test_permutation_p_value_is_uniform_under_the_null():
+    rng = np.random.default_rng(8)
+    labels = np.repeat([0, 1], 8)
+    p = np.array(
+        [
+            permutation_test(
+                _gaps, rng.normal(size=16), labels, rng=rng, permutations=99, vectorised=True
+            ).p_value
+            for _ in range(500)
+        ]
+    )
+    assert p.min() >= 0.01
+    for level in (0.05, 0.2, 0.5):
+        assert (p <= level).mean() == pytest.approx(level, abs=4 * np.sqrt(level / 500))
+
+
+def test_permutation_p_value_matches_the_complete_enumeration():
+    x, labels = np.array([5.0, 6.0, 7.0, 1.0, 2.0, 3.0, 4.0]), np.array([1, 1, 1, 0, 0, 0, 0])
+    found = permutation_test(_gap, x, labels, rng=np.random.default_rng(9), permutations=20000)
+    assert found.p_value == pytest.approx(1 / 35, abs=0.005)  # 7 choose 3 assignments, one as good
+    assert found.null_mean == pytest.approx(0.0, abs=0.05)
+    assert found.null_low < 0 < found.null_high <= found.statistic
+    two_sided = permutation_test(
+        _gap, x, labels, rng=np.random.default_rng(9), permutations=2000, alternative="two-sided"
+    )
+    less = permutation_test(_gap, x, labels, rng=np.random.default_rng(9), alternative="less")
+    assert two_sided.p_value == pytest.approx(2 / 35, abs=0.02)
+    assert less.p_value == 1.0
+
+
+def test_permutation_never_gives_zero():
+    found = permutation_test(
+        _gap, np.arange(40.0), np.arange(40) >= 20, rng=np.random.default_rng(0), permutations=99
+    )
+    assert found.p_value == 0.01
+
+
+def test_permutation_within_groups_keeps_the_group_totals():
+    """Values and labels both follow the group: a free permutation alarms, one within does not."""
+    group = np.tile(np.repeat([0, 1], 10), 1)
+    labels = np.where(group == 1, np.arange(20) % 5 > 0, np.arange(20) % 5 == 0).astype(int)
+    rng = np.random.default_rng(10)
+    values = group + 0.01 * rng.normal(size=20)
+    free = permutation_test(_gap, values, labels, rng=rng)
+    within = permutation_test(_gap, values, labels, rng=rng, within=group)
+    assert free.p_value < 0.05 < within.p_value
+
+    seen = []
+
+    def record(_, permuted):
+        seen.append([permuted[group == g].sum() for g in (0, 1)])
+        return 0.0
+
+    permutation_test(record, values, labels, rng=rng, within=group, permutations=20)
+    assert np.unique(seen, axis=0).shape == (1, 2)
+
+
+def test_permutation_within_interleaved_groups():
+    group = np.arange(12) % 3
+    labels = np.arange(12)
+
+    def same_group(_, permuted):
+        return float((permuted % 3 == group).all())
+
+    found = permutation_test(
+        same_group, labels, labels, rng=np.random.default_rng(1), within=group, permutations=50
+    )
+    assert found.null_mean == 1.0
