@@ -1,0 +1,103 @@
+"""A dataset: records, labels, and who owns them. Nothing here knows of federations or models.
+
+Shapes: `x` is (n, ...) float32 for features and images (channels first, values in [0, 1] for
+images), or a tuple of n strings for text; `y` is (n,) int64, all zero where there are no labels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.errors import DataError
+
+Kind = Literal["features", "image", "text"]
+Labels = npt.NDArray[np.int64]
+Owners = tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """Records with labels; optional owners, one string per record.
+
+    `client`: natural owner of a record; `organisation`: what the owner belongs to (constant within
+    a client); `person`: whom a record is about. A person never stands on both sides of a split
+    and can be the unit of privacy. `test` is the dataset's own held-out part, where it has one.
+    """
+
+    name: str
+    kind: Kind
+    x: npt.NDArray[np.float32] | tuple[str, ...]
+    y: Labels
+    classes: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    client: Owners | None = None
+    organisation: Owners | None = None
+    person: Owners | None = None
+    licence: str = ""
+    notes: tuple[str, ...] = field(default=())
+    test: Dataset | None = None
+
+    def __post_init__(self) -> None:
+        n = len(self.x)
+        if n == 0:
+            raise DataError(
+                f"dataset {self.name!r} is empty",
+                expected="at least one record",
+                got="0 records",
+                remedy="check the file and the column names",
+            )
+        for name in ("y", "client", "organisation", "person"):
+            column = getattr(self, name)
+            if column is not None and len(column) != n:
+                raise DataError(
+                    f"dataset {self.name!r}: column {name!r} does not fit",
+                    expected=f"{n} values",
+                    got=f"{len(column)} values",
+                    remedy="give one value per record",
+                )
+        if self.kind != "text":
+            assert isinstance(self.x, np.ndarray)
+            bad = ~np.isfinite(self.x.reshape(n, -1)).all(axis=1)
+            if bad.any():
+                count, first = int(bad.sum()), int(np.flatnonzero(bad)[0])
+                raise DataError(
+                    f"dataset {self.name!r} holds values that are not finite",
+                    expected="finite numbers",
+                    got=f"{count} records with NaN or infinity, the first is record {first}",
+                    remedy='fill or drop them (for a table: missing = "mean" or "drop")',
+                )
+        if self.classes and n and (self.y.min() < 0 or self.y.max() >= len(self.classes)):
+            raise DataError(
+                f"dataset {self.name!r} has a label out of range",
+                expected=f"labels 0 to {len(self.classes) - 1}",
+                got=f"labels {int(self.y.min())} to {int(self.y.max())}",
+                remedy="correct the labels or the list of classes",
+            )
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def take(self, rows: npt.ArrayLike) -> Dataset:
+        """The dataset restricted to `rows` (record numbers, in that order); drops `test`."""
+        index = np.asarray(rows, dtype=np.int64)
+
+        def pick(owners: Owners | None) -> Owners | None:
+            return None if owners is None else tuple(owners[i] for i in index)
+
+        if isinstance(self.x, tuple):
+            x: npt.NDArray[np.float32] | tuple[str, ...] = tuple(self.x[i] for i in index)
+        else:
+            x = self.x[index]
+        return replace(
+            self,
+            x=x,
+            y=self.y[index],
+            client=pick(self.client),
+            organisation=pick(self.organisation),
+            person=pick(self.person),
+            test=None,
+        )

@@ -1,0 +1,592 @@
+"""Which client holds which record.
+
+Each kind is a frozen dataclass that is its own settings, checked at birth, with one method
+`partition(dataset, clients, seed, position=None) -> Partition`. Every record goes to exactly one
+client, no client is empty, and the same seed gives the same partition. (`ByOwner` may be asked
+for fewer clients than there are owners; the records of the others are then left out, and said so.)
+
+A dataset with a `person` column is dealt out by person: all records of a person go to one client,
+a person counts as its most frequent label, and sizes are balanced as far as persons allow.
+The exception is `ByOwner`, where the data say who holds what.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.data.dataset import Dataset
+from fedaudit.data.prepare import unit_labels, units
+from fedaudit.errors import ConfigError, DataError, nearest
+from fedaudit.randomness import Seed
+
+Integers = npt.NDArray[np.int64]
+
+_REDRAWS = 50  # of a Dirichlet partition, before records are moved by hand
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """Record numbers of each client, ascending; `inverted` clients see 1 - x.
+
+    `organisations` has one name per client; `settings` are those of the kind that made it.
+    """
+
+    clients: tuple[Integers, ...]
+    names: tuple[str, ...]
+    organisations: tuple[str, ...] | None = None
+    inverted: tuple[bool, ...] = ()
+    kind: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.inverted:
+            object.__setattr__(self, "inverted", (False,) * len(self.clients))
+        for column in ("names", "organisations", "inverted"):
+            values = getattr(self, column)
+            if values is not None and len(values) != len(self.clients):
+                raise DataError(
+                    f"a partition's {column} do not fit its clients",
+                    expected=f"{len(self.clients)} values",
+                    got=f"{len(values)} values",
+                    remedy="give one value per client",
+                )
+        for rows in self.clients:
+            rows.setflags(write=False)
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @property
+    def sizes(self) -> Integers:
+        """Records of each client, (K,)."""
+        return np.array([len(rows) for rows in self.clients], dtype=np.int64)
+
+    def class_histograms(self, y: Integers, classes: int) -> Integers:
+        """Records of each client and class, (K, classes)."""
+        return np.stack([np.bincount(y[rows], minlength=classes) for rows in self.clients]).astype(
+            np.int64
+        )
+
+    def client_data(self, dataset: Dataset, client: int) -> Dataset:
+        """What client number `client` trains on."""
+        own = dataset.take(self.clients[client])
+        if not self.inverted[client]:
+            return own
+        assert isinstance(own.x, np.ndarray)
+        return replace(own, x=1.0 - own.x)
+
+
+def from_settings(kind: str, settings: Mapping[str, Any] | None = None) -> Kind:
+    """The partition kind of that name with its settings; refuses names it does not know."""
+    if kind not in KINDS:
+        raise ConfigError(
+            f"there is no partition called {kind!r}",
+            expected="the name of a partition",
+            got=repr(kind),
+            remedy=nearest(kind, KINDS),
+        )
+    given = dict(settings or {})
+    known = [f.name for f in fields(KINDS[kind])]
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f"partition {kind!r} has no setting {name!r}",
+                expected="a setting of this partition" if known else "no settings at all",
+                got=repr(name),
+                remedy=nearest(name, known) if known else f"leave {name!r} out",
+            )
+    return KINDS[kind](**given)
+
+
+# ---------------------------------------------------------------- what all kinds share
+
+
+def _number(
+    kind: str, name: str, value: Any, *, low: float, high: float = math.inf, open_low: bool = False
+) -> None:
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and value <= high
+    if not fits or not (value > low if open_low else value >= low) or not math.isfinite(value):
+        above = f"above {low:g}" if open_low else f"of at least {low:g}"
+        raise ConfigError(
+            f"partition {kind!r}: {name} cannot be {value!r}",
+            expected=f"a number {above}" + (f" and at most {high:g}" if high < math.inf else ""),
+            got=repr(value),
+            remedy=f"change {name}",
+        )
+
+
+def _whole(kind: str, name: str, value: Any, *, low: int) -> None:
+    _number(kind, name, value, low=low)
+    if not isinstance(value, int):
+        raise ConfigError(
+            f"partition {kind!r}: {name} cannot be {value!r}",
+            expected="a whole number",
+            got=repr(value),
+            remedy=f"{name} = {int(value)}",
+        )
+
+
+def _checked_units(dataset: Dataset, clients: int | None, kind: str) -> tuple[int, Integers]:
+    """Number of clients and unit number per record; refuses more clients than units."""
+    if clients is None:
+        raise ConfigError(
+            f"partition {kind!r} needs to know how many clients there are",
+            expected="clients = a whole number",
+            got="none",
+            remedy="set clients, or use the partition 'by_owner' with a client column",
+        )
+    _whole(kind, "clients", clients, low=1)
+    unit = units(dataset)
+    have = int(unit.max()) + 1
+    if clients > have:
+        what = "records" if dataset.person is None else "persons"
+        raise DataError(
+            f"dataset {dataset.name!r} cannot be dealt out to {clients} clients",
+            expected=f"at most {have} clients, one for each of the {what}",
+            got=f"{clients} clients",
+            remedy="lower the number of clients or bring more data",
+        )
+    return clients, unit
+
+
+def _finish(
+    kind: Kind,
+    owner_of_unit: Integers,
+    unit: Integers,
+    clients: int,
+    position: npt.ArrayLike | None,
+    notes: tuple[str, ...] = (),
+    inverted: tuple[bool, ...] = (),
+) -> Partition:
+    owner = owner_of_unit[unit]
+    order = np.argsort(owner, kind="stable")
+    borders = np.searchsorted(owner[order], np.arange(1, clients))
+    width = max(2, len(str(clients - 1)))
+    return Partition(
+        clients=tuple(part.astype(np.int64) for part in np.split(order, borders)),
+        names=tuple(f"client-{k:0{width}d}" for k in range(clients)),
+        organisations=_organisations(kind.kind, position, clients),
+        inverted=inverted,
+        kind=kind.kind,
+        settings=asdict(kind),
+        notes=notes,
+    )
+
+
+def _organisations(
+    kind: str, position: npt.ArrayLike | None, clients: int
+) -> tuple[str, ...] | None:
+    if position is None:
+        return None
+    return tuple(f"organisation-{g}" for g in _groups(kind, position, clients))
+
+
+def _groups(kind: str, position: npt.ArrayLike, clients: int) -> Integers:
+    groups = np.asarray(position)
+    if groups.shape != (clients,) or not np.issubdtype(groups.dtype, np.integer):
+        raise DataError(
+            f"partition {kind!r}: the organisation numbers do not fit the clients",
+            expected=f"{clients} whole numbers",
+            got=f"an array of shape {groups.shape} and type {groups.dtype}",
+            remedy="give one organisation number per client",
+        )
+    return groups.astype(np.int64)
+
+
+def _contiguous(sizes: Integers, clients: int) -> Integers:
+    """Cut a row of units into `clients` runs of near equal total size, none empty.
+
+    Returns the run of each unit, (units,), ascending.
+    """
+    n, total = len(sizes), int(sizes.sum())
+    out = np.empty(n, dtype=np.int64)
+    start, before = 0, 0
+    for k in range(clients):
+        stop = start
+        latest = n - (clients - k - 1)  # each later run needs a unit
+        goal = total * (k + 1) / clients
+        while stop < latest and (stop == start or before + sizes[stop] / 2 <= goal):
+            before += int(sizes[stop])
+            stop += 1
+        if k == clients - 1:
+            stop = n
+        out[start:stop] = k
+        start = stop
+    return out
+
+
+def _evenly(unit_sizes: Integers, clients: int, rng: np.random.Generator) -> Integers:
+    """Random assignment of units, client totals as equal as units allow; (units,)."""
+    order = rng.permutation(len(unit_sizes))
+    out = np.empty(len(unit_sizes), dtype=np.int64)
+    if (unit_sizes == 1).all():
+        out[order] = np.arange(len(order)) % clients
+        return out
+    held = np.zeros(clients, dtype=np.int64)
+    for u in order:
+        k = int(held.argmin())  # empty clients come first, so none stays empty
+        out[u] = k
+        held[k] += unit_sizes[u]
+    return out
+
+
+# ---------------------------------------------------------------- the kinds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Iid:
+    """Records at random, sizes equal to within one."""
+
+    kind: ClassVar[str] = "iid"
+
+    def partition(
+        self,
+        dataset: Dataset,
+        clients: int | None,
+        seed: Seed,
+        position: npt.ArrayLike | None = None,
+    ) -> Partition:
+        count, unit = _checked_units(dataset, clients, self.kind)
+        owner = _evenly(np.bincount(unit), count, seed.generator("partition/iid"))
+        return _finish(self, owner, unit, count, position)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dirichlet:
+    """Each class is dealt out by shares drawn from Dirichlet(alpha): small alpha, skewed clients.
+
+    Redrawn until every client has `minimum` records; after 50 draws the last one is repaired by
+    moving random records from the largest client to the smallest. The notes say which happened.
+    """
+
+    alpha: float = 0.5
+    minimum: int = 1
+
+    kind: ClassVar[str] = "dirichlet"
+
+    def __post_init__(self) -> None:
+        _number(self.kind, "alpha", self.alpha, low=0.0, open_low=True)
+        _whole(self.kind, "minimum", self.minimum, low=1)
+
+    def partition(
+        self,
+        dataset: Dataset,
+        clients: int | None,
+        seed: Seed,
+        position: npt.ArrayLike | None = None,
+    ) -> Partition:
+        count, unit = _checked_units(dataset, clients, self.kind)
+        if count * self.minimum > len(dataset):
+            raise DataError(
+                f"dataset {dataset.name!r} is too small for this partition",
+                expected=f"{count} clients x {self.minimum} records at least",
+                got=f"{len(dataset)} records",
+                remedy="lower minimum or the number of clients",
+            )
+        label, sizes = unit_labels(dataset.y, unit), np.bincount(unit)
+        notes: tuple[str, ...] = ()
+        for attempt in range(_REDRAWS):
+            rng = seed.generator("partition/dirichlet", attempt)
+            owner = self._draw(label, sizes, count, rng)
+            held = np.bincount(owner, weights=sizes, minlength=count)
+            if held.min() >= self.minimum:
+                if attempt:
+                    notes = (f"redrawn {attempt} times until no client was too small",)
+                break
+        else:
+            moved = self._repair(owner, sizes, count, rng, dataset.name)
+            what = "records" if dataset.person is None else "persons"
+            notes = (
+                f"after {_REDRAWS} draws some clients were still below minimum = {self.minimum}: "
+                f"{moved} {what} were moved from the largest clients",
+            )
+        return _finish(self, owner, unit, count, position, notes)
+
+    def _draw(
+        self, label: Integers, sizes: Integers, count: int, rng: np.random.Generator
+    ) -> Integers:
+        owner = np.empty(len(label), dtype=np.int64)
+        for c in np.unique(label):
+            members = rng.permutation(np.flatnonzero(label == c))
+            # A very small alpha can underflow to all zeros or NaN: that limit is one client.
+            share = rng.dirichlet(np.full(count, self.alpha))
+            if not np.isfinite(share).all() or share.sum() <= 0:
+                share = np.zeros(count)
+                share[rng.integers(count)] = 1.0
+            ends = np.cumsum(sizes[members])
+            middle = (ends - sizes[members] / 2) / ends[-1]
+            cuts = np.cumsum(share) / share.sum()
+            owner[members] = np.minimum(np.searchsorted(cuts, middle, side="left"), count - 1)
+        return owner
+
+    def _repair(
+        self, owner: Integers, sizes: Integers, count: int, rng: np.random.Generator, name: str
+    ) -> int:
+        """Move random units, one by one, from the largest client to the smallest; in place."""
+        held = np.bincount(owner, weights=sizes, minlength=count).astype(np.int64)
+        moved = 0
+        while held.min() < self.minimum:
+            poor = int(held.argmin())
+            for rich in np.argsort(-held, kind="stable"):
+                own = np.flatnonzero(owner == rich)
+                # what is left must stay above the minimum, or two clients would trade for ever
+                own = own[held[rich] - sizes[own] >= max(self.minimum, 1)]
+                if rich != poor and len(own):
+                    unit = int(rng.choice(own))
+                    owner[unit] = poor
+                    held[rich] -= sizes[unit]
+                    held[poor] += sizes[unit]
+                    moved += 1
+                    break
+            else:
+                raise DataError(
+                    f"dataset {name!r}: not every client can have {self.minimum} records",
+                    expected=f"{count} clients x {self.minimum} records, no person torn apart",
+                    got=f"a client with {int(held.min())} records",
+                    remedy="lower minimum or the number of clients",
+                )
+        return moved
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByLabel:
+    """Records sorted by label, cut into runs of equal size: each client sees few classes."""
+
+    kind: ClassVar[str] = "by_label"
+
+    def partition(
+        self,
+        dataset: Dataset,
+        clients: int | None,
+        seed: Seed,
+        position: npt.ArrayLike | None = None,
+    ) -> Partition:
+        count, unit = _checked_units(dataset, clients, self.kind)
+        label, sizes = unit_labels(dataset.y, unit), np.bincount(unit)
+        order = np.lexsort((seed.generator("partition/by_label").random(len(label)), label))
+        owner = np.empty(len(label), dtype=np.int64)
+        owner[order] = _contiguous(sizes[order], count)
+        return _finish(self, owner, unit, count, position)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByOwner:
+    """The data's own `client` column, clients in the order of their names.
+
+    Asked for fewer clients than there are, the largest are taken and the notes name the rest.
+    """
+
+    kind: ClassVar[str] = "by_owner"
+
+    def partition(
+        self,
+        dataset: Dataset,
+        clients: int | None,
+        seed: Seed,
+        position: npt.ArrayLike | None = None,
+    ) -> Partition:
+        if dataset.client is None:
+            raise DataError(
+                f"dataset {dataset.name!r} does not say who owns its records",
+                expected="a client column",
+                got="none",
+                remedy='name the column (client = "..."), or use another partition, such as "iid"',
+            )
+        names, number = np.unique(np.asarray(dataset.client), return_inverse=True)
+        number = number.reshape(-1)
+        sizes = np.bincount(number)
+        notes: list[str] = []
+        if clients is None:
+            clients = len(names)
+        _whole(self.kind, "clients", clients, low=1)
+        if clients > len(names):
+            raise DataError(
+                f"dataset {dataset.name!r} has too few owners",
+                expected=f"at most {len(names)} clients, one per owner",
+                got=f"{clients} clients",
+                remedy=f'clients = {len(names)}, or another partition, such as "iid"',
+            )
+        kept = np.sort(np.argsort(-sizes, kind="stable")[:clients])
+        if clients < len(names):
+            left = np.setdiff1d(np.arange(len(names)), kept)
+            shown = ", ".join(str(names[k]) for k in left[:5]) + (", ..." if len(left) > 5 else "")
+            notes.append(
+                f"the {clients} largest of {len(names)} owners take part; {len(left)} owners with "
+                f"{int(sizes[left].sum())} of {len(dataset)} records are left out ({shown})"
+            )
+        rows = tuple(np.flatnonzero(number == k).astype(np.int64) for k in kept)
+        if dataset.person is not None:
+            homes: dict[str, set[int]] = {}
+            for k, own in enumerate(rows):
+                for i in own:
+                    homes.setdefault(dataset.person[i], set()).add(k)
+            several = sum(len(where) > 1 for where in homes.values())
+            if several:
+                notes.append(f"{several} persons have records with more than one client")
+        organisations = _organisations(self.kind, position, clients)
+        if dataset.organisation is not None:
+            organisations = tuple(dataset.organisation[int(own[0])] for own in rows)
+        return Partition(
+            clients=rows,
+            names=tuple(str(names[k]) for k in kept),
+            organisations=organisations,
+            kind=self.kind,
+            settings=asdict(self),
+            notes=tuple(notes),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inverted:
+    """At random, and every client but the target sees 1 - x: [TwoStage] Section 6.4.1."""
+
+    target: int = 0
+
+    kind: ClassVar[str] = "inverted"
+
+    def __post_init__(self) -> None:
+        _whole(self.kind, "target", self.target, low=0)
+
+    def partition(
+        self,
+        dataset: Dataset,
+        clients: int | None,
+        seed: Seed,
+        position: npt.ArrayLike | None = None,
+    ) -> Partition:
+        count, unit = _checked_units(dataset, clients, self.kind)
+        if self.target >= count:
+            raise ConfigError(
+                f"partition 'inverted': there is no client {self.target}",
+                expected=f"target from 0 to {count - 1}",
+                got=f"target = {self.target}",
+                remedy="target = 0",
+            )
+        if isinstance(dataset.x, tuple):
+            raise DataError(
+                f"dataset {dataset.name!r} cannot be inverted",
+                expected="numbers in [0, 1]",
+                got="text",
+                remedy="use an image data set, or another partition",
+            )
+        low, high = float(dataset.x.min()), float(dataset.x.max())
+        if low < 0.0 or high > 1.0:
+            raise DataError(
+                f"dataset {dataset.name!r} cannot be inverted",
+                expected="numbers in [0, 1], so that 1 - x is of the same kind",
+                got=f"numbers from {low:g} to {high:g}",
+                remedy="switch standardising off, scale the features to [0, 1], or use images",
+            )
+        owner = _evenly(np.bincount(unit), count, seed.generator("partition/inverted"))
+        flags = tuple(k != self.target for k in range(count))
+        return _finish(self, owner, unit, count, position, inverted=flags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coupled:
+    """Class mix tied to a client's place: [TopologyAwareDP] Section VI-A, Setting C.
+
+    Client i aims at Delta_i = (1 - eta) Dirichlet(alpha) + eta e_c with c = phi(i) mod C, where
+    phi is the client's index, or its region (the organisation number given as `position`).
+    Sizes are equal to within one. Records are drawn without replacement, so the aims of all
+    clients together may ask for more of a class than there is: a class asked for too much is
+    shared out in proportion, and what a client then lacks is filled at random from what is left.
+    """
+
+    eta: float = 0.5
+    alpha: float = 0.5
+    position: Literal["index", "region"] = "index"
+
+    kind: ClassVar[str] = "coupled"
+
+    def __post_init__(self) -> None:
+        _number(self.kind, "eta", self.eta, low=0.0, high=1.0)
+        _number(self.kind, "alpha", self.alpha, low=0.0, open_low=True)
+        if self.position not in ("index", "region"):
+            raise ConfigError(
+                f"partition 'coupled': position cannot be {self.position!r}",
+                expected="index or region",
+                got=repr(self.position),
+                remedy=nearest(str(self.position), ("index", "region")),
+            )
+
+    def targets(
+        self, classes: int, clients: int, seed: Seed, position: npt.ArrayLike | None = None
+    ) -> npt.NDArray[np.float64]:
+        """The class mix every client aims at, (clients, classes); rows sum to 1."""
+        phi: Integers = np.arange(clients, dtype=np.int64)
+        if self.position == "region":
+            if position is None:
+                raise DataError(
+                    "partition 'coupled' by region needs the region of every client",
+                    expected=f"{clients} region numbers",
+                    got="none",
+                    remedy='use a topology with organisations, or position = "index"',
+                )
+            phi = _groups(self.kind, position, clients)
+        rng = seed.generator("partition/coupled/mix")
+        mix = rng.dirichlet(np.full(classes, self.alpha), size=clients)
+        mix = np.where(np.isfinite(mix).all(axis=1, keepdims=True), mix, 1.0 / classes)
+        out = (1.0 - self.eta) * mix
+        out[np.arange(clients), phi % classes] += self.eta
+        return out / out.sum(axis=1, keepdims=True)
+
+    def partition(
+        self,
+        dataset: Dataset,
+        clients: int | None,
+        seed: Seed,
+        position: npt.ArrayLike | None = None,
+    ) -> Partition:
+        count, unit = _checked_units(dataset, clients, self.kind)
+        label = unit_labels(dataset.y, unit)
+        classes = max(len(dataset.classes), int(label.max()) + 1)
+        targets = self.targets(classes, count, seed, position)
+        rng = seed.generator("partition/coupled/records")
+
+        n = len(label)
+        room = np.full(count, n // count, dtype=np.int64)  # units each client still takes
+        room[: n % count] += 1
+        left = np.bincount(label, minlength=classes).astype(np.int64)  # units left of each class
+        aim = targets * room[:, None]
+        asked = aim.sum(axis=0)
+        aim *= np.minimum(1.0, np.divide(left, asked, out=np.ones(classes), where=asked > 0))
+        take = np.floor(aim + 1e-9).astype(np.int64)
+        room -= take.sum(axis=1)
+        left -= take.sum(axis=0)
+        # round up where the fraction is largest, as long as client and class allow
+        rest = aim - take
+        for cell in np.argsort(-rest, axis=None, kind="stable"):
+            i, c = divmod(int(cell), classes)
+            if rest[i, c] <= 1e-9:
+                break
+            if room[i] > 0 and left[c] > 0:
+                take[i, c] += 1
+                room[i] -= 1
+                left[c] -= 1
+
+        owner = np.full(n, -1, dtype=np.int64)
+        for c in range(classes):
+            members = rng.permutation(np.flatnonzero(label == c))
+            owner[members[: take[:, c].sum()]] = np.repeat(np.arange(count), take[:, c])
+        spare = rng.permutation(np.flatnonzero(owner < 0))
+        owner[spare] = np.repeat(np.arange(count), room)
+        notes: tuple[str, ...] = ()
+        if len(spare):
+            notes = (f"{len(spare)} of {n} were dealt at random: their class was not asked for",)
+        return _finish(self, owner, unit, count, position, notes)
+
+
+Kind = Iid | Dirichlet | ByLabel | ByOwner | Inverted | Coupled
+
+KINDS: Mapping[str, type[Kind]] = MappingProxyType(
+    {kind.kind: kind for kind in (Iid, Dirichlet, ByLabel, ByOwner, Inverted, Coupled)}
+)
