@@ -1,0 +1,34 @@
+"""What crossed the wire (trace), what did not (truth), and what one party sees of it (view)."""
+
+from fedaudit.trace.recorder import Recorder
+from fedaudit.trace.schema import (
+    AGGREGATOR,
+    ANONYMOUS,
+    NETWORK,
+    PUBLIC,
+    SERVER,
+    SHUFFLER,
+    WIRETAP,
+    Manifest,
+    Message,
+)
+from fedaudit.trace.truth import Truth, TruthRecorder
+from fedaudit.trace.view import Trace, Updates, View
+
+__all__ = [
+    "AGGREGATOR",
+    "ANONYMOUS",
+    "NETWORK",
+    "PUBLIC",
+    "SERVER",
+    "SHUFFLER",
+    "WIRETAP",
+    "Manifest",
+    "Message",
+    "Recorder",
+    "Trace",
+    "Truth",
+    "TruthRecorder",
+    "Updates",
+    "View",
+]

@@ -1,0 +1,122 @@
+"""What did not cross the wire: who sent which row, raw updates, class mix, members, every seed.
+
+A folder of its own, so that a trace can be published without it as a blind challenge. Audits score
+against it and never see it before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.errors import TraceError
+from fedaudit.trace.store import RoundReader, round_name, write_atomically, write_blocks
+
+
+class TruthRecorder:
+    """Writes `truth/`: facts once, then one small file per round."""
+
+    def __init__(self, path: str | os.PathLike[str], facts: Mapping[str, Any]) -> None:
+        self.path = Path(path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(facts, indent=1, sort_keys=True, allow_nan=False) + "\n"
+            write_atomically(self.path / "truth.json", text)
+        except OSError as error:
+            raise TraceError(
+                f"cannot write the truth to {self.path}",
+                expected="a folder that can be written",
+                got=error.strerror or str(error),
+                remedy="choose another output folder",
+            ) from None
+
+    def round(
+        self,
+        number: int,
+        senders: Mapping[int, str],
+        raw: npt.NDArray[np.float32] | None = None,
+        clients: Sequence[str] = (),
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """`senders` maps a message index to who really sent it; `raw` (n, d) rows by `clients`."""
+        blocks: dict[str, list[npt.NDArray[Any]]] = {}
+        if raw is not None:
+            blocks["raw"] = [raw]
+        else:
+            blocks["none"] = [np.zeros((0, 1), dtype=np.float32)]
+        note = {
+            "senders": {str(k): v for k, v in senders.items()},
+            "clients": list(clients),
+            "metrics": dict(metrics or {}),
+        }
+        write_blocks(
+            self.path / round_name(number), blocks, {"truth": json.dumps(note, sort_keys=True)}
+        )
+
+
+class Truth:
+    """Reads `truth/`. Every question it answers is one that no party of the trace can."""
+
+    def __init__(self, path: Path, facts: dict[str, Any]) -> None:
+        self.path, self.facts = path, facts
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Truth:
+        folder = Path(path)
+        if (folder / "truth" / "truth.json").is_file():
+            folder = folder / "truth"
+        file = folder / "truth.json"
+        if not file.is_file():
+            raise TraceError(
+                f"{folder} holds no truth",
+                expected="truth.json",
+                got="no such file",
+                remedy="without truth an attack runs blind: it guesses, and nothing is scored",
+            )
+        try:
+            return cls(folder, json.loads(file.read_text(encoding="utf-8")))
+        except json.JSONDecodeError as error:
+            raise TraceError(
+                f"{file} is damaged",
+                expected="JSON",
+                got=f"a syntax error at line {error.lineno}",
+                remedy="restore the file, or run again",
+            ) from None
+
+    def _note(self, number: int) -> tuple[RoundReader, dict[str, Any]]:
+        reader = RoundReader(self.path / round_name(number))
+        note: dict[str, Any] = json.loads(reader.metadata["truth"])
+        return reader, note
+
+    def senders(self, number: int) -> dict[int, str]:
+        """Message index -> true sender, for the uplinks of one round."""
+        return {int(k): v for k, v in self._note(number)[1]["senders"].items()}
+
+    def raw_updates(self, number: int) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
+        """Clients and their updates (n, d) before any upload protection, where they were kept."""
+        reader, note = self._note(number)
+        if "raw" not in reader.blocks:
+            raise TraceError(
+                "raw updates were not kept",
+                expected="trace.raw_updates = true in the config of the run",
+                got="a run without them",
+                remedy="run again with --set trace.raw_updates=true",
+            )
+        return tuple(note["clients"]), reader.blocks["raw"]
+
+    def metrics(self, number: int) -> dict[str, float]:
+        """Held-out metrics of the model after one round."""
+        found: dict[str, float] = self._note(number)[1]["metrics"]
+        return found
+
+    @property
+    def clients(self) -> dict[str, dict[str, Any]]:
+        """Party -> name, records, class histogram, organisation."""
+        found: dict[str, dict[str, Any]] = self.facts.get("clients", {})
+        return found
