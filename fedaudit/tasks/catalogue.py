@@ -1,0 +1,249 @@
+"""The tasks a config can name: each a frozen settings object that builds a Task for a dataset."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from fedaudit.data.dataset import Dataset
+from fedaudit.errors import ConfigError, DataError
+from fedaudit.randomness import Seed
+
+if TYPE_CHECKING:
+    from fedaudit.tasks.task import Task
+
+
+def _numbers(dataset: Dataset, kind: str) -> tuple[int, ...]:
+    """Shape of one example; refuses text."""
+    if isinstance(dataset.x, tuple):
+        raise DataError(
+            f"task {kind!r} cannot read dataset {dataset.name!r}",
+            expected="features or images",
+            got="text",
+            remedy='use task.kind = "gpt"',
+        )
+    return tuple(int(s) for s in dataset.x.shape[1:])
+
+
+def _image(dataset: Dataset, kind: str) -> tuple[int, int, int]:
+    shape = _numbers(dataset, kind)
+    if len(shape) != 3:
+        raise DataError(
+            f"task {kind!r} needs images",
+            expected="records of shape (channels, height, width)",
+            got=f"records of shape {shape}",
+            remedy='use task.kind = "mlp"',
+        )
+    return shape[0], shape[1], shape[2]
+
+
+def _classes(dataset: Dataset) -> int:
+    return max(len(dataset.classes), int(dataset.y.max()) + 1)
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    total = 1
+    for s in shape:
+        total *= s
+    return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLP:
+    """Fully connected classifier."""
+
+    kind: ClassVar[str] = "mlp"
+    hidden: tuple[int, ...] = (128,)
+
+    def build(self, dataset: Dataset, seed: Seed) -> Task:
+        from fedaudit.tasks import models
+        from fedaudit.tasks.classifier import Classifier
+        from fedaudit.tasks.task import seeded
+
+        inputs = _size(_numbers(dataset, self.kind))
+        module = seeded(seed, "weights", models.mlp, inputs, self.hidden, _classes(dataset))
+        return Classifier(module, {"kind": self.kind, **asdict(self)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CNN:
+    """Convolutional classifier with group normalisation."""
+
+    kind: ClassVar[str] = "cnn"
+    channels: tuple[int, ...] = (16, 32)
+
+    def build(self, dataset: Dataset, seed: Seed) -> Task:
+        from fedaudit.tasks import models
+        from fedaudit.tasks.classifier import Classifier
+        from fedaudit.tasks.task import seeded
+
+        shape = _image(dataset, self.kind)
+        if min(shape[1:]) < 2 ** len(self.channels):
+            raise ConfigError(
+                "task.channels has too many stages for these images",
+                expected=f"sides of at least {2 ** len(self.channels)} pixels",
+                got=f"{shape[1]} x {shape[2]}",
+                remedy="list fewer channels",
+            )
+        module = seeded(seed, "weights", models.cnn, shape, self.channels, _classes(dataset))
+        return Classifier(module, {"kind": self.kind, **asdict(self)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViT:
+    """Tiny vision transformer."""
+
+    kind: ClassVar[str] = "vit"
+    patch: int = 4
+    width: int = 64
+    depth: int = 2
+    heads: int = 4
+
+    def build(self, dataset: Dataset, seed: Seed) -> Task:
+        from fedaudit.tasks import models
+        from fedaudit.tasks.classifier import Classifier
+        from fedaudit.tasks.task import seeded
+
+        shape = _image(dataset, self.kind)
+        if shape[1] % self.patch or shape[2] % self.patch:
+            raise ConfigError(
+                "task.patch does not divide the images",
+                expected=f"a divisor of {shape[1]} and {shape[2]}",
+                got=str(self.patch),
+                remedy="choose another patch size",
+            )
+        module = seeded(
+            seed,
+            "weights",
+            models.TinyViT,
+            shape,
+            self.patch,
+            self.width,
+            self.depth,
+            self.heads,
+            _classes(dataset),
+        )
+        return Classifier(module, {"kind": self.kind, **asdict(self)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class VAE:
+    """Variational autoencoder, fully connected (`channels` empty) or convolutional."""
+
+    kind: ClassVar[str] = "vae"
+    hidden: int = 128
+    latent: int = 16
+    channels: tuple[int, ...] = ()
+    conditional: bool = True
+
+    def build(self, dataset: Dataset, seed: Seed) -> Task:
+        from fedaudit.tasks import models
+        from fedaudit.tasks.task import seeded
+        from fedaudit.tasks.vae import Autoencoder
+
+        classes = _classes(dataset) if self.conditional else 0
+        if self.channels:
+            shape = _image(dataset, self.kind)
+            if any(s % 2 ** len(self.channels) for s in shape[1:]):
+                raise ConfigError(
+                    "task.channels has too many stages for these images",
+                    expected=f"sides that divide by {2 ** len(self.channels)}",
+                    got=f"{shape[1]} x {shape[2]}",
+                    remedy="list fewer channels",
+                )
+            module = seeded(
+                seed, "weights", models.conv_vae, shape, self.channels, self.latent, classes
+            )
+        else:
+            inputs = _size(_numbers(dataset, self.kind))
+            module = seeded(
+                seed, "weights", models.mlp_vae, inputs, self.hidden, self.latent, classes
+            )
+        return Autoencoder(module, {"kind": self.kind, **asdict(self)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPT:
+    """Tiny GPT language model with a vocabulary of its own, built from the corpus."""
+
+    kind: ClassVar[str] = "gpt"
+    width: int = 128
+    depth: int = 4
+    heads: int = 4
+    length: int = 40
+    vocabulary: Literal["word", "bytes"] = "word"
+    vocabulary_size: int = 1000
+
+    def build(self, dataset: Dataset, seed: Seed) -> Task:
+        from fedaudit.data import text
+        from fedaudit.tasks import models
+        from fedaudit.tasks.language_model import LanguageModel, Vocabulary
+        from fedaudit.tasks.task import seeded
+
+        if not isinstance(dataset.x, tuple):
+            raise DataError(
+                f"task {self.kind!r} needs text",
+                expected="documents",
+                got=dataset.kind,
+                remedy='use task.kind = "mlp" or "cnn"',
+            )
+        vocabulary: Vocabulary
+        if self.vocabulary == "word":
+            vocabulary = text.WordVocabulary.build(dataset.x, size=self.vocabulary_size)
+        else:
+            merges = max(0, self.vocabulary_size - 256)  # the bytes themselves come first
+            vocabulary = text.BytePairVocabulary.build(dataset.x, merges=merges)
+        module = seeded(
+            seed,
+            "weights",
+            models.TinyGPT,
+            len(vocabulary),
+            self.length,
+            self.width,
+            self.depth,
+            self.heads,
+        )
+        return LanguageModel(module, vocabulary, self.length, {"kind": self.kind, **asdict(self)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """Any torch module: `factory = "package.module:function"` returns it; logits out."""
+
+    kind: ClassVar[str] = "module"
+    factory: str
+
+    def build(self, dataset: Dataset, seed: Seed) -> Task:
+        from fedaudit.tasks.classifier import Classifier
+        from fedaudit.tasks.task import seeded
+
+        module = seeded(seed, "weights", load_factory(self.factory))
+        return Classifier(module, {"kind": self.kind, **asdict(self)})
+
+
+def load_factory(where: str) -> object:
+    """The function that `package.module:function` names, looked up from the working folder too."""
+    module_name, _, attribute = where.partition(":")
+    if not module_name or not attribute:
+        raise ConfigError(
+            "a factory must name a function",
+            expected="package.module:function",
+            got=repr(where),
+            remedy='for example task.factory = "mymodel:build"',
+        )
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"cannot load {where!r}",
+            expected="an importable function",
+            got=str(error),
+            remedy="run from the folder that holds the module, or install it",
+        ) from None
+
+
+CATALOGUE = {c.kind: c for c in (MLP, CNN, ViT, VAE, GPT, Module)}

@@ -1,0 +1,223 @@
+"""Forward passes of K models at once: stacked parameters, one batched operation per layer.
+
+A Linear layer becomes one batched matrix product, a convolution one grouped convolution, a group
+normalisation one with K times the groups. Each rule is the layer's own forward with one more
+leading dimension; the tests hold every rule against the plain module.
+
+Shapes: inputs (K, n, ...), parameters (K, *shape). Between convolutions images stay packed as
+(n, K*C, H, W), which is what the grouped kernels want.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedaudit.tasks.models import VAE, Attention, Block, FeedForward, TinyGPT, TinyViT
+
+Parameters = Mapping[str, Tensor]
+
+
+class NotStackable(Exception):
+    """A layer has no stacked form here; another tier trains the model."""
+
+
+@dataclass
+class _Packed:
+    """Images of K clients in one batch: x is (n, K*C, H, W)."""
+
+    x: Tensor
+    clients: int
+
+
+Value = Tensor | _Packed
+
+
+def _pack(v: Value) -> _Packed:
+    if isinstance(v, _Packed):
+        return v
+    k, n, c, h, w = v.shape
+    return _Packed(v.transpose(0, 1).reshape(n, k * c, h, w), k)
+
+
+def _unpack(v: Value) -> Tensor:
+    if not isinstance(v, _Packed):
+        return v
+    n, kc, h, w = v.x.shape
+    return v.x.reshape(n, v.clients, kc // v.clients, h, w).transpose(0, 1)
+
+
+def _linear(m: nn.Linear, p: Parameters, at: str, v: Value) -> Tensor:
+    x = _unpack(v)
+    weight = p[at + "weight"]
+    flat = x.reshape(x.shape[0], -1, x.shape[-1])
+    if at + "bias" in p:
+        out = torch.baddbmm(p[at + "bias"].unsqueeze(1), flat, weight.transpose(1, 2))
+    else:
+        out = torch.bmm(flat, weight.transpose(1, 2))
+    return out.view(*x.shape[:-1], weight.shape[1])
+
+
+def _conv(m: nn.Conv2d, p: Parameters, at: str, v: Value) -> _Packed:
+    if m.groups != 1 or m.padding_mode != "zeros" or isinstance(m.padding, str):
+        raise NotStackable(f"{at} is a grouped or specially padded convolution")
+    packed = _pack(v)
+    weight = p[at + "weight"].flatten(0, 1)
+    bias = p[at + "bias"].flatten() if m.bias is not None else None
+    x = F.conv2d(packed.x, weight, bias, m.stride, m.padding, m.dilation, packed.clients)
+    return _Packed(x, packed.clients)
+
+
+def _conv_transpose(m: nn.ConvTranspose2d, p: Parameters, at: str, v: Value) -> _Packed:
+    if m.groups != 1 or m.output_padding != (0, 0) or isinstance(m.padding, str):
+        raise NotStackable(f"{at} is a grouped transposed convolution")
+    packed = _pack(v)
+    weight = p[at + "weight"].flatten(0, 1)
+    bias = p[at + "bias"].flatten() if m.bias is not None else None
+    x = F.conv_transpose2d(
+        packed.x, weight, bias, m.stride, m.padding, 0, packed.clients, m.dilation
+    )
+    return _Packed(x, packed.clients)
+
+
+def _group_norm(m: nn.GroupNorm, p: Parameters, at: str, v: Value) -> _Packed:
+    packed = _pack(v)
+    weight = p[at + "weight"].flatten() if m.affine else None
+    bias = p[at + "bias"].flatten() if m.affine else None
+    x = F.group_norm(packed.x, m.num_groups * packed.clients, weight, bias, m.eps)
+    return _Packed(x, packed.clients)
+
+
+def _layer_norm(m: nn.LayerNorm, p: Parameters, at: str, v: Value) -> Tensor:
+    x = _unpack(v)
+    if len(m.normalized_shape) != 1:
+        raise NotStackable(f"{at} normalises over several dimensions")
+    x = F.layer_norm(x, m.normalized_shape, None, None, m.eps)
+    if m.elementwise_affine:
+        shape = (x.shape[0], *([1] * (x.dim() - 2)), x.shape[-1])
+        x = x * p[at + "weight"].view(shape)
+        if m.bias is not None:
+            x = x + p[at + "bias"].view(shape)
+    return x
+
+
+def _embedding(m: nn.Embedding, p: Parameters, at: str, v: Value) -> Tensor:
+    if m.max_norm is not None or m.sparse or m.padding_idx is not None:
+        raise NotStackable(f"{at} is an embedding with side effects")
+    tokens, table = _unpack(v), p[at + "weight"]
+    k, size, width = table.shape
+    first = torch.arange(k).view(k, *([1] * (tokens.dim() - 1))) * size
+    return F.embedding(tokens + first, table.reshape(k * size, width))
+
+
+def _flatten(m: nn.Flatten, p: Parameters, at: str, v: Value) -> Tensor:
+    if (m.start_dim, m.end_dim) != (1, -1):
+        raise NotStackable(f"{at} flattens only some dimensions")
+    return _unpack(v).flatten(2)
+
+
+def _unflatten(m: nn.Unflatten, p: Parameters, at: str, v: Value) -> Tensor:
+    if m.dim != 1:
+        raise NotStackable(f"{at} unflattens another dimension")
+    x = _unpack(v)
+    return x.view(*x.shape[:2], *tuple(m.unflattened_size))
+
+
+def _sequential(m: nn.Sequential, p: Parameters, at: str, v: Value) -> Value:
+    for name, child in m.named_children():
+        v = _apply(child, p, f"{at}{name}.", v)
+    return v
+
+
+def _on_images(m: nn.Module, p: Parameters, at: str, v: Value) -> _Packed:
+    packed = _pack(v)
+    return _Packed(m(packed.x), packed.clients)
+
+
+def _pointwise(m: nn.Module, p: Parameters, at: str, v: Value) -> Value:
+    if isinstance(v, _Packed):
+        return _Packed(m(v.x), v.clients)
+    out: Tensor = m(v)
+    return out
+
+
+def _attention(m: Attention, p: Parameters, at: str, v: Value) -> Tensor:
+    mixed = m.mix(_linear(m.qkv, p, at + "qkv.", v))
+    return _linear(m.proj, p, at + "proj.", mixed)
+
+
+def _feed_forward(m: FeedForward, p: Parameters, at: str, v: Value) -> Tensor:
+    return _linear(m.proj, p, at + "proj.", m.act(_linear(m.fc, p, at + "fc.", v)))
+
+
+def _block(m: Block, p: Parameters, at: str, v: Value) -> Tensor:
+    x = _unpack(v)
+    x = x + _attention(m.attn, p, at + "attn.", _layer_norm(m.norm1, p, at + "norm1.", x))
+    return x + _feed_forward(m.mlp, p, at + "mlp.", _layer_norm(m.norm2, p, at + "norm2.", x))
+
+
+def _tiny_vit(m: TinyViT, p: Parameters, at: str, v: Value) -> Tensor:
+    x = _linear(m.embed, p, at + "embed.", m.patches(_unpack(v)))
+    x = x + p[at + "position"].unsqueeze(1)
+    x = _unpack(_sequential(m.blocks, p, at + "blocks.", x))
+    return _linear(m.head, p, at + "head.", _layer_norm(m.norm, p, at + "norm.", x).mean(-2))
+
+
+def _tiny_gpt(m: TinyGPT, p: Parameters, at: str, v: Value) -> Tensor:
+    tokens = _unpack(v)
+    x = _embedding(m.tokens, p, at + "tokens.", tokens)
+    x = x + p[at + "position"][:, : tokens.shape[-1]].unsqueeze(1)
+    x = _unpack(_sequential(m.blocks, p, at + "blocks.", x))
+    return _linear(m.head, p, at + "head.", _layer_norm(m.norm, p, at + "norm.", x))
+
+
+_RULES: dict[type, Callable[[Any, Parameters, str, Value], Value]] = {
+    nn.Sequential: _sequential,
+    nn.Linear: _linear,
+    nn.Conv2d: _conv,
+    nn.ConvTranspose2d: _conv_transpose,
+    nn.GroupNorm: _group_norm,
+    nn.LayerNorm: _layer_norm,
+    nn.Embedding: _embedding,
+    nn.Flatten: _flatten,
+    nn.Unflatten: _unflatten,
+    nn.MaxPool2d: _on_images,
+    nn.AvgPool2d: _on_images,
+    nn.AdaptiveAvgPool2d: _on_images,
+    Attention: _attention,
+    FeedForward: _feed_forward,
+    Block: _block,
+    TinyViT: _tiny_vit,
+    TinyGPT: _tiny_gpt,
+    **dict.fromkeys(
+        (nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.ELU, nn.Softplus, nn.LeakyReLU),
+        _pointwise,
+    ),
+    nn.Identity: _pointwise,
+}
+
+
+def _apply(m: nn.Module, p: Parameters, at: str, v: Value) -> Value:
+    rule = _RULES.get(type(m))
+    if rule is None:
+        raise NotStackable(f"no stacked form for {type(m).__name__} at {at or 'the top'}")
+    return rule(m, p, at, v)
+
+
+def forward(module: nn.Module, p: Parameters, *inputs: Tensor) -> Any:
+    """What `module(*inputs)` would give for each of K clients, with a leading dimension K."""
+    if isinstance(module, VAE):
+        x, y, noise = inputs
+        h = _unpack(_apply(module.features, p, "features.", x))
+        code = _linear(module.code, p, "code.", module.condition(h, y))
+        z, mean, log_variance = module.sample(code, noise)
+        out = _unpack(_apply(module.decoder, p, "decoder.", module.condition(z, y)))
+        return out, mean, log_variance
+    if len(inputs) != 1:
+        raise NotStackable(f"no stacked form for {type(module).__name__}")
+    return _unpack(_apply(module, p, "", inputs[0]))
