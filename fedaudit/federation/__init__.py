@@ -1,0 +1,1 @@
+"""Running a federation: who talks to whom, local training, aggregation, the round loop."""

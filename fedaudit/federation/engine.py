@@ -1,0 +1,519 @@
+"""The round loop, top to bottom.
+
+One method per shape of federation (`_star`, `_hierarchy`, `_gossip`), each a list of numbered
+steps; `Federation.run` drives them, records what crosses the wire, and keeps what resuming needs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedaudit.errors import ConfigError, TraceError
+from fedaudit.federation.aggregate import ServerOptimiser, regional_means, weighted_sum
+from fedaudit.federation.local.schedule import Training
+from fedaudit.federation.local.trainer import ClientData, Trainer
+from fedaudit.federation.topology import Topology
+from fedaudit.hooks import Hook, Uploads
+from fedaudit.randomness import Seed
+from fedaudit.tasks.task import Examples, Task
+from fedaudit.trace.recorder import MODEL, Recorder, RoundWriter
+from fedaudit.trace.schema import PUBLIC, SERVER
+from fedaudit.trace.store import RoundReader, write_blocks
+from fedaudit.trace.truth import TruthRecorder
+
+Indices = npt.NDArray[np.int64]
+Progress = Callable[[int, dict[str, float]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """How the federation is run.
+
+    `clients` is how many there are (default: one per owner in the data, or 20); `participation`
+    is the share of clients that take part in a round; `weighting` of uploads by
+    number of examples or equal; `wire` says whether clients send deltas or whole models.
+    """
+
+    clients: int | None = None
+    rounds: int = 10
+    participation: float = 1.0
+    weighting: Literal["equal", "size"] = "equal"
+    aggregation: Literal["fedavg", "hierarchical", "gossip"] = "fedavg"
+    server_learning_rate: float = 1.0
+    server_momentum: float = 0.0
+    wire: Literal["delta", "model"] = "delta"
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("clients", self.clients is None or self.clients >= 1, "at least 1"),
+            ("rounds", self.rounds >= 1, "at least 1"),
+            ("participation", 0 < self.participation <= 1, "above 0, at most 1"),
+            ("server_learning_rate", self.server_learning_rate > 0, "above 0"),
+            ("server_momentum", 0 <= self.server_momentum < 1, "from 0 to below 1"),
+        )
+        for name, fine, expected in checks:
+            if not fine:
+                raise ConfigError(
+                    f"federation.{name} is out of range",
+                    expected=expected,
+                    got=str(getattr(self, name)),
+                    remedy="correct the value",
+                )
+
+
+@dataclass
+class State:
+    """What the next round starts from: one model, or one per gossip node; server momentum."""
+
+    round: int
+    models: Tensor  # (1, d) or (n, d)
+    velocity: Tensor | None = None
+
+
+@dataclass
+class Federation:
+    """Clients, a task, and the rules by which they train together.
+
+    `party` names of the clients on the wire (pseudonyms); `region` (K,) organisation numbers for
+    hierarchies; `protections` in the order in which they act; `probe` the adversary's hook.
+    """
+
+    task: Task
+    data: ClientData
+    rounds: Rounds
+    training: Training
+    seed: Seed
+    topology: Topology | None = None
+    region: Indices | None = None
+    protections: Sequence[Hook] = ()
+    probe: Hook | None = None
+    test: Examples | None = None
+    tier: str = "auto"
+    party: tuple[str, ...] = ()
+    _trainer: Trainer = field(init=False)
+    _data: ClientData = field(init=False)
+
+    def __post_init__(self) -> None:
+        count = len(self.data.sizes)
+        empty = np.flatnonzero(self.data.sizes == 0)
+        if len(empty):
+            raise ConfigError(
+                "a client has no examples",
+                expected="at least one example per client",
+                got=f"{len(empty)} empty, the first is client {int(empty[0])}",
+                remedy="use fewer clients or another partition",
+            )
+        if not self.party:
+            width = max(2, len(str(count - 1)))
+            self.party = tuple(f"client-{i:0{width}d}" for i in range(count))
+        if self.rounds.aggregation == "hierarchical" and self.region is None:
+            raise ConfigError(
+                "a hierarchy needs regions",
+                expected="an organisation for every client",
+                got="none",
+                remedy='set topology.kind = "hierarchical", or give an organisation column',
+            )
+        if self.rounds.aggregation == "gossip":
+            if self.topology is None or not self.topology.edges:
+                raise ConfigError(
+                    "gossip needs a graph",
+                    expected="a topology with edges between clients",
+                    got="star" if self.topology is None else self.topology.kind,
+                    remedy='set topology.kind = "ring" or another graph',
+                )
+            if any(p.acts_at("upload") or p.acts_at("aggregate") for p in self.protections):
+                raise ConfigError(
+                    "gossip has no server that could shuffle or sum",
+                    expected="protections that act at the clients",
+                    got=", ".join(p.name for p in self.protections),
+                    remedy='remove them, or use aggregation = "fedavg"',
+                )
+        self._data = self._protect_data()
+        self._trainer = self._make_trainer()
+
+    # -- hooks -------------------------------------------------------------------------------
+
+    def _protect_data(self) -> ClientData:
+        hooks = [p for p in self.protections if p.acts_at("data")]
+        if not hooks:
+            return self.data
+        parts = []
+        for c in range(len(self.data.sizes)):
+            x, y = self.data.of(c)
+            for hook in hooks:
+                x, y = hook.data(x, y, client=c, seed=self.seed)
+            parts.append((x, y))
+        return ClientData.join(parts)
+
+    def _make_trainer(self) -> Trainer:
+        clips = [p.clip_norm for p in self.protections if p.clip_norm is not None]
+        each = [p for p in self.protections if p.acts_at("gradient")]
+        steps = [p for p in self.protections if p.acts_at("step")]
+        training = self.training
+        for p in self.protections:
+            if p.sampling is not None and p.sampling != training.sampling:
+                training = replace(training, sampling=p.sampling)
+
+        def gradient(g: Tensor) -> Tensor:
+            for hook in each:
+                g = hook.gradient(g)
+            return g
+
+        def step(sums: Tensor, *, clients: Indices, round_number: int, step: int) -> None:
+            for hook in steps:
+                hook.step(
+                    sums, clients=clients, round_number=round_number, step=step, seed=self.seed
+                )
+
+        return Trainer(
+            self.task,
+            training,
+            self.seed,
+            clip=min(clips) if clips else None,
+            gradient=gradient if each else None,
+            step=step if steps else None,
+            tier=self.tier,
+        )
+
+    def _broadcast(self, model: Tensor, clients: Indices, number: int) -> Tensor:
+        for hook in (*self.protections, *([self.probe] if self.probe else [])):
+            if hook.acts_at("broadcast"):
+                model = hook.broadcast(
+                    model, receivers=clients, round_number=number, seed=self.seed
+                )
+        return model
+
+    # -- the loop ----------------------------------------------------------------------------
+
+    def run(
+        self,
+        recorder: Recorder | None = None,
+        truth: TruthRecorder | None = None,
+        *,
+        checkpoint: str | os.PathLike[str] | None = None,
+        keep_raw: bool = False,
+        progress: Progress | None = None,
+    ) -> Tensor:
+        """Run all rounds (or those that are missing) and return the final model (d,).
+
+        With a recorder, every round is written before the next begins; with a checkpoint, a run
+        that was killed continues after its last complete round and ends with the same trace.
+        """
+        state = self._restore(checkpoint, recorder)
+        server = ServerOptimiser(
+            self.rounds.server_learning_rate, self.rounds.server_momentum, state.velocity
+        )
+        one_round = {
+            "fedavg": self._star,
+            "hierarchical": self._hierarchy,
+            "gossip": self._gossip,
+        }[self.rounds.aggregation]
+        for number in range(state.round + 1, self.rounds.rounds + 1):
+            clients = self._participants(number)
+            if recorder is None:
+                one_round(state, server, clients, number, None)
+            else:
+                with recorder.round() as wire:
+                    senders, raw = one_round(state, server, clients, number, wire)
+                    if number == self.rounds.rounds:
+                        self._release(state, wire)
+                    metrics = self._metrics(state)
+                    if truth is not None:
+                        names = [self.party[c] for c in clients]
+                        truth.round(number, senders, raw if keep_raw else None, names, metrics)
+            state.round, state.velocity = number, server.velocity
+            self._save(checkpoint, state)
+            if progress is not None:
+                progress(number, metrics if recorder is not None else {})
+        if recorder is not None:
+            recorder.close()
+        return state.models.mean(dim=0)
+
+    def _participants(self, number: int) -> Indices:
+        count = len(self.party)
+        take = max(1, math.ceil(self.rounds.participation * count - 1e-9))
+        if take == count:
+            return np.arange(count)
+        order = np.argsort(self.seed.bits("participants", number, np.arange(count)))
+        return np.sort(order[:take])
+
+    def _metrics(self, state: State) -> dict[str, float]:
+        if self.test is None:
+            return {}
+        return self.task.metrics(state.models.mean(dim=0), self.test, self.seed)
+
+    def _release(self, state: State, wire: RoundWriter) -> None:
+        last = wire.messages[-1].step + 1
+        wire.send("model", SERVER, PUBLIC, state.models.mean(dim=0).numpy(), step=last)
+
+    # -- one round of each shape -------------------------------------------------------------
+
+    def _star(
+        self,
+        state: State,
+        server: ServerOptimiser,
+        clients: Indices,
+        number: int,
+        wire: RoundWriter | None,
+    ) -> tuple[dict[int, str], npt.NDArray[np.float32]]:
+        # 1. the server sends the model; probes may plant another one for each receiver
+        sent = self._broadcast(state.models[0], clients, number)
+        if wire is not None:
+            self._record_downlink(wire, sent, clients, [SERVER] * len(clients), step=0)
+        # 2. clients train
+        deltas = self._trainer.train(sent, clients, self._data, number)
+        # 3. uploads pass the protections, and then the wire
+        uploads = self._uploads(deltas, sent, clients, number)
+        senders = self._record_uploads(wire, uploads, SERVER, step=1)
+        # 4. the server sums; noise goes on the sum, the division comes after
+        received = self._as_delta(uploads, sent)
+        total = weighted_sum(received, uploads.weights)
+        for hook in self.protections:
+            if hook.acts_at("aggregate"):
+                total = hook.aggregate(total, round_number=number, seed=self.seed)
+        # 5. the server takes a step
+        state.models = server.step(state.models[0], total / uploads.total_weight).unsqueeze(0)
+        return senders, deltas.numpy()
+
+    def _hierarchy(
+        self,
+        state: State,
+        server: ServerOptimiser,
+        clients: Indices,
+        number: int,
+        wire: RoundWriter | None,
+    ) -> tuple[dict[int, str], npt.NDArray[np.float32]]:
+        assert self.region is not None
+        region = self.region[clients]
+        hubs = [f"region-{r}" for r in region]
+        # 1. the root sends the model to the regions, the regions to their clients
+        sent = self._broadcast(state.models[0], clients, number)
+        if wire is not None:
+            row = wire.put_once(MODEL, state.models[0].numpy())
+            involved = sorted(set(hubs))
+            wire.send_rows("model", [SERVER] * len(involved), involved, row, step=0)
+            self._record_downlink(wire, sent, clients, hubs, step=1)
+        # 2. clients train
+        deltas = self._trainer.train(sent, clients, self._data, number)
+        # 3. every region receives its clients' uploads
+        senders: dict[int, str] = {}
+        means, totals, numbers = [], [], []
+        for r in np.unique(region):
+            inside = np.flatnonzero(region == r)
+            start = sent if sent.dim() == 1 else sent[inside]
+            uploads = self._uploads(deltas[inside], start, clients[inside], number)
+            senders |= self._record_uploads(wire, uploads, f"region-{r}", step=2)
+            received = self._as_delta(uploads, start)
+            group = np.zeros(len(received), dtype=np.int64)
+            if uploads.kind == "sum":
+                means.append(received / uploads.total_weight)
+                totals.append(uploads.total_weight)
+            else:
+                _, mean, weight = regional_means(received, uploads.weights, group)
+                means.append(mean)
+                totals.append(float(weight[0]))
+            numbers.append(int(r))
+        rows, weights = torch.cat(means), np.array(totals)
+        # 4. regions send their means to the root, weighted by what they carry
+        if wire is not None:
+            names = [f"region-{r}" for r in numbers]
+            wire.send_rows(
+                "delta", names, [SERVER] * len(names), rows.numpy(), step=3, weights=list(weights)
+            )
+        total = weighted_sum(rows, weights)
+        for hook in self.protections:
+            if hook.acts_at("aggregate"):
+                total = hook.aggregate(total, round_number=number, seed=self.seed)
+        # 5. the root takes a step
+        state.models = server.step(state.models[0], total / weights.sum()).unsqueeze(0)
+        return senders, deltas.numpy()
+
+    def _gossip(
+        self,
+        state: State,
+        server: ServerOptimiser,
+        clients: Indices,
+        number: int,
+        wire: RoundWriter | None,
+    ) -> tuple[dict[int, str], npt.NDArray[np.float32]]:
+        assert self.topology is not None
+        n = len(self.party)
+        if len(state.models) == 1:
+            # 0. all nodes agree on a model to begin with
+            if wire is not None:
+                everyone = np.arange(n)
+                self._record_downlink(wire, state.models[0], everyone, [SERVER] * n, step=0)
+            state.models = state.models.repeat(n, 1)
+        # 1. the nodes that take part train from their own models
+        deltas = self._trainer.train(state.models[clients], clients, self._data, number)
+        trained = state.models.clone()
+        trained[clients] += deltas
+        # 2. they send their models to the neighbours that take part
+        mixing = _restricted(self.topology.metropolis_weights(), clients)
+        senders: dict[int, str] = {}
+        if wire is not None:
+            for i in clients:
+                row = wire.put(MODEL, trained[i : i + 1].numpy())
+                near = [j for j in np.flatnonzero(mixing[:, i]) if j != i]
+                first = wire.send_rows(
+                    "model",
+                    [self.party[i]] * len(near),
+                    [self.party[j] for j in near],
+                    row,
+                    step=1,
+                    weights=[float(mixing[j, i]) for j in near],
+                )
+                senders |= {first + a: self.party[i] for a in range(len(near))}
+        # 3. every node mixes what it received: x_i <- sum_j W_ij x_j
+        state.models = torch.from_numpy(mixing).to(trained.dtype) @ trained
+        return senders, deltas.numpy()
+
+    # -- the wire ----------------------------------------------------------------------------
+
+    def _uploads(self, deltas: Tensor, sent: Tensor, clients: Indices, number: int) -> Uploads:
+        sizes = self._data.sizes[clients]
+        by_size = self.rounds.weighting == "size"
+        weights = sizes.astype(np.float64) if by_size else np.ones(len(clients))
+        whole = self.rounds.wire == "model"
+        uploads = Uploads(
+            rows=deltas + sent if whole else deltas,
+            senders=tuple(self.party[c] for c in clients),
+            weights=weights,
+            origin=clients,
+            total_weight=float(weights.sum()),
+            kind="model" if whole else "delta",
+            metadata=tuple({"examples": int(s)} for s in sizes) if by_size else (),
+        )
+        for hook in self.protections:
+            if hook.acts_at("upload"):
+                uploads = hook.upload(uploads, round_number=number, seed=self.seed)
+        return uploads
+
+    def _as_delta(self, uploads: Uploads, sent: Tensor) -> Tensor:
+        """What the server adds up: rows relative to the model it had sent."""
+        if uploads.kind != "model":
+            return uploads.rows
+        if sent.dim() == 1:
+            return uploads.rows - sent
+        raise ConfigError(
+            "whole models cannot be compared with planted ones after protections",
+            expected='federation.wire = "delta" when every client receives its own model',
+            got='"model"',
+            remedy='set federation.wire = "delta"',
+        )
+
+    def _record_downlink(
+        self,
+        wire: RoundWriter,
+        sent: Tensor,
+        clients: Indices,
+        senders: list[str],
+        *,
+        step: int,
+    ) -> None:
+        names = [self.party[c] for c in clients]
+        rows: Any = (
+            wire.put_once(MODEL, sent.numpy()) if sent.dim() == 1 else np.asarray(sent.numpy())
+        )
+        wire.send_rows("model", senders, names, rows, step=step)
+
+    def _record_uploads(
+        self, wire: RoundWriter | None, uploads: Uploads, receiver: str, *, step: int
+    ) -> dict[int, str]:
+        """Write the legs and the rows; returns message index -> true sender."""
+        if wire is None:
+            return {}
+        for leg in uploads.legs:
+            wire.send(uploads.kind, leg.sender, leg.receiver, None, step=step, size=leg.size)
+        first = wire.send_rows(
+            uploads.kind,
+            uploads.senders,
+            [receiver] * len(uploads.senders),
+            uploads.rows.numpy(),
+            step=step + 1 if uploads.legs else step,
+            weights=list(uploads.weights),
+            metadata=list(uploads.metadata) or None,
+        )
+        return {first + i: self.party[c] for i, c in enumerate(uploads.origin) if c >= 0}
+
+    # -- resuming ----------------------------------------------------------------------------
+
+    def _save(self, checkpoint: str | os.PathLike[str] | None, state: State) -> None:
+        if checkpoint is None:
+            return
+        folder = Path(checkpoint)
+        folder.mkdir(parents=True, exist_ok=True)
+        blocks = {"models": [state.models.numpy()]}
+        if state.velocity is not None:
+            blocks["velocity"] = [state.velocity.unsqueeze(0).numpy()]
+        write_blocks(
+            folder / "state.safetensors", blocks, {"state": json.dumps({"round": state.round})}
+        )
+
+    def _restore(
+        self, checkpoint: str | os.PathLike[str] | None, recorder: Recorder | None
+    ) -> State:
+        fresh = State(0, self.task.initial().unsqueeze(0))
+        recorded = recorder.rounds if recorder is not None else 0
+        file = None if checkpoint is None else Path(checkpoint) / "state.safetensors"
+        if file is None or not file.exists():
+            if recorder is not None:
+                recorder.forget_after(0)
+            return fresh
+        reader = RoundReader(file)
+        number = int(json.loads(reader.metadata["state"])["round"])
+        if recorder is not None and recorded < number:
+            raise TraceError(
+                "the checkpoint is ahead of the trace",
+                expected=f"{number} recorded rounds",
+                got=f"{recorded}",
+                remedy="remove the checkpoint folder and run again",
+            )
+        if recorder is not None:
+            recorder.forget_after(number)
+        velocity = reader.blocks.get("velocity")
+        return State(
+            number,
+            torch.from_numpy(reader.blocks["models"].copy()),
+            None if velocity is None else torch.from_numpy(velocity[0].copy()),
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Who takes part and how they are joined, for the manifest of a trace."""
+        hubs = [SERVER]
+        if self.rounds.aggregation == "hierarchical" and self.region is not None:
+            hubs += [f"region-{r}" for r in np.unique(self.region)]
+        extra = ["shuffler"] if any(p.name == "shuffle" for p in self.protections) else []
+        edges = [] if self.topology is None else [list(e) for e in self.topology.edges]
+        return {
+            "aggregation": self.rounds.aggregation,
+            "topology": "star" if self.topology is None else self.topology.kind,
+            "hubs": hubs,
+            "clients": list(self.party),
+            "parties": [*hubs, *extra, *self.party],
+            "edges": edges,
+            "organisations": None if self.region is None else [int(r) for r in self.region],
+        }
+
+
+def _restricted(mixing: npt.NDArray[np.float64], clients: Indices) -> npt.NDArray[np.float64]:
+    """Mixing among the nodes that take part: what the others would carry stays at home."""
+    if len(clients) == len(mixing):
+        return mixing
+    out = np.eye(len(mixing))
+    inside = np.ix_(clients, clients)
+    part = mixing[inside].copy()
+    np.fill_diagonal(part, 0.0)
+    out[inside] = part + np.diag(1.0 - part.sum(axis=1))
+    return out

@@ -1,0 +1,1 @@
+"""Local training: all clients of a round as one batched computation."""

@@ -1,0 +1,138 @@
+"""Tier 1: classifiers made of Linear and ReLU, forward and backward written out.
+
+With inputs a_0 = x, pre-activations z_i = W_i a_{i-1} + b_i, a_i = relu(z_i), cross-entropy on z_L:
+
+    delta_L = (softmax(z_L) - onehot(y)) * weight
+    delta_{i-1} = (delta_i W_i) * [z_{i-1} > 0]
+    dW_i = delta_i^T a_{i-1},  db_i = sum over the batch of delta_i
+
+For clipping, the squared norm of one example's gradient is the sum over layers of
+|delta_i|^2 (|a_{i-1}|^2 + 1): no per-example gradient ever exists, and clipping scales delta.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedaudit.layout import Entry
+from fedaudit.tasks.classifier import Classifier
+from fedaudit.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class _Layer:
+    weight: Entry
+    bias: Entry
+
+
+class Analytic:
+    """Gradient sums of stacked fully connected classifiers, a few batched products per step."""
+
+    name = "analytic"
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        entries = {e.name: e for e in task.layout.entries}
+        module = task.module
+        assert isinstance(module, nn.Sequential)
+        self.layers = [
+            _Layer(entries[f"{name}.weight"], entries[f"{name}.bias"])
+            for name, child in module.named_children()
+            if isinstance(child, nn.Linear)
+        ]
+        self.classes = self.layers[-1].weight.shape[0]
+        self._one_hot = torch.eye(self.classes)
+
+    @staticmethod
+    def fits(task: Task) -> bool:
+        """Flatten, then Linear with bias and ReLU alternating, Linear last; cross-entropy."""
+        if type(task) is not Classifier or type(task.module) is not nn.Sequential:
+            return False
+        kinds = [type(m) for m in task.module if type(m) is not nn.Flatten]
+        expected = [nn.Linear if i % 2 == 0 else nn.ReLU for i in range(len(kinds))]
+        biased = all(m.bias is not None for m in task.module if isinstance(m, nn.Linear))
+        return len(kinds) % 2 == 1 and kinds == expected and biased
+
+    @staticmethod
+    def _view(p: Tensor, e: Entry) -> Tensor:
+        return p[:, e.columns].view(len(p), *e.shape)
+
+    def _forward(self, p: Tensor, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Inputs of every layer [(K, B, in_i)], and the logits (K, B, C)."""
+        a = x.reshape(*x.shape[:2], -1)
+        inputs = []
+        for i, layer in enumerate(self.layers):
+            inputs.append(a)
+            w, b = self._view(p, layer.weight), self._view(p, layer.bias)
+            a = torch.baddbmm(b.unsqueeze(1), a, w.transpose(1, 2))
+            if i < len(self.layers) - 1:
+                a.relu_()
+        return inputs, a
+
+    def _deltas(self, p: Tensor, inputs: list[Tensor], delta: Tensor) -> list[Tensor]:
+        """Loss gradients of every layer's pre-activation, from the last delta (K, B, C)."""
+        deltas = [delta]
+        for i in range(len(self.layers) - 1, 0, -1):
+            delta = torch.bmm(delta, self._view(p, self.layers[i].weight))
+            delta.mul_(inputs[i] > 0)
+            deltas.append(delta)
+        return deltas[::-1]
+
+    def _last_delta(self, logits: Tensor, y: Tensor) -> Tensor:
+        return torch.softmax(logits, dim=2).sub_(self._one_hot[y])
+
+    def _into(self, out: Tensor, inputs: list[Tensor], deltas: list[Tensor], scale: float) -> None:
+        """out += scale * sums, layer by layer, one fused product each."""
+        for layer, a, delta in zip(self.layers, inputs, deltas, strict=True):
+            self._view(out, layer.weight).baddbmm_(delta.transpose(1, 2), a, alpha=scale)
+            self._view(out, layer.bias).add_(delta.sum(dim=1), alpha=scale)
+
+    @torch.no_grad()
+    def sums(self, p: Tensor, x: Tensor, y: Tensor, weight: Tensor, noise: Tensor | None) -> Tensor:
+        """p (K, d), x (K, B, ...), weight (K, B) -> (K, d)."""
+        inputs, logits = self._forward(p, x)
+        delta = self._last_delta(logits, y).mul_(weight.unsqueeze(2))
+        out = torch.zeros_like(p)
+        self._into(out, inputs, self._deltas(p, inputs, delta), 1.0)
+        return out
+
+    @torch.no_grad()
+    def sgd_(
+        self,
+        p: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        noise: Tensor | None,
+        rate: float,
+    ) -> None:
+        """p -= rate * sums, in place: the update is fused into the products."""
+        inputs, logits = self._forward(p, x)
+        delta = self._last_delta(logits, y).mul_(weight.unsqueeze(2))
+        self._into(p, inputs, self._deltas(p, inputs, delta), -rate)
+
+    @torch.no_grad()
+    def clipped_sums(
+        self,
+        p: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        noise: Tensor | None,
+        clip: float,
+    ) -> Tensor:
+        """Sum over a batch of weight * clip(gradient of the example): (K, d)."""
+        inputs, logits = self._forward(p, x)
+        deltas = self._deltas(p, inputs, self._last_delta(logits, y))
+        square = torch.zeros_like(weight)
+        for a, delta in zip(inputs, deltas, strict=True):
+            square += delta.square().sum(2) * (a.square().sum(2) + 1)
+        factor = weight * (clip / square.sqrt().clamp_min(1e-12)).clamp_max(1.0)
+        for delta in deltas:
+            delta.mul_(factor.unsqueeze(2))
+        out = torch.zeros_like(p)
+        self._into(out, inputs, deltas, 1.0)
+        return out

@@ -1,0 +1,113 @@
+"""The six places where a protection or a probe can act.
+
+    data       once per client before round 1: local differential privacy lives here
+    broadcast  the model on its way to a receiver
+    gradient   per example, before anything is summed
+    step       the sum over one batch
+    upload     what leaves a client, and who is said to have sent it
+    aggregate  the sum over clients, before it is divided
+
+A protection is a hook held by an honest party, a probe is a hook held by the adversary. The wire is
+recorded between the two: after all protections of an upload, after all probes of a broadcast.
+Noise goes on sums; the engine divides afterwards, so a sensitivity is never rescaled by accident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedaudit.randomness import Seed
+
+Indices = npt.NDArray[np.int64]
+
+PLACES = ("data", "broadcast", "gradient", "step", "upload", "aggregate")
+
+
+@dataclass(frozen=True)
+class Leg:
+    """A hop on which a message was sealed: who handed how many bytes to whom is all that shows."""
+
+    sender: str
+    receiver: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """What leaves the clients in one round, as the receiver will see it.
+
+    `rows` (n, d); `senders` (n,) as written on the wire; `weights` (n,) what the aggregate
+    multiplies a row by; `kind` of message; `metadata` (n,) whatever else travels in the clear;
+    `origin` (n,) the client each row truly comes from, for the truth alone (-1: no single one);
+    `total_weight` what the sum is divided by; `legs` sealed hops before the last one.
+    """
+
+    rows: Tensor
+    senders: tuple[str, ...]
+    weights: npt.NDArray[np.float64]
+    origin: Indices
+    total_weight: float
+    kind: str = "delta"
+    metadata: tuple[Mapping[str, float | int | str | bool], ...] = ()
+    legs: tuple[Leg, ...] = field(default=())
+
+
+class Hook:
+    """Does nothing in all six places. Override the ones where the hook acts.
+
+    `name` is the word in a config; `covers` names what of an upload it protects, so that a trace
+    can be checked for what left a client beside it: "parameter", "buffer", "weight", "metadata",
+    "sender". `trust` says who must be honest for it to hold.
+    """
+
+    name: ClassVar[str] = ""
+    covers: ClassVar[tuple[str, ...]] = ()
+    trust: ClassVar[str] = ""
+
+    #: bound on the norm of one example's gradient; the trainer clips in its kernel
+    clip_norm: float | None = None
+    #: "poisson" where the guarantee needs it; None leaves the config's choice
+    sampling: ClassVar[Literal["shuffle", "poisson"] | None] = None
+
+    def declare(self) -> dict[str, Any]:
+        """What is announced in the manifest of a trace: public by nature."""
+        return {"name": self.name, "covers": list(self.covers), "trust": self.trust}
+
+    def data(self, x: Tensor, y: Tensor, *, client: int, seed: Seed) -> tuple[Tensor, Tensor]:
+        """One client's examples, once, before the first round."""
+        return x, y
+
+    def broadcast(
+        self, model: Tensor, *, receivers: Indices, round_number: int, seed: Seed
+    ) -> Tensor:
+        """The model (d,) for all receivers; return (d,), or (K, d) for a row each."""
+        return model
+
+    def gradient(self, each: Tensor) -> Tensor:
+        """Per-example gradients (K, B, d)."""
+        return each
+
+    def step(
+        self, sums: Tensor, *, clients: Indices, round_number: int, step: int, seed: Seed
+    ) -> None:
+        """The sums (K, d) of one batch of each client, changed in place."""
+
+    def upload(self, uploads: Uploads, *, round_number: int, seed: Seed) -> Uploads:
+        """What leaves the clients."""
+        return uploads
+
+    def aggregate(self, total: Tensor, *, round_number: int, seed: Seed) -> Tensor:
+        """The weighted sum over clients (d,)."""
+        return total
+
+    def acts_at(self, place: str) -> bool:
+        """Whether this hook overrides a place."""
+        return getattr(type(self), place) is not getattr(Hook, place)

@@ -1,0 +1,1 @@
+"""One file per mechanism: hooks held by honest parties."""
