@@ -1,0 +1,154 @@
+"""What left a client outside the declared protection?
+
+Question: a protection covers parameters, senders or counts. What else crossed the wire?
+Vantage: WIRETAP (the auditor of a recording sees all of it; the finding names who else would).
+Paper: none; a bookkeeping check that every trace gets.
+Differs: nothing to differ from.
+Shapes: works on message tables and tensor names, never on values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedaudit.audits.audit import Knowledge
+from fedaudit.results import AuditResult, Estimate
+from fedaudit.trace import ANONYMOUS, Truth, View
+
+# -- theory: what a protection can cover ----------------------------------------------------------
+
+COVERABLE = ("parameter", "buffer", "integer", "weight", "metadata", "sender", "participation")
+
+
+# -- attack: items from a table -------------------------------------------------------------------
+
+
+def uncovered(items: Mapping[str, tuple[str, ...]], covers: set[str]) -> tuple[str, ...]:
+    """Items (kind -> descriptions) whose kind no declared protection covers."""
+    return tuple(line for kind in COVERABLE if kind not in covers for line in items.get(kind, ()))
+
+
+# -- audit ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoverageGuess:
+    items: dict[str, tuple[str, ...]]
+    covers: tuple[str, ...]
+    protections: tuple[str, ...]
+    messages: int
+    trace_sha256: str
+    vantage: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """What left a client outside the declared protection, by name."""
+
+    name: ClassVar[str] = "coverage"
+    question: ClassVar[str] = "What left a client outside the declared protection?"
+    source: ClassVar[str] = "count over the message tables of the trace"
+    vantage: str = "wiretap"
+
+    def attack(self, view: View, knowledge: Knowledge, rng: np.random.Generator) -> CoverageGuess:
+        clients = set(view.federation.get("clients", ()))
+        hubs = set(view.federation.get("hubs", ("server",)))
+        layouts = view.layouts
+        kinds: dict[str, dict[str, None]] = {k: {} for k in COVERABLE}
+        presence: dict[str, set[int]] = {}
+        weights: dict[str, set[float]] = {}
+        count = 0
+        for number in view.rounds:
+            for m in view.messages(number):
+                ours = (
+                    m.sender in clients or m.sender == ANONYMOUS
+                    if clients
+                    else (m.sender not in hubs)
+                )
+                if not ours:
+                    continue
+                count += 1
+                if m.sender != ANONYMOUS:
+                    presence.setdefault(m.sender, set()).add(number)
+                if not m.parts:
+                    continue  # sealed on this leg: only its size shows
+                for layout in m.parts:
+                    for e in layouts[layout].entries:
+                        kinds[_kind_of(layout, e.role)].setdefault(e.name)
+                weights.setdefault(m.sender, set()).add(m.weight)
+                for key in m.metadata:
+                    kinds["metadata"].setdefault(key)
+                if m.sender != ANONYMOUS:
+                    kinds["sender"].setdefault(m.sender)
+        items: dict[str, tuple[str, ...]] = {}
+        for kind, label in (
+            ("parameter", "parameter tensors in the clear"),
+            ("buffer", "normalisation statistics"),
+            ("integer", "integer buffers"),
+            ("metadata", "fields beside the update"),
+        ):
+            if kinds[kind]:
+                items[kind] = (f"{label}: {_listing(list(kinds[kind]))}",)
+        if kinds["sender"]:
+            items["sender"] = (f"the sender's name, on the messages of {len(kinds['sender'])}",)
+        distinct = {w for seen in weights.values() for w in seen}
+        if len(distinct) > 1:
+            items["weight"] = (
+                f"aggregation weights with {len(distinct)} distinct values (a client's size tells "
+                "it apart)",
+            )
+        everywhere = set(view.rounds)
+        if any(rounds != everywhere for rounds in presence.values()):
+            items["participation"] = ("who took part in which round",)
+        covers = {c for d in view.declared for c in d.get("covers", ())}
+        return CoverageGuess(
+            items=items,
+            covers=tuple(sorted(covers)),
+            protections=tuple(str(d.get("name", "?")) for d in view.declared),
+            messages=count,
+            trace_sha256=view.trace_sha256,
+            vantage=view.vantage,
+        )
+
+    def score(
+        self, guess: CoverageGuess, truth: Truth | None, rng: np.random.Generator
+    ) -> AuditResult:
+        left = uncovered(guess.items, set(guess.covers))
+        settings: dict[str, Any] = asdict(self)
+        settings["protections"] = list(guess.protections)
+        return AuditResult(
+            audit=self.name,
+            question=self.question,
+            vantage=guess.vantage,
+            settings=settings,
+            headline="fields_outside_protection",
+            estimates={
+                "fields_outside_protection": Estimate(
+                    value=float(len(left)),
+                    low=float(len(left)),
+                    high=float(len(left)),
+                    n=guess.messages,
+                    confidence=1.0,
+                    baseline=0.0,
+                    method="exact count over all recorded messages",
+                )
+            },
+            notes=left,
+            source=self.source,
+            trace_sha256=guess.trace_sha256,
+        )
+
+
+def _kind_of(layout: str, role: str) -> str:
+    if layout == "integers":
+        return "integer"
+    return "buffer" if role == "buffer" else "parameter"
+
+
+def _listing(names: list[str], most: int = 6) -> str:
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -1,0 +1,154 @@
+"""The rules by which a result becomes a verdict, and the words for it. Nothing else judges.
+
+    disagreement    the interval of an estimate lies beyond an upper (or below a lower) bound:
+                    theory and measurement disagree, and that is the top finding
+    leak            the interval of the headline lies wholly on the bad side of its baseline
+    no_evidence     it does not; the smallest effect that would have been seen is stated
+    not_applicable  a need of the audit is missing; the need is named
+
+There is no "safe".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fedaudit.results import AuditResult, Bound, Estimate, Finding
+
+ORDER = {"disagreement": 0, "leak": 1, "no_evidence": 2, "not_applicable": 3}
+
+
+@dataclass(frozen=True)
+class Words:
+    """How one audit's headline reads: `{value}` and `{baseline}` are filled in."""
+
+    measure: str
+    leak: str
+    no_evidence: str
+    remedy: str
+    percent: bool = False
+
+
+WORDS = {
+    "fingerprint": Words(
+        measure="links between neighbouring rounds that were right",
+        leak="{value} of a client's updates were linked to its next one (chance {baseline}): "
+        "shuffling hides names, not content.",
+        no_evidence="Links were no better than chance ({value} against {baseline}).",
+        remedy="add noise at the clients (DP-SGD), or let only a secure sum leave",
+        percent=True,
+    ),
+    "coverage": Words(
+        measure="fields that left a client outside every declared protection",
+        leak="Outside every declared protection, clients sent data of {value} kind(s).",
+        no_evidence="Everything that left a client falls under a declared protection.",
+        remedy="declare a protection that covers them, or stop sending them",
+    ),
+}
+GENERIC = Words(
+    measure="headline estimate",
+    leak="The estimate {value} lies beyond what no leak would give ({baseline}).",
+    no_evidence="The estimate {value} is compatible with no leak ({baseline}).",
+    remedy="see the audit's page",
+)
+
+
+def number(value: float, percent: bool = False) -> str:
+    """A number as a report prints it."""
+    if percent:
+        return f"{100 * value:.1f} %"
+    return f"{value:.0f}" if value == int(value) and abs(value) < 1e6 else f"{value:.3g}"
+
+
+def interval(e: Estimate, percent: bool = False) -> str:
+    """`value [low, high]` with the confidence where it is not exact."""
+    text = f"{number(e.value, percent)} [{number(e.low, percent)}, {number(e.high, percent)}]"
+    return text if e.confidence >= 1 else f"{text} at {100 * e.confidence:.0f} %"
+
+
+def words_for(audit: str) -> Words:
+    return WORDS.get(audit, GENERIC)
+
+
+def contradicts(bound: Bound, estimate: Estimate) -> bool:
+    """Whether the whole interval lies beyond the bound."""
+    if bound.kind == "upper":
+        return estimate.low > bound.value
+    return bound.kind == "lower" and estimate.high < bound.value
+
+
+def judge(result: AuditResult) -> list[Finding]:
+    """All findings of one result, worst first."""
+    words = words_for(result.audit)
+    found = []
+    for name, bound in result.bounds.items():
+        estimate = result.estimates.get(bound.of)
+        if estimate is not None and contradicts(bound, estimate):
+            found.append(
+                Finding(
+                    verdict="disagreement",
+                    audit=result.audit,
+                    vantage=result.vantage,
+                    question=result.question,
+                    statement=f"{bound.of} was measured at {interval(estimate)}, beyond the "
+                    f"{bound.kind} bound {name} = {number(bound.value)}.",
+                    rule=f"the interval lies wholly beyond a {bound.kind} bound",
+                    measure=bound.of,
+                    estimate=estimate,
+                    source=bound.source,
+                    remedy=f"check the bound's assumption: {bound.assumes or 'none stated'}",
+                )
+            )
+    found.append(_headline(result, words))
+    return found
+
+
+def _headline(result: AuditResult, words: Words) -> Finding:
+    if result.not_applicable is not None or result.headline is None:
+        missing = result.not_applicable or "the audit gave no estimate"
+        return Finding(
+            verdict="not_applicable",
+            audit=result.audit,
+            vantage=result.vantage,
+            question=result.question,
+            statement=missing[:1].upper() + missing[1:],
+            rule="a need of the audit is not met",
+            source=result.source,
+        )
+    estimate = result.estimates[result.headline]
+    baseline = estimate.baseline if estimate.baseline is not None else 0.0
+    if result.greater_is_leak:
+        leak = estimate.low > baseline
+        rule = f"low end of the interval above {number(baseline, words.percent)}"
+    else:
+        leak = estimate.high < baseline
+        rule = f"high end of the interval below {number(baseline, words.percent)}"
+    filled = {
+        "value": number(estimate.value, words.percent),
+        "baseline": number(baseline, words.percent),
+    }
+    statement = (words.leak if leak else words.no_evidence).format(**filled)
+    if not leak and result.detectable is not None:
+        statement += (
+            f" The smallest value that would have been seen is "
+            f"{number(result.detectable, words.percent)}."
+        )
+    return Finding(
+        verdict="leak" if leak else "no_evidence",
+        audit=result.audit,
+        vantage=result.vantage,
+        question=result.question,
+        statement=statement,
+        rule=rule if leak else f"not: {rule}",
+        measure=result.headline,
+        estimate=estimate,
+        source=result.source,
+        remedy=words.remedy if leak else "",
+    )
+
+
+def judge_all(results: Iterable[AuditResult]) -> list[Finding]:
+    """Findings of all results, worst first, otherwise in the order given."""
+    found = [f for result in results for f in judge(result)]
+    return sorted(found, key=lambda f: ORDER[f.verdict])
