@@ -1,0 +1,79 @@
+"""What a config can name, and where it lives. Modules are imported when they are used."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+from fedaudit import settings
+from fedaudit.errors import ConfigError, nearest
+
+AUDITS = {
+    "coverage": "fedaudit.audits.coverage:Coverage",
+    "fingerprint": "fedaudit.audits.fingerprint:Fingerprint",
+}
+PROTECTIONS = {
+    "shuffle": "fedaudit.protections.shuffle:Shuffle",
+}
+
+
+def find(table: dict[str, str], kind: str, name: str) -> Any:
+    """The class behind a name; an unknown name is refused with the nearest."""
+    if name not in table:
+        raise ConfigError(
+            f"unknown {kind} {name!r}",
+            expected=f"the name of {'an' if kind[0] in 'aeiou' else 'a'} {kind}",
+            got=repr(name),
+            remedy=nearest(name, table),
+        )
+    module, _, attribute = table[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def summary(cls: type) -> str:
+    """The first line of a docstring."""
+    return (inspect.getdoc(cls) or "").split("\n")[0]
+
+
+def listing() -> dict[str, list[tuple[str, str, dict[str, tuple[str, str]]]]]:
+    """Everything a config can name: section -> [(name, one line, setting -> (type, default))]."""
+    from fedaudit.data import builtin, fetch, partition
+    from fedaudit.federation import topology
+    from fedaudit.federation.engine import Rounds
+    from fedaudit.federation.local.schedule import Training
+    from fedaudit.tasks.catalogue import CATALOGUE
+
+    datasets = [
+        (b.name, b.summary, {s.name: (s.meaning, str(s.default)) for s in b.settings})
+        for b in builtin.BUILTIN.values()
+    ]
+    datasets += [
+        (name, f"{source.summary} (after `fedaudit data get {name}`)", {})
+        for name, source in fetch.SOURCES.items()
+    ]
+    return {
+        "datasets": datasets,
+        "partitions": [
+            (name, summary(cls), settings.describe(cls)) for name, cls in partition.KINDS.items()
+        ],
+        "tasks": [(name, summary(c), settings.describe(c)) for name, c in CATALOGUE.items()],
+        "topologies": [
+            (name, kind.summary, {k: (v, "") for k, v in kind.settings.items()})
+            for name, kind in topology.KINDS.items()
+        ],
+        "federation": [
+            ("federation", summary(Rounds), settings.describe(Rounds)),
+            ("training", summary(Training), settings.describe(Training)),
+        ],
+        "protections": [
+            (name, summary(cls), settings.describe(cls))
+            for name in PROTECTIONS
+            for cls in [find(PROTECTIONS, "protection", name)]
+        ],
+        "audits": [
+            (name, summary(cls), settings.describe(cls))
+            for name in AUDITS
+            for cls in [find(AUDITS, "audit", name)]
+        ],
+    }
