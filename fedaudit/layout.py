@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +60,30 @@ class Layout:
             role: Role = "buffer" if name in aside else "parameter"
             entries.append(Entry(name, tuple(int(s) for s in shape), offset, role))
             offset += entries[-1].size
-        return cls(tuple(entries), dtype)
+        layout = cls(tuple(entries), dtype)
+        problem = layout._problem()
+        if problem is not None:
+            raise UsageError(
+                "the tensors cannot be laid end to end",
+                expected="distinct names and shapes from 0",
+                got=problem,
+                remedy="name every tensor once",
+            )
+        return layout
+
+    def _problem(self) -> str | None:
+        """What is wrong with the entries, or None."""
+        at, seen = 0, set()
+        for e in self.entries:
+            if e.name in seen:
+                return f"tensor {e.name!r} stands twice"
+            if any(s < 0 for s in e.shape):
+                return f"tensor {e.name!r} has shape {e.shape}"
+            if e.offset != at:
+                return f"tensor {e.name!r} starts at column {e.offset}, not at {at}"
+            seen.add(e.name)
+            at += e.size
+        return None
 
     @cached_property
     def width(self) -> int:
@@ -71,10 +94,15 @@ class Layout:
         return tuple(e.name for e in self.entries)
 
     def select(self, patterns: str | Sequence[str]) -> tuple[Entry, ...]:
-        """Entries whose name matches any shell pattern, in layout order; never empty."""
+        """Entries whose name is given or matches a shell pattern, in layout order; never empty."""
         wanted = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+        if "*" in wanted and self.entries:
+            return self.entries
+        exact = set(wanted)  # a name may itself hold brackets: heads[0].weight
         chosen = tuple(
-            e for e in self.entries if any(fnmatch.fnmatchcase(e.name, p) for p in wanted)
+            e
+            for e in self.entries
+            if e.name in exact or any(fnmatch.fnmatchcase(e.name, p) for p in wanted)
         )
         if not chosen:
             raise UsageError(
@@ -98,11 +126,10 @@ class Layout:
         self, rows: npt.NDArray[Any], patterns: str | Sequence[str] = "*"
     ) -> npt.NDArray[Any]:
         """Columns of the selected tensors of `rows` (n, width); a view where they are adjacent."""
-        chosen = self.select(patterns)
-        first, last = chosen[0], chosen[-1]
-        if last.offset + last.size - first.offset == sum(e.size for e in chosen):
-            return rows[:, first.offset : last.offset + last.size]
-        return np.concatenate([rows[:, e.columns] for e in chosen], axis=1)
+        runs = column_runs(self.select(patterns))
+        if len(runs) == 1:
+            return rows[:, runs[0]]
+        return np.concatenate([rows[:, run] for run in runs], axis=1)
 
     def flatten(self, tensors: Mapping[str, npt.ArrayLike]) -> npt.NDArray[Any]:
         """One row (width,) from named arrays; names and shapes must fit exactly."""
@@ -143,16 +170,34 @@ class Layout:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Layout:
-        entries = tuple(
-            Entry(t["name"], tuple(t["shape"]), int(t["offset"]), t.get("role", "parameter"))
-            for t in raw["tensors"]
-        )
-        layout = cls(entries, raw["dtype"])
-        at = 0
-        for e in entries:
-            if e.offset != at:
-                raise ValueError(f"tensor {e.name!r} starts at column {e.offset}, not at {at}")
-            at += e.size
+        """The inverse of `to_dict`; ValueError for anything that is no layout."""
+        entries = []
+        for t in raw["tensors"]:
+            name, shape, offset = t["name"], t["shape"], t["offset"]
+            role = t.get("role", "parameter")
+            whole = [offset, *shape]
+            if not isinstance(name, str) or not all(type(n) is int for n in whole):
+                raise ValueError(f"tensor {name!r} needs a name and whole numbers, got {whole}")
+            if role not in get_args(Role):
+                raise ValueError(f"tensor {name!r} has the role {role!r}")
+            entries.append(Entry(name, tuple(shape), offset, role))
+        if not isinstance(raw["dtype"], str):
+            raise ValueError(f"dtype {raw['dtype']!r} is not a name")
+        layout = cls(tuple(entries), raw["dtype"])
+        problem = layout._problem()
+        if problem is not None:
+            raise ValueError(problem)
         if layout.width != raw["width"]:
             raise ValueError(f"width {raw['width']} is not the sum of the tensors, {layout.width}")
         return layout
+
+
+def column_runs(entries: Sequence[Entry]) -> tuple[slice, ...]:
+    """The columns of `entries` in their order, adjacent ones joined."""
+    runs: list[slice] = []
+    for e in entries:
+        if runs and runs[-1].stop == e.offset:
+            runs[-1] = slice(runs[-1].start, e.offset + e.size)
+        else:
+            runs.append(e.columns)
+    return tuple(runs)

@@ -19,10 +19,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from operator import index
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+from fedaudit.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -49,14 +52,31 @@ class Seed:
 
     root: int
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "root", index(self.root))
+        if not 0 <= self.root < 2**64:
+            # a larger one would silently equal a smaller one
+            raise UsageError(
+                "a seed is out of range",
+                expected="a whole number from 0 to below 2**64",
+                got=str(self.root),
+                remedy="choose another seed",
+            )
+
     def bits(self, purpose: str, *coordinates: npt.ArrayLike) -> npt.NDArray[np.uint64]:
-        """Independent 64-bit words, one per broadcast coordinate tuple."""
-        start = np.array([(self.root ^ _word(purpose)) & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64)
-        h = _mix(start + _GOLDEN)
+        """Independent 64-bit words, one per broadcast tuple of whole-number coordinates."""
+        h = _mix(np.array([self.root ^ _word(purpose)], dtype=np.uint64) + _GOLDEN)
         for c in coordinates:
             # at least one dimension: numpy warns on scalar overflow, and wrapping is the point
-            step = np.atleast_1d(np.asarray(c)).astype(np.uint64, copy=False) + np.uint64(1)
-            h = _mix(h + step * _GOLDEN)
+            at = np.atleast_1d(np.asarray(c))
+            if at.dtype.kind not in "iub" and at.size:
+                raise UsageError(
+                    "a random number is addressed by whole numbers",
+                    expected="integer coordinates",
+                    got=f"{at.dtype.name} {c!r}",
+                    remedy="round them first: 1.2 and 1.7 would share one address",
+                )
+            h = _mix(h + (at.astype(np.uint64, copy=False) + np.uint64(1)) * _GOLDEN)
         if all(np.ndim(c) == 0 for c in coordinates):
             return h.reshape(())
         return h

@@ -2,24 +2,39 @@
 
 An `AuditResult` is the log of one audit. `report.findings` turns it into words; nothing else does.
 Everything here survives a JSON round trip. JSON has no NaN and no infinity: a NaN is refused at
-birth, an infinity is written as the string "inf".
+birth, an infinity is written as the string "inf" (a text that reads so gets a backslash before it).
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from operator import index
+from typing import Any, Literal, TypeVar, get_args
 
 Number = float | int
+Verdict = Literal["leak", "no_evidence", "not_applicable", "disagreement"]
+BoundKind = Literal["upper", "lower", "reference"]
+
+T = TypeVar("T")
 
 
 def _finite_or_inf(name: str, value: float) -> float:
+    if isinstance(value, str | bool) or value is None:
+        raise TypeError(f"{name} is {value!r}, not a number")
     if math.isnan(value):
         raise ValueError(f"{name} is NaN: a result states a number or is left out")
     return float(value)
+
+
+def _texts(of: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(of, name)
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"{name} is {value!r}, not text")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +60,11 @@ class Estimate:
             raise ValueError(f"low {self.low} lies above high {self.high}")
         if self.baseline is not None:
             object.__setattr__(self, "baseline", _finite_or_inf("baseline", self.baseline))
+        object.__setattr__(self, "n", index(self.n))
+        object.__setattr__(self, "confidence", _finite_or_inf("confidence", self.confidence))
+        if self.n < 0 or not 0 < self.confidence <= 1:
+            raise ValueError(f"n {self.n} from 0, confidence {self.confidence} above 0 up to 1")
+        _texts(self, "method")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +74,11 @@ class Underpowered:
     what: str
     have: int
     needed: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "have", index(self.have))
+        object.__setattr__(self, "needed", index(self.needed))
+        _texts(self, "what")
 
     def __str__(self) -> str:
         return f"underpowered: {self.what} needs {self.needed}, has {self.have}"
@@ -68,13 +93,16 @@ class Bound:
     """
 
     value: float
-    kind: Literal["upper", "lower", "reference"]
+    kind: BoundKind
     of: str
     source: str
     assumes: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "value", _finite_or_inf("value", self.value))
+        if self.kind not in get_args(BoundKind):
+            raise ValueError(f"kind {self.kind!r} is not one of {', '.join(get_args(BoundKind))}")
+        _texts(self, "of", "source", "assumes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +133,24 @@ class AuditResult:
     trace_sha256: str = ""
 
     def __post_init__(self) -> None:
+        _texts(self, "audit", "question", "vantage", "headline", "not_applicable", "source")
+        _texts(self, "trace_sha256")
+        # free-form parts take the form they have in JSON: what is read equals what was written
+        object.__setattr__(self, "settings", _restore(_plain(self.settings)))
+        object.__setattr__(self, "per_client", _restore(_plain(self.per_client)))
+        curves = _restore(_plain(self.curves))
+        for name, columns in curves.items():
+            lengths = {len(column) for column in columns.values()}
+            if len(lengths) > 1:
+                raise ValueError(f"curve {name!r} has columns of lengths {sorted(lengths)}")
+            curves[name] = {c: tuple(column) for c, column in columns.items()}
+        object.__setattr__(self, "curves", curves)
+        object.__setattr__(self, "estimates", dict(self.estimates))
+        object.__setattr__(self, "bounds", dict(self.bounds))
+        object.__setattr__(self, "notes", tuple(self.notes))
+        object.__setattr__(self, "underpowered", tuple(self.underpowered))
+        if self.detectable is not None:
+            object.__setattr__(self, "detectable", _finite_or_inf("detectable", self.detectable))
         if self.headline is not None and self.headline not in self.estimates:
             raise ValueError(f"headline {self.headline!r} is not among the estimates")
         if self.headline is None and self.not_applicable is None and self.estimates:
@@ -115,28 +161,21 @@ class AuditResult:
 
     def to_json(self) -> str:
         """Strict JSON, keys in the order of the fields."""
-        return json.dumps(_plain(asdict(self)), indent=1, allow_nan=False) + "\n"
+        return json.dumps(_plain(self), indent=1, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> AuditResult:
-        """The exact inverse of `to_json`."""
-        raw = _restore(json.loads(text))
-        known = {f.name for f in fields(cls)}
-        unknown = sorted(set(raw) - known)
-        if unknown:
-            raise ValueError(f"unknown keys in a result: {', '.join(unknown)}")
-        raw["estimates"] = {k: Estimate(**v) for k, v in raw.get("estimates", {}).items()}
-        raw["bounds"] = {k: Bound(**v) for k, v in raw.get("bounds", {}).items()}
-        raw["underpowered"] = tuple(Underpowered(**v) for v in raw.get("underpowered", ()))
-        raw["curves"] = {
-            k: {c: tuple(v) for c, v in columns.items()}
-            for k, columns in raw.get("curves", {}).items()
-        }
-        raw["notes"] = tuple(raw.get("notes", ()))
-        return cls(**raw)
-
-
-Verdict = Literal["leak", "no_evidence", "not_applicable", "disagreement"]
+        """The exact inverse of `to_json`; ValueError for anything that is not a result."""
+        raw = _restore(json.loads(text, parse_constant=_refuse_constant))
+        if not isinstance(raw, dict):
+            raise ValueError(f"a result is an object, not {type(raw).__name__}")
+        for name, kind in (("estimates", Estimate), ("bounds", Bound)):
+            given = _mapping(name, raw.get(name, {}))
+            raw[name] = {k: _build(kind, v, f"{name}.{k}") for k, v in given.items()}
+        raw["underpowered"] = tuple(
+            _build(Underpowered, v, "underpowered") for v in raw.get("underpowered", ())
+        )
+        return _build(cls, raw, "a result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,35 +193,83 @@ class Finding:
     source: str = ""
     remedy: str = ""
 
+    def __post_init__(self) -> None:
+        if self.verdict not in get_args(Verdict):
+            raise ValueError(f"verdict {self.verdict!r} is not one of {get_args(Verdict)}")
+
     def to_dict(self) -> dict[str, Any]:
-        plain: dict[str, Any] = _plain(asdict(self))
+        plain: dict[str, Any] = _plain(self)
         return plain
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Finding:
         values = _restore(dict(raw))
         if values.get("estimate") is not None:
-            values["estimate"] = Estimate(**values["estimate"])
-        return cls(**values)
+            values["estimate"] = _build(Estimate, values["estimate"], "estimate")
+        return _build(cls, values, "a finding")
+
+
+def _refuse_constant(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _mapping(where: str, raw: Any) -> Mapping[str, Any]:
+    if not isinstance(raw, Mapping):
+        raise ValueError(f"{where} is {type(raw).__name__}, not an object")
+    return raw
+
+
+def _build(kind: type[T], raw: Any, where: str) -> T:
+    """A dataclass from its fields by name; ValueError says what is unknown, missing or wrong."""
+    assert is_dataclass(kind)
+    given = _mapping(where, raw)
+    known = {f.name: f for f in fields(kind)}
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise ValueError(f"unknown keys in {where}: {', '.join(unknown)}")
+    missing = sorted(
+        name
+        for name, f in known.items()
+        if name not in given and f.default is MISSING and f.default_factory is MISSING
+    )
+    if missing:
+        raise ValueError(f"missing keys in {where}: {', '.join(missing)}")
+    try:
+        return kind(**given)
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+#: texts that would read as an infinity, or as one that was set apart already
+_LIKE_INFINITY = re.compile(r"\\*-?inf\Z")
 
 
 def _plain(value: Any) -> Any:
     """JSON types only: tuples become lists, infinities the strings "inf" and "-inf"."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"a result has the key {key!r}: use text, JSON has no other keys")
+        return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
+    if isinstance(value, str):
+        return "\\" + value if _LIKE_INFINITY.match(value) else value
     if isinstance(value, float):
         if math.isnan(value):
             raise ValueError("a result holds NaN: leave the number out and say why")
         if math.isinf(value):
             return "inf" if value > 0 else "-inf"
-    if value is None or isinstance(value, bool | int | float | str):
+        return float(value)
+    if value is None or isinstance(value, bool | int):
         return value
     raise TypeError(f"a result holds {type(value).__name__}: convert it to plain numbers or text")
 
 
 def _restore(value: Any) -> Any:
+    """The inverse of `_plain`, up to the types that JSON has."""
     if isinstance(value, dict):
         return {k: _restore(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -191,4 +278,6 @@ def _restore(value: Any) -> Any:
         return math.inf
     if value == "-inf":
         return -math.inf
+    if isinstance(value, str) and _LIKE_INFINITY.match(value):
+        return value[1:]
     return value

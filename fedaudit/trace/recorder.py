@@ -11,39 +11,52 @@ of it is visible. Equal payloads are stored once.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import index
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.errors import TraceError, UsageError
-from fedaudit.layout import Layout
-from fedaudit.trace.schema import Manifest, Message, RoundFile, Scalar
-from fedaudit.trace.store import DTYPES, round_name, verify, write_atomically, write_round
+from fedaudit.errors import TraceError, UsageError, nearest
+from fedaudit.layout import Layout, column_runs
+from fedaudit.trace.schema import DTYPES, Manifest, Message, RoundFile, Scalar
+from fedaudit.trace.store import (
+    read_manifest,
+    round_name,
+    verify,
+    write_atomically,
+    write_round,
+)
 
 Payload = Mapping[str, npt.ArrayLike] | npt.NDArray[Any]
+Rows = npt.NDArray[Any]
 MODEL = "model"
 INTEGERS = "integers"
 
+#: columns of a row that tell it apart from most others; equality is decided by a full hash
+_SAMPLE = 64
+
 
 def layouts_like(tensors: Mapping[str, npt.ArrayLike]) -> dict[str, Layout]:
-    """Layouts for a state dict: float tensors in `model`, others in `integers`.
+    """Layouts for a state dict: float tensors in `model` as float32, others in `integers` as int64.
 
     Float tensors whose name says that they are normalisation statistics get the role `buffer`.
     """
     arrays = {k: np.asarray(v) for k, v in tensors.items()}
     floats = {k: a for k, a in arrays.items() if a.dtype.kind == "f"}
     others = {k: a for k, a in arrays.items() if a.dtype.kind != "f"}
+    fitting = [d for d in DTYPES if d != "uint64"]  # uint64 does not fit int64
     for name, a in arrays.items():
-        if a.dtype.name not in DTYPES:
+        if a.dtype.name not in fitting:
             raise UsageError(
                 f"tensor {name!r} has a dtype that a trace cannot hold",
-                expected=", ".join(DTYPES),
+                expected=", ".join(fitting),
                 got=a.dtype.name,
                 remedy="convert it, or leave it out of the recording",
             )
@@ -58,49 +71,130 @@ def layouts_like(tensors: Mapping[str, npt.ArrayLike]) -> dict[str, Layout]:
     return layouts
 
 
+class _Block:
+    """The rows of one layout in one round, each stored once."""
+
+    def __init__(self, full: Layout, kept: Layout) -> None:
+        self.full, self.kept = full, kept
+        chosen = set(kept.names)
+        self.runs = column_runs([e for e in full.entries if e.name in chosen])
+        self.pieces: list[Rows] = []
+        self.count = 0
+        # rows that belong to the caller, and what a thin sample of them was
+        self.borrowed: list[tuple[Rows, Rows]] = []
+        self._by_sample: dict[bytes, tuple[int, Rows]] = {}
+        self._by_hash: dict[bytes, int] = {}
+
+    @property
+    def stride(self) -> int:
+        return max(1, self.kept.width // _SAMPLE)
+
+    def _fit(self, rows: Rows) -> Rows:
+        if rows.ndim != 2 or rows.shape[1] != self.full.width or rows.dtype.kind not in "fiub":
+            raise UsageError(
+                "a payload does not fit its layout",
+                expected=f"rows of {self.full.width} numbers",
+                got=f"{rows.dtype.name} {rows.shape}",
+                remedy="send every tensor of the layout, flattened in its order",
+            )
+        if self.kept.width != self.full.width:
+            parts = [rows[:, run] for run in self.runs]
+            rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        narrow = np.dtype(self.kept.dtype)
+        if rows.dtype == narrow:
+            return np.ascontiguousarray(rows)
+        with np.errstate(over="ignore"):
+            cast = np.ascontiguousarray(rows, dtype=narrow)
+        if narrow.kind == "f" and narrow.itemsize < rows.dtype.itemsize:
+            lost = np.isinf(cast) & np.isfinite(rows)
+            if lost.any():
+                raise UsageError(
+                    f"a payload does not fit {narrow.name}",
+                    expected=f"numbers up to {np.finfo(narrow).max:g}",
+                    got=f"{float(np.abs(rows[lost]).max()):g}",
+                    remedy=f"record with a wider dtype than {narrow.name}",
+                )
+        return cast
+
+    def put(self, rows: Rows) -> list[int]:
+        """Row numbers of `rows` (n, width), storing those that are not there yet."""
+        kept = self._fit(rows)
+        samples = kept[:, :: self.stride].copy()
+        if np.may_share_memory(kept, rows):
+            self.borrowed.append((kept, samples))
+        numbers, fresh = [], 0
+        for i, row in enumerate(kept):
+            known = self._known(row, samples[i].tobytes())
+            if known is None:
+                numbers.append(self.count)
+                self.count += 1
+            else:
+                # rows that are new stay one piece: nothing is copied
+                if i > fresh:
+                    self.pieces.append(kept[fresh:i])
+                fresh = i + 1
+                numbers.append(known)
+        if fresh < len(kept):
+            self.pieces.append(kept[fresh:])
+        return numbers
+
+    def _known(self, row: Rows, sample: bytes) -> int | None:
+        """The number of an equal row; otherwise remembers this one as row number `count`."""
+        first = self._by_sample.get(sample)
+        if first is None:
+            self._by_sample[sample] = (self.count, row)
+            return None
+        number, other = first
+        if number >= 0:  # its hash was not needed until now
+            self._by_hash[_hash(other)] = number
+            self._by_sample[sample] = (-1, other)
+        equal = self._by_hash.setdefault(_hash(row), self.count)
+        return None if equal == self.count else equal
+
+    def check_unchanged(self) -> None:
+        for rows, before in self.borrowed:
+            if rows[:, :: self.stride].tobytes() != before.tobytes():
+                raise UsageError(
+                    "rows were changed after they were sent and before the round ended",
+                    expected="the numbers that crossed the wire",
+                    got="other numbers in the same array",
+                    remedy="hand a copy to send_rows, or use send, which copies",
+                )
+
+
+def _hash(row: Rows) -> bytes:
+    # of the bytes, not of the numbers: NaN equals itself, and -0.0 is not 0.0
+    return hashlib.sha256(row.view(np.uint8).data).digest()
+
+
 class RoundWriter:
     """The messages of one round, in the order in which they crossed the wire."""
 
     def __init__(self, layouts: Mapping[str, Layout], stored: Mapping[str, Layout]) -> None:
-        self._layouts, self._stored = layouts, stored
-        self._pieces: dict[str, list[npt.NDArray[Any]]] = {}
-        self._count: dict[str, int] = {}
-        self._seen: dict[tuple[str, bytes], list[tuple[int, npt.NDArray[Any]]]] = {}
+        self._blocks = {name: _Block(full, stored[name]) for name, full in layouts.items()}
+        self._layout_of = {n: name for name, full in layouts.items() for n in full.names}
+        self._arrived: dict[str, int] = {}
         self.messages: list[Message] = []
 
-    def _select(self, layout: str, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        full, kept = self._layouts[layout], self._stored[layout]
-        if rows.ndim != 2 or rows.shape[1] != full.width:
+    def _block(self, layout: str) -> _Block:
+        if layout not in self._blocks:
             raise UsageError(
-                "a payload does not fit its layout",
-                expected=f"rows of width {full.width}",
-                got=f"shape {rows.shape}",
-                remedy="send every tensor of the layout, flattened in its order",
+                f"the trace has no layout {layout!r}",
+                expected="a layout of the recorder",
+                got=repr(layout),
+                remedy=nearest(layout, self._blocks),
             )
-        if kept.width != full.width:
-            rows = full.gather(rows, kept.names)
-        return np.ascontiguousarray(rows, dtype=kept.dtype)
+        return self._blocks[layout]
 
-    def put(self, layout: str, rows: npt.NDArray[Any]) -> int:
-        """Store rows (n, width) as they are; returns the number of the first."""
-        kept = self._select(layout, np.atleast_2d(rows))
-        first = self._count.get(layout, 0)
-        self._pieces.setdefault(layout, []).append(kept)
-        self._count[layout] = first + len(kept)
-        return first
+    def put_once(self, layout: str, row: Rows) -> int:
+        """Store one row unless an equal one is stored already; returns its number.
 
-    def put_once(self, layout: str, row: npt.NDArray[Any]) -> int:
-        """Store one row unless an equal one is stored already; returns its number."""
-        kept = self._select(layout, np.atleast_2d(row))
-        # a thin sample finds candidates, a full comparison decides
-        sample = kept[0, :: max(1, kept.shape[1] // 64)].tobytes()
-        candidates = self._seen.setdefault((layout, sample), [])
-        for number, other in candidates:
-            if np.array_equal(other, kept[0]):
-                return number
-        number = self.put(layout, row)
-        candidates.append((number, kept[0]))
+        The row is not copied: leave it unchanged until the round ends.
+        """
+        (number,) = self._block(layout).put(np.asarray(row).reshape(1, -1))
         return number
+
+    put = put_once
 
     def send(
         self,
@@ -114,29 +208,32 @@ class RoundWriter:
         size: int = 0,
         metadata: Mapping[str, Scalar] | None = None,
     ) -> int:
-        """Record one message; returns its index in the round.
+        """Record one message; returns its index in the round. The payload is copied.
 
         `payload`: named arrays, one flat row of the layout `model`, or None for a message that was
-        sealed on this leg (then `size` says how many bytes crossed).
+        sealed on this leg (then `size` says how many bytes crossed). `step`: messages of one step
+        crossed at the same time. Without it, a message comes after all that its sender has
+        received in this round, and never before the message recorded last.
         """
         parts: dict[str, int] = {}
         if isinstance(payload, Mapping):
-            for layout_name, layout in self._layouts.items():
-                own = {k: v for k, v in payload.items() if k in set(layout.names)}
-                if own:
-                    parts[layout_name] = self.put_once(layout_name, layout.flatten(own))
-            unknown = set(payload) - {n for la in self._layouts.values() for n in la.names}
+            unknown = sorted(set(payload) - set(self._layout_of))
             if unknown:
                 raise UsageError(
                     "a payload holds tensors that the trace does not know",
-                    expected=", ".join(n for la in self._layouts.values() for n in la.names),
-                    got=", ".join(sorted(unknown)),
+                    expected=", ".join(self._layout_of),
+                    got=", ".join(unknown),
                     remedy="give every tensor in `like` when the recorder is made",
                 )
+            for name in dict.fromkeys(self._layout_of[n] for n in payload):
+                full = self._blocks[name].full
+                own = {k: v for k, v in payload.items() if self._layout_of[k] == name}
+                parts[name] = self.put_once(name, full.flatten(own))
         elif payload is not None:
-            parts[MODEL] = self.put_once(MODEL, np.asarray(payload).reshape(1, -1))
+            parts[MODEL] = self.put_once(MODEL, np.array(payload).reshape(1, -1))
         if step is None:
-            step = self.messages[-1].step if self.messages else 0
+            last = self.messages[-1].step if self.messages else 0
+            step = max(last, self._arrived.get(sender, -1) + 1)
         return self._append(step, kind, sender, receiver, weight, parts, size, metadata or {})
 
     def send_rows(
@@ -144,7 +241,7 @@ class RoundWriter:
         kind: str,
         senders: Sequence[str],
         receivers: Sequence[str],
-        rows: npt.NDArray[Any] | int,
+        rows: Rows | int,
         *,
         step: int,
         weights: Sequence[float] | None = None,
@@ -153,16 +250,36 @@ class RoundWriter:
     ) -> int:
         """Record one message per sender with rows (n, width), or with one stored row for all.
 
-        Returns the index of the first message.
+        Returns the index of the first message. Rows are not copied: leave them unchanged until
+        the round ends (a change that shows in a sample of the columns is refused then).
         """
-        first = len(self.messages)
+        block, first = self._block(layout), len(self.messages)
+        for name, column in (
+            ("receivers", receivers),
+            ("rows", senders if isinstance(rows, int) else rows),
+            ("weights", senders if weights is None else weights),
+            ("metadata", senders if metadata is None else metadata),
+        ):
+            if len(column) != len(senders):
+                raise UsageError(
+                    f"{name} do not fit the senders",
+                    expected=f"{len(senders)} of them",
+                    got=str(len(column)),
+                    remedy="give one per message",
+                )
         if isinstance(rows, int):
+            if not 0 <= rows < block.count:
+                raise UsageError(
+                    f"layout {layout!r} has no row {rows} in this round",
+                    expected=f"a row number below {block.count}",
+                    got=str(rows),
+                    remedy="store it first: put_once returns its number",
+                )
             numbers = [rows] * len(senders)
         else:
-            start = self.put(layout, rows)
-            numbers = list(range(start, start + len(rows)))
+            numbers = block.put(rows) if len(rows) else []
         for i, (s, r, number) in enumerate(zip(senders, receivers, numbers, strict=True)):
-            weight = 1.0 if weights is None else float(weights[i])
+            weight = 1.0 if weights is None else weights[i]
             self._append(
                 step, kind, s, r, weight, {layout: number}, 0, metadata[i] if metadata else {}
             )
@@ -180,21 +297,37 @@ class RoundWriter:
         metadata: Mapping[str, Scalar],
     ) -> int:
         if not size:
-            size = sum(
-                self._layouts[p].width * np.dtype(self._layouts[p].dtype).itemsize for p in parts
+            full = [self._blocks[p].full for p in parts]
+            size = sum(la.width * np.dtype(la.dtype).itemsize for la in full)
+        try:
+            plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in metadata.items()}
+            m = Message(
+                index(step), kind, sender, receiver, float(weight), parts, index(size), plain
             )
-        self.messages.append(
-            Message(step, kind, sender, receiver, weight, dict(parts), size, dict(metadata))
-        )
+        except (ValueError, TypeError) as error:
+            raise UsageError(
+                "a message cannot be recorded",
+                expected="what docs/trace-format.md says of a message",
+                got=str(error),
+                remedy="correct the call",
+            ) from None
+        self.messages.append(m)
+        self._arrived[receiver] = max(m.step, self._arrived.get(receiver, 0))
         return len(self.messages) - 1
+
+    def _pieces(self) -> dict[str, list[Rows]]:
+        """What goes into the round's file, by layout."""
+        for block in self._blocks.values():
+            block.check_unchanged()
+        return {name: b.pieces for name, b in self._blocks.items() if b.pieces}
 
 
 class Recorder:
     """Writes a trace folder, round by round.
 
     Give `like` (a state dict or other named arrays) or `layouts`. `tensors` keeps only the tensors
-    that match; `dtype="float16"` halves the space. With `resume=True` an existing trace of the same
-    layouts is continued after its last complete round.
+    of the layout `model` that match; `dtype="float16"` halves their space. With `resume=True` an
+    existing trace of the same layouts is continued after its last complete round.
     """
 
     def __init__(
@@ -219,6 +352,13 @@ class Recorder:
                 got="both" if like is not None else "neither",
                 remedy="pass like=model.state_dict() converted to arrays",
             )
+        if dtype not in (None, "float16", "float32", "float64"):
+            raise UsageError(
+                "a trace is not written in this dtype",
+                expected="float16, float32 or float64",
+                got=repr(dtype),
+                remedy='dtype="float32"',
+            )
         self.path = Path(path)
         self._layouts = dict(layouts_like(like) if like is not None else layouts or {})
         self._stored = {}
@@ -238,6 +378,17 @@ class Recorder:
             retention=retention,
         )
         self._manifest_file = self.path / "manifest.json"
+        try:
+            # what cannot be written, or not be read again, is refused before anything is recorded
+            Manifest.from_json(self.manifest.to_json(), "the manifest")
+        except (TypeError, ValueError, TraceError) as error:
+            detail = error.got if isinstance(error, TraceError) else str(error)
+            raise UsageError(
+                "the description of the federation cannot be written",
+                expected="what docs/trace-format.md says of a manifest",
+                got=detail,
+                remedy="convert it to plain numbers, text, lists and dictionaries",
+            ) from None
         if self._manifest_file.exists():
             if not resume:
                 raise TraceError(
@@ -248,21 +399,30 @@ class Recorder:
                 )
             self._continue()
         else:
-            try:
-                self.path.mkdir(parents=True, exist_ok=True)
-                self._write_manifest()
-            except OSError as error:
-                raise TraceError(
-                    f"cannot write a trace to {self.path}",
-                    expected="a folder that can be written",
-                    got=error.strerror or str(error),
-                    remedy="choose another output folder",
-                ) from None
+            self._begin()
+
+    def _begin(self) -> None:
+        left = sorted(self.path.glob("round-*.safetensors"))
+        if left:
+            raise TraceError(
+                f"{self.path} holds rounds of a trace whose manifest is gone",
+                expected="an empty or new folder",
+                got=left[0].name,
+                remedy="choose another folder, or remove these files",
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TraceError(
+                f"cannot write a trace to {self.path}",
+                expected="a folder that can be written",
+                got=error.strerror or str(error),
+                remedy="choose another output folder",
+            ) from None
+        self._become(self.manifest)
 
     def _continue(self) -> None:
-        old = Manifest.from_json(
-            self._manifest_file.read_text(encoding="utf-8"), str(self._manifest_file)
-        )
+        old, _ = read_manifest(self._manifest_file)
         if replace(old, rounds=(), complete=False).to_json() != self.manifest.to_json():
             raise TraceError(
                 f"{self.path} holds the trace of another experiment",
@@ -272,10 +432,12 @@ class Recorder:
             )
         for entry in old.rounds:
             verify(self.path / entry.file, entry)
+        # a run that was killed may leave a round that the manifest does not know, or half of one
         known = {r.file for r in old.rounds}
-        for stray in self.path.glob("round-*"):
-            if stray.name not in known:
-                stray.unlink()
+        for pattern in ("round-*.safetensors", "*.part"):
+            for stray in self.path.glob(pattern):
+                if stray.name not in known:
+                    stray.unlink()
         self.manifest = old
 
     @property
@@ -283,17 +445,26 @@ class Recorder:
         """Complete rounds so far."""
         return len(self.manifest.rounds)
 
-    def _write_manifest(self) -> None:
-        write_atomically(self._manifest_file, self.manifest.to_json())
+    def _become(self, manifest: Manifest) -> None:
+        """Change the manifest on disk, and only then in memory."""
+        try:
+            write_atomically(self._manifest_file, manifest.to_json())
+        except OSError as error:
+            raise TraceError(
+                f"cannot write a trace to {self.path}",
+                expected="a folder that can be written",
+                got=error.strerror or str(error),
+                remedy="free some space, or choose another output folder",
+            ) from None
+        self.manifest = manifest
 
     def forget_after(self, rounds: int) -> None:
         """Drop rounds past the first `rounds`: a resumed run replays them."""
         if rounds < self.rounds:
             gone = self.manifest.rounds[rounds:]
-            self.manifest = replace(
-                self.manifest, rounds=self.manifest.rounds[:rounds], complete=False
+            self._become(
+                replace(self.manifest, rounds=self.manifest.rounds[:rounds], complete=False)
             )
-            self._write_manifest()
             for entry in gone:
                 (self.path / entry.file).unlink(missing_ok=True)
 
@@ -302,15 +473,11 @@ class Recorder:
         """One round: everything sent inside the block, all of it or nothing."""
         writer = RoundWriter(self._layouts, self._stored)
         yield writer
-        name = round_name(self.rounds + 1)
-        entry: RoundFile = write_round(self.path / name, writer._pieces, writer.messages)
-        self.manifest = replace(
-            self.manifest, rounds=(*self.manifest.rounds, entry), complete=False
-        )
-        self._write_manifest()
+        file = self.path / round_name(self.rounds + 1)
+        entry: RoundFile = write_round(file, writer._pieces(), writer.messages)
+        self._become(replace(self.manifest, rounds=(*self.manifest.rounds, entry), complete=False))
 
     def close(self) -> None:
         """Mark the trace complete."""
         if not self.manifest.complete:
-            self.manifest = replace(self.manifest, complete=True)
-            self._write_manifest()
+            self._become(replace(self.manifest, complete=True))

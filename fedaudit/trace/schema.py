@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from fedaudit.errors import FormatError
+from fedaudit.errors import FormatError, IntegrityError
 from fedaudit.layout import Layout
 
 FORMAT = "fedaudit-trace"
@@ -33,6 +36,52 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 Scalar = float | int | str | bool
 
+#: numpy's name of a dtype -> its name in a safetensors header
+DTYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "float64": "F64",
+        "float32": "F32",
+        "float16": "F16",
+        "int64": "I64",
+        "int32": "I32",
+        "int16": "I16",
+        "int8": "I8",
+        "uint64": "U64",
+        "uint32": "U32",
+        "uint16": "U16",
+        "uint8": "U8",
+        "bool": "BOOL",
+    }
+)
+
+#: a file of the trace's own folder: no separators, no drive, nothing hidden
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_UNSEALED = "0" * 64
+
+
+def _refuse_constant(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice")
+    return found
+
+
+def strict_json(text: str | bytes) -> Any:
+    """JSON as the standard has it: no NaN, no repeated keys; ValueError for anything else."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_repeats)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -42,6 +91,7 @@ class Message:
     by, as far as it crossed the wire. `parts` maps a layout to the row of that layout's block in
     the round's file; a message without parts was sealed on this leg, and only its `size` in bytes
     is known. `metadata` is whatever else travelled in the clear (example counts, metrics).
+    Everything is checked at birth (ValueError) and cannot be changed after.
     """
 
     step: int
@@ -56,12 +106,41 @@ class Message:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"kind {self.kind!r} is not one of {', '.join(KINDS)}")
+        for name, party in (("sender", self.sender), ("receiver", self.receiver)):
+            if not isinstance(party, str) or not party:
+                raise ValueError(f"{name} {party!r} is not a name")
+            # these words ask for a view; a client of that name would be shown the whole wire
+            if party in (NETWORK, WIRETAP):
+                raise ValueError(f"{name} {party!r} is a reserved word")
+        if self.sender == PUBLIC:
+            raise ValueError(f"sender {PUBLIC!r}: the public only receives")
+        if self.receiver == ANONYMOUS:
+            raise ValueError(f"receiver {ANONYMOUS!r}: only a sender is hidden")
+        for name, number in (("step", self.step), ("size", self.size)):
+            if not _whole(number):
+                raise ValueError(f"{name} {number!r} is not a whole number from 0")
+        if not _finite(self.weight):
+            raise ValueError(f"weight {self.weight!r} is not a finite number")
+        for layout, row in self.parts.items():
+            if not isinstance(layout, str) or not _whole(row):
+                raise ValueError(f"part {layout!r}: {row!r} is not a row of a layout")
+        for key, value in self.metadata.items():
+            if not isinstance(key, str) or not (isinstance(value, str | bool) or _finite(value)):
+                raise ValueError(f"metadata {key!r}: {value!r} is not a finite number or text")
+        object.__setattr__(self, "parts", MappingProxyType(dict(self.parts)))
+        object.__setattr__(self, "metadata", MappingProxyType(dict(self.metadata)))
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value)
 
 
 _COLUMNS = ("step", "kind", "sender", "receiver", "weight", "parts", "size", "metadata")
 
 
-def messages_to_json(messages: tuple[Message, ...] | list[Message]) -> str:
+def messages_to_json(messages: Sequence[Message]) -> str:
     """The table by columns: compact, and the same for the same messages."""
     columns = {c: [getattr(m, c) for m in messages] for c in _COLUMNS}
     columns["parts"] = [dict(m.parts) for m in messages]
@@ -70,17 +149,30 @@ def messages_to_json(messages: tuple[Message, ...] | list[Message]) -> str:
 
 
 def messages_from_json(text: str) -> tuple[Message, ...]:
-    raw = json.loads(text)
+    """The inverse of `messages_to_json`; ValueError for anything that is not such a table."""
+    raw = strict_json(text)
+    if not isinstance(raw, dict) or not all(isinstance(raw.get(c), list) for c in _COLUMNS):
+        raise ValueError(f"a table has the columns {', '.join(_COLUMNS)}")
+    if not all(isinstance(d, dict) for c in ("parts", "metadata") for d in raw[c]):
+        raise ValueError("parts and metadata are objects")
     return tuple(Message(*row) for row in zip(*(raw[c] for c in _COLUMNS), strict=True))
 
 
 @dataclass(frozen=True)
 class RoundFile:
-    """One complete round as the manifest knows it."""
+    """One complete round as the manifest knows it: a plain name in the trace's own folder."""
 
     file: str
     sha256: str
     size: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.file, str) or not _PLAIN_NAME.match(self.file):
+            raise ValueError(f"round file {self.file!r} is not a plain name in the trace's folder")
+        if not isinstance(self.sha256, str) or not _SHA256.match(self.sha256):
+            raise ValueError(f"{self.file}: {self.sha256!r} is not a sha256 in 64 hex digits")
+        if not _whole(self.size):
+            raise ValueError(f"{self.file}: size {self.size!r} is not a whole number from 0")
 
 
 @dataclass(frozen=True)
@@ -102,6 +194,7 @@ class Manifest:
     retention: str = ""
 
     def to_json(self) -> str:
+        """The manifest's file: the same bytes for the same trace, sealed by its own hash."""
         raw = {
             "format": FORMAT,
             "version": VERSION,
@@ -113,20 +206,19 @@ class Manifest:
             "layouts": {k: v.to_dict() for k, v in self.layouts.items()},
             "rounds": [{"file": r.file, "sha256": r.sha256, "size": r.size} for r in self.rounds],
             "complete": self.complete,
+            "sha256": _UNSEALED,
         }
-        return json.dumps(raw, indent=1, sort_keys=True, allow_nan=False) + "\n"
+        text = json.dumps(raw, indent=1, sort_keys=True, allow_nan=False) + "\n"
+        key = f'\n "sha256": "{_UNSEALED}"'  # one space deep: the manifest's own key alone
+        return text.replace(key, key.replace(_UNSEALED, _digest(text)))
 
     @classmethod
-    def from_json(cls, text: str, where: str) -> Manifest:
+    def from_json(cls, text: str, where: str) -> tuple[Manifest, str]:
+        """The manifest and its seal; IntegrityError where the text was torn or altered."""
         try:
-            raw = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise FormatError(
-                f"{where} is not a trace manifest",
-                expected="JSON",
-                got=f"a syntax error at line {error.lineno}, column {error.colno}",
-                remedy="restore the file, or record again",
-            ) from None
+            raw = strict_json(text)
+        except ValueError as error:
+            raise _damaged(where, "JSON", str(error)) from None
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
             raise FormatError(
                 f"{where} is not a trace manifest",
@@ -134,34 +226,74 @@ class Manifest:
                 got=repr(raw.get("format") if isinstance(raw, dict) else type(raw).__name__),
                 remedy="point to the trace folder of a run",
             )
-        if raw.get("version") != VERSION:
-            newer = isinstance(raw.get("version"), int) and raw["version"] > VERSION
+        version = raw.get("version")
+        if not _whole(version) or version != VERSION:
+            newer = isinstance(version, int) and version > VERSION
             raise FormatError(
                 f"{where} is of another format version",
                 expected=f"version {VERSION}",
-                got=f"version {raw.get('version')}",
+                got=f"version {version}",
                 remedy="upgrade fedaudit" if newer else "record again",
             )
+        seal = raw.get("sha256")
+        if not isinstance(seal, str) or not _SHA256.match(seal):
+            raise _damaged(where, '"sha256" with 64 hex digits', repr(seal))
+        found = _digest(text.replace(seal, _UNSEALED))
+        if found != seal:
+            raise _damaged(where, f"sha256 {seal}", f"sha256 {found}")
         try:
-            return cls(
-                layouts={k: Layout.from_dict(v) for k, v in raw["layouts"].items()},
-                federation=raw["federation"],
-                declared=tuple(raw["declared"]),
-                task=raw.get("task", {}),
+            manifest = cls(
+                layouts={k: _layout(k, v) for k, v in raw["layouts"].items()},
+                federation=_checked(raw["federation"], dict, "federation"),
+                declared=tuple(_checked(d, dict, "declared") for d in raw["declared"]),
+                task=_checked(raw.get("task", {}), dict, "task"),
                 rounds=tuple(RoundFile(r["file"], r["sha256"], r["size"]) for r in raw["rounds"]),
-                complete=bool(raw["complete"]),
-                purpose=raw.get("purpose", ""),
-                retention=raw.get("retention", ""),
+                complete=_checked(raw["complete"], bool, "complete"),
+                purpose=_checked(raw.get("purpose", ""), str, "purpose"),
+                retention=_checked(raw.get("retention", ""), str, "retention"),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise FormatError(
-                f"{where} is damaged",
-                expected="the keys described in docs/trace-format.md",
-                got=f"{type(error).__name__}: {error}",
-                remedy="restore the file, or record again",
-            ) from None
+            for key in ("hubs", "parties", "clients"):
+                names = manifest.federation.get(key, [])
+                if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+                    raise ValueError(f"federation.{key} is not a list of names")
+            files = [r.file for r in manifest.rounds]
+            if len(set(files)) != len(files):
+                raise ValueError("two rounds name the same file")
+        except KeyError as error:
+            got = f"no key {error}"
+            raise _damaged(where, "the keys of docs/trace-format.md", got) from None
+        except (TypeError, ValueError, AttributeError) as error:
+            raise _damaged(where, "what docs/trace-format.md says", str(error)) from None
+        return manifest, seal
 
     @property
     def sha256(self) -> str:
-        """One hash for the whole trace: the manifest holds the hash of every round."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        """One hash for the whole trace: the manifest's seal, which holds every round's hash."""
+        seal: str = json.loads(self.to_json())["sha256"]
+        return seal
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _damaged(where: str, expected: str, got: str) -> IntegrityError:
+    return IntegrityError(
+        f"{where} is torn or altered, and was not read",
+        expected=expected,
+        got=got,
+        remedy="restore the file from a copy, or record again",
+    )
+
+
+def _checked(value: Any, kind: type, name: str) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} holds {type(value).__name__}, not {kind.__name__}")
+    return value
+
+
+def _layout(name: str, raw: Mapping[str, Any]) -> Layout:
+    layout = Layout.from_dict(raw)
+    if layout.dtype not in DTYPES:
+        raise ValueError(f"layout {name!r}: dtype {layout.dtype!r} is none of {', '.join(DTYPES)}")
+    return layout

@@ -8,8 +8,10 @@ message table is the header's metadata entry "messages".
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import mmap
 import os
 import struct
 import threading
@@ -21,27 +23,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.errors import IntegrityError
-from fedaudit.trace.schema import Message, RoundFile, messages_from_json, messages_to_json
+from fedaudit.errors import IntegrityError, TraceError
+from fedaudit.trace.schema import (
+    DTYPES,
+    Manifest,
+    Message,
+    RoundFile,
+    messages_from_json,
+    messages_to_json,
+    strict_json,
+)
 
 Rows = npt.NDArray[Any]
 
-_TO_SAFETENSORS = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
-_FROM_SAFETENSORS = {v: k for k, v in _TO_SAFETENSORS.items()}
-DTYPES = tuple(_TO_SAFETENSORS)
+_FROM_SAFETENSORS = {v: k for k, v in DTYPES.items()}
+#: the safetensors library refuses a longer header
+_LONGEST_HEADER = 100_000_000
 _CHUNK = 4 << 20
 
 
@@ -52,8 +49,17 @@ def round_name(number: int) -> str:
 def write_atomically(path: Path, text: str) -> None:
     """Replace a small file in one step: a reader sees the old one or the new one."""
     temporary = path.with_name(path.name + ".part")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_bytes(text.encode())
+        os.replace(temporary, path)
+    except BaseException:
+        _discard(temporary)
+        raise
+
+
+def _discard(temporary: Path) -> None:
+    with contextlib.suppress(OSError):
+        temporary.unlink(missing_ok=True)
 
 
 def write_blocks(
@@ -63,7 +69,7 @@ def write_blocks(
 ) -> RoundFile:
     """Write blocks (each a list of (n, width) pieces of one dtype) to `path` in one pass.
 
-    The file appears under its name only when it is whole.
+    The file appears under its name only when it is whole; a write that fails leaves nothing.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     at = 0
@@ -73,7 +79,7 @@ def write_blocks(
         count = sum(len(r) for r in rows)
         size = count * width * rows[0].dtype.itemsize
         header[name] = {
-            "dtype": _TO_SAFETENSORS[dtype],
+            "dtype": DTYPES[dtype],
             "shape": [count, width],
             "data_offsets": [at, at + size],
         }
@@ -81,6 +87,13 @@ def write_blocks(
         pieces.extend(np.ascontiguousarray(r) for r in rows)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the data starts aligned
+    if len(text) > _LONGEST_HEADER:
+        raise TraceError(
+            f"{path.name} has too many messages for one file",
+            expected=f"a header of at most {_LONGEST_HEADER:,} bytes",
+            got=f"{len(text):,} bytes",
+            remedy="record more rounds with fewer messages each",
+        )
     prefix = struct.pack("<Q", len(text)) + text
 
     digest = hashlib.sha256(prefix)
@@ -92,16 +105,28 @@ def write_blocks(
         for i in range(0, piece.nbytes, _CHUNK)
     ]
     temporary = path.with_name(path.name + ".part")
-    if at <= _CHUNK:
-        # a thread costs more than it saves on a small round
-        with open(temporary, "wb") as file:
-            file.write(prefix)
-            for chunk in chunks:
-                file.write(chunk)
-                digest.update(chunk)
-    else:
-        _write_while_hashing(temporary, prefix, chunks, digest)
-    os.replace(temporary, path)
+    try:
+        if at <= _CHUNK:
+            # a thread costs more than it saves on a small round
+            with open(temporary, "wb") as file:
+                file.write(prefix)
+                for chunk in chunks:
+                    file.write(chunk)
+                    digest.update(chunk)
+        else:
+            _write_while_hashing(temporary, prefix, chunks, digest)
+        os.replace(temporary, path)
+    except OSError as error:
+        _discard(temporary)
+        raise TraceError(
+            f"cannot write {path}",
+            expected=f"a folder that takes {len(prefix) + at:,} bytes",
+            got=error.strerror or str(error),
+            remedy="free some space, or choose another output folder",
+        ) from None
+    except BaseException:
+        _discard(temporary)
+        raise
     return RoundFile(path.name, digest.hexdigest(), len(prefix) + at)
 
 
@@ -135,58 +160,107 @@ def write_round(
     return write_blocks(path, blocks, {"messages": messages_to_json(list(messages))})
 
 
+def read_manifest(file: Path) -> tuple[Manifest, str]:
+    """The manifest and its seal, checked."""
+    try:
+        text = file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        raise _refuse(file, "UTF-8 text", "other bytes") from None
+    except OSError as error:
+        raise _refuse(file, "a readable file", error.strerror or str(error)) from None
+    return Manifest.from_json(text, str(file))
+
+
 def _refuse(path: Path, expected: str, got: str) -> IntegrityError:
     return IntegrityError(
         f"{path.name} is torn or altered, and was not read",
         expected=expected,
         got=got,
-        remedy="restore this file from a copy, or resume the run that wrote it",
+        remedy="restore this file from a copy, or record again",
     )
 
 
-def verify(path: Path, expected: RoundFile) -> None:
-    """Compare a file with the size and hash the manifest states."""
-    if not path.is_file():
-        raise _refuse(path, f"a file of {expected.size} bytes", "no such file")
-    size = path.stat().st_size
-    if size != expected.size:
-        raise _refuse(path, f"{expected.size} bytes", f"{size} bytes")
-    digest = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
+#: what tells one state of a file from another without reading it: device, inode, size, time
+Stamp = tuple[int, int, int, int]
+
+
+def stamp(path: Path) -> Stamp:
+    s = path.stat()
+    return (s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns)
+
+
+def verify(path: Path, expected: RoundFile) -> Stamp:
+    """Compare a file with the size and hash the manifest states; returns the state it was in."""
+    try:
+        if not path.is_file():
+            raise _refuse(path, f"a file of {expected.size} bytes", "no such file")
+        before = stamp(path)
+        if before[2] != expected.size:
+            raise _refuse(path, f"{expected.size} bytes", f"{before[2]} bytes")
+        digest, buffer = hashlib.sha256(), bytearray(_CHUNK)
+        window = memoryview(buffer)
+        with open(path, "rb", buffering=0) as file:
+            while n := file.readinto(buffer):
+                digest.update(window[:n])
+    except OSError as error:
+        raise _refuse(path, "a readable file", error.strerror or str(error)) from None
     if digest.hexdigest() != expected.sha256:
         raise _refuse(path, f"sha256 {expected.sha256}", f"sha256 {digest.hexdigest()}")
+    return before
 
 
 class RoundReader:
-    """One round file, memory-mapped: rows are read when they are touched."""
+    """One safetensors file, memory-mapped: rows are read when they are touched.
+
+    `blocks` name -> (n, width), read-only; `metadata` name -> text. The file must be exactly what
+    its header says: blocks end to end, no gap, no overlap, nothing before, between or after.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.blocks: dict[str, Rows] = {}
         try:
-            size = path.stat().st_size
+            if not path.is_file():
+                raise _refuse(path, "a round file", "no such file")
             with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
                 (length,) = struct.unpack("<Q", file.read(8))
-                if length > size - 8:
-                    raise ValueError("the header is longer than the file")
-                header = json.loads(file.read(length))
-            start = 8 + length
-            metadata = header.pop("__metadata__", {})
-            self.blocks: dict[str, Rows] = {}
-            data = np.memmap(path, mode="r", dtype=np.uint8)
-            for name, entry in header.items():
-                low, high = entry["data_offsets"]
-                if start + high > size:
-                    raise ValueError(f"block {name!r} ends past the file")
-                dtype = _FROM_SAFETENSORS[entry["dtype"]]
-                raw = data[start + low : start + high].view(dtype)
-                self.blocks[name] = raw.reshape(entry["shape"]).view(np.ndarray)
-            self.metadata: dict[str, str] = metadata
-        except FileNotFoundError:
-            raise _refuse(path, "a round file", "no such file") from None
+                if length > min(size - 8, _LONGEST_HEADER):
+                    raise ValueError(f"a header of {length} bytes in a file of {size}")
+                header = strict_json(file.read(length))
+                if not isinstance(header, dict):
+                    raise ValueError("the header is not an object")
+                self.metadata: dict[str, str] = _texts(header.pop("__metadata__", {}))
+                self._map(file.fileno(), header, 8 + length, size)
         except (struct.error, ValueError, KeyError, TypeError, OSError) as error:
             raise _refuse(path, "a whole safetensors file", str(error)) from None
+
+    def _map(self, descriptor: int, header: dict[str, Any], start: int, size: int) -> None:
+        found = []
+        for name, entry in header.items():
+            dtype, shape = _FROM_SAFETENSORS.get(entry["dtype"]), entry["shape"]
+            offsets = entry["data_offsets"]
+            if dtype is None:
+                raise ValueError(f"block {name!r} is of unknown dtype {entry['dtype']!r}")
+            for what, pair in (("shape", shape), ("data_offsets", offsets)):
+                whole = isinstance(pair, list) and all(type(n) is int and n >= 0 for n in pair)
+                if not whole or len(pair) != 2:
+                    raise ValueError(f"block {name!r} has {what} {pair!r}")
+            low, high = offsets
+            if high - low != shape[0] * shape[1] * np.dtype(dtype).itemsize:
+                raise ValueError(f"block {name!r} of {dtype} {shape} has {high - low} bytes")
+            found.append((low, high, name, dtype, shape))
+        at = 0
+        for low, high, name, _, _ in sorted(found):
+            if low != at:
+                raise ValueError(f"block {name!r} starts at byte {low}, not at {at}")
+            at = high
+        if start + at != size:
+            raise ValueError(f"{start + at} bytes according to the header, {size} in the file")
+        data = np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), dtype=np.uint8)
+        for low, high, name, dtype, shape in found:
+            raw = data[start + low : start + high]
+            self.blocks[name] = raw.view(dtype).reshape(shape)
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -194,3 +268,9 @@ class RoundReader:
             return messages_from_json(self.metadata["messages"])
         except (KeyError, ValueError, TypeError) as error:
             raise _refuse(self.path, "a message table in the header", str(error)) from None
+
+
+def _texts(metadata: Any) -> dict[str, str]:
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise ValueError("__metadata__ is not an object of texts")
+    return metadata

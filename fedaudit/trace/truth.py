@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.errors import TraceError
+from fedaudit.errors import IntegrityError, TraceError
 from fedaudit.trace.store import RoundReader, round_name, write_atomically, write_blocks
 
 
@@ -45,11 +45,7 @@ class TruthRecorder:
         metrics: Mapping[str, float] | None = None,
     ) -> None:
         """`senders` maps a message index to who really sent it; `raw` (n, d) rows by `clients`."""
-        blocks: dict[str, list[npt.NDArray[Any]]] = {}
-        if raw is not None:
-            blocks["raw"] = [raw]
-        else:
-            blocks["none"] = [np.zeros((0, 1), dtype=np.float32)]
+        blocks: dict[str, list[npt.NDArray[Any]]] = {} if raw is None else {"raw": [raw]}
         note = {
             "senders": {str(k): v for k, v in senders.items()},
             "clients": list(clients),
@@ -80,18 +76,22 @@ class Truth:
                 remedy="without truth an attack runs blind: it guesses, and nothing is scored",
             )
         try:
-            return cls(folder, json.loads(file.read_text(encoding="utf-8")))
-        except json.JSONDecodeError as error:
-            raise TraceError(
-                f"{file} is damaged",
-                expected="JSON",
-                got=f"a syntax error at line {error.lineno}",
-                remedy="restore the file, or run again",
-            ) from None
+            facts = json.loads(file.read_bytes())
+            if not isinstance(facts, dict):
+                raise ValueError(f"{type(facts).__name__} instead of an object")
+        except (ValueError, OSError) as error:
+            raise _damaged(file, str(error)) from None
+        return cls(folder, facts)
 
     def _note(self, number: int) -> tuple[RoundReader, dict[str, Any]]:
         reader = RoundReader(self.path / round_name(number))
-        note: dict[str, Any] = json.loads(reader.metadata["truth"])
+        try:
+            note: dict[str, Any] = json.loads(reader.metadata["truth"])
+            {int(k): v for k, v in note["senders"].items()}
+            if not isinstance(note["clients"], list) or not isinstance(note["metrics"], dict):
+                raise ValueError("clients is a list, metrics an object")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _damaged(reader.path, f"{type(error).__name__}: {error}") from None
         return reader, note
 
     def senders(self, number: int) -> dict[int, str]:
@@ -120,3 +120,12 @@ class Truth:
         """Party -> name, records, class histogram, organisation."""
         found: dict[str, dict[str, Any]] = self.facts.get("clients", {})
         return found
+
+
+def _damaged(file: Path, got: str) -> IntegrityError:
+    return IntegrityError(
+        f"{file} is torn or altered, and was not read",
+        expected="what a TruthRecorder writes",
+        got=got,
+        remedy="restore the file from a copy, or run again",
+    )

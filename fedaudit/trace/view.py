@@ -12,13 +12,14 @@ Who sees what:
     NETWORK                                who, when, how large: no payload, no metadata
     WIRETAP                                the plaintext of all messages, and the topology
 
-Asking for more raises NotObservable.
+Asking for more raises NotObservable. What a view hands out is read-only or a copy.
 """
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,22 +29,35 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.errors import FormatError, NotObservable, TraceError, UsageError, nearest
-from fedaudit.layout import Layout
+from fedaudit.errors import IntegrityError, NotObservable, TraceError, UsageError, nearest
+from fedaudit.layout import Layout, column_runs
 from fedaudit.trace.recorder import MODEL
-from fedaudit.trace.schema import ANONYMOUS, NETWORK, PUBLIC, SERVER, WIRETAP, Manifest, Message
-from fedaudit.trace.store import RoundReader, verify
+from fedaudit.trace.schema import (
+    AGGREGATOR,
+    ANONYMOUS,
+    NETWORK,
+    PUBLIC,
+    SERVER,
+    SHUFFLER,
+    WIRETAP,
+    Manifest,
+    Message,
+    RoundFile,
+)
+from fedaudit.trace.store import RoundReader, Stamp, read_manifest, stamp, verify
 
 Rows = npt.NDArray[Any]
 UPLINKS = ("model", "delta", "gradient")
+#: weights of a mean, after they went through decimal text
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
 class Updates:
     """What n senders contributed in one round.
 
-    `rows` (n, d) float32, `senders` (n,) party names or ANONYMOUS, `weights` (n,) as far as they
-    crossed the wire, `messages` (n,) indices into the round's table (the key to the truth).
+    `rows` (n, d) float32, read-only; `senders` (n,) party names or ANONYMOUS; `weights` (n,) as far
+    as they crossed the wire; `messages` (n,) indices into the round's table (the key to the truth).
     """
 
     round: int
@@ -53,12 +67,31 @@ class Updates:
     messages: npt.NDArray[np.int64]
 
 
+class _Round:
+    """One opened round: its table, and its models by receiver and by sender."""
+
+    def __init__(self, reader: RoundReader) -> None:
+        self.blocks = reader.blocks
+        self.messages = reader.messages
+        self.models_to: dict[str, list[Message]] = {}
+        self.models_from: dict[str, list[Message]] = {}
+        self.first_sent: dict[str, int] = {}
+        for m in self.messages:
+            self.first_sent[m.sender] = min(m.step, self.first_sent.get(m.sender, m.step))
+            if m.kind == "model":
+                self.models_to.setdefault(m.receiver, []).append(m)
+                self.models_from.setdefault(m.sender, []).append(m)
+
+
 class Trace:
     """A recording on disk. Rounds are numbered from 1."""
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
+    def __init__(self, path: Path, manifest: Manifest, sha256: str) -> None:
         self.path, self.manifest = path, manifest
-        self._reader = lru_cache(maxsize=4)(self._open_round)
+        #: one hash for the whole trace: the manifest's seal, which holds every round's hash
+        self.sha256 = sha256
+        self._verified: dict[str, Stamp] = {}
+        self._round = lru_cache(maxsize=16)(self._open_round)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, verify_hashes: bool = True) -> Trace:
@@ -74,16 +107,7 @@ class Trace:
                 got="no such file" if folder.is_dir() else "no such folder",
                 remedy="point to the trace folder of a run",
             )
-        try:
-            text = manifest_file.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise FormatError(
-                f"{manifest_file} is not a trace manifest",
-                expected="UTF-8 text",
-                got="other bytes",
-                remedy="restore the file, or record again",
-            ) from None
-        trace = cls(folder, Manifest.from_json(text, str(manifest_file)))
+        trace = cls(folder, *read_manifest(manifest_file))
         if verify_hashes:
             trace.verify()
         return trace
@@ -92,11 +116,8 @@ class Trace:
         """Compare every round file with its hash; IntegrityError names the first that differs."""
         entries = self.manifest.rounds
         with ThreadPoolExecutor(max_workers=min(2, os.cpu_count() or 1)) as pool:
-            list(pool.map(lambda e: verify(self.path / e.file, e), entries))
-
-    @property
-    def sha256(self) -> str:
-        return self.manifest.sha256
+            stamps = list(pool.map(lambda e: verify(self.path / e.file, e), entries))
+        self._verified = {e.file: s for e, s in zip(entries, stamps, strict=True)}
 
     @property
     def rounds(self) -> range:
@@ -104,9 +125,20 @@ class Trace:
 
     @property
     def layout(self) -> Layout:
-        return self.manifest.layouts[MODEL]
+        return self.layout_of(MODEL)
 
-    def _open_round(self, number: int) -> tuple[RoundReader, tuple[Message, ...]]:
+    def layout_of(self, name: str) -> Layout:
+        """The tensors of one layout."""
+        if name not in self.manifest.layouts:
+            raise UsageError(
+                f"the trace has no layout {name!r}",
+                expected="a layout of the trace",
+                got=repr(name),
+                remedy=nearest(name, self.manifest.layouts),
+            )
+        return self.manifest.layouts[name]
+
+    def _open_round(self, number: int) -> _Round:
         if number not in self.rounds:
             raise UsageError(
                 f"the trace has no round {number}",
@@ -115,26 +147,48 @@ class Trace:
                 remedy="ask for a recorded round",
             )
         entry = self.manifest.rounds[number - 1]
-        reader = RoundReader(self.path / entry.file)
-        for name, rows in reader.blocks.items():
-            layout = self.manifest.layouts.get(name)
+        file = self.path / entry.file
+        # a file that was changed after the trace was opened is hashed again before it is read
+        seen = self._verified.get(entry.file)
+        if seen is not None and not (file.is_file() and stamp(file) == seen):
+            self._verified[entry.file] = verify(file, entry)
+        found = _Round(RoundReader(file))
+        problem = self._misfit(found, entry, file)
+        if problem is not None:
+            raise IntegrityError(
+                f"{entry.file} does not fit the manifest, and was not read",
+                expected=problem[0],
+                got=problem[1],
+                remedy="keep the files of a trace together, or record again",
+            )
+        return found
+
+    def _misfit(self, found: _Round, entry: RoundFile, file: Path) -> tuple[str, str] | None:
+        """What was expected of a round file and what was found, or None."""
+        size = file.stat().st_size
+        if size != entry.size:
+            return f"{entry.size} bytes", f"{size} bytes"
+        layouts = self.manifest.layouts
+        for name, rows in found.blocks.items():
+            layout = layouts.get(name)
             if layout is None or rows.shape[1] != layout.width or rows.dtype.name != layout.dtype:
-                raise FormatError(
-                    f"{entry.file} does not fit the manifest",
-                    expected=f"blocks {', '.join(self.manifest.layouts)}",
-                    got=f"block {name!r} of {rows.dtype.name} {rows.shape}",
-                    remedy="keep a trace's files together",
-                )
-        return reader, reader.messages
+                known = (f"{k} of {la.dtype} (rows, {la.width})" for k, la in layouts.items())
+                return f"blocks {', '.join(known)}", f"{name} of {rows.dtype.name} {rows.shape}"
+        for i, m in enumerate(found.messages):
+            for name, row in m.parts.items():
+                have = len(found.blocks[name]) if name in found.blocks else 0
+                if row >= have:
+                    return f"{have} rows of {name!r}", f"message {i} in row {row} of {name!r}"
+        return None
 
     def messages(self, number: int) -> tuple[Message, ...]:
-        return self._reader(number)[1]
+        return self._round(number).messages
 
     def block(self, number: int, layout: str = MODEL) -> Rows:
-        """All stored rows of one round, (n, width), memory-mapped."""
-        blocks = self._reader(number)[0].blocks
+        """All stored rows of one round, (n, width), memory-mapped and read-only."""
+        own, blocks = self.layout_of(layout), self._round(number).blocks
         if layout not in blocks:
-            return np.empty((0, self.manifest.layouts[layout].width), dtype=np.float32)
+            return np.empty((0, own.width), dtype=own.dtype)
         return blocks[layout]
 
     def parties(self) -> tuple[str, ...]:
@@ -158,7 +212,8 @@ class Trace:
         known = {*self.manifest.federation.get("parties", ()), PUBLIC, NETWORK, WIRETAP}
         if not known.issuperset(parties):
             # a foreign trace may not list its parties: look at who spoke
-            known = {*known, *self.parties()} - {ANONYMOUS}
+            known |= {*self.parties()}
+        known -= {ANONYMOUS}
         for party in parties:
             if party not in known:
                 raise UsageError(
@@ -184,6 +239,10 @@ class View:
         self._trace, self.parties = trace, parties
         self._all = WIRETAP in parties
         self._metadata_only = parties == (NETWORK,)
+        # servers and regions from the root down; these three never train
+        listed = trace.manifest.federation.get("hubs", ())
+        order = dict.fromkeys((*listed, SERVER, AGGREGATOR, SHUFFLER))
+        self._hubs = {hub: depth for depth, hub in enumerate(order)}
 
     @property
     def vantage(self) -> str:
@@ -210,12 +269,12 @@ class View:
     def task(self) -> dict[str, Any]:
         """What the trained model is: every party that receives a model knows it."""
         self._needs_payload("the task")
-        return dict(self._trace.manifest.task)
+        return copy.deepcopy(dict(self._trace.manifest.task))
 
     @property
     def declared(self) -> tuple[dict[str, Any], ...]:
         """Protections that were announced to be in force: public by nature."""
-        return tuple(dict(d) for d in self._trace.manifest.declared)
+        return tuple(copy.deepcopy(dict(d)) for d in self._trace.manifest.declared)
 
     @property
     def federation(self) -> dict[str, Any]:
@@ -227,7 +286,7 @@ class View:
                 got=self.vantage,
                 remedy="ask for trace.seen_by(WIRETAP)",
             )
-        return dict(self._trace.manifest.federation)
+        return copy.deepcopy(dict(self._trace.manifest.federation))
 
     def _visible(self, m: Message) -> bool:
         if self._all or self._metadata_only:
@@ -262,8 +321,8 @@ class View:
     ) -> Rows:
         """The tensors that one message carried, as one row (d,)."""
         self._needs_payload("payloads")
-        table = dict(self.indexed(number))
-        if message not in table:
+        table = self._trace.messages(number)
+        if not 0 <= message < len(table) or not self._visible(table[message]):
             raise NotObservable(
                 f"{self.vantage} does not see message {message} of round {number}",
                 expected="one of the view's own messages",
@@ -278,51 +337,109 @@ class View:
                 got=", ".join(m.parts) or f"a sealed message of {m.size} bytes",
                 remedy="ask for another layout or another party's view",
             )
-        rows = self._trace.block(number, layout)[m.parts[layout] : m.parts[layout] + 1]
-        return self._trace.manifest.layouts[layout].gather(rows, names)[0]
+        return self._rows(number, [m.parts[layout]], names, layout)[0]
 
-    def received(self, number: int, party: str, names: str | Sequence[str] = "*") -> Rows | None:
-        """The model `party` held when it began to compute in round `number`, or None.
+    def _rows(
+        self, number: int, rows: list[int], names: str | Sequence[str], layout: str = MODEL
+    ) -> Rows:
+        """Stored rows (n, d), read-only: a view of the map where they are adjacent, else a copy."""
+        own, block = self._trace.layout_of(layout), self._trace.block(number, layout)
+        runs = column_runs(own.select(names))
+        first, adjacent = rows[0], rows == list(range(rows[0], rows[0] + len(rows)))
+        if adjacent and len(runs) == 1:
+            return block[first : first + len(rows), runs[0]]
+        # column by column of the selection: a few tensors of a large model stay a few
+        parts = [block[first : first + len(rows), r] if adjacent else block[rows, r] for r in runs]
+        out = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        out.flags.writeable = False
+        return out
 
-        A party that was sent one model holds that one. A gossip node holds the weighted mean of
-        what its neighbours sent last, and of its own: W_ij is the message's weight.
+    def received(
+        self,
+        number: int,
+        party: str,
+        names: str | Sequence[str] = "*",
+        *,
+        before: int | None = None,
+    ) -> npt.NDArray[np.float32] | None:
+        """The model (d,) that `party` held when it sent in round `number`, or None if unknown.
+
+        `before` is the step at which it sent (default: its first of the round). A model from a
+        hub, or a single one of weight 1, is adopted when it arrives. Gossip mixes at the end of a
+        round: a node then holds the mean of what its neighbours sent, W_ij the message's weight,
+        and of the model it sent itself, with the weight that is left. None if this view misses
+        any of these messages.
         """
+        self._needs_payload("models")
         for earlier in range(number, 0, -1):
-            got = [
-                m
-                for _, m in self.indexed(earlier)
-                if m.receiver == party and m.kind == "model" and MODEL in m.parts
-            ]
+            found = self._trace._round(earlier)
+            until = None
             if earlier == number:
-                # a node sends before it hears from its neighbours in the same round
-                sent = [m.step for _, m in self.indexed(earlier) if m.sender == party]
-                got = [m for m in got if not sent or m.step < min(sent)]
-            if not got:
+                until = found.first_sent.get(party) if before is None else before
+            terms = self._terms(found, party, until, now=earlier == number)
+            if terms is None:
+                return None
+            if not terms:
                 continue
-            block = self._trace.block(earlier)
-            if len(got) == 1 and got[0].weight == 1.0:
-                row = got[0].parts[MODEL]
-                return self.layout.gather(block[row : row + 1], names)[0]
-            own = [
-                m.parts[MODEL]
-                for _, m in self.indexed(earlier)
-                if m.sender == party and m.kind == "model" and MODEL in m.parts
-            ]
-            mixed = np.zeros(self.layout.gather(block[:1], names).shape[1], dtype=np.float64)
-            for m in got:
-                row = m.parts[MODEL]
-                mixed += m.weight * self.layout.gather(block[row : row + 1], names)[0]
-            rest = 1.0 - sum(m.weight for m in got)
-            if own:
-                mixed += rest * self.layout.gather(block[own[0] : own[0] + 1], names)[0]
-            return mixed.astype(np.float32)
+            if len(terms) == 1:
+                return self._rows(earlier, [terms[0][1]], names)[0].astype(np.float32, copy=False)
+            mixed = np.zeros(sum(e.size for e in self.layout.select(names)), dtype=np.float64)
+            for weight, row in terms:
+                mixed += weight * self._rows(earlier, [row], names)[0].astype(np.float64)
+            held = mixed.astype(np.float32)
+            held.flags.writeable = False
+            return held
         return None
 
-    def updates(self, number: int, names: str | Sequence[str] = "*") -> Updates:
+    def _terms(
+        self, found: _Round, party: str, until: int | None, *, now: bool
+    ) -> list[tuple[float, int]] | None:
+        """(weight, row) of what a party's model is made of after this round; None if unknown.
+
+        Empty if the round left its model as it was. `until`: only what came before this step;
+        `now`: the party is still in this round, so that nothing was mixed yet.
+        """
+        hubs = {*self._hubs, PUBLIC}
+        came = [m for m in found.models_to.get(party, ()) if until is None or m.step < until]
+        came.sort(key=lambda m: m.step)
+        given = [m for m in came if self._is_downlink(m)]
+        shared, own = [], []
+        if party not in hubs:
+            shared = [m for m in came if m.sender not in hubs]
+            if given:
+                shared = [m for m in shared if m.step >= given[-1].step]
+            if not now:
+                own = [m for m in found.models_from.get(party, ()) if m.receiver not in hubs][-1:]
+        if now:
+            shared = [m for m in shared if m.weight == 1.0]
+        if not shared and not own:
+            parts = given[-1:]
+            weights = [1.0] * len(parts)
+        elif len(shared) == 1 and shared[0].weight == 1.0:
+            parts, weights = shared, [1.0]
+        else:
+            rest = 1.0 - sum(m.weight for m in shared)
+            if rest < -_ROUNDING or (rest > _ROUNDING and not own):
+                return None  # these weights do not make a mean: who knows what was mixed
+            parts, weights = shared, [m.weight for m in shared]
+            if rest > _ROUNDING:
+                parts, weights = [*shared, *own], [*weights, rest]
+        if any(MODEL not in m.parts or not self._visible(m) for m in parts):
+            return None
+        return [(w, m.parts[MODEL]) for w, m in zip(weights, parts, strict=True)]
+
+    def updates(
+        self,
+        number: int,
+        names: str | Sequence[str] = "*",
+        *,
+        senders: Collection[str] | None = None,
+    ) -> Updates:
         """What each client sent in a round minus the model it had received.
 
         A delta is taken as it crossed the wire, a gradient with its sign turned (a step goes
         against it), a model minus what its sender had received. Rows keep the table's order.
+        `senders` asks for these alone: a gossip node knows its own update, not its neighbours'.
         """
         self._needs_payload("updates")
         uplinks = [
@@ -331,13 +448,19 @@ class View:
             if m.kind in UPLINKS and MODEL in m.parts and not self._is_downlink(m)
         ]
         # who sees a region's clients does not need the region's mean; the root sees the means only
-        hubs = self._hubs()
-        if any(m.sender not in hubs for _, m in uplinks):
-            uplinks = [(i, m) for i, m in uplinks if m.sender not in hubs]
-        # a gossip node sends one payload to several neighbours: it counts once
-        unique: dict[tuple[str, int], tuple[int, Message]] = {}
+        heard = {m.receiver for _, m in uplinks if self._all or m.receiver in self.parties}
+        heard &= {*self._hubs}
+        if SHUFFLER in heard:
+            heard.add(ANONYMOUS)  # what the shuffler handed on was seen on its way in
+        uplinks = [(i, m) for i, m in uplinks if m.sender not in heard]
+        if senders is not None:
+            uplinks = [(i, m) for i, m in uplinks if m.sender in senders]
+        # a gossip node sends one payload to several neighbours: it counts once. Two anonymous
+        # messages of one content count twice: nobody knows that they have one sender
+        unique: dict[tuple[Any, ...], tuple[int, Message]] = {}
         for i, m in uplinks:
-            unique.setdefault((m.sender, m.parts[MODEL]), (i, m))
+            same = (i,) if m.sender == ANONYMOUS else (m.sender, m.kind, m.step, m.parts[MODEL])
+            unique.setdefault(same, (i, m))
         chosen = list(unique.values())
         if not chosen:
             raise NotObservable(
@@ -346,65 +469,65 @@ class View:
                 got=_kinds(m for _, m in self.indexed(number)),
                 remedy="this is what a secure sum or a narrower view withholds",
             )
-        numbers = [m.parts[MODEL] for _, m in chosen]
-        block = self._trace.block(number)
-        rows = self.layout.gather(_take(block, numbers), names)
+        rows = self._rows(number, [m.parts[MODEL] for _, m in chosen], names)
         if rows.dtype != np.float32:
             rows = rows.astype(np.float32)
-        kinds = {m.kind for _, m in chosen}
-        if kinds != {"delta"}:
-            rows = self._relative(number, chosen, rows, names)
+        if any(m.kind != "delta" for _, m in chosen):
+            rows = self._relative(number, [m for _, m in chosen], rows, names)
+        rows.flags.writeable = False
         return Updates(
             round=number,
             rows=rows,
             senders=tuple(m.sender for _, m in chosen),
-            weights=np.array([m.weight for _, m in chosen]),
+            weights=np.array([m.weight for _, m in chosen], dtype=np.float64),
             messages=np.array([i for i, _ in chosen], dtype=np.int64),
         )
 
-    def _hubs(self) -> tuple[str, ...]:
-        return tuple(self._trace.manifest.federation.get("hubs", (SERVER,)))
-
     def _is_downlink(self, m: Message) -> bool:
-        return m.kind == "model" and m.sender in self._hubs()
+        """Whether a hub hands a model down (or to the public), and not up to the next hub."""
+        depth = self._hubs.get(m.sender)
+        if m.kind != "model" or depth is None:
+            return False
+        return self._hubs.get(m.receiver, len(self._hubs)) > depth
 
     def _relative(
         self,
         number: int,
-        chosen: list[tuple[int, Message]],
+        chosen: list[Message],
         rows: npt.NDArray[np.float32],
         names: str | Sequence[str],
     ) -> npt.NDArray[np.float32]:
         rows = rows.copy()
-        held: dict[str, Rows] = {}
-        for at, (_, m) in enumerate(chosen):
+        held: dict[tuple[str, str, int], Rows] = {}
+        for at, m in enumerate(chosen):
             if m.kind == "gradient":
                 rows[at] *= -1
             elif m.kind == "model":
-                if m.sender not in held:
-                    held[m.sender] = self._model_of(number, m.sender, names)
-                rows[at] -= held[m.sender]
+                key = (m.sender, m.receiver, m.step)
+                if key not in held:
+                    held[key] = self._model_of(number, m, names)
+                rows[at] -= held[key]
         return rows
 
-    def _model_of(self, number: int, sender: str, names: str | Sequence[str]) -> Rows:
-        if sender != ANONYMOUS:
-            model = self.received(number, sender, names)
+    def _model_of(self, number: int, m: Message, names: str | Sequence[str]) -> Rows:
+        if m.sender != ANONYMOUS:
+            model = self.received(number, m.sender, names, before=m.step)
             if model is not None:
                 return model
         else:
-            # nobody knows who this is; the update is defined if everybody received the same model
+            # nobody knows who this is; the update is defined if everybody whom this receiver
+            # serves was sent the same model
             sent = {
-                m.parts[MODEL]
-                for _, m in self.indexed(number)
-                if m.kind == "model" and self._is_downlink(m) and MODEL in m.parts
+                d.parts.get(MODEL) if self._visible(d) else None
+                for d in self._trace._round(number).models_from.get(m.receiver, ())
+                if self._is_downlink(d) and d.receiver != PUBLIC and d.step < m.step
             }
-            if len(sent) == 1:
-                row = sent.pop()
-                return self.layout.gather(self._trace.block(number)[row : row + 1], names)[0]
+            if len(sent) == 1 and None not in sent:
+                return self._rows(number, [row for row in sent if row is not None], names)[0]
         raise NotObservable(
-            f"{self.vantage} does not know which model {sender} had received in round {number}",
+            f"{self.vantage} does not know which model {m.sender} had received in round {number}",
             expected="the model that was sent to it, or one model for all",
-            got="no such message in this view",
+            got="no such message in this view, or weights that do not make a mean",
             remedy="record downlinks, or ask for a wider view",
         )
 
@@ -428,11 +551,3 @@ def _kinds(messages: Iterable[Message]) -> str:
     for m in messages:
         counts[m.kind] = counts.get(m.kind, 0) + 1
     return ", ".join(f"{n} x {k}" for k, n in counts.items()) or "no messages"
-
-
-def _take(block: Rows, numbers: list[int]) -> Rows:
-    """Rows of a block; a view, not a copy, where they stand next to each other."""
-    first = numbers[0]
-    if numbers == list(range(first, first + len(numbers))):
-        return block[first : first + len(numbers)]
-    return block[numbers]

@@ -1,0 +1,242 @@
+"""Results are plain data: what is read back equals what was written, and nothing slips through."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedaudit.results import AuditResult, Bound, Estimate, Finding, Underpowered
+
+quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+numbers = st.floats(allow_nan=False) | st.integers(-(2**80), 2**80)
+floats = st.floats(allow_nan=False)
+texts = st.text(max_size=6) | st.sampled_from(["inf", "-inf", "\\inf", "\\\\-inf", "nan", "null"])
+scalars = st.none() | st.booleans() | numbers | texts
+settings_of = st.dictionaries(
+    texts,
+    st.recursive(
+        scalars,
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.lists(inner, max_size=3).map(tuple)
+            | st.dictionaries(texts, inner, max_size=3)
+        ),
+        max_leaves=6,
+    ),
+    max_size=4,
+)
+
+
+@st.composite
+def estimates(draw: st.DrawFn) -> Estimate:
+    low, high = sorted([draw(floats), draw(floats)])
+    return Estimate(
+        value=draw(floats),
+        low=low,
+        high=high,
+        n=draw(st.integers(0, 10**9)),
+        confidence=draw(st.floats(0.01, 1)),
+        baseline=draw(st.none() | floats),
+        method=draw(texts),
+    )
+
+
+@st.composite
+def results(draw: st.DrawFn) -> AuditResult:
+    found = draw(st.dictionaries(texts, estimates(), max_size=3))
+    bound = st.builds(
+        Bound,
+        value=floats,
+        kind=st.sampled_from(["upper", "lower"] if found else ["reference"]),
+        of=st.sampled_from(sorted(found)) if found else texts,
+        source=texts,
+        assumes=texts,
+    )
+    length = draw(st.integers(0, 4))
+    column = st.lists(numbers, min_size=length, max_size=length).map(tuple)
+    return AuditResult(
+        audit=draw(texts),
+        question=draw(texts),
+        vantage=draw(texts),
+        settings=draw(settings_of),
+        headline=draw(st.sampled_from(sorted(found))) if found else None,
+        greater_is_leak=draw(st.booleans()),
+        estimates=found,
+        underpowered=tuple(
+            draw(
+                st.lists(
+                    st.builds(Underpowered, what=texts, have=st.integers(), needed=st.integers()),
+                    max_size=2,
+                )
+            )
+        ),
+        bounds=draw(st.dictionaries(texts, bound, max_size=2)),
+        per_client=draw(
+            st.dictionaries(
+                texts, st.dictionaries(texts, numbers | texts | st.none(), max_size=3), max_size=3
+            )
+        ),
+        curves=draw(st.dictionaries(texts, st.dictionaries(texts, column, max_size=3), max_size=2)),
+        detectable=draw(st.none() | floats),
+        not_applicable=draw(st.none() | texts),
+        notes=tuple(draw(st.lists(texts, max_size=3))),
+        source=draw(texts),
+        trace_sha256=draw(texts),
+    )
+
+
+@quick
+@given(results())
+def test_round_trip(result: AuditResult) -> None:
+    text = result.to_json()
+    back = AuditResult.from_json(text)
+    assert back == result
+    assert back.to_json() == text
+
+    def strict(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    json.loads(text, parse_constant=strict)
+
+
+@quick
+@given(estimates() | st.none(), texts)
+def test_findings_round_trip(estimate: Estimate | None, word: str) -> None:
+    finding = Finding(
+        verdict="leak",
+        audit=word,
+        vantage=word,
+        question=word,
+        statement=word,
+        rule=word,
+        measure=word,
+        estimate=estimate,
+    )
+    assert Finding.from_dict(json.loads(json.dumps(finding.to_dict(), allow_nan=False))) == finding
+
+
+def whole(**more) -> AuditResult:
+    e = Estimate(value=0.5, low=0.1, high=math.inf, n=3)
+    return AuditResult(
+        audit="a", question="q", vantage="server", headline="x", estimates={"x": e}, **more
+    )
+
+
+def test_infinity_is_a_word_and_a_word_is_not_infinity() -> None:
+    result = whole(notes=("inf",), detectable=-math.inf, settings={"a": "inf", "b": math.inf})
+    raw = json.loads(result.to_json())
+    assert raw["estimates"]["x"]["high"] == "inf"
+    assert raw["detectable"] == "-inf"
+    back = AuditResult.from_json(result.to_json())
+    assert back.notes == ("inf",)
+    assert back.settings == {"a": "inf", "b": math.inf}
+
+
+def test_nan_is_refused_at_birth() -> None:
+    nan = math.nan
+    for field in ("value", "low", "high", "baseline", "confidence"):
+        given_ = {"value": 0.0, "low": 0.0, "high": 0.0, "n": 1, field: nan}
+        with pytest.raises(ValueError, match="NaN"):
+            Estimate(**given_)
+    with pytest.raises(ValueError, match="NaN"):
+        Bound(value=nan, kind="upper", of="x", source="")
+    for more in (
+        {"detectable": nan},
+        {"settings": {"a": [1, {"b": nan}]}},
+        {"per_client": {"c": {"share": nan}}},
+        {"curves": {"c": {"x": (1.0, nan)}}},
+    ):
+        with pytest.raises(ValueError, match="NaN"):
+            whole(**more)
+
+
+def test_what_json_cannot_hold_is_refused_at_birth() -> None:
+    for more in (
+        {"settings": {"a": np.zeros(2)}},
+        {"settings": {"a": {1, 2}}},
+        {"settings": {1: "a"}},
+        {"per_client": {"c": {"n": np.int64(3)}}},
+        {"source": 3},
+    ):
+        with pytest.raises(TypeError):
+            whole(**more)
+    # counts and values of numpy's are plain numbers afterwards
+    e = Estimate(value=np.float32(0.5), low=np.float64(0), high=1, n=np.int64(3))
+    assert [type(v) for v in (e.value, e.low, e.high, e.n)] == [float, float, float, int]
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    for wrong in (
+        {"low": 2.0},
+        {"confidence": 0.0},
+        {"confidence": 1.5},
+        {"n": -1},
+    ):
+        with pytest.raises(ValueError):
+            Estimate(**{"value": 0.5, "low": 0.0, "high": 1.0, "n": 3, **wrong})
+    with pytest.raises(TypeError):
+        Estimate(value="0.5", low=0, high=1, n=3)
+    with pytest.raises(TypeError):
+        Estimate(value=0.5, low=0, high=1, n=3.5)
+    with pytest.raises(ValueError, match="kind"):
+        Bound(value=1, kind="exact", of="x", source="")
+    with pytest.raises(ValueError, match="not among the estimates"):
+        AuditResult(audit="a", question="q", vantage="v", headline="x")
+    with pytest.raises(ValueError, match="names its headline"):
+        AuditResult(
+            audit="a",
+            question="q",
+            vantage="v",
+            estimates={"x": Estimate(value=0, low=0, high=0, n=0)},
+        )
+    with pytest.raises(ValueError, match="not estimated"):
+        whole(bounds={"b": Bound(value=1, kind="upper", of="y", source="")})
+    with pytest.raises(ValueError, match="lengths"):
+        whole(curves={"c": {"x": (1, 2), "y": (1,)}})
+    with pytest.raises(ValueError, match="verdict"):
+        Finding(verdict="safe", audit="", vantage="", question="", statement="", rule="")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda r: r.update(verdict="leak"), "unknown keys in a result: verdict"),
+        (lambda r: r["estimates"]["x"].update(p=1), "unknown keys in estimates.x: p"),
+        (lambda r: r["estimates"]["x"].pop("low"), "missing keys in estimates.x: low"),
+        (lambda r: r.pop("audit"), "missing keys in a result: audit"),
+        (lambda r: r.update(estimates=[]), "estimates is list"),
+        (lambda r: r["estimates"].update(x=3), "estimates.x is int"),
+        (lambda r: r["estimates"]["x"].update(value="high"), "not a number"),
+        (lambda r: r["estimates"]["x"].update(value=None), "not a number"),
+        (lambda r: r.update(audit=3), "not text"),
+        (lambda r: r.update(underpowered=[{"what": "x"}]), "missing keys in underpowered"),
+    ],
+)
+def test_from_json_refuses(change, said: str) -> None:
+    raw = json.loads(whole().to_json())
+    change(raw)
+    with pytest.raises(ValueError, match=said):
+        AuditResult.from_json(json.dumps(raw))
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "", '{"audit": NaN}', '{"detectable": Infinity}'])
+def test_from_json_refuses_other_texts(text: str) -> None:
+    with pytest.raises(ValueError):
+        AuditResult.from_json(text)
+
+
+def test_findings_refuse_unknown_keys() -> None:
+    raw = Finding(
+        verdict="leak", audit="", vantage="", question="", statement="", rule=""
+    ).to_dict()
+    with pytest.raises(ValueError, match="unknown keys in a finding: colour"):
+        Finding.from_dict({**raw, "colour": "red"})
+
+
+def test_what_is_underpowered_says_so() -> None:
+    assert str(Underpowered(what="TPR at 0.1 %", have=3, needed=1000)) == (
+        "underpowered: TPR at 0.1 % needs 1000, has 3"
+    )
