@@ -14,7 +14,7 @@ Noise goes on sums; the engine divides afterwards, so a sensitivity is never res
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -24,6 +24,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedaudit.accounting import Exposure, Guarantee
     from fedaudit.randomness import Seed
 
 Indices = npt.NDArray[np.int64]
@@ -74,12 +75,22 @@ class Hook:
 
     #: bound on the norm of one example's gradient; the trainer clips in its kernel
     clip_norm: float | None = None
+    #: what is clipped: one record's gradient, or the sum over one person's records
+    clip_unit: str = "record"
     #: "poisson" where the guarantee needs it; None leaves the config's choice
     sampling: ClassVar[Literal["shuffle", "poisson"] | None] = None
 
     def declare(self) -> dict[str, Any]:
         """What is announced in the manifest of a trace: public by nature."""
         return {"name": self.name, "covers": list(self.covers), "trust": self.trust}
+
+    def resolved(self, exposures: Sequence[Exposure]) -> Hook:
+        """This hook with whatever depends on the federation filled in (a target epsilon)."""
+        return self
+
+    def guarantee(self, client: int, exposure: Exposure) -> Guarantee | None:
+        """What one client is promised after its exposure; None if nothing is promised."""
+        return None
 
     def data(self, x: Tensor, y: Tensor, *, client: int, seed: Seed) -> tuple[Tensor, Tensor]:
         """One client's examples, once, before the first round."""

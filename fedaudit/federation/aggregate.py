@@ -1,4 +1,4 @@
-"""How uploads become the next model: averages by weight, by region, by neighbourhood.
+"""How uploads become the next model: sums by weight, a server that steps, neighbours that mix.
 
     Theta_{t+1} = Theta_t + lambda * Avg({delta_t^k})                  [Fingerprint] Eq. (2)
 
@@ -20,20 +20,6 @@ def weighted_sum(rows: Tensor, weights: npt.NDArray[np.float64]) -> Tensor:
     return torch.from_numpy(weights).to(rows.dtype) @ rows
 
 
-def regional_means(
-    rows: Tensor, weights: npt.NDArray[np.float64], region: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], Tensor, npt.NDArray[np.float64]]:
-    """Each region's weighted mean and total weight: region numbers (R,), (R, d), (R,).
-
-    Averaging these by their weights gives the average over all clients.
-    """
-    numbers = np.unique(region)
-    member = (region[None, :] == numbers[:, None]).astype(np.float64) * weights
-    totals = member.sum(axis=1)
-    means = torch.from_numpy(member / totals[:, None]).to(rows.dtype) @ rows
-    return numbers, means, totals
-
-
 @dataclass
 class ServerOptimiser:
     """A step along the mean delta, with momentum: v <- m v + delta, W <- W + rate * v."""
@@ -49,3 +35,20 @@ class ServerOptimiser:
             self.velocity = self.momentum * old + mean_delta
             mean_delta = self.velocity
         return model + self.learning_rate * mean_delta
+
+
+def mixing_among(
+    weights: npt.NDArray[np.float64], clients: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """Gossip weights (n, n) when only `clients` take part: what others would carry stays at home.
+
+    Rows and columns of the result sum to one if those of `weights` do and it is symmetric.
+    """
+    if len(clients) == len(weights):
+        return weights
+    out = np.eye(len(weights))
+    inside = np.ix_(clients, clients)
+    part = weights[inside].copy()
+    np.fill_diagonal(part, 0.0)
+    out[inside] = part + np.diag(1.0 - part.sum(axis=1))
+    return out

@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,8 +20,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedaudit.accounting import Exposure
 from fedaudit.errors import ConfigError, TraceError
-from fedaudit.federation.aggregate import ServerOptimiser, regional_means, weighted_sum
+from fedaudit.federation.aggregate import ServerOptimiser, mixing_among, weighted_sum
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData, Trainer
 from fedaudit.federation.topology import Topology
@@ -28,12 +30,22 @@ from fedaudit.hooks import Hook, Uploads
 from fedaudit.randomness import Seed
 from fedaudit.tasks.task import Examples, Task
 from fedaudit.trace.recorder import MODEL, Recorder, RoundWriter
-from fedaudit.trace.schema import PUBLIC, SERVER
+from fedaudit.trace.schema import (
+    AGGREGATOR,
+    ANONYMOUS,
+    NETWORK,
+    PUBLIC,
+    SERVER,
+    SHUFFLER,
+    WIRETAP,
+)
 from fedaudit.trace.store import RoundReader, write_blocks
 from fedaudit.trace.truth import TruthRecorder
 
 Indices = npt.NDArray[np.int64]
 Progress = Callable[[int, dict[str, float]], None]
+
+RESERVED = frozenset({AGGREGATOR, ANONYMOUS, NETWORK, PUBLIC, SERVER, SHUFFLER, WIRETAP})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,22 +113,45 @@ class Federation:
     test: Examples | None = None
     tier: str = "auto"
     party: tuple[str, ...] = ()
-    _trainer: Trainer = field(init=False)
-    _data: ClientData = field(init=False)
+    _trainer: Trainer = field(init=False, repr=False)
+    _data: ClientData = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         count = len(self.data.sizes)
-        empty = np.flatnonzero(self.data.sizes == 0)
-        if len(empty):
-            raise ConfigError(
-                "a client has no examples",
-                expected="at least one example per client",
-                got=f"{len(empty)} empty, the first is client {int(empty[0])}",
-                remedy="use fewer clients or another partition",
-            )
         if not self.party:
             width = max(2, len(str(count - 1)))
             self.party = tuple(f"client-{i:0{width}d}" for i in range(count))
+        self._check(count)
+        self._data = self._protect_data()
+        empty = np.flatnonzero(self._data.sizes == 0)
+        if len(empty) or not count:
+            raise ConfigError(
+                "a client has no examples" if count else "there are no clients",
+                expected="at least one example per client",
+                got=f"{len(empty)} empty, the first is client {int(empty[0])}"
+                if count
+                else "0 clients",
+                remedy="use fewer clients or another partition",
+            )
+        self._trainer = self._make_trainer()
+
+    def _check(self, count: int) -> None:
+        """Refuse what does not fit together before anything is trained or written."""
+        lengths = (
+            ("party", len(self.party), "names"),
+            ("party", len(set(self.party) - RESERVED), "different names, none of them reserved"),
+            ("region", count if self.region is None else len(self.region), "organisations"),
+            ("topology", count if self.topology is None else self.topology.n, "nodes"),
+        )
+        for name, have, what in lengths:
+            if have != count:
+                raise ConfigError(
+                    f"the federation's {name} does not fit its clients",
+                    expected=f"{count} {what}, one per client",
+                    got=str(have),
+                    remedy="give one for every client, in the order of the data",
+                )
+        hooks = [*self.protections, *([self.probe] if self.probe else [])]
         if self.rounds.aggregation == "hierarchical" and self.region is None:
             raise ConfigError(
                 "a hierarchy needs regions",
@@ -132,15 +167,23 @@ class Federation:
                     got="star" if self.topology is None else self.topology.kind,
                     remedy='set topology.kind = "ring" or another graph',
                 )
-            if any(p.acts_at("upload") or p.acts_at("aggregate") for p in self.protections):
+            central = [
+                h for h in hooks if any(map(h.acts_at, ("broadcast", "upload", "aggregate")))
+            ]
+            if central:
                 raise ConfigError(
-                    "gossip has no server that could shuffle or sum",
-                    expected="protections that act at the clients",
-                    got=", ".join(p.name for p in self.protections),
+                    "gossip has no server that could send, shuffle or sum",
+                    expected="protections and probes that act at the clients",
+                    got=", ".join(h.name or type(h).__name__ for h in central),
                     remedy='remove them, or use aggregation = "fedavg"',
                 )
-        self._data = self._protect_data()
-        self._trainer = self._make_trainer()
+            if self.rounds.server_learning_rate != 1 or self.rounds.server_momentum:
+                raise ConfigError(
+                    "gossip has no server that could take a step",
+                    expected="server_learning_rate = 1 and server_momentum = 0",
+                    got=f"{self.rounds.server_learning_rate:g} and {self.rounds.server_momentum:g}",
+                    remedy='remove them, or use aggregation = "fedavg"',
+                )
 
     # -- hooks -------------------------------------------------------------------------------
 
@@ -149,15 +192,23 @@ class Federation:
         if not hooks:
             return self.data
         parts = []
-        for c in range(len(self.data.sizes)):
-            x, y = self.data.of(c)
+        for c, size in enumerate(self.data.sizes):
+            x, y = (t.clone() for t in self.data.of(c))  # a hook may write in place
             for hook in hooks:
                 x, y = hook.data(x, y, client=c, seed=self.seed)
+            if self.data.person is not None and len(x) != size:
+                raise ConfigError(
+                    "a data protection changed the number of examples, and persons are counted",
+                    expected=f"{size} examples of client {c}",
+                    got=str(len(x)),
+                    remedy='use unit = "record", or a protection that keeps every example',
+                )
             parts.append((x, y))
-        return ClientData.join(parts)
+        return replace(ClientData.join(parts), person=self.data.person)
 
     def _make_trainer(self) -> Trainer:
         clips = [p.clip_norm for p in self.protections if p.clip_norm is not None]
+        units = {p.clip_unit for p in self.protections if p.clip_norm is not None}
         each = [p for p in self.protections if p.acts_at("gradient")]
         steps = [p for p in self.protections if p.acts_at("step")]
         training = self.training
@@ -181,6 +232,7 @@ class Federation:
             training,
             self.seed,
             clip=min(clips) if clips else None,
+            clip_unit="person" if "person" in units else "record",
             gradient=gradient if each else None,
             step=step if steps else None,
             tier=self.tier,
@@ -193,6 +245,26 @@ class Federation:
                     model, receivers=clients, round_number=number, seed=self.seed
                 )
         return model
+
+    def exposures(self) -> tuple[Exposure, ...]:
+        """What every client's data goes through over the whole run, for the accountant.
+
+        Without Poisson sampling no amplification holds: the rate is then 1.
+        """
+        training = self._trainer.training
+        taking_part = np.zeros(len(self.party), dtype=np.int64)
+        for number in range(1, self.rounds.rounds + 1):
+            taking_part[self._participants(number)] += 1
+        return tuple(
+            Exposure(
+                sampling_rate=training.expected_batch(int(n)) / int(n)
+                if training.sampling == "poisson"
+                else 1.0,
+                steps=training.steps_for(int(n)),
+                rounds=int(t),
+            )
+            for n, t in zip(self._data.sizes, taking_part, strict=True)
+        )
 
     # -- the loop ----------------------------------------------------------------------------
 
@@ -219,23 +291,26 @@ class Federation:
             "hierarchical": self._hierarchy,
             "gossip": self._gossip,
         }[self.rounds.aggregation]
-        for number in range(state.round + 1, self.rounds.rounds + 1):
+
+        def play(number: int) -> dict[str, float]:
+            # a function of its own: what a round held is gone before the next begins
             clients = self._participants(number)
-            if recorder is None:
-                one_round(state, server, clients, number, None)
-            else:
-                with recorder.round() as wire:
-                    senders, raw = one_round(state, server, clients, number, wire)
-                    if number == self.rounds.rounds:
-                        self._release(state, wire)
-                    metrics = self._metrics(state)
-                    if truth is not None:
-                        names = [self.party[c] for c in clients]
-                        truth.round(number, senders, raw if keep_raw else None, names, metrics)
+            with recorder.round() if recorder is not None else nullcontext() as wire:
+                senders, raw = one_round(state, server, clients, number, wire)
+                if wire is not None and number == self.rounds.rounds:
+                    self._release(state, wire)
+                metrics = self._metrics(state) if truth is not None or progress is not None else {}
+                if truth is not None:
+                    names = [self.party[c] for c in clients]
+                    truth.round(number, senders, raw if keep_raw else None, names, metrics)
+            return metrics
+
+        for number in range(state.round + 1, self.rounds.rounds + 1):
+            metrics = play(number)
             state.round, state.velocity = number, server.velocity
             self._save(checkpoint, state)
             if progress is not None:
-                progress(number, metrics if recorder is not None else {})
+                progress(number, metrics)
         if recorder is not None:
             recorder.close()
         return state.models.mean(dim=0)
@@ -254,7 +329,7 @@ class Federation:
         return self.task.metrics(state.models.mean(dim=0), self.test, self.seed)
 
     def _release(self, state: State, wire: RoundWriter) -> None:
-        last = wire.messages[-1].step + 1
+        last = _next_step(wire)
         wire.send("model", SERVER, PUBLIC, state.models.mean(dim=0).numpy(), step=last)
 
     # -- one round of each shape -------------------------------------------------------------
@@ -274,11 +349,10 @@ class Federation:
         # 2. clients train
         deltas = self._trainer.train(sent, clients, self._data, number)
         # 3. uploads pass the protections, and then the wire
-        uploads = self._uploads(deltas, sent, clients, number)
-        senders = self._record_uploads(wire, uploads, SERVER, step=1)
+        uploads = self._uploads(deltas, clients, number)
+        senders = self._record_uploads(wire, uploads, sent, clients, SERVER, step=1)
         # 4. the server sums; noise goes on the sum, the division comes after
-        received = self._as_delta(uploads, sent)
-        total = weighted_sum(received, uploads.weights)
+        total = weighted_sum(uploads.rows, uploads.weights)
         for hook in self.protections:
             if hook.acts_at("aggregate"):
                 total = hook.aggregate(total, round_number=number, seed=self.seed)
@@ -300,7 +374,9 @@ class Federation:
         # 1. the root sends the model to the regions, the regions to their clients
         sent = self._broadcast(state.models[0], clients, number)
         if wire is not None:
-            row = wire.put_once(MODEL, state.models[0].numpy())
+            # who plants a model for each client does so at the regions
+            root = sent if sent.dim() == 1 else state.models[0]
+            row = wire.put_once(MODEL, root.numpy())
             involved = sorted(set(hubs))
             wire.send_rows("model", [SERVER] * len(involved), involved, row, step=0)
             self._record_downlink(wire, sent, clients, hubs, step=1)
@@ -312,24 +388,24 @@ class Federation:
         for r in np.unique(region):
             inside = np.flatnonzero(region == r)
             start = sent if sent.dim() == 1 else sent[inside]
-            uploads = self._uploads(deltas[inside], start, clients[inside], number)
-            senders |= self._record_uploads(wire, uploads, f"region-{r}", step=2)
-            received = self._as_delta(uploads, start)
-            group = np.zeros(len(received), dtype=np.int64)
-            if uploads.kind == "sum":
-                means.append(received / uploads.total_weight)
-                totals.append(uploads.total_weight)
-            else:
-                _, mean, weight = regional_means(received, uploads.weights, group)
-                means.append(mean)
-                totals.append(float(weight[0]))
+            uploads = self._uploads(deltas[inside], clients[inside], number)
+            senders |= self._record_uploads(
+                wire, uploads, start, clients[inside], f"region-{r}", step=2
+            )
+            means.append(weighted_sum(uploads.rows, uploads.weights) / uploads.total_weight)
+            totals.append(uploads.total_weight)
             numbers.append(int(r))
-        rows, weights = torch.cat(means), np.array(totals)
+        rows, weights = torch.stack(means), np.array(totals)
         # 4. regions send their means to the root, weighted by what they carry
         if wire is not None:
             names = [f"region-{r}" for r in numbers]
             wire.send_rows(
-                "delta", names, [SERVER] * len(names), rows.numpy(), step=3, weights=list(weights)
+                "delta",
+                names,
+                [SERVER] * len(names),
+                rows.numpy(),
+                step=_next_step(wire),
+                weights=list(weights),
             )
         total = weighted_sum(rows, weights)
         for hook in self.protections:
@@ -360,12 +436,14 @@ class Federation:
         trained = state.models.clone()
         trained[clients] += deltas
         # 2. they send their models to the neighbours that take part
-        mixing = _restricted(self.topology.metropolis_weights(), clients)
+        mixing = mixing_among(self.topology.metropolis_weights(), clients)
         senders: dict[int, str] = {}
         if wire is not None:
             for i in clients:
-                row = wire.put(MODEL, trained[i : i + 1].numpy())
                 near = [j for j in np.flatnonzero(mixing[:, i]) if j != i]
+                if not near:
+                    continue  # nobody listens: nothing crosses the wire
+                row = wire.put(MODEL, trained[i : i + 1].numpy())
                 first = wire.send_rows(
                     "model",
                     [self.party[i]] * len(near),
@@ -381,18 +459,18 @@ class Federation:
 
     # -- the wire ----------------------------------------------------------------------------
 
-    def _uploads(self, deltas: Tensor, sent: Tensor, clients: Indices, number: int) -> Uploads:
+    def _uploads(self, deltas: Tensor, clients: Indices, number: int) -> Uploads:
+        """What leaves the clients: deltas, whatever the wire carries, so that a protection always
+        acts on a client's own contribution."""
         sizes = self._data.sizes[clients]
         by_size = self.rounds.weighting == "size"
         weights = sizes.astype(np.float64) if by_size else np.ones(len(clients))
-        whole = self.rounds.wire == "model"
         uploads = Uploads(
-            rows=deltas + sent if whole else deltas,
+            rows=deltas,
             senders=tuple(self.party[c] for c in clients),
             weights=weights,
             origin=clients,
             total_weight=float(weights.sum()),
-            kind="model" if whole else "delta",
             metadata=tuple({"examples": int(s)} for s in sizes) if by_size else (),
         )
         for hook in self.protections:
@@ -400,18 +478,25 @@ class Federation:
                 uploads = hook.upload(uploads, round_number=number, seed=self.seed)
         return uploads
 
-    def _as_delta(self, uploads: Uploads, sent: Tensor) -> Tensor:
-        """What the server adds up: rows relative to the model it had sent."""
-        if uploads.kind != "model":
-            return uploads.rows
+    def _on_the_wire(self, uploads: Uploads, sent: Tensor, clients: Indices) -> Uploads:
+        """The same uploads as whole models, where clients send those: delta + what was received.
+
+        A secure sum stays a sum of deltas.
+        """
+        if self.rounds.wire != "model" or uploads.kind != "delta":
+            return uploads
         if sent.dim() == 1:
-            return uploads.rows - sent
-        raise ConfigError(
-            "whole models cannot be compared with planted ones after protections",
-            expected='federation.wire = "delta" when every client receives its own model',
-            got='"model"',
-            remedy='set federation.wire = "delta"',
-        )
+            return replace(uploads, rows=uploads.rows + sent, kind="model")
+        if ANONYMOUS in uploads.senders or (uploads.origin < 0).any():
+            raise ConfigError(
+                "nobody could compare anonymous models with planted ones",
+                expected='federation.wire = "delta" when every client receives its own model',
+                got='"model", and senders that are hidden',
+                remedy='set federation.wire = "delta"',
+            )
+        at = {int(c): i for i, c in enumerate(clients)}
+        planted = sent[[at[int(c)] for c in uploads.origin]]
+        return replace(uploads, rows=uploads.rows + planted, kind="model")
 
     def _record_downlink(
         self,
@@ -429,9 +514,17 @@ class Federation:
         wire.send_rows("model", senders, names, rows, step=step)
 
     def _record_uploads(
-        self, wire: RoundWriter | None, uploads: Uploads, receiver: str, *, step: int
+        self,
+        wire: RoundWriter | None,
+        uploads: Uploads,
+        sent: Tensor,
+        clients: Indices,
+        receiver: str,
+        *,
+        step: int,
     ) -> dict[int, str]:
         """Write the legs and the rows; returns message index -> true sender."""
+        uploads = self._on_the_wire(uploads, sent, clients)
         if wire is None:
             return {}
         for leg in uploads.legs:
@@ -482,6 +575,14 @@ class Federation:
             )
         if recorder is not None:
             recorder.forget_after(number)
+        width = reader.blocks["models"].shape[1]
+        if width != self.task.layout.width:
+            raise TraceError(
+                f"{file} belongs to another model",
+                expected=f"{self.task.layout.width} numbers",
+                got=str(width),
+                remedy="choose another checkpoint folder",
+            )
         velocity = reader.blocks.get("velocity")
         return State(
             number,
@@ -494,7 +595,7 @@ class Federation:
         hubs = [SERVER]
         if self.rounds.aggregation == "hierarchical" and self.region is not None:
             hubs += [f"region-{r}" for r in np.unique(self.region)]
-        extra = ["shuffler"] if any(p.name == "shuffle" for p in self.protections) else []
+        extra = [SHUFFLER] if any(p.name == "shuffle" for p in self.protections) else []
         edges = [] if self.topology is None else [list(e) for e in self.topology.edges]
         return {
             "aggregation": self.rounds.aggregation,
@@ -507,13 +608,5 @@ class Federation:
         }
 
 
-def _restricted(mixing: npt.NDArray[np.float64], clients: Indices) -> npt.NDArray[np.float64]:
-    """Mixing among the nodes that take part: what the others would carry stays at home."""
-    if len(clients) == len(mixing):
-        return mixing
-    out = np.eye(len(mixing))
-    inside = np.ix_(clients, clients)
-    part = mixing[inside].copy()
-    np.fill_diagonal(part, 0.0)
-    out[inside] = part + np.diag(1.0 - part.sum(axis=1))
-    return out
+def _next_step(wire: RoundWriter) -> int:
+    return wire.messages[-1].step + 1 if wire.messages else 0

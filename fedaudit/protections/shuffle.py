@@ -16,8 +16,7 @@ from typing import ClassVar
 
 from fedaudit.hooks import Hook, Leg, Uploads
 from fedaudit.randomness import Seed
-
-SHUFFLER, ANONYMOUS = "shuffler", "anonymous"
+from fedaudit.trace.schema import ANONYMOUS, SHUFFLER
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -12,6 +14,7 @@ from fedaudit.errors import ConfigError, DataError
 from fedaudit.randomness import Seed
 
 if TYPE_CHECKING:
+    from fedaudit.tasks.classifier import Classifier
     from fedaudit.tasks.task import Task
 
 
@@ -43,11 +46,25 @@ def _classes(dataset: Dataset) -> int:
     return max(len(dataset.classes), int(dataset.y.max()) + 1)
 
 
-def _size(shape: tuple[int, ...]) -> int:
-    total = 1
-    for s in shape:
-        total *= s
-    return total
+def _positive(**settings: int | tuple[int, ...]) -> None:
+    for name, value in settings.items():
+        if min(value if isinstance(value, tuple) else (value,), default=1) < 1:
+            raise ConfigError(
+                f"task.{name} is too small",
+                expected="at least 1",
+                got=str(value),
+                remedy="give a larger number",
+            )
+
+
+def _divides(heads: int, width: int) -> None:
+    if width % heads:
+        raise ConfigError(
+            "task.heads does not divide task.width",
+            expected=f"a divisor of {width}",
+            got=str(heads),
+            remedy="choose a width that is a multiple of the heads",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +74,15 @@ class MLP:
     kind: ClassVar[str] = "mlp"
     hidden: tuple[int, ...] = (128,)
 
+    def __post_init__(self) -> None:
+        _positive(hidden=self.hidden)
+
     def build(self, dataset: Dataset, seed: Seed) -> Task:
         from fedaudit.tasks import models
         from fedaudit.tasks.classifier import Classifier
         from fedaudit.tasks.task import seeded
 
-        inputs = _size(_numbers(dataset, self.kind))
+        inputs = math.prod(_numbers(dataset, self.kind))
         module = seeded(seed, "weights", models.mlp, inputs, self.hidden, _classes(dataset))
         return Classifier(module, {"kind": self.kind, **asdict(self)})
 
@@ -73,6 +93,9 @@ class CNN:
 
     kind: ClassVar[str] = "cnn"
     channels: tuple[int, ...] = (16, 32)
+
+    def __post_init__(self) -> None:
+        _positive(channels=self.channels)
 
     def build(self, dataset: Dataset, seed: Seed) -> Task:
         from fedaudit.tasks import models
@@ -100,6 +123,10 @@ class ViT:
     width: int = 64
     depth: int = 2
     heads: int = 4
+
+    def __post_init__(self) -> None:
+        _positive(patch=self.patch, width=self.width, depth=self.depth, heads=self.heads)
+        _divides(self.heads, self.width)
 
     def build(self, dataset: Dataset, seed: Seed) -> Task:
         from fedaudit.tasks import models
@@ -138,6 +165,9 @@ class VAE:
     channels: tuple[int, ...] = ()
     conditional: bool = True
 
+    def __post_init__(self) -> None:
+        _positive(hidden=self.hidden, latent=self.latent, channels=self.channels)
+
     def build(self, dataset: Dataset, seed: Seed) -> Task:
         from fedaudit.tasks import models
         from fedaudit.tasks.task import seeded
@@ -157,7 +187,7 @@ class VAE:
                 seed, "weights", models.conv_vae, shape, self.channels, self.latent, classes
             )
         else:
-            inputs = _size(_numbers(dataset, self.kind))
+            inputs = math.prod(_numbers(dataset, self.kind))
             module = seeded(
                 seed, "weights", models.mlp_vae, inputs, self.hidden, self.latent, classes
             )
@@ -175,6 +205,10 @@ class GPT:
     length: int = 40
     vocabulary: Literal["word", "bytes"] = "word"
     vocabulary_size: int = 1000
+
+    def __post_init__(self) -> None:
+        _positive(width=self.width, depth=self.depth, heads=self.heads, length=self.length)
+        _divides(self.heads, self.width)
 
     def build(self, dataset: Dataset, seed: Seed) -> Task:
         from fedaudit.data import text
@@ -216,14 +250,52 @@ class Module:
     factory: str
 
     def build(self, dataset: Dataset, seed: Seed) -> Task:
+        from torch import nn
+
         from fedaudit.tasks.classifier import Classifier
         from fedaudit.tasks.task import seeded
 
+        _numbers(dataset, self.kind)
         module = seeded(seed, "weights", load_factory(self.factory))
-        return Classifier(module, {"kind": self.kind, **asdict(self)})
+        if not isinstance(module, nn.Module):
+            raise ConfigError(
+                f"{self.factory!r} does not build a model",
+                expected="a torch.nn.Module",
+                got=type(module).__name__,
+                remedy="return the module, not its class or its outputs",
+            )
+        task = Classifier(module, {"kind": self.kind, **asdict(self)})
+        self._try(task, dataset)
+        return task
+
+    def _try(self, task: Classifier, dataset: Dataset) -> None:
+        """One forward pass before anything is recorded: logits for every class must come out."""
+        import torch
+
+        few = task.encode(dataset.take(range(min(2, len(dataset)))))
+        expected = f"logits of shape ({len(few)}, {_classes(dataset)})"
+        remedy = f"records are {tuple(few.x.shape[1:])}: see that the module takes (n, ...) of them"
+        try:
+            with torch.no_grad(), task.evaluating():
+                out = task.output(task.named(task.initial()), few.x, few.y, None)
+        except Exception as error:  # whatever foreign code raises
+            raise ConfigError(
+                f"the model of {self.factory!r} cannot read dataset {dataset.name!r}",
+                expected=expected,
+                got=f"{type(error).__name__}: {error}",
+                remedy=remedy,
+            ) from error
+        shape = tuple(getattr(out, "shape", ()))
+        if len(shape) != 2 or shape[0] != len(few) or shape[1] < _classes(dataset):
+            raise ConfigError(
+                f"the model of {self.factory!r} does not fit dataset {dataset.name!r}",
+                expected=expected,
+                got=f"{type(out).__name__} of shape {shape}",
+                remedy=remedy,
+            )
 
 
-def load_factory(where: str) -> object:
+def load_factory(where: str) -> Callable[[], object]:
     """The function that `package.module:function` names, looked up from the working folder too."""
     module_name, _, attribute = where.partition(":")
     if not module_name or not attribute:
@@ -236,7 +308,7 @@ def load_factory(where: str) -> object:
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        return getattr(importlib.import_module(module_name), attribute)
+        found = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"cannot load {where!r}",
@@ -244,6 +316,15 @@ def load_factory(where: str) -> object:
             got=str(error),
             remedy="run from the folder that holds the module, or install it",
         ) from None
+    if not callable(found):
+        raise ConfigError(
+            f"{where!r} is not a function",
+            expected="a function that returns a torch.nn.Module",
+            got=type(found).__name__,
+            remedy="name the function that builds the model",
+        )
+    made: Callable[[], object] = found
+    return made
 
 
 CATALOGUE = {c.kind: c for c in (MLP, CNN, ViT, VAE, GPT, Module)}

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from fedaudit.data.dataset import Dataset
 from fedaudit.errors import DataError
-from fedaudit.randomness import Seed
-from fedaudit.tasks.task import Examples, Task
+from fedaudit.tasks.task import Examples, Parameters, Task, tensor_of
 
 
 class Classifier(Task):
@@ -26,17 +25,14 @@ class Classifier(Task):
                 remedy='use task.kind = "gpt"',
             )
         n = len(dataset)
-        return Examples(torch.from_numpy(dataset.x), torch.from_numpy(dataset.y), torch.arange(n))
+        return Examples(tensor_of(dataset.x), tensor_of(dataset.y), torch.arange(n))
 
     def criterion(self, output: Tensor, x: Tensor, y: Tensor) -> Tensor:
         losses = F.cross_entropy(output.flatten(0, -2), y.flatten(), reduction="none")
         return losses.view(y.shape)
 
-    def metrics(self, flat: Tensor, examples: Examples, seed: Seed) -> dict[str, float]:
-        from torch.func import functional_call
-
-        with torch.no_grad():
-            logits = functional_call(self.module, self.named(flat), (examples.x,))
-            loss = F.cross_entropy(logits, examples.y)
-            hit = (logits.argmax(-1) == examples.y).float().mean()
-        return {"loss": float(loss), "accuracy": float(hit)}
+    def measures(
+        self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None
+    ) -> dict[str, Tensor]:
+        logits = self.output(p, x, y, noise)
+        return {"loss": self.criterion(logits, x, y), "accuracy": logits.argmax(-1) == y}

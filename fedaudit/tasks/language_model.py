@@ -55,7 +55,8 @@ class LanguageModel(Task):
             parts.append(w)
             record += [i] * len(w)
         x = torch.from_numpy(np.concatenate(parts))
-        return Examples(x, torch.zeros(len(x), dtype=torch.int64), torch.tensor(record))
+        y = torch.zeros(len(x), dtype=torch.int64)
+        return Examples(x, y, torch.tensor(record, dtype=torch.int64))
 
     def inputs(self, x: Tensor, y: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
         return (x[..., :-1].clamp_min(0),)

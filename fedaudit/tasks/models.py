@@ -6,6 +6,7 @@ here keeps running statistics: normalisation is by groups or by layer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -29,8 +30,10 @@ def cnn(shape: tuple[int, int, int], channels: Sequence[int], outputs: int) -> n
     layers: list[nn.Module] = []
     for o in channels:
         layers += [
-            nn.Conv2d(c, o, 3, padding=1),
-            nn.GroupNorm(min(4, o), o),
+            # without bias: normalisation has its own, and with one channel per group it cancels
+            # this one, so that Adam would amplify the rounding error of a zero gradient
+            nn.Conv2d(c, o, 3, padding=1, bias=False),
+            nn.GroupNorm(math.gcd(4, o), o),
             nn.ReLU(),
             nn.MaxPool2d(2),
         ]

@@ -41,6 +41,10 @@ Value = Tensor | _Packed
 def _pack(v: Value) -> _Packed:
     if isinstance(v, _Packed):
         return v
+    if v.dim() != 5:
+        raise NotStackable(
+            f"images (K, n, C, H, W) expected, got a value of shape {tuple(v.shape)}"
+        )
     k, n, c, h, w = v.shape
     return _Packed(v.transpose(0, 1).reshape(n, k * c, h, w), k)
 
@@ -52,14 +56,21 @@ def _unpack(v: Value) -> Tensor:
     return v.x.reshape(n, v.clients, kc // v.clients, h, w).transpose(0, 1)
 
 
+def _own(p: Parameters, at: str, name: str) -> Tensor:
+    """A layer's parameter; a layer that shares it with another, or has it frozen, has none."""
+    if at + name not in p:
+        raise NotStackable(f"{at}{name} is shared with another layer, or frozen")
+    return p[at + name]
+
+
 def _linear(m: nn.Linear, p: Parameters, at: str, v: Value) -> Tensor:
     x = _unpack(v)
-    weight = p[at + "weight"]
+    weight = _own(p, at, "weight")
     flat = x.reshape(x.shape[0], -1, x.shape[-1])
-    if at + "bias" in p:
-        out = torch.baddbmm(p[at + "bias"].unsqueeze(1), flat, weight.transpose(1, 2))
-    else:
+    if getattr(m, "bias", None) is None:
         out = torch.bmm(flat, weight.transpose(1, 2))
+    else:
+        out = torch.baddbmm(_own(p, at, "bias").unsqueeze(1), flat, weight.transpose(1, 2))
     return out.view(*x.shape[:-1], weight.shape[1])
 
 
@@ -67,8 +78,8 @@ def _conv(m: nn.Conv2d, p: Parameters, at: str, v: Value) -> _Packed:
     if m.groups != 1 or m.padding_mode != "zeros" or isinstance(m.padding, str):
         raise NotStackable(f"{at} is a grouped or specially padded convolution")
     packed = _pack(v)
-    weight = p[at + "weight"].flatten(0, 1)
-    bias = p[at + "bias"].flatten() if m.bias is not None else None
+    weight = _own(p, at, "weight").flatten(0, 1)
+    bias = _own(p, at, "bias").flatten() if m.bias is not None else None
     x = F.conv2d(packed.x, weight, bias, m.stride, m.padding, m.dilation, packed.clients)
     return _Packed(x, packed.clients)
 
@@ -77,8 +88,8 @@ def _conv_transpose(m: nn.ConvTranspose2d, p: Parameters, at: str, v: Value) -> 
     if m.groups != 1 or m.output_padding != (0, 0) or isinstance(m.padding, str):
         raise NotStackable(f"{at} is a grouped transposed convolution")
     packed = _pack(v)
-    weight = p[at + "weight"].flatten(0, 1)
-    bias = p[at + "bias"].flatten() if m.bias is not None else None
+    weight = _own(p, at, "weight").flatten(0, 1)
+    bias = _own(p, at, "bias").flatten() if m.bias is not None else None
     x = F.conv_transpose2d(
         packed.x, weight, bias, m.stride, m.padding, 0, packed.clients, m.dilation
     )
@@ -87,8 +98,8 @@ def _conv_transpose(m: nn.ConvTranspose2d, p: Parameters, at: str, v: Value) -> 
 
 def _group_norm(m: nn.GroupNorm, p: Parameters, at: str, v: Value) -> _Packed:
     packed = _pack(v)
-    weight = p[at + "weight"].flatten() if m.affine else None
-    bias = p[at + "bias"].flatten() if m.affine else None
+    weight = _own(p, at, "weight").flatten() if m.affine else None
+    bias = _own(p, at, "bias").flatten() if m.affine else None
     x = F.group_norm(packed.x, m.num_groups * packed.clients, weight, bias, m.eps)
     return _Packed(x, packed.clients)
 
@@ -100,16 +111,17 @@ def _layer_norm(m: nn.LayerNorm, p: Parameters, at: str, v: Value) -> Tensor:
     x = F.layer_norm(x, m.normalized_shape, None, None, m.eps)
     if m.elementwise_affine:
         shape = (x.shape[0], *([1] * (x.dim() - 2)), x.shape[-1])
-        x = x * p[at + "weight"].view(shape)
+        x = x * _own(p, at, "weight").view(shape)
         if m.bias is not None:
-            x = x + p[at + "bias"].view(shape)
+            x = x + _own(p, at, "bias").view(shape)
     return x
 
 
 def _embedding(m: nn.Embedding, p: Parameters, at: str, v: Value) -> Tensor:
-    if m.max_norm is not None or m.sparse or m.padding_idx is not None:
+    special = m.max_norm is not None or m.padding_idx is not None
+    if special or m.sparse or m.scale_grad_by_freq:
         raise NotStackable(f"{at} is an embedding with side effects")
-    tokens, table = _unpack(v), p[at + "weight"]
+    tokens, table = _unpack(v), _own(p, at, "weight")
     k, size, width = table.shape
     first = torch.arange(k).view(k, *([1] * (tokens.dim() - 1))) * size
     return F.embedding(tokens + first, table.reshape(k * size, width))
@@ -125,16 +137,19 @@ def _unflatten(m: nn.Unflatten, p: Parameters, at: str, v: Value) -> Tensor:
     if m.dim != 1:
         raise NotStackable(f"{at} unflattens another dimension")
     x = _unpack(v)
-    return x.view(*x.shape[:2], *tuple(m.unflattened_size))
+    return x.reshape(*x.shape[:2], *tuple(m.unflattened_size), *x.shape[3:])
 
 
 def _sequential(m: nn.Sequential, p: Parameters, at: str, v: Value) -> Value:
-    for name, child in m.named_children():
+    # not named_children: it leaves out a layer's second appearance (one ReLU used twice)
+    for name, child in zip(m._modules, m, strict=True):
         v = _apply(child, p, f"{at}{name}.", v)
     return v
 
 
 def _on_images(m: nn.Module, p: Parameters, at: str, v: Value) -> _Packed:
+    if getattr(m, "return_indices", False):
+        raise NotStackable(f"{at} returns indices")
     packed = _pack(v)
     return _Packed(m(packed.x), packed.clients)
 
@@ -163,7 +178,7 @@ def _block(m: Block, p: Parameters, at: str, v: Value) -> Tensor:
 
 def _tiny_vit(m: TinyViT, p: Parameters, at: str, v: Value) -> Tensor:
     x = _linear(m.embed, p, at + "embed.", m.patches(_unpack(v)))
-    x = x + p[at + "position"].unsqueeze(1)
+    x = x + _own(p, at, "position").unsqueeze(1)
     x = _unpack(_sequential(m.blocks, p, at + "blocks.", x))
     return _linear(m.head, p, at + "head.", _layer_norm(m.norm, p, at + "norm.", x).mean(-2))
 
@@ -171,7 +186,7 @@ def _tiny_vit(m: TinyViT, p: Parameters, at: str, v: Value) -> Tensor:
 def _tiny_gpt(m: TinyGPT, p: Parameters, at: str, v: Value) -> Tensor:
     tokens = _unpack(v)
     x = _embedding(m.tokens, p, at + "tokens.", tokens)
-    x = x + p[at + "position"][:, : tokens.shape[-1]].unsqueeze(1)
+    x = x + _own(p, at, "position")[:, : tokens.shape[-1]].unsqueeze(1)
     x = _unpack(_sequential(m.blocks, p, at + "blocks.", x))
     return _linear(m.head, p, at + "head.", _layer_norm(m.norm, p, at + "norm.", x))
 
@@ -211,7 +226,7 @@ def _apply(m: nn.Module, p: Parameters, at: str, v: Value) -> Value:
 
 def forward(module: nn.Module, p: Parameters, *inputs: Tensor) -> Any:
     """What `module(*inputs)` would give for each of K clients, with a leading dimension K."""
-    if isinstance(module, VAE):
+    if type(module) is VAE:
         x, y, noise = inputs
         h = _unpack(_apply(module.features, p, "features.", x))
         code = _linear(module.code, p, "code.", module.condition(h, y))

@@ -7,19 +7,24 @@ parameters or for the stacked parameters of many.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedaudit.data.dataset import Dataset
+from fedaudit.errors import ConfigError
 from fedaudit.layout import Layout
 from fedaudit.randomness import Seed
 
 Parameters = Mapping[str, Tensor]
+
+EVALUATED_AT_ONCE = 512  # held-out examples per forward pass: logits of a vocabulary are large
 
 
 @dataclass(frozen=True)
@@ -42,8 +47,10 @@ class Task:
     """A torch module with a loss per example. Subclasses say what an example is.
 
     `settings` is what rebuilds the task; it is stored with a trace. The flat vector holds all
-    trained parameters, then the floating-point buffers (normalisation statistics), each in the
-    order of `named_parameters` and `named_buffers`.
+    trained parameters, then the floating-point buffers of the state dict (normalisation
+    statistics), each in the order of `named_parameters` and `named_buffers`. Frozen parameters
+    (requires_grad is off) and buffers that a state dict leaves out stay in the module: they are
+    the same for everybody and never travel.
     """
 
     kind: str = "task"
@@ -51,12 +58,27 @@ class Task:
     def __init__(self, module: nn.Module, settings: Mapping[str, Any] | None = None) -> None:
         self.module = module
         self.settings = dict(settings or {})
-        trained = [(n, tuple(p.shape)) for n, p in module.named_parameters()]
+        trained = [(n, tuple(p.shape)) for n, p in module.named_parameters() if p.requires_grad]
+        if not trained:
+            raise ConfigError(
+                "the model has nothing to train",
+                expected="a module with parameters",
+                got=f"{type(module).__name__} without a parameter that requires a gradient",
+                remedy="leave requires_grad on for the parameters to be trained",
+            )
+        kept = module.state_dict().keys()
         state = [
-            (n, tuple(b.shape)) for n, b in module.named_buffers() if b.dtype.is_floating_point
+            (n, tuple(b.shape))
+            for n, b in module.named_buffers()
+            if b.dtype.is_floating_point and n in kept
         ]
         self.layout = Layout.of([*trained, *state], buffers=[n for n, _ in state])
         self.has_buffers = bool(state)
+        #: columns that are trained; buffers stand behind them
+        self.trained = sum(e.size for e in self.layout.entries if e.role == "parameter")
+        travelling = set(self.layout.names)
+        self._aside = [n for n, _ in module.named_buffers() if n not in travelling]
+        self._tied = {n: first for n, first in _tied(module).items() if first in travelling}
 
     # -- flat vectors ------------------------------------------------------------------------
 
@@ -92,11 +114,34 @@ class Task:
         return None
 
     def metrics(self, flat: Tensor, examples: Examples, seed: Seed) -> dict[str, float]:
-        """Held-out loss, and what else is worth knowing."""
-        with torch.no_grad():
-            noise = self.draw_noise(len(examples), seed, "evaluation")
-            losses = self.losses(self.named(flat), examples.x, examples.y, noise)
-        return {"loss": float(losses.mean())}
+        """Held-out means of what `measures` gives per example, the model in evaluation mode."""
+        noise = self.draw_noise(len(examples), seed, "evaluation")
+        sums: dict[str, float] = {}
+        with torch.no_grad(), self.evaluating():
+            for low in range(0, len(examples), EVALUATED_AT_ONCE):
+                rows = slice(low, low + EVALUATED_AT_ONCE)
+                z = None if noise is None else noise[rows]
+                each = self.measures(self.named(flat), examples.x[rows], examples.y[rows], z)
+                for name, values in each.items():
+                    sums[name] = sums.get(name, 0.0) + float(values.double().sum())
+        return {name: total / len(examples) for name, total in sums.items()}
+
+    def measures(
+        self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None
+    ) -> dict[str, Tensor]:
+        """What is worth knowing of held-out examples: name -> (n,)."""
+        return {"loss": self.losses(p, x, y, noise)}
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The module in evaluation mode: stored statistics are used, nothing is dropped."""
+        modes = [(m, m.training) for m in self.module.modules()]
+        self.module.eval()
+        try:
+            yield
+        finally:
+            for m, mode in modes:
+                m.training = mode
 
     # -- losses ------------------------------------------------------------------------------
 
@@ -109,8 +154,17 @@ class Task:
 
     def losses(self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None) -> Tensor:
         """Loss per example (n,) of one model on x (n, ...)."""
-        output = functional_call(self.module, dict(p), self.inputs(x, y, noise))
-        return self.criterion(output, x, y)
+        return self.criterion(self.output(p, x, y, noise), x, y)
+
+    def output(self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None) -> Any:
+        """What the module returns; nothing of the module itself changes."""
+        # counters (num_batches_tracked) change in place: each call gets its own
+        own = dict(self.module.named_buffers()) if self._aside else {}
+        aside = {n: own[n].clone() for n in self._aside}
+        tied = {n: p[first] for n, first in self._tied.items()}
+        # torch's own tying leaves its tensors behind in a layer that is used twice
+        every = {**aside, **p, **tied}
+        return functional_call(self.module, every, self.inputs(x, y, noise), tie_weights=False)
 
     def stacked_losses(self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None) -> Tensor:
         """Loss per client and example (K, n) of K models on x (K, n, ...).
@@ -122,6 +176,26 @@ class Task:
         return self.criterion(forward(self.module, p, *self.inputs(x, y, noise)), x, y)
 
 
+def _tied(module: nn.Module) -> dict[str, str]:
+    """Further name -> first name of parameters and buffers that stand in several layers.
+
+    A layer that is used twice has one place only, under whichever name it is reached.
+    """
+    first: dict[int, str] = {}
+    places: set[tuple[int, str]] = set()
+    out = {}
+    for name, tensor in (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ):
+        layer, _, attribute = name.rpartition(".")
+        place = (id(module.get_submodule(layer)), attribute)
+        if place not in places and first.setdefault(id(tensor), name) != name:
+            out[name] = first[id(tensor)]
+        places.add(place)
+    return out
+
+
 def seeded(seed: Seed, purpose: str, build: Any, *args: Any, **settings: Any) -> nn.Module:
     """Build a module with initial weights that depend on the seed alone."""
     with torch.random.fork_rng(devices=()):
@@ -130,8 +204,6 @@ def seeded(seed: Seed, purpose: str, build: Any, *args: Any, **settings: Any) ->
     return module
 
 
-def image_shape(x: Tensor) -> tuple[int, int, int]:
-    """(channels, height, width) of image examples (n, C, H, W)."""
-    shape: Sequence[int] = x.shape[1:]
-    channels, height, width = shape
-    return channels, height, width
+def tensor_of(values: npt.NDArray[Any]) -> Tensor:
+    """A tensor of an array; a copy where the array is read-only, which torch cannot express."""
+    return torch.from_numpy(values if values.flags.writeable else values.copy())

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedaudit.data.dataset import Dataset
 from fedaudit.errors import DataError
 from fedaudit.tasks.models import VAE
-from fedaudit.tasks.task import Examples, Task
+from fedaudit.tasks.task import Examples, Task, tensor_of
 
 
 class Autoencoder(Task):
@@ -35,7 +35,7 @@ class Autoencoder(Task):
                 remedy="scale the features, and leave data.standardise off",
             )
         n = len(dataset)
-        return Examples(torch.from_numpy(dataset.x), torch.from_numpy(dataset.y), torch.arange(n))
+        return Examples(tensor_of(dataset.x), tensor_of(dataset.y), torch.arange(n))
 
     def inputs(self, x: Tensor, y: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
         assert noise is not None, "an autoencoder's loss consumes noise"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedaudit.errors import ConfigError
 from fedaudit.tasks.task import Task
 
 
@@ -39,7 +40,17 @@ class Loop:
             if not keep.any():
                 continue
             z = None if noise is None else noise[k][keep]
-            named, losses = self._loss_inputs(p[k], x[k][keep], y[k][keep], z)
+            try:
+                named, losses = self._loss_inputs(p[k], x[k][keep], y[k][keep], z)
+            except ValueError as error:
+                if "more than 1 value per channel" not in str(error):
+                    raise
+                raise ConfigError(
+                    "batch normalisation cannot train on a batch of one example",
+                    expected="at least two examples in every batch",
+                    got="a client, or the last batch of an epoch, with one",
+                    remedy="change training.batch_size or the partition, or use GroupNorm",
+                ) from error
             trained = [e for e in self.task.layout.entries if e.role == "parameter"]
             leaves = [named[e.name] for e in trained]
             grads = torch.autograd.grad(

@@ -17,6 +17,8 @@ from fedaudit.randomness import Seed
 
 Indices = npt.NDArray[np.int64]
 
+DRAWN_AT_ONCE = 1 << 21  # random words of a Poisson plan that are held at the same time
+
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
@@ -60,12 +62,25 @@ class Training:
                 got=f"{self.learning_rate:g}, {self.momentum:g}, {self.weight_decay:g}",
                 remedy="correct the value",
             )
+        if self.optimizer == "adam" and self.momentum:
+            raise ConfigError(
+                "training.momentum belongs to SGD",
+                expected="momentum = 0 with adam, whose own is fixed at 0.9",
+                got=f"{self.momentum:g}",
+                remedy='remove it, or set optimizer = "sgd"',
+            )
 
     def steps_for(self, size: int) -> int:
         """Local steps in one round of a client with `size` examples."""
         if self.steps is not None:
             return self.steps
         return self.epochs * -(-size // (self.batch_size or size))
+
+    def steps_of(self, sizes: Indices) -> Indices:
+        """`steps_for` of every client, (K,) to (K,)."""
+        different, which = np.unique(sizes, return_inverse=True)
+        each = np.array([self.steps_for(int(s)) for s in different], dtype=np.int64)
+        return each[which]
 
     def expected_batch(self, size: int) -> int:
         return min(self.batch_size or size, size)
@@ -90,6 +105,20 @@ class Schedule:
         """How many clients still train at `step`: a prefix, since rows are sorted by steps."""
         return int(np.searchsorted(-self.steps, -step, side="left"))
 
+    def part(self, rows: slice) -> Schedule:
+        """The batches of some of the clients, without steps that none of them takes."""
+        steps = self.steps[rows]
+        s = slice(0, int(steps.max()))
+        valid = self.valid[rows, s]
+        b = slice(0, max(1, int(valid.sum(axis=2).max())))
+        return Schedule(
+            self.index[rows, s, b],
+            valid[:, :, b],
+            steps,
+            self.divisor[rows, s],
+            np.arange(len(steps)),
+        )
+
 
 def plan(
     training: Training,
@@ -98,14 +127,24 @@ def plan(
     sizes: Indices,
     seed: Seed,
     round_number: int,
+    person: Indices | None = None,
 ) -> Schedule:
-    """Batches for `clients` (K,), whose examples stand at starts[c] .. starts[c] + sizes[c]."""
+    """Batches for `clients` (K,), whose examples stand at starts[c] .. starts[c] + sizes[c].
+
+    With `person` (N,), Poisson sampling takes or leaves all examples of a person together.
+    """
     n, first = sizes[clients], starts[clients]
-    steps = np.array([training.steps_for(int(s)) for s in n], dtype=np.int64)
-    order = np.argsort(-steps, kind="stable")
+    steps = training.steps_of(n)
+    # by steps, and by size among equals: neighbours in a block then need little padding
+    order = np.lexsort((-n, -steps))
     clients, n, first, steps = clients[order], n[order], first[order], steps[order]
     if training.sampling == "poisson":
-        index, valid, divisor = _poisson(training, clients, n, steps, seed, round_number)
+        unit = np.broadcast_to(np.arange(int(n.max())), (len(n), int(n.max())))
+        if person is not None:
+            unit = np.zeros_like(unit)
+            for row, (low, size) in enumerate(zip(first, n, strict=True)):
+                unit[row, :size] = person[low : low + size]
+        index, valid, divisor = _poisson(training, clients, n, steps, seed, round_number, unit)
     else:
         index, valid, divisor = _shuffled(training, clients, n, steps, seed, round_number)
     index += first[:, None, None]
@@ -121,33 +160,40 @@ def _shuffled(
     round_number: int,
 ) -> tuple[Indices, npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
     """Batches without replacement within an epoch; the last of an epoch may be smaller."""
-    largest = int(n.max())
-    batch = min(training.batch_size or largest, largest)
-    size = np.minimum(training.batch_size or largest, n) if training.batch_size else n
+    size = np.minimum(training.batch_size, n) if training.batch_size else n
     per_epoch = -(-n // size)
-    epochs = int((-(-steps // per_epoch)).max())
-    k = len(clients)
-    # one random word per (client, epoch, example); padding sorts to the end of each row
-    words = seed.bits(
-        "batches",
-        round_number,
-        clients[:, None, None],
-        np.arange(epochs)[None, :, None],
-        np.arange(largest)[None, None, :],
-    )
-    words[np.broadcast_to(np.arange(largest) >= n[:, None, None], words.shape)] = ~np.uint64(0)
-    permuted = np.argsort(words, axis=2, kind="stable")  # (K, epochs, largest)
-    s = np.arange(int(steps.max()))
-    epoch, within = s // per_epoch[:, None], s % per_epoch[:, None]  # (K, S)
+    batch, s = int(size.max()), np.arange(int(steps.max()))
+    index = np.zeros((len(n), len(s), batch), dtype=np.int64)
+    within = s % per_epoch[:, None]  # (K, S) which batch of its epoch a step takes
     slot = within[:, :, None] * size[:, None, None] + np.arange(batch)  # (K, S, B)
     valid = (slot < n[:, None, None]) & (np.arange(batch) < size[:, None, None])
     valid &= (s < steps[:, None])[:, :, None]
-    epoch = np.minimum(epoch, epochs - 1)
-    slot = np.minimum(slot, largest - 1)
-    index = permuted[np.arange(k)[:, None, None], epoch[:, :, None], slot]
+    # clients of like size together: a client of one example sees many epochs, one of many
+    # examples makes long ones, and a table for both would be large for nothing
+    like = np.frexp(n)[1]
+    for power in np.unique(like):
+        rows = np.flatnonzero(like == power)
+        largest, epochs = int(n[rows].max()), int((-(-steps[rows] // per_epoch[rows])).max())
+        # one random word per (client, epoch, example); padding sorts to the end of each row
+        words = seed.bits(
+            "batches",
+            round_number,
+            clients[rows, None, None],
+            np.arange(epochs)[None, :, None],
+            np.arange(largest)[None, None, :],
+        )
+        padding = np.arange(largest) >= n[rows, None, None]
+        words[np.broadcast_to(padding, words.shape)] = ~np.uint64(0)
+        permuted = np.argsort(words, axis=2, kind="stable")  # (rows, epochs, largest)
+        epoch = np.minimum(s // per_epoch[rows, None], epochs - 1)
+        index[rows] = permuted[
+            np.arange(len(rows))[:, None, None],
+            epoch[:, :, None],
+            np.minimum(slot[rows], largest - 1),
+        ]
     index[~valid] = 0
     divisor = np.maximum(valid.sum(axis=2), 1).astype(np.float32)
-    return index.astype(np.int64, copy=False), valid, divisor
+    return index, valid, divisor
 
 
 def _poisson(
@@ -157,24 +203,31 @@ def _poisson(
     steps: Indices,
     seed: Seed,
     round_number: int,
+    unit: Indices,
 ) -> tuple[Indices, npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
-    """Every example with probability q = expected batch / n, independently at every step."""
-    largest, longest = int(n.max()), int(steps.max())
-    expected = np.array([training.expected_batch(int(s)) for s in n], dtype=np.int64)
-    uniform = seed.uniform(
-        "poisson",
-        round_number,
-        clients[:, None, None],
-        np.arange(longest)[None, :, None],
-        np.arange(largest)[None, None, :],
-    )
-    taken = uniform < (expected / n)[:, None, None]
-    taken &= np.arange(largest) < n[:, None, None]
-    taken &= (np.arange(longest) < steps[:, None])[:, :, None]
-    width = max(1, int(taken.sum(axis=2).max()))
-    # chosen examples first: a stable sort of "not taken" keeps them in order
-    index = np.argsort(~taken, axis=2, kind="stable")[:, :, :width]
-    valid = np.take_along_axis(taken, index, axis=2)
-    index[~valid] = 0
-    divisor = np.broadcast_to(expected[:, None], (len(n), longest)).astype(np.float32)
-    return index.astype(np.int64, copy=False), valid, divisor
+    """Every unit with probability q = expected batch / n, independently at every step.
+
+    `unit` (K, largest): the unit each example belongs to, itself unless it is a person.
+    """
+    k, largest, longest = len(n), int(n.max()), int(steps.max())
+    expected = np.minimum(training.batch_size or n, n)
+    rate = np.where(np.arange(largest) < n[:, None], (expected / n)[:, None], 0.0)
+    found, count = [], np.zeros((k, longest), dtype=np.int64)
+    # every example is looked at in every step: a few steps at a time, or memory would not do
+    stride = max(1, DRAWN_AT_ONCE // (k * largest))
+    for low in range(0, longest, stride):
+        s = np.arange(low, min(low + stride, longest))
+        uniform = seed.uniform(
+            "poisson", round_number, clients[:, None, None], s[None, :, None], unit[:, None, :]
+        )
+        taken = (uniform < rate[:, None, :]) & (s < steps[:, None])[:, :, None]
+        count[:, s] = taken.sum(axis=2)
+        at_client, at_step, example = np.nonzero(taken)  # sorted, the example last
+        found.append((at_client, at_step + low, example))
+    at_client, at_step, example = (np.concatenate(column) for column in zip(*found, strict=True))
+    index = np.zeros((k, longest, max(1, int(count.max()))), dtype=np.int64)
+    valid = np.arange(index.shape[2]) < count[:, :, None]
+    by_batch = np.lexsort((example, at_step, at_client))
+    index[valid] = example[by_batch]
+    divisor = np.broadcast_to(expected[:, None], (k, longest)).astype(np.float32)
+    return index, valid, divisor

@@ -8,7 +8,9 @@ and the division comes afterwards, so that a sensitivity is never rescaled by ac
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,22 +19,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedaudit.errors import UsageError, nearest
+from fedaudit.errors import ConfigError, UsageError, nearest
 from fedaudit.federation.local.analytic import Analytic
 from fedaudit.federation.local.loop import Loop
 from fedaudit.federation.local.schedule import Schedule, Training, plan
 from fedaudit.federation.local.stacked import Stacked
 from fedaudit.federation.local.vmapped import Vmapped
 from fedaudit.randomness import Seed
-from fedaudit.tasks.stacked import NotStackable
 from fedaudit.tasks.task import Task
 
 Indices = npt.NDArray[np.int64]
 
 # Bytes of parameters that one block of clients may take. Measured (benchmarks/federation.py): the
 # written-out kernel wants a block in the second-level caches, the convolutions want fewer clients.
-BLOCK_BYTES = {"analytic": 5 << 20, "stacked": 16 << 20, "vmap": 16 << 20, "loop": 1 << 62}
+BLOCK_BYTES = {"analytic": 5 << 20, "stacked": 16 << 20, "vmap": 16 << 20}
 EXAMPLE_BYTES = 256 << 20  # per-example gradients of one block
+PLANNED = 1 << 24  # numbers in one plan: (client, step, example, noise)
 
 
 class Kernel(Protocol):
@@ -56,20 +58,25 @@ GradientHook = Callable[[Tensor], Tensor]
 class ClientData:
     """The examples of all clients in one pool, client by client.
 
-    Client c owns rows starts[c] .. starts[c] + sizes[c] of `x` (N, ...) and `y` (N,).
+    Client c owns rows starts[c] .. starts[c] + sizes[c] of `x` (N, ...) and `y` (N,). `person` (N,)
+    numbers whom an example is about, within its client, where that is the unit of privacy.
     """
 
     x: Tensor
     y: Tensor
     starts: Indices
     sizes: Indices
+    person: Tensor | None = None
 
     @classmethod
-    def join(cls, parts: list[tuple[Tensor, Tensor]]) -> ClientData:
+    def join(
+        cls, parts: list[tuple[Tensor, Tensor]], persons: list[Tensor] | None = None
+    ) -> ClientData:
         sizes = np.array([len(x) for x, _ in parts], dtype=np.int64)
         starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
         x = torch.cat([x for x, _ in parts])
-        return cls(x, torch.cat([y for _, y in parts]), starts, sizes)
+        person = None if persons is None else torch.cat(persons)
+        return cls(x, torch.cat([y for _, y in parts]), starts, sizes, person)
 
     def of(self, client: int) -> tuple[Tensor, Tensor]:
         rows = slice(int(self.starts[client]), int(self.starts[client] + self.sizes[client]))
@@ -90,6 +97,7 @@ class Trainer:
         seed: Seed,
         *,
         clip: float | None = None,
+        clip_unit: str = "record",
         gradient: GradientHook | None = None,
         step: StepHook | None = None,
         tier: str = "auto",
@@ -97,14 +105,18 @@ class Trainer:
     ) -> None:
         self.task, self.training, self.seed = task, training, seed
         self.clip, self.gradient, self.step = clip, gradient, step
+        self.clip_unit = clip_unit
         self.tier, self._block = tier, block
         self._kernel: Any = None
+        if clip is not None or gradient is not None:
+            _refuse_batch_statistics(task)
 
     # -- choosing a tier ---------------------------------------------------------------------
 
     def kernel(self, data: ClientData) -> Any:
         if self._kernel is None:
-            self._kernel = self._choose(data)
+            with torch.random.fork_rng(devices=()):  # a module may draw when it is tried
+                self._kernel = self._choose(data)
         return self._kernel
 
     def _choose(self, data: ClientData) -> Any:
@@ -122,6 +134,13 @@ class Trainer:
                     got=repr(self.tier),
                     remedy=nearest(self.tier, [*makers, "auto"]),
                 )
+            if self.tier != "loop" and not self._agrees(self.tier, makers[self.tier], data):
+                raise UsageError(
+                    f"tier {self.tier!r} cannot train this model",
+                    expected="gradients that equal those of the loop",
+                    got=f"{type(self.task.module).__name__} with layers that the tier lacks",
+                    remedy='tier = "auto" takes the fastest one that is right',
+                )
             return makers[self.tier](self.task)
         for name, make in makers.items():
             if name == "loop" or self._agrees(name, make, data):
@@ -129,7 +148,10 @@ class Trainer:
         raise AssertionError("the loop is always there")
 
     def _agrees(self, name: str, make: Callable[[Task], Any], data: ClientData) -> bool:
-        """One gradient of two clients on three examples each, against the loop."""
+        """One gradient of two clients on three examples each, against the loop.
+
+        Whatever entry points the tier has (plain sums, fused step, fused clipping) are held to it.
+        """
         if name == "analytic" and not Analytic.fits(self.task):
             return False
         if self.task.has_buffers:
@@ -142,21 +164,37 @@ class Trainer:
         if noise is not None:
             noise = noise.view(2, 3, *noise.shape[1:])
         args = (p, data.x[rows], data.y[rows], weight, noise)
-        try:
-            fast = make(self.task).sums(*args)
-        except (NotStackable, RuntimeError, NotImplementedError, TypeError, ValueError):
-            return False
         slow = Loop(self.task).sums(*args)
-        return bool(torch.allclose(fast, slow, rtol=1e-4, atol=1e-5 * float(slow.abs().max())))
+        largest = float(slow.abs().max())
+        rate = 1.0 / max(largest, 1e-30)  # a step of size 1: rounding of p stays below it
+        pairs: list[tuple[Tensor, Tensor, float]] = []
+        try:
+            kernel = make(self.task)
+            pairs.append((kernel.sums(*args), slow, 1e-5 * largest))
+            if hasattr(kernel, "sgd_"):
+                stepped = p.clone()
+                kernel.sgd_(stepped, *args[1:], rate)
+                pairs.append((p - stepped, rate * slow, 1e-5 * (1 + float(p.abs().max()))))
+            if self.clip is not None and hasattr(kernel, "clipped_sums"):
+                each = Loop(self.task).per_example(*args)
+                each *= (self.clip / each.norm(dim=2, keepdim=True).clamp_min(1e-12)).clamp_max(1.0)
+                bounded = torch.einsum("kb,kbd->kd", weight, each)
+                atol = 1e-5 * float(bounded.abs().max())
+                pairs.append((kernel.clipped_sums(*args, self.clip), bounded, atol))
+        except Exception:  # whatever a faster tier trips over: the loop trains any module
+            return False
+        return all(torch.allclose(fast, s, rtol=1e-4, atol=atol) for fast, s, atol in pairs)
 
     def _block_size(self, kernel: Any, batch: int) -> int:
+        if kernel.name == "loop":
+            return 1
         if self._block is not None:
             return self._block
         width = self.task.layout.width
         size = BLOCK_BYTES[kernel.name] // (4 * width)
-        fused = self.gradient is None and (self.clip is None or hasattr(kernel, "clipped_sums"))
+        fused = self.gradient is None and (self.clip is None or self._clips_in(kernel))
         if not fused:
-            size = min(size, EXAMPLE_BYTES // (4 * width * max(1, batch)))
+            size = min(size, EXAMPLE_BYTES // (4 * width * batch))
         return max(1, size)
 
     # -- one round ---------------------------------------------------------------------------
@@ -164,46 +202,67 @@ class Trainer:
     def train(self, start: Tensor, clients: Indices, data: ClientData, round_number: int) -> Tensor:
         """Deltas (K, d) of `clients`, trained from start (d,) or from a row each (K, d)."""
         kernel = self.kernel(data)
-        schedule = plan(self.training, clients, data.starts, data.sizes, self.seed, round_number)
-        index = torch.from_numpy(schedule.index)
-        weight = torch.from_numpy(schedule.valid).float()
-        ordered = clients[schedule.order]
+        person = data.person if self.clip_unit == "person" else None
+        n = data.sizes[clients]
+        steps = self.training.steps_of(n)
+        batch = self.training.expected_batch(int(n.max()))
         out = torch.empty(len(clients), self.task.layout.width)
-        block = self._block_size(kernel, index.shape[2])
-        for low in range(0, len(clients), block):
-            rows = slice(low, min(low + block, len(clients)))
-            where = torch.from_numpy(schedule.order[rows])
-            base = start.expand(len(where), -1) if start.dim() == 1 else start[where]
-            p = base.clone()
-            self._train_block(
-                kernel,
-                p,
-                schedule,
-                rows,
-                index[rows],
-                weight[rows],
-                ordered[rows],
-                data,
+        # what is planned together is bounded by memory, what is trained together by the cache
+        noise = math.prod(self.task.noise_shape() or (1,))
+        planned = max(1, PLANNED // (int(steps.max()) * batch * noise))
+        block = min(planned, self._block_size(kernel, batch))
+        planned -= planned % block
+        order = np.lexsort((-n, -steps))  # neighbours do alike work, so a block needs few fillers
+        for first in range(0, len(clients), planned):
+            together = order[first : first + planned]
+            schedule = plan(
+                self.training,
+                clients[together],
+                data.starts,
+                data.sizes,
+                self.seed,
                 round_number,
+                None if person is None else person.numpy(),
             )
-            out[where] = p.sub_(base)
+            together = together[schedule.order]
+            for low in range(0, len(together), block):
+                rows = together[low : low + block]
+                where = torch.from_numpy(rows)
+                base = start.expand(len(where), -1) if start.dim() == 1 else start[where]
+                p = base.clone()
+                own = schedule.part(slice(low, low + block))
+                with self._own_numbers(kernel, int(clients[rows[0]]), round_number):
+                    self._train_block(kernel, p, own, clients[rows], data, round_number)
+                out[where] = p.sub_(base)
         return out
+
+    @contextmanager
+    def _own_numbers(self, kernel: Any, client: int, round_number: int) -> Iterator[None]:
+        """What a module draws by itself (dropout) depends on (seed, client, round) alone.
+
+        Only the loop can train such a module, and it takes one client at a time.
+        """
+        if kernel.name != "loop":
+            yield
+            return
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(self.seed.key("module", client, round_number))
+            yield
 
     def _train_block(
         self,
         kernel: Any,
         p: Tensor,
         schedule: Schedule,
-        rows: slice,
-        index: Tensor,
-        weight: Tensor,
         clients: Indices,
         data: ClientData,
         round_number: int,
     ) -> None:
-        steps = schedule.steps[rows]
-        divisor = torch.from_numpy(schedule.divisor[rows])
-        noise = self._noise(schedule, rows, clients, round_number)
+        index = torch.from_numpy(schedule.index)
+        weight = torch.from_numpy(schedule.valid).float()
+        divisor = torch.from_numpy(schedule.divisor)
+        noise = self._noise(schedule, clients, round_number)
+        trained = self.task.trained  # buffers stand behind: no optimiser touches them
         hooked = self.clip is not None or self.gradient is not None or self.step is not None
         plain = (
             not hooked
@@ -212,9 +271,9 @@ class Trainer:
             and self.training.weight_decay == 0
             and hasattr(kernel, "sgd_")
         )
-        optimiser = Optimiser(self.training, p)
-        for s in range(int(steps[0])):
-            a = int(np.searchsorted(-steps, -s, side="left"))
+        optimiser = Optimiser(self.training, p[:, :trained])
+        for s in range(int(schedule.steps[0])):
+            a = schedule.active(s)
             i, w, q = index[:a, s], weight[:a, s], p[:a]
             x, y = data.x[i], data.y[i]
             z = None if noise is None else noise[:a, s]
@@ -222,27 +281,47 @@ class Trainer:
                 mean = w / divisor[:a, s].unsqueeze(1)
                 kernel.sgd_(q, x, y, mean, z, self.training.learning_rate)
                 continue
-            sums = self._sums(kernel, q, x, y, w, z)
+            person = None if data.person is None else data.person[i]
+            sums = self._sums(kernel, q, x, y, w, z, person)
             if self.step is not None:
                 self.step(sums, clients=clients[:a], round_number=round_number, step=s)
-            optimiser.step(a, s, sums.div_(divisor[:a, s].unsqueeze(1)))
+            optimiser.step(a, s, sums.div_(divisor[:a, s].unsqueeze(1))[:, :trained])
+
+    def _clips_in(self, kernel: Any) -> bool:
+        return self.clip_unit == "record" and hasattr(kernel, "clipped_sums")
 
     def _sums(
-        self, kernel: Any, p: Tensor, x: Tensor, y: Tensor, w: Tensor, z: Tensor | None
+        self,
+        kernel: Any,
+        p: Tensor,
+        x: Tensor,
+        y: Tensor,
+        w: Tensor,
+        z: Tensor | None,
+        person: Tensor | None,
     ) -> Tensor:
         if self.gradient is None and self.clip is None:
             summed: Tensor = kernel.sums(p, x, y, w, z)
             return summed
-        if self.gradient is None and hasattr(kernel, "clipped_sums"):
+        if self.gradient is None and self._clips_in(kernel):
             clipped: Tensor = kernel.clipped_sums(p, x, y, w, z, self.clip)
             return clipped
         each = self._per_example(kernel)(p, x, y, w, z)
         if self.gradient is not None:
             each = self.gradient(each)
-        if self.clip is not None:
-            norms = each.norm(dim=2, keepdim=True).clamp_min(1e-12)
-            each = each * (self.clip / norms).clamp_max(1.0)
-        return torch.einsum("kb,kbd->kd", w, each)
+        if self.clip is None:
+            return torch.einsum("kb,kbd->kd", w, each)
+        if self.clip_unit == "person":
+            if person is None:
+                raise ConfigError(
+                    "clipping per person needs persons",
+                    expected="a person for every example",
+                    got="none",
+                    remedy='name the column with data.person, or use unit = "record"',
+                )
+            each, w = by_person(each, w, person)
+        norms = each.norm(dim=2, keepdim=True).clamp_min(1e-12)
+        return torch.einsum("kb,kbd->kd", w, each * (self.clip / norms).clamp_max(1.0))
 
     def _per_example(self, kernel: Any) -> Callable[..., Tensor]:
         if hasattr(kernel, "per_example"):
@@ -250,14 +329,12 @@ class Trainer:
             return own
         return Vmapped(self.task).per_example
 
-    def _noise(
-        self, schedule: Schedule, rows: slice, clients: Indices, round_number: int
-    ) -> Tensor | None:
+    def _noise(self, schedule: Schedule, clients: Indices, round_number: int) -> Tensor | None:
         """(K, S, B, ...) random numbers of a stochastic loss, each client's from its own stream."""
         shape = self.task.noise_shape()
         if shape is None:
             return None
-        valid, steps = schedule.valid[rows], schedule.steps[rows]
+        valid, steps = schedule.valid, schedule.steps
         out = torch.zeros(*valid.shape, *shape)
         for k, client in enumerate(clients):
             width = max(1, int(valid[k].sum(axis=1).max()))
@@ -269,6 +346,30 @@ class Trainer:
             )
             out[k, : int(steps[k]), :width] = own
         return out
+
+
+def by_person(each: Tensor, weight: Tensor, person: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of examples (K, B, d) summed per person, at the person's first example in a batch.
+
+    Returns the sums (K, B, d) and weights (K, B) that keep one entry per person.
+    """
+    same = (person.unsqueeze(2) == person.unsqueeze(1)).to(each.dtype) * weight.unsqueeze(1)
+    earlier = torch.tril(same, diagonal=-1).sum(dim=2) > 0
+    return torch.bmm(same, each), torch.where(earlier, 0.0, weight)
+
+
+def _refuse_batch_statistics(task: Task) -> None:
+    """One example's gradient does not exist where a layer mixes the examples of a batch."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    for name, layer in task.module.named_modules():
+        if isinstance(layer, _BatchNorm):
+            raise ConfigError(
+                f"layer {name!r} mixes the examples of a batch, so no example can be clipped",
+                expected="normalisation within an example (GroupNorm, LayerNorm)",
+                got=type(layer).__name__,
+                remedy="replace the layer, or remove the protection that clips",
+            )
 
 
 class Optimiser:

@@ -1,0 +1,238 @@
+"""A run that is killed after any round ends with the same trace and model as an unbroken one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedaudit.data.dataset import Dataset
+from fedaudit.errors import TraceError
+from fedaudit.federation import topology as topologies
+from fedaudit.federation.engine import Federation, Rounds
+from fedaudit.federation.local.schedule import Training
+from fedaudit.federation.local.trainer import ClientData
+from fedaudit.protections.shuffle import Shuffle
+from fedaudit.randomness import Seed
+from fedaudit.tasks.catalogue import MLP, VAE
+from fedaudit.trace import Recorder, Trace, Truth, TruthRecorder
+from fedaudit.trace.recorder import MODEL
+
+SEED, K, ROUNDS = Seed(5), 4, 4
+
+ADAM = Training(optimizer="adam", learning_rate=0.01, batch_size=3)
+SHAPES: dict[str, dict[str, Any]] = {
+    "star": {"rounds": Rounds(rounds=ROUNDS, server_momentum=0.7, server_learning_rate=0.8)},
+    "partial": {"rounds": Rounds(rounds=ROUNDS, participation=0.5), "protections": [Shuffle()]},
+    "hierarchy": {
+        "rounds": Rounds(rounds=ROUNDS, aggregation="hierarchical", server_momentum=0.5),
+        "region": np.array([0, 1, 1, 0]),
+    },
+    "gossip": {
+        "rounds": Rounds(rounds=ROUNDS, aggregation="gossip", participation=0.75),
+        "topology": topologies.build("ring", K, SEED),
+    },
+    "autoencoder": {"rounds": Rounds(rounds=ROUNDS, server_momentum=0.7), "task": "vae"},
+}
+
+
+def federation(shape: str, **changes: Any) -> Federation:
+    settings = {**SHAPES[shape], **changes}
+    draw = np.random.default_rng(4)
+    x = draw.random(size=(20, 5)).astype(np.float32)
+    dataset = Dataset(name="tiny", kind="features", x=x, y=draw.integers(0, 3, 20))
+    chosen = VAE(hidden=6, latent=2) if settings.pop("task", "") == "vae" else MLP(hidden=(4,))
+    task = chosen.build(dataset, SEED)
+    examples = task.encode(dataset)
+    parts = [(examples.x[i::K], examples.y[i::K]) for i in range(K)]
+    return Federation(
+        task=task,
+        data=ClientData.join(parts),
+        training=ADAM,
+        seed=SEED,
+        test=examples,
+        **settings,
+    )
+
+
+def go(fed: Federation, path: Path, **options: Any) -> Tensor:
+    recorder = Recorder(
+        path / "trace",
+        layouts={MODEL: fed.task.layout},
+        federation=fed.describe(),
+        task=fed.task.settings,
+        resume=True,
+    )
+    truth = TruthRecorder(path / "truth", {"seed": SEED.root})
+    return fed.run(recorder, truth, checkpoint=path / "checkpoint", keep_raw=True, **options)
+
+
+def same(broken: Path, whole: Path) -> None:
+    a, b = Trace.open(broken / "trace"), Trace.open(whole / "trace")
+    assert a.sha256 == b.sha256
+    assert a.manifest.complete
+    for folder in ("trace", "truth"):
+        names = sorted(f.name for f in (whole / folder).iterdir())
+        assert sorted(f.name for f in (broken / folder).iterdir()) == names
+        for name in names:
+            assert (broken / folder / name).read_bytes() == (whole / folder / name).read_bytes()
+    for number in a.rounds:
+        assert Truth.open(broken / "truth").metrics(number)
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_stopped_after_any_round(shape: str, tmp_path: Path) -> None:
+    expected = go(federation(shape), tmp_path / "whole")
+    for last in range(1, ROUNDS + 1):
+        path = tmp_path / f"broken-{last}"
+
+        def stop(number: int, metrics: dict[str, float], last: int = last) -> None:
+            if number == last:
+                raise Killed
+
+        with pytest.raises(Killed):
+            go(federation(shape), path, progress=stop)
+        assert len(Trace.open(path / "trace").rounds) == last
+        again: list[int] = []
+        model = go(federation(shape), path, progress=lambda n, m, again=again: again.append(n))
+        assert again == list(range(last + 1, ROUNDS + 1))
+        assert torch.equal(model, expected)
+        same(path, tmp_path / "whole")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_stopped_between_the_trace_and_the_checkpoint(
+    shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = go(federation(shape), tmp_path / "whole")
+    save = Federation._save
+    for last in range(1, ROUNDS + 1):
+        path = tmp_path / f"broken-{last}"
+
+        def fail(self: Federation, checkpoint: Any, state: Any, last: int = last) -> None:
+            if state.round == last:
+                raise Killed
+            save(self, checkpoint, state)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Federation, "_save", fail)
+            with pytest.raises(Killed):
+                go(federation(shape), path)
+        assert len(Trace.open(path / "trace").rounds) == last  # one more than the checkpoint
+        assert torch.equal(go(federation(shape), path), expected)
+        same(path, tmp_path / "whole")
+
+
+def test_stopped_in_the_middle_of_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = go(federation("star"), tmp_path / "whole")
+    write = TruthRecorder.round
+
+    def fail(self: TruthRecorder, number: int, *args: Any) -> None:
+        if number == 3:
+            raise Killed
+        write(self, number, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TruthRecorder, "round", fail)
+        with pytest.raises(Killed):
+            go(federation("star"), tmp_path / "broken")
+    assert len(Trace.open(tmp_path / "broken" / "trace").rounds) == 2
+    assert torch.equal(go(federation("star"), tmp_path / "broken"), expected)
+    same(tmp_path / "broken", tmp_path / "whole")
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    model = go(federation("gossip"), tmp_path)
+    sha = Trace.open(tmp_path / "trace").sha256
+
+    def never(number: int, metrics: dict[str, float]) -> None:
+        raise AssertionError(f"round {number} ran again")
+
+    assert torch.equal(go(federation("gossip"), tmp_path, progress=never), model)
+    assert Trace.open(tmp_path / "trace").sha256 == sha
+
+
+def test_without_a_checkpoint_a_run_begins_anew(tmp_path: Path) -> None:
+    expected = go(federation("star"), tmp_path / "whole")
+
+    def stop(number: int, metrics: dict[str, float]) -> None:
+        if number == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        go(federation("star"), tmp_path / "broken", progress=stop)
+    (tmp_path / "broken" / "checkpoint" / "state.safetensors").unlink()
+    assert torch.equal(go(federation("star"), tmp_path / "broken"), expected)
+    same(tmp_path / "broken", tmp_path / "whole")
+
+
+def test_a_run_without_a_recorder_resumes_too(tmp_path: Path) -> None:
+    expected = federation("star").run()
+
+    def stop(number: int, metrics: dict[str, float]) -> None:
+        if number == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        federation("star").run(checkpoint=tmp_path, progress=stop)
+    assert torch.equal(federation("star").run(checkpoint=tmp_path), expected)
+
+
+def test_a_checkpoint_that_does_not_belong_is_refused(tmp_path: Path) -> None:
+    fed = federation("star")
+    fed.run(checkpoint=tmp_path / "checkpoint")
+    recorder = Recorder(tmp_path / "trace", layouts={MODEL: fed.task.layout})
+    with pytest.raises(TraceError, match="ahead of the trace"):
+        fed.run(recorder, checkpoint=tmp_path / "checkpoint")
+    with pytest.raises(TraceError, match="another model"):
+        federation("autoencoder").run(checkpoint=tmp_path / "checkpoint")
+
+
+CHILD = """
+import importlib.util, sys, time
+from pathlib import Path
+spec = importlib.util.spec_from_file_location("resume", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+go, federation = module.go, module.federation
+def slowly(number, metrics):
+    time.sleep(0.05 if number < 3 else 600)  # the last round is never reached
+go(federation("star"), Path(sys.argv[2]), progress=slowly)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+def test_a_process_that_is_killed_for_real(tmp_path: Path) -> None:
+    expected = go(federation("star"), tmp_path / "whole")
+    path = tmp_path / "broken"
+    root = Path(__file__).resolve().parents[2]
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, __file__, str(path)],
+        env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        state = path / "checkpoint" / "state.safetensors"
+        deadline = time.monotonic() + 60
+        while not state.exists() and child.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert state.exists()
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    assert child.returncode == -signal.SIGKILL  # it had not finished by itself
+    assert not Trace.open(path / "trace").manifest.complete
+    assert torch.equal(go(federation("star"), path), expected)
+    same(path, tmp_path / "whole")
