@@ -1,0 +1,81 @@
+"""Client-level differential privacy at an honest server: clip updates, noise on their sum.
+
+Formal guarantees: (epsilon, delta) for one client added to or removed from a round's sum, against
+everyone who sees the models that follow, composed over the rounds. The noise N(0, z^2 C^2 I) goes
+on the sum of clipped updates of equal weight, so one client changes the sum by at most C. Clients
+take part by fixed-size draws, for which no amplification is claimed.
+
+Trust: the server, which sees every clipped update before the noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from fedaudit.accounting import Accountant, Exposure, Guarantee, check_delta, epsilon
+from fedaudit.errors import ConfigError
+from fedaudit.hooks import Hook, Uploads
+from fedaudit.protections.clip import clip_rows, needs_deltas
+from fedaudit.randomness import Seed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class CentralDP(Hook):
+    """Clip every client's update; the server adds Gaussian noise to the sum."""
+
+    name: ClassVar[str] = "central_dp"
+    trust: ClassVar[str] = "the server"
+
+    noise_multiplier: float = 1.0
+    clip: float = 1.0
+    delta: float = 1e-5
+    accountant: Accountant = "pld"
+
+    def __post_init__(self) -> None:
+        if not self.noise_multiplier >= 0 or not self.clip > 0:
+            raise ConfigError(
+                "protections.central_dp is out of range",
+                expected="noise_multiplier >= 0 and clip > 0",
+                got=f"{self.noise_multiplier} and {self.clip}",
+                remedy="noise_multiplier = 1.0, clip = 1.0",
+            )
+        check_delta(self.delta)
+
+    def declare(self) -> dict[str, object]:
+        own = {"noise_multiplier": self.noise_multiplier, "clip": self.clip, "delta": self.delta}
+        return {**super().declare(), **own, "unit": "client"}
+
+    def upload(self, uploads: Uploads, *, round_number: int, seed: Seed) -> Uploads:
+        needs_deltas(self.name, uploads)
+        if len(set(uploads.weights.tolist())) > 1:
+            raise ConfigError(
+                "protections.central_dp needs equal weights",
+                expected='federation.weighting = "equal"',
+                got="weights that differ: one client could change the sum by more than clip",
+                remedy='set federation.weighting = "equal"',
+            )
+        return replace(uploads, rows=clip_rows(uploads.rows, self.clip))
+
+    def aggregate(self, total: Tensor, *, round_number: int, seed: Seed) -> Tensor:
+        import torch
+
+        if not self.noise_multiplier:
+            return total
+        noise = torch.randn(total.shape, generator=seed.torch_generator("central_dp", round_number))
+        return total + self.noise_multiplier * self.clip * noise
+
+    def guarantee(self, client: int, exposure: Exposure) -> Guarantee:
+        """Every client's promise: one noisy sum per round, without amplification."""
+        once = Exposure(sampling_rate=1.0, steps=1, rounds=exposure.rounds)
+        return Guarantee(
+            epsilon=epsilon(once, self.noise_multiplier, self.delta, by=self.accountant),
+            delta=self.delta,
+            unit="client",
+            trust=self.trust,
+            covers=f"{once.rounds} noisy sums, z = {self.noise_multiplier:g}",
+            by=self.accountant,
+        )

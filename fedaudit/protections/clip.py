@@ -1,0 +1,59 @@
+"""Clipping alone: a bound on what one client can change, without noise.
+
+Formal guarantees: none. Without noise a bound on the norm hides nothing; it limits influence, and
+is the baseline that noise is compared with ([Fingerprint] Table 10, rows of noise 0).
+
+Trust: the client's own code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from fedaudit.errors import ConfigError
+from fedaudit.hooks import Hook, Uploads
+from fedaudit.randomness import Seed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def clip_rows(rows: Tensor, bound: float) -> Tensor:
+    """Rows (n, d) scaled down to norm `bound` where they exceed it."""
+    norms = rows.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    return rows * (bound / norms).clamp_max(1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clip(Hook):
+    """Bound the norm of every client's update."""
+
+    name: ClassVar[str] = "clip"
+    trust: ClassVar[str] = "the client's own code"
+
+    bound: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.bound > 0:
+            raise ConfigError(
+                "protections.clip.bound is out of range",
+                expected="above 0",
+                got=str(self.bound),
+                remedy="bound = 1.0",
+            )
+
+    def upload(self, uploads: Uploads, *, round_number: int, seed: Seed) -> Uploads:
+        needs_deltas(self.name, uploads)
+        return replace(uploads, rows=clip_rows(uploads.rows, self.bound))
+
+
+def needs_deltas(name: str, uploads: Uploads) -> None:
+    """Bounding or summing makes sense for single updates, not for whole models or for sums."""
+    if uploads.kind != "delta":
+        raise ConfigError(
+            f"protections.{name} needs single updates",
+            expected='messages of kind "delta"',
+            got=f'"{uploads.kind}"',
+            remedy='set federation.wire = "delta", and put this protection before a secure sum',
+        )

@@ -1,0 +1,165 @@
+"""DP-SGD at every client: per-example (or per-person) clipping, Gaussian noise on the sum.
+
+    clip:   g_i / max(1, |g_i| / C)                                    [Fingerprint] Eq. (13)
+    noise:  sum_i clip(g_i) + N(0, z^2 C^2 I)                          [Fingerprint] Eq. (14)
+
+Differs: the paper prints sigma C on the mean; its epsilons are for z = sigma on the sum, which is
+what is done here (and in DP-SGD libraries). The division by the expected batch comes afterwards.
+
+Formal guarantees: (epsilon, delta) for one record (or one person) added to or removed from a
+client's data, against everyone who sees the client's uploads, over all local steps of all rounds
+the client takes part in. Batches are Poisson samples, so amplification by subsampling holds. Noise
+of different clients, rounds and steps comes from different generators.
+
+Trust: the client's own code and its random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+
+from fedaudit.accounting import Accountant, Exposure, Guarantee, calibrate, check_delta, epsilon
+from fedaudit.errors import ConfigError
+from fedaudit.hooks import Hook, Indices
+from fedaudit.randomness import Seed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPSGD(Hook):
+    """Clip every example's gradient and add Gaussian noise to every step's sum.
+
+    `noise_multiplier`: one for all clients, or one per client. `clip`: bound C on the norm.
+    `unit = "person"` clips and accounts per person (needs a person column). A target `epsilon`
+    takes the place of the noise multiplier: it is calibrated to the client that needs most noise.
+    """
+
+    name: ClassVar[str] = "dp_sgd"
+    covers: ClassVar[tuple[str, ...]] = ("parameter",)
+    trust: ClassVar[str] = "the client's own code"
+    sampling: ClassVar[Literal["shuffle", "poisson"] | None] = "poisson"
+
+    noise_multiplier: float | tuple[float, ...] = 1.0
+    clip: float = 1.0
+    delta: float = 1e-5
+    unit: Literal["record", "person"] = "record"
+    epsilon: float | None = None
+    accountant: Accountant = "pld"
+
+    def __post_init__(self) -> None:
+        many = self.noise_multiplier
+        values = many if isinstance(many, tuple) else (many,)
+        if not values or any(not z >= 0 for z in values):
+            raise ConfigError(
+                "protections.dp_sgd.noise_multiplier is out of range",
+                expected="0 or more, one number or one per client",
+                got=str(self.noise_multiplier),
+                remedy="noise_multiplier = 1.0",
+            )
+        if not self.clip > 0:
+            raise ConfigError(
+                "protections.dp_sgd.clip is out of range",
+                expected="above 0",
+                got=str(self.clip),
+                remedy="clip = 1.0",
+            )
+        check_delta(self.delta)
+
+    @property
+    def clip_norm(self) -> float:  # type: ignore[override]
+        return self.clip
+
+    @property
+    def clip_unit(self) -> str:  # type: ignore[override]
+        return self.unit
+
+    def multiplier(self, client: int) -> float:
+        """The noise multiplier of one client."""
+        if not isinstance(self.noise_multiplier, tuple):
+            return self.noise_multiplier
+        if client >= len(self.noise_multiplier):
+            raise ConfigError(
+                "protections.dp_sgd.noise_multiplier does not fit the federation",
+                expected="one number per client",
+                got=f"{len(self.noise_multiplier)} numbers, and a client number {client}",
+                remedy="give one number for all, or one for every client",
+            )
+        return self.noise_multiplier[client]
+
+    def declare(self) -> dict[str, object]:
+        own = {"noise_multiplier": self.noise_multiplier, "clip": self.clip, "unit": self.unit}
+        return {**super().declare(), **own, "delta": self.delta}
+
+    def step(
+        self, sums: Tensor, *, clients: Indices, round_number: int, step: int, seed: Seed
+    ) -> None:
+        import torch
+
+        # one generator for every (client, round, step): addresses at once, numbers row by row
+        keys = seed.bits("dp_sgd", clients, round_number, step) >> np.uint64(1)
+        noise = torch.empty(sums.shape[1])
+        for row, client, key in zip(sums, clients, keys.tolist(), strict=True):
+            z = self.multiplier(int(client))
+            if z:
+                torch.randn(noise.shape, generator=torch.Generator().manual_seed(key), out=noise)
+                row.add_(noise, alpha=z * self.clip)
+
+    def guarantee(self, client: int, exposure: Exposure) -> Guarantee:
+        """What client number `client` is promised after `exposure`."""
+        z = self.multiplier(client)
+        return Guarantee(
+            epsilon=epsilon(exposure, z, self.delta, by=self.accountant),
+            delta=self.delta,
+            unit=self.unit,
+            trust=self.trust,
+            covers=f"{exposure.steps} steps x {exposure.rounds} rounds, "
+            f"q = {exposure.sampling_rate:.4g}, z = {z:g}",
+            by=self.accountant,
+        )
+
+    def resolved(self, exposures: Sequence[Exposure]) -> DPSGD:
+        """With a target `epsilon`: the smallest multiplier that meets it for every client."""
+        if self.epsilon is None:
+            return self
+        met = DPSGD.calibrated(
+            self.epsilon, tuple(exposures), delta=self.delta, accountant=self.accountant
+        )
+        return replace(self, noise_multiplier=met.noise_multiplier, epsilon=None)
+
+    @classmethod
+    def calibrated(
+        cls,
+        target: float,
+        exposures: tuple[Exposure, ...],
+        *,
+        clip: float = 1.0,
+        delta: float = 1e-5,
+        accountant: Accountant = "pld",
+        per_client: bool = False,
+    ) -> DPSGD:
+        """The protection that gives every client at most epsilon `target`.
+
+        One multiplier for all, from the client that needs most; or, `per_client`, one each.
+        """
+        distinct = sorted(set(exposures), key=lambda e: -rough_cost(e))
+        if per_client:
+            own = {e: calibrate(target, e, delta, by=accountant) for e in distinct}
+            z: float | tuple[float, ...] = tuple(own[e] for e in exposures)
+        else:
+            z = calibrate(target, distinct[0], delta, by=accountant)
+            for e in distinct[1:]:
+                # the order is a rule of thumb: whoever still spends more sets the noise
+                if epsilon(e, z, delta, by=accountant) > target:
+                    z = calibrate(target, e, delta, by=accountant)
+        return cls(noise_multiplier=z, clip=clip, delta=delta, accountant=accountant)
+
+
+def rough_cost(exposure: Exposure) -> float:
+    """q sqrt(steps): what epsilon grows with, to first order."""
+    return float(exposure.sampling_rate * exposure.total**0.5)

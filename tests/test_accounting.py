@@ -1,0 +1,122 @@
+"""Epsilons match the published figures, Opacus, and each other's order."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fedaudit.accounting import (
+    ORDERS,
+    Exposure,
+    Guarantee,
+    amplified_by_shuffling,
+    calibrate,
+    epsilon,
+    from_opacus,
+    renyi,
+)
+from fedaudit.errors import ConfigError, UsageError
+
+NEWS = {0.5: 10.87, 1.0: 2.216, 1.5: 0.935}
+DIALOGUE = {0.5: 12.67, 1.0: 3.095, 1.5: 1.426}
+NEWS_TEN = {0.5: 26.4, 1.0: 5.23, 1.5: 2.55}
+DIALOGUE_TEN = {0.5: 33.3, 1.0: 7.71, 1.5: 3.85}
+
+
+@pytest.mark.parametrize(
+    ("rate", "steps", "rounds", "figures"),
+    [
+        (1 / 16, 16, 1, NEWS),
+        (1 / 8, 8, 1, DIALOGUE),
+        (1 / 16, 16, 10, NEWS_TEN),
+        (1 / 8, 8, 10, DIALOGUE_TEN),
+    ],
+)
+def test_published_epsilons_by_renyi(rate, steps, rounds, figures):
+    """[Fingerprint] Tables 10 and 11, and what ten rounds of them really cost."""
+    exposure = Exposure(sampling_rate=rate, steps=steps, rounds=rounds)
+    for z, published in figures.items():
+        assert epsilon(exposure, z, 1e-4, by="rdp") == pytest.approx(published, rel=2e-3)
+
+
+def test_renyi_equals_opacus():
+    from opacus.accountants.analysis.rdp import compute_rdp
+
+    for q, z in ((1 / 16, 0.5), (0.01, 1.0), (0.3, 2.0), (1.0, 1.3)):
+        theirs = compute_rdp(q=q, noise_multiplier=z, steps=1, orders=list(ORDERS))
+        np.testing.assert_allclose(renyi(q, z), theirs, rtol=1e-7)
+
+
+@pytest.mark.parametrize(("q", "z", "steps"), [(1 / 16, 1.0, 160), (0.3, 0.8, 30), (1.0, 4.0, 10)])
+def test_privacy_losses_are_tighter_than_renyi_and_above_the_exact_gaussian(q, z, steps):
+    exposure = Exposure(sampling_rate=q, steps=steps, rounds=1)
+    tight, loose = epsilon(exposure, z, 1e-5), epsilon(exposure, z, 1e-5, by="rdp")
+    assert tight <= loose
+    if q == 1.0:
+        # n Gaussian steps are one of multiplier z / sqrt(n): exact profile of Balle and Wang
+        from scipy.optimize import brentq
+        from scipy.special import ndtr
+
+        mu = math.sqrt(steps) / z
+
+        def gap(e: float) -> float:
+            return ndtr(mu / 2 - e / mu) - math.exp(e) * ndtr(-mu / 2 - e / mu) - 1e-5
+
+        exact = brentq(gap, 0, 100)
+        assert exact <= tight <= exact + 0.01
+
+
+def test_more_noise_fewer_steps_and_rarer_sampling_never_cost_more():
+    def e(q: float, z: float, n: int) -> float:
+        return epsilon(Exposure(sampling_rate=q, steps=n, rounds=1), z, 1e-5, by="rdp")
+
+    assert e(0.1, 0.8, 50) > e(0.1, 1.0, 50) > e(0.1, 2.0, 50)
+    assert e(0.1, 1.0, 100) > e(0.1, 1.0, 50) > e(0.1, 1.0, 1)
+    assert e(0.5, 1.0, 50) > e(0.1, 1.0, 50) > e(0.01, 1.0, 50)
+    assert e(0.1, 0.0, 1) == math.inf
+    assert e(0.1, 1.0, 0) == 0.0
+
+
+@pytest.mark.parametrize("by", ["pld", "rdp"])
+def test_calibration_meets_the_target_and_not_much_more(by):
+    exposure = Exposure(sampling_rate=0.1, steps=10, rounds=5)
+    z = calibrate(3.0, exposure, 1e-5, by=by)
+    assert epsilon(exposure, z, 1e-5, by=by) <= 3.0
+    assert epsilon(exposure, z * 0.99, 1e-5, by=by) > 3.0
+
+
+def test_amplification_by_shuffling_helps_with_many_clients_and_is_refused_with_few():
+    many = amplified_by_shuffling(1.0, 100_000, 1e-6)
+    assert many is not None
+    assert many < 0.1
+    assert amplified_by_shuffling(1.0, 1_000_000, 1e-6) < many
+    assert amplified_by_shuffling(1.0, 20, 1e-6) is None
+    assert amplified_by_shuffling(12.0, 100_000, 1e-6) is None
+
+
+def test_state_of_an_opacus_accountant():
+    from opacus.accountants import RDPAccountant
+
+    accountant = RDPAccountant()
+    for _ in range(40):
+        accountant.step(noise_multiplier=1.1, sample_rate=0.05)
+    ours = from_opacus(accountant.state_dict(), 1e-5)
+    assert ours.unit == "record"
+    assert ours.epsilon <= accountant.get_epsilon(1e-5)
+    assert ours.epsilon == pytest.approx(
+        epsilon(Exposure(sampling_rate=0.05, steps=40, rounds=1), 1.1, 1e-5), rel=1e-6
+    )
+    with pytest.raises(UsageError, match="Opacus"):
+        from_opacus({"something": 1}, 1e-5)
+
+
+def test_a_guarantee_survives_a_round_trip():
+    for value in (1.5, math.inf):
+        g = Guarantee(epsilon=value, delta=1e-5, unit="client", trust="the server")
+        assert Guarantee.from_dict(g.to_dict()) == g
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5])
+def test_a_delta_out_of_range_is_refused(delta):
+    with pytest.raises(ConfigError, match="delta"):
+        epsilon(Exposure(sampling_rate=0.1, steps=1, rounds=1), 1.0, delta)
