@@ -17,7 +17,7 @@ import numpy as np
 
 from fedaudit.audits.audit import Knowledge
 from fedaudit.results import AuditResult, Estimate
-from fedaudit.trace import ANONYMOUS, Truth, View
+from fedaudit.trace import AGGREGATOR, ANONYMOUS, PUBLIC, SHUFFLER, Truth, View
 
 # -- theory: what a protection can cover ----------------------------------------------------------
 
@@ -56,7 +56,8 @@ class Coverage:
 
     def attack(self, view: View, knowledge: Knowledge, rng: np.random.Generator) -> CoverageGuess:
         clients = set(view.federation.get("clients", ()))
-        hubs = set(view.federation.get("hubs", ("server",)))
+        # a foreign trace may not list its clients: whoever is no known middleman is one
+        hubs = {*view.federation.get("hubs", ("server",)), AGGREGATOR, SHUFFLER, PUBLIC}
         layouts = view.layouts
         kinds: dict[str, dict[str, None]] = {k: {} for k in COVERABLE}
         presence: dict[str, set[int]] = {}
@@ -137,6 +138,7 @@ class Coverage:
                     method="exact count over all recorded messages",
                 )
             },
+            detectable=1.0,  # a count misses nothing
             notes=left,
             source=self.source,
             trace_sha256=guess.trace_sha256,

@@ -1,0 +1,283 @@
+"""Who belongs together: rows of every round in, one label per row out.
+
+Published: `random`, `kmeans`, `spectral`, `greedy`. Ours: `tracking` for partial participation
+(tracks are born, may pause, and end), and `joint`, which fits all rounds at once under the rule
+that a client sends at most once per round. Every linker permutes rows before it begins: solvers
+break ties in the order of the input, and degenerate input would otherwise score 1.0.
+
+Shapes: `rounds` is a list of unit rows (K_t, m); labels are a list of (K_t,) integers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Rows = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.int64]
+Costs = npt.NDArray[np.floating]
+Linker = Callable[[Sequence[Rows], int, np.random.Generator], list[Labels]]
+
+
+# -- theory ---------------------------------------------------------------------------------------
+
+
+def chance_of_a_link(rows_in_next_round: int) -> float:
+    """Probability that a linker which knows nothing matches a row with its successor."""
+    return 1.0 / rows_in_next_round
+
+
+# -- pieces ---------------------------------------------------------------------------------------
+
+
+def distances(before: Rows, after: Rows) -> npt.NDArray[np.float32]:
+    """D_ij = 1 - Sim(theta_i^t, theta_j^{t+1}) of unit rows, [Fingerprint] Eq. (11).
+
+    (K_t, m) and (K_{t+1}, m) to (K_t, K_{t+1}).
+    """
+    return 1.0 - before @ after.T
+
+
+def match(cost: Costs) -> tuple[Labels, Labels]:
+    """The assignment of least total cost, [Fingerprint] Eq. (10), by the Hungarian method."""
+    from scipy.optimize import linear_sum_assignment
+
+    rows, columns = linear_sum_assignment(cost)
+    return rows.astype(np.int64), columns.astype(np.int64)
+
+
+def centred(rows: Rows) -> Rows:
+    """Unit rows without what all clients of the round have in common, unit again."""
+    moved = rows - rows.mean(axis=0, keepdims=True)
+    norms = np.linalg.norm(moved, axis=1, keepdims=True)
+    return np.divide(moved, norms, out=np.zeros_like(moved), where=norms > 1e-7)
+
+
+def _split(labels: Labels, sizes: Sequence[int]) -> list[Labels]:
+    return [own.copy() for own in np.split(labels, np.cumsum(sizes)[:-1])]
+
+
+# -- published ------------------------------------------------------------------------------------
+
+
+def random(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> list[Labels]:
+    """Independent uniform labels: the published random rows ([Fingerprint] Table 2)."""
+    return [rng.integers(0, clients, size=len(r)) for r in rounds]
+
+
+def gram(rounds: Sequence[Rows]) -> npt.NDArray[np.float64]:
+    """Cosines of all rows with all rows, (N, N): every clustering here depends on these alone."""
+    rows = np.concatenate(rounds)
+    return (rows @ rows.T).astype(np.float64)
+
+
+def embed(cosines: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Points (N, r) with the given inner products: the rows themselves up to a rotation.
+
+    Clustering these gives what clustering the raw rows of d columns would, at the price of N.
+    """
+    from scipy.linalg import eigh
+
+    values, vectors = eigh(cosines)
+    keep = values > values[-1] * 1e-7
+    out: npt.NDArray[np.float64] = vectors[:, keep] * np.sqrt(values[keep])
+    return out
+
+
+def kmeans(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> list[Labels]:
+    """K-means over all rows of all rounds, [Fingerprint] Section 3.2.3."""
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
+    sizes = [len(r) for r in rounds]
+    order = rng.permutation(sum(sizes))
+    points = embed(gram(rounds))[order]
+    with warnings.catch_warnings():
+        # equal rows make fewer clusters than clients: that is an answer, not a failure
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        found = KMeans(clients, n_init=10, random_state=int(rng.integers(1 << 31))).fit(points)
+    labels = np.empty(len(order), dtype=np.int64)
+    labels[order] = found.labels_
+    return _split(labels, sizes)
+
+
+def spectral(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> list[Labels]:
+    """Spectral clustering over all rows, [Fingerprint] Section 3.2.3, with a Gaussian affinity."""
+    from sklearn.cluster import SpectralClustering
+    from sklearn.exceptions import ConvergenceWarning
+
+    sizes = [len(r) for r in rounds]
+    order = rng.permutation(sum(sizes))
+    affinity = np.exp(2.0 * (np.minimum(gram(rounds), 1.0) - 1.0))[np.ix_(order, order)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        found = SpectralClustering(
+            clients,
+            affinity="precomputed",
+            random_state=int(rng.integers(1 << 31)),
+            assign_labels="kmeans",
+        ).fit(affinity)
+    labels = np.empty(len(order), dtype=np.int64)
+    labels[order] = found.labels_
+    return _split(labels, sizes)
+
+
+def chain(costs: Sequence[Costs], sizes: Sequence[int], rng: np.random.Generator) -> list[Labels]:
+    """Match neighbouring rounds and carry labels along, given the costs of every pair."""
+    labels: list[Labels] = [rng.permutation(sizes[0]).astype(np.int64)]
+    fresh = sizes[0]
+    for cost, size in zip(costs, sizes[1:], strict=True):
+        a, b = rng.permutation(cost.shape[0]), rng.permutation(cost.shape[1])
+        before, after = match(cost[np.ix_(a, b)])
+        own = np.full(size, -1, dtype=np.int64)
+        own[b[after]] = labels[-1][a[before]]
+        new = np.flatnonzero(own < 0)
+        own[new] = fresh + rng.permutation(len(new))
+        fresh += len(new)
+        labels.append(own)
+    return labels
+
+
+def greedy(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> list[Labels]:
+    """Step-wise greedy match, [Fingerprint] Section 3.2.4: neighbours matched, matches chained.
+
+    A row without a partner in the round before gets a label of its own.
+    """
+    costs = [distances(a, b) for a, b in itertools.pairwise(rounds)]
+    return chain(costs, [len(r) for r in rounds], rng)
+
+
+# -- beyond the paper -----------------------------------------------------------------------------
+
+
+def stranger_similarity(rounds: Sequence[Rows], clients: int) -> float:
+    """The cosine that the best of `clients` strangers seldom reaches.
+
+    Rows of one round come from different clients for certain, so their spread is what coincidence
+    looks like, measured without any label. Centring shifts cosines within a round to -1/(K - 1) on
+    average but not those between rounds, so the spread is taken around its own mean.
+    """
+    from scipy.special import ndtri
+
+    values = np.concatenate([(r @ r.T)[np.triu_indices(len(r), k=1)] for r in rounds])
+    return float(values.std() * ndtri(1.0 - 0.25 / max(2, clients)))
+
+
+def tracking(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> list[Labels]:
+    """Tracks with birth, gap and end: for federations in which not everybody takes part.
+
+    A track remembers the mean of its recent rows. In every round, rows are assigned to tracks at
+    least total cost; staying unmatched costs as much as a match that looks like a coincidence
+    between strangers, so a newcomer starts a track instead of stealing one. When as many tracks
+    stand as there are clients, no more are born: a row goes to the track it resembles most.
+    """
+    moved = [centred(r) for r in rounds]
+    stranger = stranger_similarity(moved, clients)
+    memory = np.zeros((0, moved[0].shape[1]), dtype=np.float32)
+    labels: list[Labels] = []
+    for rows in moved:
+        order = rng.permutation(len(rows))
+        shuffled = rows[order]
+        own = np.full(len(rows), -1, dtype=np.int64)
+        if len(memory):
+            similarity = shuffled @ _unit(memory).T  # (rows, tracks)
+            room = max(0, clients - len(memory))
+            unmatched = np.full((len(rows), len(rows)), 1.0 - stranger)
+            unmatched[:, room:] = 4.0  # a birth beyond the roster is worse than any match
+            picked_rows, picked = match(np.concatenate([1.0 - similarity, unmatched], axis=1))
+            known = picked < len(memory)
+            own[order[picked_rows[known]]] = picked[known]
+        born = np.flatnonzero(own < 0)
+        own[born] = len(memory) + rng.permutation(len(born))
+        grown = np.zeros((len(born), rows.shape[1]), dtype=np.float32)
+        memory = np.concatenate([memory, grown])
+        # recent rounds count more: the model moves on, and with it every client's direction
+        memory[own] = 0.7 * memory[own] + rows
+        labels.append(own)
+    return labels
+
+
+def _unit(rows: Rows) -> Rows:
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
+
+
+def joint(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> list[Labels]:
+    """All rounds at once: one cluster per client, at most one row of a round in each.
+
+    Every client is a direction plus noise. Starts from `tracking` and, where all take part, from
+    `greedy`; then round after round is assigned anew, at least total squared distance from what the
+    other rounds say of each client (its mean, shrunk the more the fewer rows it has), until nothing
+    changes. The start that explains more of the rows is kept.
+    """
+    moved = [centred(r) for r in rounds]
+    starts = [tracking(rounds, clients, rng)]
+    if all(len(r) == clients for r in rounds):
+        starts.append(greedy(rounds, clients, rng))
+    found = [_refine(moved, start, clients, rng) for start in starts]
+    return max(found, key=lambda pair: pair[1])[0]
+
+
+def _refine(
+    rounds: Sequence[Rows],
+    start: Sequence[Labels],
+    clients: int,
+    rng: np.random.Generator,
+    sweeps: int = 20,
+) -> tuple[list[Labels], float]:
+    """Assign rounds anew until nothing changes; labels, and how much of the rows they explain."""
+    labels = [own.copy() for own in start]
+    count = max(clients, int(max(own.max() for own in labels)) + 1)
+    sums = np.zeros((count, rounds[0].shape[1]), dtype=np.float32)
+    sizes = np.zeros(count)
+    for rows, own in zip(rounds, labels, strict=True):
+        sums[own] += rows
+        sizes[own] += 1
+    prior = 1.0
+    for _ in range(sweeps):
+        changed = False
+        prior = _prior(sums, sizes)
+        for t in rng.permutation(len(rounds)):
+            rows, own = rounds[t], labels[t]
+            sums[own] -= rows
+            sizes[own] -= 1
+            shrunk = 1.0 / (sizes + prior)
+            # |x - s/(n + prior)|^2 without |x|^2; a client not seen elsewhere costs 0
+            cost = np.einsum("ij,ij->i", sums, sums) * shrunk**2 - 2.0 * (rows @ sums.T) * shrunk
+            before, after = match(cost)
+            new = np.empty_like(own)
+            new[before] = after
+            better = cost[np.arange(len(own)), new].sum() < (
+                cost[np.arange(len(own)), own].sum() - 1e-9
+            )
+            if better:
+                labels[t], changed = new, True
+            sums[labels[t]] += rows
+            sizes[labels[t]] += 1
+        if not changed:
+            break
+    return labels, float((np.einsum("ij,ij->i", sums, sums) / (sizes + prior)).sum())
+
+
+def _prior(sums: Rows, sizes: npt.NDArray[np.float64]) -> float:
+    """Rows that the prior is worth: (1 - rho)/rho, rho the mean cosine of two rows of a cluster."""
+    pairs = float((sizes * (sizes - 1)).sum())
+    if pairs == 0:
+        return 1.0
+    rho = (float(np.square(sums).sum()) - float(sizes.sum())) / pairs
+    rho = min(0.99, max(0.01, rho))
+    return (1.0 - rho) / rho
+
+
+LINKERS: dict[str, Linker] = {
+    "greedy": greedy,
+    "tracking": tracking,
+    "joint": joint,
+    "spectral": spectral,
+    "kmeans": kmeans,
+    "random": random,
+}

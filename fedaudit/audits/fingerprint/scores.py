@@ -1,0 +1,120 @@
+"""How well labels match senders: links, clusters, clients; each with chance and interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class Links:
+    """True neighbours in time, and whether the linker joined them.
+
+    A link is a client's row and the same client's next row. It is found if both bear one label and
+    no row in between bears it. `found` maps a client to one truth value per link, in time order;
+    `made` and `right` count the links the linker made and those that were right; `chance` is the
+    expected share found by a linker that deals `clients` labels at random, one per row and round.
+    """
+
+    found: dict[str, list[bool]]
+    made: int
+    right: int
+    chance: float
+    by_round: dict[int, list[bool]]
+
+
+def links(senders: Sequence[Sequence[str]], labels: Sequence[Sequence[int]], clients: int) -> Links:
+    """Compare labels with senders, round by round."""
+    last_row: dict[str, tuple[int, int]] = {}  # sender -> (round, label)
+    last_label: dict[int, tuple[int, str]] = {}  # label -> (round, sender)
+    found: dict[str, list[bool]] = {}
+    by_round: dict[int, list[bool]] = {}
+    made = right = 0
+    chances = []
+    share = [min(1.0, len(own) / clients) for own in senders]
+    for t, (own, given) in enumerate(zip(senders, labels, strict=True)):
+        for sender, label in zip(own, given, strict=True):
+            before = last_label.get(label)
+            if before is not None:
+                made += 1
+                right += before[1] == sender
+            if sender in last_row:
+                s, old = last_row[sender]
+                hit = old == label and before is not None and before[0] == s
+                found.setdefault(sender, []).append(hit)
+                by_round.setdefault(t, []).append(hit)
+                quiet = float(np.prod([1.0 - share[r] for r in range(s + 1, t)]))
+                chances.append(quiet / clients)
+        for sender, label in zip(own, given, strict=True):
+            last_row[sender] = (t, label)
+            last_label[label] = (t, sender)
+    chance = float(np.mean(chances)) if chances else 1.0 / clients
+    return Links(found, made, right, chance, by_round)
+
+
+def longest_run(hits: Sequence[bool]) -> int:
+    """Longest row of correct links in time order."""
+    best = run = 0
+    for h in hits:
+        run = run + 1 if h else 0
+        best = max(best, run)
+    return best
+
+
+def rounds_until_sure(hits: Sequence[bool], chance: float, confidence: float) -> int | None:
+    """Links after which a client counts as linked: an exact binomial test at every look.
+
+    The error rate is shared out over all looks, so that looking often does not raise it.
+    """
+    from scipy.special import betainc
+
+    level = (1.0 - confidence) / max(1, len(hits))
+    total = 0
+    for n, hit in enumerate(hits, start=1):
+        total += hit
+        # P(Binomial(n, chance) >= total)
+        tail = 1.0 if total == 0 else float(betainc(total, n - total + 1, chance))
+        if tail <= level:
+            return n
+    return None
+
+
+def jackknife(
+    truth: Sequence[str], labels: Sequence[int], confidence: float
+) -> dict[str, tuple[float, float]]:
+    """Interval of each clustering score, leaving out one client at a time.
+
+    A client is the independent unit: its rows stand or fall together. Where all clients are alike
+    the jackknife sees no spread; then one more client, dealt uniformly over the labels, is added,
+    as the Agresti-Coull interval adds pseudo-trials, so that no interval is a point.
+    """
+    from scipy.special import ndtri
+
+    from fedaudit.stats import clustering
+
+    table = clustering.contingency(truth, labels).astype(np.float64)
+    z = float(ndtri(0.5 + confidence / 2))
+    out = {}
+    for name, score in clustering.SCORES.items():
+        value = float(score(table))
+        error = _jackknife_error(table, name)
+        if error < 1e-9:
+            spread = np.full((1, table.shape[1]), table.sum(axis=1).mean() / table.shape[1])
+            error = _jackknife_error(np.concatenate([table, spread]), name)
+        low, high = value - z * error, value + z * error
+        floor = -1.0 if name == "adjusted_rand" else 0.0
+        ceiling = float(np.log(len(table))) if name == "mutual_information" else 1.0
+        out[name] = (min(value, max(floor, low)), max(value, min(ceiling, high)))
+    return out
+
+
+def _jackknife_error(table: npt.NDArray[np.float64], name: str) -> float:
+    from fedaudit.stats import clustering
+
+    k = len(table)
+    without = np.stack([np.delete(table, i, axis=0) for i in range(k)])
+    left = clustering.SCORES[name](without)
+    return float(np.sqrt((k - 1) / k * ((left - left.mean()) ** 2).sum()))

@@ -1,0 +1,433 @@
+"""Naive twin, theory, null, power, monotone, vantage; then what must be refused."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from fedaudit.audits.audit import Knowledge
+from fedaudit.audits.fingerprint import Fingerprint
+from fedaudit.audits.fingerprint.features import (
+    Fold,
+    collect,
+    default_features,
+    detectable_cosine,
+    exact_cosines,
+    standardise_columns,
+    unit_norm,
+    width_for,
+)
+from fedaudit.audits.fingerprint.linkers import (
+    LINKERS,
+    centred,
+    distances,
+    embed,
+    gram,
+    greedy,
+    joint,
+    kmeans,
+    tracking,
+)
+from fedaudit.audits.fingerprint.scores import jackknife, links, rounds_until_sure
+from fedaudit.errors import ConfigError, NotApplicable, NotObservable, TraceError, UsageError
+from fedaudit.layout import Layout
+from fedaudit.report.findings import judge
+from fedaudit.stats import clustering
+from fedaudit.trace import ANONYMOUS, SERVER, Recorder, Trace, Truth, TruthRecorder
+
+
+def signal_rows(rng, clients=12, rounds=8, width=400, signal=1.0, share=1.0, common=0.0):
+    """Rows of clients that have a direction each, plus noise; who sent them, shuffled."""
+    base = rng.normal(size=(clients, width))
+    shared = rng.normal(size=width)
+    out = []
+    for _ in range(rounds):
+        take = max(2, round(share * clients))
+        who = rng.permutation(clients)[:take]
+        rows = signal * base[who] + rng.normal(size=(take, width)) + common * shared
+        out.append((rows.astype(np.float32), [f"client-{c:02d}" for c in who]))
+    return out
+
+
+def record(path, data, *, names=None, senders=ANONYMOUS):
+    """A trace of anonymous (or named) deltas, and its truth."""
+    width = data[0][0].shape[1]
+    layout = {"model": Layout.of([("1.weight", (width // 2, 2)), ("1.bias", (width % 2,))])}
+    clients = sorted({s for _, own in data for s in own})
+    about = {"hubs": [SERVER], "clients": clients, "parties": [SERVER, "shuffler", *clients]}
+    recorder = Recorder(path / "trace", layouts=layout, federation=about)
+    truth = TruthRecorder(path / "truth", {"clients": {}})
+    for number, (rows, who) in enumerate(data, start=1):
+        with recorder.round() as wire:
+            row = wire.put_once("model", np.zeros(width, dtype=np.float32))
+            wire.send_rows("model", [SERVER] * len(clients), clients, row, step=0)
+            shown = who if senders is None else [senders] * len(who)
+            first = wire.send_rows("delta", shown, [SERVER] * len(who), rows, step=1)
+        truth.round(number, {first + i: s for i, s in enumerate(who)})
+    recorder.close()
+    return Trace.open(path / "trace"), Truth.open(path / "truth")
+
+
+def audit(trace, truth, seed=0, vantage=SERVER, **settings):
+    a = Fingerprint(**settings)
+    guess = a.attack(trace.seen_by(vantage), Knowledge(), np.random.default_rng(seed))
+    return a.score(guess, truth, np.random.default_rng(seed + 1))
+
+
+# -- naive ----------------------------------------------------------------------------------------
+
+
+def test_greedy_equals_a_search_over_all_assignments():
+    rng = np.random.default_rng(0)
+    rounds = [unit_norm(rng.normal(size=(5, 9)).astype(np.float32)) for _ in range(4)]
+    labels = greedy(rounds, 5, rng)
+    for (a, la), (b, lb) in itertools.pairwise(zip(rounds, labels, strict=True)):
+        best = min(
+            itertools.permutations(range(5)),
+            key=lambda p: sum(1 - float(a[i] @ b[j]) for i, j in enumerate(p)),
+        )
+        assert [int(np.flatnonzero(lb == la[i])[0]) for i in range(5)] == list(best)
+
+
+def test_distances_are_one_minus_cosine():
+    rng = np.random.default_rng(1)
+    a, b = rng.normal(size=(4, 7)), rng.normal(size=(3, 7))
+    ours = distances(unit_norm(a.astype(np.float32)), unit_norm(b.astype(np.float32)))
+    for i, j in itertools.product(range(4), range(3)):
+        naive = 1 - a[i] @ b[j] / (np.linalg.norm(a[i]) * np.linalg.norm(b[j]))
+        assert ours[i, j] == pytest.approx(naive, abs=1e-6)
+
+
+def test_clustering_the_gram_matrix_is_clustering_the_rows():
+    """K-means on points with the same inner products has the same optimum as on raw rows."""
+    from sklearn.cluster import KMeans
+
+    rng = np.random.default_rng(2)
+    data = signal_rows(rng, clients=4, rounds=6, width=300, signal=1.5)
+    rounds = [unit_norm(r) for r, _ in data]
+    rows = np.concatenate(rounds)
+    points = embed(gram(rounds))
+    np.testing.assert_allclose(points @ points.T, rows @ rows.T, atol=1e-5)
+    ours = np.concatenate(kmeans(rounds, 4, rng))
+    raw = KMeans(4, n_init=10, random_state=0).fit(rows).labels_
+    assert clustering.adjusted_rand(ours, raw) == pytest.approx(1.0)
+
+
+def test_links_against_a_slow_twin():
+    rng = np.random.default_rng(3)
+    senders = [[f"c{c}" for c in rng.permutation(5)[:3]] for _ in range(9)]
+    labels = [list(rng.permutation(6)[:3]) for _ in range(9)]
+    ours = links(senders, labels, 5)
+    rows = [(t, s, v) for t in range(9) for s, v in zip(senders[t], labels[t], strict=True)]
+    slow: dict[str, list[bool]] = {}
+    for t, s, v in rows:
+        earlier = [r for r in rows if r[1] == s and r[0] < t]
+        if not earlier:
+            continue
+        t0, _, v0 = earlier[-1]
+        between = [r for r in rows if t0 < r[0] < t and r[2] == v]
+        slow.setdefault(s, []).append(v0 == v and not between)
+    assert ours.found == slow
+    made = [
+        (s, [r for r in rows if r[2] == v and r[0] < t][-1][1])
+        for t, s, v in rows
+        if [r for r in rows if r[2] == v and r[0] < t]
+    ]
+    assert ours.made == len(made)
+    assert ours.right == sum(a == b for a, b in made)
+
+
+def test_a_fold_equals_its_matrix():
+    rng = np.random.default_rng(4)
+    fold = Fold(103, 17, rng)
+    rows = rng.normal(size=(3, 103)).astype(np.float32)
+    matrix = np.zeros((103, 17))
+    matrix[np.arange(103), np.arange(103) % 17] = fold._signs
+    whole, pieces = np.zeros((3, 17), np.float32), np.zeros((3, 17), np.float32)
+    fold.add(whole, rows, 0)
+    for low in range(0, 103, 10):
+        fold.add(pieces, rows[:, low : low + 10], low)
+    np.testing.assert_allclose(whole, rows @ matrix, atol=1e-4)
+    np.testing.assert_allclose(pieces, whole, atol=1e-5)
+
+
+def test_exact_cosines_streamed_equal_those_in_memory(tmp_path):
+    data = signal_rows(np.random.default_rng(5), rounds=2, width=501)
+    trace, _ = record(tmp_path, data)
+    view = trace.seen_by(SERVER)
+    streamed = exact_cosines(view, 1, ("1.weight", "1.bias"))
+    a, b = (unit_norm(rows) for rows, _ in data)
+    np.testing.assert_allclose(streamed, a @ b.T, atol=1e-5)
+
+
+# -- theory ---------------------------------------------------------------------------------------
+
+
+def test_the_sketch_is_unbiased_and_its_noise_is_one_over_root_width():
+    rng = np.random.default_rng(6)
+    width = 251
+    x, y = (unit_norm(rng.normal(size=(1, 5000)).astype(np.float32)) for _ in range(2))
+    y = unit_norm(0.5 * x + 0.8 * y)
+    exact = float((x @ y.T)[0, 0])
+    values = []
+    for s in range(400):
+        fold = Fold(5000, width, np.random.default_rng(s))
+        a, b = np.zeros((1, width), np.float32), np.zeros((1, width), np.float32)
+        fold.add(a, x, 0)
+        fold.add(b, y, 0)
+        values.append(float((a @ b.T)[0, 0]))
+    assert np.mean(values) == pytest.approx(exact, abs=4 * np.std(values) / 20)
+    assert np.std(values) == pytest.approx(np.sqrt((1 + exact**2) / width), rel=0.2)
+    assert detectable_cosine(width_for(0.06)) <= 0.06
+
+
+@pytest.mark.parametrize(
+    ("clients", "published"), [(3, (0.458, 0.563, 0.074)), (20, (0.206, 0.909, 0.933))]
+)
+def test_the_random_method_gives_the_published_random_row(clients, published):
+    """[Fingerprint] Table 2, T = 10: independent uniform labels."""
+    rng = np.random.default_rng(7)
+    truth = np.tile(np.arange(clients), 10)
+    rows = [np.zeros((clients, 1), np.float32)] * 10
+    drawn = [
+        clustering.scores(truth, np.concatenate(LINKERS["random"](rows, clients, rng)))
+        for _ in range(400)
+    ]
+    for name, value in zip(("purity", "rand_index", "mutual_information"), published, strict=True):
+        assert np.mean([d[name] for d in drawn]) == pytest.approx(value, abs=0.012)
+
+
+def test_chance_of_a_link_is_what_random_labels_find():
+    rng = np.random.default_rng(8)
+    found, chances = [], []
+    for _ in range(300):
+        senders = [[f"c{c}" for c in rng.permutation(8)[:4]] for _ in range(6)]
+        labels = [list(rng.permutation(8)[:4]) for _ in range(6)]
+        joined = links(senders, labels, 8)
+        found += [h for hits in joined.found.values() for h in hits]
+        chances.append(joined.chance)
+    assert np.mean(found) == pytest.approx(
+        np.mean(chances), abs=4 * np.std(found) / len(found) ** 0.5
+    )
+
+
+def test_sure_after_controls_its_error():
+    rng = np.random.default_rng(9)
+    alarms = [rounds_until_sure(rng.random(12) < 0.1, 0.1, 0.95) is not None for _ in range(3000)]
+    assert np.mean(alarms) <= 0.05
+    assert rounds_until_sure([True] * 9, 0.05, 0.95) == 2
+    assert rounds_until_sure([False] * 9, 0.05, 0.95) is None
+
+
+# -- null -----------------------------------------------------------------------------------------
+
+
+def test_no_signal_raises_the_alarm_at_most_at_the_stated_rate(tmp_path):
+    alarms = 0
+    for s in range(60):
+        data = signal_rows(np.random.default_rng(s), clients=8, rounds=5, width=60, signal=0.0)
+        trace, truth = record(tmp_path / str(s), data)
+        finding = judge(audit(trace, truth, seed=s, methods=("greedy",)))[-1]
+        alarms += finding.verdict == "leak"
+    # one-sided 2.5 %: more than 6 of 60 would happen once in 2,000
+    assert alarms <= 6
+
+
+@pytest.mark.parametrize("method", LINKERS)
+def test_degenerate_rows_in_file_order_score_chance_not_one(tmp_path, method):
+    """All updates equal: ties must not fall in the order of the file."""
+    names = [f"client-{c:02d}" for c in range(10)]
+    rows = np.ones((10, 20), np.float32)
+    trace, truth = record(tmp_path, [(rows, names)] * 6)
+    result = audit(trace, truth, methods=(method,))
+    assert result.estimates["linkage_accuracy"].value < 0.5
+
+
+# -- power ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["greedy", "tracking", "joint", "spectral", "kmeans"])
+def test_a_clear_signal_is_found(tmp_path, method):
+    trace, truth = record(tmp_path, signal_rows(np.random.default_rng(10), signal=2.0))
+    result = audit(trace, truth, methods=(method,))
+    assert result.estimates["linkage_accuracy"].value > 0.95
+    assert judge(result)[-1].verdict == "leak"
+
+
+def linkage(method, share, seed, **kind):
+    data = signal_rows(np.random.default_rng(seed), clients=16, rounds=12, share=share, **kind)
+    rounds = [unit_norm(r) for r, _ in data]
+    labels = method(rounds, 16, np.random.default_rng(seed))
+    found = links([s for _, s in data], [v.tolist() for v in labels], 16).found
+    return np.mean([h for hits in found.values() for h in hits])
+
+
+def test_tracking_and_joint_beat_greedy_when_half_take_part_and_match_it_when_all_do():
+    half = {m: np.mean([linkage(m, 0.5, s) for s in range(5)]) for m in (greedy, tracking, joint)}
+    assert half[tracking] > half[greedy] + 0.2
+    assert half[joint] > half[greedy] + 0.2
+    every = {m: np.mean([linkage(m, 1.0, s) for s in range(5)]) for m in (greedy, tracking, joint)}
+    assert every[joint] >= every[greedy] - 0.01
+    assert every[tracking] >= every[greedy] - 0.02
+
+
+def test_joint_links_what_noise_hides_from_greedy():
+    kind = {"signal": 0.35, "common": 1.0}
+    pairs = [(linkage(greedy, 1.0, s, **kind), linkage(joint, 1.0, s, **kind)) for s in range(5)]
+    weak, strong = np.mean(pairs, axis=0)
+    assert strong > weak + 0.1
+
+
+def test_a_sketch_agrees_with_exact_rows_where_the_signal_shows(tmp_path):
+    data = signal_rows(np.random.default_rng(11), clients=20, rounds=5, width=20_000, signal=1.0)
+    trace, truth = record(tmp_path, data)
+    exact = audit(trace, truth, sketch=0, methods=("greedy",))
+    folded = audit(trace, truth, sketch=1021, methods=("greedy",))
+    assert exact.estimates["linkage_accuracy"].value == 1.0
+    assert folded.estimates["linkage_accuracy"].value == 1.0
+    assert folded.settings["sketch"] == 1021
+    assert any("folded" in n for n in folded.notes)
+
+
+def test_no_negative_rests_on_a_sketch_alone(tmp_path):
+    """Cosine 0.06: a narrow sketch sees nothing, so the audit looks again exactly."""
+    data = signal_rows(np.random.default_rng(12), clients=20, rounds=4, width=60_000, signal=0.25)
+    trace, truth = record(tmp_path, data)
+    view = trace.seen_by(SERVER)
+    blind = collect(view, ("1.weight",), np.random.default_rng(0), sketch=211)
+    seen = links(
+        [s for _, s in data],
+        [v.tolist() for v in greedy(blind.rows, 20, np.random.default_rng(0))],
+        20,
+    ).found
+    assert np.mean([h for hits in seen.values() for h in hits]) < 0.6
+    looked = audit(trace, truth, sketch=211, methods=("greedy",))
+    assert looked.estimates["linkage_accuracy"].value > 0.95
+    assert any("confirmed exactly" in n for n in looked.notes)
+
+
+# -- monotone -------------------------------------------------------------------------------------
+
+
+def test_more_noise_never_reads_as_more_leak():
+    for method in (greedy, joint):
+        shares = [
+            np.mean([linkage(method, 1.0, s, signal=g) for s in range(4)])
+            for g in (2.0, 0.6, 0.3, 0.15, 0.0)
+        ]
+        assert all(a >= b - 0.05 for a, b in itertools.pairwise(shares))
+        assert shares[0] > 0.95
+        assert shares[-1] < 0.15
+
+
+# -- vantage and contracts ------------------------------------------------------------------------
+
+
+def test_a_narrower_view_raises(tmp_path):
+    trace, truth = record(tmp_path, signal_rows(np.random.default_rng(13)))
+    for party in ("client-00", "network", "shuffler"):
+        with pytest.raises(NotObservable):
+            audit(trace, truth, vantage=party)
+
+
+def test_same_seed_same_result_and_a_json_round_trip(tmp_path):
+    from fedaudit.results import AuditResult
+
+    trace, truth = record(tmp_path, signal_rows(np.random.default_rng(14), signal=0.3))
+    one, two = audit(trace, truth, seed=3), audit(trace, truth, seed=3)
+    assert one == two
+    assert AuditResult.from_json(one.to_json()) == AuditResult.from_json(two.to_json())
+
+
+def test_renaming_clients_changes_only_labels(tmp_path):
+    data = signal_rows(np.random.default_rng(15), signal=0.3)
+    renamed = [(rows, [s.replace("client", "site") for s in own]) for rows, own in data]
+    a = audit(*record(tmp_path / "a", data), seed=1)
+    b = audit(*record(tmp_path / "b", renamed), seed=1)
+    assert {k: e.value for k, e in a.estimates.items()} == {
+        k: e.value for k, e in b.estimates.items()
+    }
+    assert [k.replace("client", "site") for k in a.per_client] == list(b.per_client)
+
+
+def test_without_truth_the_attack_is_blind(tmp_path):
+    trace, _ = record(tmp_path, signal_rows(np.random.default_rng(16)))
+    result = audit(trace, None)
+    assert "nothing was scored" in result.not_applicable
+    assert not result.estimates
+
+
+def test_perfect_linkage_still_has_an_interval():
+    truth = np.repeat(np.arange(6), 5)
+    for low, high in jackknife(truth, truth, 0.95).values():
+        assert low < high
+
+
+def test_columns_are_standardised_over_all_rounds():
+    rng = np.random.default_rng(17)
+    rounds = [rng.normal(3, 2, size=(4, 5)).astype(np.float32) for _ in range(6)]
+    rounds = [np.concatenate([r, np.ones((4, 1), np.float32)], axis=1) for r in rounds]
+    out = np.concatenate(standardise_columns(rounds))
+    np.testing.assert_allclose(out[:, :5].mean(0), 0, atol=1e-5)
+    np.testing.assert_allclose(out[:, :5].std(0), 1, atol=1e-5)
+    assert (out[:, 5] == 0).all()
+    assert np.isfinite(centred(np.ones((3, 4), np.float32))).all()
+
+
+def test_default_features():
+    gpt = Layout.of(
+        [
+            ("tokens.weight", (9, 4)),
+            ("blocks.0.mlp.fc.weight", (8, 4)),
+            ("blocks.0.mlp.fc.bias", (8,)),
+            ("blocks.1.mlp.fc.weight", (8, 4)),
+        ]
+    )
+    assert default_features(gpt) == ("blocks.0.mlp.fc.weight",)
+    plain = Layout.of([("1.weight", (3, 2)), ("1.bias", (3,))])
+    assert default_features(plain) == ("1.weight",)
+
+
+# -- bad input ------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_linked_is_refused(tmp_path):
+    rng = np.random.default_rng(18)
+    trace, truth = record(tmp_path / "one", signal_rows(rng, rounds=1))
+    with pytest.raises(NotApplicable, match="two rounds"):
+        audit(trace, truth)
+    named, truth = record(tmp_path / "named", signal_rows(rng), senders=None)
+    with pytest.raises(NotApplicable, match="already known") as error:
+        audit(named, truth)
+    assert "--as shuffle" in error.value.remedy
+    alone = [(rows[:1], own[:1]) for rows, own in signal_rows(rng)]
+    trace, truth = record(tmp_path / "alone", alone)
+    with pytest.raises(NotApplicable, match="nothing to link"):
+        audit(trace, truth)
+
+
+def test_values_that_are_not_finite_are_named_by_round_and_row(tmp_path):
+    data = signal_rows(np.random.default_rng(19))
+    data[2][0][4, 7] = np.nan
+    trace, truth = record(tmp_path, data)
+    with pytest.raises(TraceError, match="round 3") as error:
+        audit(trace, truth)
+    assert "row 4" in error.value.got
+
+
+def test_zero_updates_score_chance(tmp_path):
+    names = [f"client-{c:02d}" for c in range(8)]
+    trace, truth = record(tmp_path, [(np.zeros((8, 10), np.float32), names)] * 5)
+    assert audit(trace, truth).estimates["linkage_accuracy"].value < 0.5
+
+
+def test_settings_are_checked(tmp_path):
+    trace, truth = record(tmp_path, signal_rows(np.random.default_rng(20)))
+    with pytest.raises(UsageError, match="no tensor matches") as error:
+        audit(trace, truth, features=("1.weigth",))
+    assert "1.weight" in error.value.remedy
+    for wrong in ({"methods": ()}, {"confidence": 1.0}, {"sketch": -1}, {"clients": 1}):
+        with pytest.raises(ConfigError):
+            Fingerprint(**wrong)
+    with pytest.raises(UsageError, match="exact rows"):
+        audit(trace, truth, normalise="column", sketch=7)
