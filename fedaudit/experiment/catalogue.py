@@ -14,7 +14,12 @@ AUDITS = {
     "fingerprint": "fedaudit.audits.fingerprint:Fingerprint",
 }
 PROTECTIONS = {
+    "central_dp": "fedaudit.protections.central_dp:CentralDP",
+    "clip": "fedaudit.protections.clip:Clip",
+    "dp_sgd": "fedaudit.protections.dp_sgd:DPSGD",
+    "secure_sum": "fedaudit.protections.secure_sum:SecureSum",
     "shuffle": "fedaudit.protections.shuffle:Shuffle",
+    "update_noise": "fedaudit.protections.update_noise:UpdateNoise",
 }
 
 
@@ -38,7 +43,8 @@ def summary(cls: type) -> str:
 
 def listing() -> dict[str, list[tuple[str, str, dict[str, tuple[str, str]]]]]:
     """Everything a config can name: section -> [(name, one line, setting -> (type, default))]."""
-    from fedaudit.data import builtin, fetch, partition
+    from fedaudit.data import builtin, fetch, files, partition
+    from fedaudit.experiment.config import Held, Recording
     from fedaudit.federation import topology
     from fedaudit.federation.engine import Rounds
     from fedaudit.federation.local.schedule import Training
@@ -48,12 +54,19 @@ def listing() -> dict[str, list[tuple[str, str, dict[str, tuple[str, str]]]]]:
         (b.name, b.summary, {s.name: (s.meaning, str(s.default)) for s in b.settings})
         for b in builtin.BUILTIN.values()
     ]
+    fetched = {s.name: (s.meaning, str(s.default)) for s in builtin.FETCHED_SETTINGS}
     datasets += [
-        (name, f"{source.summary} (after `fedaudit data get {name}`)", {})
+        (name, f"{source.summary} (after `fedaudit data get {name}`)", fetched)
         for name, source in fetch.SOURCES.items()
     ]
+    own = {"path": ("text in quotes", settings.REQUIRED), **settings.describe_arguments(files.read)}
+    del own["name"]  # in a config this word names a data set
     return {
         "datasets": datasets,
+        "own data": [
+            ("path", "CSV, TSV, NPZ, JSONL, IDX or a folder of images", own),
+            ("held out", "what holds for every data set", settings.describe(Held)),
+        ],
         "partitions": [
             (name, summary(cls), settings.describe(cls)) for name, cls in partition.KINDS.items()
         ],
@@ -65,6 +78,7 @@ def listing() -> dict[str, list[tuple[str, str, dict[str, tuple[str, str]]]]]:
         "federation": [
             ("federation", summary(Rounds), settings.describe(Rounds)),
             ("training", summary(Training), settings.describe(Training)),
+            ("trace", summary(Recording), settings.describe(Recording)),
         ],
         "protections": [
             (name, summary(cls), settings.describe(cls))

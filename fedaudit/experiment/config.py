@@ -6,8 +6,9 @@ import copy
 import dataclasses
 import hashlib
 import json
+import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from fedaudit.experiment.catalogue import AUDITS, PROTECTIONS, find
 DEFAULT = """\
 # The built-in experiment: real handwritten digits, twenty clients with unequal class mixes,
 # uploads shuffled on their way to a curious server.
+
+# Whoever knows the seed can redraw every random number of the run: it is kept in truth/ alone.
+# For a trace that others shall attack blindly, take one that nobody guesses (up to 2^64 - 1).
 seed = 1
 
 [data]
@@ -84,8 +88,11 @@ class Recording:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A whole experiment, checked. `data`, `partition`, `task`, `topology` keep their words until
-    the objects they name are built, because some checks need the data."""
+    """A whole experiment, checked. `data`, `partition`, `topology` keep their words until the
+    objects they name are built, because some checks need the data.
+
+    `raw` holds the same as plain values with every default filled in: what reruns it.
+    """
 
     seed: int
     data: Mapping[str, Any]
@@ -101,28 +108,45 @@ class Config:
 
     @property
     def sha256(self) -> str:
-        """Identity of the run (seed included, audits not: they can be added later)."""
-        run = {k: v for k, v in self.raw.items() if k != "audits"}
+        """Identity of the run but for its seed: a hash of a small seed gives the seed away.
+
+        Audits do not count: they can be added later.
+        """
+        run = {k: v for k, v in self.raw.items() if k not in ("seed", "audits")}
         return hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()
 
-    def public_toml(self) -> str:
-        """The resolved config as TOML, without the seed."""
-        return to_toml({k: v for k, v in self.raw.items() if k != "seed"})
+    @property
+    def full_sha256(self) -> str:
+        """Identity with seed and audits: for private places only."""
+        return hashlib.sha256(json.dumps(self.raw, sort_keys=True).encode()).hexdigest()
+
+    def public(self) -> dict[str, Any]:
+        """What may stand beside a trace: neither the seed nor anybody's name."""
+        plain = {k: v for k, v in self.raw.items() if k != "seed"}
+        plain["topology"] = {k: v for k, v in plain["topology"].items() if k != "clients"}
+        return plain
 
 
 def load(
-    path: str | Path | None = None,
+    path: str | Path | Mapping[str, Any] | None = None,
     *,
     overrides: Sequence[str] = (),
     seed: int | None = None,
 ) -> Config:
-    """Read a config (or the built-in one), apply `section.key=value` overrides, check all of it."""
+    """Read a config (or the built-in one), apply `section.key=value` overrides, check all of it.
+
+    An override of what a section names (`task.kind`, `data.name`, ...) comes first and drops the
+    section's other settings: they belonged to what was named before.
+    """
     if path is None:
         raw, where = tomllib.loads(DEFAULT), "the built-in config"
+    elif isinstance(path, Mapping):
+        raw, where = copy.deepcopy(dict(path)), "the config"
     else:
         raw, where = _read(Path(path)), str(path)
-    for text in overrides:
-        _override(raw, text)
+    changes = [_parsed(text) for text in overrides]
+    for key, value in sorted(changes, key=lambda change: change[0] not in NAMING):
+        override(raw, key, value)
     if seed is not None:
         raw["seed"] = seed
     return check(raw, where)
@@ -154,10 +178,13 @@ def _read(path: Path) -> dict[str, Any]:
         ) from None
 
 
-def _override(raw: dict[str, Any], text: str) -> None:
+NAMING = ("data.name", "data.path", "partition.kind", "task.kind", "topology.kind")
+
+
+def _parsed(text: str) -> tuple[str, Any]:
+    """`section.key=value` as a key and a TOML value."""
     key, equals, value = text.partition("=")
-    parts = key.strip().split(".")
-    if not equals or not all(parts):
+    if not equals or not all(key.strip().split(".")):
         raise ConfigError(
             "--set needs a key and a value",
             expected="--set section.key=value",
@@ -165,11 +192,16 @@ def _override(raw: dict[str, Any], text: str) -> None:
             remedy="for example --set federation.clients=10",
         )
     try:
-        parsed = tomllib.loads(f"v = {value}")["v"]
+        return key.strip(), tomllib.loads(f"v = {value}")["v"]
     except tomllib.TOMLDecodeError:
-        parsed = value.strip()  # a bare word is text
+        return key.strip(), value.strip()  # a bare word is text
+
+
+def override(raw: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key, in place. Naming another kind drops what belonged to the old one."""
     here = raw
-    for part in parts[:-1]:
+    *path, last = key.split(".")
+    for part in path:
         here = here.setdefault(part, {})
         if not isinstance(here, dict):
             raise ConfigError(
@@ -178,7 +210,12 @@ def _override(raw: dict[str, Any], text: str) -> None:
                 got=repr(key),
                 remedy=f"{part} is a value, not a section",
             )
-    here[parts[-1]] = parsed
+    if key in NAMING and here.get(last) != value:
+        keep = ("test_fraction", "standardise") if path == ["data"] else ()
+        kept = {k: v for k, v in here.items() if k in keep}
+        here.clear()
+        here.update(kept)
+    here[last] = value
 
 
 def check(given: Mapping[str, Any], where: str = "the config") -> Config:
@@ -197,10 +234,10 @@ def check(given: Mapping[str, Any], where: str = "the config") -> Config:
                 remedy=nearest(key, SECTIONS),
             )
     seed = raw.setdefault("seed", 1)
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**64:
         raise ConfigError(
-            "seed is not a whole number",
-            expected="0 or more",
+            "seed is out of range" if isinstance(seed, int) else "seed is not a whole number",
+            expected="a whole number from 0 to 2^64 - 1",
             got=repr(seed),
             remedy="seed = 1",
         )
@@ -216,36 +253,78 @@ def check(given: Mapping[str, Any], where: str = "the config") -> Config:
         raw["data"] = {"name": "digits"}
     raw["partition"].setdefault("kind", "iid")
     raw["topology"].setdefault("kind", "star")
-    text = raw["data"].get("name") in ("docs", "newsgroups", "spam", "sotu")
-    raw["task"].setdefault("kind", "gpt" if text else "mlp")
+    raw["task"].setdefault("kind", "gpt" if _is_text(raw["data"]) else "mlp")
     if not raw["audits"]:
         raw["audits"] = {"coverage": {}, "fingerprint": {}}
-    kind = raw["task"]["kind"]
-    if kind not in CATALOGUE:
-        raise ConfigError(
-            f"unknown task {kind!r}",
-            expected="the name of a task",
-            got=repr(kind),
-            remedy=nearest(str(kind), CATALOGUE),
-        )
-    _check_data(raw["data"])
-    _check_partition(raw["partition"])
-    task = settings.check(
-        CATALOGUE[kind], {k: v for k, v in raw["task"].items() if k != "kind"}, "task"
-    )
+    data = _check_data(raw["data"])
+    kind = _kind_of(raw["task"], CATALOGUE, "task")
+    task = settings.check(CATALOGUE[kind], _rest(raw["task"]), "task", also=("kind",))
+    partition = _check_partition(raw["partition"])
+    federation = settings.check(Rounds, raw["federation"], "federation")
+    training = settings.check(Training, raw["training"], "training")
+    protections = _named(raw["protections"], PROTECTIONS, "protection", "protections")
+    audits = _named(raw["audits"], AUDITS, "audit", "audits")
+    recording = settings.check(Recording, raw["trace"], "trace")
+    topology = _check_topology(raw["topology"])
+    resolved: dict[str, Any] = {
+        "seed": seed,
+        "data": data,
+        "partition": {"kind": partition.kind, **plain(partition)},
+        "task": {"kind": kind, **plain(task)},
+        "topology": topology,
+        "federation": plain(federation),
+        "training": plain(training),
+        "protections": {name: plain(p) for name, p in protections.items()},
+        "audits": {name: plain(a) for name, a in audits.items()},
+        "trace": plain(recording),
+    }
     return Config(
         seed=seed,
-        data=raw["data"],
-        partition=raw["partition"],
+        data=data,
+        partition=resolved["partition"],
         task=task,
-        topology=raw["topology"],
-        federation=settings.check(Rounds, raw["federation"], "federation"),
-        training=settings.check(Training, raw["training"], "training"),
-        protections=_named(raw["protections"], PROTECTIONS, "protection", "protections"),
-        audits=_named(raw["audits"], AUDITS, "audit", "audits"),
-        trace=settings.check(Recording, raw["trace"], "trace"),
-        raw=raw,
+        topology=topology,
+        federation=federation,
+        training=training,
+        protections=protections,
+        audits=audits,
+        trace=recording,
+        raw=resolved,
     )
+
+
+def plain(settings_object: Any) -> dict[str, Any]:
+    """The settings of a dataclass as JSON types; what is None is left out, as TOML has no word
+    for it."""
+    values = {
+        f.name: getattr(settings_object, f.name)
+        for f in dataclasses.fields(settings_object)
+        if f.init
+    }
+    out: dict[str, Any] = json.loads(json.dumps({k: v for k, v in values.items() if v is not None}))
+    return out
+
+
+def _rest(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in section.items() if k != "kind"}
+
+
+def _kind_of(section: Mapping[str, Any], table: Iterable[str], what: str) -> str:
+    kind = section["kind"]
+    if not isinstance(kind, str) or kind not in table:
+        raise ConfigError(
+            f"unknown {what} {kind!r}",
+            expected=f"the name of a {what}",
+            got=repr(kind),
+            remedy=nearest(str(kind), table),
+        )
+    return kind
+
+
+def _is_text(data: Mapping[str, Any]) -> bool:
+    path = str(data.get("path", "")).lower().removesuffix(".gz")
+    known = data.get("name") in ("docs", "newsgroups", "spam", "sotu")
+    return known or path.endswith((".jsonl", ".ndjson"))
 
 
 def _named(
@@ -265,64 +344,78 @@ def _named(
     return out
 
 
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """Settings of [data] that do not depend on where the data come from."""
+
+    test_fraction: float | None = None
+    standardise: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.test_fraction is not None and not 0 < self.test_fraction < 1:
+            raise ConfigError(
+                "data.test_fraction is out of range",
+                expected="a number between 0 and 1",
+                got=repr(self.test_fraction),
+                remedy="data.test_fraction = 0.2",
+            )
+
+
 DATA_KEYS = ("name", "path", "test_fraction", "standardise")
 
 
-def _check_data(data: dict[str, Any]) -> None:
-    from fedaudit.data import builtin, files
+def _check_data(data: Mapping[str, Any]) -> dict[str, Any]:
+    from fedaudit.data import builtin
 
+    rest = {k: v for k, v in data.items() if k not in DATA_KEYS}
     if ("name" in data) == ("path" in data):
+        if "name" not in data:
+            from fedaudit.data import files
+
+            settings.refuse_unknown(
+                rest, settings.argument_names(files.read), "data", also=DATA_KEYS
+            )
         raise ConfigError(
             "data needs a source",
             expected="either data.name (built in or fetched) or data.path (your own file)",
             got="both" if "name" in data else "neither",
             remedy='data.name = "digits", or data.path = "mydata.csv"',
         )
-    rest = {k: v for k, v in data.items() if k not in DATA_KEYS}
-    fraction = data.get("test_fraction", 0.2)
-    if not isinstance(fraction, int | float) or not 0 < fraction < 1:
-        raise ConfigError(
-            "data.test_fraction is out of range",
-            expected="a number between 0 and 1",
-            got=repr(fraction),
-            remedy="data.test_fraction = 0.2",
-        )
-    if not isinstance(data.get("standardise", True), bool):
-        raise ConfigError(
-            "data.standardise is a switch",
-            expected="true or false",
-            got=repr(data["standardise"]),
-            remedy="data.standardise = true",
-        )
+    held = settings.check(
+        Held, {k: data[k] for k in ("test_fraction", "standardise") if k in data}, "data"
+    )
     if "name" in data:
-        builtin.check_settings(str(data["name"]), rest)
-        return
-    import inspect
+        name = data["name"]
+        known = builtin.check_settings(str(name), {})
+        settings.refuse_unknown(rest, known, "data", also=DATA_KEYS)
+        return {"name": name, **builtin.check_settings(str(name), rest), **plain(held)}
+    if not isinstance(data["path"], str):
+        raise ConfigError(
+            f"data.path cannot be {data['path']!r}",
+            expected="text in quotes",
+            got=repr(data["path"]),
+            remedy='data.path = "mydata.csv"',
+        )
+    from fedaudit.data import files
 
-    known = [
-        p.name
-        for p in inspect.signature(files.read).parameters.values()
-        if p.kind is p.KEYWORD_ONLY
-    ]
-    for key in rest:
-        if key not in known:
-            raise ConfigError(
-                f"unknown key data.{key}",
-                expected="a setting for your own data",
-                got=repr(key),
-                remedy=nearest(key, [*known, *DATA_KEYS]),
-            )
+    settings.check_arguments(files.read, rest, "data", also=DATA_KEYS)
+    return {"path": data["path"], **rest, **plain(held)}
 
 
-def _check_partition(given: dict[str, Any]) -> None:
+def _check_partition(given: Mapping[str, Any]) -> Any:
     from fedaudit.data import partition
 
-    values = {k: v for k, v in given.items() if k != "kind"}
-    kind = str(given["kind"])
-    if kind in partition.KINDS:
-        settings.check(partition.KINDS[kind], values, "partition")
-    else:
-        partition.from_settings(kind, values)
+    kind = _kind_of(given, partition.KINDS, "partition")
+    return settings.check(partition.KINDS[kind], _rest(given), "partition", also=("kind",))
+
+
+def _check_topology(given: Mapping[str, Any]) -> dict[str, Any]:
+    from fedaudit.federation import topology
+
+    kind = _kind_of(given, topology.KINDS, "topology")
+    build = topology.KINDS[kind].build
+    settings.check_arguments(build, _rest(given), "topology", also=("kind",))
+    return dict(given)
 
 
 def to_toml(values: Mapping[str, Any]) -> str:
@@ -336,19 +429,17 @@ def _toml_lines(values: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
     tables = {k: v for k, v in values.items() if isinstance(v, Mapping)}
     if path and (scalars or not tables):
         lines += ["", f"[{'.'.join(path)}]"]
-    lines += [f"{k} = {_toml_value(v)}" for k, v in scalars.items() if v is not None]
+    lines += [f"{k} = {toml_value(v)}" for k, v in scalars.items() if v is not None]
     for name, table in tables.items():
         lines += _toml_lines(table, (*path, name))
     return lines
 
 
-def _toml_value(value: Any) -> str:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
-    if isinstance(value, bool):
-        return "true" if value else "false"
+def toml_value(value: Any) -> str:
+    """A plain value as TOML writes it."""
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml_value(v) for v in value) + "]"
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return "[" + ", ".join(toml_value(v) for v in value) + "]"
+    if isinstance(value, float) and math.isinf(value):
         return "inf" if value > 0 else "-inf"
-    return json.dumps(value, ensure_ascii=False)
+    # JSON and TOML agree on the rest, but for one control character that JSON leaves as it is
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

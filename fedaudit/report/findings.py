@@ -11,17 +11,24 @@ There is no "safe".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fedaudit.results import AuditResult, Bound, Estimate, Finding
+
+REMEDY = ". Try: "
+"""Between what is missing and what to do about it in `AuditResult.not_applicable`."""
 
 ORDER = {"disagreement": 0, "leak": 1, "no_evidence": 2, "not_applicable": 3}
 
 
 @dataclass(frozen=True)
 class Words:
-    """How one audit's headline reads: `{value}` and `{baseline}` are filled in."""
+    """How one audit's headline reads.
+
+    `{value}`, `{baseline}` and `{notes}` (the result's own remarks) are filled in.
+    """
 
     measure: str
     leak: str
@@ -35,13 +42,14 @@ WORDS = {
         measure="links between neighbouring rounds that were right",
         leak="{value} of a client's updates were linked to its next one (chance {baseline}): "
         "shuffling hides names, not content.",
-        no_evidence="Links were no better than chance ({value} against {baseline}).",
+        no_evidence="{value} of a client's updates were linked to its next one, which chance "
+        "({baseline}) can explain.",
         remedy="add noise at the clients (DP-SGD), or let only a secure sum leave",
         percent=True,
     ),
     "coverage": Words(
         measure="fields that left a client outside every declared protection",
-        leak="Outside every declared protection, clients sent data of {value} kind(s).",
+        leak="Outside every declared protection left: {notes}.",
         no_evidence="Everything that left a client falls under a declared protection.",
         remedy="declare a protection that covers them, or stop sending them",
     ),
@@ -56,15 +64,22 @@ GENERIC = Words(
 
 def number(value: float, percent: bool = False) -> str:
     """A number as a report prints it."""
+    if math.isinf(value):
+        return "infinite" if value > 0 else "minus infinity"
     if percent:
         return f"{100 * value:.1f} %"
-    return f"{value:.0f}" if value == int(value) and abs(value) < 1e6 else f"{value:.3g}"
+    return f"{value:.0f}" if float(value).is_integer() and abs(value) < 1e6 else f"{value:.3g}"
 
 
 def interval(e: Estimate, percent: bool = False) -> str:
     """`value [low, high]` with the confidence where it is not exact."""
     text = f"{number(e.value, percent)} [{number(e.low, percent)}, {number(e.high, percent)}]"
-    return text if e.confidence >= 1 else f"{text} at {100 * e.confidence:.0f} %"
+    return f"{text}, exact" if e.confidence >= 1 else f"{text} at {100 * e.confidence:g} %"
+
+
+def against(e: Estimate, percent: bool = False) -> str:
+    """The baseline in words: what no leak at all would give, where the design has such a value."""
+    return "none" if e.baseline is None else number(e.baseline, percent)
 
 
 def words_for(audit: str) -> Words:
@@ -79,7 +94,7 @@ def contradicts(bound: Bound, estimate: Estimate) -> bool:
 
 
 def judge(result: AuditResult) -> list[Finding]:
-    """All findings of one result, worst first."""
+    """All findings of one result: disagreements with theory first."""
     words = words_for(result.audit)
     found = []
     for name, bound in result.bounds.items():
@@ -107,32 +122,39 @@ def judge(result: AuditResult) -> list[Finding]:
 def _headline(result: AuditResult, words: Words) -> Finding:
     if result.not_applicable is not None or result.headline is None:
         missing = result.not_applicable or "the audit gave no estimate"
+        missing, _, remedy = missing.partition(REMEDY)
         return Finding(
             verdict="not_applicable",
             audit=result.audit,
             vantage=result.vantage,
             question=result.question,
-            statement=missing[:1].upper() + missing[1:],
+            statement=missing[:1].upper() + missing[1:] + ("" if missing.endswith(".") else "."),
             rule="a need of the audit is not met",
             source=result.source,
+            remedy=remedy,
         )
     estimate = result.estimates[result.headline]
     baseline = estimate.baseline if estimate.baseline is not None else 0.0
     if result.greater_is_leak:
         leak = estimate.low > baseline
-        rule = f"low end of the interval above {number(baseline, words.percent)}"
+        ends = ("low", "above")
     else:
         leak = estimate.high < baseline
-        rule = f"high end of the interval below {number(baseline, words.percent)}"
+        ends = ("high", "below")
+    word = "" if leak else "not "
+    rule = f"the {ends[0]} end of the interval is {word}{ends[1]} {number(baseline, words.percent)}"
     filled = {
         "value": number(estimate.value, words.percent),
         "baseline": number(baseline, words.percent),
+        "notes": "; ".join(result.notes) or "nothing that was named",
     }
     statement = (words.leak if leak else words.no_evidence).format(**filled)
-    if not leak and result.detectable is not None:
+    if not leak:
         statement += (
-            f" The smallest value that would have been seen is "
-            f"{number(result.detectable, words.percent)}."
+            " How small a leak would have been seen is not known."
+            if result.detectable is None
+            else f" The {'smallest' if result.greater_is_leak else 'largest'} value that would "
+            f"have been seen as a leak is {number(result.detectable, words.percent)}."
         )
     return Finding(
         verdict="leak" if leak else "no_evidence",
@@ -140,7 +162,7 @@ def _headline(result: AuditResult, words: Words) -> Finding:
         vantage=result.vantage,
         question=result.question,
         statement=statement,
-        rule=rule if leak else f"not: {rule}",
+        rule=rule,
         measure=result.headline,
         estimate=estimate,
         source=result.source,

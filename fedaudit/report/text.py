@@ -1,22 +1,26 @@
-"""The terminal report: one line per finding with value, interval, baseline, source; then tables."""
+"""The terminal report: one line per finding with value, interval, baseline, source; then why, and
+what each client gave away. Everything is wrapped to the width of the console."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fedaudit.report.findings import interval, number, words_for
-from fedaudit.results import AuditResult, Finding
+from fedaudit.report.findings import against, interval, number, words_for
+from fedaudit.results import AuditResult, Estimate, Finding
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 MARKS = {
-    "disagreement": ("!!", "bold magenta"),
+    "disagreement": ("DISAGREE", "bold magenta"),
     "leak": ("LEAK", "bold red"),
     "no_evidence": ("no evidence", "green"),
     "not_applicable": ("n/a", "dim"),
 }
+_MARGIN = 13
 
 
 def show(
@@ -27,68 +31,119 @@ def show(
     *,
     most_clients: int = 20,
 ) -> None:
-    """Print a report."""
-    from rich.table import Table
-    from rich.text import Text
-
+    """Print a report: the findings, and the tables of `results`."""
     console.print()
     for label, value in summary.items():
-        console.print(Text(f"{label:<14}", style="bold"), Text(value), sep="")
+        _line(console, label, value, "bold")
     console.print()
     for f in findings:
         mark, style = MARKS[f.verdict]
-        console.print(Text(f"{mark:<12}", style=style), Text(f.question, style="bold"), sep="")
-        console.print(Text(f"{'':<12}{f.statement}"))
-        if f.estimate is not None and f.measure is not None:
-            percent = words_for(f.audit).percent and f.verdict != "disagreement"
-            baseline = f.estimate.baseline
-            against = "" if baseline is None else f", baseline {number(baseline, percent)}"
-            line = f"{f.measure} = {interval(f.estimate, percent)}{against}; n = {f.estimate.n}"
-            console.print(Text(f"{'':<12}{line}", style="dim"))
-            console.print(Text(f"{'':<12}{f.estimate.method}; {f.source}", style="dim"))
-        console.print(Text(f"{'':<12}rule: {f.rule}; seen by {f.vantage}", style="dim"))
-        if f.remedy:
-            console.print(Text(f"{'':<12}what helps: {f.remedy}"))
-        console.print()
+        _line(console, mark, headline(f), style)
+    for f in findings:
+        _explain(console, f)
     for result in results:
-        if result.notes:
-            console.print(Text(f"{result.audit}: noted", style="bold"))
-            for note in result.notes:
-                console.print(Text(f"  - {note}"))
-            console.print()
-        for missing in result.underpowered:
-            console.print(Text(f"{result.audit}: {missing}", style="yellow"))
-        if len(result.estimates) > 1:
-            table = Table(title=f"{result.audit}: all scores", title_justify="left")
-            table.add_column("score")
-            for column in ("value", "low", "high", "baseline"):
-                table.add_column(column, justify="right")
-            table.add_column("interval by")
-            for name, e in result.estimates.items():
-                base = "" if e.baseline is None else f"{e.baseline:.3f}"
-                table.add_row(
-                    name, f"{e.value:.3f}", f"{e.low:.3f}", f"{e.high:.3f}", base, e.method
-                )
-            console.print(table)
-        if result.per_client:
-            _clients(console, result, most_clients)
+        _details(console, result, most_clients)
 
 
-def _clients(console: Console, result: AuditResult, most: int) -> None:
+def headline(f: Finding) -> str:
+    """One finding in one line: what was measured, interval, baseline, source."""
+    if f.estimate is None or f.measure is None:
+        return f"{f.audit}: not measured; {f.source}"
+    percent = words_for(f.audit).percent and f.verdict != "disagreement"
+    return (
+        f"{f.audit}: {f.measure} {interval(f.estimate, percent)}, "
+        f"baseline {against(f.estimate, percent)}, n = {f.estimate.n}; {f.source}"
+    )
+
+
+def _line(console: Console, label: str, text: str, style: str, margin: int = _MARGIN) -> None:
+    """`label`, then `text` wrapped beside it."""
+    from rich.text import Text
+
+    width = max(console.width, margin + 20)
+    label, text = clean(label), clean(text)
+    # a number stays on the line of its unit; no control code is left that could be meant
+    tied = text.replace(" %", "\0%").replace(" n = ", " n\0=\0")
+    wrapped = textwrap.wrap(tied, width - margin, break_on_hyphens=False) or [""]
+    lines = [line.replace("\0", " ") for line in wrapped]
+    console.print(Text.assemble((f"{label:<{margin}}", style), lines[0]), soft_wrap=True)
+    for line in lines[1:]:
+        console.print(Text(" " * margin + line), soft_wrap=True)
+
+
+def _explain(console: Console, f: Finding) -> None:
+    from rich.text import Text
+
+    console.print()
+    for line in textwrap.wrap(clean(f.question), max(console.width, 20)):
+        console.print(Text(line, style="bold"), soft_wrap=True)
+    _line(console, "  answer", f.statement, "dim")
+    _line(console, "  rule", f"{f.rule}; seen by {f.vantage}", "dim")
+    if f.estimate is not None and f.estimate.method:
+        _line(console, "  interval", f.estimate.method, "dim")
+    if f.remedy:
+        _line(console, "  what helps", f.remedy, "dim")
+
+
+def _details(console: Console, result: AuditResult, most_clients: int) -> None:
+    from rich.text import Text
+
+    if result.notes:
+        console.print()
+        console.print(Text(clean(f"{result.audit}: noted"), style="bold"))
+        for note in result.notes:
+            _line(console, "  -", note, "", margin=4)
+    for missing in result.underpowered:
+        _line(console, f"{result.audit}:", str(missing), "yellow", margin=len(result.audit) + 2)
+    if len(result.estimates) > 1:
+        table = _table("score", ["value", "low", "high", "baseline"])
+        table.add_column("interval by", overflow="fold")
+        for name, e in result.estimates.items():
+            table.add_row(*(Text(clean(c)) for c in (name, *figures(e), e.method)))
+        _titled(console, f"{result.audit}: all scores", table)
+    if result.per_client:
+        columns = list(next(iter(result.per_client.values())))
+        table = _table("client", columns)
+        for name, row in list(result.per_client.items())[:most_clients]:
+            cells = (name, *(cell(row.get(c)) for c in columns))
+            table.add_row(*(Text(clean(c)) for c in cells))
+        _titled(console, f"{result.audit}: per client", table)
+        left = len(result.per_client) - most_clients
+        if left > 0:
+            console.print(Text(f"and {left} more: see report.html", style="dim"))
+
+
+def _table(first: str, numeric: Sequence[str]) -> Table:
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    columns = list(next(iter(result.per_client.values())))
-    table = Table(title=f"{result.audit}: per client", title_justify="left")
-    table.add_column("client")
-    for column in columns:
-        table.add_column(column, justify="right")
-    for name, row in list(result.per_client.items())[:most]:
-        table.add_row(name, *(cell(row.get(c)) for c in columns))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column(first, overflow="fold")
+    for column in numeric:
+        table.add_column(Text(clean(column)), justify="right", overflow="fold")
+    return table
+
+
+def _titled(console: Console, title: str, table: Table) -> None:
+    from rich.text import Text
+
+    console.print()
+    console.print(Text(clean(title), style="bold"))
     console.print(table)
-    left = len(result.per_client) - most
-    if left > 0:
-        console.print(Text(f"and {left} more: see report.html", style="dim"))
+
+
+def clean(text: str) -> str:
+    """Without control codes: a foreign trace must not drive the reader's terminal."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+
+
+def figures(e: Estimate) -> tuple[str, str, str, str]:
+    """Value, low, high and baseline as table cells; a count has no decimals."""
+    if e.confidence >= 1 and all(float(v).is_integer() for v in (e.value, e.low, e.high)):
+        base = "" if e.baseline is None else number(e.baseline)
+        return number(e.value), number(e.low), number(e.high), base
+    return cell(e.value), cell(e.low), cell(e.high), cell(e.baseline)
 
 
 def cell(value: float | int | str | None) -> str:
@@ -96,5 +151,5 @@ def cell(value: float | int | str | None) -> str:
     if value is None:
         return ""
     if isinstance(value, float):
-        return f"{value:.3f}"
+        return f"{value:.3f}" if value == 0 or 1e-3 <= abs(value) < 1e6 else f"{value:.3g}"
     return str(value)

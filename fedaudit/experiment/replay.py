@@ -1,0 +1,164 @@
+"""What would the server have seen? Upload-side protections applied to a stored trace.
+
+Exact for protections that change neither the sum nor the training (shuffle, secure sum). Where a
+protection would have changed the model (clipping, noise), later rounds would have differed: the
+manifest says that training was not rerun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedaudit.errors import NotApplicable, UsageError
+from fedaudit.hooks import Hook, Uploads
+from fedaudit.randomness import Seed
+from fedaudit.trace import ANONYMOUS, Message, Recorder, Trace, Truth, TruthRecorder
+from fedaudit.trace.recorder import MODEL, RoundWriter
+
+EXACT = ("shuffle", "secure_sum")
+
+
+def check_hooks(hooks: Sequence[Hook]) -> None:
+    """Only what acts on uploads can be applied afterwards."""
+    for hook in hooks:
+        inside = [p for p in ("data", "gradient", "step", "aggregate") if hook.acts_at(p)]
+        if inside or hook.clip_norm is not None or not hook.acts_at("upload"):
+            raise UsageError(
+                f"{hook.name} cannot be applied to a stored trace",
+                expected="a protection of uploads: shuffle, secure_sum, clip or update_noise",
+                got=f"{hook.name}, which acts inside training",
+                remedy=f"run the federation again with [protections.{hook.name}]",
+            )
+
+
+def replay(
+    trace: Trace, hooks: Sequence[Hook], out: Path, seed: Seed, truth: Truth | None = None
+) -> tuple[Trace, Truth]:
+    """Write the trace that `hooks` would have left, and its truth, below `out`."""
+    check_hooks(hooks)
+    about = dict(trace.manifest.federation)
+    hubs = tuple(about.get("hubs", ("server",)))
+    names = sorted(
+        {m.sender for number in trace.rounds for m in trace.messages(number) if _is_upload(m, hubs)}
+    )
+    if ANONYMOUS in names:
+        raise NotApplicable(
+            "the uploads of this trace are anonymous already",
+            expected="uploads that bear their senders' names",
+            got="anonymous uploads",
+            remedy="audit the trace as it is",
+        )
+    if not names:
+        raise NotApplicable(
+            "this trace holds no single uploads",
+            expected="messages of kind delta, gradient or model from clients",
+            got="none",
+            remedy="nothing is left to protect on the way up",
+        )
+    about.setdefault("clients", names)
+    extra = {"shuffle": "shuffler", "secure_sum": "aggregator"}
+    added = [extra[h.name] for h in hooks if h.name in extra]
+    about["parties"] = list(dict.fromkeys([*about.get("parties", [*hubs, *names]), *added]))
+    declared = [dict(d) for d in trace.manifest.declared]
+    declared += [
+        {**h.declare(), "applied": "exactly" if h.name in EXACT else "training was not rerun"}
+        for h in hooks
+    ]
+    recorder = Recorder(
+        out / "trace",
+        layouts=trace.manifest.layouts,
+        federation=about,
+        declared=declared,
+        task=trace.manifest.task,
+        purpose=trace.manifest.purpose,
+        retention=trace.manifest.retention,
+    )
+    facts = {} if truth is None else {k: v for k, v in truth.facts.items() if k != "seed"}
+    facts = {**facts, "seed_of_replay": seed.root, "replayed_from": trace.sha256}
+    known = TruthRecorder(out / "truth", facts)
+    for number in trace.rounds:
+        metrics = {} if truth is None else truth.metrics(number)
+        with recorder.round() as wire:
+            senders = _one_round(trace, number, hooks, names, hubs, seed, wire)
+            known.round(number, senders, metrics=metrics)
+    recorder.close()
+    return Trace.open(out / "trace"), Truth.open(out / "truth")
+
+
+def _is_upload(m: Message, hubs: Sequence[str]) -> bool:
+    return m.kind in ("delta", "gradient", "model") and m.sender not in hubs and m.receiver in hubs
+
+
+def _one_round(
+    trace: Trace,
+    number: int,
+    hooks: Sequence[Hook],
+    names: Sequence[str],
+    hubs: Sequence[str],
+    seed: Seed,
+    wire: RoundWriter,
+) -> dict[int, str]:
+    import torch
+
+    messages = trace.messages(number)
+    senders: dict[int, str] = {}
+    groups: dict[tuple[str, int, str], list[Message]] = {}
+    for m in messages:
+        if _is_upload(m, hubs) and m.parts:
+            groups.setdefault((m.receiver, m.step, m.kind), []).append(m)
+        elif not groups:
+            _copy(trace, number, m, wire)
+    for (receiver, step, kind), own in groups.items():
+        rows = trace.block(number)[[m.parts[MODEL] for m in own]].astype(np.float32)
+        uploads = Uploads(
+            rows=torch.from_numpy(rows),
+            senders=tuple(m.sender for m in own),
+            weights=np.array([m.weight for m in own]),
+            origin=np.array([names.index(m.sender) for m in own], dtype=np.int64),
+            total_weight=float(sum(m.weight for m in own)),
+            kind=kind,
+            metadata=tuple(dict(m.metadata) for m in own) if own[0].metadata else (),
+        )
+        for hook in hooks:
+            uploads = hook.upload(uploads, round_number=number, seed=seed)
+        for leg in uploads.legs:
+            wire.send(kind, leg.sender, leg.receiver, None, step=step, size=leg.size)
+        first = wire.send_rows(
+            uploads.kind,
+            uploads.senders,
+            [receiver] * len(uploads.senders),
+            uploads.rows.numpy(),
+            step=step,
+            weights=list(uploads.weights),
+            metadata=list(uploads.metadata) or None,
+        )
+        senders |= {first + i: names[c] for i, c in enumerate(uploads.origin) if c >= 0}
+    seen_upload = False
+    for m in messages:
+        if _is_upload(m, hubs) and m.parts:
+            seen_upload = True
+        elif seen_upload:
+            _copy(trace, number, m, wire)
+    return senders
+
+
+def _copy(trace: Trace, number: int, m: Message, wire: RoundWriter) -> None:
+    """A message as it was, its payload with it."""
+    parts: dict[str, Any] = {}
+    for layout, row in m.parts.items():
+        named = trace.manifest.layouts[layout].unflatten(trace.block(number, layout)[row])
+        parts |= named
+    wire.send(
+        m.kind,
+        m.sender,
+        m.receiver,
+        parts or None,
+        step=m.step,
+        weight=m.weight,
+        size=m.size,
+        metadata=m.metadata,
+    )

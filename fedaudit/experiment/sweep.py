@@ -1,0 +1,298 @@
+"""Many experiments from one config: a grid of settings times seeds, one table and one figure.
+
+Every cell is a run of its own, named by the hash of its config: a sweep that was stopped continues,
+identical work is done once, and a failed cell is reported without stopping the others. Results do
+not depend on the number of workers.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import math
+import os
+import shutil
+import tomllib
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from fedaudit import __version__
+from fedaudit.errors import FedauditError, TraceError, UsageError
+from fedaudit.experiment.config import check, load, override
+from fedaudit.experiment.run import Progress, _quiet
+from fedaudit.report.plots import Line, lines
+from fedaudit.results import Estimate
+from fedaudit.trace.store import write_atomically
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One `--grid key=v1,v2`: a dotted key and its values."""
+
+    key: str
+    values: tuple[Any, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Axis:
+        key, equals, rest = text.partition("=")
+        if not equals or not key.strip() or not rest.strip():
+            raise UsageError(
+                "--grid needs a key and values",
+                expected="--grid section.key=v1,v2,...",
+                got=repr(text),
+                remedy="for example --grid federation.clients=5,10,20",
+            )
+        try:
+            values = tomllib.loads(f"v = [{rest}]")["v"]
+        except tomllib.TOMLDecodeError:
+            values = [part.strip() for part in rest.split(",")]  # bare words are text
+        if len({json.dumps(v) for v in values}) != len(values):
+            raise UsageError(
+                f"--grid {key} names a value twice",
+                expected="different values",
+                got=rest,
+                remedy="list every value once",
+            )
+        return cls(key.strip(), tuple(values))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of the grid with one seed."""
+
+    point: tuple[Any, ...]
+    seed: int
+    raw: dict[str, Any]
+    name: str
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A finished sweep: the table's rows, and the cells that failed."""
+
+    path: Path
+    columns: tuple[str, ...]
+    rows: tuple[dict[str, Any], ...]
+    failed: tuple[tuple[str, str], ...]
+    reused: int
+
+
+def cells(
+    config: str | Path | None, axes: Sequence[Axis], seeds: int, overrides: Sequence[str] = ()
+) -> list[Cell]:
+    """All cells, each checked: a mistake shows before anything runs."""
+    if seeds < 1:
+        raise UsageError(
+            "a sweep needs seeds", expected="at least 1", got=str(seeds), remedy="--seeds 3"
+        )
+    first = load(config, overrides=overrides)
+    out = []
+    for point in itertools.product(*(a.values for a in axes)):
+        for s in range(seeds):
+            raw = json.loads(json.dumps(dict(first.raw)))
+            for axis, value in zip(axes, point, strict=True):
+                override(raw, axis.key, value)
+            raw["seed"] = first.seed + s
+            checked = check(raw)
+            out.append(Cell(point, raw["seed"], dict(checked.raw), checked.full_sha256[:16]))
+    return out
+
+
+def run_cell(raw: dict[str, Any], folder: str, keep_traces: bool) -> dict[str, Any]:
+    """Run one cell in its folder and write its summary (called in a worker process)."""
+    from fedaudit.experiment.run import run
+
+    path = Path(folder)
+    done = path / "cell.json"
+    if done.exists():
+        stored: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
+        if stored.get("fedaudit") == __version__:
+            return {**stored, "reused": True}
+    finished = run(raw, path)
+    measured: dict[str, Any] = {}
+    for result in finished.results:
+        for name, e in result.estimates.items():
+            measured[f"{result.audit}.{name}"] = [e.value, e.low, e.high, e.baseline]
+    for name, value in finished.metrics.items():
+        measured[f"held_out.{name}"] = [value, value, value, None]
+    spent = [float(g["epsilon"]) for of in finished.guarantees.values() for g in of.values()]
+    if spent and math.isfinite(max(spent)):
+        measured["epsilon.largest"] = [max(spent), max(spent), max(spent), None]
+    summary = {"fedaudit": __version__, "measured": measured}
+    write_atomically(done, json.dumps(summary, indent=1) + "\n")
+    if not keep_traces:
+        for part in ("trace", "truth", "checkpoint"):
+            shutil.rmtree(path / part, ignore_errors=True)
+    return {**summary, "reused": False}
+
+
+def _prepare_worker(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def sweep(
+    config: str | Path | None,
+    grid: Sequence[str],
+    out: str | os.PathLike[str] = "fedaudit-sweep",
+    *,
+    seeds: int = 1,
+    workers: int | None = None,
+    overrides: Sequence[str] = (),
+    keep_traces: bool = False,
+    progress: Progress = _quiet,
+) -> Sweep:
+    """Run a grid of experiments and write sweep.csv, sweep.md and sweep.svg."""
+    axes = [Axis.parse(text) for text in grid]
+    wanted = cells(config, axes, seeds, overrides)
+    path = Path(out)
+    try:
+        (path / "cells").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TraceError(
+            f"cannot write a sweep to {path}",
+            expected="a folder that can be written",
+            got=error.strerror or str(error),
+            remedy="choose another folder with --out",
+        ) from None
+    unique = {c.name: c for c in wanted}
+    cores = os.cpu_count() or 1
+    workers = max(1, min(workers or cores, len(unique)))
+    measured: dict[str, dict[str, Any]] = {}
+    failed: list[tuple[str, str]] = []
+    reused = 0
+    progress("sweep", 0, len(unique), "")
+    # spawn: torch's threads do not survive a fork
+    pool = ProcessPoolExecutor(
+        workers,
+        mp_context=get_context("spawn"),
+        initializer=_prepare_worker,
+        initargs=(max(1, cores // workers),),
+    )
+    try:
+        jobs = {
+            pool.submit(run_cell, c.raw, str(path / "cells" / name), keep_traces): name
+            for name, c in unique.items()
+        }
+        for done, job in enumerate(as_completed(jobs), start=1):
+            name = jobs[job]
+            cell = unique[name]
+            label = ", ".join(f"{a.key}={v}" for a, v in zip(axes, cell.point, strict=True))
+            try:
+                result = job.result()
+                measured[name] = result["measured"]
+                reused += bool(result["reused"])
+            except FedauditError as error:
+                failed.append((f"{label} (seed {cell.seed})", str(error)))
+            except Exception as error:  # one broken cell must not stop the others
+                failed.append((f"{label} (seed {cell.seed})", f"{type(error).__name__}: {error}"))
+            progress("sweep", done, len(unique), label)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+    rows = table(axes, wanted, measured)
+    columns = tuple(dict.fromkeys(k for row in rows for k in row))
+    finished = Sweep(path, columns, tuple(rows), tuple(failed), reused)
+    _write(finished, axes)
+    return finished
+
+
+def table(
+    axes: Sequence[Axis], wanted: Sequence[Cell], measured: dict[str, dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """One row per point of the grid and measure: mean and interval over seeds."""
+    from fedaudit.stats import intervals
+
+    points: dict[str, list[Cell]] = {}
+    for cell in wanted:
+        points.setdefault(json.dumps(cell.point), []).append(cell)
+    rows = []
+    for group in points.values():
+        found = [measured[c.name] for c in group if c.name in measured]
+        names = dict.fromkeys(n for m in found for n in m)
+        for name in names:
+            values = [m[name] for m in found if name in m]
+            if len(values) >= 2:
+                e = intervals.mean([v[0] for v in values])
+                assert isinstance(e, Estimate)
+                low, high, by = e.low, e.high, "t over seeds"
+                value = e.value
+            else:
+                value, low, high = values[0][:3]
+                by = "of the single run"
+            row = {a.key: v for a, v in zip(axes, group[0].point, strict=True)}
+            chance = [v[3] for v in values if v[3] is not None]
+            row |= {
+                "measure": name,
+                "value": value,
+                "low": low,
+                "high": high,
+                "chance": sum(chance) / len(chance) if chance else None,
+                "seeds": len(values),
+                "interval": by,
+            }
+            rows.append(row)
+    return rows
+
+
+def _write(finished: Sweep, axes: Sequence[Axis]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(finished.columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(finished.rows)
+    write_atomically(finished.path / "sweep.csv", text.getvalue())
+    write_atomically(finished.path / "sweep.md", markdown(finished, axes))
+    figure = headline_figure(finished, axes)
+    if figure is not None:
+        write_atomically(finished.path / "sweep.svg", figure)
+
+
+def markdown(finished: Sweep, axes: Sequence[Axis]) -> str:
+    """The grid as a table: one row per point, one column per measure."""
+    measures = list(dict.fromkeys(r["measure"] for r in finished.rows))
+    keys = [a.key for a in axes]
+    head = [*keys, *measures]
+    out = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    points: dict[str, dict[str, str]] = {}
+    for row in finished.rows:
+        point = json.dumps([row[k] for k in keys])
+        at = points.setdefault(point, {k: str(row[k]) for k in keys})
+        at[row["measure"]] = f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+    for at in points.values():
+        out.append("| " + " | ".join(at.get(h, "") for h in head) + " |")
+    for label, message in finished.failed:
+        first = message.splitlines()[0]
+        out.append(f"\nFailed: {label}: {first}")
+    return "\n".join(out) + "\n"
+
+
+def headline_figure(finished: Sweep, axes: Sequence[Axis]) -> str | None:
+    """The first audit measure over the first numeric axis, a line per remaining point."""
+    numeric = [a for a in axes if all(isinstance(v, int | float) for v in a.values)]
+    audits = [r["measure"] for r in finished.rows if not r["measure"].startswith("coverage")]
+    if not numeric or not audits:
+        return None
+    x, measure = numeric[0].key, audits[0]
+    series: dict[str, list[tuple[float, float, float, float]]] = {}
+    chances = []
+    for row in finished.rows:
+        if row["measure"] != measure:
+            continue
+        rest = ", ".join(f"{a.key.split('.')[-1]}={row[a.key]}" for a in axes if a.key != x)
+        point = (float(row[x]), row["value"], row["low"], row["high"])
+        series.setdefault(rest or measure, []).append(point)
+        if row["chance"] is not None:
+            chances.append(row["chance"])
+    same = len({round(c, 4) for c in chances}) == 1
+    return lines(
+        [Line(name, tuple(sorted(points))) for name, points in series.items()],
+        x_label=x,
+        y_label=measure,
+        baseline=chances[0] if same else None,
+    )

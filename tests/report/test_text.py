@@ -1,0 +1,133 @@
+"""The terminal report: readable at 80 columns, plain when piped, complete."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from fedaudit.report.findings import judge_all
+from fedaudit.report.text import cell, headline, show
+from fedaudit.results import AuditResult, Estimate, Underpowered
+
+SUMMARY = {"federation": "3 clients, 2 rounds, fedavg on a star topology", "model": "mlp"}
+
+
+def results(clients=3):
+    low = Estimate(value=0.72, low=0.51, high=0.93, n=40, baseline=0.05, method="Wilson")
+    other = Estimate(value=2.5, low=0.1, high=8.0, n=40, baseline=1.0, method="jackknife " * 6)
+    row = {"links": 9, "share": 0.5, "low": 0.2, "high": 0.8, "remark": None}
+    return [
+        AuditResult(
+            audit="fingerprint",
+            question="Can the server tell, from nothing but what it received, who sent what?",
+            vantage="server",
+            headline="accuracy",
+            estimates={"accuracy": low, "mutual_information": other},
+            underpowered=(Underpowered(what="rate at 0.001", have=40, needed=3000),),
+            per_client={f"client-{i:02d}": row for i in range(clients)},
+            notes=("a long remark " * 12,),
+            source="[Fingerprint] Section 3.2.4, greedy match over all rounds and all tensors",
+        ),
+        AuditResult(
+            audit="query_plan",
+            question="What does a set of queries give away?",
+            vantage="aggregator",
+            not_applicable="no queries were recorded. Try: record them",
+        ),
+    ]
+
+
+def printed(width=80, clients=3, **console):
+    out = io.StringIO()
+    rows = results(clients)
+    show(Console(file=out, width=width, highlight=False, **console), SUMMARY, judge_all(rows), rows)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 60, 120])
+def test_every_line_fits(width):
+    assert max(len(line.rstrip()) for line in printed(width).splitlines()) <= width
+
+
+def test_one_line_per_finding_with_value_interval_baseline_source():
+    first, second = judge_all(results())
+    assert headline(first) == (
+        "fingerprint: accuracy 72.0 % [51.0 %, 93.0 %] at 95 %, baseline 5.0 %, n = 40; "
+        "[Fingerprint] Section 3.2.4, greedy match over all rounds and all tensors"
+    )
+    assert headline(second).startswith("query_plan: not measured")
+    wide = printed(300).splitlines()
+    assert [line for line in wide if line.startswith("LEAK") and headline(first) in line]
+
+
+def test_everything_is_there():
+    text = " ".join(printed().split())
+    for piece in (
+        "3 clients, 2 rounds",
+        "LEAK",
+        "n/a",
+        "what helps",
+        "record them",
+        "underpowered: rate at 0.001 needs 3000, has 40",
+        "client-02",
+        "mutual_information",
+    ):
+        assert piece in text
+
+
+def test_no_control_codes_without_a_terminal():
+    assert "\x1b" not in printed()
+    assert "\x1b" in printed(force_terminal=True, color_system="standard", _environ={})
+
+
+def test_names_are_text_and_not_markup():
+    row = AuditResult(
+        audit="[red]x[/red]",
+        question="[bold]?",
+        vantage="[/]",
+        not_applicable="[link=file:///etc]a[/link]",
+        notes=("[/bold]",),
+        per_client={"[blink]": {"[u]": "[/u]"}},
+    )
+    out = io.StringIO()
+    show(Console(file=out, width=80), {"[b]": "[/b]"}, judge_all([row]), [row])
+    for piece in ("[red]x[/red]", "[bold]?", "[link=file:///etc]a[/link]", "[blink]", "[/u]"):
+        assert piece in out.getvalue()
+
+
+def test_a_foreign_trace_cannot_drive_the_terminal():
+    evil = "a\x1b[2J\x07\x9bb\rc"
+    row = AuditResult(
+        audit=evil,
+        question=evil,
+        vantage=evil,
+        not_applicable=evil,
+        notes=(evil,),
+        per_client={evil: {evil: evil}},
+    )
+    out = io.StringIO()
+    show(Console(file=out, width=80), {evil: evil}, judge_all([row]), [row])
+    assert not set("\x1b\x07\x9b\r") & set(out.getvalue())
+
+
+def test_many_clients_are_cut_and_counted():
+    text = printed(clients=25)
+    assert "client-19" in text
+    assert "client-20" not in text
+    assert "and 5 more" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, ""),
+        (3, "3"),
+        (0.5, "0.500"),
+        (0.0, "0.000"),
+        (1e-5, "1e-05"),
+        (2e7, "2e+07"),
+        ("a", "a"),
+    ],
+)
+def test_cells(value, shown):
+    assert cell(value) == shown
