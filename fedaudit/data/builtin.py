@@ -4,7 +4,7 @@ Real: `digits` and `breast-cancer` (files that scikit-learn ships), `docs` (Pyth
 reference, which the standard library carries for `help()`).
 Synthetic, with a known truth: `one-hot`, `spherical`, `gaussian-mixture`.
 
-`load(name, seed=..., **settings)` also answers to the names of `fetch.py`, once they are fetched.
+`load(name, seed=..., **settings)` also answers to the names of `fetch`, once they are fetched.
 `BUILTIN` describes each set and its settings, so that a listing and a config check can use it.
 """
 

@@ -1,0 +1,37 @@
+"""The user's own data: tables, arrays, images and text, as a Dataset.
+
+    .csv .tsv .tab .txt (.gz)   a table with a header line; the label column must be named
+    .npz                        arrays `x` and `y`, optionally `client`, `organisation`, `person`,
+                                `classes`, `columns`, `x_test`, `y_test`
+    ...-images-idx3-ubyte(.gz)  IDX images; the labels file beside it is found by its name
+    .jsonl (.gz)                one JSON object per line with `text`, optionally `label`, `client`,
+                                `organisation`, `person`
+    a folder                    one folder of images per class, or `train` and `test` of that form,
+                                or a folder with IDX files
+
+Every refusal names the file, the line or column, and what to do. Nothing is guessed silently:
+what was decided for the user stands in the dataset's `notes`.
+"""
+
+from fedaudit.data.files.arrays import idx_array
+from fedaudit.data.files.encode import Missing, encode_table
+from fedaudit.data.files.jsonl import json_lines
+from fedaudit.data.files.reading import Format, file_format, read
+from fedaudit.data.files.suggest import Suggestion, sniff
+from fedaudit.data.files.summary import describe
+from fedaudit.data.files.table import Table, read_table
+
+__all__ = [
+    "Format",
+    "Missing",
+    "Suggestion",
+    "Table",
+    "describe",
+    "encode_table",
+    "file_format",
+    "idx_array",
+    "json_lines",
+    "read",
+    "read_table",
+    "sniff",
+]

@@ -1,0 +1,103 @@
+"""What tables, arrays and text records share: missing cells, labels and owners."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.data.dataset import Owners
+from fedaudit.errors import DataError
+
+MISSING_WORDS = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
+NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+
+
+def is_missing(cell: str) -> bool:
+    """Whether a cell is empty or one of the usual words for that."""
+    return cell.lower() in MISSING_WORDS
+
+
+def counted_missing(counts: Mapping[str, int]) -> str:
+    """A sentence on the missing values per column, most first."""
+    most = sorted(counts.items(), key=lambda item: -item[1])
+    shown = ", ".join(f"{column!r} {count}" for column, count in most[:8])
+    return f"missing values per column: {shown}" + (", ..." if len(most) > 8 else "")
+
+
+def encode_labels(
+    path: str, column: str, cells: Sequence[str]
+) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+    """Class number of each cell (n,) and the names of the classes; numbers in their own order."""
+    distinct = sorted(set(cells))
+    numeric = all(NUMBER.fullmatch(c) for c in distinct)
+    if numeric:
+        value = {c: float(c) for c in distinct}
+        fractions = any(v != int(v) for v in value.values())
+        if len(set(value.values())) > 20 and (fractions or len(distinct) > len(cells) / 2):
+            raise DataError(
+                f"{path}: column {column!r} looks like a measurement, not like classes",
+                expected="a label with few different values",
+                got=f"{len(distinct)} different numbers in {len(cells)} records",
+                remedy="name another label column, or put the numbers into classes first",
+            )
+        ordered = sorted(set(value.values()))
+        number = {v: i for i, v in enumerate(ordered)}
+        index = {c: number[value[c]] for c in distinct}
+        classes = tuple(str(int(v)) if v == int(v) else repr(v) for v in ordered)
+    else:
+        if len(distinct) > 20 and len(distinct) > len(cells) / 2:
+            raise DataError(
+                f"{path}: column {column!r} looks like an identifier, not like classes",
+                expected="a label with few different values",
+                got=f"{len(distinct)} different values in {len(cells)} records",
+                remedy="name another label column",
+            )
+        index = {c: i for i, c in enumerate(distinct)}
+        classes = tuple(distinct)
+    if len(classes) < 2:
+        raise DataError(
+            f"{path}: column {column!r} has one class only",
+            expected="at least two classes",
+            got=f"{classes[0]!r} in all {len(cells)} records",
+            remedy="name another label column",
+        )
+    return np.array([index[c] for c in cells], dtype=np.int64), classes
+
+
+def class_name(value: Any) -> str:
+    """The name of a class given as text or number: 1.0 is "1"."""
+    if isinstance(value, str):
+        return value
+    return str(int(value)) if value == int(value) else repr(float(value))
+
+
+def check_organisations(
+    path: str, owners: Mapping[str, Owners], lines: Sequence[int] | None
+) -> None:
+    """Refuse a client that belongs to two organisations."""
+    if "client" not in owners or "organisation" not in owners:
+        return
+    moved = first_move(owners["client"], owners["organisation"])
+    if moved is not None:
+        i, before = moved
+        spot = f"line {lines[i]}" if lines is not None else f"record {i}"
+        raise DataError(
+            f"{path}, {spot}: client {owners['client'][i]!r} belongs to two organisations",
+            expected=f"organisation {before!r}, as before",
+            got=repr(owners["organisation"][i]),
+            remedy="correct the organisation, or give the two clients different names",
+        )
+
+
+def first_move(members: Sequence[str], groups: Sequence[str]) -> tuple[int, str] | None:
+    """The first record whose member was in another group before, and that group."""
+    belongs: dict[str, str] = {}
+    for i, (who, where) in enumerate(zip(members, groups, strict=True)):
+        if belongs.setdefault(who, where) != where:
+            return i, belongs[who]
+    return None

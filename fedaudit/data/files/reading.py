@@ -1,0 +1,117 @@
+"""Which reader a path needs, and the call of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from fedaudit.data.dataset import Dataset
+from fedaudit.data.files.arrays import idx_images, read_idx, read_npz
+from fedaudit.data.files.encode import Missing, encode_table
+from fedaudit.data.files.images import read_images
+from fedaudit.data.files.jsonl import read_jsonl
+from fedaudit.data.files.raw import plain_stem, plain_suffix
+from fedaudit.data.files.table import read_table
+from fedaudit.errors import ConfigError, DataError, nearest
+
+Format = Literal["table", "npz", "idx", "images", "jsonl"]
+
+_TABLES = (".csv", ".tsv", ".tab", ".txt")
+
+
+def read(
+    path: str | Path,
+    *,
+    label: str | None = None,
+    client: str | None = None,
+    organisation: str | None = None,
+    person: str | None = None,
+    features: Sequence[str] | None = None,
+    ignore: Sequence[str] = (),
+    categorical: Sequence[str] = (),
+    missing: Missing = "refuse",
+    decimal: Literal[".", ","] = ".",
+    text: str = "text",
+    labels: str | Path | None = None,
+    greyscale: bool | None = None,
+    size: tuple[int, int] | None = None,
+    name: str | None = None,
+) -> Dataset:
+    """The data at `path`, its kind told by the file type.
+
+    Tables: `label`, `client`, `organisation`, `person` are column names; `features` are the
+    columns to use (default: all others but `ignore`). Numbers are kept, text columns and those
+    in `categorical` become one column per category, in sorted order. `decimal` is the mark
+    inside numbers. `missing` says what an empty field, NA, NaN, null or ? means:
+    "refuse" (with the count per column), "drop" the record, "mean" (of the column; a category of
+    its own in text columns), or "category" (as "mean", and a column that says it was missing).
+
+    NPZ and JSONL: the same names are those of arrays and of keys; `text` is the key of the text.
+    IDX: `labels` is the labels file, when its name does not follow the custom.
+    Images: `greyscale` and `size` (height, width) convert; by default grey images stay grey.
+    """
+    place = Path(path)
+    kind = file_format(place)
+    if missing not in ("refuse", "drop", "mean", "category"):
+        raise ConfigError(
+            f"missing cannot be {missing!r}",
+            expected="refuse, drop, mean or category",
+            got=repr(missing),
+            remedy=nearest(str(missing), ("refuse", "drop", "mean", "category")),
+        )
+    title = name or plain_stem(place)
+    owners = {"client": client, "organisation": organisation, "person": person}
+    if kind == "table":
+        table = read_table(place)
+        return encode_table(
+            table, name=title, label=label, owners=owners, features=features, ignore=ignore,
+            categorical=categorical, missing=missing, decimal=decimal,
+        )  # fmt: skip
+    if kind == "npz":
+        return read_npz(place, title, label, owners)
+    if kind == "jsonl":
+        return read_jsonl(place, title, text, label, owners)
+    for argument, value in (("label", label), *owners.items()):
+        if value is not None:
+            raise ConfigError(
+                f"{place}: {argument} = {value!r} makes no sense here",
+                expected="a table, NPZ or JSONL file, whose records can name their owner",
+                got="images",
+                remedy=f"leave {argument} out (for owners of images, use an NPZ file)",
+            )
+    if kind == "idx":
+        return read_idx(place, title, None if labels is None else Path(labels))
+    return read_images(place, title, greyscale, size)
+
+
+def file_format(path: Path) -> Format:
+    """Which reader `path` needs."""
+    if not path.exists():
+        near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise DataError(
+            f"there is no file {path}",
+            expected="a file or folder that exists",
+            got="nothing there",
+            remedy=nearest(path.name, near[:200]) if near else "check the path",
+        )
+    if path.is_dir():
+        return "idx" if idx_images(path, "train") is not None else "images"
+    suffix = plain_suffix(path)
+    if suffix in _TABLES:
+        return "table"
+    if suffix == ".npz":
+        return "npz"
+    if suffix in (".jsonl", ".ndjson"):
+        return "jsonl"
+    if "idx" in path.name and "ubyte" in path.name:
+        return "idx"
+    remedy = "save it as CSV" if suffix in (".xlsx", ".xls", ".ods", ".parquet") else "convert it"
+    if suffix in (".pkl", ".pickle", ".pt", ".joblib"):
+        remedy = "save arrays with numpy.savez: a pickle can run code, fedaudit never opens one"
+    raise DataError(
+        f"{path}: this kind of file is not known",
+        expected=".csv, .tsv, .npz, .jsonl, IDX (…-images-idx3-ubyte) or a folder of images",
+        got=suffix or "no file ending",
+        remedy=remedy,
+    )

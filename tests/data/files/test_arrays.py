@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import gzip
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedaudit.data.files import idx_array, read
+from fedaudit.errors import ConfigError
+
+
+def test_npz_features_images_and_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(
+        path, x=np.eye(3), y=[5, 7, 5], client=["a", "b", "b"], x_test=np.eye(3)[:1], y_test=[7]
+    )
+    data = read(path)
+    assert (data.kind, data.classes, data.y.tolist()) == ("features", ("5", "7"), [0, 1, 0])
+    assert data.client == ("a", "b", "b")
+    assert data.test is not None
+    assert data.test.y.tolist() == [1]
+
+    pixels = np.arange(2 * 4 * 5 * 3, dtype=np.uint8).reshape(2, 4, 5, 3)
+    np.savez(path, x=pixels, y=["cat", "dog"])
+    data = read(path)
+    assert data.kind == "image"
+    np.testing.assert_allclose(data.x, pixels.transpose(0, 3, 1, 2) / 255, rtol=1e-6)
+    assert data.classes == ("cat", "dog")
+
+    np.savez(path, x=np.array(["one", "two"]))
+    assert read(path).x == ("one", "two")
+
+
+def test_npz_refusals(tmp_path: Path, refused: Callable[..., str]) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, x=np.array([{}, []], dtype=object), y=[0, 1])
+    refused(path, "'x' holds Python objects")
+    np.savez(path, x=np.eye(2))
+    refused(path, "no array 'y'")
+    np.savez(path, x=np.eye(2), y=[0, 1], klient=["a", "b"])
+    refused(path, "did you mean 'klient'", client="client")
+    np.savez(path, x=np.eye(2), y=np.eye(2))
+    refused(path, "argmax")
+    np.savez(path, x=np.eye(2), y=[0.0, np.nan])
+    refused(path, "missing labels")
+    np.savez(path, x=np.full((2, 3, 3), 200.0), y=[0, 1])
+    refused(path, "not scaled", "200")
+    np.savez(path, x=np.array([["a", "b"], ["c", "d"]]), y=[0, 1])
+    refused(path, "does not hold numbers")
+    path.write_bytes(b"PK no zip")
+    refused(path, "numpy.savez")
+
+
+def test_idx_pair_and_folder(
+    tmp_path: Path, refused: Callable[..., str], idx_bytes: Callable[[np.ndarray], bytes]
+) -> None:
+    pixels = np.arange(3 * 2 * 2).reshape(3, 2, 2)
+    images = tmp_path / "train-images-idx3-ubyte"
+    images.write_bytes(idx_bytes(pixels))
+    refused(images, "labels file")
+    (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(
+        gzip.compress(idx_bytes(np.array([0, 2, 1])))
+    )
+    data = read(images)
+    np.testing.assert_allclose(data.x[:, 0], pixels / 255, rtol=1e-6)
+    assert data.y.tolist() == [0, 2, 1]
+    (tmp_path / "t10k-images-idx3-ubyte").write_bytes(idx_bytes(pixels[:1]))
+    (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx_bytes(np.array([3])))
+    data = read(tmp_path)
+    assert data.test is not None
+    assert data.classes == data.test.classes == ("0", "1", "2", "3")
+    images.write_bytes(idx_bytes(pixels)[:-1])
+    refused(images, "torn", "28 bytes", "27 bytes")
+    images.write_bytes(idx_bytes(pixels[:2]))
+    refused(images, "do not fit")
+    images.write_bytes(b"hello")
+    refused(images, "not an IDX file")
+    with pytest.raises(ConfigError, match="leave client out"):
+        read(images, client="x")
+
+
+def test_idx_of_other_types() -> None:
+    raw = struct.pack(">BBBBI2f", 0, 0, 0x0D, 1, 2, 1.5, -2.0)
+    assert idx_array(raw, "here").tolist() == [1.5, -2.0]
