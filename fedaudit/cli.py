@@ -153,6 +153,14 @@ def audit_command(
     ] = None,
     truth: Annotated[Path | None, typer.Option(help="Truth folder, if not beside.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where results and report go.")] = None,
+    as_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--as",
+            help="What if this protection had stood before the server: shuffle, secure_sum, "
+            "clip:bound=1.0, update_noise:clip=1.0,noise_multiplier=0.5; repeatable.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the audits' own random draws.")] = 1,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -163,9 +171,54 @@ def audit_command(
         from fedaudit import experiment
 
         result = experiment.audit(
-            trace, only or None, truth=truth, out=out, seed=seed, progress=bar
+            trace, only or None, truth=truth, out=out, as_if=as_ or (), seed=seed, progress=bar
         )
     _print(result, quiet, as_json)
+
+
+@app.command("sweep")
+def sweep_command(
+    config: Annotated[Path | None, typer.Argument(help="A TOML file; none: built-in.")] = None,
+    grid: Annotated[
+        list[str] | None, typer.Option("--grid", help="section.key=v1,v2,..., repeatable.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Runs per cell, with seeds counted up.")] = 1,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="section.key=value, repeatable.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the sweep.")] = Path("fedaudit-sweep"),
+    workers: Annotated[int | None, typer.Option(help="Processes; default: one per core.")] = None,
+    keep_traces: Annotated[
+        bool, typer.Option("--keep-traces", help="Keep every cell's trace and truth.")
+    ] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a grid of settings times seeds: one table and one figure. Resumes where it stopped."""
+    with _interruptible(_again()), _Bar(quiet or as_json) as bar:
+        bar("sweep", 0, 1, "starting")
+        from fedaudit.experiment.sweep import sweep
+
+        done = sweep(
+            config,
+            grid or (),
+            out,
+            seeds=seeds,
+            workers=workers,
+            overrides=set_ or (),
+            keep_traces=keep_traces,
+            progress=bar,
+        )
+    if as_json:
+        plain = {"rows": list(done.rows), "failed": [list(f) for f in done.failed]}
+        typer.echo(json.dumps(plain, indent=1, allow_nan=False))
+    else:
+        typer.echo((done.path / "sweep.md").read_text(encoding="utf-8"))
+        typer.echo(f"{done.reused} cells were there already; table: {done.path / 'sweep.csv'}")
+    if done.failed:
+        for label, message in done.failed:
+            typer.echo(f"failed: {label}\n{message}", err=True)
+        raise typer.Exit(1)
 
 
 @app.command("report")

@@ -46,8 +46,8 @@ def listing() -> dict[str, list[tuple[str, str, dict[str, tuple[str, str]]]]]:
     from fedaudit.data import builtin, fetch, files, partition
     from fedaudit.experiment.config import Held, Recording
     from fedaudit.federation import topology
-    from fedaudit.federation.engine import Rounds
     from fedaudit.federation.local.schedule import Training
+    from fedaudit.federation.rounds import Rounds
     from fedaudit.tasks.catalogue import CATALOGUE
 
     datasets = [

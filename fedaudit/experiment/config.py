@@ -220,8 +220,8 @@ def override(raw: dict[str, Any], key: str, value: Any) -> None:
 
 def check(given: Mapping[str, Any], where: str = "the config") -> Config:
     """A checked config from plain values."""
-    from fedaudit.federation.engine import Rounds
     from fedaudit.federation.local.schedule import Training
+    from fedaudit.federation.rounds import Rounds
     from fedaudit.tasks.catalogue import CATALOGUE
 
     raw = copy.deepcopy(dict(given))

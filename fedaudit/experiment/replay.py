@@ -7,19 +7,40 @@ manifest says that training was not rerun.
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedaudit.errors import NotApplicable, UsageError
+from fedaudit import settings
+from fedaudit.errors import NotApplicable, TraceError, UsageError
+from fedaudit.experiment.catalogue import PROTECTIONS, find
 from fedaudit.hooks import Hook, Uploads
 from fedaudit.randomness import Seed
 from fedaudit.trace import ANONYMOUS, Message, Recorder, Trace, Truth, TruthRecorder
 from fedaudit.trace.recorder import MODEL, RoundWriter
 
 EXACT = ("shuffle", "secure_sum")
+
+
+def parse_hook(text: str) -> Hook:
+    """A protection from `name` or `name:key=value,key=value`."""
+    name, _, rest = text.partition(":")
+    try:
+        given = tomllib.loads(rest.replace(",", "\n")) if rest else {}
+    except tomllib.TOMLDecodeError:
+        raise UsageError(
+            "--as could not be read",
+            expected="NAME or NAME:key=value,key=value",
+            got=repr(text),
+            remedy="for example --as shuffle, or --as clip:bound=1.0",
+        ) from None
+    cls = find(PROTECTIONS, "protection", name)
+    hook: Hook = settings.check(cls, given, f"protections.{name}")
+    return hook
 
 
 def check_hooks(hooks: Sequence[Hook]) -> None:
@@ -38,8 +59,26 @@ def check_hooks(hooks: Sequence[Hook]) -> None:
 def replay(
     trace: Trace, hooks: Sequence[Hook], out: Path, seed: Seed, truth: Truth | None = None
 ) -> tuple[Trace, Truth]:
-    """Write the trace that `hooks` would have left, and its truth, below `out`."""
+    """Write the trace that `hooks` would have left, and its truth, below `out`.
+
+    A replay that stands there already is used again if it is of the same trace, hooks and seed.
+    """
     check_hooks(hooks)
+    asked = {
+        "replayed_from": trace.sha256,
+        "seed_of_replay": seed.root,
+        "hooks": [json.loads(json.dumps(h.declare())) for h in hooks],
+    }
+    if (out / "trace" / "manifest.json").exists():
+        old_trace, old_truth = Trace.open(out / "trace"), Truth.open(out / "truth")
+        if old_trace.manifest.complete and old_truth.facts.get("replay") == asked:
+            return old_trace, old_truth
+        raise TraceError(
+            f"{out} holds another replay",
+            expected="an empty folder, or a replay of the same trace and protections",
+            got="another one, or an unfinished one",
+            remedy="remove it, or choose another folder with --out",
+        )
     about = dict(trace.manifest.federation)
     hubs = tuple(about.get("hubs", ("server",)))
     names = sorted(
@@ -78,7 +117,7 @@ def replay(
         retention=trace.manifest.retention,
     )
     facts = {} if truth is None else {k: v for k, v in truth.facts.items() if k != "seed"}
-    facts = {**facts, "seed_of_replay": seed.root, "replayed_from": trace.sha256}
+    facts = {**facts, "replay": asked}
     known = TruthRecorder(out / "truth", facts)
     for number in trace.rounds:
         metrics = {} if truth is None else truth.metrics(number)

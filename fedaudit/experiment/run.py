@@ -471,10 +471,15 @@ def audit(
     *,
     truth: str | os.PathLike[str] | None = None,
     out: str | os.PathLike[str] | None = None,
+    as_if: Sequence[str] = (),
     seed: int = AUDIT_SEED,
     progress: Progress = _quiet,
 ) -> Run:
     """Audit a stored trace: ours or one that foreign code wrote.
+
+    `as_if` names protections of uploads that are applied to the trace first ("shuffle",
+    "clip:bound=0.5"): what would have been seen. That trace and its results get a folder of their
+    own, `NAME-as-shuffle` beside the run or trace.
 
     `audits` maps names to settings, or lists names; by default those of the run's config, or all.
     The truth is looked for beside the trace; without it attacks run blind. Results go to the run,
@@ -497,8 +502,19 @@ def audit(
     known = Truth.open(beside) if truth is not None or (beside / "truth.json").exists() else None
     if known is not None:
         _fits(known, opened)
-    own = home if in_run else home / f"{opened.path.resolve().name}-audit"
+    name = opened.path.resolve().name
+    own = home if in_run else home / f"{name}-audit"
+    if as_if:
+        base = home.resolve() if in_run else home.resolve() / name
+        label = "-".join(text.partition(":")[0] for text in as_if)
+        own = base.with_name(f"{base.name}-as-{label}")
     path = Path(out) if out is not None else own
+    if as_if:
+        from fedaudit.experiment.replay import parse_hook, replay
+
+        opened, known = replay(
+            opened, [parse_hook(text) for text in as_if], path, Seed(seed), known
+        )
     results = audit_trace(built, opened, known, seed, progress, keep=path / "results")
     # what was found before about the same trace stays in the report
     names = {r.audit for r in results}
@@ -561,7 +577,7 @@ def summarise(trace: Trace, truth: Truth | None) -> dict[str, str]:
         + (f", {how}" if how else ""),
         "model": f"{trace.manifest.task.get('kind', 'of unknown kind')}, "
         f"{trace.layout.width:,} recorded numbers per message",
-        "protected by": ", ".join(str(d.get("name", "?")) for d in trace.manifest.declared)
+        "protected by": ", ".join(_named(d) for d in trace.manifest.declared)
         or "nothing that was declared",
     }
     if truth is None:
@@ -579,6 +595,15 @@ def _speakers(trace: Trace) -> list[str]:
     """Who takes part in a trace whose manifest does not say so."""
     others = {*trace.manifest.federation.get("hubs", (SERVER,)), *UNNAMED, PUBLIC, SHUFFLER}
     return [party for party in trace.parties() if party not in others]
+
+
+def _named(declared: Mapping[str, Any]) -> str:
+    """A declared protection, and how it came to be there if it was not in force."""
+    name = str(declared.get("name", "?"))
+    applied = declared.get("applied")
+    if applied == "exactly":
+        return f"{name} (as if: applied to the stored trace)"
+    return name if applied is None else f"{name} (as if: {applied})"
 
 
 def write_report(

@@ -132,10 +132,11 @@ def run_cell(raw: dict[str, Any], folder: str, keep_traces: bool) -> dict[str, A
     return {**summary, "reused": False}
 
 
-def _prepare_worker(threads: int) -> None:
+def _prepare_worker() -> None:
+    """One thread per process, however many there are: sums then round the same way."""
     import torch
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
 
 
 def sweep(
@@ -163,8 +164,7 @@ def sweep(
             remedy="choose another folder with --out",
         ) from None
     unique = {c.name: c for c in wanted}
-    cores = os.cpu_count() or 1
-    workers = max(1, min(workers or cores, len(unique)))
+    workers = max(1, min(workers or os.cpu_count() or 1, len(unique)))
     measured: dict[str, dict[str, Any]] = {}
     failed: list[tuple[str, str]] = []
     reused = 0
@@ -174,7 +174,6 @@ def sweep(
         workers,
         mp_context=get_context("spawn"),
         initializer=_prepare_worker,
-        initargs=(max(1, cores // workers),),
     )
     try:
         jobs = {
@@ -203,12 +202,33 @@ def sweep(
     return finished
 
 
+def over_seeds(runs: Sequence[tuple[float, float, float]]) -> tuple[float, float, float, str]:
+    """Mean over runs (value, low, high) with an interval: Student's t between runs.
+
+    Never narrower than what the runs' own intervals leave after averaging (equal values over two
+    seeds are no certainty), and kept within [0, 1] where every run's interval is.
+    """
+    from fedaudit.stats import intervals
+
+    if len(runs) == 1:
+        return (*runs[0], "of the single run")
+    n = len(runs)
+    e = intervals.mean([value for value, _, _ in runs])
+    assert isinstance(e, Estimate)
+    below = sum(value - low for value, low, _ in runs) / n / math.sqrt(n)
+    above = sum(high - value for value, _, high in runs) / n / math.sqrt(n)
+    low, high = min(e.low, e.value - below), max(e.high, e.value + above)
+    if all(bottom >= 0 for _, bottom, _ in runs):
+        low = max(0.0, low)
+        if all(top <= 1 for _, _, top in runs):
+            high = min(1.0, high)
+    return e.value, low, high, "t over seeds, at least the runs' own"
+
+
 def table(
     axes: Sequence[Axis], wanted: Sequence[Cell], measured: dict[str, dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """One row per point of the grid and measure: mean and interval over seeds."""
-    from fedaudit.stats import intervals
-
     points: dict[str, list[Cell]] = {}
     for cell in wanted:
         points.setdefault(json.dumps(cell.point), []).append(cell)
@@ -218,14 +238,7 @@ def table(
         names = dict.fromkeys(n for m in found for n in m)
         for name in names:
             values = [m[name] for m in found if name in m]
-            if len(values) >= 2:
-                e = intervals.mean([v[0] for v in values])
-                assert isinstance(e, Estimate)
-                low, high, by = e.low, e.high, "t over seeds"
-                value = e.value
-            else:
-                value, low, high = values[0][:3]
-                by = "of the single run"
+            value, low, high, by = over_seeds([(v[0], v[1], v[2]) for v in values])
             row = {a.key: v for a, v in zip(axes, group[0].point, strict=True)}
             chance = [v[3] for v in values if v[3] is not None]
             row |= {
@@ -254,13 +267,15 @@ def _write(finished: Sweep, axes: Sequence[Axis]) -> None:
 
 
 def markdown(finished: Sweep, axes: Sequence[Axis]) -> str:
-    """The grid as a table: one row per point, one column per measure."""
-    measures = list(dict.fromkeys(r["measure"] for r in finished.rows))
+    """The grid as a table: one row per point; headlines, utility and epsilon (all in the CSV)."""
+    measures = headlines([str(r["measure"]) for r in finished.rows])
     keys = [a.key for a in axes]
     head = [*keys, *measures]
     out = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     points: dict[str, dict[str, str]] = {}
     for row in finished.rows:
+        if row["measure"] not in measures:
+            continue
         point = json.dumps([row[k] for k in keys])
         at = points.setdefault(point, {k: str(row[k]) for k in keys})
         at[row["measure"]] = f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
@@ -270,6 +285,19 @@ def markdown(finished: Sweep, axes: Sequence[Axis]) -> str:
         first = message.splitlines()[0]
         out.append(f"\nFailed: {label}: {first}")
     return "\n".join(out) + "\n"
+
+
+def headlines(names: Sequence[str]) -> list[str]:
+    """The first measure of every audit, by every method, and all that is not an audit's."""
+    first: dict[str, str] = {}
+    for name in names:
+        first.setdefault(name.split(".")[0], name)
+    return [
+        name
+        for name in dict.fromkeys(names)
+        if name.startswith(("held_out.", "epsilon."))
+        or name.split(" (")[0] == first[name.split(".")[0]]
+    ]
 
 
 def headline_figure(finished: Sweep, axes: Sequence[Axis]) -> str | None:

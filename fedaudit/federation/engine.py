@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from fedaudit.errors import ConfigError, TraceError
 from fedaudit.federation.aggregate import ServerOptimiser, mixing_among, weighted_sum
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData, Trainer
+from fedaudit.federation.rounds import Rounds
 from fedaudit.federation.topology import Topology
 from fedaudit.hooks import Hook, Uploads
 from fedaudit.randomness import Seed
@@ -46,42 +47,6 @@ Indices = npt.NDArray[np.int64]
 Progress = Callable[[int, dict[str, float]], None]
 
 RESERVED = frozenset({AGGREGATOR, ANONYMOUS, NETWORK, PUBLIC, SERVER, SHUFFLER, WIRETAP})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rounds:
-    """How the federation is run.
-
-    `clients` is how many there are (default: one per owner in the data, or 20); `participation`
-    is the share of clients that take part in a round; `weighting` of uploads by
-    number of examples or equal; `wire` says whether clients send deltas or whole models.
-    """
-
-    clients: int | None = None
-    rounds: int = 10
-    participation: float = 1.0
-    weighting: Literal["equal", "size"] = "equal"
-    aggregation: Literal["fedavg", "hierarchical", "gossip"] = "fedavg"
-    server_learning_rate: float = 1.0
-    server_momentum: float = 0.0
-    wire: Literal["delta", "model"] = "delta"
-
-    def __post_init__(self) -> None:
-        checks = (
-            ("clients", self.clients is None or self.clients >= 1, "at least 1"),
-            ("rounds", self.rounds >= 1, "at least 1"),
-            ("participation", 0 < self.participation <= 1, "above 0, at most 1"),
-            ("server_learning_rate", self.server_learning_rate > 0, "above 0"),
-            ("server_momentum", 0 <= self.server_momentum < 1, "from 0 to below 1"),
-        )
-        for name, fine, expected in checks:
-            if not fine:
-                raise ConfigError(
-                    f"federation.{name} is out of range",
-                    expected=expected,
-                    got=str(getattr(self, name)),
-                    remedy="correct the value",
-                )
 
 
 @dataclass

@@ -4,7 +4,8 @@ Shapes: counts are integers; `units` is (n, ...), one row per independent unit. 
 independent (the games of one trial, the records of one client) belongs into one row: intervals
 over rows are then honest, intervals over the entries would be too narrow.
 
-The closed forms need only `scipy.special`, which loads in a fraction of the time of `scipy.stats`.
+Wilson's interval needs the standard library alone; the other closed forms need `scipy.special`,
+which loads in a fraction of the time of `scipy.stats`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
@@ -62,11 +64,9 @@ def wilson(
     successes: int, n: int, confidence: float = 0.95, *, baseline: float | None = None
 ) -> Estimate:
     """Wilson's score interval of a proportion: `successes` of `n` independent trials."""
-    from scipy.special import ndtri
-
     alpha = check_confidence(confidence)
     _check_counts(successes, n)
-    z = float(ndtri(1.0 - alpha / 2.0))
+    z = NormalDist().inv_cdf(1.0 - alpha / 2.0)
     share = successes / n
     low, high = _wilson_bounds(share, n, z)
     return Estimate(
@@ -93,8 +93,6 @@ def clustered_share(
     deff >= 1 is the variance of the share between clusters over that of independent trials. When
     all trials agree that variance is zero and says nothing; then a cluster counts as one trial.
     """
-    from scipy.special import ndtri
-
     alpha = check_confidence(confidence)
     h, n = np.asarray(successes, dtype=np.float64), np.asarray(trials, dtype=np.float64)
     _check_counts(int(h.sum()), int(n.sum()))
@@ -105,7 +103,7 @@ def clustered_share(
     else:
         between = float(((h - share * n) ** 2).sum()) * k / (k - 1) / total**2
         effect = max(1.0, between / (share * (1 - share) / total))
-    z, m = float(ndtri(1.0 - alpha / 2.0)), total / effect
+    z, m = NormalDist().inv_cdf(1.0 - alpha / 2.0), total / effect
     low, high = _wilson_bounds(share, m, z)
     return Estimate(
         value=share,
@@ -132,9 +130,7 @@ def smallest_share_above(baseline: float, n: int, confidence: float = 0.95) -> f
 
     None if even n of n would not: the sample is too small to show anything.
     """
-    from scipy.special import ndtri
-
-    z = float(ndtri(1.0 - check_confidence(confidence) / 2.0))
+    z = NormalDist().inv_cdf(1.0 - check_confidence(confidence) / 2.0)
     for successes in range(n + 1):
         if _wilson_bounds(successes / n, n, z)[0] > baseline:
             return successes / n

@@ -91,7 +91,7 @@ class Trace:
         #: one hash for the whole trace: the manifest's seal, which holds every round's hash
         self.sha256 = sha256
         self._verified: dict[str, Stamp] = {}
-        self._round = lru_cache(maxsize=16)(self._open_round)
+        self._round = lru_cache(maxsize=64)(self._open_round)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, verify_hashes: bool = True) -> Trace:

@@ -142,10 +142,10 @@ class Fingerprint:
             )
         from fedaudit.stats import intervals
 
-        senders = [
-            [truth.senders(number)[i] for i in own]
-            for number, own in zip(guess.rounds, guess.messages, strict=True)
-        ]
+        senders = []
+        for number, own in zip(guess.rounds, guess.messages, strict=True):
+            known = truth.senders(number)
+            senders.append([known[i] for i in own])
         estimates: dict[str, Estimate] = {}
         first: scores.Links | None = None
         for method, labels in guess.labels.items():
@@ -155,6 +155,10 @@ class Fingerprint:
             estimates |= self._estimates(senders, labels, joined, guess, suffix, rng)
         assert first is not None
         tries = sum(len(h) for h in first.found.values())
+        # were all links found, a client would count as one trial: can that many show anything?
+        everything = intervals.wilson(
+            len(first.found), len(first.found), confidence=self.confidence
+        )
         return AuditResult(
             **shared,
             headline="linkage_accuracy",
@@ -169,7 +173,9 @@ class Fingerprint:
             },
             detectable=intervals.smallest_share_above(
                 first.chance, tries, confidence=self.confidence
-            ),
+            )
+            if everything.low > first.chance
+            else None,
             notes=self._notes(guess, truth, estimates["linkage_accuracy"]),
         )
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Sequence
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,10 @@ def distances(before: Rows, after: Rows) -> npt.NDArray[np.float32]:
 
 def match(cost: Costs) -> tuple[Labels, Labels]:
     """The assignment of least total cost, [Fingerprint] Eq. (10), by the Hungarian method."""
+    best = cost.argmin(axis=1)
+    if len(np.unique(best)) == len(cost):
+        # every row can have its cheapest column: no assignment is cheaper
+        return np.arange(len(cost)), best.astype(np.int64)
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = linear_sum_assignment(cost)
@@ -161,10 +166,8 @@ def stranger_similarity(rounds: Sequence[Rows], clients: int) -> float:
     looks like, measured without any label. Centring shifts cosines within a round to -1/(K - 1) on
     average but not those between rounds, so the spread is taken around its own mean.
     """
-    from scipy.special import ndtri
-
     values = np.concatenate([(r @ r.T)[np.triu_indices(len(r), k=1)] for r in rounds])
-    return float(values.std() * ndtri(1.0 - 0.25 / max(2, clients)))
+    return float(values.std() * NormalDist().inv_cdf(1.0 - 0.25 / max(2, clients)))
 
 
 def tracking(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> list[Labels]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -69,14 +71,13 @@ def rounds_until_sure(hits: Sequence[bool], chance: float, confidence: float) ->
 
     The error rate is shared out over all looks, so that looking often does not raise it.
     """
-    from scipy.special import betainc
-
     level = (1.0 - confidence) / max(1, len(hits))
     total = 0
     for n, hit in enumerate(hits, start=1):
         total += hit
-        # P(Binomial(n, chance) >= total)
-        tail = 1.0 if total == 0 else float(betainc(total, n - total + 1, chance))
+        tail = sum(
+            math.comb(n, k) * chance**k * (1 - chance) ** (n - k) for k in range(total, n + 1)
+        )  # P(Binomial(n, chance) >= total)
         if tail <= level:
             return n
     return None
@@ -91,12 +92,10 @@ def jackknife(
     the jackknife sees no spread; then one more client, dealt uniformly over the labels, is added,
     as the Agresti-Coull interval adds pseudo-trials, so that no interval is a point.
     """
-    from scipy.special import ndtri
-
     from fedaudit.stats import clustering
 
     table = clustering.contingency(truth, labels).astype(np.float64)
-    z = float(ndtri(0.5 + confidence / 2))
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
     out = {}
     for name, score in clustering.SCORES.items():
         value = float(score(table))

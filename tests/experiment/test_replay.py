@@ -1,0 +1,96 @@
+"""Protections of uploads applied to a stored trace: exact where they promise to be."""
+
+import numpy as np
+import pytest
+
+from fedaudit.errors import NotApplicable, TraceError, UsageError
+from fedaudit.experiment import audit, run
+from fedaudit.experiment.replay import parse_hook, replay
+from fedaudit.protections.clip import Clip
+from fedaudit.protections.dp_sgd import DPSGD
+from fedaudit.protections.secure_sum import SecureSum
+from fedaudit.protections.shuffle import Shuffle
+from fedaudit.randomness import Seed
+from fedaudit.trace import ANONYMOUS, SERVER, SHUFFLER, Trace, Truth
+
+PLAIN = ("federation.rounds=3", "federation.clients=6", "federation.weighting=size")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    path = tmp_path_factory.mktemp("plain") / "run"
+    config = {"data": {"name": "digits"}, "federation": {"rounds": 3, "clients": 6}}
+    config["federation"]["weighting"] = "size"
+    run(config, path)
+    return Trace.open(path / "trace"), Truth.open(path / "truth")
+
+
+def test_a_shuffled_replay_holds_the_same_rows_without_names(plain, tmp_path):
+    trace, truth = plain
+    shuffled, known = replay(trace, [Shuffle()], tmp_path, Seed(9), truth)
+    permuted = False
+    for number in trace.rounds:
+        before = trace.seen_by(SERVER).updates(number)
+        after = shuffled.seen_by(SERVER).updates(number)
+        assert set(after.senders) == {ANONYMOUS}
+        who = [known.senders(number)[i] for i in after.messages]
+        permuted |= who != list(before.senders)
+        rows = dict(zip(before.senders, before.rows, strict=True))
+        for name, row in zip(who, after.rows, strict=True):
+            np.testing.assert_array_equal(row, rows[name])
+        legs = shuffled.seen_by(SHUFFLER).messages(number)
+        assert {m.sender for m in legs if m.receiver == SHUFFLER} == set(before.senders)
+    assert permuted
+    np.testing.assert_array_equal(
+        shuffled.seen_by("public").released(), trace.seen_by("public").released()
+    )
+    assert shuffled.manifest.declared[-1]["applied"] == "exactly"
+
+
+def test_a_summed_replay_holds_the_weighted_sum_alone(plain, tmp_path):
+    trace, truth = plain
+    summed, _ = replay(trace, [SecureSum()], tmp_path, Seed(9), truth)
+    view = summed.seen_by(SERVER)
+    for number in trace.rounds:
+        updates = trace.seen_by(SERVER).updates(number)
+        index, _ = next((i, m) for i, m in view.indexed(number) if m.kind == "sum")
+        expected = updates.weights @ updates.rows
+        np.testing.assert_allclose(view.payload(number, index), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_what_would_have_changed_training_says_so(plain, tmp_path):
+    trace, truth = plain
+    clipped, _ = replay(trace, [Clip(bound=0.01), Shuffle()], tmp_path, Seed(9), truth)
+    rows = clipped.seen_by(SERVER).updates(1).rows
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 0.01, rtol=1e-4)
+    assert clipped.manifest.declared[0]["applied"] == "training was not rerun"
+
+
+def test_the_audit_of_a_replay_finds_what_a_shuffled_run_would(plain, tmp_path):
+    trace, _ = plain
+    named = audit(trace.path, ["fingerprint"], out=tmp_path / "named")
+    assert named.findings[0].verdict == "not_applicable"
+    done = audit(trace.path, ["fingerprint"], out=tmp_path / "shuffled", as_if=["shuffle"])
+    assert done.findings[0].verdict == "leak"
+    assert "as if" in done.summary["protected by"]
+    again = audit(trace.path, ["fingerprint"], out=tmp_path / "shuffled", as_if=["shuffle"])
+    assert again.findings == done.findings
+    with pytest.raises(TraceError, match="another replay"):
+        audit(trace.path, ["fingerprint"], out=tmp_path / "shuffled", as_if=["secure_sum"])
+
+
+def test_what_acts_inside_training_is_refused(plain, tmp_path):
+    trace, truth = plain
+    with pytest.raises(UsageError, match="run the federation again"):
+        replay(trace, [DPSGD()], tmp_path, Seed(1), truth)
+    shuffled, known = replay(trace, [Shuffle()], tmp_path / "a", Seed(1), truth)
+    with pytest.raises(NotApplicable, match="anonymous already"):
+        replay(shuffled, [Shuffle()], tmp_path / "b", Seed(1), known)
+
+
+def test_protections_are_read_from_words():
+    assert parse_hook("shuffle") == Shuffle()
+    assert parse_hook("clip:bound=0.5") == Clip(bound=0.5)
+    for wrong in ("shufle", "clip:bond=1", "clip:bound"):
+        with pytest.raises(UsageError):
+            parse_hook(wrong)

@@ -1,0 +1,105 @@
+"""A grid times seeds: one table, resumable, failures apart, independent of the workers."""
+
+import csv
+import json
+
+import pytest
+
+from fedaudit.errors import ConfigError, UsageError
+from fedaudit.experiment.sweep import Axis, cells, headlines, over_seeds, sweep
+
+SMALL = ("federation.rounds=2", "federation.clients=4", "audits.fingerprint.methods=['greedy']")
+
+
+def rows(path):
+    with open(path / "sweep.csv", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("sweep")
+    grid = ["federation.clients=3,4", "training.learning_rate=0.05,0.1"]
+    return sweep(None, grid, path, seeds=2, overrides=SMALL, workers=2)
+
+
+def test_every_point_and_measure_has_a_mean_an_interval_and_its_chance(finished):
+    table = rows(finished.path)
+    linkage = [r for r in table if r["measure"] == "fingerprint.linkage_accuracy"]
+    assert {(r["federation.clients"], r["training.learning_rate"]) for r in linkage} == {
+        ("3", "0.05"),
+        ("3", "0.1"),
+        ("4", "0.05"),
+        ("4", "0.1"),
+    }
+    for r in linkage:
+        assert 0 <= float(r["low"]) <= float(r["value"]) <= float(r["high"]) <= 1
+        assert float(r["chance"]) == pytest.approx(1 / int(r["federation.clients"]))
+        assert r["seeds"] == "2"
+    assert any(r["measure"] == "held_out.accuracy" for r in table)
+    assert (finished.path / "sweep.svg").read_text(encoding="utf-8").startswith("<svg")
+    assert "fingerprint.linkage_accuracy" in (finished.path / "sweep.md").read_text("utf-8")
+    assert not list((finished.path / "cells").glob("*/trace"))
+
+
+def test_a_second_run_does_nothing_again_and_says_so(finished):
+    grid = ["federation.clients=3,4", "training.learning_rate=0.05,0.1"]
+    again = sweep(None, grid, finished.path, seeds=2, overrides=SMALL, workers=1)
+    assert again.reused == 8
+    assert again.rows == finished.rows
+
+
+def test_the_number_of_workers_changes_nothing(finished, tmp_path):
+    alone = sweep(None, ["federation.clients=3"], tmp_path, seeds=1, overrides=SMALL, workers=1)
+    values = {r["measure"]: r["value"] for r in alone.rows}
+    cell = next(
+        json.loads((finished.path / "cells" / c.name / "cell.json").read_text("utf-8"))
+        for c in cells(None, [Axis.parse("federation.clients=3")], 1, SMALL)
+    )
+    assert values == {k: v[0] for k, v in cell["measured"].items()}
+
+
+def test_a_failed_cell_is_reported_and_does_not_stop_the_others(tmp_path):
+    grid = ["federation.clients=3,5000"]
+    done = sweep(None, grid, tmp_path, overrides=SMALL, workers=1)
+    assert [label for label, _ in done.failed] == ["federation.clients=5000 (seed 1)"]
+    assert "5000 clients" in done.failed[0][1]
+    assert {r["federation.clients"] for r in done.rows} == {3}
+
+
+def test_identical_cells_are_run_once():
+    axis = [Axis.parse("federation.clients=3,4"), Axis.parse("seed=1")]
+    named = [c.name for c in cells(None, axis, 1)]
+    assert len(set(named)) == 2
+
+
+@pytest.mark.parametrize("text", ["federation.clients", "=3", "a=", "federation.clients=3,3"])
+def test_a_grid_that_makes_no_sense_is_refused(text):
+    with pytest.raises(UsageError):
+        Axis.parse(text)
+
+
+def test_a_mistake_shows_before_anything_runs(tmp_path):
+    with pytest.raises(ConfigError, match="noise_multiplyer"):
+        sweep(None, ["protections.dp_sgd.noise_multiplyer=1,2"], tmp_path)
+    with pytest.raises(UsageError, match="seeds"):
+        sweep(None, ["federation.clients=3"], tmp_path, seeds=0)
+
+
+def test_bare_words_and_numbers_are_values():
+    assert Axis.parse("partition.kind=iid,by_label").values == ("iid", "by_label")
+    assert Axis.parse("a.b=0,0.5").values == (0, 0.5)
+
+
+def test_intervals_over_seeds_are_never_narrower_than_the_runs_leave_them():
+    value, low, high, _ = over_seeds([(1.0, 0.8, 1.0), (1.0, 0.8, 1.0)])
+    assert (value, high) == (1.0, 1.0)
+    assert low == pytest.approx(1 - 0.2 / 2**0.5)
+    _, low, high, _ = over_seeds([(0.2, 0.1, 0.3), (0.8, 0.7, 0.9)])
+    assert (low, high) == (0.0, 1.0)
+    assert over_seeds([(0.5, 0.4, 0.6)])[:3] == (0.5, 0.4, 0.6)
+
+
+def test_the_page_shows_headlines():
+    names = ["a.x", "a.y", "a.x (joint)", "a.y (joint)", "held_out.loss", "epsilon.largest"]
+    assert headlines(names) == ["a.x", "a.x (joint)", "held_out.loss", "epsilon.largest"]
