@@ -8,12 +8,12 @@ RUN    ?= fedaudit-run
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 
-.PHONY: audit test check bench nightly reproduce docs env clean browser
+.PHONY: audit test check bench nightly reproduce reproduce-fingerprint docs env clean browser
 
 audit: $(VENV)/core.stamp  ## environment, the built-in experiment, a report
 	$(BIN)/fedaudit run --out $(RUN)
 
-test: $(VENV)/dev.stamp check  ## environment, lint, types, tests
+test: $(VENV)/dev.stamp browser check  ## environment, lint, types, tests
 	$(BIN)/python -m pytest -m "not nightly and not network"
 
 check: $(VENV)/dev.stamp  ## lint, types, generated pages
@@ -24,6 +24,8 @@ check: $(VENV)/dev.stamp  ## lint, types, generated pages
 
 bench: $(VENV)/dev.stamp  ## speed: every hot path against its naive twin and the usual peer
 	$(BIN)/python benchmarks/federation.py
+	$(BIN)/python benchmarks/dp_sgd.py
+	$(BIN)/python benchmarks/linkage.py
 	$(BIN)/python benchmarks/trace.py
 
 nightly: $(VENV)/dev.stamp  ## long statistics
@@ -32,11 +34,23 @@ nightly: $(VENV)/dev.stamp  ## long statistics
 reproduce: $(VENV)/dev.stamp  ## the papers' figures
 	$(BIN)/python -m reproductions
 
+reproduce-fingerprint: $(VENV)/dev.stamp  ## the tables and figures of one paper
+	$(BIN)/python -m reproductions.fingerprint.run
+
 docs: $(VENV)/dev.stamp  ## the documentation site, offline and strict
 	$(BIN)/python docs/generate_papers.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 env: $(VENV)/dev.stamp
+
+# The browser test needs Chromium. Where it is missing and can be installed, it is; elsewhere the
+# test says that it was skipped.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
+	  || { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] \
+	       && echo "installing chromium for the browser test" \
+	       && apt-get update -qq >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } \
+	  || echo "no chromium: the browser test will be skipped"
 
 clean:
 	rm -rf $(VENV) site dist .mypy_cache .ruff_cache
