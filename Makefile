@@ -28,8 +28,8 @@ bench: $(VENV)/dev.stamp  ## speed: every hot path against its naive twin and th
 	$(BIN)/python benchmarks/linkage.py
 	$(BIN)/python benchmarks/trace.py
 
-nightly: $(VENV)/dev.stamp  ## long statistics
-	$(BIN)/python -m pytest -m "nightly"
+nightly: $(VENV)/dev.stamp  ## long statistics, and real downloads
+	$(BIN)/python -m pytest -m "nightly or network"
 
 reproduce: $(VENV)/dev.stamp  ## the papers' figures
 	$(BIN)/python -m reproductions

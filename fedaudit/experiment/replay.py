@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,7 @@ def _one_round(
             metadata=list(uploads.metadata) or None,
         )
         senders |= {first + i: names[c] for i, c in enumerate(uploads.origin) if c >= 0}
+        _carry_along(trace, number, own, names, uploads, wire, first)
     seen_upload = False
     for m in messages:
         if _is_upload(m, hubs) and m.parts:
@@ -183,6 +185,24 @@ def _one_round(
         elif seen_upload:
             _copy(trace, number, m, wire)
     return senders
+
+
+def _carry_along(
+    trace: Trace,
+    number: int,
+    own: Sequence[Message],
+    names: Sequence[str],
+    uploads: Uploads,
+    wire: RoundWriter,
+    first: int,
+) -> None:
+    """What else a message carried (integer buffers) stays with its row; a sum carries nothing."""
+    beside = {names.index(m.sender): {k: v for k, v in m.parts.items() if k != MODEL} for m in own}
+    for i, client in enumerate(uploads.origin):
+        for layout, row in beside.get(int(client), {}).items():
+            kept = wire.put_once(layout, trace.block(number, layout)[row : row + 1])
+            m = wire.messages[first + i]
+            wire.messages[first + i] = replace(m, parts={**m.parts, layout: kept})
 
 
 def _copy(trace: Trace, number: int, m: Message, wire: RoundWriter) -> None:

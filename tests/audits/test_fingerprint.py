@@ -117,7 +117,7 @@ def test_links_against_a_slow_twin():
     rng = np.random.default_rng(3)
     senders = [[f"c{c}" for c in rng.permutation(5)[:3]] for _ in range(9)]
     labels = [list(rng.permutation(6)[:3]) for _ in range(9)]
-    ours = links(senders, labels, 5)
+    ours = links(senders, labels)
     rows = [(t, s, v) for t in range(9) for s, v in zip(senders[t], labels[t], strict=True)]
     slow: dict[str, list[bool]] = {}
     for t, s, v in rows:
@@ -197,18 +197,23 @@ def test_the_random_method_gives_the_published_random_row(clients, published):
         assert np.mean([d[name] for d in drawn]) == pytest.approx(value, abs=0.012)
 
 
-def test_chance_of_a_link_is_what_random_labels_find():
+@pytest.mark.parametrize("method", ["greedy", "tracking", "joint", "random"])
+def test_chance_is_what_the_same_linker_finds_without_signal(method):
+    """Half take part: greedy deals few labels, tracking many, and each has its own chance."""
     rng = np.random.default_rng(8)
-    found, chances = [], []
-    for _ in range(300):
+    found, right, made, chances, precisions = [], 0, 0, [], []
+    for _ in range(200):
         senders = [[f"c{c}" for c in rng.permutation(8)[:4]] for _ in range(6)]
-        labels = [list(rng.permutation(8)[:4]) for _ in range(6)]
-        joined = links(senders, labels, 8)
+        rounds = [unit_norm(rng.normal(size=(4, 30)).astype(np.float32)) for _ in range(6)]
+        labels = [v.tolist() for v in LINKERS[method](rounds, 8, rng)]
+        joined = links(senders, labels)
         found += [h for hits in joined.found.values() for h in hits]
-        chances.append(joined.chance)
-    assert np.mean(found) == pytest.approx(
-        np.mean(chances), abs=4 * np.std(found) / len(found) ** 0.5
-    )
+        chances += [joined.chance] * sum(len(h) for h in joined.found.values())
+        right, made = right + joined.right, made + joined.made
+        precisions += [joined.precision_chance] * joined.made
+    error = np.std(found) / len(found) ** 0.5
+    assert np.mean(found) == pytest.approx(np.mean(chances), abs=4 * error)
+    assert right / made == pytest.approx(np.mean(precisions), abs=4 * (0.25 / made) ** 0.5)
 
 
 def test_sure_after_controls_its_error():
@@ -258,7 +263,7 @@ def linkage(method, share, seed, **kind):
     data = signal_rows(np.random.default_rng(seed), clients=16, rounds=12, share=share, **kind)
     rounds = [unit_norm(r) for r, _ in data]
     labels = method(rounds, 16, np.random.default_rng(seed))
-    found = links([s for _, s in data], [v.tolist() for v in labels], 16).found
+    found = links([s for _, s in data], [v.tolist() for v in labels]).found
     return np.mean([h for hits in found.values() for h in hits])
 
 
@@ -298,7 +303,6 @@ def test_no_negative_rests_on_a_sketch_alone(tmp_path):
     seen = links(
         [s for _, s in data],
         [v.tolist() for v in greedy(blind.rows, 20, np.random.default_rng(0))],
-        20,
     ).found
     assert np.mean([h for hits in seen.values() for h in hits]) < 0.6
     looked = audit(trace, truth, sketch=211, methods=("greedy",))

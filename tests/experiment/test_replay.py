@@ -11,7 +11,7 @@ from fedaudit.protections.dp_sgd import DPSGD
 from fedaudit.protections.secure_sum import SecureSum
 from fedaudit.protections.shuffle import Shuffle
 from fedaudit.randomness import Seed
-from fedaudit.trace import ANONYMOUS, SERVER, SHUFFLER, Trace, Truth
+from fedaudit.trace import ANONYMOUS, SERVER, SHUFFLER, Recorder, Trace, Truth
 
 PLAIN = ("federation.rounds=3", "federation.clients=6", "federation.weighting=size")
 
@@ -56,6 +56,26 @@ def test_a_summed_replay_holds_the_weighted_sum_alone(plain, tmp_path):
         index, _ = next((i, m) for i, m in view.indexed(number) if m.kind == "sum")
         expected = updates.weights @ updates.rows
         np.testing.assert_allclose(view.payload(number, index), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_integer_buffers_stay_with_their_rows(tmp_path):
+    start = {"w": np.zeros((2, 3), np.float32), "seen": np.array(0)}
+    recorder = Recorder(tmp_path / "trace", like=start)
+    for number in range(3):
+        with recorder.round() as wire:
+            for c in range(4):
+                wire.send("model", SERVER, f"site-{c}", start)
+            for c in range(4):
+                sent = {"w": np.full((2, 3), c + number, np.float32), "seen": np.array(10 * c)}
+                wire.send("model", f"site-{c}", SERVER, sent)
+    recorder.close()
+    shuffled, known = replay(
+        Trace.open(tmp_path / "trace"), [Shuffle()], tmp_path / "replay", Seed(2)
+    )
+    view = shuffled.seen_by(SERVER)
+    for number in shuffled.rounds:
+        for i, name in known.senders(number).items():
+            assert view.payload(number, i, layout="integers")[0] == 10 * int(name[-1])
 
 
 def test_what_would_have_changed_training_says_so(plain, tmp_path):

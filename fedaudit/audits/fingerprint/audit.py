@@ -149,7 +149,7 @@ class Fingerprint:
         estimates: dict[str, Estimate] = {}
         first: scores.Links | None = None
         for method, labels in guess.labels.items():
-            joined = scores.links(senders, labels, guess.clients)
+            joined = scores.links(senders, labels)
             first = first or joined
             suffix = "" if method == self.methods[0] else f" ({method})"
             estimates |= self._estimates(senders, labels, joined, guess, suffix, rng)
@@ -200,7 +200,10 @@ class Fingerprint:
         }
         if joined.made:
             out[f"link_precision{suffix}"] = intervals.wilson(
-                joined.right, joined.made, confidence=self.confidence, baseline=joined.chance
+                joined.right,
+                joined.made,
+                confidence=self.confidence,
+                baseline=joined.precision_chance,
             )
         truth = [s for own in senders for s in own]
         given = [v for own in labels for v in own]
@@ -208,7 +211,7 @@ class Fingerprint:
         random = clustering.chance(
             truth,
             rounds,
-            clusters=max(guess.clients, max(len(own) for own in senders)),
+            clusters=max(len(set(given)), max(len(own) for own in senders)),
             rng=rng,
             confidence=self.confidence,
             draws=200 if len(truth) > 2000 else 1000,

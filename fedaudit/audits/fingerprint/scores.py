@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -17,44 +18,57 @@ class Links:
 
     A link is a client's row and the same client's next row. It is found if both bear one label and
     no row in between bears it. `found` maps a client to one truth value per link, in time order;
-    `made` and `right` count the links the linker made and those that were right; `chance` is the
-    expected share found by a linker that deals `clients` labels at random, one per row and round.
+    `made` and `right` count the links the linker made and those that were right. `chance` and
+    `precision_chance` are the expected shares if the rows of every round were dealt to its senders
+    at random and the labels stayed as they are: what the same linker would score knowing nothing.
     """
 
     found: dict[str, list[bool]]
+    by_round: dict[int, list[bool]]
     made: int
     right: int
     chance: float
-    by_round: dict[int, list[bool]]
+    precision_chance: float
 
 
-def links(senders: Sequence[Sequence[str]], labels: Sequence[Sequence[int]], clients: int) -> Links:
+def links(senders: Sequence[Sequence[str]], labels: Sequence[Sequence[int]]) -> Links:
     """Compare labels with senders, round by round."""
     last_row: dict[str, tuple[int, int]] = {}  # sender -> (round, label)
     last_label: dict[int, tuple[int, str]] = {}  # label -> (round, sender)
     found: dict[str, list[bool]] = {}
     by_round: dict[int, list[bool]] = {}
-    made = right = 0
-    chances = []
-    share = [min(1.0, len(own) / clients) for own in senders]
+    made: Counter[tuple[int, int]] = Counter()  # (round, later round) -> links made
+    true: Counter[tuple[int, int]] = Counter()  # (round, later round) -> links there are
+    right = 0
     for t, (own, given) in enumerate(zip(senders, labels, strict=True)):
         for sender, label in zip(own, given, strict=True):
             before = last_label.get(label)
             if before is not None:
-                made += 1
+                made[before[0], t] += 1
                 right += before[1] == sender
             if sender in last_row:
                 s, old = last_row[sender]
                 hit = old == label and before is not None and before[0] == s
                 found.setdefault(sender, []).append(hit)
                 by_round.setdefault(t, []).append(hit)
-                quiet = float(np.prod([1.0 - share[r] for r in range(s + 1, t)]))
-                chances.append(quiet / clients)
+                true[s, t] += 1
         for sender, label in zip(own, given, strict=True):
             last_row[sender] = (t, label)
             last_label[label] = (t, sender)
-    chance = float(np.mean(chances)) if chances else 1.0 / clients
-    return Links(found, made, right, chance, by_round)
+    # two given rows of rounds s and t bear a link with probability made[s, t] / (K_s K_t), and two
+    # given senders that are both there stand at its ends with probability 1 / (K_s K_t)
+    pairs = {(s, t): len(senders[s]) * len(senders[t]) for s, t in {*made, *true}}
+    expected = sum(n * made[p] / pairs[p] for p, n in true.items())
+    both = {p: len(set(senders[p[0]]) & set(senders[p[1]])) for p in made}
+    expected_right = sum(n * both[p] / pairs[p] for p, n in made.items())
+    return Links(
+        found=found,
+        by_round=by_round,
+        made=sum(made.values()),
+        right=right,
+        chance=expected / max(1, sum(true.values())),
+        precision_chance=expected_right / max(1, sum(made.values())),
+    )
 
 
 def longest_run(hits: Sequence[bool]) -> int:

@@ -11,6 +11,10 @@ from torch.overrides import TorchFunctionMode
 
 from fedaudit.tasks.task import Task
 
+# Bytes of the largest image tensor that one pass of a convolutional model may make: beyond it
+# activations leave the cache, and 20 clients at once take a third longer than 8 at a time.
+IMAGE_BYTES = 6 << 20
+
 
 class Stacked:
     """Gradient sums of all clients by one backward pass over stacked layers."""
@@ -19,6 +23,10 @@ class Stacked:
 
     def __init__(self, task: Task) -> None:
         self.task = task
+        self._image_bytes = 0  # of one client, seen at the first step
+        # glibc gives freed memory back to the system unless a larger block was freed before: then
+        # every step faults its activations in again. Never touched, so this costs nothing.
+        torch.empty(31 << 20, dtype=torch.uint8)
 
     def leaves(self, p: Tensor) -> dict[str, Tensor]:
         """Leaf views by name that share storage with p (K, d), and no version counter with it."""
@@ -56,10 +64,26 @@ class Stacked:
         rate: float,
     ) -> None:
         """p -= rate * sums, in place; linear layers take their step inside the backward pass."""
+        size = max(1, IMAGE_BYTES // self._image_bytes) if self._image_bytes else len(p)
+        for low in range(0, len(p), size):
+            part = slice(low, low + size)
+            z = None if noise is None else noise[part]
+            self._descend_(p[part], x[part], y[part], weight[part], z, rate)
+
+    def _descend_(
+        self,
+        p: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        noise: Tensor | None,
+        rate: float,
+    ) -> None:
         named = self.leaves(p)
         views = list(named.values())
-        with _FusedLinear(views, rate):
+        with _FusedLinear(views, rate) as mode:
             total = (self.task.stacked_losses(named, x, y, noise) * weight).sum()
+        self._image_bytes = mode.image_bytes // len(p)
         grads = torch.autograd.grad(total, views, allow_unused=True)
         with torch.no_grad():
             for v, g in zip(views, grads, strict=True):
@@ -85,6 +109,7 @@ class _FusedLinear(TorchFunctionMode):
         super().__init__()
         self._uses = {id(leaf): _Use() for leaf in leaves}
         self._rate = rate
+        self.image_bytes = 0  # of the largest convolution output
 
     def __torch_function__(
         self,
@@ -99,7 +124,10 @@ class _FusedLinear(TorchFunctionMode):
                 for use in uses:
                     use.count += 1  # type: ignore[union-attr]
                 return _Linear.apply(*args, uses, self._rate)  # type: ignore[no-untyped-call]
-        return func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        if func in (torch.conv2d, torch.conv_transpose2d):
+            self.image_bytes = max(self.image_bytes, out.nbytes)
+        return out
 
 
 class _Linear(torch.autograd.Function):
