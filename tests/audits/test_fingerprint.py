@@ -367,6 +367,18 @@ def test_perfect_linkage_still_has_an_interval():
         assert low < high
 
 
+def test_amplification_is_shown_and_void_if_linkable():
+    from fedaudit.audits.fingerprint.audit import amplification
+
+    few = amplification(2.0, "record", 1e-5, 20, linked=True)
+    assert "amplifies nothing" in few
+    assert "void" in few
+    many = amplification(1.0, "client", 1e-6, 100_000, linked=False)
+    assert "would read 0.0" in many
+    assert "only while" in many
+    assert "whole input" in amplification(1.0, "record", 1e-6, 100_000, linked=False)
+
+
 def test_columns_are_standardised_over_all_rounds():
     rng = np.random.default_rng(17)
     rounds = [rng.normal(3, 2, size=(4, 5)).astype(np.float32) for _ in range(6)]

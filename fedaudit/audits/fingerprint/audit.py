@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from fedaudit.accounting import amplified_by_shuffling
 from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.fingerprint import scores
 from fedaudit.audits.fingerprint.features import (
@@ -277,12 +278,23 @@ class Fingerprint:
                 f"at delta {one['delta']:g} over the whole run"
             )
             notes.append(
-                "amplification by shuffling is void: updates were linked across rounds"
-                if linked
-                else "amplification by shuffling is not claimed: it needs a local guarantee for a "
-                "client's whole input, and unlinkable uploads"
+                amplification(max(values), one["unit"], one["delta"], guess.clients, linked)
             )
         return tuple(notes)
+
+
+def amplification(epsilon: float, unit: str, delta: float, clients: int, linked: bool) -> str:
+    """What shuffling would make of an epsilon, and why that may not be claimed."""
+    amplified = amplified_by_shuffling(epsilon, clients, delta)
+    if amplified is None:
+        text = f"shuffling {clients} clients amplifies nothing at an epsilon of {epsilon:.3g}"
+    else:
+        text = f"amplified by shuffling, epsilon {epsilon:.3g} would read {amplified:.3g}"
+    if linked:
+        return text + "; that is void here: updates were linked across rounds"
+    if unit != "client":
+        return text + "; that needs a guarantee for a client's whole input, not for a " + unit
+    return text + "; that holds only while updates cannot be linked"
 
 
 def roster(view: View, features: Features) -> int:
