@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from fedaudit.errors import ConfigError, UsageError
 
-Unit = Literal["record", "person", "client"]
-Relation = Literal["add_or_remove", "replace"]
+Unit = Literal["record", "person", "client", "example"]
+Relation = Literal["add_or_remove", "replace", "zero_out"]
 Accountant = Literal["pld", "rdp"]
 
 ORDERS = np.array([1 + i / 10 for i in range(1, 100)] + list(range(12, 64)), dtype=np.float64)
@@ -187,13 +187,14 @@ def smallest(meets: Callable[[float], bool]) -> float:
 # -- amplification by shuffling -------------------------------------------------------------------
 
 
-def amplified_by_shuffling(local_epsilon: float, clients: int, delta: float) -> float | None:
-    """Central epsilon of n shuffled reports of an epsilon_0-local randomiser, or None.
+def amplified_by_shuffling(
+    local_epsilon: float, clients: int, delta: float, local_delta: float = 0.0
+) -> tuple[float, float] | None:
+    """Central (epsilon, delta) of one shuffle of n locally private reports, or None.
 
-    Feldman, McMillan and Talwar (2021), Theorem 3.1: for epsilon_0 <= ln(n / (16 ln(2/delta))) and
-    pure local privacy of a client's **whole** input. It is void if reports can be linked to
-    clients across rounds, which is what the fingerprint audit tests; a per-record epsilon of
-    DP-SGD does not qualify as a local guarantee for a client's input.
+    Feldman, McMillan and Talwar (2021), Theorems 3.1 and 3.8, if epsilon_0 <= ln(n/(16 ln(2/d))):
+    the guarantee must be for replacing a client's **whole** input, in one round of n reports. Void
+    if reports can be linked to clients across rounds, which is what the fingerprint audit tests.
     """
     check_delta(delta)
     e0, n = local_epsilon, clients
@@ -201,7 +202,9 @@ def amplified_by_shuffling(local_epsilon: float, clients: int, delta: float) -> 
         return None
     grown = math.exp(e0)
     inner = 8 * math.sqrt(grown * math.log(4 / delta)) / math.sqrt(n) + 8 * grown / n
-    return min(e0, math.log1p((grown - 1) / (grown + 1) * inner))
+    central = min(e0, math.log1p((grown - 1) / (grown + 1) * inner))
+    spent = delta + (math.exp(central) + 1) * (1 + math.exp(-e0) / 2) * n * local_delta
+    return central, spent
 
 
 # -- foreign accountants --------------------------------------------------------------------------

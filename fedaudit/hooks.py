@@ -75,7 +75,7 @@ class Hook:
 
     #: bound on the norm of one example's gradient; the trainer clips in its kernel
     clip_norm: float | None = None
-    #: what is clipped: one record's gradient, or the sum over one person's records
+    #: whose gradient is clipped: one example's, or the sum over a record's or a person's examples
     clip_unit: str = "record"
     #: "poisson" where the guarantee needs it; None leaves the config's choice
     sampling: ClassVar[Literal["shuffle", "poisson"] | None] = None
@@ -83,6 +83,9 @@ class Hook:
     def declare(self) -> dict[str, Any]:
         """What is announced in the manifest of a trace: public by nature."""
         return {"name": self.name, "covers": list(self.covers), "trust": self.trust}
+
+    def check_clients(self, count: int) -> None:
+        """Raise a ConfigError if this hook does not fit a federation of `count` clients."""
 
     def resolved(self, exposures: Sequence[Exposure]) -> Hook:
         """This hook with whatever depends on the federation filled in (a target epsilon)."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import index
 from typing import TYPE_CHECKING
 
@@ -42,8 +43,32 @@ def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
-def _word(purpose: str) -> int:
-    return int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), "little")
+@lru_cache(maxsize=256)
+def _word(root: int, purpose: str) -> int:
+    """Where a purpose's numbers begin: a keyed hash, so that those of one purpose (the initial
+    weights are public) tell nothing of the root or of another purpose."""
+    key = root.to_bytes(8, "little")
+    digest = hashlib.blake2b(purpose.encode(), key=key, digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+_WORDS = 624  # of a Mersenne twister's state
+_STATE_BYTES = 5056  # what torch's CPU generator exports
+
+
+@lru_cache(maxsize=1)
+def _blank_state() -> npt.NDArray[np.uint8]:
+    """An exported state of torch's CPU generator, set to draw a fresh block first."""
+    import torch
+
+    raw = torch.Generator().manual_seed(0).get_state().numpy().copy()
+    if raw.shape != (_STATE_BYTES,):
+        raise RuntimeError(
+            f"torch exports a generator state of {raw.shape[0]} bytes, not {_STATE_BYTES}: "
+            "fedaudit does not know this layout"
+        )
+    raw[8:12].view(np.int32)[:] = 1  # numbers left in the block: the next draw makes a new one
+    return raw
 
 
 @dataclass(frozen=True)
@@ -65,7 +90,7 @@ class Seed:
 
     def bits(self, purpose: str, *coordinates: npt.ArrayLike) -> npt.NDArray[np.uint64]:
         """Independent 64-bit words, one per broadcast tuple of whole-number coordinates."""
-        h = _mix(np.array([self.root ^ _word(purpose)], dtype=np.uint64) + _GOLDEN)
+        h = _mix(np.array([_word(self.root, purpose)], dtype=np.uint64) + _GOLDEN)
         for c in coordinates:
             # at least one dimension: numpy warns on scalar overflow, and wrapping is the point
             at = np.atleast_1d(np.asarray(c))
@@ -97,6 +122,23 @@ class Seed:
 
     def torch_generator(self, purpose: str, *coordinates: int) -> torch.Generator:
         """A torch generator of its own for one address."""
+        return self.torch_generators(purpose, *([c] for c in coordinates))[0]
+
+    def torch_generators(self, purpose: str, *coordinates: npt.ArrayLike) -> list[torch.Generator]:
+        """One torch generator per coordinate tuple (broadcast to one dimension).
+
+        The whole state is filled from the address. `manual_seed` would keep 32 bits of it, and two
+        of some ten thousand clients, rounds and steps would then draw the same noise.
+        """
         import torch
 
-        return torch.Generator().manual_seed(self.key(purpose, *coordinates))
+        parts = [np.atleast_1d(np.asarray(c))[:, None] for c in coordinates]
+        words = self.bits(purpose, *parts, np.arange(_WORDS)[None, :]) & np.uint64(0xFFFFFFFF)
+        states = np.tile(_blank_state(), (len(words), 1))
+        states[:, 24 : 24 + 8 * _WORDS] = np.ascontiguousarray(words).view(np.uint8)
+        out = []
+        for state in states:
+            generator = torch.Generator()
+            generator.set_state(torch.from_numpy(state))
+            out.append(generator)
+        return out

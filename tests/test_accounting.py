@@ -88,10 +88,12 @@ def test_calibration_meets_the_target_and_not_much_more(by):
 def test_amplification_by_shuffling_helps_with_many_clients_and_is_refused_with_few():
     many = amplified_by_shuffling(1.0, 100_000, 1e-6)
     assert many is not None
-    assert many < 0.1
-    assert amplified_by_shuffling(1.0, 1_000_000, 1e-6) < many
+    assert many[0] < 0.1
+    assert many[1] == 1e-6
+    assert amplified_by_shuffling(1.0, 1_000_000, 1e-6)[0] < many[0]
     assert amplified_by_shuffling(1.0, 20, 1e-6) is None
     assert amplified_by_shuffling(12.0, 100_000, 1e-6) is None
+    assert amplified_by_shuffling(1.0, 100_000, 1e-6, local_delta=1e-12)[1] > 1e-6
 
 
 def test_state_of_an_opacus_accountant():

@@ -126,9 +126,9 @@ class Coverage:
             question=self.question,
             vantage=guess.vantage,
             settings=settings,
-            headline="fields_outside_protection",
+            headline="kinds_outside_protection",
             estimates={
-                "fields_outside_protection": Estimate(
+                "kinds_outside_protection": Estimate(
                     value=float(len(left)),
                     low=float(len(left)),
                     high=float(len(left)),

@@ -21,7 +21,7 @@ from fedaudit.errors import NotApplicable, TraceError, UsageError
 from fedaudit.experiment.catalogue import PROTECTIONS, find
 from fedaudit.hooks import Hook, Uploads
 from fedaudit.randomness import Seed
-from fedaudit.trace import ANONYMOUS, Message, Recorder, Trace, Truth, TruthRecorder
+from fedaudit.trace import ANONYMOUS, WIRETAP, Message, Recorder, Trace, Truth, TruthRecorder
 from fedaudit.trace.recorder import MODEL, RoundWriter
 
 EXACT = ("shuffle", "secure_sum")
@@ -62,12 +62,11 @@ def replay(
 ) -> tuple[Trace, Truth]:
     """Write the trace that `hooks` would have left, and its truth, below `out`.
 
-    A replay that stands there already is used again if it is of the same trace, hooks and seed.
+    A replay that stands there already is used again if it is of the same trace and hooks.
     """
     check_hooks(hooks)
     asked = {
         "replayed_from": trace.sha256,
-        "seed_of_replay": seed.root,
         "hooks": [json.loads(json.dumps(h.declare())) for h in hooks],
     }
     if (out / "trace" / "manifest.json").exists():
@@ -118,7 +117,7 @@ def replay(
         retention=trace.manifest.retention,
     )
     facts = {} if truth is None else {k: v for k, v in truth.facts.items() if k != "seed"}
-    facts = {**facts, "replay": asked}
+    facts = {**facts, "replay": asked, "seed_of_replay": seed.root}
     known = TruthRecorder(out / "truth", facts)
     for number in trace.rounds:
         metrics = {} if truth is None else truth.metrics(number)
@@ -154,6 +153,12 @@ def _one_round(
             _copy(trace, number, m, wire)
     for (receiver, step, kind), own in groups.items():
         rows = trace.block(number)[[m.parts[MODEL] for m in own]].astype(np.float32)
+        if kind == "model" and any(hook.name != "shuffle" for hook in hooks):
+            # bounds, noise and sums are about updates: what was sent minus what was received
+            seen = trace.seen_by(WIRETAP).updates(number)
+            where = {int(i): at for at, i in enumerate(seen.messages)}
+            index = [where[messages.index(m)] for m in own]
+            rows, kind = np.array(seen.rows[index], dtype=np.float32), "delta"
         uploads = Uploads(
             rows=torch.from_numpy(rows),
             senders=tuple(m.sender for m in own),

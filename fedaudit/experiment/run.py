@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,7 @@ from fedaudit.trace.store import write_atomically
 
 if TYPE_CHECKING:
     from fedaudit.data.dataset import Dataset
+    from fedaudit.data.partition import Partition
     from fedaudit.federation.engine import Federation
 
 Progress = Callable[[str, int, int, str], None]
@@ -100,6 +102,24 @@ def client_count(config: Config, train: Dataset) -> int:
     return 20
 
 
+def _one_client_each(train: Dataset, parts: Partition) -> None:
+    """A promise per person is a client's own: refuse persons whose records lie with several."""
+    if train.person is None:
+        return
+    where: dict[str, set[int]] = {}
+    for c, rows in enumerate(parts.clients):
+        for i in rows:
+            where.setdefault(train.person[i], set()).add(c)
+    spread = sum(len(found) > 1 for found in where.values())
+    if spread:
+        raise DataError(
+            "persons have records with several clients",
+            expected="every person with one client, where the unit of privacy is a person",
+            got=f"{spread} of {len(where)} persons with two clients or more",
+            remedy='use unit = "record", or another partition than by_owner',
+        )
+
+
 def promises(federation: Federation) -> dict[str, dict[str, Any]]:
     """Protection -> client -> what it is promised over the whole run."""
     exposures = federation.exposures()
@@ -152,14 +172,19 @@ def build(config: Config) -> tuple[Federation, dict[str, Any]]:
         )
     rounds = replace(config.federation, clients=count)
     task = config.task.build(train, seed)
-    clients, sizes, persons = [], [], []
+    units = {p.clip_unit for p in config.protections.values() if p.clip_norm is not None}
+    if "person" in units:
+        _one_client_each(train, parts)
+    clients, sizes, groups = [], [], []
     for c in range(count):
         mine = parts.client_data(train, c)
         own = task.encode(mine)
         clients.append((own.x, own.y))
-        if mine.person is not None:
+        if "person" in units and mine.person is not None:
             numbers = np.unique(np.array(mine.person), return_inverse=True)[1]
-            persons.append(torch.from_numpy(numbers)[own.record])
+            groups.append(torch.from_numpy(numbers)[own.record])
+        elif "record" in units and len(own) != len(mine):
+            groups.append(own.record)  # several examples were cut from one record
         sizes.append(len(own))
     for c, n in enumerate(sizes):
         if n == 0:
@@ -171,7 +196,7 @@ def build(config: Config) -> tuple[Federation, dict[str, Any]]:
             )
     federation = Federation(
         task=task,
-        data=ClientData.join(clients, persons or None),
+        data=ClientData.join(clients, groups if len(groups) == count else None),
         rounds=rounds,
         training=config.training,
         seed=seed,
@@ -512,9 +537,9 @@ def audit(
     if as_if:
         from fedaudit.experiment.replay import parse_hook, replay
 
-        opened, known = replay(
-            opened, [parse_hook(text) for text in as_if], path, Seed(seed), known
-        )
+        # drawn in secret: who knows the seed of a shuffle can undo it
+        secret = Seed(secrets.randbits(64))
+        opened, known = replay(opened, [parse_hook(text) for text in as_if], path, secret, known)
     results = audit_trace(built, opened, known, seed, progress, keep=path / "results")
     # what was found before about the same trace stays in the report
     names = {r.audit for r in results}

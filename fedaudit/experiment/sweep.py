@@ -120,12 +120,13 @@ def run_cell(raw: dict[str, Any], folder: str, keep_traces: bool) -> dict[str, A
         for name, e in result.estimates.items():
             measured[f"{result.audit}.{name}"] = [e.value, e.low, e.high, e.baseline]
     for name, value in finished.metrics.items():
-        measured[f"held_out.{name}"] = [value, value, value, None]
+        if math.isfinite(value):  # a diverged model has no loss to average
+            measured[f"held_out.{name}"] = [value, value, value, None]
     spent = [float(g["epsilon"]) for of in finished.guarantees.values() for g in of.values()]
     if spent and math.isfinite(max(spent)):
         measured["epsilon.largest"] = [max(spent), max(spent), max(spent), None]
     summary = {"fedaudit": __version__, "measured": measured}
-    write_atomically(done, json.dumps(summary, indent=1) + "\n")
+    write_atomically(done, json.dumps(summary, indent=1, allow_nan=False) + "\n")
     if not keep_traces:
         for part in ("trace", "truth", "checkpoint"):
             shutil.rmtree(path / part, ignore_errors=True)

@@ -174,6 +174,16 @@ class Federation:
     def _make_trainer(self) -> Trainer:
         clips = [p.clip_norm for p in self.protections if p.clip_norm is not None]
         units = {p.clip_unit for p in self.protections if p.clip_norm is not None}
+        if "person" in units and self.data.person is None:
+            raise ConfigError(
+                "clipping per person needs persons",
+                expected="a person for every example",
+                got="none",
+                remedy='name the column with data.person, or use unit = "record"',
+            )
+        grouped = self.data.person is not None and bool(units - {"example"})
+        for hook in self.protections:
+            hook.check_clients(len(self.party))
         each = [p for p in self.protections if p.acts_at("gradient")]
         steps = [p for p in self.protections if p.acts_at("step")]
         training = self.training
@@ -197,7 +207,7 @@ class Federation:
             training,
             self.seed,
             clip=min(clips) if clips else None,
-            clip_unit="person" if "person" in units else "record",
+            clip_unit="person" if grouped else "record",
             gradient=gradient if each else None,
             step=step if steps else None,
             tier=self.tier,

@@ -1,11 +1,11 @@
 """Client-level differential privacy at an honest server: clip updates, noise on their sum.
 
-Formal guarantees: (epsilon, delta) for one client added to or removed from a round's sum, against
-everyone who sees the models that follow, composed over the rounds. The noise N(0, z^2 C^2 I) goes
+Formal guarantees: (epsilon, delta) for one client's updates set to zero, against everyone who sees
+the models that follow, composed over the rounds. The noise N(0, z^2 C^2 I) goes
 on the sum of clipped updates of equal weight, so one client changes the sum by at most C. Clients
 take part by fixed-size draws, for which no amplification is claimed.
 
-Trust: the server, which sees every clipped update before the noise.
+Trust: the server (and the regions of a hierarchy), which see every clipped update before the noise.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class CentralDP(Hook):
 
     def upload(self, uploads: Uploads, *, round_number: int, seed: Seed) -> Uploads:
         needs_deltas(self.name, uploads)
-        if len(set(uploads.weights.tolist())) > 1:
+        if (uploads.weights != 1.0).any():
             raise ConfigError(
-                "protections.central_dp needs equal weights",
+                "protections.central_dp needs every client to count once",
                 expected='federation.weighting = "equal"',
-                got="weights that differ: one client could change the sum by more than clip",
+                got="other weights: one client could change the sum by more than clip",
                 remedy='set federation.weighting = "equal"',
             )
         return replace(uploads, rows=clip_rows(uploads.rows, self.clip))
@@ -75,6 +75,7 @@ class CentralDP(Hook):
             epsilon=epsilon(once, self.noise_multiplier, self.delta, by=self.accountant),
             delta=self.delta,
             unit="client",
+            relation="zero_out",
             trust=self.trust,
             covers=f"{once.rounds} noisy sums, z = {self.noise_multiplier:g}",
             by=self.accountant,

@@ -20,8 +20,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
-
 from fedaudit.accounting import Accountant, Exposure, Guarantee, calibrate, check_delta, epsilon
 from fedaudit.errors import ConfigError
 from fedaudit.hooks import Hook, Indices
@@ -36,19 +34,19 @@ class DPSGD(Hook):
     """Clip every example's gradient and add Gaussian noise to every step's sum.
 
     `noise_multiplier`: one for all clients, or one per client. `clip`: bound C on the norm.
-    `unit = "person"` clips and accounts per person (needs a person column). A target `epsilon`
+    `unit`: a record (for text, a whole document), a person (needs a person column), or one training
+    example (for text, one window of a document: a weaker promise). A target `epsilon`
     takes the place of the noise multiplier: it is calibrated to the client that needs most noise.
     """
 
     name: ClassVar[str] = "dp_sgd"
-    covers: ClassVar[tuple[str, ...]] = ("parameter",)
     trust: ClassVar[str] = "the client's own code"
     sampling: ClassVar[Literal["shuffle", "poisson"] | None] = "poisson"
 
     noise_multiplier: float | tuple[float, ...] = 1.0
     clip: float = 1.0
     delta: float = 1e-5
-    unit: Literal["record", "person"] = "record"
+    unit: Literal["record", "person", "example"] = "record"
     epsilon: float | None = None
     accountant: Accountant = "pld"
 
@@ -70,6 +68,20 @@ class DPSGD(Hook):
                 remedy="clip = 1.0",
             )
         check_delta(self.delta)
+        if self.epsilon is not None and self.noise_multiplier != 1.0:
+            raise ConfigError(
+                "protections.dp_sgd has two settings for the noise",
+                expected="either noise_multiplier or epsilon",
+                got=f"{self.noise_multiplier} and {self.epsilon}",
+                remedy="remove one of them",
+            )
+
+    @property
+    def covers(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Parameters, if there is noise at every client: clipping alone hides nothing."""
+        many = self.noise_multiplier
+        values = many if isinstance(many, tuple) else (many,)
+        return ("parameter",) if min(values) > 0 or self.epsilon is not None else ()
 
     @property
     def clip_norm(self) -> float:  # type: ignore[override]
@@ -79,18 +91,20 @@ class DPSGD(Hook):
     def clip_unit(self) -> str:  # type: ignore[override]
         return self.unit
 
-    def multiplier(self, client: int) -> float:
-        """The noise multiplier of one client."""
-        if not isinstance(self.noise_multiplier, tuple):
-            return self.noise_multiplier
-        if client >= len(self.noise_multiplier):
+    def check_clients(self, count: int) -> None:
+        many = self.noise_multiplier
+        if isinstance(many, tuple) and len(many) != count:
             raise ConfigError(
                 "protections.dp_sgd.noise_multiplier does not fit the federation",
-                expected="one number per client",
-                got=f"{len(self.noise_multiplier)} numbers, and a client number {client}",
-                remedy="give one number for all, or one for every client",
+                expected=f"one number for all, or {count}",
+                got=f"{len(many)} numbers",
+                remedy="give one number for every client",
             )
-        return self.noise_multiplier[client]
+
+    def multiplier(self, client: int) -> float:
+        """The noise multiplier of one client."""
+        many = self.noise_multiplier
+        return many[client] if isinstance(many, tuple) else many
 
     def declare(self) -> dict[str, object]:
         own = {"noise_multiplier": self.noise_multiplier, "clip": self.clip, "unit": self.unit}
@@ -101,13 +115,13 @@ class DPSGD(Hook):
     ) -> None:
         import torch
 
-        # one generator for every (client, round, step): addresses at once, numbers row by row
-        keys = seed.bits("dp_sgd", clients, round_number, step) >> np.uint64(1)
+        # one generator for every (client, round, step): states at once, numbers row by row
+        own = seed.torch_generators("dp_sgd", clients, round_number, step)
         noise = torch.empty(sums.shape[1])
-        for row, client, key in zip(sums, clients, keys.tolist(), strict=True):
+        for row, client, generator in zip(sums, clients, own, strict=True):
             z = self.multiplier(int(client))
             if z:
-                torch.randn(noise.shape, generator=torch.Generator().manual_seed(key), out=noise)
+                torch.randn(noise.shape, generator=generator, out=noise)
                 row.add_(noise, alpha=z * self.clip)
 
     def guarantee(self, client: int, exposure: Exposure) -> Guarantee:

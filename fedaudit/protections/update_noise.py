@@ -12,8 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
-
 from fedaudit.accounting import Accountant, Exposure, Guarantee, check_delta, epsilon
 from fedaudit.errors import ConfigError
 from fedaudit.hooks import Hook, Uploads
@@ -26,7 +24,6 @@ class UpdateNoise(Hook):
     """Clip every client's update and add Gaussian noise before it leaves."""
 
     name: ClassVar[str] = "update_noise"
-    covers: ClassVar[tuple[str, ...]] = ("parameter",)
     trust: ClassVar[str] = "the client's own code"
 
     noise_multiplier: float = 1.0
@@ -44,6 +41,10 @@ class UpdateNoise(Hook):
             )
         check_delta(self.delta)
 
+    @property
+    def covers(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("parameter",) if self.noise_multiplier > 0 else ()
+
     def declare(self) -> dict[str, object]:
         own = {"noise_multiplier": self.noise_multiplier, "clip": self.clip, "delta": self.delta}
         return {**super().declare(), **own, "unit": "client"}
@@ -53,9 +54,9 @@ class UpdateNoise(Hook):
 
         needs_deltas(self.name, uploads)
         rows = clip_rows(uploads.rows, self.clip)
-        keys = seed.bits("update_noise", uploads.origin, round_number) >> np.uint64(1)
-        for row, key in zip(rows, keys.tolist(), strict=True):
-            noise = torch.randn(row.shape, generator=torch.Generator().manual_seed(key))
+        own = seed.torch_generators("update_noise", uploads.origin, round_number)
+        for row, generator in zip(rows, own, strict=True):
+            noise = torch.randn(row.shape, generator=generator)
             row.add_(noise, alpha=self.noise_multiplier * self.clip)
         return replace(uploads, rows=rows)
 

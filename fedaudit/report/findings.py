@@ -48,7 +48,7 @@ WORDS = {
         percent=True,
     ),
     "coverage": Words(
-        measure="fields that left a client outside every declared protection",
+        measure="kinds of data that left a client outside every declared protection",
         leak="Outside every declared protection left: {notes}.",
         no_evidence="Everything that left a client falls under a declared protection.",
         remedy="declare a protection that covers them, or stop sending them",

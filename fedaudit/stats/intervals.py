@@ -98,11 +98,7 @@ def clustered_share(
     _check_counts(int(h.sum()), int(n.sum()))
     k, total = len(n), float(n.sum())
     share = float(h.sum() / total)
-    if share in (0.0, 1.0) or k < 2:
-        effect = total / k
-    else:
-        between = float(((h - share * n) ** 2).sum()) * k / (k - 1) / total**2
-        effect = max(1.0, between / (share * (1 - share) / total))
+    effect = design_effect(h, n)
     z, m = NormalDist().inv_cdf(1.0 - alpha / 2.0), total / effect
     low, high = _wilson_bounds(share, m, z)
     return Estimate(
@@ -114,6 +110,20 @@ def clustered_share(
         baseline=baseline,
         method=f"Wilson over {k} clusters (design effect {effect:.2g})",
     )
+
+
+def design_effect(successes: npt.ArrayLike, trials: npt.ArrayLike) -> float:
+    """How many clustered trials are worth one independent one, at least 1: (k,) and (k,).
+
+    The size of a cluster where all trials agree, since nothing can be estimated then.
+    """
+    h, n = np.asarray(successes, dtype=np.float64), np.asarray(trials, dtype=np.float64)
+    k, total = len(n), float(n.sum())
+    share = float(h.sum() / total)
+    if share in (0.0, 1.0) or k < 2:
+        return max(1.0, total / k)
+    between = float(((h - share * n) ** 2).sum()) * k / (k - 1) / total**2
+    return max(1.0, between / (share * (1 - share) / total))
 
 
 def _wilson_bounds(share: float, n: float, z: float) -> tuple[float, float]:

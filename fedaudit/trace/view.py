@@ -447,6 +447,13 @@ class View:
             for i, m in self.indexed(number)
             if m.kind in UPLINKS and MODEL in m.parts and not self._is_downlink(m)
         ]
+        if SHUFFLER in self.parties and any(m.sender == ANONYMOUS for _, m in uplinks):
+            raise NotObservable(
+                "a coalition with the shuffler knows more than this trace holds",
+                expected="the permutation, which is in the truth and not in the trace",
+                got="anonymous rows",
+                remedy="audit the trace before it was shuffled, or each party alone",
+            )
         # who sees a region's clients does not need the region's mean; the root sees the means only
         heard = {m.receiver for _, m in uplinks if self._all or m.receiver in self.parties}
         heard &= {*self._hubs}

@@ -62,7 +62,7 @@ def judged(trace, **settings):
 
 
 def count(trace):
-    return judged(trace).estimates["fields_outside_protection"].value
+    return judged(trace).estimates["kinds_outside_protection"].value
 
 
 ALL = COVERABLE
@@ -98,7 +98,7 @@ def test_null_a_secure_sum_leaves_nothing_of_a_client(tmp_path):
 def test_power_each_kind_is_found_alone_and_by_name(kind, more, word, tmp_path):
     others = [k for k in ALL if k != kind]
     result = judged(recorded(tmp_path / "t", covers=others, **more))
-    assert result.estimates["fields_outside_protection"].value == 1
+    assert result.estimates["kinds_outside_protection"].value == 1
     assert word in result.notes[0]
     assert count(recorded(tmp_path / "covered", covers=[*others, kind], **more)) == 0
 
@@ -121,7 +121,7 @@ def test_naive_twin(tmp_path):
                 kinds |= {"sender"}
     assert count(trace) == len(kinds - {"sender"})
     sent = sum(m.sender in CLIENTS for n in trace.rounds for m in trace.messages(n))
-    assert judged(trace).estimates["fields_outside_protection"].n == sent
+    assert judged(trace).estimates["kinds_outside_protection"].n == sent
 
 
 def test_monotone_declaring_more_never_reports_more():
@@ -146,6 +146,6 @@ def test_a_trace_that_lists_nobody_is_counted_as_well(tmp_path):
 
 def test_the_result_is_exact_and_survives_json(tmp_path):
     result = judged(recorded(tmp_path / "t"))
-    e = result.estimates["fields_outside_protection"]
+    e = result.estimates["kinds_outside_protection"]
     assert (e.low, e.high, e.confidence, e.baseline) == (e.value, e.value, 1.0, 0.0)
     assert AuditResult.from_json(result.to_json()) == result

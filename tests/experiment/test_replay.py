@@ -78,6 +78,30 @@ def test_integer_buffers_stay_with_their_rows(tmp_path):
             assert view.payload(number, i, layout="integers")[0] == 10 * int(name[-1])
 
 
+def test_whole_models_are_summed_as_updates(plain, tmp_path):
+    config = {"data": {"name": "digits"}, "federation": {"rounds": 2, "clients": 4}}
+    config["federation"]["wire"] = "model"
+    run(config, tmp_path / "run")
+    trace = Trace.open(tmp_path / "run" / "trace")
+    summed, _ = replay(trace, [SecureSum()], tmp_path / "sum", Seed(3))
+    view = summed.seen_by(SERVER)
+    for number in trace.rounds:
+        updates = trace.seen_by(SERVER).updates(number)
+        index, _ = next((i, m) for i, m in view.indexed(number) if m.kind == "sum")
+        np.testing.assert_allclose(
+            view.payload(number, index), updates.rows.sum(0), rtol=1e-3, atol=1e-5
+        )
+
+
+def test_the_seed_of_a_replay_is_secret(plain, tmp_path):
+    trace, _ = plain
+    done = [
+        audit(trace.path, ["coverage"], out=tmp_path / n, as_if=["shuffle"]) for n in ("a", "b")
+    ]
+    seeds = {Truth.open(d.path / "truth").facts["seed_of_replay"] for d in done}
+    assert len(seeds) == 2
+
+
 def test_what_would_have_changed_training_says_so(plain, tmp_path):
     trace, truth = plain
     clipped, _ = replay(trace, [Clip(bound=0.01), Shuffle()], tmp_path, Seed(9), truth)

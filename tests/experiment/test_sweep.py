@@ -67,6 +67,14 @@ def test_a_failed_cell_is_reported_and_does_not_stop_the_others(tmp_path):
     assert {r["federation.clients"] for r in done.rows} == {3}
 
 
+def test_a_diverged_cell_leaves_the_table_standing(tmp_path):
+    grid = ["training.learning_rate=0.1,1e9"]
+    done = sweep(None, grid, tmp_path, overrides=SMALL, workers=1)
+    fine = [r for r in done.rows if r["training.learning_rate"] == 0.1]
+    assert any(r["measure"] == "held_out.loss" for r in fine)
+    assert (tmp_path / "sweep.csv").exists()
+
+
 def test_identical_cells_are_run_once():
     axis = [Axis.parse("federation.clients=3,4"), Axis.parse("seed=1")]
     named = [c.name for c in cells(None, axis, 1)]

@@ -72,10 +72,15 @@ def opacus_sums(module: nn.Module, x, y, clip: float) -> torch.Tensor:
     return (each * factor[:, None]).sum(0)
 
 
+G = torch.Generator().manual_seed(1)
 CASES = {
-    "linear": (lambda: mlp(12, (9,), 3), torch.randn(7, 12), "analytic"),
-    "conv and group norm": (lambda: cnn((2, 8, 8), (4, 8), 3), torch.randn(7, 2, 8, 8), "auto"),
-    "embedding and attention": (Words, torch.randint(0, 11, (7, 5)), "auto"),
+    "linear": (lambda: mlp(12, (9,), 3), torch.randn(7, 12, generator=G), "analytic"),
+    "conv and group norm": (
+        lambda: cnn((2, 8, 8), (4, 8), 3),
+        torch.randn(7, 2, 8, 8, generator=G),
+        "auto",
+    ),
+    "embedding and attention": (Words, torch.randint(0, 11, (7, 5), generator=G), "auto"),
 }
 
 
@@ -225,6 +230,15 @@ def test_values_out_of_range_are_refused(wrong):
         DPSGD(**wrong)
 
 
-def test_too_few_multipliers_are_refused():
-    with pytest.raises(ConfigError, match="one number per client"):
-        DPSGD(noise_multiplier=(1.0, 2.0)).multiplier(2)
+@pytest.mark.parametrize("count", [2, 4])
+def test_multipliers_must_be_as_many_as_clients(count):
+    with pytest.raises(ConfigError, match="does not fit"):
+        DPSGD(noise_multiplier=(1.0,) * count).check_clients(3)
+
+
+def test_noise_of_zero_covers_nothing_and_two_settings_are_refused():
+    assert DPSGD(noise_multiplier=0.0).covers == ()
+    assert DPSGD(noise_multiplier=(1.0, 0.0)).covers == ()
+    assert DPSGD(noise_multiplier=0.5).covers == ("parameter",)
+    with pytest.raises(ConfigError, match="two settings"):
+        DPSGD(noise_multiplier=2.0, epsilon=3.0)

@@ -48,16 +48,16 @@ def test_central_noise_goes_on_the_sum_with_the_stated_deviation():
     other = hook.aggregate(total, round_number=4, seed=SEED)
     assert abs(float(torch.corrcoef(torch.stack([noisy, other]))[0, 1])) < 0.02
     promise = hook.guarantee(0, Exposure(sampling_rate=0.1, steps=9, rounds=5))
-    assert promise.unit == "client"
+    assert (promise.unit, promise.relation) == ("client", "zero_out")
     alone = Exposure(sampling_rate=1.0, steps=1, rounds=5)
     assert promise.epsilon == epsilon(alone, 2.0, 1e-5)
 
 
-def test_central_noise_needs_equal_weights():
-    with pytest.raises(ConfigError, match="equal"):
-        CentralDP().upload(
-            uploads(weights=np.array([1.0, 2.0, 1.0, 1.0])), round_number=1, seed=SEED
-        )
+@pytest.mark.parametrize("weights", [(1.0, 2.0, 1.0, 1.0), (20.0, 20.0, 20.0, 20.0)])
+def test_central_noise_needs_every_client_to_count_once(weights):
+    """Equal weights of 20 would let one client move the sum by twenty times the bound."""
+    with pytest.raises(ConfigError, match="count once"):
+        CentralDP().upload(uploads(weights=np.array(weights)), round_number=1, seed=SEED)
 
 
 def test_noise_at_the_client_is_independent_and_accounts_for_replacement():

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fedaudit.accounting import amplified_by_shuffling
 from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.fingerprint import scores
 from fedaudit.audits.fingerprint.features import (
@@ -18,11 +17,16 @@ from fedaudit.audits.fingerprint.features import (
     collect,
     default_features,
     exact_cosines,
+    exact_gram,
 )
-from fedaudit.audits.fingerprint.linkers import LINKERS, chain, match
+from fedaudit.audits.fingerprint.linkers import LINKERS, Labels, centred, chain, embed, match
 from fedaudit.errors import ConfigError, NotApplicable
 from fedaudit.results import AuditResult, Estimate
 from fedaudit.trace import Truth, View
+
+PUBLISHED = ("greedy", "spectral", "kmeans", "random")
+EXACT_ROWS = 3000
+"""Up to so many rows all methods are repeated exactly where a sketch leaves doubt."""
 
 Method = Literal["greedy", "tracking", "joint", "spectral", "kmeans", "random"]
 
@@ -57,7 +61,7 @@ class Fingerprint:
     question: ClassVar[str] = "Can the server re-link shuffled updates to the same client?"
     source: ClassVar[str] = "[Fingerprint] Section 3.2"
     vantage: str = "server"
-    methods: tuple[Method, ...] = ("greedy", "joint")
+    methods: tuple[Method, ...] = ("joint", "greedy")
     features: tuple[str, ...] = ()
     normalise: Literal["unit", "column"] = "unit"
     sketch: int | None = None
@@ -100,12 +104,13 @@ class Fingerprint:
         patterns = self.features or default_features(view.layout)
         features = collect(view, patterns, rng, normalise=self.normalise, sketch=self.sketch)
         clients = self.clients or roster(view, features)
-        labels = {m: LINKERS[m](features.rows, clients, rng) for m in self.methods}
+        labels: dict[str, list[Labels]] = {
+            m: LINKERS[m](features.rows, clients, rng) for m in self.methods
+        }
         confirmed = features.sketch_width is None
-        if not confirmed and "greedy" in labels and is_doubtful(features):
+        if not confirmed and is_doubtful(features):
             # what a sketch cannot see may still be there: look again, exactly
-            costs = [1.0 - exact_cosines(view, t, features.tensors) for t in view.rounds[:-1]]
-            labels["greedy"] = chain(costs, [len(r) for r in features.rows], rng)
+            labels = self._exactly(view, features, clients, rng)
             confirmed = True
         return Linkage(
             rounds=features.rounds,
@@ -119,6 +124,21 @@ class Fingerprint:
             vantage=view.vantage,
             trace_sha256=view.trace_sha256,
         )
+
+    def _exactly(
+        self, view: View, features: Features, clients: int, rng: np.random.Generator
+    ) -> dict[str, list[Labels]]:
+        """All methods from exact cosines, if the rows are few; otherwise greedy alone.
+
+        Every linker depends on inner products only, so points with the exact ones do for the rows.
+        """
+        sizes = [len(r) for r in features.rows]
+        if sum(sizes) <= EXACT_ROWS:
+            points = embed(exact_gram(view, features.tensors)).astype(np.float32)
+            rows = np.split(points, np.cumsum(sizes)[:-1])
+            return {m: LINKERS[m](rows, clients, rng) for m in self.methods}
+        costs = [1.0 - exact_cosines(view, t, features.tensors) for t in view.rounds[:-1]]
+        return {"greedy": chain(costs, sizes, rng)}
 
     # -- score -----------------------------------------------------------------------------------
 
@@ -134,7 +154,8 @@ class Fingerprint:
                 "sketch": guess.sketch_width,
                 "clients": guess.clients,
             },
-            "source": f"{self.source}, {self.methods[0]}",
+            "source": f"{self.source}, {next(iter(guess.labels))}"
+            + ("" if next(iter(guess.labels)) in PUBLISHED else " (ours)"),
             "trace_sha256": guess.trace_sha256,
         }
         if truth is None:
@@ -151,15 +172,15 @@ class Fingerprint:
         first: scores.Links | None = None
         for method, labels in guess.labels.items():
             joined = scores.links(senders, labels)
+            suffix = "" if first is None else f" ({method})"
             first = first or joined
-            suffix = "" if method == self.methods[0] else f" ({method})"
             estimates |= self._estimates(senders, labels, joined, guess, suffix, rng)
         assert first is not None
-        tries = sum(len(h) for h in first.found.values())
+        hits = [sum(h) for h in first.found.values()]
+        tries = [len(h) for h in first.found.values()]
         # were all links found, a client would count as one trial: can that many show anything?
-        everything = intervals.wilson(
-            len(first.found), len(first.found), confidence=self.confidence
-        )
+        everything = intervals.wilson(len(tries), len(tries), confidence=self.confidence)
+        effective = max(1, int(sum(tries) / intervals.design_effect(hits, tries)))
         return AuditResult(
             **shared,
             headline="linkage_accuracy",
@@ -173,7 +194,7 @@ class Fingerprint:
                 }
             },
             detectable=intervals.smallest_share_above(
-                first.chance, tries, confidence=self.confidence
+                first.chance, effective, confidence=self.confidence
             )
             if everything.low > first.chance
             else None,
@@ -200,9 +221,9 @@ class Fingerprint:
             )
         }
         if joined.made:
-            out[f"link_precision{suffix}"] = intervals.wilson(
-                joined.right,
-                joined.made,
+            out[f"link_precision{suffix}"] = intervals.clustered_share(
+                list(joined.right.values()),
+                list(joined.made.values()),
                 confidence=self.confidence,
                 baseline=joined.precision_chance,
             )
@@ -227,7 +248,7 @@ class Fingerprint:
                 n=len(names),
                 confidence=self.confidence,
                 baseline=random[name].value,
-                method="jackknife over clients",
+                method="jackknife over clients, approximate",
             )
         return out
 
@@ -236,12 +257,7 @@ class Fingerprint:
     ) -> dict[str, dict[str, float | int | str | None]]:
         from fedaudit.stats import intervals
 
-        promised = {
-            party: given
-            for of_protection in truth.facts.get("guarantees", {}).values()
-            for party, given in of_protection.items()
-            if given["unit"] != "client"
-        }
+        promised = truth.facts.get("guarantees", {})
         out: dict[str, dict[str, float | int | str | None]] = {}
         for name in sorted(joined.found):
             hits = joined.found[name]
@@ -253,10 +269,15 @@ class Fingerprint:
                 "low": own.low,
                 "high": own.high,
                 "longest chain": scores.longest_run(hits),
-                "sure after": scores.rounds_until_sure(hits, joined.chance, self.confidence),
+                "chance": joined.chance,
+                "sure after links": scores.links_until_sure(
+                    hits, joined.chance, self.confidence, len(joined.found)
+                ),
             }
-            if name in promised:
-                row["epsilon"] = float(promised[name]["epsilon"])
+            for of_protection in promised.values():
+                if name in of_protection:
+                    given = of_protection[name]
+                    row[f"epsilon per {given['unit']}"] = float(given["epsilon"])
             out[name] = row
         return out
 
@@ -264,10 +285,14 @@ class Fingerprint:
         notes = [f"{guess.columns:,} numbers of {len(guess.tensors)} tensors were compared"]
         if guess.sketch_width is not None:
             seen = 4.0 / math.sqrt(guess.sketch_width)
-            looked = "confirmed exactly" if guess.confirmed_exactly else "well above it"
+            looked = (
+                "matched rows were below that, so the linking was repeated exactly"
+                if guess.confirmed_exactly
+                else "matched rows were above that on average, without what all have in common"
+            )
             notes.append(
                 f"rows were folded to {guess.sketch_width:,} numbers, which shows cosines above "
-                f"{seen:.3f}; the matches found were {looked}"
+                f"{seen:.3f}; {looked}"
             )
         linked = accuracy.baseline is not None and accuracy.low > accuracy.baseline
         for name, given in truth.facts.get("guarantees", {}).items():
@@ -277,24 +302,18 @@ class Fingerprint:
                 f"{name} spends epsilon {min(values):.3g} to {max(values):.3g} per {one['unit']} "
                 f"at delta {one['delta']:g} over the whole run"
             )
-            notes.append(
-                amplification(max(values), one["unit"], one["delta"], guess.clients, linked)
-            )
+            notes.append(amplification(one["unit"], linked))
         return tuple(notes)
 
 
-def amplification(epsilon: float, unit: str, delta: float, clients: int, linked: bool) -> str:
-    """What shuffling would make of an epsilon, and why that may not be claimed."""
-    amplified = amplified_by_shuffling(epsilon, clients, delta)
-    if amplified is None:
-        text = f"shuffling {clients} clients amplifies nothing at an epsilon of {epsilon:.3g}"
-    else:
-        text = f"amplified by shuffling, epsilon {epsilon:.3g} would read {amplified:.3g}"
+def amplification(unit: str, linked: bool) -> str:
+    """Why amplification by shuffling is not in the epsilons above."""
+    text = "these epsilons are without amplification by shuffling"
     if linked:
-        return text + "; that is void here: updates were linked across rounds"
+        return text + ": it is void, since updates were linked across rounds"
     if unit != "client":
-        return text + "; that needs a guarantee for a client's whole input, not for a " + unit
-    return text + "; that holds only while updates cannot be linked"
+        return text + f": it needs a guarantee for a client's whole input, not for a {unit}"
+    return text + ": it holds only while updates cannot be linked"
 
 
 def roster(view: View, features: Features) -> int:
@@ -309,10 +328,13 @@ def roster(view: View, features: Features) -> int:
 
 
 def is_doubtful(features: Features) -> bool:
-    """Whether matched rows resemble each other less than a sketch of this width can show."""
+    """Whether matched rows resemble each other less than a sketch of this width can show.
+
+    Measured after centring: what all clients have in common says nothing of who is who.
+    """
+    rows = [centred(r) for r in features.rows]
     values = []
-    for a, b in itertools.pairwise(features.rows):
+    for a, b in itertools.pairwise(rows):
         cosines = a @ b.T
-        rows, columns = match(-cosines)
-        values.append(cosines[rows, columns].mean())
+        values.append(cosines[match(-cosines)].mean())
     return float(np.mean(values)) < features.detectable

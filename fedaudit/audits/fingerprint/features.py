@@ -230,3 +230,20 @@ def exact_cosines(view: View, number: int, tensors: Sequence[str]) -> npt.NDArra
     assert dots is not None
     scale = np.sqrt(np.outer(squares[0], squares[1])).astype(np.float32)
     return np.divide(dots, scale, out=np.zeros_like(dots), where=scale > 0)
+
+
+def exact_gram(view: View, tensors: Sequence[str]) -> npt.NDArray[np.float64]:
+    """Exact cosines of all rows of all rounds with each other, (N, N), streamed by columns."""
+    dots: npt.NDArray[np.float64] | None = None
+    for name in tensors:
+        rounds = [view.updates(t, name).rows for t in view.rounds]
+        if dots is None:
+            total = sum(len(r) for r in rounds)
+            dots = np.zeros((total, total))
+        for low in range(0, rounds[0].shape[1], 1 << 14):
+            part = np.concatenate([r[:, low : low + (1 << 14)] for r in rounds])
+            dots += part @ part.T
+    assert dots is not None
+    norms = np.sqrt(np.diagonal(dots))
+    scale = np.outer(norms, norms)
+    return np.divide(dots, scale, out=np.zeros_like(dots), where=scale > 0)

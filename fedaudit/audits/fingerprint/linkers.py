@@ -88,8 +88,9 @@ def embed(cosines: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     from scipy.linalg import eigh
 
     values, vectors = eigh(cosines)
-    keep = values > values[-1] * 1e-7
-    out: npt.NDArray[np.float64] = vectors[:, keep] * np.sqrt(values[keep])
+    keep = values > max(values[-1] * 1e-7, 1e-12)
+    keep[-1] = True  # rows of zeros have no extent at all, and still need a point each
+    out: npt.NDArray[np.float64] = vectors[:, keep] * np.sqrt(np.maximum(values[keep], 0.0))
     return out
 
 

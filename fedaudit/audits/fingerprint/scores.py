@@ -16,56 +16,62 @@ import numpy.typing as npt
 class Links:
     """True neighbours in time, and whether the linker joined them.
 
-    A link is a client's row and the same client's next row. It is found if both bear one label and
-    no row in between bears it. `found` maps a client to one truth value per link, in time order;
-    `made` and `right` count the links the linker made and those that were right. `chance` and
-    `precision_chance` are the expected shares if the rows of every round were dealt to its senders
-    at random and the labels stayed as they are: what the same linker would score knowing nothing.
+    The linker joins a row to the last earlier row of the same label; where a label stands twice in
+    one round it says nothing definite, and joins nothing. A link is a client's row and the same
+    client's next row; it is found if the linker joined just these two. `found` maps a client to one
+    truth value per link, in time order; `made` and `right` list, by later round, the links the
+    linker made and those that were right. `chance` and `precision_chance` are the expected shares
+    if the rows of every round were dealt to its senders at random and the labels stayed as they
+    are: what the same linker would score knowing nothing.
     """
 
     found: dict[str, list[bool]]
     by_round: dict[int, list[bool]]
-    made: int
-    right: int
+    made: dict[int, int]
+    right: dict[int, int]
     chance: float
     precision_chance: float
 
 
 def links(senders: Sequence[Sequence[str]], labels: Sequence[Sequence[int]]) -> Links:
     """Compare labels with senders, round by round."""
-    last_row: dict[str, tuple[int, int]] = {}  # sender -> (round, label)
-    last_label: dict[int, tuple[int, str]] = {}  # label -> (round, sender)
+    last_round: dict[str, int] = {}  # sender -> the round of its last row
+    last_label: dict[int, tuple[int, str | None]] = {}  # label -> (round, sender if only one)
     found: dict[str, list[bool]] = {}
     by_round: dict[int, list[bool]] = {}
     made: Counter[tuple[int, int]] = Counter()  # (round, later round) -> links made
     true: Counter[tuple[int, int]] = Counter()  # (round, later round) -> links there are
-    right = 0
+    right: Counter[int] = Counter()
     for t, (own, given) in enumerate(zip(senders, labels, strict=True)):
+        times = Counter(given)
         for sender, label in zip(own, given, strict=True):
-            before = last_label.get(label)
-            if before is not None:
-                made[before[0], t] += 1
-                right += before[1] == sender
-            if sender in last_row:
-                s, old = last_row[sender]
-                hit = old == label and before is not None and before[0] == s
+            s, whom = last_label.get(label, (-1, None))
+            joined = whom is not None and times[label] == 1
+            if joined:
+                made[s, t] += 1
+                right[t] += whom == sender
+            if sender in last_round:
+                hit = joined and whom == sender and s == last_round[sender]
                 found.setdefault(sender, []).append(hit)
                 by_round.setdefault(t, []).append(hit)
-                true[s, t] += 1
+                true[last_round[sender], t] += 1
         for sender, label in zip(own, given, strict=True):
-            last_row[sender] = (t, label)
-            last_label[label] = (t, sender)
-    # two given rows of rounds s and t bear a link with probability made[s, t] / (K_s K_t), and two
-    # given senders that are both there stand at its ends with probability 1 / (K_s K_t)
+            last_round[sender] = t
+            last_label[label] = (t, sender if times[label] == 1 else None)
+    # two given rows of rounds s and t are joined with probability made[s, t] / (K_s K_t), and two
+    # given senders that are both there stand at the ends of a link with 1 / (K_s K_t)
     pairs = {(s, t): len(senders[s]) * len(senders[t]) for s, t in {*made, *true}}
     expected = sum(n * made[p] / pairs[p] for p, n in true.items())
     both = {p: len(set(senders[p[0]]) & set(senders[p[1]])) for p in made}
     expected_right = sum(n * both[p] / pairs[p] for p, n in made.items())
+    by_later: Counter[int] = Counter()
+    for (_, t), n in made.items():
+        by_later[t] += n
     return Links(
         found=found,
         by_round=by_round,
-        made=sum(made.values()),
-        right=right,
+        made=dict(by_later),
+        right={t: right[t] for t in by_later},
         chance=expected / max(1, sum(true.values())),
         precision_chance=expected_right / max(1, sum(made.values())),
     )
@@ -80,12 +86,15 @@ def longest_run(hits: Sequence[bool]) -> int:
     return best
 
 
-def rounds_until_sure(hits: Sequence[bool], chance: float, confidence: float) -> int | None:
+def links_until_sure(
+    hits: Sequence[bool], chance: float, confidence: float, clients: int = 1
+) -> int | None:
     """Links after which a client counts as linked: an exact binomial test at every look.
 
-    The error rate is shared out over all looks, so that looking often does not raise it.
+    The error rate is shared out over all looks and all clients, so that neither looking often nor
+    looking at many raises it.
     """
-    level = (1.0 - confidence) / max(1, len(hits))
+    level = (1.0 - confidence) / max(1, len(hits)) / max(1, clients)
     total = 0
     for n, hit in enumerate(hits, start=1):
         total += hit
@@ -124,10 +133,15 @@ def jackknife(
     return out
 
 
+GROUPS = 40  # of clients left out at a time, so that the cost does not grow with their number
+
+
 def _jackknife_error(table: npt.NDArray[np.float64], name: str) -> float:
+    """Delete-a-group jackknife over the rows (clients) of a contingency table."""
     from fedaudit.stats import clustering
 
-    k = len(table)
-    without = np.stack([np.delete(table, i, axis=0) for i in range(k)])
-    left = clustering.SCORES[name](without)
-    return float(np.sqrt((k - 1) / k * ((left - left.mean()) ** 2).sum()))
+    groups = np.array_split(np.arange(len(table)), min(GROUPS, len(table)))
+    score = clustering.SCORES[name]
+    left = np.array([float(score(np.delete(table, g, axis=0))) for g in groups])
+    m = len(groups)
+    return float(np.sqrt((m - 1) / m * ((left - left.mean()) ** 2).sum()))

@@ -59,7 +59,8 @@ class ClientData:
     """The examples of all clients in one pool, client by client.
 
     Client c owns rows starts[c] .. starts[c] + sizes[c] of `x` (N, ...) and `y` (N,). `person` (N,)
-    numbers whom an example is about, within its client, where that is the unit of privacy.
+    numbers the unit of privacy an example belongs to, within its client: whom it is about, or the
+    record it was cut from. None if every example is a unit of its own.
     """
 
     x: Tensor
