@@ -214,6 +214,7 @@ class Trainer:
         block = min(planned, self._block_size(kernel, batch))
         planned -= planned % block
         order = np.lexsort((-n, -steps))  # neighbours do alike work, so a block needs few fillers
+        trained: list[Indices] = []
         for first in range(0, len(clients), planned):
             together = order[first : first + planned]
             schedule = plan(
@@ -226,15 +227,20 @@ class Trainer:
                 None if person is None else person.numpy(),
             )
             together = together[schedule.order]
+            trained.append(together)
             for low in range(0, len(together), block):
                 rows = together[low : low + block]
-                where = torch.from_numpy(rows)
-                base = start.expand(len(where), -1) if start.dim() == 1 else start[where]
-                p = base.clone()
+                # a block is trained where its deltas will stand: a copy costs as much as a step
+                p = out[first + low : first + low + len(rows)]
+                base = start if start.dim() == 1 else start[torch.from_numpy(rows)]
+                p.copy_(base)
                 own = schedule.part(slice(low, low + block))
                 with self._own_numbers(kernel, int(clients[rows[0]]), round_number):
                     self._train_block(kernel, p, own, clients[rows], data, round_number)
-                out[where] = p.sub_(base)
+                p.sub_(base)
+        done = np.concatenate(trained)
+        if not np.array_equal(done, np.arange(len(done))):
+            out = out[torch.from_numpy(np.argsort(done))]
         return out
 
     @contextmanager
@@ -276,7 +282,9 @@ class Trainer:
         for s in range(int(schedule.steps[0])):
             a = schedule.active(s)
             i, w, q = index[:a, s], weight[:a, s], p[:a]
-            x, y = data.x[i], data.y[i]
+            flat = i.reshape(-1)
+            x = data.x.index_select(0, flat).view(*i.shape, *data.x.shape[1:])
+            y = data.y.index_select(0, flat).view(i.shape)
             z = None if noise is None else noise[:a, s]
             if plain:
                 mean = w / divisor[:a, s].unsqueeze(1)
