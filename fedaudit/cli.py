@@ -90,7 +90,9 @@ class _Bar:
 
     def _say(self, stage: str, done: int, total: int, note: str) -> None:
         first = self._totals.get(stage) != total
-        if not self._quiet and (first or done == total):
+        # a log gets a line at every tenth of the way
+        tenth = total >= 10 and done * 10 // total > (done - 1) * 10 // total
+        if not self._quiet and (first or done == total or tenth):
             print(f"{stage} {done}/{total} {note}".rstrip(), file=sys.stderr, flush=True)
 
 

@@ -417,10 +417,9 @@ class ByOwner:
         kept = np.sort(np.argsort(-sizes, kind="stable")[:clients])
         if clients < len(names):
             left = np.setdiff1d(np.arange(len(names)), kept)
-            shown = ", ".join(str(names[k]) for k in left[:5]) + (", ..." if len(left) > 5 else "")
             notes.append(
                 f"the {clients} largest of {len(names)} owners take part; {len(left)} owners with "
-                f"{int(sizes[left].sum())} of {len(dataset)} records are left out ({shown})"
+                f"{int(sizes[left].sum())} of {len(dataset)} records are left out"
             )
         rows = tuple(np.flatnonzero(number == k).astype(np.int64) for k in kept)
         if dataset.person is not None:

@@ -8,6 +8,7 @@ manifest says that training was not rerun.
 from __future__ import annotations
 
 import json
+import shutil
 import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -119,11 +120,17 @@ def replay(
     facts = {} if truth is None else {k: v for k, v in truth.facts.items() if k != "seed"}
     facts = {**facts, "replay": asked, "seed_of_replay": seed.root}
     known = TruthRecorder(out / "truth", facts)
-    for number in trace.rounds:
-        metrics = {} if truth is None else truth.metrics(number)
-        with recorder.round() as wire:
-            senders = _one_round(trace, number, hooks, names, hubs, seed, wire)
-            known.round(number, senders, metrics=metrics)
+    try:
+        for number in trace.rounds:
+            metrics = {} if truth is None else truth.metrics(number)
+            with recorder.round() as wire:
+                senders = _one_round(trace, number, hooks, names, hubs, seed, wire)
+                known.round(number, senders, metrics=metrics)
+    except BaseException:
+        # half a replay is of no use, and would be in the way of the next
+        for part in ("trace", "truth"):
+            shutil.rmtree(out / part, ignore_errors=True)
+        raise
     recorder.close()
     return Trace.open(out / "trace"), Truth.open(out / "truth")
 

@@ -293,12 +293,21 @@ def _same_experiment(path: Path, stamp: Path, private: Path, config: Config) -> 
         before = dict(config.raw)
     differ = _differences(before, config.raw)
     if old.get("config_sha256") != config.sha256 or "seed" in differ:
+        if not _has_rounds(path):
+            # a mistake in the first config must not cost the folder: nothing is lost yet
+            stamp.unlink()
+            return
         raise TraceError(
             f"{path} holds another experiment",
             expected="an empty folder, or the same config and seed",
             got="other values of " + (", ".join(differ[:6]) or "settings that are gone now"),
             remedy="choose another folder with --out",
         )
+
+
+def _has_rounds(path: Path) -> bool:
+    """Whether anything was recorded that a new start would lose."""
+    return any((path / "trace").glob("round-*")) or any((path / "results").glob("*"))
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> list[str]:
@@ -605,6 +614,8 @@ def summarise(trace: Trace, truth: Truth | None) -> dict[str, str]:
         "protected by": ", ".join(_named(d) for d in trace.manifest.declared)
         or "nothing that was declared",
     }
+    if truth is not None and truth.facts.get("notes"):
+        lines["noted"] = "; ".join(str(n) for n in truth.facts["notes"])
     if truth is None:
         lines["truth"] = "none beside the trace: attacks run blind, their guesses are not scored"
     elif len(trace.rounds):
@@ -697,12 +708,24 @@ def _places(folder: Path) -> dict[str, Path]:
 
 
 def _stored(folder: Path) -> list[AuditResult]:
-    """The results of a folder, in the order of the catalogue; what is torn is left out."""
+    """The results of a folder, in the order of the catalogue; a torn one says that it is."""
     results = []
     for name in AUDITS:
+        file = folder / "results" / f"{name}.json"
+        if not file.exists():
+            continue
         try:
-            stamped = json.loads((folder / "results" / f"{name}.json").read_text(encoding="utf-8"))
+            stamped = json.loads(file.read_text(encoding="utf-8"))
             results.append(AuditResult.from_json(json.dumps(stamped["result"])))
         except (OSError, ValueError, KeyError, TypeError):
-            continue
+            audit_class = find(AUDITS, "audit", name)
+            results.append(
+                AuditResult(
+                    audit=name,
+                    question=audit_class.question,
+                    vantage="unknown",
+                    not_applicable=f"its stored result cannot be read{REMEDY}remove "
+                    f"results/{name}.json and audit again",
+                )
+            )
     return results

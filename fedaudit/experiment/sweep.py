@@ -203,7 +203,9 @@ def sweep(
     return finished
 
 
-def over_seeds(runs: Sequence[tuple[float, float, float]]) -> tuple[float, float, float, str]:
+def over_seeds(
+    runs: Sequence[tuple[float, float, float]],
+) -> tuple[float, float | None, float | None, str]:
     """Mean over runs (value, low, high) with an interval: Student's t between runs.
 
     Never narrower than what the runs' own intervals leave after averaging (equal values over two
@@ -212,7 +214,10 @@ def over_seeds(runs: Sequence[tuple[float, float, float]]) -> tuple[float, float
     from fedaudit.stats import intervals
 
     if len(runs) == 1:
-        return (*runs[0], "of the single run")
+        value, low, high = runs[0]
+        if low == value == high:
+            return value, None, None, "none: a single run"
+        return value, low, high, "of the single run"
     n = len(runs)
     e = intervals.mean([value for value, _, _ in runs])
     assert isinstance(e, Estimate)
@@ -279,7 +284,9 @@ def markdown(finished: Sweep, axes: Sequence[Axis]) -> str:
             continue
         point = json.dumps([row[k] for k in keys])
         at = points.setdefault(point, {k: str(row[k]) for k in keys})
-        at[row["measure"]] = f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+        at[row["measure"]] = f"{row['value']:.3f}"
+        if row["low"] is not None:
+            at[row["measure"]] += f" [{row['low']:.3f}, {row['high']:.3f}]"
     for at in points.values():
         out.append("| " + " | ".join(at.get(h, "") for h in head) + " |")
     for label, message in finished.failed:
@@ -314,7 +321,13 @@ def headline_figure(finished: Sweep, axes: Sequence[Axis]) -> str | None:
         if row["measure"] != measure:
             continue
         rest = ", ".join(f"{a.key.split('.')[-1]}={row[a.key]}" for a in axes if a.key != x)
-        point = (float(row[x]), row["value"], row["low"], row["high"])
+        low, high = row["low"], row["high"]
+        point = (
+            float(row[x]),
+            row["value"],
+            row["value"] if low is None else low,
+            row["value"] if high is None else high,
+        )
         series.setdefault(rest or measure, []).append(point)
         if row["chance"] is not None:
             chances.append(row["chance"])

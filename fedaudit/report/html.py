@@ -23,9 +23,9 @@ VERDICTS = {
 
 _STYLE = """
 :root{color-scheme:light dark;--page:#fff;--ink:#1b1c1e;--soft:#5a5f66;--line:#d9dce1;
---leak:#b3261e;--none:#1b6e3c;--odd:#7b1fa2;--na:#5a5f66;--dot:#1f5fa8;--chance:#8a5a00}
+--leak:#b3261e;--none:#3d5a80;--odd:#7b1fa2;--na:#5a5f66;--dot:#1f5fa8;--chance:#8a5a00}
 @media (prefers-color-scheme:dark){:root{--page:#16181b;--ink:#e8e9eb;--soft:#a4aab2;--line:#353a41;
---leak:#ff8a80;--none:#7bd89b;--odd:#d79bf0;--na:#a4aab2;--dot:#8fc1ff;
+--leak:#ff8a80;--none:#9db7d5;--odd:#d79bf0;--na:#a4aab2;--dot:#8fc1ff;
 --chance:#f0c060}}
 *{box-sizing:border-box}
 body{font:16px/1.5 system-ui,"DejaVu Sans",sans-serif;color:var(--ink);background:var(--page);
@@ -142,7 +142,7 @@ def _findings(findings: Sequence[Finding]) -> str:
         what = f"<b>{escape(f.question)}</b><br>{escape(f.statement)}"
         if f.remedy:
             what += f'<p class="help">What helps: {escape(f.remedy)}</p>'
-        what += f'<span class="small">Rule: {escape(f.rule)}. Source: {escape(f.source)}.</span>'
+        what += f' <span class="small">Rule: {escape(f.rule)}. Source: {escape(f.source)}.</span>'
         value = '<span class="small">not measured</span>'
         if f.estimate is not None:
             base, n = against(f.estimate, percent), f.estimate.n

@@ -462,3 +462,29 @@ def test_truth_knows_what_the_trace_does_not(finished):
     truth = Truth.open(finished)
     assert truth.facts["seed"] == SMALL["seed"]
     assert len(truth.clients) == 4
+
+
+def test_a_mistake_in_the_first_config_does_not_cost_the_folder(tmp_path):
+    table = tmp_path / "t.csv"
+    table.write_text("a,b,outcome\n" + "".join(f"{i},{i % 7},{i % 2}\n" for i in range(60)))
+    out = tmp_path / "run"
+    wrong = {"data": {"path": str(table), "label": "outcom"}, "federation": {"clients": 2}}
+    with pytest.raises(DataError):
+        experiment.run(wrong, out)
+    right = {"data": {"path": str(table), "label": "outcome"}, "federation": {"clients": 2}}
+    right["federation"]["rounds"] = 2
+    assert experiment.run(right, out).results
+    with pytest.raises(TraceError, match="another experiment"):
+        experiment.run({**right, "seed": 5}, out)
+
+
+def test_a_torn_result_is_named_in_the_report(tmp_path):
+    experiment.run(
+        {"data": {"name": "digits"}, "federation": {"clients": 3, "rounds": 2}}, tmp_path / "run"
+    )
+    (tmp_path / "run" / "results" / "fingerprint.json").write_text("{")
+    again = experiment.report(tmp_path / "run")
+    torn = next(f for f in again.findings if f.audit == "fingerprint")
+    assert torn.verdict == "not_applicable"
+    assert "cannot be read" in torn.statement
+    assert "audit again" in torn.remedy

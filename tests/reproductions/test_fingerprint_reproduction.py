@@ -76,6 +76,17 @@ def test_results_survive_storing_and_other_scales_do_not_mix(
     assert run.load(file, replace(QUICK, rounds=4))["measured"] == {}
 
 
+def test_measurements_from_another_start_are_dropped() -> None:
+    results = {
+        "start": {"docs": {"norms": 1}},
+        "measured": {"base/docs//1": {}, "base/sotu//1": {}},
+    }
+    run.begin(results, "docs", {"norms": 1})
+    assert len(results["measured"]) == 2
+    run.begin(results, "docs", {"norms": 2})
+    assert list(results["measured"]) == ["base/sotu//1"]
+
+
 def test_same_batches_every_round_send_the_same_update_while_the_model_stands_still() -> None:
     text = corpus("docs", QUICK)
     plan = Plan(clients=3, rounds=2, server_rate=1e-9, same_batches=True)

@@ -114,11 +114,14 @@ def check_round(view: View, number: int, tensors: Sequence[str]) -> tuple[int, .
     """Message numbers of a round whose senders are hidden; raises if there is nothing to link."""
     updates = view.updates(number, tensors[0])
     if any(s != ANONYMOUS for s in updates.senders):
+        regions = all(s.startswith("region-") for s in updates.senders)
         raise NotApplicable(
             "senders are already known from this vantage",
             expected="anonymous uploads",
-            got=f"named senders in round {number}",
-            remedy="ask what a shuffler would have changed: fedaudit audit TRACE --as shuffle",
+            got=f"{'regions' if regions else 'named senders'} in round {number}",
+            remedy=f'audit as a region sees it: vantage = "{updates.senders[0]}"'
+            if regions
+            else "ask what a shuffler would have changed: fedaudit audit TRACE --as shuffle",
         )
     if len(updates.rows) < 2:
         raise NotApplicable(
