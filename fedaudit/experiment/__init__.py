@@ -1,5 +1,7 @@
 """One TOML file in, a run directory out."""
 
-from fedaudit.experiment.run import Run, audit, report, run
+from fedaudit.experiment.auditing import audit
+from fedaudit.experiment.reporting import Run, report
+from fedaudit.experiment.run import run
 
 __all__ = ["Run", "audit", "report", "run"]

@@ -25,7 +25,7 @@ from typing import Any
 from fedaudit import __version__
 from fedaudit.errors import FedauditError, TraceError, UsageError
 from fedaudit.experiment.config import check, load, override
-from fedaudit.experiment.run import Progress, _quiet
+from fedaudit.experiment.reporting import Progress, quietly
 from fedaudit.report.plots import Line, lines
 from fedaudit.results import Estimate
 from fedaudit.trace.store import write_atomically
@@ -149,7 +149,7 @@ def sweep(
     workers: int | None = None,
     overrides: Sequence[str] = (),
     keep_traces: bool = False,
-    progress: Progress = _quiet,
+    progress: Progress = quietly,
 ) -> Sweep:
     """Run a grid of experiments and write sweep.csv, sweep.md and sweep.svg."""
     axes = [Axis.parse(text) for text in grid]

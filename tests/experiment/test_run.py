@@ -328,7 +328,7 @@ def test_results_are_redone_when_something_changed(copy, change, monkeypatch):
     elif change == "trace":
         put_another_trace(copy)
     elif change == "version":
-        monkeypatch.setattr(sys.modules["fedaudit.experiment.run"], "__version__", "9.9")
+        monkeypatch.setattr(sys.modules["fedaudit.experiment.auditing"], "__version__", "9.9")
     elif change == "truth":
         shutil.rmtree(copy / "truth")
     elif change == "seed":

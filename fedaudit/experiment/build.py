@@ -1,0 +1,195 @@
+"""From a checked config to a federation, and the facts that only the truth knows."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedaudit.errors import DataError
+from fedaudit.experiment.config import Config
+from fedaudit.randomness import Seed
+from fedaudit.settings import check_arguments
+
+if TYPE_CHECKING:
+    from fedaudit.data.dataset import Dataset
+    from fedaudit.data.partition import Partition
+    from fedaudit.federation.engine import Federation
+
+
+CLASSIFIERS = ("mlp", "cnn", "vit", "module")
+
+
+def load_data(config: Config, seed: Seed) -> tuple[Dataset, Dataset]:
+    """Training and held-out records of a config."""
+    from fedaudit.data import builtin, files, prepare
+
+    given = dict(config.data)
+    fraction = given.pop("test_fraction", None)
+    standardise = given.pop("standardise", None)
+    if "path" in given:
+        path = given.pop("path")
+        dataset = files.read(path, **check_arguments(files.read, given, "data"))
+    else:
+        dataset = builtin.load(given.pop("name"), seed=seed, **given)
+    if fraction is None and dataset.test is None:
+        fraction = 0.2
+    train, test = prepare.split(dataset, test_fraction=fraction, seed=seed)
+    if standardise or (standardise is None and prepare.is_table(dataset)):
+        train, test = prepare.standardise(train, test)
+    return train, test
+
+
+def client_count(config: Config, train: Dataset) -> int:
+    """Clients as asked for; by default one per owner, or twenty."""
+    if config.federation.clients is not None:
+        return int(config.federation.clients)
+    if config.partition["kind"] == "by_owner" and train.client is not None:
+        return len(set(train.client))
+    return 20
+
+
+def _one_client_each(train: Dataset, parts: Partition) -> None:
+    """A promise per person is a client's own: refuse persons whose records lie with several."""
+    if train.person is None:
+        return
+    where: dict[str, set[int]] = {}
+    for c, rows in enumerate(parts.clients):
+        for i in rows:
+            where.setdefault(train.person[i], set()).add(c)
+    spread = sum(len(found) > 1 for found in where.values())
+    if spread:
+        raise DataError(
+            "persons have records with several clients",
+            expected="every person with one client, where the unit of privacy is a person",
+            got=f"{spread} of {len(where)} persons with two clients or more",
+            remedy='use unit = "record", or another partition than by_owner',
+        )
+
+
+def promises(federation: Federation) -> dict[str, dict[str, Any]]:
+    """Protection -> client -> what it is promised over the whole run."""
+    exposures = federation.exposures()
+    out: dict[str, dict[str, Any]] = {}
+    for hook in federation.protections:
+        for c, party in enumerate(federation.party):
+            given = hook.guarantee(c, exposures[c])
+            if given is not None:
+                out.setdefault(hook.name, {})[party] = given.to_dict()
+    return out
+
+
+def build(config: Config) -> tuple[Federation, dict[str, Any]]:
+    """The federation of a config, and the facts that only the truth knows."""
+    import torch
+
+    from fedaudit.data import partition as partitions
+    from fedaudit.federation import topology as topologies
+    from fedaudit.federation.engine import Federation
+    from fedaudit.federation.local.trainer import ClientData
+
+    seed = Seed(config.seed)
+    train, test = load_data(config, seed)
+    wanted = dict(config.topology)
+    count = client_count(config, train)
+    kind = str(wanted.pop("kind"))
+    topology = topologies.build(kind, count, seed, **wanted)
+    region = None if topology.organisations is None else np.array(topology.organisations)
+    chosen = dict(config.partition)
+    split = partitions.from_settings(str(chosen.pop("kind")), chosen)
+    parts = split.partition(train, count, seed, position=region)
+    if len(parts) != count:
+        raise DataError(
+            "the partition does not give the clients that were asked for",
+            expected=f"federation.clients = {count}",
+            got=f"{len(parts)} clients",
+            remedy=f"set federation.clients = {len(parts)}",
+        )
+    if region is None and parts.organisations is not None:
+        names = sorted(set(parts.organisations))
+        region = np.array([names.index(o) for o in parts.organisations])
+
+    classes = max(len(train.classes), int(train.y.max()) + 1)
+    if classes < 2 and train.kind != "text" and config.task.kind in CLASSIFIERS:
+        raise DataError(
+            f"dataset {train.name!r} has one class only: there is nothing to tell apart",
+            expected="at least two classes",
+            got=f"{classes} class in {len(train)} training records",
+            remedy='name another label, or use task.kind = "vae", which needs no classes',
+        )
+    rounds = replace(config.federation, clients=count)
+    task = config.task.build(train, seed)
+    units = {p.clip_unit for p in config.protections.values() if p.clip_norm is not None}
+    if "person" in units:
+        _one_client_each(train, parts)
+    clients, sizes, groups = [], [], []
+    for c in range(count):
+        mine = parts.client_data(train, c)
+        own = task.encode(mine)
+        clients.append((own.x, own.y))
+        if "person" in units and mine.person is not None:
+            numbers = np.unique(np.array(mine.person), return_inverse=True)[1]
+            groups.append(torch.from_numpy(numbers)[own.record])
+        elif "record" in units and len(own) != len(mine):
+            groups.append(own.record)  # several examples were cut from one record
+        sizes.append(len(own))
+    for c, n in enumerate(sizes):
+        if n == 0:
+            raise DataError(
+                f"client {c} has no examples",
+                expected="at least one example per client",
+                got="0 (its documents are shorter than one window)",
+                remedy="use fewer clients, or a shorter task.length",
+            )
+    federation = Federation(
+        task=task,
+        data=ClientData.join(clients, groups if len(groups) == count else None),
+        rounds=rounds,
+        training=config.training,
+        seed=seed,
+        topology=topology,
+        region=region,
+        protections=tuple(config.protections.values()),
+        test=task.encode(test),
+    )
+    exposures = federation.exposures()
+    federation = replace(
+        federation,
+        protections=tuple(p.resolved(exposures) for p in federation.protections),
+    )
+    histograms = parts.class_histograms(train.y, classes)
+    facts = {
+        "seed": config.seed,
+        "clients": {
+            party: {
+                "name": parts.names[c],
+                "records": parts.clients[c].tolist(),
+                "examples": int(sizes[c]),
+                "classes": histograms[c].tolist(),
+                "organisation": None if region is None else int(region[c]),
+                "inverted": bool(parts.inverted[c]),
+            }
+            for c, party in enumerate(federation.party)
+        },
+        "guarantees": promises(federation),
+        "data_sha256": fingerprint_of(train, test),
+        "notes": [*train.notes, *parts.notes],
+        "torch": str(torch.__version__),
+    }
+    return federation, facts
+
+
+def fingerprint_of(*parts: Dataset) -> str:
+    """A hash of all records and labels: a run is not resumed on other data."""
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part.x, tuple):
+            for text in part.x:
+                digest.update(f"{len(text)}:{text}".encode())
+        else:
+            digest.update(f"{part.x.shape}{part.x.dtype}".encode())
+            digest.update(np.ascontiguousarray(part.x).data)
+        digest.update(np.ascontiguousarray(part.y).data)
+    return digest.hexdigest()
