@@ -27,6 +27,8 @@ from fedaudit.audits.fingerprint.linkers import (
     greedy,
     joint,
     kmeans,
+    match,
+    shortest_augmenting_paths,
     tracking,
 )
 from fedaudit.audits.fingerprint.scores import jackknife, links, links_until_sure
@@ -88,6 +90,24 @@ def test_greedy_equals_a_search_over_all_assignments():
             key=lambda p: sum(1 - float(a[i] @ b[j]) for i, j in enumerate(p)),
         )
         assert [int(np.flatnonzero(lb == la[i])[0]) for i in range(5)] == list(best)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (4, 4), (20, 20), (7, 30), (30, 7), (64, 64)])
+def test_small_assignments_cost_what_scipys_do(shape):
+    from scipy.optimize import linear_sum_assignment
+
+    rng = np.random.default_rng(21)
+    for kind in range(6):
+        cost = rng.normal(size=shape)
+        if kind % 3 == 1:
+            cost = np.round(cost)  # many ties
+        if kind % 3 == 2:
+            cost = cost + 10 * rng.normal(size=(1, shape[1]))  # all rows want the same columns
+        rows, columns = shortest_augmenting_paths(cost)
+        assert len(rows) == len(set(rows.tolist())) == len(set(columns.tolist())) == min(shape)
+        best = cost[linear_sum_assignment(cost)].sum()
+        assert cost[rows, columns].sum() == pytest.approx(best)
+        assert cost[match(cost)].sum() == pytest.approx(best)
 
 
 def test_distances_are_one_minus_cosine():
