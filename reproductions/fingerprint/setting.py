@@ -247,7 +247,8 @@ def federate(
     none = torch.zeros(len(held), dtype=torch.int64)
     guards: list[Hook] = [CarriedMomentum()] if plan.carried else []
     if plan.clip is not None:
-        dp = DPSGD(noise_multiplier=plan.noise, clip=plan.clip, delta=scale.delta)
+        # an example is one window of a document: the unit of the published epsilons
+        dp = DPSGD(noise_multiplier=plan.noise, clip=plan.clip, delta=scale.delta, unit="example")
         guards.insert(0, dp)
     federation = Federation(
         task=text.task,
