@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     scale, missing = available(QUICK if given.quick else FULL)
     for name in missing:
-        print(f"skipped {name}: not fetched (fedaudit data {name})", file=sys.stderr)
+        print(f"skipped {name}: not fetched (fedaudit data get {name})", file=sys.stderr)
     if given.seeds:
         scale = replace(scale, seeds=tuple(given.seeds))
     out = given.out
