@@ -18,7 +18,7 @@ import tomllib
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +134,15 @@ def run_cell(raw: dict[str, Any], folder: str, keep_traces: bool) -> dict[str, A
 
 
 def _prepare_worker() -> None:
-    """One thread per process, however many there are: sums then round the same way."""
+    """One thread per process, however many there are: sums then round the same way.
+
+    Ctrl-C ends a worker at once and without a word; the parent says what is kept.
+    """
+    import signal
+
     import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     torch.set_num_threads(1)
 
@@ -194,6 +201,11 @@ def sweep(
             except Exception as error:  # one broken cell must not stop the others
                 failed.append((f"{label} (seed {cell.seed})", f"{type(error).__name__}: {error}"))
             progress("sweep", done, len(unique), label)
+    except KeyboardInterrupt:
+        # cells resume by themselves: nothing is gained by waiting for the ones under way
+        for worker in active_children():
+            worker.terminate()
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
     rows = table(axes, wanted, measured)

@@ -122,7 +122,10 @@ def test_numbers_in_drawings_are_numbers():
 
 
 def test_a_page_without_findings_is_still_a_page():
-    parsed(page({}, [], [], {}))
+    empty = page({}, [], [], {})
+    parsed(empty)
+    assert empty.startswith("<!doctype html>")
+    assert "Findings" in empty
 
 
 def test_the_dot_stands_where_the_number_is():
