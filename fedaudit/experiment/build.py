@@ -174,6 +174,7 @@ def build(config: Config) -> tuple[Federation, dict[str, Any]]:
             for c, party in enumerate(federation.party)
         },
         "guarantees": promises(federation),
+        "held_out": len(test),
         "data_sha256": fingerprint_of(train, test),
         "notes": [*train.notes, *parts.notes],
         "torch": str(torch.__version__),

@@ -15,6 +15,7 @@ from fedaudit.experiment.catalogue import AUDITS, find
 from fedaudit.report.findings import REMEDY, judge_all
 from fedaudit.report.html import page
 from fedaudit.results import AuditResult, Finding
+from fedaudit.stats.intervals import wilson
 from fedaudit.trace import AGGREGATOR, ANONYMOUS, PUBLIC, SERVER, SHUFFLER, Trace, Truth
 from fedaudit.trace.store import write_atomically
 
@@ -73,7 +74,7 @@ def summarise(trace: Trace, truth: Truth | None) -> dict[str, str]:
     elif len(trace.rounds):
         metrics = truth.metrics(trace.rounds[-1])
         if metrics:
-            lines["held out"] = ", ".join(f"{k} {v:.3f}" for k, v in metrics.items())
+            lines["held out"] = _held_out(metrics, int(truth.facts.get("held_out", 0)))
     if not trace.manifest.complete:
         lines["state"] = "unfinished: what was recorded so far"
     return lines
@@ -83,6 +84,18 @@ def _speakers(trace: Trace) -> list[str]:
     """Who takes part in a trace whose manifest does not say so."""
     others = {*trace.manifest.federation.get("hubs", (SERVER,)), *UNNAMED, PUBLIC, SHUFFLER}
     return [party for party in trace.parties() if party not in others]
+
+
+def _held_out(metrics: Mapping[str, float], records: int) -> str:
+    """Held-out metrics of the last model; an accuracy is a share, and has an interval."""
+    parts = []
+    for name, value in metrics.items():
+        text = f"{name} {value:.3f}"
+        if name == "accuracy" and records:
+            e = wilson(round(value * records), records)
+            text += f" [{e.low:.3f}, {e.high:.3f}] at 95 % (Wilson, n = {records})"
+        parts.append(text)
+    return ", ".join(parts)
 
 
 def _named(declared: Mapping[str, Any]) -> str:
