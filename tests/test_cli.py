@@ -210,8 +210,8 @@ class Terminal:
     def isatty(self): return True
     def fileno(self): return 2
 sys.stderr = screen = Terminal()
-from fedaudit.cli import _Bar
-with _Bar(quiet=False) as bar:
+from fedaudit.cli.output import Bar
+with Bar(quiet=False) as bar:
     bar("train", 0, 1, "starting")
     bar._progress.refresh()
     early = "torch" not in sys.modules and "starting" in screen.text

@@ -1,0 +1,72 @@
+"""`fedaudit list`, `init`: what can be named, and a config to begin with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedaudit.cli.app import app
+from fedaudit.cli.output import AsJson
+from fedaudit.errors import UsageError
+
+
+@app.command("list")
+def list_command(
+    section: Annotated[
+        str | None, typer.Argument(help="datasets, partitions, tasks, protections, audits...")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Everything a config can name, each with one line and its settings."""
+    from fedaudit.errors import nearest
+    from fedaudit.experiment.catalogue import listing
+    from fedaudit.settings import REQUIRED
+
+    everything = listing()
+    if section is not None:
+        if section not in everything:
+            raise UsageError(
+                f"there is no section {section!r}",
+                expected="a section of the list",
+                got=repr(section),
+                remedy=nearest(section, everything),
+            )
+        everything = {section: everything[section]}
+    if as_json:
+        typer.echo(json.dumps(everything, indent=1))
+        return
+    for title, rows in everything.items():
+        typer.echo(f"\n{title}")
+        for name, line, settings in rows:
+            typer.echo(f"  {name:<18} {line}")
+            for key, (kind, default) in settings.items():
+                shown = default if default in ("", REQUIRED) else f"(default {default})"
+                typer.echo(f"      {key:<22} {kind} {shown}".rstrip())
+
+
+@app.command("init")
+def init_command(
+    source: Annotated[Path | None, typer.Argument(help="Your data; none: built-in.")] = None,
+    label: Annotated[str | None, typer.Option(help="Label column.")] = None,
+    client: Annotated[str | None, typer.Option(help="Client column.")] = None,
+    organisation: Annotated[str | None, typer.Option(help="Organisation column.")] = None,
+    person: Annotated[str | None, typer.Option(help="Person column.")] = None,
+    out: Annotated[Path, typer.Option(help="Where to write.")] = Path("fedaudit.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite.")] = False,
+) -> None:
+    """Write a commented config for your file, and say what was chosen and why."""
+    from fedaudit.experiment.begin import write_config
+
+    for line in write_config(
+        source,
+        out,
+        label=label,
+        client=client,
+        organisation=organisation,
+        person=person,
+        force=force,
+    ):
+        typer.echo(line)

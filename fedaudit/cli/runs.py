@@ -1,0 +1,121 @@
+"""`fedaudit run`, `audit`, `sweep`, `report`: federations, traces and what is found in them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedaudit.cli.app import app
+from fedaudit.cli.output import AsJson, Bar, Quiet, again, interruptible, print_run
+
+
+@app.command("run")
+def run_command(
+    config: Annotated[Path | None, typer.Argument(help="A TOML file; none: built-in.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="section.key=value, repeatable.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Overrides the config's seed.")] = None,
+    out: Annotated[Path, typer.Option(help="Run directory.")] = Path("fedaudit-run"),
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a federation, record it, audit it, report. Resumes where it was stopped."""
+    # the bar is up before the heavy imports begin
+    with interruptible(again()), Bar(quiet or as_json) as bar:
+        bar("train", 0, 1, "starting")
+        from fedaudit import experiment
+
+        result = experiment.run(config, out, overrides=set_ or (), seed=seed, progress=bar)
+    print_run(result, quiet, as_json)
+
+
+@app.command("audit")
+def audit_command(
+    trace: Annotated[Path, typer.Argument(help="A trace folder, or a run that holds one.")],
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Audit to run, repeatable; default: all.")
+    ] = None,
+    truth: Annotated[Path | None, typer.Option(help="Truth folder, if not beside.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where results and report go.")] = None,
+    as_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--as",
+            help="What if this protection had stood before the server: shuffle, secure_sum, "
+            "clip:bound=1.0, update_noise:clip=1.0,noise_multiplier=0.5; repeatable.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the audits' own random draws.")] = 1,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Audit a stored trace: of a run, or written by other software."""
+    with interruptible(again()), Bar(quiet or as_json) as bar:
+        bar("audit", 0, 1, "starting")
+        from fedaudit import experiment
+
+        result = experiment.audit(
+            trace, only or None, truth=truth, out=out, as_if=as_ or (), seed=seed, progress=bar
+        )
+    print_run(result, quiet, as_json)
+
+
+@app.command("sweep")
+def sweep_command(
+    config: Annotated[Path | None, typer.Argument(help="A TOML file; none: built-in.")] = None,
+    grid: Annotated[
+        list[str] | None, typer.Option("--grid", help="section.key=v1,v2,..., repeatable.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Runs per cell, with seeds counted up.")] = 1,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="section.key=value, repeatable.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the sweep.")] = Path("fedaudit-sweep"),
+    workers: Annotated[int | None, typer.Option(help="Processes; default: one per core.")] = None,
+    keep_traces: Annotated[
+        bool, typer.Option("--keep-traces", help="Keep every cell's trace and truth.")
+    ] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a grid of settings times seeds: one table and one figure. Resumes where it stopped."""
+    with interruptible(again()), Bar(quiet or as_json) as bar:
+        bar("sweep", 0, 1, "starting")
+        from fedaudit.experiment.sweep import sweep
+
+        done = sweep(
+            config,
+            grid or (),
+            out,
+            seeds=seeds,
+            workers=workers,
+            overrides=set_ or (),
+            keep_traces=keep_traces,
+            progress=bar,
+        )
+    if as_json:
+        plain = {"rows": list(done.rows), "failed": [list(f) for f in done.failed]}
+        typer.echo(json.dumps(plain, indent=1, allow_nan=False))
+    else:
+        typer.echo((done.path / "sweep.md").read_text(encoding="utf-8"))
+        typer.echo(f"{done.reused} cells were there already; table: {done.path / 'sweep.csv'}")
+    if done.failed:
+        for label, message in done.failed:
+            typer.echo(f"failed: {label}\n{message}", err=True)
+        raise typer.Exit(1)
+
+
+@app.command("report")
+def report_command(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write and print the report of a run again, from its stored results."""
+    from fedaudit import experiment
+
+    print_run(experiment.report(run), quiet, as_json)
