@@ -557,7 +557,7 @@ class Coupled:
         left = np.bincount(label, minlength=classes).astype(np.int64)  # units left of each class
         aim = targets * room[:, None]
         asked = aim.sum(axis=0)
-        aim *= np.minimum(1.0, np.divide(left, asked, out=np.ones(classes), where=asked > 0))
+        aim *= np.minimum(1.0, np.divide(left, asked, out=np.ones(classes), where=asked > left))
         take = np.floor(aim + 1e-9).astype(np.int64)
         room -= take.sum(axis=1)
         left -= take.sum(axis=0)
