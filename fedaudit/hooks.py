@@ -34,11 +34,31 @@ PLACES = ("data", "broadcast", "gradient", "step", "upload", "aggregate")
 
 @dataclass(frozen=True)
 class Leg:
-    """A hop on which a message was sealed: who handed how many bytes to whom is all that shows."""
+    """A hop on which a message was sealed: who handed how many bytes to whom is all that shows.
+
+    `kind` of message where it is not that of the uploads; `query` the number of the question that
+    it belongs to, if there are several in a round.
+    """
 
     sender: str
     receiver: str
     size: int
+    kind: str | None = None
+    query: int | None = None
+
+
+@dataclass(frozen=True)
+class Question:
+    """A sum that was asked for through secure aggregation, and what came back.
+
+    `clients` (n,) whose updates are in the sum (or would have been); `row` (d,) the answer, None if
+    there was none; `metadata` of the question (why it was refused), `told` of its answer.
+    """
+
+    clients: Indices
+    row: Tensor | None
+    metadata: Mapping[str, float | int | str | bool] = field(default_factory=dict)
+    told: Mapping[str, float | int | str | bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -48,7 +68,9 @@ class Uploads:
     `rows` (n, d); `senders` (n,) as written on the wire; `weights` (n,) what the aggregate
     multiplies a row by; `kind` of message; `metadata` (n,) whatever else travels in the clear;
     `origin` (n,) the client each row truly comes from, for the truth alone (-1: no single one);
-    `total_weight` what the sum is divided by; `legs` sealed hops before the last one.
+    `total_weight` what the sum is divided by (0: the sum failed, and there is no row); `legs`
+    sealed hops before the last one; `questions` all sums that were asked for, in order, where there
+    is a ledger of them. Question 0 is then the training aggregate, and its answer is `rows` itself.
     """
 
     rows: Tensor
@@ -59,6 +81,7 @@ class Uploads:
     kind: str = "delta"
     metadata: tuple[Mapping[str, float | int | str | bool], ...] = ()
     legs: tuple[Leg, ...] = field(default=())
+    questions: tuple[Question, ...] = field(default=())
 
 
 class Hook:
@@ -77,6 +100,8 @@ class Hook:
     clip_norm: float | None = None
     #: whose gradient is clipped: one example's, or the sum over a record's or a person's examples
     clip_unit: str = "record"
+    #: whether sums are asked for by name: a recording then holds a ledger of questions
+    asks: ClassVar[bool] = False
     #: "poisson" where the guarantee needs it; None leaves the config's choice
     sampling: ClassVar[Literal["shuffle", "poisson"] | None] = None
 
@@ -89,6 +114,10 @@ class Hook:
 
     def resolved(self, exposures: Sequence[Exposure]) -> Hook:
         """This hook with whatever depends on the federation filled in (a target epsilon)."""
+        return self
+
+    def repeated(self, copies: int) -> Hook:
+        """This hook for `copies` federations side by side: client c of copy s is s * K + c."""
         return self
 
     def guarantee(self, client: int, exposure: Exposure) -> Guarantee | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,11 +25,14 @@ from fedaudit.errors import ConfigError, TraceError
 from fedaudit.federation.aggregate import ServerOptimiser, mixing_among, weighted_sum
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData, Trainer
+from fedaudit.federation.questions import record_answers, record_legs, record_questions
 from fedaudit.federation.rounds import Rounds
 from fedaudit.federation.topology import Topology
 from fedaudit.hooks import Hook, Uploads
+from fedaudit.layout import Layout
 from fedaudit.randomness import Seed
 from fedaudit.tasks.task import Examples, Task
+from fedaudit.trace.ledger import QUERY, query_layout
 from fedaudit.trace.recorder import MODEL, Recorder, RoundWriter
 from fedaudit.trace.schema import (
     AGGREGATOR,
@@ -47,6 +50,37 @@ Indices = npt.NDArray[np.int64]
 Progress = Callable[[int, dict[str, float]], None]
 
 RESERVED = frozenset({AGGREGATOR, ANONYMOUS, NETWORK, PUBLIC, SERVER, SHUFFLER, WIRETAP})
+
+
+@dataclass(frozen=True)
+class Request:
+    """What clients are asked in one round: train from `sent` (d,), or from a row (n, d) each."""
+
+    sent: Tensor
+    clients: Indices
+    number: int
+
+
+Game = Generator[Request, Tensor, Tensor]
+"""A run in progress: requests out, updates (n, d) in, the final model at the end."""
+Round = Generator[Request, Tensor, tuple[dict[int, str], npt.NDArray[np.float32]]]
+
+
+def drive(game: Game, train: Callable[[Request], Tensor]) -> Tensor:
+    """Play a game to its end. What goes wrong in training reaches the round that asked for it."""
+    try:
+        request = next(game)
+        while True:
+            try:
+                deltas = train(request)
+            except BaseException as error:
+                game.throw(error)
+                raise
+            request = game.send(deltas)
+            del deltas
+    except StopIteration as done:
+        final: Tensor = done.value
+        return final
 
 
 @dataclass
@@ -98,7 +132,12 @@ class Federation:
                 else "0 clients",
                 remedy="use fewer clients or another partition",
             )
-        self._trainer = self._make_trainer()
+        self._trainer = self.trainer_for(1)
+
+    @property
+    def clients_data(self) -> ClientData:
+        """What the clients train on, after protections of the data."""
+        return self._data
 
     def _check(self, count: int) -> None:
         """Refuse what does not fit together before anything is trained or written."""
@@ -171,9 +210,12 @@ class Federation:
             parts.append((x, y))
         return replace(ClientData.join(parts), person=self.data.person)
 
-    def _make_trainer(self) -> Trainer:
-        clips = [p.clip_norm for p in self.protections if p.clip_norm is not None]
-        units = {p.clip_unit for p in self.protections if p.clip_norm is not None}
+    def trainer_for(self, copies: int) -> Trainer:
+        """The trainer of this federation's clients, or of `copies` times as many that are
+        protected alike."""
+        protections = [p.repeated(copies) if copies > 1 else p for p in self.protections]
+        clips = [p.clip_norm for p in protections if p.clip_norm is not None]
+        units = {p.clip_unit for p in protections if p.clip_norm is not None}
         if "person" in units and self.data.person is None:
             raise ConfigError(
                 "clipping per person needs persons",
@@ -184,10 +226,10 @@ class Federation:
         grouped = self.data.person is not None and bool(units - {"example"})
         for hook in self.protections:
             hook.check_clients(len(self.party))
-        each = [p for p in self.protections if p.acts_at("gradient")]
-        steps = [p for p in self.protections if p.acts_at("step")]
+        each = [p for p in protections if p.acts_at("gradient")]
+        steps = [p for p in protections if p.acts_at("step")]
         training = self.training
-        for p in self.protections:
+        for p in protections:
             if p.sampling is not None and p.sampling != training.sampling:
                 training = replace(training, sampling=p.sampling)
 
@@ -257,6 +299,23 @@ class Federation:
         With a recorder, every round is written before the next begins; with a checkpoint, a run
         that was killed continues after its last complete round and ends with the same trace.
         """
+        game = self.play(
+            recorder, truth, checkpoint=checkpoint, keep_raw=keep_raw, progress=progress
+        )
+        return drive(game, lambda r: self._trainer.train(r.sent, r.clients, self._data, r.number))
+
+    def play(
+        self,
+        recorder: Recorder | None = None,
+        truth: TruthRecorder | None = None,
+        *,
+        checkpoint: str | os.PathLike[str] | None = None,
+        keep_raw: bool = False,
+        progress: Progress | None = None,
+    ) -> Game:
+        """All rounds as a generator: hands out what clients are asked to train, takes their
+        updates, and returns the final model. Who trains is the caller's choice: this federation's
+        own trainer, or one that serves many federations at once."""
         state = self._restore(checkpoint, recorder)
         server = ServerOptimiser(
             self.rounds.server_learning_rate, self.rounds.server_momentum, state.velocity
@@ -267,11 +326,11 @@ class Federation:
             "gossip": self._gossip,
         }[self.rounds.aggregation]
 
-        def play(number: int) -> dict[str, float]:
+        def once(number: int) -> Generator[Request, Tensor, dict[str, float]]:
             # a function of its own: what a round held is gone before the next begins
             clients = self._participants(number)
             with recorder.round() if recorder is not None else nullcontext() as wire:
-                senders, raw = one_round(state, server, clients, number, wire)
+                senders, raw = yield from one_round(state, server, clients, number, wire)
                 if wire is not None and number == self.rounds.rounds:
                     self._release(state, wire)
                 metrics = self._metrics(state) if truth is not None or progress is not None else {}
@@ -281,7 +340,7 @@ class Federation:
             return metrics
 
         for number in range(state.round + 1, self.rounds.rounds + 1):
-            metrics = play(number)
+            metrics = yield from once(number)
             state.round, state.velocity = number, server.velocity
             self._save(checkpoint, state)
             if progress is not None:
@@ -316,16 +375,18 @@ class Federation:
         clients: Indices,
         number: int,
         wire: RoundWriter | None,
-    ) -> tuple[dict[int, str], npt.NDArray[np.float32]]:
+    ) -> Round:
         # 1. the server sends the model; probes may plant another one for each receiver
         sent = self._broadcast(state.models[0], clients, number)
         if wire is not None:
             self._record_downlink(wire, sent, clients, [SERVER] * len(clients), step=0)
         # 2. clients train
-        deltas = self._trainer.train(sent, clients, self._data, number)
+        deltas = yield Request(sent, clients, number)
         # 3. uploads pass the protections, and then the wire
         uploads = self._uploads(deltas, clients, number)
         senders = self._record_uploads(wire, uploads, sent, clients, SERVER, step=1)
+        if not uploads.total_weight:
+            return senders, deltas.numpy()  # a secure sum failed: the model stays as it is
         # 4. the server sums; noise goes on the sum, the division comes after
         total = weighted_sum(uploads.rows, uploads.weights)
         for hook in self.protections:
@@ -342,7 +403,7 @@ class Federation:
         clients: Indices,
         number: int,
         wire: RoundWriter | None,
-    ) -> tuple[dict[int, str], npt.NDArray[np.float32]]:
+    ) -> Round:
         assert self.region is not None
         region = self.region[clients]
         hubs = [f"region-{r}" for r in region]
@@ -356,7 +417,7 @@ class Federation:
             wire.send_rows("model", [SERVER] * len(involved), involved, row, step=0)
             self._record_downlink(wire, sent, clients, hubs, step=1)
         # 2. clients train
-        deltas = self._trainer.train(sent, clients, self._data, number)
+        deltas = yield Request(sent, clients, number)
         # 3. every region receives its clients' uploads
         senders: dict[int, str] = {}
         means, totals, numbers = [], [], []
@@ -367,7 +428,8 @@ class Federation:
             senders |= self._record_uploads(
                 wire, uploads, start, clients[inside], f"region-{r}", step=2
             )
-            means.append(weighted_sum(uploads.rows, uploads.weights) / uploads.total_weight)
+            total = weighted_sum(uploads.rows, uploads.weights)
+            means.append(total / (uploads.total_weight or 1.0))  # 0: its sum failed
             totals.append(uploads.total_weight)
             numbers.append(int(r))
         rows, weights = torch.stack(means), np.array(totals)
@@ -382,6 +444,8 @@ class Federation:
                 step=_next_step(wire),
                 weights=list(weights),
             )
+        if not weights.any():
+            return senders, deltas.numpy()  # the secure sums of all regions failed
         total = weighted_sum(rows, weights)
         for hook in self.protections:
             if hook.acts_at("aggregate"):
@@ -397,7 +461,7 @@ class Federation:
         clients: Indices,
         number: int,
         wire: RoundWriter | None,
-    ) -> tuple[dict[int, str], npt.NDArray[np.float32]]:
+    ) -> Round:
         assert self.topology is not None
         n = len(self.party)
         if len(state.models) == 1:
@@ -407,7 +471,7 @@ class Federation:
                 self._record_downlink(wire, state.models[0], everyone, [SERVER] * n, step=0)
             state.models = state.models.repeat(n, 1)
         # 1. the nodes that take part train from their own models
-        deltas = self._trainer.train(state.models[clients], clients, self._data, number)
+        deltas = yield Request(state.models[clients], clients, number)
         trained = state.models.clone()
         trained[clients] += deltas
         # 2. they send their models to the neighbours that take part
@@ -502,17 +566,19 @@ class Federation:
         uploads = self._on_the_wire(uploads, sent, clients)
         if wire is None:
             return {}
-        for leg in uploads.legs:
-            wire.send(uploads.kind, leg.sender, leg.receiver, None, step=step, size=leg.size)
+        record_questions(wire, uploads, receiver, len(self.party), step=step)
+        record_legs(wire, uploads, uploads.kind, step=step)
+        after = step + 1 if uploads.legs else step
         first = wire.send_rows(
             uploads.kind,
             uploads.senders,
             [receiver] * len(uploads.senders),
             uploads.rows.numpy(),
-            step=step + 1 if uploads.legs else step,
+            step=after,
             weights=list(uploads.weights),
             metadata=list(uploads.metadata) or None,
         )
+        record_answers(wire, uploads, receiver, step=after)
         return {first + i: self.party[c] for i, c in enumerate(uploads.origin) if c >= 0}
 
     # -- resuming ----------------------------------------------------------------------------
@@ -565,12 +631,20 @@ class Federation:
             None if velocity is None else torch.from_numpy(velocity[0].copy()),
         )
 
+    def layouts(self) -> dict[str, Layout]:
+        """What crosses the wire, for a recorder: the model, and questions where sums are asked."""
+        found = {MODEL: self.task.layout}
+        if any(p.asks for p in self.protections):
+            found[QUERY] = query_layout(self.party)
+        return found
+
     def describe(self) -> dict[str, Any]:
         """Who takes part and how they are joined, for the manifest of a trace."""
         hubs = [SERVER]
         if self.rounds.aggregation == "hierarchical" and self.region is not None:
             hubs += [f"region-{r}" for r in np.unique(self.region)]
         extra = [SHUFFLER] if any(p.name == "shuffle" for p in self.protections) else []
+        extra += [AGGREGATOR] if any(p.asks for p in self.protections) else []
         edges = [] if self.topology is None else [list(e) for e in self.topology.edges]
         return {
             "aggregation": self.rounds.aggregation,

@@ -1,5 +1,6 @@
 """What crossed the wire (trace), what did not (truth), and what one party sees of it (view)."""
 
+from fedaudit.trace.memory import MemoryRecorder, MemoryTruth
 from fedaudit.trace.recorder import Recorder
 from fedaudit.trace.schema import (
     AGGREGATOR,
@@ -24,6 +25,8 @@ __all__ = [
     "SHUFFLER",
     "WIRETAP",
     "Manifest",
+    "MemoryRecorder",
+    "MemoryTruth",
     "Message",
     "Recorder",
     "Trace",

@@ -27,6 +27,7 @@ from fedaudit.errors import TraceError, UsageError, nearest
 from fedaudit.layout import Layout, column_runs
 from fedaudit.trace.schema import DTYPES, Manifest, Message, RoundFile, Scalar
 from fedaudit.trace.store import (
+    RoundReader,
     read_manifest,
     round_name,
     verify,
@@ -476,6 +477,31 @@ class Recorder:
         file = self.path / round_name(self.rounds + 1)
         entry: RoundFile = write_round(file, writer._pieces(), writer.messages)
         self._become(replace(self.manifest, rounds=(*self.manifest.rounds, entry), complete=False))
+
+    @contextmanager
+    def last_round(self) -> Iterator[RoundWriter]:
+        """The last complete round again, to add what came out of it; all of it or nothing."""
+        if not self.manifest.rounds:
+            raise UsageError(
+                "there is no round to add to",
+                expected="at least one complete round",
+                got="none",
+                remedy="record a round first",
+            )
+        old = self.manifest.rounds[-1]
+        reader = RoundReader(self.path / old.file)
+        writer = RoundWriter(self._layouts, self._stored)
+        for name, rows in reader.blocks.items():
+            block = writer._blocks[name]
+            block.pieces, block.count = [rows], len(rows)
+        writer.messages = list(reader.messages)
+        yield writer
+        # under another name: until the manifest is changed, the old file is the round
+        name = round_name(self.rounds)
+        file = name if old.file != name else name.replace(".", "-amended.", 1)
+        entry = write_round(self.path / file, writer._pieces(), writer.messages)
+        self._become(replace(self.manifest, rounds=(*self.manifest.rounds[:-1], entry)))
+        (self.path / old.file).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Mark the trace complete."""

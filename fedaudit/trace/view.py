@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -70,9 +70,8 @@ class Updates:
 class _Round:
     """One opened round: its table, and its models by receiver and by sender."""
 
-    def __init__(self, reader: RoundReader) -> None:
-        self.blocks = reader.blocks
-        self.messages = reader.messages
+    def __init__(self, blocks: Mapping[str, Rows], messages: tuple[Message, ...]) -> None:
+        self.blocks, self.messages = blocks, messages
         self.models_to: dict[str, list[Message]] = {}
         self.models_from: dict[str, list[Message]] = {}
         self.first_sent: dict[str, int] = {}
@@ -152,7 +151,8 @@ class Trace:
         seen = self._verified.get(entry.file)
         if seen is not None and not (file.is_file() and stamp(file) == seen):
             self._verified[entry.file] = verify(file, entry)
-        found = _Round(RoundReader(file))
+        reader = RoundReader(file)
+        found = _Round(reader.blocks, reader.messages)
         problem = self._misfit(found, entry, file)
         if problem is not None:
             raise IntegrityError(

@@ -1,0 +1,114 @@
+"""Many federations of one shape as one computation.
+
+An adversary that plays with shadow federations trains thousands of small ones. Each keeps its own
+rounds, hooks, wire and truth; only local training is shared: in every round the clients of all of
+them are trained as one batch. Client c of federation s draws its batches and its noise as number
+s * K + c under the first federation's seed, so that no two clients share a random number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedaudit.errors import ConfigError
+from fedaudit.federation.engine import Federation, Game, Request
+from fedaudit.federation.local.trainer import ClientData, Trainer
+from fedaudit.trace.recorder import Recorder
+from fedaudit.trace.truth import TruthRecorder
+
+Train = Callable[[Sequence[int], Sequence[Request]], list[Tensor]]
+
+
+def run_many(
+    federations: Sequence[Federation],
+    recorders: Sequence[Recorder | None] | None = None,
+    truths: Sequence[TruthRecorder | None] | None = None,
+    *,
+    at_once: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Tensor]:
+    """Run federations in step with each other; returns their final models, (d,) each.
+
+    `at_once`: so many are trained in one batch (default: all); results do not depend on it.
+    `progress(round, rounds)` is called after every round.
+    """
+    _alike(federations)
+    count = len(federations)
+    train = _joint(federations)
+    games: list[Game] = [
+        f.play(
+            None if recorders is None else recorders[i],
+            None if truths is None else truths[i],
+        )
+        for i, f in enumerate(federations)
+    ]
+    requests: list[Request] = [next(g) for g in games]
+    final: list[Tensor | None] = [None] * count
+    block = at_once or count
+    total = federations[0].rounds.rounds
+    for number in range(1, total + 1):
+        for low in range(0, count, block):
+            own = range(low, min(low + block, count))
+            for i, deltas in zip(own, train(own, requests[low : low + block]), strict=True):
+                try:
+                    requests[i] = games[i].send(deltas)
+                except StopIteration as done:
+                    final[i] = done.value
+        if progress is not None:
+            progress(number, total)
+    return [f for f in final if f is not None]
+
+
+def _alike(federations: Sequence[Federation]) -> None:
+    """Refuse federations that cannot be one batch."""
+    if not federations:
+        raise ConfigError(
+            "there are no federations",
+            expected="at least one",
+            got="none",
+            remedy="make some shadow federations first",
+        )
+    first = federations[0]
+    for what, same in (
+        ("models", [f.task.layout == first.task.layout for f in federations]),
+        ("training", [f.training == first.training for f in federations]),
+        ("rounds", [f.rounds.rounds == first.rounds.rounds for f in federations]),
+        ("numbers of clients", [len(f.party) == len(first.party) for f in federations]),
+        ("protections", [list(f.protections) == list(first.protections) for f in federations]),
+    ):
+        if not all(same):
+            raise ConfigError(
+                f"federations with different {what} cannot run as one",
+                expected=f"the {what} of the first",
+                got=f"others in {len(same) - sum(same)} of {len(same)}",
+                remedy="run them one after another",
+            )
+
+
+def _joint(federations: Sequence[Federation]) -> Train:
+    """Local training of all clients of several federations by one trainer."""
+    clients = len(federations[0].party)
+    parts = [f.clients_data.of(c) for f in federations for c in range(clients)]
+    people = [f.clients_data.person for f in federations]
+    data = replace(
+        ClientData.join(parts),
+        person=torch.cat([p for p in people if p is not None])
+        if all(p is not None for p in people)
+        else None,
+    )
+    trainer: Trainer = federations[0].trainer_for(len(federations))
+
+    def train(which: Sequence[int], requests: Sequence[Request]) -> list[Tensor]:
+        rows = [
+            r.sent.expand(len(r.clients), -1) if r.sent.dim() == 1 else r.sent for r in requests
+        ]
+        numbers = [i * clients + r.clients for i, r in zip(which, requests, strict=True)]
+        deltas = trainer.train(torch.cat(rows), np.concatenate(numbers), data, requests[0].number)
+        return list(torch.split(deltas, [len(n) for n in numbers]))
+
+    return train

@@ -1,0 +1,95 @@
+"""Which sums were asked for in a round, as one party saw it: the ledger of secure aggregation.
+
+A question is a message of kind `query` from who asks to the aggregator; its payload is a row of the
+layout `query`, one column per client, 1 (or a weight) where the client is in the sum. The answer is
+a message of kind `sum` in the other direction. Both bear the number of the question in their
+metadata, under `query`. A question without an answer was refused, or its run failed.
+
+A sum without a question (an ideal secure sum) is over everybody to whom its receiver had sent a
+model in the same round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.layout import Layout
+from fedaudit.trace.recorder import MODEL
+from fedaudit.trace.schema import Message
+from fedaudit.trace.view import View
+
+QUERY = "query"
+"""The layout of questions, and the key of their numbers."""
+
+
+def query_layout(clients: Sequence[str]) -> Layout:
+    """One column per client."""
+    return Layout.of(((name, ()) for name in clients), dtype="uint8")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The questions of one round.
+
+    `clients` (K,) names of the columns; `queries` (Q, K) the questions; `sums` (Q,) the index of
+    the answer in the round's table, -1 without one.
+    """
+
+    round: int
+    clients: tuple[str, ...]
+    queries: npt.NDArray[np.float64]
+    sums: npt.NDArray[np.int64]
+
+    @property
+    def answered(self) -> npt.NDArray[np.float64]:
+        """The questions that were answered (A, K)."""
+        return self.queries[self.sums >= 0]
+
+
+def asked(view: View, number: int) -> Asked:
+    """The ledger of one round as far as `view` contains it; no rows if there were no sums."""
+    table = view.indexed(number)
+    questions = [(i, m) for i, m in table if m.kind == "query" and QUERY in m.parts]
+    sums = [(i, m) for i, m in table if m.kind == "sum" and MODEL in m.parts]
+    names = view.layouts[QUERY].names if questions else ()
+    by_number = {_number(m, at): i for at, (i, m) in enumerate(sums)} if questions else {}
+    rows, answers = [], []
+    for at, (i, m) in enumerate(questions):
+        rows.append(view.payload(number, i, layout=QUERY).astype(np.float64))
+        answers.append(by_number.pop(_number(m, at), -1))
+    left = set(by_number.values()) if questions else {i for i, _ in sums}
+    loose = [(i, m) for i, m in sums if i in left]
+    served = [_served(table, m) for _, m in loose]
+    columns = tuple(dict.fromkeys([*names, *(name for group in served for name in group)]))
+    matrix = np.zeros((len(rows) + len(loose), len(columns)))
+    for row, given in zip(matrix, rows, strict=False):
+        row[: len(names)] = given
+    for row, group in zip(matrix[len(rows) :], served, strict=True):
+        row[[columns.index(name) for name in group]] = 1.0
+    return Asked(
+        round=number,
+        clients=columns,
+        queries=matrix,
+        sums=np.array([*answers, *(i for i, _ in loose)], dtype=np.int64),
+    )
+
+
+def _number(m: Message, otherwise: int) -> int:
+    """The number of a question, or of the question that a sum answers; by order without one."""
+    given = m.metadata.get(QUERY, otherwise)
+    return given if isinstance(given, int) and not isinstance(given, bool) else otherwise
+
+
+def _served(table: Sequence[tuple[int, Message]], m: Message) -> list[str]:
+    """Those to whom the receiver of a sum had sent a model before it in this round."""
+    return list(
+        dict.fromkeys(
+            d.receiver
+            for _, d in table
+            if d.kind == "model" and d.sender == m.receiver and d.step < m.step
+        )
+    )
