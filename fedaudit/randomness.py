@@ -71,6 +71,14 @@ def _blank_state() -> npt.NDArray[np.uint8]:
     return raw
 
 
+@lru_cache(maxsize=8)
+def _running(
+    root: int, purpose: str, number: int, width: int
+) -> dict[int, tuple[torch.Generator, int]]:
+    """Client -> its stream and the step it stands at, for the rounds in progress."""
+    return {}
+
+
 @dataclass(frozen=True)
 class Seed:
     """The root of every random number of a run."""
@@ -123,6 +131,32 @@ class Seed:
     def torch_generator(self, purpose: str, *coordinates: int) -> torch.Generator:
         """A torch generator of its own for one address."""
         return self.torch_generators(purpose, *([c] for c in coordinates))[0]
+
+    def streams(
+        self, purpose: str, clients: npt.NDArray[np.int64], number: int, step: int, width: int
+    ) -> list[torch.Generator]:
+        """Generators of clients that stand at a step of a round, `width` numbers drawn per step.
+
+        One stream per (client, round), cut into steps: a stream is made once a round and not once
+        a step, which would cost more than the numbers. The caller draws `width` normal numbers
+        from each. Whoever asks for a later step first gets there by drawing.
+        """
+        import torch
+
+        running = _running(self.root, purpose, number, width)
+        late = [int(c) for c in clients if running.get(int(c), (None, -1))[1] != step]
+        if late:
+            made = self.torch_generators(purpose, np.array(late), number)
+            for client, generator in zip(late, made, strict=True):
+                for _ in range(step):
+                    torch.randn(width, generator=generator)
+                running[client] = (generator, step)
+        out = []
+        for c in clients:
+            generator = running[int(c)][0]
+            running[int(c)] = (generator, step + 1)
+            out.append(generator)
+        return out
 
     def torch_generators(self, purpose: str, *coordinates: npt.ArrayLike) -> list[torch.Generator]:
         """One torch generator per coordinate tuple (broadcast to one dimension).

@@ -9,16 +9,21 @@ what is done here (and in DP-SGD libraries). The division by the expected batch 
 Formal guarantees: (epsilon, delta) for one record (or one person) added to or removed from a
 client's data, against everyone who sees the client's uploads, over all local steps of all rounds
 the client takes part in. Batches are Poisson samples, so amplification by subsampling holds. Noise
-of different clients, rounds and steps comes from different generators.
+of different clients and rounds comes from different generators, steps are consecutive parts of one.
 
 Trust: the client's own code and its random numbers.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
 
 from fedaudit.accounting import Accountant, Exposure, Guarantee, calibrate, check_delta, epsilon
 from fedaudit.errors import ConfigError
@@ -27,6 +32,9 @@ from fedaudit.randomness import Seed
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+WORTH_THREADS = 1 << 17
+"""Numbers in a step from which two threads draw faster than one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +109,10 @@ class DPSGD(Hook):
                 remedy="give one number for every client",
             )
 
+    def repeated(self, copies: int) -> DPSGD:
+        many = self.noise_multiplier
+        return replace(self, noise_multiplier=many * copies) if isinstance(many, tuple) else self
+
     def multiplier(self, client: int) -> float:
         """The noise multiplier of one client."""
         many = self.noise_multiplier
@@ -115,14 +127,29 @@ class DPSGD(Hook):
     ) -> None:
         import torch
 
-        # one generator for every (client, round, step): states at once, numbers row by row
-        own = seed.torch_generators("dp_sgd", clients, round_number, step)
-        noise = torch.empty(sums.shape[1])
-        for row, client, generator in zip(sums, clients, own, strict=True):
-            z = self.multiplier(int(client))
-            if z:
-                torch.randn(noise.shape, generator=generator, out=noise)
-                row.add_(noise, alpha=z * self.clip)
+        rows = sums.numpy()
+        streams = seed.streams("dp_sgd", clients, round_number, step, sums.shape[1])
+
+        def share(part: slice) -> None:
+            noise = torch.empty(sums.shape[1])
+            values = noise.numpy()
+            for row, client, stream in zip(rows[part], clients[part], streams[part], strict=True):
+                # drawn even where nothing is added, so that a stream stays in step
+                torch.randn(noise.shape, generator=stream, out=noise)
+                z = self.multiplier(int(client))
+                if z:
+                    # by numpy: torch would start threads of its own within each of these
+                    np.multiply(values, np.float32(z * self.clip), out=values)
+                    np.add(row, values, out=row)
+
+        threads = min(torch.get_num_threads(), len(clients))
+        if threads < 2 or sums.numel() < WORTH_THREADS:
+            share(slice(None))
+            return
+        # torch draws normal numbers on one core; every client has a stream of its own, so the
+        # numbers do not depend on who draws them
+        cuts = [len(clients) * i // threads for i in range(threads + 1)]
+        list(_pool().map(share, map(slice, cuts[:-1], cuts[1:])))
 
     def guarantee(self, client: int, exposure: Exposure) -> Guarantee:
         """What client number `client` is promised after `exposure`."""
@@ -172,6 +199,15 @@ class DPSGD(Hook):
                 if epsilon(e, z, delta, by=accountant) > target:
                     z = calibrate(target, e, delta, by=accountant)
         return cls(noise_multiplier=z, clip=clip, delta=delta, accountant=accountant)
+
+
+@lru_cache(maxsize=1)
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(thread_name_prefix="fedaudit-noise")
+
+
+# threads do not survive a fork
+os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def rough_cost(exposure: Exposure) -> float:
