@@ -1,0 +1,69 @@
+"""Local differential privacy: a client randomises its own records before anything is computed.
+
+One file per mechanism, each with its exact law: what it claims, what is true, and how far samples
+can tell. `encoders` turn features into what a mechanism takes; `protection` puts one at the `data`
+hook of a federation; `check` holds a claim against the exact budget and against draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from fedaudit.errors import ConfigError, nearest
+from fedaudit.protections.local_dp.additive import Gaussian, Laplace
+from fedaudit.protections.local_dp.bitrand import BitRand
+from fedaudit.protections.local_dp.dbitflip import DBitFlip
+from fedaudit.protections.local_dp.grr import GRR
+from fedaudit.protections.local_dp.mechanism import Discrete, Mechanism
+from fedaudit.protections.local_dp.ome import OME
+from fedaudit.protections.local_dp.rappor import RAPPOR
+
+__all__ = [
+    "MECHANISMS",
+    "BitRand",
+    "DBitFlip",
+    "Discrete",
+    "GRR",
+    "Gaussian",
+    "Laplace",
+    "Mechanism",
+    "OME",
+    "RAPPOR",
+    "make",
+]
+
+MECHANISMS: dict[str, type[Any]] = {
+    c.name: c for c in (GRR, RAPPOR, DBitFlip, BitRand, OME, Laplace, Gaussian)
+}
+
+
+def make(name: str, settings: Mapping[str, Any]) -> Mechanism:
+    """The mechanism of a name and its settings; what does not belong to it is refused."""
+    if name not in MECHANISMS:
+        raise ConfigError(
+            f"unknown mechanism {name!r}",
+            expected="the name of a local mechanism",
+            got=repr(name),
+            remedy=nearest(name, MECHANISMS),
+        )
+    known = {f.name: f for f in fields(MECHANISMS[name])}
+    for key in settings:
+        if key not in known:
+            raise ConfigError(
+                f"{name} has no setting {key!r}",
+                expected=", ".join(known),
+                got=repr(key),
+                remedy=nearest(key, known),
+            )
+    missing = [k for k, f in known.items() if f.default is MISSING and k not in settings]
+    if missing:
+        raise ConfigError(
+            f"{name} needs {' and '.join(missing)}",
+            expected=f"values of {', '.join(missing)}",
+            got=", ".join(f"{k} = {v}" for k, v in settings.items()) or "no settings",
+            remedy=f"give {missing[0]}",
+        )
+    built: Mechanism = MECHANISMS[name](**settings)
+    return built

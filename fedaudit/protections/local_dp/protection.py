@@ -1,0 +1,249 @@
+"""Local differential privacy at the clients: features are randomised before anything is trained.
+
+Formal guarantees: for any two values of a record's **features**, the exact worst case of the
+mechanism, which for BitRand and OME is not what they claim. Labels are not randomised, and neither
+is the number of a client's records. Features are drawn once per client and kept: fresh noise in
+every epoch would be averaged away, and would have to be paid for every time.
+
+Trust: nobody but the client itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.accounting import Exposure, Guarantee
+from fedaudit.errors import ConfigError
+from fedaudit.hooks import Hook
+from fedaudit.protections.local_dp import MECHANISMS, Discrete, Mechanism, make
+from fedaudit.protections.local_dp.encoders import FloatBits, Interval, Outside, Quantiser
+from fedaudit.randomness import Seed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_BLOCK = 1 << 22  # numbers of a report held at once
+
+BITWISE = ("bitrand", "ome")
+CATEGORICAL = ("grr", "rappor", "dbitflip")
+ADDITIVE = ("laplace", "gaussian")
+
+_BOUNDS = {"low": 0.0, "high": 1.0}
+_LEVELS = {"alphabet": 4, **_BOUNDS}
+_WORDS = {"bits": 10, "integer_bits": 5}
+# mechanism -> the settings that belong to it, and their defaults there
+_OWN: dict[str, dict[str, Any]] = {
+    "grr": _LEVELS,
+    "rappor": {**_LEVELS, "hashes": 1, "filter_bits": None},
+    "dbitflip": {**_LEVELS, "buckets": None},
+    "bitrand": _WORDS,
+    "ome": {**_WORDS, "alpha": 100.0},
+    "laplace": _BOUNDS,
+    "gaussian": {**_BOUNDS, "delta": 1e-5},
+}
+
+
+@dataclass
+class _Seen:
+    """What the data turned out to be: features per record, and client -> (clipped, all) values."""
+
+    features: int | None = None
+    clipped: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalDP(Hook):
+    """Randomise every feature at the client, once, before training (local DP).
+
+    `epsilon` is that of one feature for grr, rappor, dbitflip, laplace and gaussian (r features
+    claim r epsilon), and that of a record for bitrand and ome, as they claim it. grr, rappor,
+    dbitflip see a feature as the nearest of `alphabet` values from `low` to `high`; bitrand and ome
+    as `bits` bits, `integer_bits` of them before the point. `outside` says what becomes of values
+    beyond that range. `decoder`: "likelihood" (the likeliest value), "unbiased" (right on average),
+    "published" (the first set bit, or bits as they came).
+    """
+
+    name: ClassVar[str] = "local_dp"
+    covers: ClassVar[tuple[str, ...]] = ("parameter", "buffer")
+    trust: ClassVar[str] = "nobody but the client itself"
+
+    mechanism: Literal["grr", "rappor", "dbitflip", "bitrand", "ome", "laplace", "gaussian"] = "grr"
+    epsilon: float = 1.0
+    alphabet: int | None = None
+    low: float | None = None
+    high: float | None = None
+    bits: int | None = None
+    integer_bits: int | None = None
+    hashes: int | None = None
+    filter_bits: int | None = None
+    buckets: int | None = None
+    alpha: float | None = None
+    delta: float | None = None
+    outside: Outside = "refuse"
+    decoder: Literal["likelihood", "unbiased", "published"] = "likelihood"
+    _seen: _Seen = field(default_factory=_Seen, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.mechanism not in MECHANISMS:
+            make(self.mechanism, {})
+        own = _OWN[self.mechanism]
+        for name in sorted({key for keys in _OWN.values() for key in keys} - set(own)):
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"protections.local_dp.{name} is no setting of {self.mechanism}",
+                    expected=f"settings of {self.mechanism}: {', '.join(sorted(own))}",
+                    got=f"{name} = {getattr(self, name)}",
+                    remedy=f"remove {name}, or choose another mechanism",
+                )
+        self.of(1)  # the settings fit together, whatever the number of features
+        self.encoder()
+        if self.decoder != "likelihood" and (
+            self.mechanism in ADDITIVE or self.filter_bits is not None
+        ):
+            raise ConfigError(
+                f"protections.local_dp.decoder has no choice for {self.mechanism}"
+                + (" with a Bloom filter" if self.filter_bits is not None else ""),
+                expected='"likelihood"',
+                got=repr(self.decoder),
+                remedy="remove it",
+            )
+
+    # -- what acts -----------------------------------------------------------------------------
+
+    def _settings(self) -> dict[str, Any]:
+        """What belongs to the mechanism and its encoder, defaults filled in."""
+        given = {k: getattr(self, k) for k in _OWN[self.mechanism]}
+        both = {k: _OWN[self.mechanism][k] if v is None else v for k, v in given.items()}
+        return {k: v for k, v in both.items() if v is not None}
+
+    def of(self, features: int) -> Mechanism:
+        """The mechanism for records of so many features."""
+        taken = {f.name for f in fields(MECHANISMS[self.mechanism])}
+        own = {k: v for k, v in self._settings().items() if k in taken}
+        given = {"epsilon": self.epsilon, "features": features, **own}
+        return make(self.mechanism, given)
+
+    def encoder(self) -> FloatBits | Quantiser | Interval:
+        """From a feature to what the mechanism takes."""
+        kinds: dict[str, type[FloatBits | Quantiser | Interval]] = {
+            **dict.fromkeys(BITWISE, FloatBits),
+            **dict.fromkeys(CATEGORICAL, Quantiser),
+            **dict.fromkeys(ADDITIVE, Interval),
+        }
+        kind = kinds[self.mechanism]
+        taken = {f.name for f in fields(kind)}
+        own = {k: v for k, v in self._settings().items() if k in taken}
+        return kind(**own, outside=self.outside)
+
+    def data(self, x: Tensor, y: Tensor, *, client: int, seed: Seed) -> tuple[Tensor, Tensor]:
+        """Features (n, ...) of one client, randomised; labels as they are."""
+        import torch
+
+        if not x.is_floating_point():
+            raise ConfigError(
+                "protections.local_dp randomises features, and these examples have none",
+                expected="a task on features or images (floating-point numbers)",
+                got=f"examples of {x.dtype}",
+                remedy="choose another task, or another protection",
+            )
+        flat = x.reshape(len(x), -1).numpy() if len(x) else np.zeros((0, 1))
+        values, clipped = self.randomise(flat, seed.generator("local_dp", client))
+        if len(x):
+            self._seen.features = flat.shape[1]
+            self._seen.clipped[client] = clipped, flat.size
+        return torch.from_numpy(values).to(x.dtype).reshape(x.shape), y
+
+    def randomise(
+        self, x: npt.NDArray[Any], rng: np.random.Generator
+    ) -> tuple[npt.NDArray[np.float64], int]:
+        """Features (n, r) randomised and read back as features, and how many were clipped."""
+        encoder = self.encoder()
+        mechanism = self.of(x.shape[1])
+        encoded = encoder.encode(x)
+        out = np.empty(x.shape)
+        # numbers that stand for one feature on the way: bits of a unary report or of a code
+        wide = max(int(self._settings().get(k, 1)) for k in ("alphabet", "filter_bits", "bits"))
+        step = max(1, _BLOCK // (x.shape[1] * wide))
+        for start in range(0, len(x), step):
+            rows = slice(start, start + step)
+            report = mechanism.perturb(encoded.values[rows], rng)
+            out[rows] = self._read(mechanism, encoder, report, rng)
+        return out, encoded.clipped
+
+    def _read(
+        self,
+        mechanism: Mechanism,
+        encoder: FloatBits | Quantiser | Interval,
+        report: npt.NDArray[Any],
+        rng: np.random.Generator,
+    ) -> npt.NDArray[np.float64]:
+        if isinstance(encoder, Interval):
+            return encoder.decode(report)
+        if self.decoder == "unbiased":
+            estimate = mechanism.unbiased(report)
+            if isinstance(encoder, FloatBits):
+                return encoder.from_bits(estimate)
+            return np.asarray(estimate @ encoder.levels)
+        discrete: Discrete = mechanism  # type: ignore[assignment]
+        return encoder.decode(discrete.decode(report, rng, decoder=self.decoder))
+
+    # -- what is promised ----------------------------------------------------------------------
+
+    def declare(self) -> dict[str, Any]:
+        """Public: the mechanism, its claim and what is exact, once the features are known."""
+        own = {"mechanism": self.mechanism, "epsilon": self.epsilon, **self._settings()}
+        out = {**super().declare(), **own}
+        if self._seen.features is not None:
+            r = self._seen.features
+            mechanism = self.of(r)
+            out |= {
+                "features": r,
+                "claimed_epsilon": float(mechanism.claimed_epsilon),
+                "exact_epsilon": mechanism.worst_case_epsilon(),
+                "note": self.statement(r),
+            }
+        return out
+
+    def statement(self, features: int) -> str:
+        """Claim and truth in one sentence."""
+        mechanism = self.of(features)
+        claimed, exact = float(mechanism.claimed_epsilon), mechanism.worst_case_epsilon()
+        at = f" at delta {mechanism.delta:g}" if mechanism.delta else ""
+        text = (
+            f"{self.mechanism} on {features} features claims epsilon {claimed:,.4g} per record"
+            f"{at}; exact worst case {exact:,.4g}"
+        )
+        if exact > claimed * (1 + 1e-9):
+            text += ": the claim does not hold"
+        return text + "; labels are not randomised"
+
+    def guarantee(self, client: int, exposure: Exposure) -> Guarantee | None:
+        """The exact worst case for the features of a record; None before any data were seen.
+
+        One draw is all there is, however many rounds and steps use it.
+        """
+        r = self._seen.features
+        if r is None:
+            return None
+        mechanism = self.of(r)
+        text = (
+            f"one draw of {r} features by {self.mechanism}, which claims "
+            f"{float(mechanism.claimed_epsilon):,.4g}; not labels"
+        )
+        if self.outside == "clip":
+            clipped = sum(c for c, _ in self._seen.clipped.values())
+            total = sum(t for _, t in self._seen.clipped.values())
+            text += f"; {clipped:,} of {total:,} values of all clients were clipped"
+        return Guarantee(
+            epsilon=mechanism.worst_case_epsilon(),
+            delta=mechanism.delta,
+            unit="record",
+            relation="replace",
+            trust=self.trust,
+            covers=text,
+            by="closed form",
+        )

@@ -1,0 +1,123 @@
+"""`fedaudit ldp check` as a user meets it."""
+
+import contextlib
+import io
+import json
+import sys
+
+import pytest
+
+from fedaudit import cli
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Run `fedaudit ldp check ...` in this process and in an empty folder: code, out, err."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedaudit", "ldp", "check", *map(str, arguments)])
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                cli.main()
+                code = 0
+            except SystemExit as stop:
+                code = stop.code or 0
+        return code, out.getvalue(), err.getvalue()
+
+    return run
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_coin.py").write_text(
+        "def coin(x, rng):\n    return x if rng.random() < 0.75 else 1 - x\n\n"
+        "def broken(x, rng):\n    return 1 / 0\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "own_coin"
+
+
+@pytest.mark.parametrize("name", ["bitrand", "ome"])
+def test_published_settings_are_refuted(command, name):
+    code, out, _ = command(name, "--epsilon", 5, "--features", 512, "--samples", 2000)
+    assert code == 0
+    assert "claimed   5 per record" in out
+    assert {"bitrand": "9,238.86", "ome": "35,342.2"}[name] in out
+    assert "verdict   refuted" in out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("grr", "--epsilon", 1, "--alphabet", 4),
+        ("rappor", "--epsilon", 1, "--alphabet", 4, "--features", 2),
+        ("rappor", "--epsilon", 1, "--alphabet", 9, "--filter-bits", 16, "--hashes", 2),
+        ("dbitflip", "--epsilon", 1, "--alphabet", 4, "--buckets", 2),
+        ("laplace", "--epsilon", 1),
+        ("gaussian", "--epsilon", 1, "--delta", 1e-4),
+    ],
+    ids=lambda a: a[0],
+)
+def test_honest_mechanisms_are_consistent(command, arguments):
+    code, out, _ = command(*arguments, "--samples", 3000)
+    assert code == 0
+    assert "verdict   consistent" in out
+
+
+def test_json_is_the_whole_result(command):
+    code, out, _ = command("grr", "--epsilon", 2, "--alphabet", 3, "--samples", 500, "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert (told["claimed"], told["exact"], told["verdict"]) == (2.0, 2.0, "consistent")
+    assert told["settings"] == {"epsilon": 2.0, "alphabet": 3, "features": 1}
+    assert 0 <= told["measured"]["low"] <= 2.0
+
+
+def test_the_seed_decides(command):
+    first, again, other = (
+        command("grr", "--epsilon", 1, "--alphabet", 3, "--samples", 500, "--json", "--seed", s)[1]
+        for s in (1, 1, 2)
+    )
+    assert first == again != other
+
+
+def test_a_mechanism_of_ones_own(command, own):
+    given = ("--callable", f"{own}:coin", "--samples", 6000)
+    code, out, _ = command(*given, "--epsilon", 1.1)
+    assert code == 0
+    assert "exact     unknown" in out
+    assert "verdict   consistent" in out
+    assert "verdict   refuted" in command(*given, "--epsilon", 0.8)[1]
+    assert "verdict   underpowered" in command(*given, "--epsilon", 15)[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "not clear"),
+        (("grr", "--callable", "own_coin:coin", "--epsilon", 1), "not clear"),
+        (("grrr", "--epsilon", 1), "did you mean 'grr'"),
+        (("grr",), "needs epsilon"),
+        (("grr", "--epsilon", 1, "--alphabet", 1), "nothing to hide"),
+        (("grr", "--epsilon", 1, "--alphabet", 3, "--bits", 8), "no setting 'bits'"),
+        (("ome", "--epsilon", 1, "--bits", 9), "even"),
+        (("bitrand", "--epsilon", -1), "epsilon is out of range"),
+        (("bitrand", "--epsilon", 1, "--samples", 3), "too few draws"),
+        (("bitrand", "--epsilon", 1, "--confidence", 2), "confidence"),
+        (("bitrand", "--epsilon", 1, "--input", "3"), "--callable only"),
+        (("--callable", "own_coin:coin"), "claim is not clear"),
+        (("--callable", "own_coin:coin", "--epsilon", 1, "--bits", 3), "no settings here"),
+        (("--callable", "own_coin:coin", "--epsilon", 1, "--input", "{"), "cannot be read"),
+        (("--callable", "own_coin:nothing", "--epsilon", 1), "cannot load"),
+        (("--callable", "own_coin:broken", "--epsilon", 1), "ZeroDivisionError"),
+    ],
+)
+def test_mistakes_end_in_words_and_code_2(command, own, arguments, words):
+    code, out, err = command(*arguments)
+    assert code == 2
+    assert out == ""
+    assert words in err
+    assert "Traceback" not in err
+    assert "try:" in err

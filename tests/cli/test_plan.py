@@ -1,0 +1,94 @@
+"""`fedaudit plan` as a user meets it."""
+
+import contextlib
+import io
+import json
+import sys
+
+import pytest
+
+from fedaudit import cli
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Run `fedaudit plan ...` in this process and in an empty folder: code, out, err."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedaudit", "plan", *map(str, arguments)])
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                cli.main()
+                code = 0
+            except SystemExit as stop:
+                code = stop.code or 0
+        return code, out.getvalue(), err.getvalue()
+
+    return run
+
+
+DESIGN = ("design", "--clients", 6, "--threshold", 3, "--rounds", 12, "--runs", 20)
+
+
+def test_a_leaking_plan_is_named_with_its_clients(command, tmp_path):
+    (tmp_path / "p.csv").write_text("round,ann,bob,cy,dee\n1,1,1,1,0\n", encoding="utf-8")
+    code, out, _ = command("check", "p.csv")
+    assert code == 0
+    assert "LEAK" in out
+    assert "dee" in out
+    code, out, _ = command("check", "p.csv", "--no-training", "--threshold", 3)
+    assert code == 0
+    assert "exposes fewer than 3 clients" in out
+    code, out, _ = command("check", "p.csv", "--no-training", "--add", "ann,bob")
+    assert "rank +1, would lay open cy; smallest group then 1" in out
+
+
+def test_a_design_is_printed_written_and_passes_its_own_check(command, tmp_path):
+    code, out, _ = command(*DESIGN, "--csv", "plan.csv")
+    assert code == 0
+    for word in ("partitions", "groups", "paired (published)", "rounds needed", "persistence"):
+        assert word in out
+    lines = (tmp_path / "plan.csv").read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("round,query,client-00,client-01")
+    assert len(lines) == 1 + 12 * 2
+    code, out, _ = command("check", "plan.csv", "--threshold", 3)
+    assert code == 0
+    assert "1 to 12" in out  # rounds that look the same share a line
+    assert "exposes fewer than 3 clients" in out
+
+
+def test_json_is_json(command):
+    code, out, _ = command(*DESIGN, "--json", "--csv", "g.csv", "--design", "groups")
+    found = json.loads(out)
+    assert code == 0
+    assert found["designs"][0]["name"] == "groups"
+    code, out, _ = command("check", "g.csv", "--json")
+    found = json.loads(out)
+    assert found["stacked"]["rank"] == 2
+    assert found["rounds"]["1"]["min_support"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("check", "none.csv"), 3, "cannot be read"),
+        (("check", "bad.csv"), 3, "line 2"),
+        (("check", "fine.csv", "--threshold", 0), 2, "threshold"),
+        (("check", "fine.csv", "--add", "zoe"), 2, "no client"),
+        (("check", "fine.csv", "--add", "a", "--round", 9), 2, "no round 9"),
+        (("design", "--clients", 9, "--threshold", 5, "--rounds", 3), 2, "divided"),
+        ((*DESIGN, "--design", "partition"), 2, "did you mean"),
+        ((*DESIGN, "--error", 0.7), 2, "make no sense"),
+        ((*DESIGN, "--csv", "no/where.csv"), 3, "cannot be written"),
+        (("design", "--clients", 9), 2, "Missing option"),
+    ],
+)
+def test_mistakes_end_with_words_and_a_code(command, tmp_path, arguments, code, words):
+    (tmp_path / "bad.csv").write_text("a,b\n1,maybe\n", encoding="utf-8")
+    (tmp_path / "fine.csv").write_text("a,b\n1,1\n", encoding="utf-8")
+    got, _, err = command(*arguments)
+    assert got == code
+    assert words in err
+    assert "Traceback" not in err
