@@ -1,0 +1,144 @@
+"""`fedaudit allocate`: noise per client, for people with a spreadsheet."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedaudit.cli.app import app
+from fedaudit.cli.output import Bar, Quiet, console, interruptible
+from fedaudit.errors import UsageError
+
+
+class Weights(StrEnum):
+    equal = "equal"
+    size = "size"
+
+
+class Objective(StrEnum):
+    published = "published"
+    dataset = "dataset"
+
+
+class By(StrEnum):
+    pld = "pld"
+    rdp = "rdp"
+
+
+@app.command("allocate")
+def allocate_command(
+    clients: Annotated[Path, typer.Argument(help="A CSV or TSV table, one row per client.")],
+    rounds: Annotated[int, typer.Option(help="Rounds of the federation.")],
+    batch: Annotated[int, typer.Option(help="Expected batch size.")],
+    budget: Annotated[
+        float | None, typer.Option(help="U, the sum of sigma^2 over clients (noise on the mean).")
+    ] = None,
+    target_worst_case: Annotated[
+        float | None, typer.Option(help="Solve for the budget that gives this K*, in nats.")
+    ] = None,
+    size_column: Annotated[
+        str | None, typer.Option(help="Number of training records of a client.")
+    ] = None,
+    group_column: Annotated[
+        str | None,
+        typer.Option("--group-column", "--organisation-column", help="Organisation or region."),
+    ] = None,
+    client_column: Annotated[
+        str | None, typer.Option(help="Name of a client; default: found by itself.")
+    ] = None,
+    edges: Annotated[
+        Path | None, typer.Option(help="Edge list: two clients a line, by comma or blanks.")
+    ] = None,
+    allow_disconnected: Annotated[
+        bool, typer.Option("--allow-disconnected", help="Take a graph in several pieces.")
+    ] = False,
+    leverage: Annotated[
+        str | None,
+        typer.Option(
+            help="size, group, degree, betweenness, eigenvector, column:NAME, blend, or "
+            "blend:size=2,group=1; default: an equal blend of what was named."
+        ),
+    ] = None,
+    coupling: Annotated[
+        float | None, typer.Option(help="eta: leverage is eta ln(C) degree / mean.")
+    ] = None,
+    classes: Annotated[int | None, typer.Option(help="C, for --coupling.")] = None,
+    weights: Annotated[
+        Weights,
+        typer.Option(help="What the budget counts: every client alike, or noise in the model."),
+    ] = Weights.equal,
+    optimise: Annotated[
+        Objective, typer.Option(help="Which bound is balanced.")
+    ] = Objective.published,
+    delta: Annotated[
+        float | None, typer.Option(help="Of the epsilons; default 1e-5 where sizes are known.")
+    ] = None,
+    steps_per_round: Annotated[
+        str, typer.Option(help="Local steps a round, or `epoch`: one pass over the data.")
+    ] = "1",
+    window: Annotated[
+        int | None, typer.Option(help="Keys are changed after so many rounds.")
+    ] = None,
+    accountant: Annotated[By, typer.Option(help="How epsilons are composed.")] = By.pld,
+    out: Annotated[Path, typer.Option(help="Folder of the files.")] = Path("fedaudit-allocation"),
+    quiet: Quiet = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print all of it as JSON on standard output.")
+    ] = False,
+) -> None:
+    """Allocate DP-SGD noise to clients under one budget; CSV, JSON and a config are written."""
+    with (
+        interruptible("the same command again; or --accountant rdp"),
+        Bar(quiet or as_json) as bar,
+    ):
+        from fedaudit.experiment.allocate import allocate
+
+        done = allocate(
+            clients,
+            rounds=rounds,
+            batch_size=batch,
+            budget=budget,
+            target_worst_case=target_worst_case,
+            size_column=size_column,
+            group_column=group_column,
+            client_column=client_column,
+            edges=edges,
+            allow_disconnected=allow_disconnected,
+            leverage_by=leverage,
+            coupling=coupling,
+            classes=classes,
+            weights=weights.value,
+            optimise=optimise.value,
+            delta=delta,
+            steps_per_round=_steps(steps_per_round),
+            window=window,
+            accountant=accountant.value,
+            out=out,
+            progress=bar,
+        )
+    if as_json:
+        typer.echo(json.dumps(done.document, indent=1, allow_nan=False))
+        return
+    from fedaudit.report.allocation import show
+
+    show(console(), done.document)
+    if not quiet:
+        typer.echo(f"\nwrote allocation.csv, allocation.json and dp_sgd.toml to {out}")
+        typer.echo(f"next: fedaudit run {out / 'dp_sgd.toml'}")
+
+
+def _steps(text: str) -> Any:
+    if text == "epoch":
+        return text
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(
+            "--steps-per-round cannot be read",
+            expected="a whole number, or epoch",
+            got=repr(text),
+            remedy="--steps-per-round 1",
+        )
+    return int(text)
