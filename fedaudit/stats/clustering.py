@@ -124,6 +124,116 @@ def scores(truth: npt.ArrayLike, labels: npt.ArrayLike) -> dict[str, float]:
     return {name: float(score(table)) for name, score in SCORES.items()}
 
 
+def without_each_class(table: Array) -> dict[str, Floats]:
+    """All four scores of a table (classes, clusters) without each of its classes in turn.
+
+    name -> (classes,), at the price of the cells that are not empty: leaving out class i takes
+    n_ij from cluster j and nothing else. Counts may be fractions.
+    """
+    x = np.asarray(table, dtype=np.float64)
+    if x.ndim != 2 or len(x) < 2:
+        raise UsageError(
+            "leaving one class out needs another that stays",
+            expected="a table (classes, clusters) of at least two classes",
+            got=f"shape {x.shape}",
+            remedy="pass the contingency table of two or more senders",
+        )
+    classes = len(x)
+    i, j = np.nonzero(x)
+    n, a, b = x[i, j], x.sum(axis=1), x.sum(axis=0)
+
+    def over_cells(values: Floats) -> Floats:
+        return _totals(i, values, classes)
+
+    total = x.sum() - a
+    both = _pairs(n).sum() - over_cells(_pairs(n))
+    in_truth = _pairs(a).sum() - _pairs(a)
+    in_labels = _pairs(b).sum() - over_cells(_pairs(b[j]) - _pairs(b[j] - n))
+    # the largest class of a cluster and the one after it, which stands where that is left out
+    order = np.lexsort((n, j))
+    last = np.flatnonzero(np.append(j[order][1:] != j[order][:-1], True))
+    top = order[last]
+    second = np.where(np.diff(last, prepend=-1) > 1, n[order[last - 1]], 0.0)
+    lost = _totals(i[top], n[top] - second, classes)
+    logs = (
+        (_times_log(n).sum() - over_cells(_times_log(n)))
+        - (_times_log(a).sum() - _times_log(a))
+        - (_times_log(b).sum() - over_cells(_times_log(b[j]) - _times_log(b[j] - n)))
+    )
+    return _from_sums(total, n[top].sum() - lost, both, in_truth, in_labels, _pairs(total), logs)
+
+
+def _totals(groups: Array, values: Floats, count: int) -> Floats:
+    """Sum of `values` (n,) by group (n,): (count,)."""
+    return np.asarray(np.bincount(groups, weights=values, minlength=count), dtype=np.float64)
+
+
+def _times_log(x: Floats) -> Floats:
+    """x ln x, and 0 at 0; what rounding leaves below 0 counts as 0."""
+    positive = np.where(x > 0, x, 1.0)
+    return positive * np.log(positive)
+
+
+def _from_sums(
+    total: Floats,
+    largest: Floats,
+    both: Floats,
+    in_truth: Floats,
+    in_labels: Floats,
+    everything: Floats,
+    logs: Floats,
+) -> dict[str, Floats]:
+    """The four scores from sums over a table, each (...,); `logs` is that of the n ln n of cells,
+    less those of classes and of clusters."""
+    agree = everything + 2.0 * both - in_truth - in_labels
+    expected = in_truth * in_labels / np.maximum(everything, 1.0)
+    span = (in_truth + in_labels) / 2.0 - expected
+    # sums of fractions miss 0 by rounding; of whole numbers, span is 0 or about a half and more
+    span = np.where(np.abs(span) <= 1e-9 + 1e-12 * everything, 0.0, span)
+    return {
+        "purity": largest / total,
+        "rand_index": np.where(everything > 0, agree / np.maximum(everything, 1.0), 1.0),
+        "mutual_information": np.maximum(logs / total + np.log(total), 0.0),
+        "adjusted_rand": np.where(
+            span == 0, 1.0, (both - expected) / np.where(span == 0, 1.0, span)
+        ),
+    }
+
+
+def _scores_of_draws(truth: Array, labels: Array, classes: int, clusters: int) -> dict[str, Floats]:
+    """All four scores of many labellings (draws, N) of one truth (N,): name -> (draws,).
+
+    Cells of a contingency table are runs of equal (label, class) pairs once these are sorted, so
+    that empty cells, which are nearly all where there are many clients, cost nothing.
+    """
+    draws, n = labels.shape
+    whole = np.dtype(np.int32 if classes * clusters < 1 << 31 else np.int64)
+    cells = np.sort((labels * classes + truth).astype(whole), axis=1)
+    starts = np.ones((draws, n), dtype=bool)
+    np.not_equal(cells[:, 1:], cells[:, :-1], out=starts[:, 1:])
+    at = np.flatnonzero(starts)
+    draw = at // n
+    counts = np.diff(at, append=draws * n).astype(np.float64)
+    cluster = draw * clusters + cells.reshape(-1)[at] // classes
+    first = np.flatnonzero(np.diff(cluster, prepend=-1))
+    largest = np.maximum.reduceat(counts, first)
+    sizes = _totals(cluster, counts, draws * clusters).reshape(draws, clusters)
+    own = np.bincount(truth, minlength=classes).astype(np.float64)
+
+    def per_draw(values: Floats, of: Array = draw) -> Floats:
+        return _totals(of, values, draws)
+
+    return _from_sums(
+        np.full(draws, float(n)),
+        per_draw(largest, draw[first]),
+        per_draw(_pairs(counts)),
+        np.full(draws, _pairs(own).sum()),
+        _pairs(sizes).sum(axis=1),
+        np.full(draws, n * (n - 1) / 2.0),
+        per_draw(_times_log(counts)) - _times_log(own).sum() - _times_log(sizes).sum(axis=1),
+    )
+
+
 def chance(
     truth: npt.ArrayLike,
     rounds: npt.ArrayLike,
@@ -158,15 +268,12 @@ def chance(
         )
     n = len(t)
     samples = {name: np.empty(draws) for name in SCORES}
-    block = max(1, _BLOCK // max(n, classes * k))
+    block = max(1, _BLOCK // n)
     for start in range(0, draws, block):
         stop = min(draws, start + block)
         labels = _random_labels(r, sizes, k, design, stop - start, rng)
-        address = (np.arange(stop - start)[:, None] * classes + t[None, :]) * k + labels
-        flat = np.bincount(address.ravel(), minlength=(stop - start) * classes * k)
-        table = flat.reshape(stop - start, classes, k)
-        for name, score in SCORES.items():
-            samples[name][start:stop] = score(table)
+        for name, values in _scores_of_draws(t, labels, classes, k).items():
+            samples[name][start:stop] = values
     out = {}
     for name, drawn in samples.items():
         low, high = np.quantile(drawn, [alpha / 2, 1 - alpha / 2])

@@ -88,6 +88,37 @@ def test_tables_are_vectorised():
             assert together[index] == pytest.approx(float(score(tables[index])))
 
 
+@settings(deadline=None, max_examples=80)
+@given(st.integers(2, 6), st.integers(1, 6), st.integers(0, 2**31), st.booleans())
+def test_leaving_out_a_class_equals_deleting_its_row(classes, clusters, seed, fractions):
+    rng = np.random.default_rng(seed)
+    table = rng.integers(0, 4, size=(classes, clusters)).astype(float)
+    table[:, 0] += 1  # every class has a message
+    if fractions:
+        table[-1] = 0.3
+    found = clustering.without_each_class(table)
+    for name, score in clustering.SCORES.items():
+        slow = [float(score(np.delete(table, i, axis=0))) for i in range(classes)]
+        np.testing.assert_allclose(found[name], slow, atol=1e-12)
+
+
+def test_leaving_out_the_only_class_is_refused():
+    with pytest.raises(UsageError, match="another that stays"):
+        clustering.without_each_class(np.ones((1, 3)))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 9), st.integers(0, 2**31))
+def test_scores_of_many_labellings_equal_those_of_each(messages, classes, clusters, seed):
+    rng = np.random.default_rng(seed)
+    truth = rng.integers(0, classes, size=messages)
+    labels = rng.integers(0, clusters, size=(5, messages))
+    found = clustering._scores_of_draws(truth, labels, classes, clusters)
+    for draw in range(5):
+        for name, value in clustering.scores(truth, labels[draw]).items():
+            assert found[name][draw] == pytest.approx(value, abs=1e-12)
+
+
 def _design(clients, rounds):
     return np.tile(np.arange(clients), rounds), np.repeat(np.arange(rounds), clients)
 

@@ -1,0 +1,401 @@
+"""What does a set of secure-aggregation queries give away on its own?
+
+Question: a server may ask for sums over subsets. Which single clients, or groups below the
+threshold, can it solve for from the answers together?
+Vantage: SERVER (whoever asked), from the ledger: which clients are in which sum. The values of the
+sums do not matter for what can be solved; they are read only to show that it works.
+Paper: [FedAttr] Sections 3.1, 4.1 and 5: the subset queries, and the claim that they keep what
+secure aggregation promises.
+Differs: Theorem 4 there speaks of one released estimate alone. Here all answers of a round count
+together, the training aggregate among them: one round of the published 2MK sums has rank K, so
+every update can be solved for. Across rounds updates change; stacked rounds say what could be
+solved of the part that persists, as if a client sent the same update every time.
+Shapes: queries (Q, K); sums (Q, d); estimates (K, d).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.audits.audit import Knowledge
+from fedaudit.errors import ConfigError, NotApplicable, TraceError
+from fedaudit.results import AuditResult, Estimate, Underpowered
+from fedaudit.stats import intervals, query_algebra
+from fedaudit.trace import Truth, View
+from fedaudit.trace.ledger import Asked, asked
+
+Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.float32]
+
+# -- theory: what any answers to these queries determine -------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanAudit:
+    """What (Q, K) queries determine, whatever the answers are.
+
+    `rank` independent combinations; `recoverable` clients that can be solved for; `min_support` the
+    fewest clients in any combination that is not zero (`smallest` are those of one such), proven to
+    be the fewest if `min_support_exact`, otherwise an upper bound with the proven
+    `min_support_floor` below it; `condition` of the distinct queries; `share` (K,) of every client
+    in the row space, 1 for those that can be solved for.
+    """
+
+    rank: int
+    recoverable: tuple[int, ...]
+    min_support: int
+    min_support_exact: bool
+    condition: float
+    share: tuple[float, ...]
+    queries: int
+    clients: int
+    min_support_floor: int
+    smallest: tuple[int, ...]
+
+
+def audit_plan(queries: npt.ArrayLike, *, work: int = query_algebra.WORK) -> PlanAudit:
+    """Audit a (Q, K) matrix of 0/1 or real queries; `work` bounds the search for `min_support`.
+
+    Rational entries are treated exactly, others up to a tolerance: see `stats.query_algebra`.
+    """
+    matrix = query_algebra.query_matrix(queries)
+    support = query_algebra.smallest_support(matrix, work=work)
+    return PlanAudit(
+        rank=query_algebra.rank(matrix),
+        recoverable=query_algebra.recoverable(matrix),
+        min_support=support.value,
+        min_support_exact=support.exact,
+        condition=query_algebra.condition(matrix),
+        share=tuple(float(s) for s in query_algebra.share(matrix)),
+        queries=len(matrix),
+        clients=matrix.shape[1],
+        min_support_floor=support.floor,
+        smallest=support.clients,
+    )
+
+
+# -- attack: solving for what can be solved --------------------------------------------------------
+
+
+def solution(queries: npt.ArrayLike) -> Floats:
+    """Coefficients (K, Q) of the answers in the least-squares estimate of every client's vector.
+
+    Exact for recoverable clients; for the others the guess of smallest norm.
+    """
+    matrix = query_algebra.query_matrix(queries)
+    inverse: Floats = np.linalg.pinv(matrix, rcond=query_algebra.TOLERANCE).astype(np.float64)
+    return inverse
+
+
+def aligned(rounds: Sequence[Asked]) -> tuple[tuple[str, ...], list[Floats]]:
+    """All clients' names, and the answered queries of every round in these columns."""
+    names = tuple(dict.fromkeys(name for a in rounds for name in a.clients))
+    out = []
+    for a in rounds:
+        matrix = np.zeros((len(a.answered), len(names)))
+        matrix[:, [names.index(name) for name in a.clients]] = a.answered
+        out.append(matrix)
+    return names, out
+
+
+# -- audit -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanGuess:
+    """`rounds` numbers and `plans` of each; `stacked` of all; `solved` (round, client, row)."""
+
+    names: tuple[str, ...]
+    rounds: tuple[int, ...]
+    plans: tuple[PlanAudit, ...]
+    stacked: PlanAudit
+    refused: int
+    solved: tuple[tuple[int, int, Rows], ...]
+    persistent: Rows | None
+    threshold: int
+    trace_sha256: str
+    vantage: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryPlan:
+    """Which clients can be solved for from the sums that were asked for, round by round.
+
+    `threshold` is the smallest group that may be exposed (default: what secure aggregation
+    declared, else 2). `solve` bounds how many recovered updates are compared with the truth, and
+    `numbers` the memory of what is estimated across rounds.
+    """
+
+    name: ClassVar[str] = "query_plan"
+    question: ClassVar[str] = "What do the sums that were asked for give away together?"
+    source: ClassVar[str] = "row space of the ledger's queries; [FedAttr] Section 4.1"
+    needs: ClassVar[tuple[str, ...]] = ()
+    vantage: str = "server"
+    threshold: int | None = None
+    solve: int = 20
+    numbers: int = 50_000_000
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("threshold", self.threshold is None or self.threshold >= 1, "at least 1"),
+            ("solve", self.solve >= 0, "at least 0"),
+            ("numbers", self.numbers >= 0, "at least 0"),
+            ("confidence", 0 < self.confidence < 1, "between 0 and 1"),
+        )
+        for name, fine, expected in checks:
+            if not fine:
+                raise ConfigError(
+                    f"audits.query_plan.{name} is out of range",
+                    expected=expected,
+                    got=str(getattr(self, name)),
+                    remedy="correct the value, or leave it out for its default",
+                )
+
+    def attack(self, view: View, knowledge: Knowledge, rng: np.random.Generator) -> PlanGuess:
+        ledgers = [asked(view, number) for number in view.rounds]
+        questions = sum(len(a.queries) for a in ledgers)
+        ledgers_answered = [a for a in ledgers if len(a.answered)]
+        if not ledgers_answered:
+            raise NotApplicable(
+                f"{view.vantage} sees no sums" if not questions else "no query was answered",
+                expected="sums through secure aggregation",
+                got=f"{questions} queries without an answer" if questions else "no sum, no query",
+                remedy="nothing was asked for; in a hierarchy set audits.query_plan.vantage to "
+                "a region"
+                if not questions
+                else "lower the threshold, or see why they were refused",
+            )
+        names, matrices = aligned(ledgers_answered)
+        work = query_algebra.WORK // len(matrices)
+        plans = [audit_plan(matrix, work=work) for matrix in matrices]
+        return PlanGuess(
+            names=names,
+            rounds=tuple(a.round for a in ledgers_answered),
+            plans=tuple(plans),
+            stacked=audit_plan(np.concatenate(matrices)),
+            refused=questions - sum(len(a.answered) for a in ledgers),
+            solved=tuple(self._solved(view, ledgers_answered, matrices, plans, rng)),
+            persistent=self._persistent(view, ledgers_answered, matrices),
+            threshold=self._threshold(view),
+            trace_sha256=view.trace_sha256,
+            vantage=view.vantage,
+        )
+
+    def _threshold(self, view: View) -> int:
+        if self.threshold is not None:
+            return self.threshold
+        declared = [d.get("threshold") for d in view.declared]
+        return max([2, *(t for t in declared if isinstance(t, int) and not isinstance(t, bool))])
+
+    def _solved(
+        self,
+        view: View,
+        ledgers: Sequence[Asked],
+        matrices: Sequence[Floats],
+        plans: Sequence[PlanAudit],
+        rng: np.random.Generator,
+    ) -> list[tuple[int, int, Rows]]:
+        """Updates of a random few of those who can be solved for."""
+        open_ones = [(i, k) for i, plan in enumerate(plans) for k in plan.recoverable]
+        keep = rng.permutation(len(open_ones))[: self.solve]
+        chosen: dict[int, list[int]] = {}
+        for at in keep:
+            i, k = open_ones[at]
+            chosen.setdefault(i, []).append(k)
+        out = []
+        for i, clients in chosen.items():
+            rows = _combined(view, ledgers[i : i + 1], solution(matrices[i])[clients])
+            out += [(ledgers[i].round, k, row) for k, row in zip(clients, rows, strict=True)]
+        return out
+
+    def _persistent(
+        self, view: View, ledgers: Sequence[Asked], matrices: Sequence[Floats]
+    ) -> Rows | None:
+        """Every client's mean update over the rounds, estimated from all sums (K, d)."""
+        clients = matrices[0].shape[1]
+        if len(ledgers) < 2 or clients * view.layout.width > self.numbers:
+            return None
+        return _combined(view, ledgers, solution(np.concatenate(matrices)))
+
+    def score(self, guess: PlanGuess, truth: Truth | None, rng: np.random.Generator) -> AuditResult:
+        plans, clients = guess.plans, len(guess.names)
+        worst = min(range(len(plans)), key=lambda i: plans[i].min_support)
+        pairs = sum(len(p.recoverable) for p in plans)
+        estimates = {
+            "smallest_exposed_group": _exact(
+                plans[worst].min_support,
+                len(plans),
+                "fewest clients in any combination of a round's answers"
+                + ("" if plans[worst].min_support_exact else "; search bounded by the low end"),
+                baseline=guess.threshold,
+                low=min(p.min_support_floor for p in plans),
+            ),
+            "recoverable_updates": _exact(
+                pairs / (clients * len(plans)),
+                clients * len(plans),
+                "share of clients and rounds whose update can be solved for",
+                baseline=0.0,
+            ),
+            "rank_per_client": _exact(
+                sum(p.rank for p in plans) / (clients * len(plans)),
+                len(plans),
+                "independent combinations over clients, mean over rounds",
+                baseline=1 / clients,
+            ),
+            "recoverable_if_updates_persist": _exact(
+                len(guess.stacked.recoverable) / clients,
+                clients,
+                f"share of clients, {len(plans)} rounds stacked",
+                baseline=0.0,
+            ),
+        }
+        underpowered = []
+        for name, found in self._measured(guess, truth).items():
+            if isinstance(found, Underpowered):
+                underpowered.append(replace(found, what=f"{name}: {found.what}"))
+            else:
+                estimates[name] = found
+        settings: dict[str, Any] = asdict(self)
+        settings["threshold"] = guess.threshold
+        return AuditResult(
+            audit=self.name,
+            question=self.question,
+            vantage=guess.vantage,
+            settings=settings,
+            headline="smallest_exposed_group",
+            greater_is_leak=False,
+            estimates=estimates,
+            underpowered=tuple(underpowered),
+            per_client=_per_client(guess),
+            curves={"by_round": _by_round(guess)},
+            detectable=float(guess.threshold - 1),
+            notes=_notes(guess, worst),
+            source=self.source,
+            trace_sha256=guess.trace_sha256,
+        )
+
+    def _measured(
+        self, guess: PlanGuess, truth: Truth | None
+    ) -> Mapping[str, Estimate | Underpowered]:
+        """How well it works: cosines with the updates that really were sent, where they were kept.
+
+        The baseline is what the training aggregate alone gives: its own cosine with an update.
+        """
+        if truth is None or (not guess.solved and guess.persistent is None):
+            return {}
+        try:
+            raw = {number: truth.raw_updates(number) for number in guess.rounds}
+        except TraceError:
+            return {}
+        out = {}
+        if guess.solved:
+            got, plain = [], []
+            for number, k, row in guess.solved:
+                parties, rows = raw[number]
+                true = rows[parties.index(guess.names[k])]
+                got.append(_cosine(row, true))
+                plain.append(_cosine(rows.mean(axis=0), true))
+            out["recovered_cosine"] = self._mean(got, float(np.mean(plain)))
+        if guess.persistent is not None:
+            got, plain = [], []
+            total = sum(rows.mean(axis=0) for _, rows in raw.values())
+            for k, name in enumerate(guess.names):
+                own = [rows[p.index(name)] for p, rows in raw.values() if name in p]
+                if own:
+                    mean = np.mean(own, axis=0)
+                    got.append(_cosine(guess.persistent[k], mean))
+                    plain.append(_cosine(total, mean))
+            out["persistent_cosine"] = self._mean(got, float(np.mean(plain)))
+        return out
+
+    def _mean(self, cosines: Sequence[float], baseline: float) -> Estimate | Underpowered:
+        found = intervals.mean(cosines, self.confidence, baseline=baseline)
+        if isinstance(found, Underpowered):
+            return found
+        return replace(found, low=max(found.low, -1.0), high=min(found.high, 1.0))
+
+
+def _exact(
+    value: float, n: int, method: str, *, baseline: float | None, low: float | None = None
+) -> Estimate:
+    return Estimate(
+        value=float(value),
+        low=float(value if low is None else low),
+        high=float(value),
+        n=n,
+        confidence=1.0,
+        baseline=baseline,
+        method=method,
+    )
+
+
+def _combined(view: View, ledgers: Sequence[Asked], coefficients: Floats) -> Rows:
+    """Combinations (n, d) of the answers of some rounds; coefficients (n, Q) in their order."""
+    out = np.zeros((len(coefficients), view.layout.width), dtype=np.float64)
+    column = 0
+    for ledger in ledgers:
+        for message in ledger.sums[ledger.sums >= 0]:
+            weights = coefficients[:, column]
+            column += 1
+            used = np.flatnonzero(np.abs(weights) > 1e-12)
+            if len(used):
+                answer = view.payload(ledger.round, int(message)).astype(np.float64)
+                out[used] += weights[used, None] * answer
+    return out.astype(np.float32)
+
+
+def _cosine(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    size = float(np.linalg.norm(x) * np.linalg.norm(y))
+    return float(x @ y) / size if size else 0.0
+
+
+def _per_client(guess: PlanGuess) -> dict[str, dict[str, float | int | str | None]]:
+    return {
+        name: {
+            "part_of_row_space": max(p.share[k] for p in guess.plans),
+            "rounds_recoverable": sum(k in p.recoverable for p in guess.plans),
+            "part_over_all_rounds": guess.stacked.share[k],
+        }
+        for k, name in enumerate(guess.names)
+    }
+
+
+def _by_round(guess: PlanGuess) -> dict[str, tuple[float, ...]]:
+    plans = guess.plans
+    return {
+        "round": tuple(float(r) for r in guess.rounds),
+        "smallest_group": tuple(float(p.min_support) for p in plans),
+        "rank": tuple(float(p.rank) for p in plans),
+        "recoverable": tuple(float(len(p.recoverable)) for p in plans),
+        "queries": tuple(float(p.queries) for p in plans),
+    }
+
+
+def _notes(guess: PlanGuess, worst: int) -> tuple[str, ...]:
+    plan, clients = guess.plans[worst], len(guess.names)
+    who = ", ".join(guess.names[k] for k in plan.smallest[:6])
+    more = f" and {len(plan.smallest) - 6} more" if len(plan.smallest) > 6 else ""
+    notes = [
+        f"round {guess.rounds[worst]}: {plan.queries} answers of rank {plan.rank} of {clients}, "
+        f"the smallest group that stands alone in a combination is {who}{more}"
+    ]
+    if not plan.min_support_exact:
+        notes.append(
+            f"the search for the smallest group was bounded: at least {plan.min_support_floor}"
+        )
+    together = guess.stacked
+    if len(guess.plans) > 1:
+        notes.append(
+            f"as far as updates persist over the {len(guess.plans)} rounds, rank {together.rank} "
+            f"of {clients}, {len(together.recoverable)} clients can be estimated alone"
+        )
+    if guess.refused:
+        notes.append(f"{guess.refused} queries were refused or failed")
+    return tuple(notes)

@@ -1,0 +1,259 @@
+"""`fedaudit plan`: which sums may be asked for, before and after they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedaudit.cli.app import app
+from fedaudit.cli.output import interruptible
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fedaudit.audits.query_plan import PlanAudit
+    from fedaudit.experiment.plan import Checked, Designs
+    from fedaudit.results import Estimate
+    from fedaudit.stats.plan_design import Needed
+
+plan_app = typer.Typer(
+    help="Query plans of secure aggregation: what they give away, and safe ones.",
+    no_args_is_help=True,
+)
+app.add_typer(plan_app, name="plan")
+
+PlainJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+MOST_ROWS = 20
+
+
+@plan_app.command("check")
+def plan_check(
+    ledger: Annotated[
+        Path,
+        typer.Argument(
+            help="A run, a trace, or a CSV table: a row per query, a column per client."
+        ),
+    ],
+    threshold: Annotated[
+        int | None,
+        typer.Option(help="Smallest group that may be exposed; default: declared, or 2."),
+    ] = None,
+    training: Annotated[
+        bool,
+        typer.Option(
+            "--training/--no-training",
+            help="Count the sum over all clients among the answers of a table's rounds.",
+        ),
+    ] = True,
+    vantage: Annotated[str, typer.Option(help="Who asked, in a trace.")] = "server",
+    add: Annotated[
+        str | None,
+        typer.Option(help="One more query: clients by name or number, separated by commas."),
+    ] = None,
+    round_: Annotated[
+        int | None, typer.Option("--round", help="The round of that query; default: the last.")
+    ] = None,
+    as_json: PlainJson = False,
+) -> None:
+    """What the answers to a set of queries give away together, whatever they are."""
+    from fedaudit.experiment.plan import check
+
+    checked = check(
+        ledger,
+        threshold=threshold,
+        training=training,
+        vantage=vantage,
+        add=[name.strip() for name in add.split(",") if name.strip()] if add else (),
+        add_to=round_,
+    )
+    if as_json:
+        typer.echo(json.dumps(checked.to_dict(), indent=1, allow_nan=False))
+    else:
+        _show_check(checked)
+
+
+@plan_app.command("design")
+def plan_design(
+    clients: Annotated[int, typer.Option(help="Clients K.")],
+    threshold: Annotated[int, typer.Option(help="Smallest group that may be exposed, N_sa.")],
+    rounds: Annotated[int, typer.Option(help="Rounds T.")],
+    marked: Annotated[
+        int | None, typer.Option(help="Clients to be found; default: three in ten.")
+    ] = None,
+    effect: Annotated[
+        float,
+        typer.Option(
+            help="What one marked member adds to a group's score, in its noise's deviations."
+        ),
+    ] = 1.0,
+    error: Annotated[
+        float, typer.Option(help="Wanted error: false alarms, and marked clients missed.")
+    ] = 0.05,
+    runs: Annotated[int, typer.Option(help="Simulated runs behind every share.")] = 200,
+    csv: Annotated[Path | None, typer.Option(help="Write a plan to this table.")] = None,
+    name: Annotated[
+        str, typer.Option("--design", help="Which design --csv writes.")
+    ] = "partitions",
+    seed: Annotated[int, typer.Option(help="Of plans and simulations.")] = 1,
+    as_json: PlainJson = False,
+) -> None:
+    """Safe plans: what they can attribute, after how many rounds, and what they give away."""
+    import numpy as np
+
+    from fedaudit.experiment.plan import check_name, design, write_table
+    from fedaudit.stats.plan_design import Scores
+
+    check_name(name)
+    scores = Scores(
+        effect=effect,
+        marked=max(1, round(0.3 * clients)) if marked is None else marked,
+        error=error,
+    )
+    with interruptible("nothing was written"):
+        found = design(
+            clients, threshold, rounds, scores=scores, runs=runs, rng=np.random.default_rng(seed)
+        )
+    if csv is not None:
+        write_table(csv, found.of(name).plan)
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=1, allow_nan=False))
+        return
+    _show_designs(found)
+    if csv is not None:
+        typer.echo(f"\nplan {name!r}: {csv}; `fedaudit plan check {csv}` audits it")
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> str:
+    """A table in plain text, the first row its head; all but the first column to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+    def line(row: Sequence[str]) -> str:
+        first, *others = row
+        cells = [cell.rjust(w) for cell, w in zip(others, widths[1:], strict=True)]
+        return "  ".join([first.ljust(widths[0]), *cells]).rstrip()
+
+    return "\n".join(line(row) for row in rows)
+
+
+def _show_check(checked: Checked) -> None:
+    head = ("round", "queries", "rank", "recoverable", "smallest group", "condition")
+    rows: list[tuple[str, ...]] = [head]
+    alike: list[tuple[list[int], tuple[str, ...]]] = []
+    for number, p in checked.rounds.items():
+        cells = _figures(p)
+        if alike and alike[-1][1] == cells:
+            alike[-1][0].append(number)  # rounds that look the same share a line
+        else:
+            alike.append(([number], cells))
+    for numbers, cells in alike[:MOST_ROWS]:
+        label = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
+        rows.append((label, *cells))
+    if len(checked.rounds) > 1:
+        rows.append(("all", *_figures(checked.stacked)))
+    typer.echo(_columns(rows))
+    if len(alike) > MOST_ROWS:
+        left = sum(len(numbers) for numbers, _ in alike[MOST_ROWS:])
+        typer.echo(f"and {left} more rounds, see --json")
+    typer.echo("\n" + _verdict(checked))
+    if len(checked.rounds) > 1:
+        many = len(checked.stacked.recoverable)
+        typer.echo(
+            f"Over all rounds, what persists of the updates of {many} of {len(checked.names)} "
+            "clients can be estimated alone (line `all`: as if updates never changed)."
+        )
+    if checked.added is not None:
+        extra = checked.added
+        opened = ", ".join(checked.names[k] for k in extra.recoverable) or "nobody"
+        typer.echo(
+            f"One more query: rank +{extra.rank}, would lay open {opened}; smallest group then "
+            f"{extra.support.value}" + ("" if extra.support.exact else " or fewer")
+        )
+
+
+def _figures(p: PlanAudit) -> tuple[str, ...]:
+    least = f"{p.min_support_floor} to {p.min_support}"
+    return (
+        str(p.queries),
+        str(p.rank),
+        f"{len(p.recoverable)} of {p.clients}",
+        str(p.min_support) if p.min_support_exact else least,
+        f"{p.condition:.3g}",
+    )
+
+
+def _verdict(checked: Checked) -> str:
+    worst = checked.smallest
+    if worst.min_support < checked.threshold:
+        who = ", ".join(checked.names[k] for k in worst.smallest)
+        return (
+            f"LEAK: combined, the answers of a round expose a group of {worst.min_support} (at "
+            f"least {checked.threshold} were promised): {who}"
+        )
+    if worst.min_support_floor < checked.threshold:
+        return (
+            f"UNDECIDED: no group below {checked.threshold} was found, none below "
+            f"{worst.min_support_floor} exists; the search was bounded"
+        )
+    return (
+        f"No combination of a round's answers exposes fewer than {worst.min_support} clients "
+        f"(threshold {checked.threshold}). This follows from the queries, whatever the answers are."
+    )
+
+
+def _show_designs(found: Designs) -> None:
+    scores = found.scores
+    typer.echo(
+        f"{found.clients} clients, groups of at least {found.threshold}, {found.rounds} rounds; "
+        f"{scores.marked} marked, each adds {scores.effect:g} to its group's score (noise of "
+        f"deviation 1); level {scores.error:g}\n"
+    )
+    head = ("design", "queries", "uploads", "exposed", "rank", "alone")
+    rows = [(*head, "detected", "false alarms", "rounds needed")]
+    prices = []
+    for d in found.designs:
+        rows.append(
+            (
+                d.name,
+                str(d.queries_per_round),
+                f"{d.uploads_per_client:g}",
+                str(d.exposed),
+                f"{d.rank}/{found.clients}",
+                str(d.identifiable),
+                "" if d.power is None else _percent(d.power.detected),
+                "" if d.power is None else _percent(d.power.false_alarms),
+                _needed(d.needed) if d.power is not None else "",
+            )
+        )
+        if d.cosine:
+            prices.append((d.name, *(_interval(e) for e in d.cosine.values())))
+    typer.echo(_columns(rows))
+    typer.echo(
+        "\nqueries: sums a round; uploads: masked vectors a client sends for them; exposed: clients"
+        "\nin the smallest group that a round's answers expose; rank, alone: over all rounds, and"
+        "\nhow many clients are identified (all of them not before round "
+        f"{found.earliest}); shares with 95 %\nintervals over simulated runs\n"
+    )
+    priced = next(d.cosine for d in found.designs if d.cosine)
+    typer.echo("what it gives away across rounds: cosine of a client's mean update with the truth,")
+    typer.echo("by how much of an update is the same in the next round\n")
+    alone = ("training aggregate alone", *(f"{e.baseline:.3f}" for e in priced.values()))
+    typer.echo(_columns([("persistence", *(f"{p:g}" for p in priced)), *prices, alone]))
+
+
+def _percent(e: Estimate) -> str:
+    return f"{100 * e.value:.0f} % [{100 * e.low:.0f}, {100 * e.high:.0f}]"
+
+
+def _interval(e: Estimate) -> str:
+    return f"{e.value:.3f} [{e.low:.3f}, {e.high:.3f}]"
+
+
+def _needed(needed: Needed | None) -> str:
+    if needed is None:
+        return "never"
+    if needed.rounds is None:
+        return f"over {needed.most}"
+    return f"{needed.rounds} [{needed.low or needed.rounds}, {needed.high or needed.most}]"

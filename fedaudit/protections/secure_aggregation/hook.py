@@ -1,0 +1,292 @@
+"""The protection of a config: uploads leave masked, the server receives sums.
+
+`[protections.secure_aggregation]` runs the protocol once per round for the training aggregate, and
+once more for every subset that `plan` asks for. What crosses the wire is recorded as it would be
+seen: the questions, the size of every masked upload, the answers.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from fedaudit.errors import ConfigError
+from fedaudit.hooks import Hook, Indices, Leg, Question, Uploads
+from fedaudit.protections.clip import needs_deltas
+from fedaudit.protections.secure_aggregation.aggregator import (
+    Entry,
+    QueryRefused,
+    SecureAggregator,
+)
+from fedaudit.protections.secure_aggregation.protocol import TooFewLeft
+from fedaudit.protections.secure_aggregation.ring import Quantiser
+from fedaudit.randomness import Seed
+from fedaudit.stats import query_plans
+from fedaudit.trace.schema import AGGREGATOR, ANONYMOUS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Plan = Literal["none", "groups", "swapped", "partitions", "paired"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureAggregation(Hook):
+    """Mask every upload so that only sums over at least `threshold` clients can be opened.
+
+    `bound` on the size of any number of an update; `modulus_bits` 32 or 64; `dropout` the chance
+    that a client is gone before its upload, and again before masks are taken off.
+
+    `plan` asks for subset sums beside the training aggregate: fixed "groups", groups of which a
+    fraction `swap` of the clients changes places every round ("swapped"), fresh random
+    "partitions", or the published "paired" subsets ([FedAttr] Eq. (3)) with `repeats` of each kind
+    per target.
+    `subset_size` of the groups, or N of the pairs; default: the threshold. With `refuse_isolating`
+    queries are refused that together with others would isolate fewer than `threshold` clients.
+
+    `masks = "skipped"` computes the same sums and costs without keys and masks, for long
+    simulations; `record_seconds` adds times to the recording, which then differs from run to run.
+    """
+
+    name: ClassVar[str] = "secure_aggregation"
+    covers: ClassVar[tuple[str, ...]] = ("parameter", "buffer", "weight", "metadata", "sender")
+    trust: ClassVar[str] = "parties that follow the protocol, fewer than the threshold colluding"
+    asks: ClassVar[bool] = True
+
+    threshold: int = 5
+    modulus_bits: Literal[32, 64] = 32
+    bound: float = 16.0
+    dropout: float = 0.0
+    plan: Plan = "none"
+    subset_size: int | None = None
+    repeats: int = 5
+    swap: float = 0.25
+    refuse_isolating: bool = True
+    masks: Literal["real", "skipped"] = "real"
+    record_seconds: bool = False
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("threshold", self.threshold >= 2, "at least 2: a sum over one client is no secret"),
+            ("bound", 0 < self.bound < float("inf"), "a finite number above 0"),
+            ("dropout", 0 <= self.dropout < 1, "from 0 to below 1"),
+            ("repeats", self.repeats >= 1, "at least 1"),
+            ("swap", 0 <= self.swap <= 1, "from 0 to 1"),
+            ("subset_size", self.subset_size is None or self.subset_size >= 1, "at least 1"),
+        )
+        for name, fine, expected in checks:
+            if not fine:
+                raise ConfigError(
+                    f"protections.secure_aggregation.{name} is out of range",
+                    expected=expected,
+                    got=str(getattr(self, name)),
+                    remedy="correct the value, or leave it out for its default",
+                )
+        if self.plan != "none" and self.size < self.threshold:
+            raise ConfigError(
+                "the plan asks for subsets below the threshold, all of which would be refused",
+                expected=f"subset_size of at least threshold = {self.threshold}",
+                got=str(self.size),
+                remedy=f"set threshold = {self.size}, and refuse_isolating = false where the plan "
+                "needs it",
+            )
+
+    @property
+    def size(self) -> int:
+        """Clients in a group of the plan, or N of the pairs."""
+        return self.threshold if self.subset_size is None else self.subset_size
+
+    def declare(self) -> dict[str, Any]:
+        own = {
+            "threshold": self.threshold,
+            "modulus": f"2^{self.modulus_bits}",
+            "bytes_per_number": self.modulus_bits // 8,
+            "bound": self.bound,
+            "plan": self.plan,
+            "refuse_isolating": self.refuse_isolating,
+            "masks": self.masks,
+        }
+        return {**super().declare(), **own}
+
+    def check_clients(self, count: int) -> None:
+        if count < self.threshold:
+            raise ConfigError(
+                "there are fewer clients than a secure sum needs",
+                expected=f"at least protections.secure_aggregation.threshold = {self.threshold}",
+                got=f"{count} clients",
+                remedy="use more clients, or a lower threshold",
+            )
+        if self.plan == "paired":
+            query_plans.check_pairs(count, self.size, self.repeats)
+        elif self.plan != "none":
+            query_plans.group_count(count, self.size)
+
+    def subsets(self, count: int, round_number: int, seed: Seed, part: int = 0) -> list[Indices]:
+        """The plan of one round: positions among `count` clients, no subset twice.
+
+        `part` tells the regions of a hierarchy apart.
+        """
+        fixed = seed.generator("secure_aggregation/plan", 0, part)
+        fresh = seed.generator("secure_aggregation/plan", round_number, part)
+        if self.plan == "none":
+            return []
+        if self.plan == "groups":
+            rows = query_plans.fixed_groups(count, self.size, 1, fixed)[0]
+        elif self.plan == "swapped":
+            rows = query_plans.swapped_groups(
+                count, self.size, round_number, fixed, fraction=self.swap
+            )[-1]
+        elif self.plan == "partitions":
+            rows = query_plans.random_partitions(count, self.size, 1, fresh)[0]
+        else:
+            pairs = query_plans.paired_plan(count, self.size, self.repeats, fresh)
+            rows = np.concatenate([p.queries for p in pairs])
+        _, first = np.unique(rows, axis=0, return_index=True)
+        return [np.flatnonzero(rows[i]) for i in np.sort(first)]
+
+    def upload(self, uploads: Uploads, *, round_number: int, seed: Seed) -> Uploads:
+        needs_deltas(self.name, uploads)
+        self._check(uploads)
+        cap = float(uploads.weights.max())
+        shares = uploads.weights / cap
+        aggregator = SecureAggregator(
+            threshold=self.threshold,
+            bound=self.bound,
+            modulus_bits=self.modulus_bits,
+            refuse_isolating=self.refuse_isolating,
+            masks=self.masks == "real",
+        )
+        # the weight travels as one more number, in units of the ring, so that their sum is exact
+        unit = Quantiser(self.bound, len(uploads.rows), self.modulus_bits).step
+        rows = uploads.rows.numpy()
+        updates = {
+            int(c): np.append(rows[i] * shares[i], uploads.weights[i] * unit)
+            for i, c in enumerate(uploads.origin)
+        }
+        aggregator.begin(round_number, updates)
+        gone = self._gone(uploads.origin, round_number, seed)
+        names = dict(zip(map(int, uploads.origin), uploads.senders, strict=True))
+        everybody = [int(c) for c in uploads.origin]
+        total, entry = self._ask(aggregator, round_number, everybody, gone)
+        questions = [self._question(aggregator, entry, None, cap)]
+        legs = _legs(entry, names)
+        if total is None:
+            return self._failed(uploads, questions, legs)
+        part = int(uploads.origin.min())
+        for subset in self.subsets(len(everybody), round_number, seed, part):
+            answer, entry = self._ask(
+                aggregator, round_number, [everybody[i] for i in subset], gone
+            )
+            questions.append(self._question(aggregator, entry, answer, cap))
+            legs += _legs(entry, names)
+        return replace(
+            uploads,
+            rows=_tensor(total[:-1] * cap, uploads.rows).unsqueeze(0),
+            senders=(AGGREGATOR,),
+            weights=np.ones(1),
+            origin=np.array([-1], dtype=np.int64),
+            total_weight=float(np.rint(total[-1] / unit)),
+            kind="sum",
+            metadata=({"query": 0, **questions[0].told},),
+            legs=(*uploads.legs, *legs),
+            questions=tuple(questions),
+        )
+
+    def _check(self, uploads: Uploads) -> None:
+        """Refuse what the protocol cannot carry, before anything is masked."""
+        if ANONYMOUS in uploads.senders:
+            raise ConfigError(
+                "secure aggregation needs to know who takes part",
+                expected="uploads under their senders' names",
+                got="anonymous uploads",
+                remedy="remove the shuffle: behind secure aggregation there is nothing to shuffle",
+            )
+        if len(uploads.rows) < self.threshold:
+            raise ConfigError(
+                "fewer clients take part in a round than a secure sum needs",
+                expected=f"at least protections.secure_aggregation.threshold = {self.threshold}",
+                got=f"{len(uploads.rows)} in one aggregate",
+                remedy="raise federation.participation, use larger regions, or a lower threshold",
+            )
+        weights = uploads.weights
+        if not (weights > 0).all() or (weights != np.rint(weights)).any():
+            raise ConfigError(
+                "secure aggregation needs whole weights",
+                expected="numbers of examples, or 1 for all",
+                got=f"weights from {weights.min():g} to {weights.max():g}",
+                remedy='federation.weighting = "equal" or "size"',
+            )
+
+    def _gone(
+        self, clients: Indices, round_number: int, seed: Seed
+    ) -> tuple[frozenset[int], frozenset[int]]:
+        """Who drops out of this round before its upload, and who after it."""
+        if not self.dropout:
+            return frozenset(), frozenset()
+        draws = seed.uniform(
+            "secure_aggregation/dropout", round_number, clients[None], np.arange(2)[:, None]
+        )
+        before, after = (frozenset(clients[row < self.dropout].tolist()) for row in draws)
+        return before, after
+
+    def _ask(
+        self,
+        aggregator: SecureAggregator,
+        round_number: int,
+        clients: list[int],
+        gone: tuple[frozenset[int], frozenset[int]],
+    ) -> tuple[Any, Entry]:
+        """The answer (d + 1,) or None, and the line of the ledger that says why."""
+        total = None
+        with suppress(QueryRefused, TooFewLeft):  # the ledger has the reason; training goes on
+            total = aggregator.query(
+                round_number, clients, gone_before_upload=gone[0], gone_before_reveal=gone[1]
+            )
+        return total, aggregator.ledger.entries[-1]
+
+    def _question(
+        self, aggregator: SecureAggregator, entry: Entry, answer: Any, cap: float
+    ) -> Question:
+        told: dict[str, float | int | str | bool] = {}
+        if entry.answered:
+            # the largest error of any number of the answer
+            told["error"] = aggregator.error(len(entry.members)) * cap
+            if self.record_seconds:
+                told["seconds"] = entry.seconds
+        return Question(
+            clients=np.array(entry.members or entry.asked, dtype=np.int64),
+            row=None if answer is None else _tensor(answer[:-1] * cap, None),
+            metadata={} if entry.answered else {"unanswered": entry.reason},
+            told=told,
+        )
+
+    def _failed(self, uploads: Uploads, questions: list[Question], legs: list[Leg]) -> Uploads:
+        """A round without an aggregate: nothing is summed, and the model stays as it is."""
+        return replace(
+            uploads,
+            rows=uploads.rows[:0],
+            senders=(),
+            weights=np.zeros(0),
+            origin=np.zeros(0, dtype=np.int64),
+            total_weight=0.0,
+            kind="sum",
+            metadata=(),
+            legs=(*uploads.legs, *legs),
+            questions=tuple(questions),
+        )
+
+
+def _tensor(values: Any, like: Tensor | None) -> Tensor:
+    import torch
+
+    return torch.from_numpy(values).to(torch.float32 if like is None else like.dtype)
+
+
+def _legs(entry: Entry, names: dict[int, str]) -> list[Leg]:
+    """What each client sent for a question, and what it received, by size alone."""
+    up = [Leg(names[c], AGGREGATOR, n, "masked", entry.query) for c, n in entry.sent.items()]
+    down = [Leg(AGGREGATOR, names[c], n, "masked", entry.query) for c, n in entry.received.items()]
+    return [*up, *down]

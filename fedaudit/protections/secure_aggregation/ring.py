@@ -1,0 +1,147 @@
+"""Real numbers as integers modulo 2^b: quantised so that no sum can wrap, masked by AES streams.
+
+A client's number x becomes round(x / step), with the step a power of two chosen so that `clients`
+numbers of size `bound` stay below half the modulus. Scaling by a power of two is exact, so a
+decoded sum of n numbers is off by at most n step / 2, and by nothing else. A number beyond the
+bound is refused at the client, before anything is masked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.errors import UsageError
+
+Ring = npt.NDArray[np.unsignedinteger[Any]]
+Floats = npt.NDArray[np.float64]
+
+CHUNK = 1 << 17
+"""Bytes of a mask made at a time: buffer and sum stay in the cache."""
+_ZEROS = memoryview(bytes(CHUNK))
+_EXACT = 2**52  # integers that a float64 holds exactly, with a bit to spare
+
+
+class RingOverflow(UsageError):
+    """A number is too large to be summed modulo 2^b without wrapping."""
+
+
+def ring_dtype(bits: int) -> np.dtype[np.unsignedinteger[Any]]:
+    """Unsigned integers modulo 2^bits, bytes in the order in which they cross the wire."""
+    if bits not in (32, 64):
+        raise UsageError(
+            "the ring has another modulus",
+            expected="2^32 or 2^64",
+            got=f"2^{bits}",
+            remedy="modulus_bits = 32",
+        )
+    return np.dtype("<u4" if bits == 32 else "<u8")
+
+
+@dataclass(frozen=True)
+class Quantiser:
+    """Numbers up to `bound` of up to `clients` clients as integers modulo 2^bits."""
+
+    bound: float
+    clients: int
+    bits: int = 32
+
+    def __post_init__(self) -> None:
+        ring_dtype(self.bits)
+        if not (math.isfinite(self.bound) and self.bound > 0) or self.clients < 1:
+            raise UsageError(
+                "numbers cannot be quantised so",
+                expected="a finite bound above 0, for at least one client",
+                got=f"bound {self.bound}, {self.clients} clients",
+                remedy="bound = 16.0",
+            )
+
+    @cached_property
+    def largest(self) -> int:
+        """The largest integer of one client: `clients` of them stay below half the modulus."""
+        return min(2 ** (self.bits - 1) - 1, _EXACT) // self.clients
+
+    @cached_property
+    def step(self) -> float:
+        """A power of two: what one unit of the ring stands for."""
+        if not self.largest:
+            raise RingOverflow(
+                "the ring is too small for so many clients",
+                expected=f"fewer than 2^{self.bits - 1} clients",
+                got=str(self.clients),
+                remedy="modulus_bits = 64",
+            )
+        # bound / step <= largest, and both sides of the comparison below are exact
+        step = math.ldexp(1.0, math.frexp(self.bound / self.largest)[1])
+        while self.bound / (step / 2) <= self.largest:
+            step /= 2
+        return step
+
+    def error(self, clients: int) -> float:
+        """The largest error of any number in a sum over `clients`."""
+        return clients * self.step / 2
+
+    def integers(self, values: npt.ArrayLike) -> Floats:
+        """Whole numbers (as float64, exact) for real ones; RingOverflow beyond the bound."""
+        x = np.asarray(values, dtype=np.float64)
+        size = float(np.abs(x).max(initial=0.0))
+        if not size <= self.bound:  # also for NaN
+            raise RingOverflow(
+                "an update does not fit the ring",
+                expected=f"finite numbers up to {self.bound:g} in size",
+                got="NaN" if math.isnan(size) else f"{size:g}",
+                remedy="clip updates first, or give a larger bound (with modulus_bits = 64 it "
+                "costs no precision)",
+            )
+        whole = np.multiply(x, 1.0 / self.step)  # exact: the step is a power of two
+        return np.rint(whole, out=whole)
+
+    def encode(self, values: npt.ArrayLike) -> Ring:
+        """Ring elements (d,) for real numbers (d,)."""
+        whole = self.integers(values).astype("<i4" if self.bits == 32 else "<i8")
+        return whole.view(ring_dtype(self.bits))
+
+    def decode(self, total: Ring) -> Floats:
+        """Real numbers for a sum of ring elements: above half the modulus is negative."""
+        return total.view("<i4" if self.bits == 32 else "<i8") * self.step
+
+
+def add_streams(into: Ring, streams: Iterable[tuple[bytes, int]]) -> None:
+    """Add (+1) or subtract (-1) the AES-CTR stream of every key, in place.
+
+    All streams of one piece before the next piece, in buffers made once. A key serves one stream,
+    so the counter starts at zero.
+    """
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    open_streams = [
+        (Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor(), sign)
+        for key, sign in streams
+    ]
+    width = into.dtype.itemsize
+    buffer = bytearray(CHUNK + 15)  # `update_into` asks for a block less one byte beyond the data
+    piece = np.frombuffer(buffer, dtype=into.dtype, count=CHUNK // width)
+    for start in range(0, len(into), len(piece)):
+        part = into[start : start + len(piece)]
+        mask, zeros = piece[: len(part)], _ZEROS[: len(part) * width]
+        for stream, sign in open_streams:
+            stream.update_into(zeros, buffer)
+            (np.add if sign > 0 else np.subtract)(part, mask, out=part)
+
+
+def subset_sum(vectors: Sequence[Ring], out: Ring | None = None) -> Ring:
+    """The sum (d,) of ring vectors at hand; into `out` where one is given."""
+    total = np.empty_like(vectors[0]) if out is None else out
+    if len(vectors) == 1:
+        total[:] = vectors[0]
+        return total
+    np.add(vectors[0], vectors[1], out=total)
+    for other in vectors[2:]:
+        np.add(total, other, out=total)
+    return total

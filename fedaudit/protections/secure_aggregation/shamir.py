@@ -1,0 +1,80 @@
+"""Shamir's secret sharing over a prime field: any `threshold` shares restore the secret, fewer are
+uniform and independent of it.
+
+A share is the value of a random polynomial of degree threshold - 1 at its holder's point (not 0);
+the secret is its value at 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from fedaudit.errors import UsageError
+
+PRIME = 2**256 + 297
+"""The smallest prime above 2^256: every key of 32 bytes is an element."""
+
+SHARE_BYTES = 33
+
+
+def evaluate(coefficients: Sequence[int], at: int, prime: int = PRIME) -> int:
+    """The polynomial with these coefficients, constant first, by Horner's rule."""
+    value = 0
+    for c in reversed(coefficients):
+        value = (value * at + c) % prime
+    return value
+
+
+def split(
+    secret: int,
+    threshold: int,
+    points: Sequence[int],
+    random: Callable[[int], bytes],
+    prime: int = PRIME,
+) -> dict[int, int]:
+    """Point -> share, for distinct points from 1; `random(n)` gives n random bytes."""
+    if not 0 <= secret < prime:
+        raise UsageError(
+            "a secret does not fit the field",
+            expected="a number from 0 to below the prime",
+            got=f"a number of {secret.bit_length()} bits",
+            remedy="share a key of at most 32 bytes",
+        )
+    if not 1 <= threshold <= len(points):
+        raise UsageError(
+            "a threshold does not fit the number of shares",
+            expected=f"from 1 to {len(points)}",
+            got=str(threshold),
+            remedy="hand out more shares, or ask for fewer",
+        )
+    if len(set(points)) != len(points) or not all(1 <= x < prime for x in points):
+        raise UsageError(
+            "the points of shares are not usable",
+            expected="distinct numbers from 1 to below the prime",
+            got=", ".join(map(str, points)),
+            remedy="number the holders from 1",
+        )
+    # 16 bytes more than the field has: the remainder is uniform up to 2^-128
+    width = (prime.bit_length() + 7) // 8 + 16
+    coefficients = [secret]
+    coefficients += [int.from_bytes(random(width)) % prime for _ in range(threshold - 1)]
+    return {x: evaluate(coefficients, x, prime) for x in points}
+
+
+def weights_at_zero(points: Sequence[int], prime: int = PRIME) -> list[int]:
+    """Lagrange's weights: the polynomial's value at 0 is their product with its values here."""
+    out = []
+    for i, x in enumerate(points):
+        above = below = 1
+        for j, other in enumerate(points):
+            if i != j:
+                above = above * -other % prime
+                below = below * (x - other) % prime
+        out.append(above * pow(below, -1, prime) % prime)
+    return out
+
+
+def combine(shares: Mapping[int, int], prime: int = PRIME) -> int:
+    """The secret from point -> share; with fewer than the threshold some other number."""
+    weights = weights_at_zero(list(shares), prime)
+    return sum(w * s for w, s in zip(weights, shares.values(), strict=True)) % prime

@@ -1,0 +1,221 @@
+"""What a query plan over several rounds can attribute, and what it gives away across rounds.
+
+A plan is a 0/1 array (T, G, K). Two regressions run over its T G answers:
+
+- of **scores**: a group's score is the sum of what its marked members add, plus noise. Least
+  squares gives every client's part with its deviation, if the client is identifiable at all.
+- of **updates**: the same coefficients applied to the sums estimate every client's mean update.
+  What persists of an update is estimated well; that is the price of attribution over rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.errors import UsageError
+from fedaudit.results import Estimate
+from fedaudit.stats.intervals import wilson
+
+Floats = npt.NDArray[np.float64]
+Draw = Callable[[int], npt.NDArray[np.uint8]]
+"""Rounds -> a plan (T, G, K), drawn anew."""
+
+_ALONE = 1e-8  # of a unit vector's square outside the row space
+
+
+@dataclass(frozen=True)
+class Regression:
+    """Least squares of clients' parts on the answers of a plan.
+
+    `coefficients` (K, T G) of the answers, of smallest norm; `deviation` (K,) of the estimates for
+    answers with independent noise of deviation 1; `identifiable` (K,) whether the part is
+    determined by the answers. Parts that are not mean nothing by themselves.
+    """
+
+    coefficients: Floats
+    deviation: Floats
+    identifiable: npt.NDArray[np.bool_]
+
+
+def regression(plan: npt.ArrayLike) -> Regression:
+    """The regression of a plan (T, G, K), or of stacked queries (Q, K)."""
+    rows = np.asarray(plan, dtype=np.float64)
+    rows = rows.reshape(-1, rows.shape[-1])
+    values, vectors = np.linalg.eigh(rows.T @ rows)
+    inside = values > 1e-10 * max(float(values[-1]), 1e-300)
+    basis = vectors[:, inside]
+    coefficients = (basis / values[inside]) @ (basis.T @ rows.T)
+    outside = (vectors[:, ~inside] ** 2).sum(axis=1)
+    deviation = np.sqrt(((basis**2) / values[inside]).sum(axis=1))
+    return Regression(coefficients, deviation, outside <= _ALONE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """What marks do to scores, in units of the noise of one group's score.
+
+    `effect` is what one marked member adds to its group's score in one round; `marked` how many
+    clients are; a client is flagged when its estimate exceeds `error`'s quantile of its own noise.
+    """
+
+    effect: float = 1.0
+    marked: int = 3
+    error: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not self.effect > 0 or self.marked < 1 or not 0 < self.error < 0.5:
+            raise UsageError(
+                "the marks to be attributed make no sense",
+                expected="an effect above 0, at least one marked client, an error from 0 to 0.5",
+                got=f"effect {self.effect}, {self.marked} marked, error {self.error}",
+                remedy="effect 1.0, 3 marked, error 0.05",
+            )
+
+    @property
+    def quantile(self) -> float:
+        return NormalDist().inv_cdf(1.0 - self.error)
+
+
+@dataclass(frozen=True)
+class Power:
+    """Shares of marked clients that were flagged, and of benign ones, with Wilson intervals.
+
+    Clients of one simulated run share its plan and noise: runs are counted, not clients, which
+    makes the intervals wide rather than narrow.
+    """
+
+    detected: Estimate
+    false_alarms: Estimate
+
+
+def power(
+    draw: Draw, rounds: int, scores: Scores, rng: np.random.Generator, *, runs: int = 200
+) -> Power:
+    """Detection and false alarms over `runs` fresh plans with random marks and Gaussian noise."""
+    found, wrong = [], []
+    for _ in range(runs):
+        plan = draw(rounds)
+        fit = regression(plan)
+        clients = plan.shape[-1]
+        if scores.marked >= clients:
+            raise UsageError(
+                "all clients would be marked",
+                expected=f"fewer than {clients} marked clients",
+                got=str(scores.marked),
+                remedy="leave some clients benign: false alarms are counted on them",
+            )
+        marked = np.zeros(clients, dtype=np.bool_)
+        marked[rng.permutation(clients)[: scores.marked]] = True
+        answers = plan.reshape(-1, clients) @ (scores.effect * marked)
+        answers = answers + rng.standard_normal(len(answers))
+        flagged = fit.identifiable & (fit.coefficients @ answers > scores.quantile * fit.deviation)
+        found.append(flagged[marked].mean())
+        wrong.append(flagged[~marked].mean())
+    return Power(_share(found), _share(wrong, baseline=scores.error))
+
+
+def _share(parts: list[float], baseline: float | None = None) -> Estimate:
+    """The mean of shares by run; as many successes as runs would give it."""
+    value = float(np.mean(parts))
+    near = wilson(round(value * len(parts)), len(parts), baseline=baseline)
+    return Estimate(
+        value=value,
+        low=min(near.low, value),
+        high=max(near.high, value),
+        n=len(parts),
+        confidence=near.confidence,
+        baseline=baseline,
+        method="Wilson over runs",
+    )
+
+
+def expected_power(plan: npt.ArrayLike, scores: Scores) -> float:
+    """The closed form behind `power` for one plan: mean over clients of their detection.
+
+    Least squares is unbiased, so a marked client's z has mean effect / deviation, whoever else is
+    marked; a client that is not identifiable is never flagged.
+    """
+    fit = regression(plan)
+    phi = NormalDist().cdf
+    each = [
+        phi(scores.effect / float(s) - scores.quantile) if fine else 0.0
+        for s, fine in zip(fit.deviation, fit.identifiable, strict=True)
+    ]
+    return float(np.mean(each))
+
+
+@dataclass(frozen=True)
+class Needed:
+    """Rounds until at most `error` of the marked clients are missed; None: not within `most`.
+
+    `low` and `high` are where the ends of the 95 % interval of the mean power over plans get there.
+    """
+
+    rounds: int | None
+    low: int | None
+    high: int | None
+    most: int
+
+
+def rounds_needed(draw: Draw, scores: Scores, *, first: int, most: int, plans: int = 30) -> Needed:
+    """By doubling and bisection over the mean of `expected_power` on `plans` fresh plans."""
+    known: dict[int, tuple[float, float, float]] = {}
+
+    def at(rounds: int) -> tuple[float, float, float]:
+        if rounds not in known:
+            each = np.array([expected_power(draw(rounds), scores) for _ in range(plans)])
+            half = 1.96 * float(each.std(ddof=1)) / math.sqrt(plans)
+            mean = float(each.mean())
+            known[rounds] = (mean, mean - half, mean + half)
+        return known[rounds]
+
+    def search(which: int) -> int | None:
+        low, high = 0, max(1, first)
+        while at(min(high, most))[which] < 1.0 - scores.error:
+            if high >= most:
+                return None
+            low, high = high, 2 * high
+        high = min(high, most)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if at(middle)[which] < 1.0 - scores.error:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    return Needed(search(0), search(2), search(1), most)
+
+
+def persistence_cosine(plan: npt.ArrayLike, persistence: float) -> Floats:
+    """Cosine (K,) between the estimate of a client's mean update over the rounds and the truth.
+
+    Updates are x_k^t = sqrt(p) m_k + sqrt(1 - p) n_k^t with independent directions of equal length
+    in many dimensions, so that two updates of a client have cosine p, and those of two clients 0;
+    inner products then equal their expectations. With p = 1 identifiable clients have cosine 1.
+    """
+    if not 0 <= persistence <= 1:
+        raise UsageError(
+            "persistence is out of range",
+            expected="from 0 (fresh every round) to 1 (the same every round)",
+            got=str(persistence),
+            remedy="0.9",
+        )
+    p = persistence
+    groups = np.asarray(plan, dtype=np.float64)
+    rounds, _, clients = groups.shape
+    # weight of client j's update of round t in the estimate of client k: (K, T, K)
+    parts = regression(groups).coefficients.reshape(clients, rounds, -1)
+    weights = np.einsum("ktg,tgj->ktj", parts, groups)
+    own = weights[np.arange(clients), :, np.arange(clients)]  # (K, T)
+    inner = p * own.sum(axis=1) + (1 - p) / rounds * own.sum(axis=1)
+    across = (weights.sum(axis=1) ** 2).sum(axis=1)
+    within = (weights**2).sum(axis=(1, 2))
+    size = np.sqrt((p * across + (1 - p) * within) * (p + (1 - p) / rounds))
+    return np.divide(inner, size, out=np.zeros(clients), where=size > 0)

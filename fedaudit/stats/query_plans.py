@@ -1,0 +1,226 @@
+"""Which subsets of clients to ask a secure aggregator for: partitions, and the published pairs.
+
+Plans are 0/1 arrays: (G, K) for one round, (T, G, K) for several, one row per query. Partitions
+never expose fewer clients than a group within a round: every combination of disjoint groups that is
+not zero contains a whole one. What they cost is in `experiment.plan`.
+
+The published plan asks, for every target i, for M subsets with the target and N others, and M
+subsets of N others without it ([FedAttr] Eq. (3)), redrawn until the others mask enough
+([FedAttr] Eq. (5)). It is here so that both the protocol and the audits can use it; what it gives
+away is computed by `stats.query_algebra`: one round has rank K.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.errors import UsageError
+from fedaudit.results import Estimate
+from fedaudit.stats.intervals import wilson
+
+Plan = npt.NDArray[np.uint8]
+
+
+# -- partitions ----------------------------------------------------------------------------------
+
+
+def group_count(clients: int, group_size: int) -> int:
+    """Groups of at least `group_size` that `clients` can be divided into; at least two."""
+    if group_size < 1 or clients < 2 * group_size:
+        raise UsageError(
+            "these clients cannot be divided into groups",
+            expected=f"at least {2 * max(group_size, 1)} clients for two groups of {group_size}",
+            got=f"{clients} clients",
+            remedy="use a smaller threshold, or ask for the sum of all alone",
+        )
+    return clients // group_size
+
+
+def _groups(labels: npt.NDArray[np.int64], groups: int) -> Plan:
+    """Group numbers (..., K) as 0/1 rows (..., G, K)."""
+    return (labels[..., None, :] == np.arange(groups)[:, None]).astype(np.uint8)
+
+
+def _even(clients: int, groups: int) -> npt.NDArray[np.int64]:
+    """Group numbers (K,) of groups whose sizes differ by one at most."""
+    return np.sort(np.arange(clients) % groups)
+
+
+def random_partitions(clients: int, group_size: int, rounds: int, rng: np.random.Generator) -> Plan:
+    """A fresh random partition in every round (T, G, K)."""
+    groups = group_count(clients, group_size)
+    labels = np.tile(_even(clients, groups), (rounds, 1))
+    return _groups(rng.permuted(labels, axis=1), groups)
+
+
+def fixed_groups(clients: int, group_size: int, rounds: int, rng: np.random.Generator) -> Plan:
+    """One random partition, kept in all rounds (T, G, K)."""
+    return np.repeat(random_partitions(clients, group_size, 1, rng), rounds, axis=0)
+
+
+def swapped_groups(
+    clients: int, group_size: int, rounds: int, rng: np.random.Generator, *, fraction: float
+) -> Plan:
+    """A partition in which a fraction of the clients changes places every round (T, G, K).
+
+    From 0 (fixed groups; above it at least one pair swaps) to 1 (as many swaps as there are pairs;
+    close to a fresh partition). Two clients who swap come from different groups: sizes stay.
+    """
+    if not 0 <= fraction <= 1:
+        raise UsageError(
+            "the fraction of clients that swap is out of range",
+            expected="from 0 to 1",
+            got=str(fraction),
+            remedy="0.25",
+        )
+    groups = group_count(clients, group_size)
+    labels = rng.permutation(_even(clients, groups))
+    swaps = max(round(fraction * clients / 2), 1 if fraction > 0 else 0)
+    out = np.empty((rounds, clients), dtype=np.int64)
+    draws = rng.random((rounds, swaps, 2)).tolist()
+    now = labels.tolist()
+    for t in range(rounds):
+        for first, second in draws[t] if t else ():
+            a = int(first * clients)
+            others = [c for c, group in enumerate(now) if group != now[a]]
+            b = others[int(second * len(others))]
+            now[a], now[b] = now[b], now[a]
+        out[t] = now
+    return _groups(out, groups)
+
+
+def rounds_to_identify(clients: int, groups: int) -> int:
+    """Rounds before every client's own part can be identified at all: T >= (K - 1) / (G - 1).
+
+    G groups over T rounds have rank at most 1 + T (G - 1), since the groups of every round sum to
+    the same total. Necessary, not sufficient: fixed groups never get there.
+    """
+    return -((1 - clients) // (groups - 1))
+
+
+# -- the published pairs -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The queries of one target: `include`, `exclude` (M, K) 0/1, after `attempts` draws.
+
+    [FedAttr] Eq. (3).
+    """
+
+    target: int
+    include: Plan
+    exclude: Plan
+    attempts: int
+
+    @property
+    def queries(self) -> Plan:
+        """All 2M subsets (2M, K)."""
+        return np.concatenate([self.include, self.exclude])
+
+    @property
+    def contrast(self) -> npt.NDArray[np.float64]:
+        """Weights (K,) of all clients' updates in the estimate: 1 at the target, alpha elsewhere.
+
+        [FedAttr] Eq. (4): the mean of the include sums minus the mean of the exclude sums.
+        """
+        difference = self.include.sum(axis=0, dtype=np.int64) - self.exclude.sum(axis=0)
+        return difference / len(self.include)
+
+
+def check_pairs(clients: int, others: int, repeats: int) -> None:
+    """Refuse what the published plan excludes: N from 1 to below K - 1, M from 1."""
+    if not 1 <= others < clients - 1:
+        raise UsageError(
+            "the subsets of the paired plan do not fit the clients",
+            expected=f"N from 1 to below K - 1 = {clients - 1} (with all others nothing is masked)",
+            got=f"N = {others}, K = {clients}",
+            remedy="use smaller subsets, or more clients",
+        )
+    if repeats < 1:
+        raise UsageError(
+            "the paired plan needs subsets",
+            expected="M of at least 1",
+            got=str(repeats),
+            remedy="M = 5, as published",
+        )
+
+
+def masks_enough(
+    differences: npt.NDArray[np.int64], clients: int, others: int, repeats: int
+) -> npt.NDArray[np.bool_]:
+    """The acceptance rule for integer differences (..., K - 1) = M alpha_j: (...,).
+
+    c = sum alpha^2 >= aN with a = (1 - rho) / M, rho = N / (K - 1), in whole numbers so that ties
+    count as they are printed. [FedAttr] Eq. (5) also asks M_eff = c^2 / sum alpha^4 >= aN; as no
+    alpha exceeds 1, M_eff >= c, and the first condition implies it.
+    """
+    squares = (differences**2).sum(axis=-1)
+    return np.asarray(squares * (clients - 1) >= others * (clients - 1 - others) * repeats)
+
+
+def _subsets(shape: tuple[int, ...], size: int, of: int, rng: np.random.Generator) -> Plan:
+    """Uniform random subsets as 0/1 rows (*shape, of)."""
+    keys = rng.random((*shape, of))
+    out = np.zeros((*shape, of), dtype=np.uint8)
+    np.put_along_axis(out, np.argpartition(keys, size - 1, axis=-1)[..., :size], 1, axis=-1)
+    return out
+
+
+def paired_subsets(
+    clients: int, target: int, others: int, repeats: int, rng: np.random.Generator
+) -> Pairs:
+    """M include and M exclude subsets of one target, redrawn until accepted ([FedAttr] Eq. (5))."""
+    check_pairs(clients, others, repeats)
+    if not 0 <= target < clients:
+        raise UsageError(
+            "the target is no client",
+            expected=f"from 0 to {clients - 1}",
+            got=str(target),
+            remedy="number clients from 0",
+        )
+    attempts = 0
+    while True:
+        attempts += 1
+        draw = _subsets((2, repeats), others, clients - 1, rng)
+        sums = draw.sum(axis=1, dtype=np.int64)
+        if masks_enough(sums[0] - sums[1], clients, others, repeats):
+            break
+    include, exclude = (np.insert(draw[i], target, 1 - i, axis=1) for i in (0, 1))
+    return Pairs(target, include, exclude, attempts)
+
+
+def paired_plan(
+    clients: int, others: int, repeats: int, rng: np.random.Generator
+) -> tuple[Pairs, ...]:
+    """One round of the published plan: pairs for every target, 2MK queries ([FedAttr] Eq. (3))."""
+    return tuple(paired_subsets(clients, i, others, repeats, rng) for i in range(clients))
+
+
+def acceptance_rate(
+    clients: int,
+    others: int,
+    repeats: int,
+    rng: np.random.Generator,
+    *,
+    draws: int = 100_000,
+    confidence: float = 0.95,
+) -> Estimate:
+    """How often a draw of pairs is accepted, by simulation ([FedAttr] Appendix E)."""
+    check_pairs(clients, others, repeats)
+    block = max(1, 4_000_000 // (2 * repeats * clients))
+    taken = 0
+    for start in range(0, draws, block):
+        many = min(block, draws - start)
+        sums = _subsets((many, 2, repeats), others, clients - 1, rng).sum(axis=2, dtype=np.int64)
+        differences = sums[:, 0] - sums[:, 1]
+        taken += int(masks_enough(differences, clients, others, repeats).sum())
+    return wilson(taken, draws, confidence=confidence)
+
+
+def expected_masking(clients: int, others: int, repeats: int) -> float:
+    """E[c] = 2 N (1 - rho) / M before rejection: twice the threshold aN of [FedAttr] Eq. (5)."""
+    return 2 * others * (1 - others / (clients - 1)) / repeats

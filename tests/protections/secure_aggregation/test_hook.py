@@ -1,0 +1,294 @@
+"""The protection of a config: what the server trains on, what is recorded, what is refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedaudit.data.dataset import Dataset
+from fedaudit.errors import ConfigError, NotObservable, UsageError
+from fedaudit.federation.engine import Federation
+from fedaudit.federation.local.schedule import Training
+from fedaudit.federation.local.trainer import ClientData
+from fedaudit.federation.rounds import Rounds
+from fedaudit.hooks import Uploads
+from fedaudit.protections.secure_aggregation import SecureAggregation
+from fedaudit.protections.secure_sum import SecureSum
+from fedaudit.randomness import Seed
+from fedaudit.stats import query_algebra
+from fedaudit.tasks.catalogue import MLP
+from fedaudit.trace import AGGREGATOR, NETWORK, SERVER, WIRETAP, Recorder, Trace, TruthRecorder
+from fedaudit.trace.ledger import QUERY, asked
+
+SEED, K = Seed(3), 8
+
+
+def uploads(clients=K, **changes):
+    rows = torch.from_numpy(np.random.default_rng(0).normal(size=(clients, 50)).astype(np.float32))
+    plain = Uploads(
+        rows=rows,
+        senders=tuple(f"client-{i:02d}" for i in range(clients)),
+        weights=np.ones(clients),
+        origin=np.arange(clients),
+        total_weight=float(clients),
+    )
+    return replace(plain, **changes)
+
+
+def after(hook, given, number=1):
+    return hook.upload(given, round_number=number, seed=SEED)
+
+
+@pytest.mark.parametrize("weights", [np.ones(K), np.arange(1.0, K + 1) * 7])
+@pytest.mark.parametrize("bits", [32, 64])
+def test_the_server_gets_the_weighted_sum_and_the_total_weight(weights, bits):
+    given = uploads(weights=weights, total_weight=float(weights.sum()))
+    out = after(SecureAggregation(threshold=3, modulus_bits=bits), given)
+    ideal = SecureSum().upload(given, round_number=1, seed=SEED)
+    bound = out.metadata[0]["error"] + 1e-5 * weights.max()  # float32 on either side
+    assert torch.allclose(out.rows, ideal.rows, atol=bound, rtol=0)
+    assert out.total_weight == weights.sum()
+    assert (out.kind, out.senders) == ("sum", (AGGREGATOR,))
+    assert out.metadata[0]["query"] == 0
+
+
+def test_masked_uploads_show_by_size_alone():
+    out = after(SecureAggregation(threshold=3), uploads())
+    up = [leg for leg in out.legs if leg.receiver == AGGREGATOR]
+    down = [leg for leg in out.legs if leg.sender == AGGREGATOR]
+    assert [leg.sender for leg in up] == list(uploads().senders)
+    assert len(down) == K
+    assert {leg.kind for leg in out.legs} == {"masked"}
+    # 50 numbers and the weight, four bytes each, keys, shares
+    assert {leg.size for leg in up} == {4 * 51 + 64 + 82 * (K - 1) + 33 * K}
+
+
+@pytest.mark.parametrize("plan", ["groups", "swapped", "partitions", "paired"])
+def test_a_plan_is_asked_and_answered(plan):
+    hook = SecureAggregation(threshold=3, plan=plan, refuse_isolating=False)
+    given = uploads()
+    out = after(hook, given)
+    rows = given.rows.numpy()
+    assert out.questions[0].clients.tolist() == list(range(K))
+    assert out.questions[0].row is None  # its answer is the upload itself
+    for question in out.questions[1:]:
+        expected = rows[question.clients].sum(axis=0)
+        assert np.allclose(question.row.numpy(), expected, atol=question.told["error"] + 1e-5)
+        assert len(question.clients) >= 3
+    sizes = [len(q.clients) for q in out.questions[1:]]
+    if plan == "paired":
+        assert set(sizes) == {3, 4}
+        assert len(sizes) <= 2 * 5 * K
+    else:
+        assert sum(sizes) == K
+    queries = np.zeros((len(out.questions), K))
+    for row, question in zip(queries, out.questions, strict=True):
+        row[question.clients] = 1
+    assert (query_algebra.rank(queries) == K) == (plan == "paired")
+    # each subset costs each of its members an upload of its own
+    masked = [leg for leg in out.legs if leg.receiver == AGGREGATOR]
+    assert len(masked) == K + sum(sizes)
+
+
+def test_designs_repeat_as_they_should():
+    def plans(plan, rounds):
+        hook = SecureAggregation(threshold=4, plan=plan)
+        return [
+            [tuple(s) for s in hook.subsets(20, number, SEED)] for number in range(1, rounds + 1)
+        ]
+
+    groups, swapped, fresh = plans("groups", 4), plans("swapped", 4), plans("partitions", 4)
+    assert groups[0] == groups[1] == groups[3]
+    assert len({str(p) for p in fresh}) == 4
+    kept = [len(set(a) & set(b)) for a, b in zip(swapped[0], swapped[1], strict=True)]
+    assert 0 < sum(kept) < 20
+    assert plans("swapped", 4) == swapped
+
+
+def test_skipping_the_masks_changes_nothing_that_is_seen():
+    for dropout in (0.0, 0.25):
+        hook = SecureAggregation(threshold=3, plan="partitions", dropout=dropout)
+        real, quick = (after(replace(hook, masks=m), uploads()) for m in ("real", "skipped"))
+        assert torch.equal(real.rows, quick.rows)
+        assert real.legs == quick.legs
+        assert real.metadata == quick.metadata
+        for a, b in zip(real.questions, quick.questions, strict=True):
+            assert a.clients.tolist() == b.clients.tolist()
+            assert a.metadata == b.metadata
+            assert (a.row is None and b.row is None) or torch.equal(a.row, b.row)
+
+
+def test_refusal_is_on_by_default_and_off_by_name():
+    on = after(SecureAggregation(threshold=3, plan="paired", repeats=2), uploads())
+    off = after(
+        SecureAggregation(threshold=3, plan="paired", repeats=2, refuse_isolating=False), uploads()
+    )
+    refused = [q for q in on.questions if q.metadata]
+    assert len(on.questions) == len(off.questions)
+    assert len(refused) > len(on.questions) / 2
+    assert all("isolate" in str(q.metadata["unanswered"]) for q in refused)
+    assert not any(q.metadata for q in off.questions)
+    told = np.zeros((0, K))
+    for q in (q for q in on.questions if not q.metadata):
+        told = np.vstack([told, np.isin(np.arange(K), q.clients)])
+    assert query_algebra.smallest_support(told).value >= 3
+
+
+def federation(*protections, **settings):
+    rng = np.random.default_rng(4)
+    data = Dataset(
+        name="tiny",
+        kind="features",
+        x=rng.random(size=(64, 5)).astype(np.float32),
+        y=rng.integers(0, 3, 64),
+    )
+    task = MLP(hidden=(4,)).build(data, SEED)
+    parts = [task.encode(data.take(np.arange(8 * c, 8 * c + 8))) for c in range(K)]
+    return Federation(
+        task=task,
+        data=ClientData.join([(p.x, p.y) for p in parts]),
+        rounds=Rounds(rounds=3, **settings),
+        training=Training(learning_rate=0.3, batch_size=4),
+        seed=SEED,
+        protections=protections,
+        region=np.arange(K) % 2 if settings.get("aggregation") == "hierarchical" else None,
+    )
+
+
+def recorded(fed, path):
+    recorder = Recorder(
+        path / "trace",
+        layouts=fed.layouts(),
+        federation=fed.describe(),
+        declared=[p.declare() for p in fed.protections],
+    )
+    model = fed.run(recorder, TruthRecorder(path / "truth", {"seed": 3}), keep_raw=True)
+    return Trace.open(path / "trace"), model
+
+
+@pytest.mark.parametrize("settings", [{}, {"weighting": "size"}, {"aggregation": "hierarchical"}])
+def test_training_is_as_without_protection_up_to_quantisation(settings, tmp_path):
+    plain = federation(**settings).run()
+    _, masked = recorded(federation(SecureAggregation(threshold=3), **settings), tmp_path)
+    assert torch.allclose(plain, masked, atol=1e-5)
+
+
+def test_the_trace_holds_questions_sizes_and_sums(tmp_path):
+    hook = SecureAggregation(threshold=4, plan="partitions")
+    trace, _ = recorded(federation(hook), tmp_path)
+    assert trace.manifest.declared[0]["threshold"] == 4
+    assert trace.manifest.declared[0]["modulus"] == "2^32"
+    assert AGGREGATOR in trace.manifest.federation["parties"]
+    view = trace.seen_by(SERVER)
+    kinds = [(m.step, m.kind) for m in view.messages(1)]
+    assert kinds == [*[(0, "model")] * K, *[(1, "query")] * 3, *[(2, "sum")] * 3]
+    ledger = asked(view, 1)
+    assert ledger.clients == tuple(f"client-{i:02d}" for i in range(K))
+    assert ledger.queries.sum(axis=1).tolist() == [8, 4, 4]
+    assert (ledger.queries[1] + ledger.queries[2] == 1).all()
+    with pytest.raises(NotObservable):
+        view.updates(1)
+    _, raw = _truth(tmp_path)
+    for row, message in zip(ledger.queries, ledger.sums, strict=True):
+        got = view.payload(1, int(message))
+        assert np.allclose(got, row @ raw, atol=1e-5)
+        assert view.messages(1)[-1].metadata["error"] < 1e-5
+    seen = trace.seen_by(WIRETAP).messages(1)
+    masked = [m for m in seen if m.kind == "masked" and m.receiver == AGGREGATOR]
+    assert len(masked) == 2 * K  # the training aggregate, and one group
+    assert not any(m.parts for m in masked)
+    sizes = {m.size for m in trace.seen_by(NETWORK).messages(1) if m.receiver == AGGREGATOR}
+    assert {m.size for m in masked} <= sizes
+    assert {m.metadata[QUERY] for m in masked} == {0, 1, 2}
+
+
+def _truth(path):
+    from fedaudit.trace import Truth
+
+    return Truth.open(path / "truth").raw_updates(1)
+
+
+def test_the_same_seed_gives_the_same_trace(tmp_path):
+    hook = SecureAggregation(threshold=3, plan="paired", repeats=1, dropout=0.1)
+    seals = [
+        recorded(federation(hook), tmp_path / str(i))[0].sha256 for i in range(2)
+    ]  # keys are fresh, what is seen is not
+    assert seals[0] == seals[1]
+    timed, _ = recorded(federation(replace(hook, record_seconds=True)), tmp_path / "timed")
+    answers = [m for m in timed.messages(1) if m.kind == "sum"]
+    assert all(m.metadata["seconds"] > 0 for m in answers)
+
+
+def test_dropouts_are_taken_out_of_the_mean(tmp_path):
+    hook = SecureAggregation(threshold=3, dropout=0.3, refuse_isolating=False)
+    trace, _ = recorded(federation(hook), tmp_path)
+    view = trace.seen_by(SERVER)
+    members = asked(view, 1).answered[0]
+    assert 3 <= members.sum() < K
+    _, raw = _truth(tmp_path)
+    first, second = (
+        next(view.payload(n, i) for i, m in view.indexed(n) if m.kind == "model") for n in (1, 2)
+    )
+    assert np.allclose(second - first, members @ raw / members.sum(), atol=1e-5)
+
+
+@pytest.mark.parametrize("aggregation", ["fedavg", "hierarchical"])
+def test_a_round_that_fails_leaves_the_model_and_training_goes_on(aggregation, tmp_path):
+    hook = SecureAggregation(threshold=4, dropout=0.9)
+    fed = federation(hook, aggregation=aggregation, server_momentum=0.5)
+    trace, model = recorded(fed, tmp_path)
+    assert torch.equal(model, fed.task.initial())
+    assert len(trace.rounds) == 3
+    party = SERVER if aggregation == "fedavg" else "region-0"
+    ledger = asked(trace.seen_by(party), 2)
+    assert len(ledger.queries) == 1
+    assert len(ledger.answered) == 0
+    (question,) = [m for m in trace.seen_by(party).messages(2) if m.kind == "query"]
+    assert "too few" in question.metadata["unanswered"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"threshold": 1}, "threshold"),
+        ({"bound": 0.0}, "bound"),
+        ({"bound": float("inf")}, "bound"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"repeats": 0}, "repeats"),
+        ({"swap": 2.0}, "swap"),
+        ({"subset_size": 0}, "subset_size"),
+        ({"plan": "paired", "subset_size": 4}, "below the threshold"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        SecureAggregation(**settings)
+
+
+@pytest.mark.parametrize(
+    ("hook", "given", "words"),
+    [
+        (SecureAggregation(), uploads(senders=("anonymous",) * K), "who takes part"),
+        (SecureAggregation(), uploads(clients=4), "fewer clients"),
+        (SecureAggregation(), uploads(weights=np.full(K, 0.5)), "whole weights"),
+        (SecureAggregation(), uploads(kind="model"), "single updates"),
+        (SecureAggregation(bound=0.5), uploads(), "does not fit the ring"),
+    ],
+)
+def test_uploads_that_cannot_be_carried_are_refused(hook, given, words):
+    with pytest.raises(UsageError, match=words):
+        after(hook, given)
+
+
+@pytest.mark.parametrize(
+    ("hook", "clients"),
+    [
+        (SecureAggregation(threshold=9), K),
+        (SecureAggregation(threshold=5, plan="partitions"), K),
+        (SecureAggregation(threshold=7, plan="paired"), K),
+    ],
+)
+def test_federations_that_are_too_small_are_refused_before_training(hook, clients):
+    with pytest.raises(UsageError):
+        federation(hook)

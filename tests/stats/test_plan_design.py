@@ -1,0 +1,115 @@
+"""Attribution over rounds and its price: least squares, simulated power, closed forms."""
+
+import numpy as np
+import pytest
+
+from fedaudit.errors import UsageError
+from fedaudit.stats import plan_design, query_algebra, query_plans
+from fedaudit.stats.plan_design import Scores
+
+
+def drawing(clients, size, seed=0):
+    generator = np.random.default_rng(seed)
+    return lambda rounds: query_plans.random_partitions(clients, size, rounds, generator)
+
+
+def test_regression_is_least_squares_and_knows_who_is_identifiable():
+    for rounds in (3, 9, 14):
+        plan = drawing(10, 5, rounds)(rounds)
+        rows = plan.reshape(-1, 10).astype(float)
+        fit = plan_design.regression(plan)
+        assert np.allclose(fit.coefficients, np.linalg.pinv(rows), atol=1e-9)
+        assert tuple(np.flatnonzero(fit.identifiable)) == query_algebra.recoverable(rows)
+        assert np.allclose(fit.deviation, np.linalg.norm(fit.coefficients, axis=1))
+
+
+def test_simulated_power_is_the_closed_form_and_false_alarms_are_at_the_level():
+    scores = Scores(effect=1.0, marked=3, error=0.05)
+    draw = drawing(10, 5, 1)
+    for rounds in (12, 25):
+        found = plan_design.power(draw, rounds, scores, np.random.default_rng(2), runs=400)
+        closed = np.mean([plan_design.expected_power(draw(rounds), scores) for _ in range(300)])
+        assert found.detected.low - 0.02 <= closed <= found.detected.high + 0.02
+        assert found.false_alarms.low <= 0.05 <= found.false_alarms.high
+        assert found.false_alarms.baseline == 0.05
+
+
+def test_after_two_rounds_and_in_fixed_groups_nobody_is_flagged():
+    """Two cuts make four cells from three independent sums: nobody is alone in the row space."""
+    scores, generator = Scores(effect=5.0), np.random.default_rng(3)
+    early = plan_design.power(drawing(10, 5), 2, scores, generator, runs=20)
+    assert early.detected.value == early.false_alarms.value == 0
+    later = plan_design.power(drawing(10, 5), 8, scores, generator, runs=100)
+    assert 0 < later.detected.value < 0.5  # some, but not all, before round nine
+    kept = plan_design.power(
+        lambda t: query_plans.fixed_groups(10, 5, t, generator), 60, scores, generator, runs=20
+    )
+    assert kept.detected.value == 0
+
+
+def test_rounds_needed_reach_the_wanted_error_and_fewer_do_not():
+    scores = Scores(effect=1.0, marked=3, error=0.05)
+    needed = plan_design.rounds_needed(drawing(10, 5, 4), scores, first=9, most=400)
+    assert needed.low <= needed.rounds <= needed.high
+
+    def mean_power(rounds):
+        draw = drawing(10, 5, 5)
+        return np.mean([plan_design.expected_power(draw(rounds), scores) for _ in range(200)])
+
+    assert mean_power(needed.high + 2) > 0.95 > mean_power(needed.low - 2)
+    stronger = Scores(effect=3.0, marked=3, error=0.05)
+    assert (
+        plan_design.rounds_needed(drawing(10, 5, 4), stronger, first=9, most=400).rounds
+        < needed.rounds
+    )
+    never = plan_design.rounds_needed(
+        lambda t: query_plans.fixed_groups(10, 5, t, np.random.default_rng(0)),
+        scores, first=9, most=40,
+    )  # fmt: skip
+    assert (never.rounds, never.most) == (None, 40)
+
+
+@pytest.mark.parametrize("persistence", [0.0, 0.5, 0.9, 1.0])
+def test_the_price_across_rounds_against_simulated_updates(persistence):
+    clients, rounds, d = 10, 15, 4000
+    generator = np.random.default_rng(6)
+    plan = query_plans.random_partitions(clients, 5, rounds, generator)
+    own = generator.standard_normal((clients, d))
+    fresh = generator.standard_normal((rounds, clients, d))
+    x = np.sqrt(persistence) * own + np.sqrt(1 - persistence) * fresh
+    sums = np.einsum("tgk,tkd->tgd", plan, x).reshape(-1, d)
+    estimate = np.linalg.pinv(plan.reshape(-1, clients).astype(float)) @ sums
+    true = x.mean(axis=0)
+    cosine = (estimate * true).sum(axis=1)
+    cosine /= np.linalg.norm(estimate, axis=1) * np.linalg.norm(true, axis=1)
+    closed = plan_design.persistence_cosine(plan, persistence)
+    assert np.abs(cosine - closed).max() < 0.06
+
+
+def test_the_price_at_the_two_ends():
+    draw = drawing(10, 5, 7)
+    partitions = np.mean([plan_design.persistence_cosine(draw(20), 0.9).mean() for _ in range(60)])
+    assert partitions == pytest.approx(0.97, abs=0.015)
+    fixed = query_plans.fixed_groups(10, 5, 20, np.random.default_rng(0))
+    # groups of five: one of five equal directions, whatever persists
+    for persistence in (0.0, 0.9, 1.0):
+        assert np.allclose(plan_design.persistence_cosine(fixed, persistence), 1 / np.sqrt(5))
+    alone = np.ones((20, 1, 10))
+    assert np.allclose(plan_design.persistence_cosine(alone, 0.9), 1 / np.sqrt(10))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: Scores(effect=0.0),
+        lambda: Scores(marked=0),
+        lambda: Scores(error=0.5),
+        lambda: plan_design.persistence_cosine(np.ones((2, 1, 3)), 1.2),
+        lambda: plan_design.power(
+            drawing(10, 5), 2, Scores(marked=10), np.random.default_rng(0), runs=1
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call):
+    with pytest.raises(UsageError):
+        call()
