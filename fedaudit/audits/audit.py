@@ -6,31 +6,115 @@ into an attack would show in a signature.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
+from fedaudit.errors import NotApplicable
+from fedaudit.layout import Layout
 from fedaudit.results import AuditResult
 from fedaudit.trace import Truth, View
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedaudit.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Records of which the adversary asks whether one party trained on them.
+
+    `x` (n, ...), `y` (n,), as the task encodes them, in random order: those that the party trained
+    on and those that it did not look alike here. Which is which stands in the truth alone.
+    """
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """Noise that is known to lie on what a server sees, standard deviation per number.
+
+    `aggregate` in the mean over clients; `own` party -> within its weighted update, as far as it is
+    put on at the client; `rule` says where the figures come from. Not `complete`: there is more,
+    whose size cannot be told.
+    """
+
+    aggregate: float
+    own: Mapping[str, float] = field(default_factory=dict)
+    rule: str = ""
+    complete: bool = True
+
+
+class Shadows(Protocol):
+    """Federations of the adversary's own, of the target's shape, with all their labels.
+
+    Each pass trains the same ones anew and hands them out one by one: what was looked at can be
+    dropped. `prior` says how they deal out records, `coupled` whether that ties a class mix to a
+    client's place; `classes` there are; `notes` what a reader should know.
+    """
+
+    @property
+    def prior(self) -> str: ...
+
+    @property
+    def coupled(self) -> bool: ...
+
+    @property
+    def classes(self) -> int: ...
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[tuple[View, Truth]]: ...
+
+    def rewired(
+        self,
+        *,
+        edges: Sequence[tuple[int, int]] | None = None,
+        organisations: Sequence[int] | None = None,
+    ) -> Shadows:
+        """The same clients and records under another graph, or with other organisations."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Knowledge:
     """What the adversary brings: never a label of the target.
 
-    `extra` holds what single audits ask for by name (candidate records, keys, shadow federations).
+    `task` the model's architecture and loss; `candidates` party -> records to be asked about;
+    `noise` the noise in force, which is public; `shadows` federations of its own; `notes` what a
+    reader should know of all this; `extra` what single audits ask for by name (keys).
     """
 
-    extra: dict[str, Any] = field(default_factory=dict)
+    task: Task | None = None
+    candidates: Mapping[str, Candidates] = field(default_factory=dict)
+    noise: Noise | None = None
+    shadows: Shadows | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 class Audit(Protocol):
-    """A frozen keyword-only dataclass that is its own config."""
+    """A frozen keyword-only dataclass that is its own config.
+
+    `needs` names what of `Knowledge` it cannot do without.
+    """
 
     name: ClassVar[str]
     question: ClassVar[str]
     source: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]]
 
     @property
     def vantage(self) -> str: ...
@@ -38,3 +122,27 @@ class Audit(Protocol):
     def attack(self, view: View, knowledge: Knowledge, rng: np.random.Generator) -> Any: ...
 
     def score(self, guess: Any, truth: Truth | None, rng: np.random.Generator) -> AuditResult: ...
+
+
+def columns_for(model: Layout, recorded: Layout) -> npt.NDArray[np.int64] | None:
+    """Which recorded columns make up a row of the model, (d,); None where they are the same.
+
+    Other software may record tensors in another order (a state dict has statistics between
+    weights). NotApplicable where names or shapes differ.
+    """
+    want = {e.name: e.shape for e in model.entries}
+    have = {e.name: e.shape for e in recorded.entries}
+    wrong = [n for n in {**want, **have} if have.get(n) != want.get(n)]
+    if wrong:
+        first = wrong[0]
+        more = f" ({', '.join(wrong[1:4])}, ...)" if len(wrong) > 1 else ""
+        raise NotApplicable(
+            "the model and the trace do not fit",
+            expected=f"{first} of shape {want.get(first, 'absent')} (the model)",
+            got=f"{have.get(first, 'absent')} (the trace); {len(wrong)} tensors differ{more}",
+            remedy="name the model that was trained, and record all of its tensors",
+        )
+    if model.names == recorded.names:
+        return None
+    at = {e.name: e for e in recorded.entries}
+    return np.concatenate([np.arange(at[n].offset, at[n].offset + at[n].size) for n in model.names])

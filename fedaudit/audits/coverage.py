@@ -52,6 +52,7 @@ class Coverage:
     name: ClassVar[str] = "coverage"
     question: ClassVar[str] = "What left a client outside the declared protection?"
     source: ClassVar[str] = "count over the message tables of the trace"
+    needs: ClassVar[tuple[str, ...]] = ()
     vantage: str = "wiretap"
 
     def attack(self, view: View, knowledge: Knowledge, rng: np.random.Generator) -> CoverageGuess:

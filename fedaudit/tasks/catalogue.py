@@ -67,12 +67,16 @@ def _divides(heads: int, width: int) -> None:
         )
 
 
+Activation = Literal["relu", "gelu", "tanh", "silu"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class MLP:
-    """Fully connected classifier."""
+    """Fully connected classifier. All activations but `relu` are smooth."""
 
     kind: ClassVar[str] = "mlp"
     hidden: tuple[int, ...] = (128,)
+    activation: Activation = "relu"
 
     def __post_init__(self) -> None:
         _positive(hidden=self.hidden)
@@ -83,7 +87,9 @@ class MLP:
         from fedaudit.tasks.task import seeded
 
         inputs = math.prod(_numbers(dataset, self.kind))
-        module = seeded(seed, "weights", models.mlp, inputs, self.hidden, _classes(dataset))
+        module = seeded(
+            seed, "weights", models.mlp, inputs, self.hidden, _classes(dataset), self.activation
+        )
         return Classifier(module, {"kind": self.kind, **asdict(self)})
 
 
@@ -157,16 +163,29 @@ class ViT:
 
 @dataclass(frozen=True, kw_only=True)
 class VAE:
-    """Variational autoencoder, fully connected (`channels` empty) or convolutional."""
+    """Variational autoencoder, fully connected (`channels` empty) or convolutional.
+
+    `published` is the convolutional one of [TwoStage] Section 6.2: its layers are given, and
+    smooth. All activations but `relu` are smooth.
+    """
 
     kind: ClassVar[str] = "vae"
     hidden: int = 128
     latent: int = 16
     channels: tuple[int, ...] = ()
     conditional: bool = True
+    activation: Activation = "relu"
+    published: bool = False
 
     def __post_init__(self) -> None:
         _positive(hidden=self.hidden, latent=self.latent, channels=self.channels)
+        if self.published and (self.hidden, self.channels, self.activation) != (128, (), "relu"):
+            raise ConfigError(
+                "task.published fixes the layers",
+                expected="neither task.hidden, task.channels nor task.activation beside it",
+                got=f"hidden {self.hidden}, channels {self.channels}, {self.activation}",
+                remedy="leave them out, or set task.published = false",
+            )
 
     def build(self, dataset: Dataset, seed: Seed) -> Task:
         from fedaudit.tasks import models
@@ -174,24 +193,34 @@ class VAE:
         from fedaudit.tasks.vae import Autoencoder
 
         classes = _classes(dataset) if self.conditional else 0
-        if self.channels:
-            shape = _image(dataset, self.kind)
-            if any(s % 2 ** len(self.channels) for s in shape[1:]):
-                raise ConfigError(
-                    "task.channels has too many stages for these images",
-                    expected=f"sides that divide by {2 ** len(self.channels)}",
-                    got=f"{shape[1]} x {shape[2]}",
-                    remedy="list fewer channels",
-                )
+        sizes = (self.latent, classes)
+        if self.published:
+            shape = self._halved(dataset, 2)
+            module = seeded(seed, "weights", models.published_vae, shape, *sizes)
+        elif self.channels:
+            shape = self._halved(dataset, len(self.channels))
             module = seeded(
-                seed, "weights", models.conv_vae, shape, self.channels, self.latent, classes
+                seed, "weights", models.conv_vae, shape, self.channels, *sizes, self.activation
             )
         else:
             inputs = math.prod(_numbers(dataset, self.kind))
             module = seeded(
-                seed, "weights", models.mlp_vae, inputs, self.hidden, self.latent, classes
+                seed, "weights", models.mlp_vae, inputs, self.hidden, *sizes, self.activation
             )
         return Autoencoder(module, {"kind": self.kind, **asdict(self)})
+
+    def _halved(self, dataset: Dataset, stages: int) -> tuple[int, int, int]:
+        """Shape of images whose sides can be halved so many times."""
+        shape = _image(dataset, self.kind)
+        if any(s % 2**stages for s in shape[1:]):
+            raise ConfigError(
+                f"task.{'published' if self.published else 'channels'} has too many stages for "
+                "these images",
+                expected=f"sides that divide by {2**stages}",
+                got=f"{shape[1]} x {shape[2]}",
+                remedy="use other images" if self.published else "list fewer channels",
+            )
+        return shape
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,11 @@ class Classifier(Task):
         losses = F.cross_entropy(output.flatten(0, -2), y.flatten(), reduction="none")
         return losses.view(y.shape)
 
+    def evidence(self, scores: Tensor) -> Tensor:
+        """Log-odds of the true class: log p - log(1 - p), where log p alone piles up at 0."""
+        tiny = torch.finfo(scores.dtype).eps
+        return scores - torch.log(-torch.expm1(scores.clamp(max=-tiny)))
+
     def measures(
         self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None
     ) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedaudit.data.dataset import Dataset
 from fedaudit.data.text import IGNORE, windows
 from fedaudit.errors import DataError
-from fedaudit.tasks.task import Examples, Task
+from fedaudit.tasks.task import Examples, Parameters, Task
 
 
 class Vocabulary(Protocol):
@@ -60,6 +60,17 @@ class LanguageModel(Task):
 
     def inputs(self, x: Tensor, y: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
         return (x[..., :-1].clamp_min(0),)
+
+    def scores(self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None) -> Tensor:
+        """Log-likelihood of each window in nats: the loss is its mean over predicted tokens."""
+        return -self.losses(p, x, y, noise) * self._predicted(x)
+
+    def stacked_scores(self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None) -> Tensor:
+        return -self.stacked_losses(p, x, y, noise) * self._predicted(x)
+
+    @staticmethod
+    def _predicted(x: Tensor) -> Tensor:
+        return (x[..., 1:] != IGNORE).sum(-1)
 
     def criterion(self, output: Tensor, x: Tensor, y: Tensor) -> Tensor:
         target = x[..., 1:]

@@ -7,19 +7,30 @@ here keeps running statistics: normalisation is by groups or by layer.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+#: all but the first have a second derivative, which curvature along an update asks for
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "tanh": nn.Tanh,
+    "silu": nn.SiLU,
+}
 
-def mlp(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
-    """Flatten, then Linear and ReLU alternating: parameters `1.weight`, `1.bias`, `3.weight`..."""
+
+def mlp(
+    inputs: int, hidden: Sequence[int], outputs: int, activation: str = "relu"
+) -> nn.Sequential:
+    """Flatten, then Linear and an activation alternating: parameters `1.weight`, `1.bias`,
+    `3.weight`..."""
     layers: list[nn.Module] = [nn.Flatten()]
     width = inputs
     for h in hidden:
-        layers += [nn.Linear(width, h), nn.ReLU()]
+        layers += [nn.Linear(width, h), ACTIVATIONS[activation]()]
         width = h
     return nn.Sequential(*layers, nn.Linear(width, outputs))
 
@@ -149,7 +160,8 @@ class VAE(nn.Module):
     """Label-conditional variational autoencoder over an encoder and a decoder.
 
     `features` maps x to a flat code, `code` maps (code, label) to mean and log variance, `decoder`
-    maps (latent, label) to logits of x. The reparameterisation noise is an argument.
+    maps (latent, label) to logits of x. With `planes` the encoder gets the label as constant image
+    planes behind the colours instead. The reparameterisation noise is an argument.
     """
 
     def __init__(
@@ -159,57 +171,108 @@ class VAE(nn.Module):
         latent: int,
         decoder: nn.Sequential,
         classes: int,
+        planes: bool = False,
     ) -> None:
         super().__init__()
-        self.latent, self.classes = latent, classes
+        self.latent, self.classes, self.planes = latent, classes, planes
         self.features = features
-        self.code = nn.Linear(code_width + classes, 2 * latent)
+        self.code = nn.Linear(code_width + (0 if planes else classes), 2 * latent)
         self.decoder = decoder
+
+    def label(self, y: Tensor, like: Tensor) -> Tensor:
+        """One-hot labels (..., classes); `one_hot` cannot be vmapped."""
+        return (y.unsqueeze(-1) == torch.arange(self.classes)).to(like.dtype)
 
     def condition(self, h: Tensor, y: Tensor) -> Tensor:
         """Append the label, one-hot; nothing when the model is unconditional."""
-        if not self.classes:
-            return h
-        label = y.unsqueeze(-1) == torch.arange(self.classes)  # one_hot cannot be vmapped
-        return torch.cat([h, label.to(h.dtype)], dim=-1)
+        return torch.cat([h, self.label(y, h)], dim=-1) if self.classes else h
+
+    def before(self, x: Tensor, y: Tensor) -> Tensor:
+        """What `features` reads: x (..., C, H, W), with the label's planes where it has them."""
+        if not (self.planes and self.classes):
+            return x
+        planes = self.label(y, x)[..., None, None].expand(*y.shape, self.classes, *x.shape[-2:])
+        return torch.cat([x, planes], dim=-3)
+
+    def between(self, h: Tensor, y: Tensor) -> Tensor:
+        """What `code` reads: the features, and the label where it did not enter before them."""
+        return h if self.planes else self.condition(h, y)
 
     def sample(self, code: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         mean, log_variance = code[..., : self.latent], code[..., self.latent :]
         return mean + noise * (0.5 * log_variance).exp(), mean, log_variance
 
     def forward(self, x: Tensor, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        code = self.code(self.condition(self.features(x), y))
+        code = self.code(self.between(self.features(self.before(x, y)), y))
         z, mean, log_variance = self.sample(code, noise)
         return self.decoder(self.condition(z, y)), mean, log_variance
 
 
-def mlp_vae(inputs: int, hidden: int, latent: int, classes: int) -> VAE:
+def mlp_vae(inputs: int, hidden: int, latent: int, classes: int, activation: str = "relu") -> VAE:
     """One hidden layer on each side."""
-    features = nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU())
-    decoder = nn.Sequential(
-        nn.Linear(latent + classes, hidden), nn.ReLU(), nn.Linear(hidden, inputs)
-    )
+    act = ACTIVATIONS[activation]
+    features = nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), act())
+    decoder = nn.Sequential(nn.Linear(latent + classes, hidden), act(), nn.Linear(hidden, inputs))
     return VAE(features, hidden, latent, decoder, classes)
 
 
 def conv_vae(
-    shape: tuple[int, int, int], channels: Sequence[int], latent: int, classes: int
+    shape: tuple[int, int, int],
+    channels: Sequence[int],
+    latent: int,
+    classes: int,
+    activation: str = "relu",
 ) -> VAE:
     """Strided convolutions down, transposed convolutions up; sides must divide by 2^depth."""
     c, h, w = shape
+    act = ACTIVATIONS[activation]
     down: list[nn.Module] = []
     width = c
     for o in channels:
-        down += [nn.Conv2d(width, o, 3, stride=2, padding=1), nn.ReLU()]
+        down += [nn.Conv2d(width, o, 3, stride=2, padding=1), act()]
         width, h, w = o, h // 2, w // 2
     features = nn.Sequential(*down, nn.Flatten())
     up: list[nn.Module] = [
         nn.Linear(latent + classes, width * h * w),
-        nn.ReLU(),
+        act(),
         nn.Unflatten(1, (width, h, w)),
     ]
     for o in [*reversed(list(channels)[:-1]), c]:
-        up += [nn.ConvTranspose2d(width, o, 4, stride=2, padding=1), nn.ReLU()]
+        up += [nn.ConvTranspose2d(width, o, 4, stride=2, padding=1), act()]
         width = o
     decoder = nn.Sequential(*up[:-1])  # logits: no activation after the last layer
     return VAE(features, list(channels)[-1] * h * w, latent, decoder, classes)
+
+
+def published_vae(shape: tuple[int, int, int], latent: int, classes: int) -> VAE:
+    """The convolutional autoencoder of [TwoStage] Section 6.2, layer by layer as in its public code
+    (the paper does not print it); sides must divide by 4.
+
+    With 3 colours, 10 classes and 32 latent numbers, 28 x 28: 515,296 parameters in the encoder,
+    2,576,259 in the decoder. Smooth throughout, since the published clamp of the log variance is
+    left out, as is dropout of latent numbers; logits in place of a final sigmoid.
+    """
+    c, h, w = shape
+    small, flat = (h // 4, w // 4), 128 * (h // 4) * (w // 4)
+
+    def layer(kind: type[nn.Module], i: int, o: int, side: int, stride: int) -> list[nn.Module]:
+        return [kind(i, o, side, stride, 1), nn.GroupNorm(8, o), nn.GELU()]
+
+    features = nn.Sequential(
+        *layer(nn.Conv2d, c + classes, 32, 4, 2),
+        *layer(nn.Conv2d, 32, 64, 4, 2),
+        *layer(nn.Conv2d, 64, 128, 3, 1),
+        nn.Flatten(),
+    )
+    decoder = nn.Sequential(
+        nn.Linear(latent + classes, 256),
+        nn.GELU(),
+        nn.Linear(256, flat),
+        nn.GELU(),
+        nn.Unflatten(1, (128, *small)),
+        *layer(nn.Conv2d, 128, 256, 3, 1),
+        *layer(nn.ConvTranspose2d, 256, 128, 4, 2),
+        *layer(nn.ConvTranspose2d, 128, 64, 4, 2),
+        nn.Conv2d(64, c, 3, padding=1),
+    )
+    return VAE(features, flat, latent, decoder, classes, planes=True)

@@ -228,8 +228,8 @@ def forward(module: nn.Module, p: Parameters, *inputs: Tensor) -> Any:
     """What `module(*inputs)` would give for each of K clients, with a leading dimension K."""
     if type(module) is VAE:
         x, y, noise = inputs
-        h = _unpack(_apply(module.features, p, "features.", x))
-        code = _linear(module.code, p, "code.", module.condition(h, y))
+        h = _unpack(_apply(module.features, p, "features.", module.before(x, y)))
+        code = _linear(module.code, p, "code.", module.between(h, y))
         z, mean, log_variance = module.sample(code, noise)
         out = _unpack(_apply(module.decoder, p, "decoder.", module.condition(z, y)))
         return out, mean, log_variance

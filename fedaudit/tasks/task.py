@@ -156,6 +156,18 @@ class Task:
         """Loss per example (n,) of one model on x (n, ...)."""
         return self.criterion(self.output(p, x, y, noise), x, y)
 
+    def scores(self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None) -> Tensor:
+        """How well a model fits each example (n,): the log-likelihood, or what stands for it."""
+        return -self.losses(p, x, y, noise)
+
+    def stacked_scores(self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None) -> Tensor:
+        """`scores` of K models on x (K, n, ...): (K, n)."""
+        return -self.stacked_losses(p, x, y, noise)
+
+    def evidence(self, scores: Tensor) -> Tensor:
+        """Scores on a scale on which those of one record under many models are about normal."""
+        return scores
+
     def output(self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None) -> Any:
         """What the module returns; nothing of the module itself changes."""
         # counters (num_batches_tracked) change in place: each call gets its own

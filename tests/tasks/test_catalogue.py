@@ -43,6 +43,10 @@ def texts() -> Dataset:
         (ViT(width=8, heads=2), images, "blocks.1.mlp.proj.bias"),
         (VAE(hidden=9, latent=2), images, "code.weight"),
         (VAE(channels=(3, 4), latent=2, conditional=False), images, "decoder.3.weight"),
+        (VAE(published=True, latent=2), images, "decoder.14.weight"),
+        (MLP(hidden=(7,), activation="tanh"), images, "3.weight"),
+        (VAE(hidden=9, latent=2, activation="gelu"), images, "code.weight"),
+        (VAE(channels=(3,), latent=2, activation="silu"), images, "code.weight"),
         (GPT(width=8, heads=2, depth=4, length=4), texts, "blocks.3.attn.qkv.weight"),
         (GPT(width=8, heads=2, length=8, vocabulary="bytes", vocabulary_size=260), texts, "tokens"),
     ],
@@ -138,6 +142,10 @@ def test_numbers_are_refused_by_a_language_model() -> None:
         (lambda: CNN(channels=(0,)), images, "at least 1"),
         (lambda: VAE(latent=0), images, "at least 1"),
         (lambda: VAE(channels=(2,) * 4), images, "divide by 16"),
+        (lambda: VAE(published=True), lambda: images(side=6), "divide by 4"),
+        (lambda: VAE(published=True), features, "needs images"),
+        (lambda: VAE(published=True, channels=(4,)), images, "fixes the layers"),
+        (lambda: VAE(published=True, activation="tanh"), images, "fixes the layers"),
     ],
 )
 def test_settings_that_do_not_fit(

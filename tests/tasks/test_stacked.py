@@ -139,6 +139,15 @@ def test_vae_equals_plain_module(classes: int, convolutional: bool) -> None:
     compare(module, x, y, torch.randn(K, N, 3, generator=draw))
 
 
+@pytest.mark.parametrize("classes", [0, 3])
+def test_published_vae_equals_plain_module(classes: int) -> None:
+    draw = torch.Generator().manual_seed(4)
+    x = torch.rand(K, N, 2, 4, 8, generator=draw)
+    y = torch.randint(0, 3, (K, N), generator=draw)
+    noise = torch.randn(K, N, 3, generator=draw)
+    compare(models.published_vae((2, 4, 8), 3, classes), x, y, noise)
+
+
 class Foreign(nn.Module):
     def __init__(self) -> None:
         super().__init__()

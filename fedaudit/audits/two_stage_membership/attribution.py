@@ -1,0 +1,157 @@
+"""Stage II of all clients of a round: what a surviving update does to the scores of records.
+
+`increments` serves the attack and TS-MIA; `path` looks closely at a few records of one client:
+slopes, curvature, the remainder by quadrature, everything that Lemma 6 and Theorem 1 speak of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedaudit.audits.two_stage_membership.scoring import Asked, Scorer
+from fedaudit.audits.two_stage_membership.theory import published_smoothness
+
+Floats = npt.NDArray[np.float64]
+
+COARSE, FINE = 5, 9
+"""Gauss-Legendre nodes: the difference of the two rules is the error estimate."""
+GRID = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Where along the segment curvature is measured: a grid, not a supremum."""
+
+
+def on_pools(
+    scorer: Scorer, models: Tensor, pools: Asked, pairs: Sequence[Sequence[int]]
+) -> Tensor:
+    """Scores (K, R, n) of K models (K, d), model j on the pools `pairs[j]` (R,), in one batched
+    pass; `pools` x (P, n, ...)."""
+    which = torch.as_tensor(np.asarray(pairs, dtype=np.int64))
+    rows, asked_pools = which.shape
+    noise = None if pools.noise is None else pools.noise[:, which].flatten(2, 3)
+    own = Asked(pools.x[which].flatten(1, 2), pools.y[which].flatten(1, 2), noise)
+    return scorer.each(models, own).view(rows, asked_pools, -1)
+
+
+def leave_one_out(
+    scorer: Scorer,
+    after: Tensor,
+    contributions: Tensor,
+    pools: Asked,
+    pairs: Sequence[Sequence[int]],
+    after_scores: Tensor,
+) -> Floats:
+    """delta_j(x) = score(x; W + dW) - score(x; W + dW - u_j) (K, R, n): W_base of each client is
+    the model without it. [TwoStage] Eqs. (14), (16)
+
+    `after` W + dW (d,), `contributions` u (K, d), `after_scores` (P, n).
+    """
+    without = on_pools(scorer, after - contributions, pools, pairs)
+    return _apart(after_scores, without, contributions, pairs)
+
+
+def put_on(
+    scorer: Scorer,
+    before: Tensor,
+    contributions: Tensor,
+    pools: Asked,
+    pairs: Sequence[Sequence[int]],
+    before_scores: Tensor,
+) -> Floats:
+    """score(x; W + u_j) - score(x; W) (K, R, n): each client's update alone. [TwoStage] Eq. (11)
+
+    `before` W (d,), `contributions` u (K, d), `before_scores` (P, n).
+    """
+    with_it = on_pools(scorer, before + contributions, pools, pairs)
+    return -_apart(before_scores, with_it, contributions, pairs)
+
+
+def _apart(
+    common: Tensor, single: Tensor, contributions: Tensor, pairs: Sequence[Sequence[int]]
+) -> Floats:
+    """Scores of the model that all share (P, n) minus those of single models (K, R, n)."""
+    which = torch.as_tensor(np.asarray(pairs, dtype=np.int64))
+    out: Floats = (common[which].double() - single.double()).numpy()
+    # one model and many are computed by different kernels: their rounding is no increment
+    out[~contributions.any(dim=1).numpy()] = 0.0
+    return out
+
+
+@dataclass(frozen=True)
+class Path:
+    """The segment from W_base to W_base + u, for n records of one client; arrays (n,) but for
+    `products` (n, n) of score gradients at W_base.
+
+    `increment` delta (Eq. 16), `slope` <H(0), u>, `remainder` integral of <H(t) - H(0), u> with
+    `error`, its quadrature error estimate; `directional` sup |u' Hess u| / |u|^2 on the grid,
+    `smoothness` sup |Hess u| / |u| on the grid (None: not smooth), `calibrated` the published L.
+    """
+
+    norm: float
+    increment: Floats
+    slope: Floats
+    remainder: Floats
+    error: Floats
+    directional: Floats | None
+    smoothness: Floats | None
+    calibrated: float
+    products: Floats
+
+
+def path(scorer: Scorer, base: Tensor, update: Tensor, asked: Asked, *, smooth: bool) -> Path:
+    """Look along one client's update, in double precision. [TwoStage] Lemmas 5 and 6"""
+    base, u, asked, scorer = base.double(), update.double(), asked.double(), scorer.precise()
+    one = Asked(
+        asked.x.unsqueeze(0),
+        asked.y.unsqueeze(0),
+        None if asked.noise is None else asked.noise.unsqueeze(1),
+    )
+
+    def at(t: float) -> tuple[Floats, Floats]:
+        scores, slopes = scorer.slopes((base + t * u).unsqueeze(0), u.unsqueeze(0), one)
+        return scores[0].numpy(), slopes[0].numpy()
+
+    start, slope = at(0.0)
+    end, _ = at(1.0)
+    rules = []
+    for count in (COARSE, FINE):
+        nodes, weights = np.polynomial.legendre.leggauss(count)
+        slopes = np.stack([at(float(t))[1] for t in (nodes + 1) / 2])
+        rules.append((weights / 2) @ (slopes - slope))
+    # the fine rule's own error is smaller than the difference; rounding is not
+    error = np.abs(rules[1] - rules[0]) + 1e-12 * (np.abs(start) + np.abs(end))
+    squared = float(u @ u)
+    directional = smoothness = None
+    if smooth and squared > 0:
+        along, across = [], []
+        for t in GRID:  # one after the other: a product is as large as the model, per record
+            products = scorer.hessian_products(base + t * u, u, asked)
+            along.append((products @ u).abs().numpy())
+            across.append(products.norm(dim=1).numpy())
+        directional = np.max(along, axis=0) / squared
+        smoothness = np.max(across, axis=0) / np.sqrt(squared)
+    return Path(
+        norm=float(np.sqrt(squared)),
+        increment=end - start,
+        slope=slope,
+        remainder=rules[1],
+        error=error,
+        directional=directional,
+        smoothness=smoothness,
+        calibrated=_calibrated(at, slope, start, np.sqrt(squared)),
+        products=scorer.gradient_products(base, asked).numpy(),
+    )
+
+
+def _calibrated(at, slope: Floats, start: Floats, norm: float) -> float:  # type: ignore[no-untyped-def]
+    """L as the paper calibrates it: max 2 err / |v|^2 over shorter steps v = t u.
+
+    [TwoStage] Section 6.2
+    """
+    scales = (0.25, 0.5, 0.75)
+    errors = np.concatenate([np.abs(at(t)[0] - start - t * slope) for t in scales])
+    return published_smoothness(errors, np.repeat([t * norm for t in scales], len(slope)))

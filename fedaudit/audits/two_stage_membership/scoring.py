@@ -1,0 +1,286 @@
+"""Scores of many models on many records: one batched pass, and derivatives along an update.
+
+A score is the higher the better a model fits a record: the negative loss of an example (for a
+language model the log-likelihood of a window, for an autoencoder the evidence lower bound), or any
+callable `(task, parameters, x, y, noise) -> (n,)`. Random numbers of a score are fixed per record,
+so that two models are compared on the same draws. [TwoStage] Section 4.1
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from fedaudit.errors import ConfigError, NotApplicable
+from fedaudit.tasks.models import VAE, Attention, Block, FeedForward, TinyGPT, TinyViT
+from fedaudit.tasks.task import Parameters, Task
+
+Score = Callable[[Task, Parameters, Tensor, Tensor, Tensor | None], Tensor]
+
+NUMBERS_AT_ONCE = 2**20
+"""Outputs of a block of models and records: what a cache holds."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Records with the random numbers of their scores: `x` (n, ...), `y` (n,), `noise` (draws, n,
+    ...) or None where the score is deterministic."""
+
+    x: Tensor
+    y: Tensor
+    noise: Tensor | None
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def take(self, rows: Tensor) -> Asked:
+        noise = None if self.noise is None else self.noise[:, rows]
+        return Asked(self.x[rows], self.y[rows], noise)
+
+    def block(self, models: slice, records: slice) -> Asked:
+        """Of stacked records (K, n, ...): some models' share of some records."""
+        noise = None if self.noise is None else self.noise[:, models, records]
+        return Asked(self.x[models, records], self.y[models, records], noise)
+
+    def double(self) -> Asked:
+        x = self.x.double() if self.x.is_floating_point() else self.x
+        return Asked(x, self.y, None if self.noise is None else self.noise.double())
+
+
+class Scorer:
+    """Scores of models by one task; `custom` replaces the negative loss."""
+
+    def __init__(self, task: Task, custom: Score | None = None) -> None:
+        self.task, self.custom = task, custom
+        self._stackable = custom is None
+        self._width: int | None = None
+        self._precise: Scorer | None = None
+
+    def precise(self) -> Scorer:
+        """The same scores in double precision, what does not travel (frozen layers) included."""
+        if self._precise is None:
+            task = copy.copy(self.task)
+            task.module = copy.deepcopy(self.task.module).double()
+            self._precise = Scorer(task, self.custom)
+        return self._precise
+
+    def one(self, model: Tensor, asked: Asked) -> Tensor:
+        """Scores (n,) of one model (d,) on n records."""
+        with torch.no_grad(), self._still():
+            p = self.task.named(model)
+            fit = max(1, NUMBERS_AT_ONCE // self._numbers(model, asked))
+            parts = [
+                self._mean(partial(self._single, p), asked.take(rows))
+                for rows in torch.split(torch.arange(len(asked)), fit)
+            ]
+            return self._finite(torch.cat(parts))
+
+    def each(self, models: Tensor, asked: Asked) -> Tensor:
+        """Scores (K, n) of K models (K, d), each on its own n records: x (K, n, ...).
+
+        In blocks of models and records whose outputs stay in the cache.
+        """
+        with torch.no_grad(), self._still():
+            first = Asked(
+                asked.x[0], asked.y[0], None if asked.noise is None else asked.noise[:, 0]
+            )
+            fit = max(1, NUMBERS_AT_ONCE // self._numbers(models[0], first))
+            across = max(1, min(len(models), fit // max(1, min(asked.x.shape[1], fit))))
+            # a few models with many records each, or many models with few
+            along = max(1, fit // across)
+            parts = []
+            for low in range(0, len(models), across):
+                rows = slice(low, low + across)
+                cuts = [
+                    self._block(models[rows], asked.block(rows, slice(at, at + along)))
+                    for at in range(0, asked.x.shape[1], along)
+                ]
+                parts.append(torch.cat(cuts, dim=1))
+            return self._finite(torch.cat(parts))
+
+    def _numbers(self, model: Tensor, asked: Asked) -> int:
+        """Numbers that one model makes of one record: its output, or a few times its input."""
+        if self._width is None:
+            few = asked.take(torch.arange(1))
+            z = None if few.noise is None else few.noise[0]
+            out = self.task.output(self.task.named(model), few.x, few.y, z)
+            tensors = out if isinstance(out, tuple | list) else (out,)
+            made = sum(t.numel() for t in tensors if isinstance(t, Tensor))
+            self._width = max(made, 4 * few.x.numel(), 1)
+        return self._width
+
+    def evidence(self, scores: Tensor) -> Tensor:
+        """Scores on the scale of the task's likelihood-ratio test."""
+        return scores if self.custom is not None else self.task.evidence(scores)
+
+    def _block(self, models: Tensor, asked: Asked) -> Tensor:
+        from fedaudit.tasks.stacked import NotStackable
+
+        if self._stackable:
+            try:
+                p = self.task.named(models)
+                return self._mean(lambda x, y, z: self._stacked(p, x, y, z), asked)
+            except NotStackable:
+                self._stackable = False
+        out = []
+        for k, model in enumerate(models):
+            noise = None if asked.noise is None else asked.noise[:, k]
+            own = Asked(asked.x[k], asked.y[k], noise)
+            p = self.task.named(model)
+            out.append(self._mean(partial(self._single, p), own))
+        return torch.stack(out)
+
+    def _single(self, p: Parameters, x: Tensor, y: Tensor, z: Tensor | None) -> Tensor:
+        if self.custom is None:
+            return self.task.scores(p, x, y, z)
+        out = self.custom(self.task, p, x, y, z)
+        if not isinstance(out, Tensor) or out.shape != y.shape:
+            raise ConfigError(
+                "a score function does not give one number per record",
+                expected=f"a tensor of shape {tuple(y.shape)}",
+                got=f"a tensor of shape {tuple(out.shape)}"
+                if isinstance(out, Tensor)
+                else type(out).__name__,
+                remedy="return a higher number the better the model fits the record",
+            )
+        return out
+
+    def _stacked(self, p: Parameters, x: Tensor, y: Tensor, z: Tensor | None) -> Tensor:
+        return self.task.stacked_scores(p, x, y, z)
+
+    @staticmethod
+    def _mean(score: Callable[[Tensor, Tensor, Tensor | None], Tensor], asked: Asked) -> Tensor:
+        """Mean over the draws of a score's own random numbers."""
+        if asked.noise is None:
+            return score(asked.x, asked.y, None)
+        return torch.stack([score(asked.x, asked.y, z) for z in asked.noise]).mean(0)
+
+    def _finite(self, scores: Tensor) -> Tensor:
+        if not bool(torch.isfinite(scores).all()):
+            count = int((~torch.isfinite(scores)).sum())
+            raise NotApplicable(
+                "a score is not a number",
+                expected="finite scores of every record under every model",
+                got=f"{count} of {scores.numel()} scores are NaN or infinite",
+                remedy="look at the model (it may have diverged) or at the score function",
+            )
+        return scores
+
+    @contextmanager
+    def _still(self) -> Iterator[None]:
+        """Evaluation mode, and attention by plain products: others have no second derivative."""
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        with self.task.evaluating(), sdpa_kernel(SDPBackend.MATH):
+            yield
+
+    # -- derivatives along an update -------------------------------------------------------------
+    # By reverse mode throughout: forward mode would load torch's compiler, which takes seconds.
+
+    def slopes(self, models: Tensor, directions: Tensor, asked: Asked) -> tuple[Tensor, Tensor]:
+        """Scores (K, n) and directional derivatives <grad score, u> (K, n) of K models (K, d)
+        along K directions (K, d), each on its own records.
+
+        sum_i v_i grad score_i is linear in v, and so is its product with u: the derivative by v is
+        the slope of every record at once.
+        """
+        with self._still(), torch.enable_grad():
+            at = models.detach().requires_grad_()
+            scores = self._both(at, asked)
+            v = torch.zeros_like(scores, requires_grad=True)
+            (pulled,) = torch.autograd.grad(scores, at, v, create_graph=True)
+            (slopes,) = torch.autograd.grad((pulled * directions).sum(), v)
+        return scores.detach(), self._finite(slopes)
+
+    def _both(self, models: Tensor, asked: Asked) -> Tensor:
+        """Scores (K, n) as a differentiable function of the models (K, d)."""
+        from fedaudit.tasks.stacked import NotStackable
+
+        p = self.task.named(models)
+        if self._stackable:
+            try:
+                return self._mean(lambda x, y, z: self._stacked(p, x, y, z), asked)
+            except NotStackable:
+                self._stackable = False
+        out = []
+        for k in range(len(models)):
+            noise = None if asked.noise is None else asked.noise[:, k]
+            own = {name: value[k] for name, value in p.items()}
+            out.append(self._mean(partial(self._single, own), Asked(asked.x[k], asked.y[k], noise)))
+        return torch.stack(out)
+
+    def hessian_products(self, model: Tensor, direction: Tensor, asked: Asked) -> Tensor:
+        """Hessian(score of a record) u (n, d) at one model (d,): how every record's gradient
+        changes along u."""
+        out = []
+        with self._still():
+            for at, gradient in self._gradients(model, asked, create_graph=True):
+                change = torch.zeros_like(at)
+                if gradient.requires_grad:  # not where the score is linear
+                    (found,) = torch.autograd.grad(
+                        (gradient * direction).sum(), at, allow_unused=True
+                    )
+                    change = change if found is None else found
+                out.append(change)
+        return self._finite(torch.stack(out))
+
+    def hessian_norms(self, model: Tensor, direction: Tensor, asked: Asked) -> Tensor:
+        """|Hessian(score of a record) u| (n,) for one model (d,)."""
+        return self.hessian_products(model, direction, asked).norm(dim=1)
+
+    def curvatures(self, model: Tensor, direction: Tensor, asked: Asked) -> Tensor:
+        """u^T Hessian(score of a record) u (n,) for one model (d,)."""
+        return self.hessian_products(model, direction, asked) @ direction
+
+    def gradient_products(self, model: Tensor, asked: Asked) -> Tensor:
+        """Inner products of the records' score gradients at one model, (n, n).
+
+        The mean score vector of any subset follows: |s|^2 is the mean over its block.
+        """
+        with self._still():
+            each = torch.stack([g.detach() for _, g in self._gradients(model, asked)])
+            return self._finite(each @ each.T)
+
+    def _gradients(
+        self, model: Tensor, asked: Asked, *, create_graph: bool = False
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """One record after the other: the model (d,), and the score's gradient (d,) by it."""
+        for i in range(len(asked)):
+            with torch.enable_grad():
+                at = model.detach().requires_grad_()
+                one = asked.take(torch.tensor([i]))
+                score = self._mean(partial(self._single, self.task.named(at)), one).sum()
+                (gradient,) = torch.autograd.grad(score, at, create_graph=create_graph)
+                yield at, gradient
+
+
+SMOOTH = frozenset(
+    {
+        *(nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.Embedding),
+        *(nn.Flatten, nn.Unflatten, nn.Identity, nn.Sequential, nn.ModuleList),
+        *(nn.GroupNorm, nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.Dropout),
+        *(nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Softmax, nn.LogSoftmax),
+        *(nn.AvgPool2d, nn.AdaptiveAvgPool2d),
+        *(Attention, FeedForward, Block, TinyGPT, TinyViT, VAE),
+    }
+)
+"""Types, not names: somebody else's `Block` may well hold a ReLU."""
+
+
+def rough_layers(task: Task) -> tuple[str, ...]:
+    """Layers without a second derivative (ReLU, max-pooling), or unknown to be smooth.
+
+    ELU of slope 1 has a continuous derivative, and a second one but for a point.
+    """
+    names = {
+        type(m).__name__
+        for m in task.module.modules()
+        if type(m) not in SMOOTH and not (type(m) is nn.ELU and m.alpha == 1)
+    }
+    return tuple(sorted(names))

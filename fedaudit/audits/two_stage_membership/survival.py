@@ -1,0 +1,151 @@
+"""Stage I of all clients of a round at once: what of a client's update is left in the sum."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.errors import NotApplicable
+
+Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """Weighted updates u_k = p_k dw_k (K, d) of one round and what the model moved by, dW (d,).
+
+    `scale` is what the server multiplied the mean by (its learning rate); `residual`
+    |dW - sum u| / |dW|: noise or momentum that the server added. [TwoStage] Eqs. (1), (2)
+    """
+
+    u: Rows
+    moved: Rows
+    scale: float
+    residual: float
+
+
+def contributions(
+    updates: Rows,
+    weights: npt.ArrayLike,
+    moved: Rows | None = None,
+    scale: float | None = None,
+) -> Contributions:
+    """u_k = p_k dw_k with p_k = weight / sum of weights; dW as observed, or their sum.
+
+    `scale` is the server's learning rate where it is known, otherwise it is fitted to dW.
+    """
+    p = np.asarray(weights, dtype=np.float64)
+    if not p.sum() > 0:
+        raise NotApplicable(
+            "the weights of a round's updates make no mean",
+            expected="weights with a positive sum",
+            got=f"a sum of {p.sum():g} over {len(p)} updates",
+            remedy="record what the aggregate multiplies each update by",
+        )
+    u = updates * (p / p.sum()).astype(np.float32)[:, None]
+    total = u.sum(axis=0, dtype=np.float64)
+    if moved is None:
+        rate = 1.0 if scale is None else scale
+        return Contributions(_times(u, rate), (rate * total).astype(np.float32), rate, 0.0)
+    rate = server_rate(total, moved) if scale is None else scale
+    size = float(np.linalg.norm(moved))
+    left = float(np.linalg.norm(moved - rate * total))
+    return Contributions(_times(u, rate), moved, rate, left / size if size > 0 else 0.0)
+
+
+def _times(u: Rows, rate: float) -> Rows:
+    return u if rate == 1.0 else u * np.float32(rate)
+
+
+def server_rate(total: Floats, moved: Rows) -> float:
+    """The rate at which a server steps along the mean update (d,), by least squares from dW (d,).
+
+    1, which most use, unless the data speak against it: not for a fitted 0.9999998, nor where
+    noise on the aggregate alone explains what was fitted (four standard errors).
+    """
+    energy = float(total @ total)
+    if energy == 0:
+        return 1.0
+    rate = float(total @ moved.astype(np.float64)) / energy
+    left = float(np.linalg.norm(moved - rate * total))
+    error = left / math.sqrt(energy * len(total))
+    return 1.0 if rate <= 0 or abs(rate - 1.0) <= max(1e-4, 4.0 * error) else rate
+
+
+@dataclass(frozen=True)
+class Survival:
+    """Stage I of K clients, each (K,). Undefined values are NaN: lambda of a zero vector, SUR of
+    a sum that is zero.
+
+    `own` |u|, `background` |B|, `moved` |dW|, `alignment` lambda (Eq. 5), `magnitude_ratio`
+    r = |B|/|u|, `ratio` SUR (Eq. 8), `snr` |u|/sigma with B known (infinite without noise), `blind`
+    |u| / sqrt(|B|^2 + d sigma^2): a heuristic without B (noise that was recorded is part of B too:
+    it then counts twice, on the careful side).
+    """
+
+    own: Floats
+    background: Floats
+    moved: Floats
+    alignment: Floats
+    magnitude_ratio: Floats
+    ratio: Floats
+    snr: Floats
+    blind: Floats
+
+
+def survival(parts: Contributions, noise: float = 0.0, own_noise: npt.ArrayLike = 0.0) -> Survival:
+    """Stage I for every client of a round. [TwoStage] Eqs. (4)-(9)
+
+    `noise` sigma per coordinate of dW; `own_noise` (K,) the part of it inside u_k itself, which is
+    no signal: its energy is taken off |u| before SNR is formed. From inner products of u with dW
+    alone: |B|^2 = |dW|^2 - 2 <u, dW> + |u|^2, in double precision.
+    """
+    u, w = parts.u, parts.moved.astype(np.float64)
+    own2 = np.einsum("kd,kd->k", u, u, dtype=np.float64)
+    cross = np.array([float(row.astype(np.float64) @ w) for row in u])
+    moved2 = float(w @ w)
+    background2 = np.maximum(moved2 - 2.0 * cross + own2, 0.0)
+    # what is left after subtracting nearly equal numbers is rounding, not background
+    background2 = np.where(background2 < 1e-12 * max(moved2, 1e-300), 0.0, background2)
+    own, background = np.sqrt(own2), np.sqrt(background2)
+    moved = np.full(len(u), np.sqrt(moved2))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        alignment = np.where(own * background > 0, (cross - own2) / (own * background), np.nan)
+        ratio = np.where(moved > 0, own / moved, np.nan)
+        magnitude = np.where(own > 0, background / own, np.inf)
+        d = u.shape[1]
+        signal = np.sqrt(np.maximum(own2 - d * np.square(own_noise, dtype=np.float64), 0.0))
+        snr = signal / noise if noise > 0 else np.where(own > 0, np.inf, 0.0)
+        spread = np.sqrt(background2 + d * noise**2)
+        blind = np.where(spread > 0, signal / spread, np.where(own > 0, np.inf, 0.0))
+    return Survival(
+        own=own,
+        background=background,
+        moved=moved,
+        alignment=np.clip(alignment, -1.0, 1.0),
+        magnitude_ratio=magnitude,
+        ratio=ratio,
+        snr=snr,
+        blind=blind,
+    )
+
+
+def noise_floor(
+    threshold: float | Literal["noise"], noise: float, parts: Contributions
+) -> tuple[float, str]:
+    """tau and the rule it follows from. [TwoStage] Eq. (10), Remark 1
+
+    Given, or derived ("noise"): u survives if it is larger than the noise in the sum,
+    |u| > sigma sqrt(d), which in units of |dW| is SUR > sigma sqrt(d) / |dW|.
+    """
+    if threshold != "noise":
+        return threshold, "given"
+    size = float(np.linalg.norm(parts.moved))
+    if size == 0:
+        return np.inf, "the model did not move"
+    return noise * float(np.sqrt(parts.u.shape[1])) / size, "sigma sqrt(d) / |dW|"
