@@ -130,11 +130,14 @@ def _epsilon(q: float, z: float, steps: int, delta: float, by: str) -> float:
     one: Any = dp_accounting.GaussianDpEvent(z)
     if q < 1:
         one = dp_accounting.PoissonSampledDpEvent(q, one)
-    # a very small multiplier makes the loss range huge: a coarser grid keeps it in memory
-    interval = _DISCRETISATION if z >= 0.3 else 0.05
-    accountant = pld.PLDAccountant(value_discretization_interval=interval)
+    accountant = pld.PLDAccountant(value_discretization_interval=_interval(z))
     accountant.compose(dp_accounting.SelfComposedDpEvent(one, steps))
     return float(accountant.get_epsilon(delta))
+
+
+def _interval(noise_multiplier: float) -> float:
+    """A very small multiplier makes the loss range huge: a coarser grid keeps it in memory."""
+    return _DISCRETISATION if noise_multiplier >= 0.3 else 0.05
 
 
 def epsilon(
@@ -164,6 +167,17 @@ def calibrate(target: float, exposure: Exposure, delta: float, *, by: Accountant
             remedy="epsilon = 8",
         )
     return smallest(lambda z: epsilon(exposure, z, delta, by=by) <= target)
+
+
+def gaussian_delta(at: float, noise_multiplier: float) -> float:
+    """The delta of one Gaussian mechanism at an epsilon (Balle and Wang 2018, Theorem 8)."""
+    from scipy.special import log_ndtr
+
+    if math.isinf(at):
+        return 0.0
+    half, shift = 1 / (2 * noise_multiplier), at * noise_multiplier
+    both = log_ndtr(half - shift), at + log_ndtr(-half - shift)
+    return max(0.0, float(np.exp(both[0]) - np.exp(both[1])))
 
 
 def smallest(meets: Callable[[float], bool]) -> float:
@@ -198,13 +212,78 @@ def amplified_by_shuffling(
     """
     check_delta(delta)
     e0, n = local_epsilon, clients
-    if n < 1 or e0 > math.log(max(n / (16 * math.log(2 / delta)), 1e-300)):
+    if n < 1 or e0 > largest_amplified(n, delta):
         return None
     grown = math.exp(e0)
     inner = 8 * math.sqrt(grown * math.log(4 / delta)) / math.sqrt(n) + 8 * grown / n
     central = min(e0, math.log1p((grown - 1) / (grown + 1) * inner))
     spent = delta + (math.exp(central) + 1) * (1 + math.exp(-e0) / 2) * n * local_delta
     return central, spent
+
+
+def largest_amplified(clients: int, delta: float) -> float:
+    """The local epsilon up to which n shuffled reports amplify: ln(n / (16 ln(2/delta)))."""
+    return math.log(max(clients / (16 * math.log(2 / delta)), 1e-300))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shuffled:
+    """What shuffling makes of rounds of locally private reports.
+
+    `epsilon` of all rounds together, and whether that `gains` anything over none; None where the
+    theorem does not apply: one report costs `local_epsilon`, and the `clients` of a round amplify
+    up to `largest`.
+    """
+
+    epsilon: float | None
+    gains: bool
+    local_epsilon: float
+    largest: float
+    clients: int
+
+
+def shuffled(noise_multiplier: float, rounds: int, clients: int, delta: float) -> Shuffled:
+    """Epsilon at `delta` of `rounds` shuffles of n Gaussian reports, each of a client's whole data.
+
+    `noise_multiplier` is noise over what replacing that data can move. Half of `delta` is shared
+    out to the rounds, half of that to the theorem and half to the tails of the Gaussian; rounds are
+    composed by privacy losses. Void if reports can be linked across rounds.
+    """
+    check_delta(delta)
+    per_round = delta / (2 * rounds)
+    largest = largest_amplified(clients, per_round / 2)
+
+    def fits(local: float) -> bool:
+        """Whether tails cost at most their half: (e^eps0 + 1)(1 + 1/2) n delta_0, Theorem 3.8."""
+        tail = gaussian_delta(local, noise_multiplier)
+        grown = math.log(1.5 * clients) + float(np.logaddexp(local, 0.0))
+        return tail == 0 or grown + math.log(tail) <= math.log(per_round / 2)
+
+    # with less noise than that, an epsilon of one report says nothing any more
+    one = smallest(fits) if noise_multiplier >= 0.01 else math.inf
+    found = amplified_by_shuffling(
+        one, clients, per_round / 2, gaussian_delta(one, noise_multiplier)
+    )
+    whole, gains = None, False
+    if found is not None:
+        from dp_accounting.pld import common, privacy_loss_distribution
+
+        losses = privacy_loss_distribution.from_privacy_parameters(
+            common.DifferentialPrivacyParameters(*found),
+            value_discretization_interval=_DISCRETISATION,
+        )
+        whole = float(losses.self_compose(rounds).get_epsilon_for_delta(delta))
+        # whoever shuffles does not undo the noise: never more than without
+        plain = Exposure(sampling_rate=1.0, steps=1, rounds=rounds)
+        without = epsilon(plain, noise_multiplier, delta)
+        whole, gains = min(whole, without), whole < without
+    return Shuffled(
+        epsilon=whole,
+        gains=gains,
+        local_epsilon=one,
+        largest=max(0.0, largest),
+        clients=clients,
+    )
 
 
 # -- foreign accountants --------------------------------------------------------------------------
@@ -218,21 +297,28 @@ def from_opacus(state: Mapping[str, Any], delta: float, *, unit: Unit = "record"
     check_delta(delta)
     try:
         history = [(float(z), float(q), int(n)) for z, q, n in state["history"]]
+        if not all(0 <= z < math.inf and 0 <= q <= 1 and n >= 0 for z, q, n in history):
+            raise ValueError("out of range")
     except (KeyError, TypeError, ValueError):
         raise UsageError(
             "this is not the state of an Opacus accountant",
-            expected='a mapping with "history": [(noise_multiplier, sample_rate, steps), ...]',
+            expected='a mapping with "history": [(noise_multiplier, sample_rate, steps), ...], '
+            "a rate between 0 and 1",
             got=repr(state)[:80],
             remedy="pass privacy_engine.accountant.state_dict()",
         ) from None
-    if any(z == 0 for z, _, n in history if n):
+    spent = [(z, q, n) for z, q, n in history if n and q]
+    value = 0.0
+    if any(z == 0 for z, _, _ in spent):
         value = math.inf
-    else:
+    elif spent:
         import dp_accounting
         from dp_accounting import pld
 
-        accountant = pld.PLDAccountant(value_discretization_interval=_DISCRETISATION)
-        for z, q, n in history:
+        accountant = pld.PLDAccountant(
+            value_discretization_interval=_interval(min(z for z, _, _ in spent))
+        )
+        for z, q, n in spent:
             one: Any = dp_accounting.GaussianDpEvent(z)
             if q < 1:
                 one = dp_accounting.PoissonSampledDpEvent(q, one)

@@ -13,7 +13,10 @@ from fedaudit.accounting import (
     calibrate,
     epsilon,
     from_opacus,
+    gaussian_delta,
+    largest_amplified,
     renyi,
+    shuffled,
 )
 from fedaudit.errors import ConfigError, UsageError
 
@@ -96,6 +99,46 @@ def test_amplification_by_shuffling_helps_with_many_clients_and_is_refused_with_
     assert amplified_by_shuffling(1.0, 100_000, 1e-6, local_delta=1e-12)[1] > 1e-6
 
 
+def test_shuffled_rounds_of_gaussian_reports():
+    """Never more than without, less with very many clients, and nothing where none is proven."""
+    plain = {t: epsilon(Exposure(sampling_rate=1, steps=1, rounds=t), 2.0, 1e-5) for t in (1, 10)}
+    few, many = shuffled(2.0, 10, 50, 1e-5), shuffled(2.0, 10, 100_000, 1e-5)
+    assert few.epsilon is None
+    assert few.local_epsilon > few.largest
+    assert many.epsilon < 0.75 * plain[10]
+    assert many.gains
+    assert shuffled(2.0, 10, 1_000_000, 1e-5).epsilon < many.epsilon
+    idle = shuffled(10.0, 10, 500, 1e-5)
+    assert idle.epsilon == epsilon(Exposure(sampling_rate=1, steps=1, rounds=10), 10.0, 1e-5)
+    assert not idle.gains
+    assert shuffled(0.001, 10, 500, 1e-5).epsilon is None
+    one = shuffled(2.0, 1, 100_000, 1e-5)
+    assert one.epsilon <= plain[1]
+    # one round alone: what the theorem says at the shares of delta that were set aside for it
+    central, spent = amplified_by_shuffling(one.local_epsilon, 100_000, 1e-5 / 4)
+    assert spent <= 1e-5
+    assert one.epsilon == pytest.approx(central, abs=5e-3)
+
+
+def test_a_report_is_charged_within_delta():
+    """Tails of the Gaussian, theorem and composition together spend at most delta."""
+    for z, clients, rounds in ((8.0, 2_000, 5), (2.0, 100_000, 20), (1.5, 10_000_000, 3)):
+        share = 1e-5 / (4 * rounds)
+        found = shuffled(z, rounds, clients, 1e-5)
+        assert found.largest == largest_amplified(clients, share)
+        tails = gaussian_delta(found.local_epsilon, z)
+        _, spent = amplified_by_shuffling(found.local_epsilon, clients, share, tails)
+        assert share < spent <= 2 * share
+
+
+@pytest.mark.parametrize("z", [0.7, 1.0, 4.0])
+def test_the_delta_of_one_gaussian_is_the_accountants(z):
+    once = Exposure(sampling_rate=1, steps=1, rounds=1)
+    for delta in (1e-3, 1e-6, 1e-9):
+        assert gaussian_delta(epsilon(once, z, delta), z) == pytest.approx(delta, rel=0.02)
+    assert gaussian_delta(math.inf, z) == 0
+
+
 def test_state_of_an_opacus_accountant():
     from opacus.accountants import RDPAccountant
 
@@ -108,8 +151,14 @@ def test_state_of_an_opacus_accountant():
     assert ours.epsilon == pytest.approx(
         epsilon(Exposure(sampling_rate=0.05, steps=40, rounds=1), 1.1, 1e-5), rel=1e-6
     )
-    with pytest.raises(UsageError, match="Opacus"):
-        from_opacus({"something": 1}, 1e-5)
+    for wrong in ({"something": 1}, {"history": [[1.0, 2.0, 3]]}, {"history": [[-1.0, 0.1, 3]]}):
+        with pytest.raises(UsageError, match="Opacus"):
+            from_opacus(wrong, 1e-5)
+    assert from_opacus({"history": []}, 1e-5).epsilon == 0
+    assert from_opacus({"history": [[0.0, 0.1, 3]]}, 1e-5).epsilon == math.inf
+    assert from_opacus({"history": [[0.2, 0.1, 3]]}, 1e-5).epsilon == pytest.approx(
+        epsilon(Exposure(sampling_rate=0.1, steps=3, rounds=1), 0.2, 1e-5)
+    )
 
 
 def test_a_guarantee_survives_a_round_trip():

@@ -5,15 +5,20 @@ import itertools
 import numpy as np
 import pytest
 
+from fedaudit.accounting import Shuffled
 from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.fingerprint import Fingerprint
+from fedaudit.audits.fingerprint import linkers as linkers_module
+from fedaudit.audits.fingerprint.directions import Directions
 from fedaudit.audits.fingerprint.features import (
     Fold,
     collect,
+    cosines,
     default_features,
     detectable_cosine,
     exact_cosines,
     exact_gram,
+    give_back,
     standardise_columns,
     unit_norm,
     width_for,
@@ -52,13 +57,13 @@ def signal_rows(rng, clients=12, rounds=8, width=400, signal=1.0, share=1.0, com
     return out
 
 
-def record(path, data, *, names=None, senders=ANONYMOUS):
+def record(path, data, *, senders=ANONYMOUS, declared=()):
     """A trace of anonymous (or named) deltas, and its truth."""
     width = data[0][0].shape[1]
     layout = {"model": Layout.of([("1.weight", (width // 2, 2)), ("1.bias", (width % 2,))])}
     clients = sorted({s for _, own in data for s in own})
     about = {"hubs": [SERVER], "clients": clients, "parties": [SERVER, "shuffler", *clients]}
-    recorder = Recorder(path / "trace", layouts=layout, federation=about)
+    recorder = Recorder(path / "trace", layouts=layout, federation=about, declared=declared)
     truth = TruthRecorder(path / "truth", {"clients": {}})
     for number, (rows, who) in enumerate(data, start=1):
         with recorder.round() as wire:
@@ -119,6 +124,101 @@ def test_distances_are_one_minus_cosine():
         assert ours[i, j] == pytest.approx(naive, abs=1e-6)
 
 
+def test_cosines_of_raw_rows_equal_those_of_unit_rows():
+    rng = np.random.default_rng(24)
+    a, b = (rng.normal(size=(k, 40_000)).astype(np.float32) for k in (5, 3))
+    a[2] = 0
+    unit = unit_norm(a) @ unit_norm(b).T
+    np.testing.assert_allclose(cosines(a, b), unit, atol=1e-5)
+    assert (cosines(a, b)[2] == 0).all()
+
+
+def test_rows_taken_apart_are_the_same_rows():
+    """Whole rows and their distances come back from mean, length and direction."""
+    rng = np.random.default_rng(25)
+    data = signal_rows(rng, clients=7, rounds=3, width=60, common=30.0)
+    rounds = [unit_norm(r) for r, _ in data]
+    rounds[1][3] = rounds[1].mean(axis=0)  # a row that is all mean has no direction
+    rounds[1] = rounds[1][:5]
+    apart = Directions(rounds)
+    assert Directions.of(apart) is apart
+    assert apart.sizes == [len(r) for r in apart] == [7, 5, 7]
+    for t, rows in enumerate(rounds):
+        np.testing.assert_allclose(apart[t], rows, atol=1e-6)
+        np.testing.assert_allclose(apart.units[t], centred(rows), atol=1e-6)
+    for t in range(2):
+        slow = distances(rounds[t], rounds[t + 1])
+        np.testing.assert_allclose(apart.distances(t), slow, atol=2e-6)
+    kept = [r.copy() for r in rounds]
+    inside = Directions(kept, overwrite=True)
+    assert all(np.shares_memory(k, u) for k, u in zip(kept, inside.units, strict=True))
+    np.testing.assert_allclose(inside[2], rounds[2], atol=1e-6)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_joint_equals_a_twin_that_computes_everything_anew(share):
+    """Costs from products that are kept, against sums over the other rounds at every step."""
+    for s in range(6):
+        data = signal_rows(np.random.default_rng(s), 10, 6, 80, signal=0.6, share=share)
+        rounds = [centred(unit_norm(r)) for r, _ in data]
+        start = tracking(rounds, 10, np.random.default_rng(s))
+        ours, value = linkers_module._refine(rounds, start, 10, np.random.default_rng(s))
+        labels, count = [own.copy() for own in start], max(10, max(v.max() for v in start) + 1)
+        rng, changed, prior = np.random.default_rng(s), True, 1.0
+
+        def cluster(label, without, labels=labels, rounds=rounds):
+            own = [r[v == label] for t, (r, v) in enumerate(zip(rounds, labels, strict=True))
+                   if t != without]  # fmt: skip
+            return np.concatenate(own).astype(np.float64)
+
+        while changed:
+            changed = False
+            whole = [cluster(c, None) for c in range(count)]
+            pairs = sum(len(m) * (len(m) - 1) for m in whole)
+            rho = sum((m.sum(0) ** 2).sum() - len(m) for m in whole) / pairs
+            rho = min(0.99, max(0.01, rho))
+            prior = (1 - rho) / rho
+            for t in rng.permutation(len(rounds)):
+                mean = [cluster(c, t) for c in range(count)]
+                mean = np.array([m.sum(0) / (len(m) + prior) for m in mean])
+                cost = ((rounds[t][:, None] - mean[None]) ** 2).sum(-1)
+                cost -= (rounds[t] ** 2).sum(-1)[:, None]
+                new = np.empty_like(labels[t])
+                before, after = match(cost)
+                new[before] = after
+                every = np.arange(len(new))
+                if cost[every, new].sum() < cost[every, labels[t]].sum() - 1e-6:
+                    labels[t], changed = new, True
+        whole = [cluster(c, None) for c in range(count)]
+        slow = sum((m.sum(0) ** 2).sum() / (len(m) + prior) for m in whole)
+        assert value == pytest.approx(slow, rel=1e-5)
+        assert clustering.adjusted_rand(np.concatenate(ours), np.concatenate(labels)) == 1.0
+
+
+def test_many_rows_are_clustered_by_their_strongest_directions(monkeypatch):
+    """What is left out is noise within clusters: found no worse, by either way to directions."""
+    data = signal_rows(np.random.default_rng(26), clients=6, rounds=8, width=500, signal=0.5)
+    rounds = [unit_norm(r) for r, _ in data]
+    senders = [s for _, own in data for s in own]
+
+    def found():
+        labels = np.concatenate(kmeans(rounds, 6, np.random.default_rng(0)))
+        return clustering.adjusted_rand(senders, labels)
+
+    whole = found()
+    monkeypatch.setattr(linkers_module, "ALL_DIRECTIONS", 10)
+    points = linkers_module.principal(rounds, 6, np.random.default_rng(0))
+    values, vectors = np.linalg.eigh(gram(rounds))
+    top = vectors[:, -6:] * np.sqrt(values[-6:])
+    np.testing.assert_allclose(points @ points.T, top @ top.T, atol=1e-4)
+    assert found() >= whole - 0.05
+    monkeypatch.setattr(linkers_module, "PRODUCTS", 10)
+    assert linkers_module.principal(rounds, 6, np.random.default_rng(0)).shape == (48, 6)
+    assert found() >= whole - 0.05
+    equal = [np.ones((6, 9), np.float32) / 3] * 8  # one direction for six clients
+    assert len(kmeans(equal, 6, np.random.default_rng(0))) == 8
+
+
 def test_clustering_the_gram_matrix_is_clustering_the_rows():
     """K-means on points with the same inner products has the same optimum as on raw rows."""
     from sklearn.cluster import KMeans
@@ -176,10 +276,55 @@ def test_a_fold_equals_its_matrix():
     matrix[np.arange(103), np.arange(103) % 17] = fold._signs
     whole, pieces = np.zeros((3, 17), np.float32), np.zeros((3, 17), np.float32)
     fold.add(whole, rows, 0)
+    squares = np.zeros(3)
     for low in range(0, 103, 10):
-        fold.add(pieces, rows[:, low : low + 10], low)
+        squares += fold.add(pieces, rows[:, low : low + 10], low)
     np.testing.assert_allclose(whole, rows @ matrix, atol=1e-4)
     np.testing.assert_allclose(pieces, whole, atol=1e-5)
+    np.testing.assert_allclose(squares, (rows**2).sum(axis=1), rtol=1e-5)
+
+
+def test_rows_are_folded_alike_by_one_thread_and_by_two(monkeypatch):
+    rng = np.random.default_rng(27)
+    fold = Fold(30_011, 997, rng)
+    rows = rng.normal(size=(9, 30_011)).astype(np.float32)
+    monkeypatch.setattr("fedaudit.audits.fingerprint.features.FOLD_COLUMNS", 7_000)
+    monkeypatch.setattr("fedaudit.audits.fingerprint.features.CACHED", 20_000)
+    found = []
+    for cores in (1, 2):
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        out = np.zeros((9, 997), np.float32)
+        found.append((out, fold.add(out, rows, 0)))
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    np.testing.assert_allclose(found[0][1], (rows**2).sum(axis=1), rtol=1e-5)
+    signs = fold._signs.astype(np.float64)
+    slow = np.zeros((9, 997))
+    for j in range(30_011):
+        slow[:, j % 997] += rows[:, j] * signs[j]
+    np.testing.assert_allclose(found[0][0], slow, atol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-24, 1e22])
+@pytest.mark.parametrize("sketch", [0, 101])
+def test_numbers_whose_squares_leave_single_precision_are_no_zeros(tmp_path, scale, sketch):
+    data = signal_rows(np.random.default_rng(28), clients=5, rounds=2, width=600)
+    small = [((rows * scale).astype(np.float32), who) for rows, who in data]
+    here = [record(tmp_path / n, d)[0].seen_by(SERVER) for n, d in (("a", data), ("b", small))]
+    plain, scaled = (collect(v, ("1.weight",), np.random.default_rng(0), sketch=sketch).rows
+                     for v in here)  # fmt: skip
+    for a, b in zip(plain, scaled, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+
+
+def test_pages_that_are_given_back_can_be_read_again(tmp_path):
+    data = signal_rows(np.random.default_rng(29), clients=5, rounds=2, width=600)
+    trace, _ = record(tmp_path, data)
+    rows = trace.seen_by(SERVER).updates(1, "1.weight").rows
+    before = rows.copy()
+    give_back(rows)
+    np.testing.assert_array_equal(rows, before)
+    give_back(before)  # memory of our own stays
+    np.testing.assert_array_equal(rows, before)
 
 
 def test_exact_cosines_streamed_equal_those_in_memory(tmp_path):
@@ -425,6 +570,37 @@ def test_amplification_is_void_if_linkable():
     assert "void" in amplification("record", linked=True)
     assert "whole input" in amplification("record", linked=False)
     assert "only while" in amplification("client", linked=False)
+    kind = {"local_epsilon": 3.8, "largest": 6.0, "clients": 100_000}
+    helps, idle = (Shuffled(epsilon=5.15, gains=g, **kind) for g in (True, False))
+    for linked, word in ((True, "void"), (False, "only while")):
+        assert "would make it 5.15" in amplification("client", linked, helps)
+        assert word in amplification("client", linked, helps)
+        assert "gains nothing" in amplification("client", linked, idle)
+    never = Shuffled(epsilon=None, gains=False, **kind)
+    assert "does not apply, since one report costs 3.8" in amplification("client", False, never)
+    assert "void" in amplification("client", True, never)
+
+
+@pytest.mark.parametrize(
+    ("noise", "signal", "said"),
+    [(1.0, 2.0, "void"), (1.0, 0.0, "does not apply, since one report costs"),
+     (200.0, 0.0, "gains nothing")],
+)  # fmt: skip
+def test_noise_of_whole_clients_states_what_shuffling_adds(tmp_path, noise, signal, said):
+    """Local noise and a shuffler: the audit looks up the theorem and says whether it holds."""
+    clients = 12 if noise < 100 else 400
+    data = signal_rows(np.random.default_rng(30), clients, 3, 40, signal=signal)
+    declared = [{"name": "update_noise", "noise_multiplier": noise}]
+    trace, truth = record(tmp_path, data, declared=declared)
+    given = {"epsilon": 9.0, "delta": 1e-5, "unit": "client", "relation": "replace"}
+    truth.facts["guarantees"] = {"update_noise": {"client-00": given}}
+    notes = " ".join(audit(trace, truth, methods=("greedy",)).notes)
+    assert "update_noise spends epsilon 9" in notes
+    assert said in notes
+    of_record = {**given, "unit": "record", "relation": "add_or_remove"}
+    truth.facts["guarantees"] = {"update_noise": {"client-00": of_record}}
+    notes = " ".join(audit(trace, truth, methods=("greedy",)).notes)
+    assert "whole input, not for a record" in notes or "void" in notes
 
 
 def test_columns_are_standardised_over_all_rounds():

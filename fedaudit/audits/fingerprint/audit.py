@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from fedaudit.accounting import Shuffled, shuffled
 from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.fingerprint import scores
+from fedaudit.audits.fingerprint.directions import Directions
 from fedaudit.audits.fingerprint.features import (
     Features,
     collect,
@@ -19,7 +20,7 @@ from fedaudit.audits.fingerprint.features import (
     exact_cosines,
     exact_gram,
 )
-from fedaudit.audits.fingerprint.linkers import LINKERS, Labels, centred, chain, embed, match
+from fedaudit.audits.fingerprint.linkers import LINKERS, Labels, chain, embed, match
 from fedaudit.errors import ConfigError, NotApplicable
 from fedaudit.results import AuditResult, Estimate
 from fedaudit.trace import Truth, View
@@ -45,6 +46,7 @@ class Linkage:
     confirmed_exactly: bool
     vantage: str
     trace_sha256: str
+    declared: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,7 @@ class Fingerprint:
     name: ClassVar[str] = "fingerprint"
     question: ClassVar[str] = "Can the server re-link shuffled updates to the same client?"
     source: ClassVar[str] = "[Fingerprint] Section 3.2"
+    needs: ClassVar[tuple[str, ...]] = ()
     vantage: str = "server"
     methods: tuple[Method, ...] = ("joint", "greedy")
     features: tuple[str, ...] = ()
@@ -104,13 +107,17 @@ class Fingerprint:
         patterns = self.features or default_features(view.layout)
         features = collect(view, patterns, rng, normalise=self.normalise, sketch=self.sketch)
         clients = self.clients or roster(view, features)
+        sizes = [len(rows) for rows in features.rows]
+        # held once: from here on features.rows are the directions
+        rounds = Directions(features.rows, overwrite=True)
         labels: dict[str, list[Labels]] = {
-            m: LINKERS[m](features.rows, clients, rng) for m in self.methods
+            m: LINKERS[m](rounds, clients, rng) for m in self.methods
         }
         confirmed = features.sketch_width is None
-        if not confirmed and is_doubtful(features):
+        if not confirmed and is_doubtful(rounds, features.detectable):
             # what a sketch cannot see may still be there: look again, exactly
-            labels = self._exactly(view, features, clients, rng)
+            del rounds
+            labels = self._exactly(view, features.tensors, sizes, clients, rng)
             confirmed = True
         return Linkage(
             rounds=features.rounds,
@@ -123,21 +130,26 @@ class Fingerprint:
             confirmed_exactly=confirmed,
             vantage=view.vantage,
             trace_sha256=view.trace_sha256,
+            declared=view.declared,
         )
 
     def _exactly(
-        self, view: View, features: Features, clients: int, rng: np.random.Generator
+        self,
+        view: View,
+        tensors: Sequence[str],
+        sizes: Sequence[int],
+        clients: int,
+        rng: np.random.Generator,
     ) -> dict[str, list[Labels]]:
         """All methods from exact cosines, if the rows are few; otherwise greedy alone.
 
         Every linker depends on inner products only, so points with the exact ones do for the rows.
         """
-        sizes = [len(r) for r in features.rows]
         if sum(sizes) <= EXACT_ROWS:
-            points = embed(exact_gram(view, features.tensors)).astype(np.float32)
-            rows = np.split(points, np.cumsum(sizes)[:-1])
+            points = embed(exact_gram(view, tensors)).astype(np.float32)
+            rows = Directions(np.split(points, np.cumsum(sizes)[:-1]), overwrite=True)
             return {m: LINKERS[m](rows, clients, rng) for m in self.methods}
-        costs = [1.0 - exact_cosines(view, t, features.tensors) for t in view.rounds[:-1]]
+        costs = [1.0 - exact_cosines(view, t, tensors) for t in view.rounds[:-1]]
         return {"greedy": chain(costs, sizes, rng)}
 
     # -- score -----------------------------------------------------------------------------------
@@ -302,18 +314,45 @@ class Fingerprint:
                 f"{name} spends epsilon {min(values):.3g} to {max(values):.3g} per {one['unit']} "
                 f"at delta {one['delta']:g} over the whole run"
             )
-            notes.append(amplification(one["unit"], linked))
+            notes.append(amplification(one["unit"], linked, shuffled_reports(guess, name, one)))
         return tuple(notes)
 
 
-def amplification(unit: str, linked: bool) -> str:
-    """Why amplification by shuffling is not in the epsilons above."""
+def shuffled_reports(guess: Linkage, name: str, given: Mapping[str, Any]) -> Shuffled | None:
+    """What shuffling would make of a protection whose every upload is a locally private report.
+
+    None unless a guarantee covers replacing a client's **whole** data and the noise is known: a
+    record's neighbours differ in one record of many, and reports of clients that differ in more
+    are no cover for one another.
+    """
+    told = next((d for d in guess.declared if d.get("name") == name), {})
+    multiplier = float(told.get("noise_multiplier", 0.0))
+    if given["unit"] != "client" or given.get("relation") != "replace" or multiplier == 0:
+        return None
+    reports = min(len(own) for own in guess.messages)
+    # replacing moves a clipped update by at most twice its bound
+    return shuffled(multiplier / 2, len(guess.rounds), reports, float(given["delta"]))
+
+
+def amplification(unit: str, linked: bool, reports: Shuffled | None = None) -> str:
+    """Epsilon with amplification by shuffling beside those without it, or why there is none."""
     text = "these epsilons are without amplification by shuffling"
+    source = "Feldman, McMillan and Talwar 2021, Theorem 3.8"
+    figure = ""
+    if reports is not None and reports.epsilon is not None:
+        figure = f", which would make it {reports.epsilon:.3g} ({source}, for reference)"
+        if not reports.gains:
+            figure = f", which gains nothing here ({source})"
     if linked:
-        return text + ": it is void, since updates were linked across rounds"
+        return text + figure + ": it is void, since updates were linked across rounds"
     if unit != "client":
         return text + f": it needs a guarantee for a client's whole input, not for a {unit}"
-    return text + ": it holds only while updates cannot be linked"
+    if reports is not None and reports.epsilon is None:
+        return (
+            f"{text}: it does not apply, since one report costs {reports.local_epsilon:.3g} and "
+            f"{reports.clients} reports amplify up to {reports.largest:.3g} ({source})"
+        )
+    return text + figure + ": it holds only while updates cannot be linked"
 
 
 def roster(view: View, features: Features) -> int:
@@ -327,14 +366,13 @@ def roster(view: View, features: Features) -> int:
     return max(len(receivers), max(len(r) for r in features.rows), 2)
 
 
-def is_doubtful(features: Features) -> bool:
+def is_doubtful(rounds: Directions, detectable: float) -> bool:
     """Whether matched rows resemble each other less than a sketch of this width can show.
 
     Measured after centring: what all clients have in common says nothing of who is who.
     """
-    rows = [centred(r) for r in features.rows]
     values = []
-    for a, b in itertools.pairwise(rows):
-        cosines = a @ b.T
+    for t in range(len(rounds) - 1):
+        cosines = rounds.cosines(t)
         values.append(cosines[match(-cosines)].mean())
-    return float(np.mean(values)) < features.detectable
+    return float(np.mean(values)) < detectable

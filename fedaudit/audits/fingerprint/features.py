@@ -9,9 +9,12 @@ are unbiased with standard deviation about 1/sqrt(m) for unit rows, so cosines b
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +28,10 @@ Rows = npt.NDArray[np.float32]
 EXACT_BYTES = 1 << 29
 """Feature rows of a whole trace are kept exactly up to this size."""
 SKETCH_WIDTH = 8191  # a prime: cells do not line up with the rows of a weight matrix
+FOLD_COLUMNS = 1 << 19  # folded at a time: their signs as floats stay in the cache for all rows
+CACHED = 1 << 19  # numbers of a few rows that are folded at a time
+PRODUCT_COLUMNS = 1 << 14  # multiplied at a time
+TINY = 1e-30  # below this a sum of squares in single precision has lost terms
 
 
 # -- theory ---------------------------------------------------------------------------------------
@@ -60,8 +67,13 @@ def default_features(layout: Layout) -> tuple[str, ...]:
 
 def unit_norm(rows: Rows) -> Rows:
     """Rows scaled to length 1, (K, d); a zero row stays zero and resembles nothing."""
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
+    return rows * inverse_lengths(square_lengths(rows))[:, None]
+
+
+def inverse_lengths(squares: npt.NDArray[Any]) -> Rows:
+    """1 / |x| from squared lengths (K,), and 0 for a row of zeros."""
+    lengths = np.sqrt(squares, dtype=np.float64)
+    return np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0).astype(np.float32)
 
 
 def standardise_columns(rounds: Sequence[Rows]) -> list[Rows]:
@@ -81,17 +93,57 @@ class Fold:
         self.columns, self.width = columns, width
         self._signs = rng.choice(np.array([-1, 1], dtype=np.int8), size=columns)
 
-    def add(self, out: Rows, rows: Rows, first: int) -> None:
-        """out (K, m) += sketch of rows (K, c), which are the columns from `first` on."""
-        for low in range(0, rows.shape[1], self.width):
-            at = (first + low) % self.width
-            high = min(low + self.width - at, rows.shape[1])
-            self._cell(out, rows, first, low, high, at)
-            if high < min(low + self.width, rows.shape[1]):
-                self._cell(out, rows, first, high, min(low + self.width, rows.shape[1]), 0)
+    def add(self, out: Rows, rows: Rows, first: int) -> npt.NDArray[np.float64]:
+        """out (K, m) += sketch of rows (K, c), which are the columns from `first` on.
 
-    def _cell(self, out: Rows, rows: Rows, first: int, low: int, high: int, at: int) -> None:
-        out[:, at : at + high - low] += rows[:, low:high] * self._signs[first + low : first + high]
+        Gives the squared lengths of `rows` (K,), read while they are in the cache.
+        """
+        squares = np.zeros(len(rows))
+        for low in range(0, rows.shape[1], FOLD_COLUMNS):
+            part = rows[:, low : low + FOLD_COLUMNS]
+            self._add(out, part, first + low, squares)
+        return squares
+
+    def _add(self, out: Rows, rows: Rows, first: int, squares: npt.NDArray[np.float64]) -> None:
+        # [head | whole cells | tail]: a row is read once, and no product of its size is made
+        count, width = rows.shape[1], self.width
+        at = first % width
+        head = min((width - at) % width, count)
+        whole = (count - head) // width
+        tail = head + whole * width
+        signs = self._signs[first : first + count].astype(np.float32)
+        cells = signs[head:tail].reshape(whole, width)
+
+        def fold(some: slice) -> None:
+            x, y = rows[some], out[some]
+            if whole:
+                middle = x[:, head:tail].reshape(len(x), whole, width)
+                y += np.einsum("kbm,bm->km", middle, cells)
+            y[:, at : at + head] += x[:, :head] * signs[:head]
+            y[:, : count - tail] += x[:, tail:] * signs[tail:]
+            squares[some] += square_lengths(x)
+
+        by_threads(fold, rows)
+
+
+def square_lengths(rows: Rows) -> Rows:
+    """Squared length of every row: (K,)."""
+    out: Rows = np.einsum("ij,ij->i", rows, rows)
+    return out
+
+
+def by_threads(work: Callable[[slice], None], rows: Rows) -> None:
+    """Share out rows (K, d) to two threads, a few at a time that stay in the cache."""
+    count, size = rows.shape
+    step = max(1, CACHED // max(1, size))
+    threads = min(2, os.cpu_count() or 1, -(-count // step))
+    some = [slice(low, min(count, low + step)) for low in range(0, count, step)]
+    if threads < 2:
+        for few in some:
+            work(few)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, some))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,21 +248,82 @@ def _one_round(
 ) -> Rows:
     """Unit rows of one round: exact (K, d), or folded (K, m) with exact norms."""
     out = np.zeros((count, fold.width if fold else columns), dtype=np.float32)
-    square = np.zeros(count, dtype=np.float64)
+    squares = np.zeros(count, dtype=np.float64)
     first = 0
     for entry in chosen:
         rows = view.updates(number, entry.name).rows  # type: ignore[attr-defined]
-        for low in range(0, rows.shape[1], 1 << 16):
-            part = np.ascontiguousarray(rows[:, low : low + (1 << 16)])
-            refuse_bad_rows(part, number)
-            square += np.einsum("ij,ij->i", part, part, dtype=np.float64)
-            if fold:
-                fold.add(out, part, first)
-            else:
-                out[:, first : first + part.shape[1]] = part
-            first += part.shape[1]
-    norms = np.sqrt(square)[:, None].astype(np.float32)
-    return np.divide(out, norms, out=np.zeros_like(out), where=norms > 0)
+        if fold:
+            own = fold.add(out, rows, first)
+        else:
+            own = keep(out, rows, first)
+        doubtful = ~((own > TINY) & (own < np.inf))
+        if doubtful.any():
+            refuse_bad_rows(rows, number)
+            # numbers whose squares are too large or too small for single precision
+            few = rows[doubtful]
+            own[doubtful] = np.einsum("ij,ij->i", few, few, dtype=np.float64)
+        squares += own
+        first += rows.shape[1]
+        give_back(rows)
+    out *= inverse_lengths(squares)[:, None]
+    return out
+
+
+def keep(out: Rows, rows: Rows, first: int) -> npt.NDArray[np.float64]:
+    """Copy rows (K, c) to the columns of out (K, d) from `first` on; their squared lengths."""
+    squares = np.zeros(len(rows))
+
+    def copy(some: slice) -> None:
+        out[some, first : first + rows.shape[1]] = rows[some]
+        squares[some] = square_lengths(rows[some])
+
+    by_threads(copy, rows)
+    return squares
+
+
+def give_back(rows: Rows) -> None:
+    """Tell the system that mapped pages of `rows` were read and may go.
+
+    They would count as memory of this process for as long as the trace is open, though they are
+    copies of what is on disk.
+    """
+    base: Any = rows
+    while isinstance(base, np.ndarray) and base.base is not None:
+        base = base.base
+    if isinstance(base, memoryview):
+        base = base.obj
+    if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        base.madvise(mmap.MADV_DONTNEED)
+
+
+def cosines(before: Rows, after: Rows) -> npt.NDArray[np.float32]:
+    """Cosines of raw rows (K, d) and (L, d): (K, L), by one product and without a copy of either.
+
+    A row of zeros resembles nothing.
+    """
+    dots, squares = _products(before, after)
+    return _scaled(dots, squares)
+
+
+_Squares = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
+
+
+def _products(before: Rows, after: Rows) -> tuple[npt.NDArray[np.float32], _Squares]:
+    """Inner products (K, L) and squared lengths (K,), (L,), block by block of columns."""
+    dots = np.zeros((len(before), len(after)), dtype=np.float32)
+    squares = np.zeros(len(before)), np.zeros(len(after))
+    for low in range(0, before.shape[1], PRODUCT_COLUMNS):
+        x, y = (r[:, low : low + PRODUCT_COLUMNS] for r in (before, after))
+        dots += x @ y.T
+        for own, part in zip(squares, (x, y), strict=True):
+            own += square_lengths(part)
+    return dots, squares
+
+
+def _scaled(dots: npt.NDArray[np.float32], squares: _Squares) -> npt.NDArray[np.float32]:
+    dots *= inverse_lengths(squares[0])[:, None]
+    dots *= inverse_lengths(squares[1])
+    return dots
 
 
 def exact_cosines(view: View, number: int, tensors: Sequence[str]) -> npt.NDArray[np.float32]:
@@ -218,21 +331,20 @@ def exact_cosines(view: View, number: int, tensors: Sequence[str]) -> npt.NDArra
 
     Memory does not grow with the number of columns.
     """
-    dots: npt.NDArray[np.float32] | None = None
-    squares: list[npt.NDArray[np.float64]] = []
+    dots, squares = None, None
     for name in tensors:
         a, b = (view.updates(t, name).rows for t in (number, number + 1))
-        if dots is None:
-            dots = np.zeros((len(a), len(b)), dtype=np.float32)
-            squares = [np.zeros(len(a)), np.zeros(len(b))]
-        for low in range(0, a.shape[1], 1 << 14):
-            x, y = a[:, low : low + (1 << 14)], b[:, low : low + (1 << 14)]
-            dots += x @ y.T
-            squares[0] += np.einsum("ij,ij->i", x, x, dtype=np.float64)
-            squares[1] += np.einsum("ij,ij->i", y, y, dtype=np.float64)
+        own, lengths = _products(a, b)
+        if dots is None or squares is None:
+            dots, squares = own, lengths
+        else:
+            dots += own
+            squares = squares[0] + lengths[0], squares[1] + lengths[1]
+        give_back(a)
+        give_back(b)
     assert dots is not None
-    scale = np.sqrt(np.outer(squares[0], squares[1])).astype(np.float32)
-    return np.divide(dots, scale, out=np.zeros_like(dots), where=scale > 0)
+    assert squares is not None
+    return _scaled(dots, squares)
 
 
 def exact_gram(view: View, tensors: Sequence[str]) -> npt.NDArray[np.float64]:
@@ -243,9 +355,11 @@ def exact_gram(view: View, tensors: Sequence[str]) -> npt.NDArray[np.float64]:
         if dots is None:
             total = sum(len(r) for r in rounds)
             dots = np.zeros((total, total))
-        for low in range(0, rounds[0].shape[1], 1 << 14):
-            part = np.concatenate([r[:, low : low + (1 << 14)] for r in rounds])
+        for low in range(0, rounds[0].shape[1], PRODUCT_COLUMNS):
+            part = np.concatenate([r[:, low : low + PRODUCT_COLUMNS] for r in rounds])
             dots += part @ part.T
+        for rows in rounds:
+            give_back(rows)
     assert dots is not None
     norms = np.sqrt(np.diagonal(dots))
     scale = np.outer(norms, norms)

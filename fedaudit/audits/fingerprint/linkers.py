@@ -10,13 +10,14 @@ Shapes: `rounds` is a list of unit rows (K_t, m); labels are a list of (K_t,) in
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Callable, Sequence
 from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
+
+from fedaudit.audits.fingerprint.directions import Directions, split
 
 Rows = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
@@ -97,9 +98,7 @@ def shortest_augmenting_paths(cost: Costs) -> tuple[Labels, Labels]:
 
 def centred(rows: Rows) -> Rows:
     """Unit rows without what all clients of the round have in common, unit again."""
-    moved = rows - rows.mean(axis=0, keepdims=True)
-    norms = np.linalg.norm(moved, axis=1, keepdims=True)
-    return np.divide(moved, norms, out=np.zeros_like(moved), where=norms > 1e-7)
+    return split(rows)[2]
 
 
 def _split(labels: Labels, sizes: Sequence[int]) -> list[Labels]:
@@ -134,6 +133,34 @@ def embed(cosines: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return out
 
 
+ALL_DIRECTIONS = 800  # rows up to which k-means sees whole rows, as published
+PRODUCTS = 4000  # rows up to which the products of all with all are made
+
+
+def principal(
+    rounds: Sequence[Rows], clients: int, rng: np.random.Generator
+) -> npt.NDArray[np.floating]:
+    """Points (N, r) to cluster: whole rows of few, the `clients` strongest directions of many.
+
+    The means of K clusters span at most K directions; what lies outside them is noise within
+    clusters, which the search for clusters has to go through at the price of N.
+    """
+    total = sum(len(r) for r in rounds)
+    if total <= max(ALL_DIRECTIONS, clients):
+        return embed(gram(rounds))
+    rows = np.concatenate(rounds)
+    if total > PRODUCTS:
+        from sklearn.utils.extmath import randomized_svd
+
+        rank = min(clients, *rows.shape)
+        left, sizes, _ = randomized_svd(rows, rank, random_state=int(rng.integers(1 << 31)))
+        return np.asarray(left * sizes)
+    from scipy.linalg import eigh
+
+    values, vectors = eigh(rows @ rows.T, subset_by_index=(total - clients, total - 1))
+    return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
+
+
 def kmeans(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> list[Labels]:
     """K-means over all rows of all rounds, [Fingerprint] Section 3.2.3."""
     from sklearn.cluster import KMeans
@@ -141,7 +168,7 @@ def kmeans(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> li
 
     sizes = [len(r) for r in rounds]
     order = rng.permutation(sum(sizes))
-    points = embed(gram(rounds))[order]
+    points = principal(rounds, clients, rng)[order]
     with warnings.catch_warnings():
         # equal rows make fewer clusters than clients: that is an answer, not a failure
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -193,22 +220,34 @@ def greedy(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> li
 
     A row without a partner in the round before gets a label of its own.
     """
-    costs = [distances(a, b) for a, b in itertools.pairwise(rounds)]
-    return chain(costs, [len(r) for r in rounds], rng)
+    apart = Directions.of(rounds)
+    costs = [apart.distances(t) for t in range(len(apart) - 1)]
+    return chain(costs, apart.sizes, rng)
 
 
 # -- beyond the paper -----------------------------------------------------------------------------
 
 
-def stranger_similarity(rounds: Sequence[Rows], clients: int) -> float:
-    """The cosine that the best of `clients` strangers seldom reaches.
+ENOUGH_PAIRS = 1_000_000  # of strangers: their spread is then known to 0.1 %
+
+
+def stranger_similarity(units: Sequence[Rows], clients: int) -> float:
+    """The cosine that the best of `clients` strangers seldom reaches, from directions [(K_t, m)].
 
     Rows of one round come from different clients for certain, so their spread is what coincidence
     looks like, measured without any label. Centring shifts cosines within a round to -1/(K - 1) on
     average but not those between rounds, so the spread is taken around its own mean.
     """
-    values = np.concatenate([(r @ r.T)[np.triu_indices(len(r), k=1)] for r in rounds])
-    return float(values.std() * NormalDist().inv_cdf(1.0 - 0.25 / max(2, clients)))
+    pairs = sum(len(u) * (len(u) - 1) // 2 for u in units)
+    count, total, squares = 0, 0.0, 0.0
+    for u in units[:: max(1, pairs // ENOUGH_PAIRS)]:
+        own = (u @ u.T).astype(np.float64)
+        np.fill_diagonal(own, 0.0)
+        count += own.size - len(own)
+        total += float(own.sum())
+        squares += float(np.square(own).sum())
+    spread = np.sqrt(max(0.0, squares / count - (total / count) ** 2))
+    return float(spread * NormalDist().inv_cdf(1.0 - 0.25 / max(2, clients)))
 
 
 def tracking(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> list[Labels]:
@@ -219,35 +258,51 @@ def tracking(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> 
     between strangers, so a newcomer starts a track instead of stealing one. When as many tracks
     stand as there are clients, no more are born: a row goes to the track it resembles most.
     """
-    moved = [centred(r) for r in rounds]
-    stranger = stranger_similarity(moved, clients)
-    memory = np.zeros((0, moved[0].shape[1]), dtype=np.float32)
+    apart = Directions.of(rounds)
+    stranger = stranger_similarity(apart.units, clients)
+    memory = np.zeros((max(clients, *apart.sizes), apart.units[0].shape[1]), dtype=np.float32)
+    tracks = 0
     labels: list[Labels] = []
-    for rows in moved:
-        order = rng.permutation(len(rows))
-        shuffled = rows[order]
-        own = np.full(len(rows), -1, dtype=np.int64)
-        if len(memory):
-            similarity = shuffled @ _unit(memory).T  # (rows, tracks)
-            room = max(0, clients - len(memory))
-            unmatched = np.full((len(rows), len(rows)), 1.0 - stranger)
-            unmatched[:, room:] = 4.0  # a birth beyond the roster is worse than any match
-            picked_rows, picked = match(np.concatenate([1.0 - similarity, unmatched], axis=1))
-            known = picked < len(memory)
-            own[order[picked_rows[known]]] = picked[known]
+    for units in apart.units:
+        order = rng.permutation(len(units))
+        own = np.full(len(units), -1, dtype=np.int64)
+        if tracks:
+            known = memory[:tracks]
+            similarity = units @ known.T  # (rows, tracks)
+            similarity *= _inverse(np.einsum("ij,ij->i", known, known))
+            cost = _with_births(1.0 - similarity[order], clients - tracks, 1.0 - stranger)
+            picked_rows, picked = match(cost)
+            met = picked < tracks
+            own[order[picked_rows[met]]] = picked[met]
         born = np.flatnonzero(own < 0)
-        own[born] = len(memory) + rng.permutation(len(born))
-        grown = np.zeros((len(born), rows.shape[1]), dtype=np.float32)
-        memory = np.concatenate([memory, grown])
+        own[born] = tracks + rng.permutation(len(born))
+        tracks += len(born)
+        if tracks > len(memory):
+            memory = np.concatenate([memory, np.zeros_like(memory[: tracks - len(memory)])])
         # recent rounds count more: the model moves on, and with it every client's direction
-        memory[own] = 0.7 * memory[own] + rows
+        for track, row in zip(own, units, strict=True):
+            memory[track] *= 0.7
+            memory[track] += row
         labels.append(own)
     return labels
 
 
-def _unit(rows: Rows) -> Rows:
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
+def _inverse(squares: Rows) -> Rows:
+    return np.divide(1.0, np.sqrt(squares), out=np.zeros_like(squares), where=squares > 0)
+
+
+def _with_births(cost: Costs, room: int, price: float) -> Costs:
+    """Columns in which a row (of K) goes unmatched, beside those of the tracks.
+
+    `room` of them at `price`; beyond the roster a birth is worse than any match, and there are only
+    as many as the rows that no track is left for.
+    """
+    rows, tracks = cost.shape
+    cheap = min(rows, max(0, room))
+    dear = max(0, rows - tracks - cheap)
+    births = np.full((rows, cheap + dear), price, dtype=cost.dtype)
+    births[:, cheap:] = 4.0
+    return np.concatenate([cost, births], axis=1)
 
 
 def joint(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> list[Labels]:
@@ -258,12 +313,21 @@ def joint(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> lis
     other rounds say of each client (its mean, shrunk the more the fewer rows it has), until nothing
     changes. The start that explains more of the rows is kept.
     """
-    moved = [centred(r) for r in rounds]
-    starts = [tracking(rounds, clients, rng)]
-    if all(len(r) == clients for r in rounds):
-        starts.append(greedy(rounds, clients, rng))
-    found = [_refine(moved, start, clients, rng) for start in starts]
+    apart = Directions.of(rounds)
+    starts = [tracking(apart, clients, rng)]
+    if all(size == clients for size in apart.sizes):
+        other = greedy(apart, clients, rng)
+        if not _same_partition(starts[0], other):
+            starts.append(other)
+    found = [_refine(apart.units, start, clients, rng) for start in starts]
     return max(found, key=lambda pair: pair[1])[0]
+
+
+def _same_partition(one: Sequence[Labels], other: Sequence[Labels]) -> bool:
+    """Whether two labellings differ in the names of their clusters only."""
+    a, b = np.concatenate(one), np.concatenate(other)
+    pairs = len(np.unique(a * (b.max() + 1) + b))
+    return pairs == len(np.unique(a)) == len(np.unique(b))
 
 
 def _refine(
@@ -273,38 +337,64 @@ def _refine(
     rng: np.random.Generator,
     sweeps: int = 20,
 ) -> tuple[list[Labels], float]:
-    """Assign rounds anew until nothing changes; labels, and how much of the rows they explain."""
+    """Assign rounds anew until nothing changes; labels, and how much of the rows they explain.
+
+    What a round's rows have in common with the clusters of the others is kept, and computed again
+    for those clusters alone that changed since.
+    """
     labels = [own.copy() for own in start]
     count = max(clients, int(max(own.max() for own in labels)) + 1)
     sums = np.zeros((count, rounds[0].shape[1]), dtype=np.float32)
     sizes = np.zeros(count)
     for rows, own in zip(rounds, labels, strict=True):
-        sums[own] += rows
+        _add_rows(sums, own, rows, 1)
         sizes[own] += 1
+    cross = [np.zeros((len(rows), count), dtype=np.float32) for rows in rounds]
+    square = np.zeros((len(rounds), count))  # |sum without round t|^2
+    stale = np.ones((len(rounds), count), dtype=bool)
     prior = 1.0
     for _ in range(sweeps):
         changed = False
         prior = _prior(sums, sizes)
         for t in rng.permutation(len(rounds)):
             rows, own = rounds[t], labels[t]
-            sums[own] -= rows
+            if stale[t].any():
+                _add_rows(sums, own, rows, -1)
+                some = slice(None) if stale[t].all() else np.flatnonzero(stale[t])
+                others = sums[some]
+                cross[t][:, some] = rows @ others.T
+                square[t, some] = np.einsum("ij,ij->i", others, others)
+                stale[t] = False
+                _add_rows(sums, own, rows, 1)
             sizes[own] -= 1
             shrunk = 1.0 / (sizes + prior)
             # |x - s/(n + prior)|^2 without |x|^2; a client not seen elsewhere costs 0
-            cost = np.einsum("ij,ij->i", sums, sums) * shrunk**2 - 2.0 * (rows @ sums.T) * shrunk
+            cost = square[t] * shrunk**2 - 2.0 * cross[t] * shrunk
+            cost[:, sizes == 0] = 0.0
             before, after = match(cost)
             new = np.empty_like(own)
             new[before] = after
-            better = cost[np.arange(len(own)), new].sum() < (
-                cost[np.arange(len(own)), own].sum() - 1e-9
-            )
-            if better:
+            every = np.arange(len(own))
+            if cost[every, new].sum() < cost[every, own].sum() - 1e-9:
+                moved = np.flatnonzero(new != own)
+                _add_rows(sums, own[moved], rows[moved], -1)
+                _add_rows(sums, new[moved], rows[moved], 1)
+                # the clusters without round t are as they were for round t itself
+                fresh = stale[t].copy()
+                stale[:, own[moved]] = stale[:, new[moved]] = True
+                stale[t] = fresh
                 labels[t], changed = new, True
-            sums[labels[t]] += rows
             sizes[labels[t]] += 1
         if not changed:
             break
     return labels, float((np.einsum("ij,ij->i", sums, sums) / (sizes + prior)).sum())
+
+
+def _add_rows(sums: Rows, own: Labels, rows: Rows, sign: int) -> None:
+    """sums[own] += sign * rows, row by row: no temporary copies of either."""
+    change = np.add if sign > 0 else np.subtract
+    for label, row in zip(own, rows, strict=True):
+        change(sums[label], row, out=sums[label])
 
 
 def _prior(sums: Rows, sizes: npt.NDArray[np.float64]) -> float:
@@ -312,7 +402,7 @@ def _prior(sums: Rows, sizes: npt.NDArray[np.float64]) -> float:
     pairs = float((sizes * (sizes - 1)).sum())
     if pairs == 0:
         return 1.0
-    rho = (float(np.square(sums).sum()) - float(sizes.sum())) / pairs
+    rho = (float(np.einsum("ij,ij->i", sums, sums).sum()) - float(sizes.sum())) / pairs
     rho = min(0.99, max(0.01, rho))
     return (1.0 - rho) / rho
 

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -62,7 +63,8 @@ def links(senders: Sequence[Sequence[str]], labels: Sequence[Sequence[int]]) -> 
     # given senders that are both there stand at the ends of a link with 1 / (K_s K_t)
     pairs = {(s, t): len(senders[s]) * len(senders[t]) for s, t in {*made, *true}}
     expected = sum(n * made[p] / pairs[p] for p, n in true.items())
-    both = {p: len(set(senders[p[0]]) & set(senders[p[1]])) for p in made}
+    there = [set(own) for own in senders]
+    both = {(s, t): len(there[s] & there[t]) for s, t in made}
     expected_right = sum(n * both[p] / pairs[p] for p, n in made.items())
     by_later: Counter[int] = Counter()
     for (_, t), n in made.items():
@@ -98,12 +100,15 @@ def links_until_sure(
     total = 0
     for n, hit in enumerate(hits, start=1):
         total += hit
-        tail = sum(
-            math.comb(n, k) * chance**k * (1 - chance) ** (n - k) for k in range(total, n + 1)
-        )  # P(Binomial(n, chance) >= total)
-        if tail <= level:
+        if _tail(n, total, chance) <= level:
             return n
     return None
+
+
+@lru_cache(maxsize=4096)
+def _tail(n: int, least: int, chance: float) -> float:
+    """P(Binomial(n, chance) >= least)."""
+    return sum(math.comb(n, k) * chance**k * (1 - chance) ** (n - k) for k in range(least, n + 1))
 
 
 def jackknife(
@@ -119,13 +124,14 @@ def jackknife(
 
     table = clustering.contingency(truth, labels).astype(np.float64)
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    spread = np.full((1, table.shape[1]), table.sum(axis=1).mean() / table.shape[1])
+    errors, wider = (_jackknife_errors(t) for t in (table, np.concatenate([table, spread])))
     out = {}
     for name, score in clustering.SCORES.items():
         value = float(score(table))
-        error = _jackknife_error(table, name)
+        error = errors[name]
         if error < 1e-9:
-            spread = np.full((1, table.shape[1]), table.sum(axis=1).mean() / table.shape[1])
-            error = _jackknife_error(np.concatenate([table, spread]), name)
+            error = wider[name]
         low, high = value - z * error, value + z * error
         floor = -1.0 if name == "adjusted_rand" else 0.0
         ceiling = float(np.log(len(table))) if name == "mutual_information" else 1.0
@@ -133,15 +139,12 @@ def jackknife(
     return out
 
 
-GROUPS = 40  # of clients left out at a time, so that the cost does not grow with their number
-
-
-def _jackknife_error(table: npt.NDArray[np.float64], name: str) -> float:
-    """Delete-a-group jackknife over the rows (clients) of a contingency table."""
+def _jackknife_errors(table: npt.NDArray[np.float64]) -> dict[str, float]:
+    """Delete-one jackknife over the rows (clients) of a contingency table, by score."""
     from fedaudit.stats import clustering
 
-    groups = np.array_split(np.arange(len(table)), min(GROUPS, len(table)))
-    score = clustering.SCORES[name]
-    left = np.array([float(score(np.delete(table, g, axis=0))) for g in groups])
-    m = len(groups)
-    return float(np.sqrt((m - 1) / m * ((left - left.mean()) ** 2).sum()))
+    m = len(table)
+    return {
+        name: float(np.sqrt((m - 1) / m * ((left - left.mean()) ** 2).sum()))
+        for name, left in clustering.without_each_class(table).items()
+    }

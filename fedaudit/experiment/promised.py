@@ -1,0 +1,92 @@
+"""Guarantees that come from elsewhere: a user's own training loop, beside a trace of ours.
+
+A federation that trains with Opacus keeps one accountant per client; its state says which noise was
+added how often. From that the epsilon of every client is composed anew and stands in the report
+beside what was linked:
+
+    json.dump({name: engine.accountant.state_dict() for name, engine in engines.items()}, file)
+
+or the state of one accountant alone, if all clients did the same steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedaudit.accounting import from_opacus
+from fedaudit.errors import UsageError, nearest
+from fedaudit.trace import Trace, Truth
+from fedaudit.trace.store import write_atomically
+
+FILE = "promised.json"
+EVERYONE = "every client"
+
+
+def read_opacus(file: Path, delta: float, clients: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Client -> guarantee, from a JSON file with the state of one accountant or one per client."""
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(raw, dict) or not raw:
+            raise ValueError(f"{type(raw).__name__} instead of an object")
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{file} could not be read",
+            expected="a JSON file with accountant.state_dict(), or client -> state_dict()",
+            got=getattr(error, "strerror", None) or str(error),
+            remedy="json.dump(privacy_engine.accountant.state_dict(), file)",
+        ) from None
+    if "history" in raw:
+        shared = from_opacus(raw, delta).to_dict()
+        return dict.fromkeys(clients or (EVERYONE,), shared)
+    for name in raw:
+        if clients and name not in clients:
+            raise UsageError(
+                f"{file} speaks of {name!r}, who is not in the trace",
+                expected="clients of the trace",
+                got=repr(name),
+                remedy=nearest(name, clients),
+            )
+    return {name: from_opacus(state, delta).to_dict() for name, state in raw.items()}
+
+
+def hand_over(
+    folder: Path, trace: Trace, name: str, given: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Keep guarantees with a report, under the name of who promised."""
+    from fedaudit.experiment.reporting import unwritable
+
+    kept = {"trace_sha256": trace.sha256, "guarantees": {name: dict(given)}}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / FILE, json.dumps(kept, indent=1, allow_nan=False) + "\n")
+    except OSError as error:
+        raise unwritable(folder, error) from None
+
+
+def promised(folder: Path, trace: Trace, truth: Truth | None) -> dict[str, Any]:
+    """Who promised -> client -> guarantee: of the run itself, and what was handed over."""
+    own = {} if truth is None else dict(truth.facts.get("guarantees", {}))
+    try:
+        kept = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        fits = kept["trace_sha256"] == trace.sha256
+        return own | (dict(kept["guarantees"]) if fits else {})
+    except (OSError, ValueError, KeyError, TypeError):
+        return own  # nothing was handed over
+
+
+def digest(truth: Truth) -> str:
+    """Short for all that was promised: a score that was made beside other promises is old."""
+    said = json.dumps(truth.facts.get("guarantees", {}), sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+def knowing(folder: Path, trace: Trace, truth: Truth | None) -> Truth | None:
+    """The truth with what was handed over, so that a score can stand beside it."""
+    if truth is None:
+        return None
+    facts = {**truth.facts, "guarantees": promised(folder, trace, truth)}
+    return Truth(truth.path, facts, truth.members)
