@@ -26,6 +26,8 @@ bench: $(VENV)/dev.stamp  ## speed: every hot path against its naive twin and th
 	$(BIN)/python benchmarks/federation.py
 	$(BIN)/python benchmarks/dp_sgd.py
 	$(BIN)/python benchmarks/linkage.py
+	$(BIN)/python benchmarks/secure_sum.py
+	$(BIN)/python benchmarks/allocation.py
 	$(BIN)/python benchmarks/trace.py
 
 nightly: $(VENV)/dev.stamp  ## long statistics, and real downloads

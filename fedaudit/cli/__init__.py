@@ -11,11 +11,11 @@ import sys
 
 import typer
 
-from fedaudit.cli import begin, data, runs
+from fedaudit.cli import allocate, begin, data, ldp, plan, runs
 from fedaudit.cli.app import app
 from fedaudit.errors import FedauditError
 
-__all__ = ["app", "begin", "data", "main", "runs"]
+__all__ = ["allocate", "app", "begin", "data", "ldp", "main", "plan", "runs"]
 
 
 def main() -> None:

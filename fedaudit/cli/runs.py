@@ -49,6 +49,20 @@ def audit_command(
             "clip:bound=1.0, update_noise:clip=1.0,noise_multiplier=0.5; repeatable.",
         ),
     ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Records to ask about; a client column names the trace's parties."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="package.module:function that builds the torch module.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="Label column of --data.")] = None,
+    client: Annotated[str | None, typer.Option(help="Client column of --data.")] = None,
+    opacus: Annotated[
+        Path | None,
+        typer.Option(help="JSON of Opacus' accountant.state_dict(), or client -> state_dict()."),
+    ] = None,
+    delta: Annotated[float, typer.Option(help="At which --opacus is accounted.")] = 1e-5,
     seed: Annotated[int, typer.Option(help="Of the audits' own random draws.")] = 1,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -58,8 +72,20 @@ def audit_command(
         bar("audit", 0, 1, "starting")
         from fedaudit import experiment
 
+        columns = {k: v for k, v in (("label", label), ("client", client)) if v is not None}
         result = experiment.audit(
-            trace, only or None, truth=truth, out=out, as_if=as_ or (), seed=seed, progress=bar
+            trace,
+            only or None,
+            truth=truth,
+            out=out,
+            as_if=as_ or (),
+            data=data,
+            model=model,
+            columns=columns,
+            opacus=opacus,
+            delta=delta,
+            seed=seed,
+            progress=bar,
         )
     print_run(result, quiet, as_json)
 

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import json
 import os
 import secrets
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedaudit import __version__
-from fedaudit.errors import FormatError, IntegrityError, NotApplicable, TraceError
+from fedaudit.errors import (
+    ConfigError,
+    FormatError,
+    IntegrityError,
+    NotApplicable,
+    TraceError,
+    UsageError,
+)
+from fedaudit.experiment import promised
 from fedaudit.experiment.catalogue import AUDITS, find
-from fedaudit.experiment.config import Config, plain
+from fedaudit.experiment.config import Config, load, plain
 from fedaudit.experiment.reporting import (
     UNNAMED,
     Progress,
     Run,
+    clients_of,
     is_about,
     quietly,
     stored_results,
@@ -31,6 +42,9 @@ from fedaudit.settings import check
 from fedaudit.trace import Trace, Truth
 from fedaudit.trace.store import write_atomically
 
+if TYPE_CHECKING:
+    from fedaudit.experiment.knowledge import Desk, Records
+
 AUDIT_SEED = 1
 """Of the audits' own draws (random guesses, resampling). Not the seed of the run: a Monte-Carlo
 figure in a published result would let others try small seeds until one fits."""
@@ -43,14 +57,26 @@ def audit_trace(
     seed: int = AUDIT_SEED,
     progress: Progress = quietly,
     keep: Path | None = None,
+    records: Callable[[], Records] | None = None,
+    config: Config | None = None,
+    given: Callable[[], Mapping[str, Any]] = dict,
 ) -> list[AuditResult]:
-    """Run audits on a trace; results that stand in `keep` and would come out the same are kept."""
+    """Run audits on a trace; results that stand in `keep` and would come out the same are kept.
+
+    `records` loads the records that membership audits ask about, when one does; `config` of the
+    run, where it is known. `given` identifies records that do not come from the run itself.
+    """
+    from fedaudit.experiment.knowledge import Desk
+
+    desk = Desk(trace, truth, Seed(seed), records, config)
     results = []
     for done, (name, audit) in enumerate(audits.items()):
         progress("audit", done, len(audits), name)
         asked = _asked(audit, seed, truth)
+        if "records" in audit.needs:
+            asked["records"] = {**given(), **_source("score", getattr(audit, "score_by", None))}
         kept = None if keep is None else _kept(keep / f"{name}.json", asked, trace)
-        result = kept or audit_one(audit, trace, truth, seed)
+        result = kept or audit_one(audit, trace, truth, seed, desk)
         if keep is not None and kept is None:
             _store(keep / f"{name}.json", asked, result)
         results.append(result)
@@ -61,7 +87,51 @@ def audit_trace(
 def _asked(audit: Any, seed: int, truth: Truth | None) -> dict[str, Any]:
     """What a kept result was asked for: settings, draws, version, and whether it was scored."""
     about = {"fedaudit": __version__, "seed": seed, "scored": truth is not None}
+    if truth is not None:
+        about["promised"] = promised.digest(truth)  # a score stands beside it
     return {"settings": plain(audit), **about}
+
+
+def _given(
+    data: str | os.PathLike[str] | None, model: str | None, columns: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What tells records and a model of one's own from others: contents, not file names."""
+    if data is None:
+        return {}
+    place = Path(data)
+    files = sorted(f for f in place.rglob("*") if f.is_file()) if place.is_dir() else [place]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(str(file.relative_to(place)).encode())
+        digest.update(_digest(file).encode())
+    return {
+        "data_sha256": digest.hexdigest(),
+        "columns": {k: str(v) for k, v in (columns or {}).items()},
+        **_source("model", model),
+    }
+
+
+def _digest(file: Path) -> str:
+    try:
+        with file.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        # whoever reads it says what is wrong
+        return type(error).__name__
+
+
+def _source(what: str, where: str | None) -> dict[str, str]:
+    """A function of the user's own by its name, and by the file that defines it."""
+    if where is None:
+        return {}
+    from fedaudit.tasks.catalogue import load_factory
+
+    found = load_factory(where)
+    try:
+        file = inspect.getsourcefile(found)
+    except TypeError:
+        file = None  # not defined in a file: its name must do
+    return {what: where, f"{what}_sha256": "" if file is None else _digest(Path(file))}
 
 
 def _store(file: Path, asked: Mapping[str, Any], result: AuditResult) -> None:
@@ -83,15 +153,19 @@ def _kept(file: Path, asked: Mapping[str, Any], trace: Trace) -> AuditResult | N
     return result if same else None
 
 
-def audit_one(audit: Any, trace: Trace, truth: Truth | None, seed: int) -> AuditResult:
+def audit_one(
+    audit: Any, trace: Trace, truth: Truth | None, seed: int, desk: Desk | None = None
+) -> AuditResult:
     """One audit: attack a view, then score the guess. A missing need is a result, not a crash."""
-    from fedaudit.audits.audit import Knowledge
+    from fedaudit.experiment.knowledge import Desk
 
     draws = Seed(seed)
+    desk = desk or Desk(trace, truth, draws, None)
     try:
         view = trace.seen_by(*audit.vantage.split("+"))
-        guess = audit.attack(view, Knowledge(), draws.generator("attack/" + audit.name))
-        scored: AuditResult = audit.score(guess, truth, draws.generator("score/" + audit.name))
+        knowledge, known = desk.knowledge_for(audit)
+        guess = audit.attack(view, knowledge, draws.generator("attack/" + audit.name))
+        scored: AuditResult = audit.score(guess, known, draws.generator("score/" + audit.name))
     except (IntegrityError, FormatError):
         raise  # a torn file is no property of the federation
     except (NotApplicable, TraceError) as error:
@@ -115,7 +189,17 @@ def audit_one(audit: Any, trace: Trace, truth: Truth | None, seed: int) -> Audit
 def audit_run(config: Config, path: Path, progress: Progress = quietly) -> Run:
     """Audit a recorded run and write its report."""
     trace, truth = Trace.open(path / "trace"), Truth.open(path / "truth")
-    results = audit_trace(config.audits, trace, truth, progress=progress, keep=path / "results")
+    from fedaudit.experiment.knowledge import of_config
+
+    results = audit_trace(
+        config.audits,
+        trace,
+        truth,
+        progress=progress,
+        keep=path / "results",
+        records=lambda: of_config(config, trace, truth),
+        config=config,
+    )
     return write_report(path, trace, truth, results)
 
 
@@ -126,19 +210,38 @@ def audit(
     truth: str | os.PathLike[str] | None = None,
     out: str | os.PathLike[str] | None = None,
     as_if: Sequence[str] = (),
+    data: str | os.PathLike[str] | None = None,
+    model: str | None = None,
+    columns: Mapping[str, Any] | None = None,
+    opacus: str | os.PathLike[str] | None = None,
+    delta: float = 1e-5,
     seed: int = AUDIT_SEED,
     progress: Progress = quietly,
 ) -> Run:
     """Audit a stored trace: ours or one that foreign code wrote.
 
+    Membership audits ask about records: those of the run, or a file `data` whose client column
+    names the trace's parties (`columns`: label, client and the other settings of `[data]`), with
+    `model`, the "package.module:function" that builds the torch module.
+
     `as_if` names protections of uploads that are applied to the trace first ("shuffle",
     "clip:bound=0.5"): what would have been seen. That trace and its results get a folder of their
     own, `NAME-as-shuffle` beside the run or trace.
+
+    `opacus` is a JSON file with the state of an Opacus accountant, or client -> state, of those who
+    trained: what it spent, at `delta`, stands in the report.
 
     `audits` maps names to settings, or lists names; by default those of the run's config, or all.
     The truth is looked for beside the trace; without it attacks run blind. Results go to the run,
     or to a folder `NAME-audit` beside a trace `NAME` that belongs to no run.
     """
+    if data is None and (model is not None or columns):
+        raise UsageError(
+            "a model or a column was named, and no records",
+            expected="data (--data), the file with the records to ask about",
+            got=", ".join([*(["model"] if model is not None else []), *(columns or {})]),
+            remedy="name the file, or leave these out: a run knows its own records and model",
+        )
     opened = Trace.open(trace)
     home = opened.path.parent
     in_run = (home / "run.json").is_file() and opened.path.name == "trace"
@@ -169,11 +272,46 @@ def audit(
         # drawn in secret: who knows the seed of a shuffle can undo it
         secret = Seed(secrets.randbits(64))
         opened, known = replay(opened, [parse_hook(text) for text in as_if], path, secret, known)
-    results = audit_trace(built, opened, known, seed, progress, keep=path / "results")
+
+    if opacus is not None:
+        given = promised.read_opacus(Path(opacus), delta, clients_of(opened))
+        promised.hand_over(path, opened, "opacus", given)
+    known = promised.knowing(path, opened, known)
+
+    def records() -> Records:
+        from fedaudit.experiment import knowledge
+
+        if data is not None:
+            return knowledge.of_files(opened, Path(data), model=model, settings=columns)
+        return knowledge.of_run(home, opened, known)
+
+    results = audit_trace(
+        built,
+        opened,
+        known,
+        seed,
+        progress,
+        path / "results",
+        records,
+        _private(home, in_run),
+        lambda: _given(data, model, columns),
+    )
     # what was found before about the same trace stays in the report
     names = {r.audit for r in results}
     results += [r for r in stored_results(path) if r.audit not in names and is_about(r, opened)]
     return write_report(path, opened, known, results)
+
+
+def _private(home: Path, in_run: bool) -> Config | None:
+    """The whole config of a run, where it lies beside its truth."""
+    file = home / "truth" / "config.toml"
+    if not in_run or not file.is_file():
+        return None
+    try:
+        raw = tomllib.loads(file.read_text(encoding="utf-8"))
+        return load({k: v for k, v in raw.items() if k != "audits"})
+    except (OSError, ValueError, ConfigError):
+        return None  # audits that need it say so
 
 
 def _configured(file: Path) -> dict[str, Any]:

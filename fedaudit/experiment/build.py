@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedaudit.errors import DataError
 from fedaudit.experiment.config import Config
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from fedaudit.data.dataset import Dataset
     from fedaudit.data.partition import Partition
     from fedaudit.federation.engine import Federation
+    from fedaudit.federation.topology import Topology
 
 
 CLASSIFIERS = ("mlp", "cnn", "vit", "module")
@@ -81,17 +83,20 @@ def promises(federation: Federation) -> dict[str, dict[str, Any]]:
     return out
 
 
-def build(config: Config) -> tuple[Federation, dict[str, Any]]:
-    """The federation of a config, and the facts that only the truth knows."""
-    import torch
+@dataclass(frozen=True)
+class Dealt:
+    """Who sits where and holds what: the graph, the records of each client, its organisation."""
 
+    topology: Topology
+    parts: Partition
+    region: npt.NDArray[np.int64] | None
+
+
+def deal(config: Config, train: Dataset, seed: Seed) -> Dealt:
+    """Deal the training records out to the clients."""
     from fedaudit.data import partition as partitions
     from fedaudit.federation import topology as topologies
-    from fedaudit.federation.engine import Federation
-    from fedaudit.federation.local.trainer import ClientData
 
-    seed = Seed(config.seed)
-    train, test = load_data(config, seed)
     wanted = dict(config.topology)
     count = client_count(config, train)
     kind = str(wanted.pop("kind"))
@@ -110,6 +115,21 @@ def build(config: Config) -> tuple[Federation, dict[str, Any]]:
     if region is None and parts.organisations is not None:
         names = sorted(set(parts.organisations))
         region = np.array([names.index(o) for o in parts.organisations])
+    return Dealt(topology, parts, region)
+
+
+def build(config: Config) -> tuple[Federation, dict[str, Any]]:
+    """The federation of a config, and the facts that only the truth knows."""
+    import torch
+
+    from fedaudit.federation.engine import Federation
+    from fedaudit.federation.local.trainer import ClientData
+
+    seed = Seed(config.seed)
+    train, test = load_data(config, seed)
+    dealt = deal(config, train, seed)
+    topology, parts, region = dealt.topology, dealt.parts, dealt.region
+    count = len(parts)
 
     classes = max(len(train.classes), int(train.y.max()) + 1)
     if classes < 2 and train.kind != "text" and config.task.kind in CLASSIFIERS:

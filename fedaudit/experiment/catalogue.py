@@ -12,11 +12,15 @@ from fedaudit.errors import ConfigError, nearest
 AUDITS = {
     "coverage": "fedaudit.audits.coverage:Coverage",
     "fingerprint": "fedaudit.audits.fingerprint:Fingerprint",
+    "query_plan": "fedaudit.audits.query_plan:QueryPlan",
+    "two_stage_membership": "fedaudit.audits.two_stage_membership:TwoStageMembership",
 }
 PROTECTIONS = {
     "central_dp": "fedaudit.protections.central_dp:CentralDP",
     "clip": "fedaudit.protections.clip:Clip",
     "dp_sgd": "fedaudit.protections.dp_sgd:DPSGD",
+    "local_dp": "fedaudit.protections.local_dp.protection:LocalDP",
+    "secure_aggregation": "fedaudit.protections.secure_aggregation:SecureAggregation",
     "secure_sum": "fedaudit.protections.secure_sum:SecureSum",
     "shuffle": "fedaudit.protections.shuffle:Shuffle",
     "update_noise": "fedaudit.protections.update_noise:UpdateNoise",

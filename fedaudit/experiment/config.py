@@ -256,6 +256,8 @@ def check(given: Mapping[str, Any], where: str = "the config") -> Config:
     raw["task"].setdefault("kind", "gpt" if _is_text(raw["data"]) else "mlp")
     if not raw["audits"]:
         raw["audits"] = {"coverage": {}, "fingerprint": {}}
+    if "secure_aggregation" in raw["protections"]:
+        raw["audits"].setdefault("query_plan", {})  # whatever is asked for leaves a ledger
     data = _check_data(raw["data"])
     kind = _kind_of(raw["task"], CATALOGUE, "task")
     task = settings.check(CATALOGUE[kind], _rest(raw["task"]), "task", also=("kind",))

@@ -20,9 +20,11 @@ import numpy as np
 from fedaudit import settings
 from fedaudit.errors import NotApplicable, TraceError, UsageError
 from fedaudit.experiment.catalogue import PROTECTIONS, find
+from fedaudit.federation.questions import record_answers, record_legs, record_questions
 from fedaudit.hooks import Hook, Uploads
 from fedaudit.randomness import Seed
 from fedaudit.trace import ANONYMOUS, WIRETAP, Message, Recorder, Trace, Truth, TruthRecorder
+from fedaudit.trace.ledger import QUERY, query_layout
 from fedaudit.trace.recorder import MODEL, RoundWriter
 
 EXACT = ("shuffle", "secure_sum")
@@ -100,7 +102,11 @@ def replay(
             remedy="nothing is left to protect on the way up",
         )
     about.setdefault("clients", names)
-    extra = {"shuffle": "shuffler", "secure_sum": "aggregator"}
+    extra = {
+        "shuffle": "shuffler",
+        "secure_sum": "aggregator",
+        "secure_aggregation": "aggregator",
+    }
     added = [extra[h.name] for h in hooks if h.name in extra]
     about["parties"] = list(dict.fromkeys([*about.get("parties", [*hubs, *names]), *added]))
     declared = [dict(d) for d in trace.manifest.declared]
@@ -108,9 +114,12 @@ def replay(
         {**h.declare(), "applied": "exactly" if h.name in EXACT else "training was not rerun"}
         for h in hooks
     ]
+    layouts = dict(trace.manifest.layouts)
+    if any(hook.asks for hook in hooks):
+        layouts[QUERY] = query_layout(names)
     recorder = Recorder(
         out / "trace",
-        layouts=trace.manifest.layouts,
+        layouts=layouts,
         federation=about,
         declared=declared,
         task=trace.manifest.task,
@@ -177,8 +186,8 @@ def _one_round(
         )
         for hook in hooks:
             uploads = hook.upload(uploads, round_number=number, seed=seed)
-        for leg in uploads.legs:
-            wire.send(kind, leg.sender, leg.receiver, None, step=step, size=leg.size)
+        record_questions(wire, uploads, receiver, len(names), step=step)
+        record_legs(wire, uploads, kind, step=step)
         first = wire.send_rows(
             uploads.kind,
             uploads.senders,
@@ -188,6 +197,7 @@ def _one_round(
             weights=list(uploads.weights),
             metadata=list(uploads.metadata) or None,
         )
+        record_answers(wire, uploads, receiver, step=step)
         senders |= {first + i: names[c] for i, c in enumerate(uploads.origin) if c >= 0}
         _carry_along(trace, number, own, names, uploads, wire, first)
     seen_upload = False

@@ -12,6 +12,7 @@ from typing import Any
 from fedaudit import __version__
 from fedaudit.errors import TraceError
 from fedaudit.experiment.catalogue import AUDITS, find
+from fedaudit.experiment.promised import promised
 from fedaudit.report.findings import REMEDY, judge_all
 from fedaudit.report.html import page
 from fedaudit.results import AuditResult, Finding
@@ -47,10 +48,12 @@ UNNAMED = (ANONYMOUS, AGGREGATOR)
 """Senders that name nobody."""
 
 
-def summarise(trace: Trace, truth: Truth | None) -> dict[str, str]:
-    """The federation in a few lines."""
+def summarise(
+    trace: Trace, truth: Truth | None, guarantees: Mapping[str, Any] | None = None
+) -> dict[str, str]:
+    """The federation in a few lines; `guarantees` as in `Run`, by default those of the truth."""
     about = trace.manifest.federation
-    clients = about.get("clients") or _speakers(trace)
+    clients = clients_of(trace)
     how = " on a ".join(
         text
         for text in (
@@ -67,6 +70,11 @@ def summarise(trace: Trace, truth: Truth | None) -> dict[str, str]:
         "protected by": ", ".join(_named(d) for d in trace.manifest.declared)
         or "nothing that was declared",
     }
+    if guarantees is None:
+        guarantees = {} if truth is None else truth.facts.get("guarantees", {})
+    said = [_promise(name, list(given.values())) for name, given in guarantees.items() if given]
+    if said:
+        lines["promised"] = "; ".join(said)
     if truth is not None and truth.facts.get("notes"):
         lines["noted"] = "; ".join(str(n) for n in truth.facts["notes"])
     if truth is None:
@@ -78,6 +86,23 @@ def summarise(trace: Trace, truth: Truth | None) -> dict[str, str]:
     if not trace.manifest.complete:
         lines["state"] = "unfinished: what was recorded so far"
     return lines
+
+
+def _promise(name: str, given: Sequence[Mapping[str, Any]]) -> str:
+    """What a protection promises its clients over the whole run."""
+    one = given[0]
+    spent = [float(g["epsilon"]) for g in given]
+    low, high = f"{min(spent):,.4g}", f"{max(spent):,.4g}"
+    text = f"{name}: epsilon {low if low == high else f'{low} to {high}'} per {one['unit']}"
+    if one.get("delta"):
+        text += f" at delta {one['delta']:g}"
+    covers = {str(g.get("covers", "")) for g in given}
+    return text + (f" ({covers.pop()})" if len(covers) == 1 and covers != {""} else "")
+
+
+def clients_of(trace: Trace) -> list[str]:
+    """Who takes part: as the manifest says, or as the messages show."""
+    return list(trace.manifest.federation.get("clients") or _speakers(trace))
 
 
 def _speakers(trace: Trace) -> list[str]:
@@ -99,8 +124,11 @@ def _held_out(metrics: Mapping[str, float], records: int) -> str:
 
 
 def _named(declared: Mapping[str, Any]) -> str:
-    """A declared protection, and how it came to be there if it was not in force."""
+    """A declared protection, what it says of itself, and how it came to be there if it was not in
+    force."""
     name = str(declared.get("name", "?"))
+    if isinstance(declared.get("note"), str):
+        name += f" ({declared['note']})"
     applied = declared.get("applied")
     if applied == "exactly":
         return f"{name} (as if: applied to the stored trace)"
@@ -112,7 +140,8 @@ def write_report(
 ) -> Run:
     """Judge the results and write findings.json and report.html."""
     findings = judge_all(results)
-    summary = summarise(trace, truth)
+    guarantees = promised(path, trace, truth)
+    summary = summarise(trace, truth, guarantees)
     evidence = {"trace sha256": trace.sha256, "fedaudit": __version__}
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -136,7 +165,7 @@ def write_report(
         findings=tuple(findings),
         summary=summary,
         metrics=truth.metrics(trace.rounds[-1]) if truth is not None and len(trace.rounds) else {},
-        guarantees={} if truth is None else truth.facts.get("guarantees", {}),
+        guarantees=guarantees,
     )
 
 

@@ -133,7 +133,6 @@ def simulate(config: Config, path: Path, progress: Progress = quietly) -> None:
         return
     progress("train", recorded, total, "loading")
     from fedaudit.trace import Recorder, TruthRecorder
-    from fedaudit.trace.recorder import MODEL
 
     federation, facts = build(config)
     if recorded:
@@ -147,7 +146,7 @@ def simulate(config: Config, path: Path, progress: Progress = quietly) -> None:
             )
     recorder = Recorder(
         path / "trace",
-        layouts={MODEL: federation.task.layout},
+        layouts=federation.layouts(),
         federation=federation.describe(),
         declared=[p.declare() for p in federation.protections],
         task=federation.task.settings,

@@ -47,11 +47,29 @@ WORDS = {
         remedy="add noise at the clients (DP-SGD), or let only a secure sum leave",
         percent=True,
     ),
+    "two_stage_membership": Words(
+        measure="area under the ROC curve of the membership attack",
+        leak="An attack on the recorded round tells records that a client trained on from matched "
+        "others with AUC {value} (chance {baseline}).",
+        no_evidence="The membership attack reaches AUC {value}, which chance ({baseline}) can "
+        "explain.",
+        remedy="add noise at the clients (DP-SGD), train fewer local epochs, or let only a secure "
+        "sum leave",
+    ),
     "coverage": Words(
         measure="kinds of data that left a client outside every declared protection",
         leak="Outside every declared protection left: {notes}.",
         no_evidence="Everything that left a client falls under a declared protection.",
         remedy="declare a protection that covers them, or stop sending them",
+    ),
+    "query_plan": Words(
+        measure="clients in the smallest group that some combination of answers exposes",
+        leak="Combined, the answers expose a group of {value} below the threshold of {baseline}: "
+        "{notes}.",
+        no_evidence="No combination of a round's answers was found to involve fewer than {value} "
+        "clients (threshold {baseline}).",
+        remedy="ask for disjoint groups (`fedaudit plan design`), or let the aggregator refuse "
+        "such queries (refuse_isolating = true)",
     ),
 }
 GENERIC = Words(

@@ -102,15 +102,29 @@ def _details(console: Console, result: AuditResult, most_clients: int) -> None:
             table.add_row(*(Text(clean(c)) for c in (name, *figures(e), e.method)))
         _titled(console, f"{result.audit}: all scores", table)
     if result.per_client:
-        columns = list(next(iter(result.per_client.values())))
+        every = list(dict.fromkeys(c for row in result.per_client.values() for c in row))
+        columns = fitting(every, max(map(len, result.per_client)), console.width)
         table = _table("client", columns)
         for name, row in list(result.per_client.items())[:most_clients]:
             cells = (name, *(cell(row.get(c)) for c in columns))
             table.add_row(*(Text(clean(c)) for c in cells))
         _titled(console, f"{result.audit}: per client", table)
         left = len(result.per_client) - most_clients
-        if left > 0:
-            console.print(Text(f"and {left} more: see report.html", style="dim"))
+        hidden = every[len(columns) :]
+        if left > 0 or hidden:
+            more = [f"{left} more clients"] if left > 0 else []
+            more += [", ".join(hidden)] if hidden else []
+            _line(console, "and", " and ".join(more) + ": see report.html", "dim", margin=4)
+
+
+def fitting(columns: Sequence[str], name: int, width: int) -> list[str]:
+    """As many columns as a terminal shows without breaking their numbers, at least one."""
+    used = name
+    for i, column in enumerate(columns):
+        used += 3 + max(8, max(map(len, column.split()), default=0))
+        if used > width and i:
+            return list(columns[:i])
+    return list(columns)
 
 
 def _table(first: str, numeric: Sequence[str]) -> Table:
@@ -119,7 +133,7 @@ def _table(first: str, numeric: Sequence[str]) -> Table:
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column(first, overflow="fold")
+    table.add_column(first, overflow="fold", min_width=9)
     for column in numeric:
         table.add_column(Text(clean(column)), justify="right", overflow="fold")
     return table

@@ -57,10 +57,23 @@ class TruthRecorder:
 
 
 class Truth:
-    """Reads `truth/`. Every question it answers is one that no party of the trace can."""
+    """Reads `truth/`. Every question it answers is one that no party of the trace can.
 
-    def __init__(self, path: Path, facts: dict[str, Any]) -> None:
-        self.path, self.facts = path, facts
+    `members`: party -> (n,) bool, which of the candidates that an adversary asks about it trained
+    on. It comes with the candidates, when an audit begins.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        facts: dict[str, Any],
+        members: Mapping[str, npt.NDArray[np.bool_]] | None = None,
+    ) -> None:
+        self.path, self.facts, self.members = path, facts, dict(members or {})
+
+    def knowing(self, members: Mapping[str, npt.NDArray[np.bool_]]) -> Truth:
+        """The same truth with the answers to a set of candidates."""
+        return Truth(self.path, self.facts, members)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Truth:
@@ -120,6 +133,17 @@ class Truth:
         """Party -> name, records, class histogram, organisation."""
         found: dict[str, dict[str, Any]] = self.facts.get("clients", {})
         return found
+
+
+class MembersOnly(Truth):
+    """What a file of records tells of a trace that came without truth: who trained on what."""
+
+    def __init__(self, members: Mapping[str, npt.NDArray[np.bool_]]) -> None:
+        super().__init__(Path(), {}, members)
+
+    def senders(self, number: int) -> dict[int, str]:
+        """Nobody knows who sent what beyond the names on the wire."""
+        return {}
 
 
 def _damaged(file: Path, got: str) -> IntegrityError:

@@ -46,6 +46,7 @@ def text_data() -> Dataset:
 
 TASKS: dict[str, Any] = {
     "mlp": MLP(hidden=(7, 6)),
+    "smooth mlp": MLP(hidden=(7, 6), activation="tanh"),
     "linear": MLP(hidden=()),
     "cnn": CNN(channels=(3, 4)),
     "vit": ViT(width=8, heads=2, depth=2),
@@ -120,6 +121,7 @@ TRAININGS = {
 }
 TIERS = {
     "mlp": ("analytic", "stacked", "vmap", "loop"),
+    "smooth mlp": ("stacked", "vmap", "loop"),
     "linear": ("analytic", "stacked", "vmap", "loop"),
     "cnn": ("stacked", "vmap", "loop"),
     "vit": ("stacked", "vmap", "loop"),
