@@ -81,10 +81,10 @@ class Shadows(Protocol):
     def rewired(
         self,
         *,
-        edges: Sequence[tuple[int, int]] | None = None,
-        organisations: Sequence[int] | None = None,
+        edges: Sequence[Sequence[tuple[int, int]]],
+        organisations: Sequence[Sequence[int] | None],
     ) -> Shadows:
-        """The same clients and records under another graph, or with other organisations."""
+        """The same clients and records under other graphs and organisations, one per shadow."""
         ...
 
 

@@ -25,6 +25,7 @@ from fedaudit.errors import ConfigError, DataError, NotApplicable
 from fedaudit.experiment.build import deal, fingerprint_of, load_data
 from fedaudit.experiment.config import Config, load
 from fedaudit.randomness import Seed
+from fedaudit.stats import query_plans
 from fedaudit.trace import (
     AGGREGATOR,
     ANONYMOUS,
@@ -39,7 +40,10 @@ from fedaudit.trace import (
 from fedaudit.trace.truth import MembersOnly
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedaudit.data.dataset import Dataset
+    from fedaudit.experiment.shadows import ShadowFederations
     from fedaudit.tasks.task import Examples, Task
 
 Indices = npt.NDArray[np.int64]
@@ -128,8 +132,8 @@ def of_files(
     """Records for a trace that other software wrote.
 
     `data` is a file of records with a client column: a name of the trace marks what that client
-    trained on, any other value (or none) marks a record of nobody. `model` is
-    "package.module:function" that builds the torch module.
+    trained on, any other word marks a record of nobody (an empty cell is refused: it may be a
+    mistake). `model` is "package.module:function" that builds the torch module.
     """
     from fedaudit.data import files
     from fedaudit.settings import check_arguments
@@ -162,7 +166,7 @@ def of_files(
             expected="records of the trace's parties, and records that none of them trained on",
             got=f"clients {', '.join(sorted(set(dataset.client))[:5])}; the trace has "
             f"{', '.join(sorted(senders)[:5])}",
-            remedy="write the party's name in the client column, and 'none' for held-out records",
+            remedy="write the party's name in the client column, and 'held-out' for the others",
         )
     return Records(task=task, own=own, others=dataset.take(nobody))
 
@@ -407,6 +411,26 @@ def _examples(trace: Trace, truth: Truth | None) -> dict[str, int]:
     }
 
 
+def logits_of(task: Task) -> Callable[[Tensor, Tensor], Tensor]:
+    """Rows of models (M, d) and inputs (n, ...) -> logits (M, n, classes), stacked if it can be."""
+    import torch
+
+    from fedaudit.tasks.stacked import NotStackable, forward
+
+    def logits(rows: Tensor, x: Tensor) -> Tensor:
+        y = torch.zeros(len(x), dtype=torch.int64)
+        with task.evaluating():
+            try:
+                out = forward(task.module, task.named(rows), x.expand(len(rows), *x.shape))
+            except NotStackable:
+                each = [task.output(task.named(row), x, y, None) for row in rows]
+                out = torch.stack(each)
+        found: Tensor = out
+        return found
+
+    return logits
+
+
 class Desk:
     """Where audits of one trace ask for knowledge; each part is made once, when first needed."""
 
@@ -426,9 +450,24 @@ class Desk:
         """What this audit's adversary brings, and the truth that can answer it."""
         if not audit.needs:
             return Knowledge(), self._truth
+        if "marks" in audit.needs:
+            return self._marks(), self._truth
+        if "games" in audit.needs:
+            return self._games_for(audit)
         noise = noise_of(self._trace, self._truth, self._config)
+        if "shadows" in audit.needs:
+            return Knowledge(noise=noise, shadows=self._shadows_for(audit)), self._truth
         if "records" not in audit.needs:
             return Knowledge(noise=noise), self._truth
+        records = self._asked()
+        pools, members, notes = candidates(records, audit.records, self._seed)
+        known = Knowledge(task=records.task, candidates=pools, noise=noise, notes=notes)
+        # a file of records tells members even where nothing else of the truth is known
+        truth = MembersOnly(members) if self._truth is None else self._truth.knowing(members)
+        return known, truth
+
+    def _asked(self) -> Records:
+        """The records that audits ask about, loaded once."""
         if self._load is None:
             raise NotApplicable(
                 "no records to ask about",
@@ -438,8 +477,92 @@ class Desk:
             )
         if self._records is None:
             self._records = self._load()
-        pools, members, notes = candidates(self._records, audit.records, self._seed)
-        known = Knowledge(task=self._records.task, candidates=pools, noise=noise, notes=notes)
-        # a file of records tells members even where nothing else of the truth is known
+        return self._records
+
+    def _games_for(self, audit: Any) -> tuple[Knowledge, Truth]:
+        """Clients to play with, and the coins of the games."""
+        from fedaudit.experiment import probing
+
+        games = probing.table(audit, self._asked(), self._trace, self._config, self._seed)
+        members = games.members
         truth = MembersOnly(members) if self._truth is None else self._truth.knowing(members)
-        return known, truth
+        return Knowledge(extra={"games": games}), truth
+
+    def _marks(self) -> Knowledge:
+        """The corpus owner's keys, and the server's own notes: which pairs it drew, and weights."""
+        from fedaudit.experiment.build import plan_marks
+        from fedaudit.watermarks.canary import CanaryMarks
+
+        config = self._config
+        if config is None or config.marks is None:
+            raise NotApplicable(
+                "no keys to look for marks with",
+                expected="a run with [marks], whose private config holds the owner's keys",
+                got="a trace alone" if config is None else "a run without marks",
+                remedy="plant marks: [marks] with clients and share",
+            )
+        seed = Seed(config.seed)
+        try:
+            train, test = load_data(config, seed)
+        except DataError as error:
+            raise NotApplicable(
+                f"the owner's corpus cannot be read: {error.what}",
+                expected=error.expected,
+                got=error.got,
+                remedy="bring the data of the run back",
+            ) from None
+        parties = self._trace.manifest.federation.get("clients", ())
+        marked, canaries = plan_marks(config, train, test, len(parties), seed)
+        assert canaries is not None
+        if not config.marks.owner_keys(seed):
+            raise NotApplicable(
+                "the owner has no keys to test",
+                expected="marks.clients or marks.spare above 0",
+                got="neither",
+                remedy="with nobody marked set marks.spare = 3: keys that should name no one",
+            )
+        task = config.task.build(train, seed)
+        fits(task, self._trace)
+        extra: dict[str, Any] = {
+            # in order of their numbers: not in that of the clients who got them
+            "marks": CanaryMarks(
+                canaries=canaries,
+                keys=tuple(sorted(config.marks.owner_keys(seed))),
+                logits=logits_of(task),
+                null_seed=self._seed.key("marks/null"),
+            )
+        }
+        if config.federation.weighting == "size":
+            sizes = len(train) + len(marked) * canaries.records
+            extra["mean_weight"] = sizes / len(parties)
+        hook = config.protections.get("secure_aggregation")
+        if hook is not None and hook.plan == "paired":
+            extra["pairs"] = lambda number, count, first: query_plans.paired_plan(
+                count,
+                hook.size,
+                hook.repeats,
+                seed.generator("secure_aggregation/plan", number, first),
+            )
+        return Knowledge(task=task, extra=extra)
+
+    def _shadows_for(self, audit: Any) -> ShadowFederations:
+        """Federations of the adversary's own, after the run's config."""
+        from fedaudit.experiment.shadows import of_run as shadows_of
+
+        if self._config is None:
+            raise NotApplicable(
+                "no shadow federations can be trained",
+                expected="a run of fedaudit, whose config says how clients train",
+                got="a trace alone",
+                remedy="run the federation with fedaudit, or rebuild it as a config first",
+            )
+        return shadows_of(
+            self._config,
+            self._trace,
+            Seed(self._seed.key("shadows", audit.seed)),
+            count=audit.shadows,
+            vantage=audit.vantage,
+            prior=audit.prior,
+            protected=audit.protected,
+            corpus=audit.corpus,
+        )

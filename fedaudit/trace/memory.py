@@ -6,6 +6,7 @@ recording that somebody shall trust goes to disk: `Recorder`, `TruthRecorder`.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -144,5 +145,7 @@ class MemoryTruth(Truth, TruthRecorder):
         return dict(self._metrics[number])
 
     def knowing(self, members: Mapping[str, npt.NDArray[np.bool_]]) -> Truth:
-        self.members = dict(members)
-        return self
+        # a copy: another audit asks about other candidates
+        known = copy.copy(self)
+        known.members = dict(members)
+        return known

@@ -84,3 +84,12 @@ def test_raw_updates_that_were_not_kept_are_refused():
     f.run(None, truth)
     with pytest.raises(UsageError, match="raw updates were not kept"):
         truth.raw_updates(1)
+
+
+def test_answers_to_one_audit_do_not_reach_another():
+    truth = MemoryTruth({"a": 1})
+    one = truth.knowing({"client-0": np.array([True])})
+    two = truth.knowing({"client-0": np.array([False])})
+    assert one.members["client-0"].all()
+    assert not two.members["client-0"].any()
+    assert truth.members == {}

@@ -212,7 +212,7 @@ class TwoStageMembership:
                         models[number],
                         models.get(number + 1),
                         # momentum has not begun in the first round: the rate shows there
-                        scale=surveyed[0].scale if surveyed else None,
+                        scale=next((s.scale for s in surveyed if s.seen != "sum"), None),
                         close=number in checked,
                     )
                 )
@@ -276,7 +276,9 @@ class TwoStageMembership:
         start_scores = scorer.one(start, flat).view(shape)
         end_scores = scorer.one(end, flat).view(shape)
         aggregate = (end_scores.double() - start_scores.double()).numpy()
-        if parts is None:
+        asked = [s for s in senders if s in parties or s == ANONYMOUS]
+        if parts is None or not asked:
+            # a secure sum, or the means of regions: nothing of a single client
             return RoundSurvey(
                 number=number, seen="sum", senders=(), messages=(), stage_one=None,
                 threshold=math.inf, scale=1.0, residual=0.0, aggregate=aggregate,
@@ -300,7 +302,10 @@ class TwoStageMembership:
             "aggregate": aggregate,
         }
         u = torch.from_numpy(np.ascontiguousarray(parts.u))
-        trained = start + torch.from_numpy(np.array(rows))
+        # a gradient becomes a model by the server's step; what is sent as a step is one already
+        kinds = {m.kind for i, m in about.view.indexed(number) if i in set(messages)}
+        own_step = parts.scale if "gradient" in kinds else 1.0
+        trained = start + own_step * torch.from_numpy(np.array(rows))
         if ANONYMOUS in senders:
             pairs: Sequence[Sequence[int]] = [range(len(parties))] * len(u)
             by_row = attribution.leave_one_out(scorer, end, u, pools, pairs, end_scores)
@@ -355,7 +360,7 @@ class TwoStageMembership:
                     about.scorer, end - u[j], u[j], few, smooth=about.smooth
                 )
             except RuntimeError as error:
-                # foreign layers and scores need not have forward-mode derivatives
+                # foreign layers and scores need not have derivatives
                 reason = str(error).strip().splitlines() or [type(error).__name__]
                 return out, reason[0][:160]
         return out, ""

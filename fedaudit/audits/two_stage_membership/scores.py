@@ -277,8 +277,7 @@ def membership_auc(
     over records; the spread of the clients' own AUCs; and, since labels are exchangeable within a
     client and class if nothing leaks, the deviation of the rank sum under such permutations.
     """
-    from scipy.special import ndtri
-    from scipy.stats import t as student
+    from scipy.special import ndtri, stdtrit
 
     from fedaudit.stats import roc
 
@@ -303,9 +302,7 @@ def membership_auc(
         spread = np.array(own) - float(w @ own)
         count = len(own)
         error = math.sqrt(float(np.square(w * spread).sum()) * count / (count - 1))
-        others["t interval over clients"] = (
-            float(student.ppf(0.5 + confidence / 2, count - 1)) * error
-        )
+        others["t interval over clients"] = float(stdtrit(count - 1, 0.5 + confidence / 2)) * error
     for name, reach in others.items():
         if pooled.value - reach < low:
             low, method = max(0.0, pooled.value - reach), name
@@ -329,9 +326,7 @@ def permutation_error(
     The rank sum of m members among N candidates of a group has variance m (N - m) S^2 / N, S^2 the
     sample variance of their ranks; groups add up (the stratified rank-sum test).
     """
-    from scipy.stats import rankdata
-
-    ranks = rankdata(statistic[usable])
+    ranks = _midranks(statistic[usable])
     inside = member[usable]
     clients = np.broadcast_to(np.arange(len(classes))[:, None], classes.shape)
     _, group = np.unique(np.stack([clients[usable], classes[usable]]), axis=1, return_inverse=True)
@@ -345,10 +340,14 @@ def permutation_error(
     return math.sqrt(total) / pairs
 
 
-def _plain_auc(scores: Floats, member: Bools) -> float:
-    from scipy.stats import rankdata
+def _midranks(values: Floats) -> Floats:
+    """Ranks from 1, those of ties averaged (scipy.stats has them too, at a second of loading)."""
+    _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[where.reshape(-1)])
 
-    ranks = rankdata(scores)
+
+def _plain_auc(scores: Floats, member: Bools) -> float:
+    ranks = _midranks(scores)
     inside = int(member.sum())
     outside = len(member) - inside
     return float((ranks[member].sum() - inside * (inside + 1) / 2) / (inside * outside))
@@ -496,8 +495,6 @@ def prediction(
 ) -> dict[str, Estimate]:
     """Does the risk predict the attack? Rank correlation over (client, round) of J on members with
     the AUC that the same increments give, resampling clients."""
-    from scipy.stats import spearmanr
-
     from fedaudit.stats import intervals
 
     rows = [
@@ -514,7 +511,7 @@ def prediction(
         both = np.concatenate([groups[names[i]] for i in chosen])
         if len(np.unique(both[:, 0])) < 2 or len(np.unique(both[:, 1])) < 2:
             return 0.0
-        return float(spearmanr(both[:, 0], both[:, 1]).statistic)
+        return float(np.corrcoef(_midranks(both[:, 0]), _midranks(both[:, 1]))[0, 1])
 
     value = correlation(np.arange(len(names)))
     draws = [correlation(rng.integers(0, len(names), len(names))) for _ in range(RESAMPLES)]
@@ -774,8 +771,8 @@ def notes(
     kinds = {r.seen for r in guess.rounds}
     if "sum" in kinds:
         out.append(
-            "single updates are not observable from here: neither stage can be measured, and the "
-            "attack uses what the model moved by"
+            "single updates of these clients are not observable from here: neither stage can be "
+            "measured, and the attack uses what the model moved by"
         )
     if "anonymous" in kinds:
         out.append(

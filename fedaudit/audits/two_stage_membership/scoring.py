@@ -264,13 +264,14 @@ SMOOTH = frozenset(
     {
         *(nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.Embedding),
         *(nn.Flatten, nn.Unflatten, nn.Identity, nn.Sequential, nn.ModuleList),
-        *(nn.GroupNorm, nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.Dropout),
+        *(nn.GroupNorm, nn.LayerNorm, nn.Dropout),
         *(nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Softmax, nn.LogSoftmax),
         *(nn.AvgPool2d, nn.AdaptiveAvgPool2d),
         *(Attention, FeedForward, Block, TinyGPT, TinyViT, VAE),
     }
 )
-"""Types, not names: somebody else's `Block` may well hold a ReLU."""
+"""Types, not names: somebody else's `Block` may well hold a ReLU. Batch normalisation is smooth,
+but torch has no derivative by the statistics, which travel with the model."""
 
 
 def rough_layers(task: Task) -> tuple[str, ...]:

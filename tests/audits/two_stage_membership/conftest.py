@@ -1,0 +1,197 @@
+"""Small federations that are played once and looked at from all sides."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedaudit.audits.audit import Candidates, Knowledge
+from fedaudit.audits.two_stage_membership import TwoStageMembership
+from fedaudit.experiment.build import build
+from fedaudit.experiment.config import load
+from fedaudit.experiment.knowledge import Records, candidates, noise_of, of_config
+from fedaudit.randomness import Seed
+from fedaudit.tasks.classifier import Classifier
+from fedaudit.tasks.task import Examples
+from fedaudit.trace import PUBLIC, SERVER, MemoryRecorder, MemoryTruth, Trace
+
+OVERFIT = {
+    "seed": 1,
+    "data": {"name": "digits", "test_fraction": 0.5},
+    "partition": {"kind": "iid"},
+    "task": {"kind": "mlp", "hidden": [24], "activation": "tanh"},
+    "federation": {"clients": 6, "rounds": 3},
+    "training": {"epochs": 20, "learning_rate": 0.3, "batch_size": 16},
+}
+
+
+@dataclass(frozen=True)
+class Played:
+    """A federation that ran, and what an auditor may ask it."""
+
+    config: Any
+    trace: Trace
+    truth: MemoryTruth
+    records: Records
+
+    def knowledge(self, audit, seed=0):
+        pools, members, notes = candidates(self.records, audit.records, Seed(seed))
+        noise = noise_of(self.trace, self.truth, self.config)
+        known = Knowledge(task=self.records.task, candidates=pools, noise=noise, notes=notes)
+        return known, members
+
+    def survey(self, seed=0, vantage=SERVER, **settings):
+        audit = TwoStageMembership(**settings)
+        known, members = self.knowledge(audit, seed)
+        rng = np.random.default_rng(seed)
+        return audit, audit.attack(self.trace.seen_by(vantage), known, rng), members
+
+    def audit(self, seed=0, vantage=SERVER, **settings):
+        audit, guess, members = self.survey(seed, vantage, **settings)
+        return audit.score(guess, self.truth.knowing(members), np.random.default_rng(seed + 1))
+
+
+@pytest.fixture(scope="session")
+def play():
+    """`play(section={...})`: the overfitted federation with other sections; each ran once."""
+    done = {}
+
+    def played(**sections):
+        raw = OVERFIT | sections
+        key = repr(raw)
+        if key not in done:
+            config = load(raw)
+            federation, facts = build(config)
+            recorder = MemoryRecorder(
+                layouts=federation.layouts(),
+                federation=federation.describe(),
+                declared=[p.declare() for p in federation.protections],
+                task=federation.task.settings,
+            )
+            truth = MemoryTruth(facts)
+            federation.run(recorder, truth)
+            trace = recorder.trace()
+            done[key] = Played(config, trace, truth, of_config(config, trace, truth))
+        return done[key]
+
+    return played
+
+
+@dataclass(frozen=True)
+class Hand:
+    """A trace whose updates were chosen by hand, and candidates of every client."""
+
+    task: Any
+    trace: Trace
+    truth: MemoryTruth
+    pools: dict[str, Candidates]
+    members: dict[str, np.ndarray]
+
+    def attack(self, seed=0, vantage=SERVER, noise=None, task=None, **settings):
+        audit = TwoStageMembership(**{"checked_rounds": 0, **settings})
+        known = Knowledge(task=task or self.task, candidates=self.pools, noise=noise)
+        rng = np.random.default_rng(seed)
+        return audit, audit.attack(self.trace.seen_by(vantage), known, rng)
+
+    def audit(self, seed=0, vantage=SERVER, noise=None, task=None, **settings):
+        audit, guess = self.attack(seed, vantage, noise, task, **settings)
+        truth = self.truth.knowing(self.members)
+        return audit.score(guess, truth, np.random.default_rng(seed + 1))
+
+    def but(self, **changes):
+        return replace(self, **changes)
+
+
+class Plain(Classifier):
+    """A classifier of tensors."""
+
+    def encode(self, dataset):
+        return Examples(*dataset)
+
+
+def tanh_net(inputs=4, hidden=5, classes=3, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, classes))
+
+
+@pytest.fixture(scope="session")
+def net():
+    return tanh_net
+
+
+@pytest.fixture(scope="session")
+def by_hand():
+    """`by_hand(rounds)`: a trace of the given updates [(K, d), ...]."""
+
+    def made(
+        rounds,
+        *,
+        task=None,
+        names=None,
+        weights=None,
+        senders=None,
+        released=True,
+        rate=1.0,
+        momentum=0.0,
+        noise=0.0,
+        downlinks=True,
+        kind="delta",
+        layout=None,
+        records=6,
+        pools=None,
+    ):
+        rng = np.random.default_rng(5)
+        task = task or Plain(tanh_net())
+        count = len(rounds[0])
+        names = names or [f"client-{c:02d}" for c in range(count)]
+        own = layout or task.layout
+        order = (
+            np.concatenate(
+                [np.arange(task.layout.width)[e.columns] for n in own.names for e in
+                 task.layout.entries if e.name == n]
+            )
+        )  # fmt: skip
+        about = {"hubs": [SERVER], "clients": names, "parties": [SERVER, *names]}
+        recorder = MemoryRecorder(layouts={"model": own}, federation=about)
+        truth = MemoryTruth({})
+        model, velocity = task.initial().numpy().astype(np.float64), 0.0
+        w = np.ones(count) if weights is None else np.asarray(weights, float)
+        for number, rows in enumerate(rounds, start=1):
+            rows = np.asarray(rows, dtype=np.float32)
+            with recorder.round() as wire:
+                sent = model.astype(np.float32)
+                if downlinks:
+                    row = wire.put_once("model", sent[order])
+                    wire.send_rows("model", [SERVER] * count, names, row, step=0)
+                up = {"model": rows + sent, "gradient": -10 * rows}.get(kind, rows)
+                shown = names if senders is None else senders
+                first = wire.send_rows(
+                    kind, shown, [SERVER] * count, up[:, order],
+                    step=1 if downlinks else 0, weights=list(w),
+                )  # fmt: skip
+                velocity = momentum * velocity + (w / w.sum()) @ rows.astype(np.float64)
+                model = model + rate * velocity + noise * rng.normal(size=model.shape)
+                if released and number == len(rounds):
+                    wire.send("model", SERVER, PUBLIC, model.astype(np.float32)[order], step=2)
+            truth.round(number, {first + i: s for i, s in enumerate(names)})
+        inputs = next(m for m in task.module.modules() if isinstance(m, nn.Linear)).in_features
+        if pools is None:
+            pools = {
+                name: Candidates(
+                    torch.from_numpy(rng.normal(size=(2 * records, inputs)).astype(np.float32)),
+                    torch.from_numpy(np.tile([0, 1], records).astype(np.int64)),
+                )
+                for name in names
+            }
+        members = {name: rng.permuted(np.arange(len(pool)) % 4 < 2) for name, pool in pools.items()}
+        return Hand(task, recorder.trace(), truth, pools, members)
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def plain_task():
+    return Plain

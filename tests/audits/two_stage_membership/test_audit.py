@@ -1,0 +1,540 @@
+"""The audit on whole federations: naive, null, power, monotone, vantage, contracts, bad input."""
+
+import itertools
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedaudit.audits.audit import Candidates, Knowledge, Noise
+from fedaudit.audits.two_stage_membership import TwoStageMembership
+from fedaudit.audits.two_stage_membership.audit import sent_models
+from fedaudit.errors import ConfigError, NotApplicable, NotObservable
+from fedaudit.experiment.knowledge import Records
+from fedaudit.layout import Layout
+from fedaudit.report.findings import judge
+from fedaudit.results import AuditResult
+from fedaudit.trace import ANONYMOUS, SERVER, MemoryRecorder
+
+FEW = {"checked_rounds": 0, "records": 24}
+CHECKED = {"checked_rounds": 1, "checked_records": 2}
+VAE = {
+    "task": {"kind": "vae", "hidden": 64, "latent": 4, "activation": "tanh"},
+    "training": {"optimizer": "adam", "learning_rate": 0.003, "epochs": 15, "batch_size": 16},
+    "federation": {"clients": 6, "rounds": 2},
+}
+
+
+def some_updates(rounds=3, clients=4, width=43, size=0.1, seed=0):
+    rng = np.random.default_rng(seed)
+    return [size * rng.normal(size=(clients, width)).astype(np.float32) for _ in range(rounds)]
+
+
+# -- naive ----------------------------------------------------------------------------------------
+
+
+def test_a_round_equals_a_loop_over_clients_and_records(by_hand):
+    """Every array of a survey, from models that are put together one after the other."""
+    updates, weights = some_updates(), np.array([1.0, 2.0, 3.0, 4.0])
+    hand = by_hand(updates, weights=weights)
+    _, guess = hand.attack(references=3)
+    task = hand.task
+
+    def score(model, pool, i):
+        p = task.named(torch.from_numpy(model.astype(np.float32)))
+        with torch.no_grad():
+            return float(-task.losses(p, pool.x[i : i + 1], pool.y[i : i + 1], None))
+
+    def odds(value):
+        return value - np.log(-np.expm1(value))
+
+    model = task.initial().double().numpy()
+    for survey, rows in zip(guess.rounds, updates, strict=True):
+        u = (weights / weights.sum())[:, None] * rows.astype(np.float64)
+        after = model + u.sum(0)
+        for k, party in enumerate(guess.parties):
+            pool = hand.pools[party]
+            for i in (0, 5, 11):
+                now, then = score(after, pool, i), score(model, pool, i)
+                assert survey.aggregate[k, i] == pytest.approx(now - then, abs=1e-5)
+                without = score(after - u[k], pool, i)
+                assert survey.own[k, i] == pytest.approx(now - without, abs=1e-5)
+                alone = score(model + u[k], pool, i) - then
+                assert survey.isolated[k, i] == pytest.approx(alone, abs=1e-5)
+                own = odds(score(model + rows[k], pool, i))
+                assert survey.local[k, i] == pytest.approx(own, abs=1e-3)
+                others = [odds(score(model + rows[j], pool, i)) for j in range(4) if j != k]
+                assert survey.reference[k, i] == pytest.approx(np.mean(others), abs=1e-3)
+                assert survey.spread[k, i] == pytest.approx(np.std(others, ddof=1), abs=1e-3)
+        model = after
+    for k, party in enumerate(guess.parties):
+        assert guess.final[k, 3] == pytest.approx(score(model, hand.pools[party], 3), abs=1e-5)
+
+
+def test_anonymous_rows_equal_a_loop_too(by_hand):
+    updates = some_updates(rounds=2)
+    hand = by_hand(updates, senders=[ANONYMOUS] * 4)
+    _, guess = hand.attack()
+    model, survey = hand.task.initial().numpy(), guess.rounds[0]
+    assert survey.seen == "anonymous"
+    after = model + updates[0].mean(0)
+    for row in range(4):
+        for p, party in enumerate(guess.parties):
+            pool = hand.pools[party]
+            scores = []
+            for m in (after, after - updates[0][row] / 4):
+                named = hand.task.named(torch.from_numpy(m))
+                with torch.no_grad():
+                    scores.append(-hand.task.losses(named, pool.x, pool.y, None).numpy())
+            np.testing.assert_allclose(survey.by_row[row, p], scores[0] - scores[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("clients", [2, 3, 9])
+def test_every_pool_meets_as_many_strangers(by_hand, clients):
+    hand = by_hand(some_updates(rounds=1, clients=clients))
+    _, guess = hand.attack(references=4)
+    survey = guess.rounds[0]
+    assert np.isfinite(survey.reference).all()
+    if clients == 2:
+        assert (survey.spread == 0).all()
+    else:
+        assert (survey.spread > 0).all()
+
+
+def test_a_server_with_a_rate_and_momentum(by_hand):
+    """The rate shows in the first round, before momentum has begun, and holds for all."""
+    updates = some_updates(rounds=4)
+    hand = by_hand(updates, rate=0.5, momentum=0.9)
+    _, guess = hand.attack(noise=Noise(aggregate=0.01, own={"client-01": 0.004}))
+    for survey, rows in zip(guess.rounds, updates, strict=True):
+        assert survey.scale == pytest.approx(0.5, rel=1e-4)
+        sizes = 0.5 * np.linalg.norm(rows / 4, axis=1)
+        np.testing.assert_allclose(survey.stage_one.own, sizes, rtol=1e-4)
+        # noise passes through the same step
+        np.testing.assert_allclose(np.delete(survey.stage_one.snr - sizes / 0.005, 1), 0, atol=0.1)
+        inside = np.sqrt(sizes[1] ** 2 - 43 * 0.002**2)
+        assert survey.stage_one.snr[1] == pytest.approx(inside / 0.005, rel=1e-3)
+    assert guess.rounds[0].residual < 1e-3
+    assert guess.rounds[-1].residual > 0.1
+
+
+def test_gradients_become_models_by_the_servers_step(by_hand):
+    updates = some_updates()
+    _, steps = by_hand(updates).attack()
+    _, gradients = by_hand(updates, kind="gradient").attack()
+    for a, b in zip(steps.rounds, gradients.rounds, strict=True):
+        assert b.scale == pytest.approx(0.1, rel=1e-3)
+        for name in ("own", "isolated", "local", "reference", "spread"):
+            np.testing.assert_allclose(getattr(a, name), getattr(b, name), atol=2e-3)
+
+
+def test_tensors_in_another_order_are_put_in_place(by_hand):
+    """Other software lays tensors out as it likes: names decide, not positions."""
+    updates = some_updates()
+    hand = by_hand(updates)
+    own = hand.task.layout.entries
+    shuffled = Layout.of([(own[i].name, own[i].shape) for i in (2, 0, 3, 1)])
+    other = by_hand(updates, layout=shuffled, pools=hand.pools)
+    _, a = hand.attack()
+    _, b = other.but(members=hand.members).attack()
+    np.testing.assert_allclose(a.final, b.final, atol=1e-6)
+    for one, two in zip(a.rounds, b.rounds, strict=True):
+        for name in ("aggregate", "own", "isolated", "local", "reference", "spread"):
+            np.testing.assert_allclose(getattr(one, name), getattr(two, name), atol=1e-4)
+
+
+# -- null -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protection", [{}, {"shuffle": {}}, {"secure_sum": {}}])
+def test_records_that_nobody_trained_on_are_not_told_apart(play, protection):
+    """ "Members" that nobody trained on: exchangeable with the others, whatever was trained."""
+    played = play(protections=protection)
+    test = played.records.others
+    order = np.random.default_rng(3).permutation(len(test))
+    fake = np.array_split(order[: len(test) // 2], 6)
+    own = {p: test.take(rows) for p, rows in zip(played.records.own, fake, strict=True)}
+    records = Records(played.records.task, own, test.take(order[len(test) // 2 :]))
+    result = replace(played, records=records).audit(**FEW)
+    e = result.estimates["membership_auc"]
+    assert e.low <= 0.5 <= e.high
+    assert judge(result)[-1].verdict == "no_evidence"
+    assert result.detectable > 0.5
+
+
+# -- power ----------------------------------------------------------------------------------------
+
+
+def test_an_overfitted_classifier_leaks_and_rounds_add_up(play):
+    result = play().audit()
+    auc = result.estimates["membership_auc"]
+    assert auc.low > 0.55
+    finding = judge(result)[-1]
+    assert finding.verdict == "leak"
+    assert "AUC" in finding.statement
+    # all rounds beat the last one, and both what a server behind a secure sum could do
+    last = result.estimates["auc, own model against other clients', last round"]
+    aggregate = result.estimates["auc, what the model moved by, all rounds (Eq. 12)"]
+    assert auc.value > last.value > aggregate.value
+    # TS-MIA alone tells little: it is nearly as high for records of nobody
+    risk = result.estimates["ts_mia"]
+    assert risk.value > 0.95
+    assert risk.baseline > 0.6
+    assert set(result.curves) >= {"ROC", "risk by round", "survival", "bound check"}
+
+
+def test_an_overfitted_autoencoder_leaks(play):
+    result = play(**VAE).audit(noise_draws=2, **CHECKED)
+    assert result.estimates["membership_auc"].low > 0.55
+    assert judge(result)[-1].verdict == "leak"
+    assert all(f.verdict != "disagreement" for f in judge(result))
+
+
+def test_shuffling_does_not_hide_what_candidates_give_away(play):
+    """Rows are linked by a client's candidates, and then attacked as if they bore names."""
+    named, hidden = play().audit(**FEW), play(protections={"shuffle": {}}).audit(**FEW)
+    linked = hidden.estimates["rows linked to their client by its candidates"]
+    assert linked.value > 0.8
+    assert linked.baseline == pytest.approx(1 / 6)
+    assert hidden.estimates["membership_auc"].value == pytest.approx(
+        named.estimates["membership_auc"].value, abs=0.05
+    )
+    assert any("senders are hidden" in n for n in hidden.notes)
+
+
+# -- monotone -------------------------------------------------------------------------------------
+
+
+def test_more_noise_never_reads_as_more_leak(play):
+    """DP-SGD at the clients: a leak that is found without noise is lost in enough of it."""
+    values, powers = [], []
+    for z in (0.1, 3.0, 30.0):
+        one = {"epochs": 5, "learning_rate": 0.3, "batch_size": 16}
+        noisy = {"dp_sgd": {"noise_multiplier": z}}
+        result = play(protections=noisy, training=one).audit(**FEW, threshold="noise")
+        values.append(result.estimates["membership_auc"].value)
+        name = "power to find an update at 5 % false positives"
+        powers.append(result.estimates[name].value)
+    assert all(a >= b - 0.06 for a, b in itertools.pairwise(values))
+    assert values[0] > 0.55
+    assert values[-1] < 0.58
+    assert powers[0] > 0.99
+    assert all(a >= b - 0.05 for a, b in itertools.pairwise(powers))
+
+
+# -- vantage --------------------------------------------------------------------------------------
+
+
+def test_behind_a_secure_sum_only_the_aggregate_can_be_attacked(play):
+    result = play(protections={"secure_sum": {}}).audit(**FEW)
+    assert result.headline == "membership_auc"
+    assert "what the model moved by" in result.source
+    assert not any(name.startswith(("ts_mia", "SUR", "stage")) for name in result.estimates)
+    assert any("not observable" in n for n in result.notes)
+    named = play().audit(**FEW)
+    # what the server computes there is what it computed of the aggregate before
+    assert result.estimates["membership_auc"].value == pytest.approx(
+        named.estimates["auc, what the model moved by, all rounds (Eq. 12)"].value, abs=1e-3
+    )
+
+
+@pytest.mark.parametrize("vantage", ["client-00", "network", "public"])
+def test_narrower_views_do_not_hold_it(play, vantage):
+    with pytest.raises((NotApplicable, NotObservable)):
+        play().audit(vantage=vantage, **FEW)
+
+
+def test_gossip_has_no_server_to_look_from(play):
+    gossip = {"clients": 6, "rounds": 2, "aggregation": "gossip"}
+    played = play(federation=gossip, topology={"kind": "ring"}, training={"epochs": 1})
+    with pytest.raises(NotApplicable, match="no model that was sent"):
+        played.audit(vantage="wiretap", **FEW)
+
+
+def test_the_root_of_a_hierarchy_sees_regions_and_attacks_the_aggregate(play):
+    tree = {"kind": "hierarchical", "sizes": [3, 3]}
+    federation = {"clients": 6, "rounds": 2, "aggregation": "hierarchical"}
+    played = play(federation=federation, topology=tree, training={"epochs": 2})
+    result = played.audit(**FEW)
+    assert "what the model moved by" in result.source
+    assert any("not observable" in n for n in result.notes)
+
+
+def test_partial_participation_leaves_the_absent_out(play):
+    part = {"clients": 8, "rounds": 3, "participation": 0.5}
+    result = play(federation=part).audit(**FEW)
+    assert len(result.per_client) == 8
+    assert result.curves["risk by round"]["round"] == (1, 2, 3)
+
+
+# -- contracts ------------------------------------------------------------------------------------
+
+
+def test_the_view_is_left_unchanged_and_the_same_seed_gives_the_same(play):
+    played = play(**VAE)
+    view = played.trace.seen_by(SERVER)
+    before = [view.updates(n).rows.copy() for n in view.rounds]
+    models = sent_models(view)
+    setting = {"records": 8, "noise_draws": 2, **CHECKED}
+    one, two = played.audit(seed=4, **setting), played.audit(seed=4, **setting)
+    assert one == two
+    for number, rows in zip(view.rounds, before, strict=True):
+        np.testing.assert_array_equal(view.updates(number).rows, rows)
+    for number, model in sent_models(view).items():
+        np.testing.assert_array_equal(model, models[number])
+    assert AuditResult.from_json(one.to_json()) == one
+
+
+def test_renaming_clients_changes_only_labels(by_hand):
+    updates = some_updates(clients=5)
+    hand = by_hand(updates)
+    names = [f"site-{c}" for c in "abcde"]
+    old = sorted(hand.pools)
+    renamed = by_hand(
+        updates, names=names, pools=dict(zip(names, (hand.pools[n] for n in old), strict=True))
+    )
+    renamed = renamed.but(members=dict(zip(names, (hand.members[n] for n in old), strict=True)))
+    a, b = hand.audit(seed=2, **CHECKED), renamed.audit(seed=2, **CHECKED)
+    assert a.estimates == b.estimates
+    assert list(b.per_client) == names
+    assert list(a.per_client.values()) == list(b.per_client.values())
+
+
+def test_no_answer_lies_in_what_the_adversary_brings():
+    assert {f.name for f in fields(Candidates)} == {"x", "y"}
+    assert "member" not in " ".join(f.name for f in fields(Knowledge))
+
+
+def test_without_truth_nothing_is_scored(by_hand):
+    audit, guess = by_hand(some_updates()).attack()
+    result = audit.score(guess, None, np.random.default_rng(0))
+    assert "nothing was scored" in result.not_applicable
+    assert not result.estimates
+
+
+def test_settings_are_checked():
+    for wrong in (
+        {"records": 1}, {"threshold": 0.0}, {"sample": 0}, {"noise_draws": 0}, {"references": 1},
+        {"false_positive_rate": 1.0}, {"checked_rounds": -1}, {"checked_records": 1},
+        {"confidence": 1.0},
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            TwoStageMembership(**wrong)
+
+
+def test_the_threshold_can_be_derived_in_a_config():
+    from fedaudit.settings import check
+
+    assert check(TwoStageMembership, {"threshold": "noise"}, "audits.x").threshold == "noise"
+    with pytest.raises(ConfigError, match="threshold"):
+        check(TwoStageMembership, {"threshold": "loud"}, "audits.x")
+
+
+# -- bad input ------------------------------------------------------------------------------------
+
+
+def test_a_model_that_does_not_move(by_hand):
+    """dW = 0 in one round of two: SUR is undefined there, and said so."""
+    rng = np.random.default_rng(0)
+    up = 0.1 * rng.normal(size=(2, 43)).astype(np.float32)
+    still = np.concatenate([up, -up])
+    result = by_hand([still, some_updates(clients=4)[0]]).audit()
+    assert any("4 updates stand in rounds without movement" in n for n in result.notes)
+    assert result.curves["risk by round"]["round"] == (2,)
+    assert result.estimates["ts_mia"].n == 4
+    never = by_hand([still, still]).audit()
+    assert "ts_mia" not in never.estimates
+    assert AuditResult.from_json(never.to_json()) == never
+
+
+def test_an_update_of_zero(by_hand):
+    updates = some_updates()
+    for rows in updates:
+        rows[1] = 0
+    hand = by_hand(updates)
+    _, guess = hand.attack()
+    assert all((survey.own[1] == 0).all() for survey in guess.rounds)
+    result = hand.audit(**CHECKED)
+    assert any("3 updates are zero" in n for n in result.notes)
+    row = result.per_client["client-01"]
+    assert (row["SUR"], row["J"], row["SNR"]) == (0.0, 0.0, 0.0)
+
+
+def test_nobody_moves_at_all(by_hand):
+    result = by_hand([np.zeros((3, 43), np.float32)] * 2).audit(**CHECKED)
+    assert judge(result)[-1].verdict == "no_evidence"
+    assert result.estimates["membership_auc"].value == pytest.approx(0.5)
+
+
+def test_a_single_client_has_no_background(by_hand):
+    with pytest.raises(NotApplicable, match="no background") as error:
+        by_hand(some_updates(clients=1)).audit()
+    assert "two clients" in error.value.remedy
+
+
+def test_a_client_without_records_is_background_only(by_hand):
+    hand = by_hand(some_updates(clients=5))
+    del hand.pools["client-03"]
+    del hand.members["client-03"]
+    result = hand.audit()
+    assert list(result.per_client) == ["client-00", "client-01", "client-02", "client-04"]
+    assert result.estimates["SUR"].n == 4
+    for name in ("client-00", "client-01", "client-02"):
+        del hand.pools[name]
+    with pytest.raises(NotApplicable, match="fewer than two senders"):
+        hand.attack()
+
+
+def test_a_round_that_cannot_be_used_is_left_out_and_the_others_are_not(by_hand):
+    """The last round of an unfinished recording behind a secure sum has no model after it."""
+    hand = by_hand(some_updates(rounds=3), kind="sum", released=False)
+    result = hand.audit()
+    assert any("round 3 was left out" in n for n in result.notes)
+    assert result.estimates["membership_auc"].n == 4 * 12
+    one = by_hand(some_updates(rounds=1), kind="sum", released=False)
+    with pytest.raises(NotApplicable, match="neither updates nor"):
+        one.audit()
+
+
+def test_an_unreleased_model_is_what_the_updates_add_up_to(by_hand):
+    updates = some_updates()
+    a = by_hand(updates).audit()
+    b = by_hand(updates, released=False).audit()
+    assert a.estimates["J on members"].value == pytest.approx(
+        b.estimates["J on members"].value, abs=1e-4
+    )
+
+
+def test_uploads_of_models_are_not_taken_for_downlinks(by_hand):
+    updates = some_updates()
+    sent = by_hand(updates, kind="model").audit()
+    same = by_hand(updates).audit()
+    assert sent.estimates["J on members"].value == pytest.approx(
+        same.estimates["J on members"].value, abs=1e-4
+    )
+    with pytest.raises(NotApplicable, match="no model that was sent"):
+        by_hand(updates, kind="model", downlinks=False).audit()
+
+
+def test_a_trace_without_rounds(by_hand):
+    hand = by_hand(some_updates())
+    empty = MemoryRecorder(layouts={"model": hand.task.layout}, federation={"parties": [SERVER]})
+    with pytest.raises(NotApplicable, match="no rounds"):
+        hand.but(trace=empty.trace()).attack()
+
+
+def test_without_records_or_model_there_is_nothing_to_ask(by_hand):
+    hand = by_hand(some_updates())
+    view, rng = hand.trace.seen_by(SERVER), np.random.default_rng(0)
+    with pytest.raises(NotApplicable, match="without records"):
+        TwoStageMembership().attack(view, Knowledge(), rng)
+    with pytest.raises(NotApplicable, match="without records") as error:
+        TwoStageMembership().attack(view, Knowledge(task=hand.task), rng)
+    assert error.value.got == "no records"
+
+
+def test_a_model_that_does_not_fit_is_named_with_shapes(by_hand, net, plain_task):
+    hand = by_hand(some_updates())
+    with pytest.raises(NotApplicable, match="do not fit") as error:
+        hand.attack(task=plain_task(net(hidden=6)))
+    assert "0.weight of shape (6, 4)" in error.value.expected
+    assert "(5, 4) (the trace)" in error.value.got
+    with pytest.raises(NotApplicable, match="do not fit") as error:
+        hand.attack(task=plain_task(nn.Sequential(*net(), nn.Linear(3, 3))))
+    assert "absent (the trace); 2 tensors differ" in error.value.got
+
+
+def test_updates_that_are_not_numbers(by_hand):
+    updates = some_updates()
+    updates[1][2, 7] = np.nan
+    with pytest.raises(NotApplicable, match="not a number"):
+        by_hand(updates).audit()
+
+
+# -- scores and models of one's own ---------------------------------------------------------------
+
+
+@pytest.fixture
+def own_code(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "two_stage_scores.py").write_text(
+        "import torch\n"
+        "def margin(task, p, x, y, noise):\n"
+        "    out = task.output(p, x, y, noise)\n"
+        "    return out.gather(1, y[:, None])[:, 0] - out.logsumexp(1)\n"
+        "def right(task, p, x, y, noise):\n"
+        "    return (task.output(p, x, y, noise).argmax(1) == y).float()\n"
+        "def nothing(task, p, x, y, noise):\n"
+        "    return torch.full((len(x),), torch.nan)\n"
+        "numbers = 3\n"
+    )
+    return "two_stage_scores"
+
+
+def test_a_score_of_ones_own(by_hand, own_code):
+    hand = by_hand(some_updates())
+    result = hand.audit(score_by=f"{own_code}:margin", **CHECKED)
+    plain = hand.audit()
+    # it is the log-likelihood: the same increments; nobody knows whether it is smooth
+    assert result.estimates["J on members"].value == pytest.approx(
+        plain.estimates["J on members"].value, abs=1e-5
+    )
+    assert not result.bounds
+    assert any(f"{own_code}:margin" in n for n in result.notes)
+    assert "gamma" in result.per_client["client-00"]
+
+
+def test_a_score_without_derivatives_still_serves_the_attack(by_hand, own_code):
+    result = by_hand(some_updates()).audit(score_by=f"{own_code}:right", **CHECKED)
+    assert "membership_auc" in result.estimates
+    assert any(n.startswith("no derivatives along an update") for n in result.notes)
+    assert "gamma" not in result.per_client["client-00"]
+
+
+def test_a_score_that_is_no_number_or_no_function(by_hand, own_code):
+    hand = by_hand(some_updates())
+    with pytest.raises(NotApplicable, match="not a number"):
+        hand.attack(score_by=f"{own_code}:nothing")
+    with pytest.raises(ConfigError, match="not a function"):
+        hand.attack(score_by=f"{own_code}:numbers")
+
+
+def test_statistics_that_travel_have_no_derivative_and_the_attack_goes_on(by_hand, plain_task):
+    torch.manual_seed(0)
+    task = plain_task(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)))
+    width = task.layout.width
+    result = by_hand(some_updates(width=width, size=0.01), task=task).audit(**CHECKED)
+    assert "membership_auc" in result.estimates
+    assert any("native_batch_norm" in n for n in result.notes)
+
+
+def test_relu_has_no_smoothness_and_says_so(play):
+    relu = {"kind": "mlp", "hidden": [8]}
+    result = play(task=relu, training={"epochs": 1}).audit(records=8, **CHECKED)
+    assert not result.bounds
+    assert any("smoothness is not applicable" in n and "ReLU" in n for n in result.notes)
+    assert "increments beyond Lemma 6 with the published L" in result.estimates
+
+
+def test_noise_of_unknown_size_states_no_power(by_hand):
+    unknown = Noise(aggregate=0.0, rule="dp_sgd: of unknown size", complete=False)
+    result = by_hand(some_updates()).audit(noise=unknown)
+    assert not any(name.startswith("power") for name in result.estimates)
+    assert result.per_client["client-00"]["SNR"] is None
+    assert any("power of stage I is not stated" in n for n in result.notes)
+
+
+def test_noise_takes_the_power_of_stage_one(by_hand):
+    hand, name = by_hand(some_updates()), "power to find an update at 5 % false positives"
+    powers = [
+        hand.audit(noise=Noise(aggregate=s, rule="known")).estimates[name].value
+        for s in (1e-4, 0.05, 0.2, 50.0)
+    ]
+    assert powers[0] > 0.999
+    assert powers[-1] == pytest.approx(0.05, abs=0.01)
+    assert (np.diff(powers) < 0).all()
+    sure = hand.audit()
+    assert sure.estimates[name].value == 1.0
+    assert any("no noise is declared" in n for n in sure.notes)
