@@ -1,0 +1,567 @@
+"""The audit: learn from shadows, guess the target, check the null, score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.audits.audit import Knowledge, Shadows
+from fedaudit.audits.topology_inference import channels, features, regressors, rewiring, scores
+from fedaudit.audits.topology_inference.channels import Channel, Corpus, Tables
+from fedaudit.audits.topology_inference.features import Observed, Place
+from fedaudit.errors import ConfigError, NotApplicable, NotObservable
+from fedaudit.results import AuditResult, Estimate, Underpowered
+from fedaudit.stats import intervals, query_algebra
+from fedaudit.trace import Truth, View
+
+Floats = npt.NDArray[np.float64]
+
+EVERY: tuple[Channel, ...] = ("A1", "A2-topo", "A2-org", "A2-full", "topo", "org")
+ROUND_STEPS = (1, 2, 5)
+"""Rounds observed grow by these times powers of ten."""
+SURE = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inference:
+    """The attack's answer for n clients.
+
+    `guesses` channel -> (n,), with `bands` channel -> half width that held for 95 % of the shadows'
+    clients. Of F shadow federations, each guessed by a regressor that saw the others: `learnt`
+    channel -> (F,) lifts, `null` the same where p was dealt at random. `best` is the channel that
+    did best on shadows: the verdict rests on it. `by_rounds` rounds observed -> (F,) lifts of A1.
+    `through_sums` guess (n,) and lifts (F,) of A1 from sums only. `rewired` what-if -> channel ->
+    (F,) lifts, `in_words` what was changed.
+    """
+
+    clients: tuple[str, ...]
+    sensitive: tuple[int, ...]
+    guesses: Mapping[str, Floats]
+    bands: Mapping[str, float]
+    best: str
+    shadow_mean: float
+    shadow_variance: float
+    learnt: Mapping[str, Floats]
+    null: Mapping[str, Floats]
+    by_rounds: Mapping[int, Floats] = field(default_factory=dict)
+    through_sums: tuple[Floats, Floats] | None = None
+    rewired: Mapping[str, Mapping[str, Floats]] = field(default_factory=dict)
+    in_words: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    vantage: str = ""
+    trace_sha256: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopologyInference:
+    """Guess each client's share of sensitive classes from updates, position and organisation.
+
+    `sensitive`: class numbers. `channels`: adversaries to compare. `regressor`: what learns from
+    shadows. `features`: all, or those of the paper. `shadows`: federations that the adversary
+    trains at home; `corpus`: their records, "held_out" or a file; `prior`: how they deal them out
+    ("matched" as the target, "dirichlet" not, "auto" matched where anybody could); `protected`:
+    with the target's protection; `seed` of the shadows. `top`: k of top-k recovery (default a tenth
+    of the clients). `threshold`: share above which a client counts as high in AUROC (default the
+    mean). `by_rounds`, `sums`: lift by rounds observed, and through sums only. `what_if`: changes
+    to try on shadows, each of which trains them once more.
+    """
+
+    name: ClassVar[str] = "topology_inference"
+    question: ClassVar[str] = (
+        "What do parameters, position and organisation reveal of a client's class mix?"
+    )
+    source: ClassVar[str] = "[TopologyAwareDP] Algorithm 1, Table I"
+    needs: ClassVar[tuple[str, ...]] = ("shadows",)
+    vantage: str = "wiretap"
+    sensitive: tuple[int, ...] = (0,)
+    channels: tuple[Channel, ...] = EVERY
+    regressor: regressors.Kind = "lightgbm"
+    features: Literal["all", "published"] = "all"
+    shadows: int = 60
+    corpus: str = "held_out"
+    prior: Literal["auto", "matched", "dirichlet"] = "auto"
+    protected: bool = True
+    seed: int = 0
+    top: int | None = None
+    threshold: float | None = None
+    by_rounds: bool = True
+    sums: bool = True
+    what_if: tuple[rewiring.WhatIf, ...] = ()
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        for key, fine, expected in (
+            (
+                "sensitive",
+                self.sensitive
+                and len(set(self.sensitive)) == len(self.sensitive)
+                and min(self.sensitive) >= 0,
+                "class numbers from 0, each once",
+            ),
+            (
+                "channels",
+                self.channels and len(set(self.channels)) == len(self.channels),
+                f"names, each once: {', '.join(EVERY)}",
+            ),
+            (
+                "shadows",
+                self.shadows >= regressors.FEWEST_FEDERATIONS,
+                f"at least {regressors.FEWEST_FEDERATIONS}",
+            ),
+            ("seed", self.seed >= 0, "0 or more"),
+            ("top", self.top is None or self.top >= 1, "at least 1"),
+            ("threshold", self.threshold is None or 0 <= self.threshold < 1, "from 0 to below 1"),
+            ("what_if", len(set(self.what_if)) == len(self.what_if), "names, each once"),
+            ("confidence", 0 < self.confidence < 1, "between 0 and 1"),
+        ):
+            if not fine:
+                raise ConfigError(
+                    f"audits.topology_inference.{key} is out of range",
+                    expected=str(expected),
+                    got=str(getattr(self, key)),
+                    remedy="leave it out for its default",
+                )
+
+    # -- attack ----------------------------------------------------------------------------------
+
+    def attack(self, view: View, knowledge: Knowledge, rng: np.random.Generator) -> Inference:
+        place = Place.of(view.federation)
+        shadows = knowledge.shadows
+        if shadows is None:
+            raise NotApplicable(
+                "nothing can be learnt without shadow federations",
+                expected="federations of the adversary's own, with their labels",
+                got="none",
+                remedy="audit a run of fedaudit, whose config says how clients train",
+            )
+        self._check_classes(shadows.classes)
+        target: Observed | None = None
+        hidden: NotObservable | None = None
+        try:
+            target = channels.observe(view, place, shadows.classes, self.sensitive)
+        except NotObservable as reason:
+            hidden = reason
+        wants = {part for c in self.channels for part in channels.PARTS[c]}
+        parameters = target is not None and "parameters" in wants
+        sums = self.sums and parameters and target is not None and target.seen == "single"
+        sums = sums and "A1" in self.channels
+        corpus = channels.gather(shadows, place, self.sensitive, parameters=parameters, sums=sums)
+        differs = None
+        if target is not None and parameters and corpus.seen != target.seen:
+            differs = f"the target shows {target.seen}, the shadows {corpus.seen}"
+            target = None
+        missing = channels.missing_parts(place, hidden, differs)
+        usable = self._usable(missing)
+        noise = features.noise_column(view, place.n)
+        values = None if target is None else target.values
+        made = channels.tables(
+            corpus if target is not None else _without_parameters(corpus),
+            values,
+            noise=noise,
+            published=self.features == "published",
+        )
+        guesses, bands, learnt, null = self._learn(usable, made, corpus, rng)
+        channels.refuse_lift(null, "p was dealt to the clients of each federation at random")
+        if not shadows.coupled:
+            alone = {c: v for c, v in learnt.items() if c in ("topo", "org")}
+            channels.refuse_lift(alone, "the prior ties no class to a place")
+        notes = [*shadows.notes, *knowledge.notes, *self._said(missing, place, made, corpus)]
+        through = None
+        if sums and target is not None and "A1" in usable:
+            through = self._through_sums(view, place, shadows, corpus, rng)
+            notes.append(_solvable(place))
+        by_rounds = {}
+        if self.by_rounds and target is not None and "A1" in usable:
+            by_rounds = self._by_rounds(corpus, len(target.values), learnt["A1"], noise, rng)
+        rewired, words = self._what_if(place, shadows, usable, noise, rng)
+        return Inference(
+            clients=place.clients,
+            sensitive=self.sensitive,
+            guesses=guesses,
+            bands=bands,
+            best=best_of(learnt),
+            shadow_mean=corpus.mean,
+            shadow_variance=corpus.variance,
+            learnt=learnt,
+            null=null,
+            by_rounds=by_rounds,
+            through_sums=through,
+            rewired=rewired,
+            in_words=words,
+            notes=tuple(notes),
+            vantage=view.vantage,
+            trace_sha256=view.trace_sha256,
+        )
+
+    def _check_classes(self, classes: int) -> None:
+        if classes < 2:
+            raise NotApplicable(
+                "the data have one class only: every client's share of it is 1",
+                expected="records with labels of at least two classes",
+                got=f"{classes} class",
+                remedy="name a label column",
+            )
+        if max(self.sensitive) >= classes or len(self.sensitive) >= classes:
+            raise ConfigError(
+                "audits.topology_inference.sensitive does not fit the data",
+                expected=f"some, not all, of the classes 0 to {classes - 1}",
+                got=str(list(self.sensitive)),
+                remedy="sensitive = [0]",
+            )
+
+    def _usable(self, missing: Mapping[str, str]) -> tuple[str, ...]:
+        """Channels that there are here; at least one."""
+        usable = tuple(c for c in self.channels if channels.usable(c, missing))
+        if not usable:
+            raise NotApplicable(
+                "none of the channels can be seen here",
+                expected="updates with senders, differing places, or organisations of several",
+                got="; ".join(f"no {part}: {why}" for part, why in missing.items()),
+                remedy="other channels, or another vantage",
+            )
+        return usable
+
+    def _learn(
+        self,
+        usable: tuple[str, ...],
+        made: Tables,
+        corpus: Corpus,
+        rng: np.random.Generator,
+    ) -> tuple[dict[str, Floats], dict[str, float], dict[str, Floats], dict[str, Floats]]:
+        """Guesses, bands, and lifts of shadows with their p, and with p dealt at random."""
+        federation = corpus.row_federation()
+        dealt = channels.dealt_at_random(corpus.p, rng)
+        guesses, bands, learnt, null = {}, {}, {}, {}
+        for c in usable:
+            x, own = made.of(c)
+            guessed = channels.cross_validated(self.regressor, x, corpus.p, rng)
+            learnt[c] = scores.lifts_by_federation(guessed, corpus.p)
+            bands[c] = float(np.quantile(np.abs(guessed - corpus.p), SURE))
+            fitted = regressors.fit(self.regressor, x, corpus.p.ravel(), federation, rng)
+            guesses[c] = fitted(own)
+            blind = channels.cross_validated(self.regressor, x, dealt, rng)
+            null[c] = scores.lifts_by_federation(blind, dealt)
+        return guesses, bands, learnt, null
+
+    def _through_sums(
+        self,
+        view: View,
+        place: Place,
+        shadows: Shadows,
+        corpus: Corpus,
+        rng: np.random.Generator,
+    ) -> tuple[Floats, Floats]:
+        """A1 as if only means over neighbourhoods had been seen: its guess, and lifts (F,)."""
+        seen = channels.observe(view, place, shadows.classes, self.sensitive, sums=True)
+        made = channels.tables(
+            corpus, seen.values, published=self.features == "published", sums=True
+        )
+        x, own = made.of("A1")
+        guessed = channels.cross_validated(self.regressor, x, corpus.p, rng)
+        fitted = regressors.fit(self.regressor, x, corpus.p.ravel(), corpus.row_federation(), rng)
+        return fitted(own), scores.lifts_by_federation(guessed, corpus.p)
+
+    def _by_rounds(
+        self,
+        corpus: Corpus,
+        observed: int,
+        whole: Floats,
+        noise: Floats | None,
+        rng: np.random.Generator,
+    ) -> dict[int, Floats]:
+        """Lifts (F,) of A1 on shadows from the first t rounds, for some t."""
+        assert corpus.single is not None
+        total = min(corpus.single.shape[1], observed)
+        out = {}
+        for t in round_grid(total):
+            if t == total:
+                out[t] = whole
+                continue
+            made = channels.tables(
+                corpus, None, noise=noise, rounds=t, published=self.features == "published"
+            )
+            guessed = channels.cross_validated(self.regressor, made.of("A1")[0], corpus.p, rng)
+            out[t] = scores.lifts_by_federation(guessed, corpus.p)
+        return out
+
+    def _what_if(
+        self,
+        place: Place,
+        shadows: Shadows,
+        usable: tuple[str, ...],
+        noise: Floats | None,
+        rng: np.random.Generator,
+    ) -> tuple[dict[str, dict[str, Floats]], dict[str, str]]:
+        """Lifts (F,) of shadows after each change, by channel."""
+        out: dict[str, dict[str, Floats]] = {}
+        words: dict[str, str] = {}
+        looked_at = [c for c in ("A2-full", "topo", "org") if c in self.channels]
+        parameters = any("parameters" in channels.PARTS[c] for c in usable)
+        for how in self.what_if:
+            changed, words[how] = rewiring.rewire(place, how, len(shadows), rng)
+            others = shadows.rewired(
+                edges=[c.edges for c in changed],
+                organisations=[c.organisations for c in changed],
+            )
+            corpus = channels.gather(others, changed, self.sensitive, parameters=parameters)
+            made = channels.tables(
+                corpus, None, noise=noise, published=self.features == "published"
+            )
+            lifts: dict[str, Floats] = {}
+            for c in looked_at:
+                if not any(part in made.shadows for part in channels.PARTS[c]):
+                    continue
+                guessed = channels.cross_validated(self.regressor, made.of(c)[0], corpus.p, rng)
+                lifts[c] = scores.lifts_by_federation(guessed, corpus.p)
+            out[how] = lifts
+        return out, words
+
+    def _said(
+        self,
+        missing: Mapping[str, str],
+        place: Place,
+        made: Tables,
+        corpus: Corpus,
+    ) -> list[str]:
+        said = [
+            f"{corpus.federations} shadow federations, {corpus.p.size:,} labelled clients; "
+            f"regressor {self.regressor}, validated by federation"
+        ]
+        if "parameters" in made.shadows:
+            which = "those of the paper" if self.features == "published" else "all"
+            said.append(
+                f"{made.shadows['parameters'].shape[1]} parameter features ({which}) from "
+                f"{'every update' if corpus.seen == 'single' else 'sums of groups only'}"
+            )
+        parts = {part: why for part, why in missing.items() if part != "neighbours"}
+        said += [f"no {part} channel: {why}" for part, why in parts.items()]
+        pieces = place.components() if place.edges else []
+        if len(pieces) > 1:
+            shown = "; ".join(
+                "{" + ", ".join(place.clients[i] for i in c[:3]) + (", ..." if len(c) > 3 else "")
+                + "}" + f" ({len(c)})"
+                for c in pieces[:5]
+            )  # fmt: skip
+            said.append(
+                f"the graph has {len(pieces)} components: {shown}; who cannot reach the root "
+                f"counts as {place.n} hops away"
+            )
+        return said
+
+    # -- score -----------------------------------------------------------------------------------
+
+    def score(self, guess: Inference, truth: Truth | None, rng: np.random.Generator) -> AuditResult:
+        shared: dict[str, Any] = {
+            "audit": self.name,
+            "question": self.question,
+            "vantage": guess.vantage,
+            "settings": asdict(self),
+            "trace_sha256": guess.trace_sha256,
+            "source": self.source,
+        }
+        if truth is None:
+            return AuditResult(
+                **shared, not_applicable="no truth: the attack guessed, and nothing was scored"
+            )
+        p = channels.share_of(truth, guess.clients, self.sensitive)
+        if not np.ptp(p):
+            return AuditResult(
+                **shared,
+                not_applicable="all clients hold the same share of the sensitive classes "
+                f"({p[0]:.3g}): there is nothing to tell apart",
+                notes=guess.notes,
+            )
+        outcome = scores.Outcome(p=p, guesses=guess.guesses, shadow_mean=guess.shadow_mean)
+        estimates, lacking = self._estimates(outcome, guess, rng)
+        headline = f"explained ({guess.best})"
+        explained = estimates[headline]
+        # the interval would have to be this far up to lie above zero
+        seen_from = explained.value - explained.low
+        return AuditResult(
+            **shared,
+            headline=headline,
+            estimates={headline: explained, **estimates},  # the headline first
+            underpowered=lacking,
+            per_client=self._per_client(outcome, guess),
+            curves=self._curves(guess, rng),
+            detectable=seen_from if 0 < seen_from <= 1 else None,
+            notes=(*self._findings(outcome, guess, rng), *guess.notes),
+        )
+
+    def _estimates(
+        self, outcome: scores.Outcome, guess: Inference, rng: np.random.Generator
+    ) -> tuple[dict[str, Estimate], tuple[Underpowered, ...]]:
+        p, n = outcome.p, len(outcome.p)
+        level: dict[str, Any] = {"rng": rng, "confidence": self.confidence}
+        out: dict[str, Estimate] = {}
+        for c, g in outcome.guesses.items():
+            out[f"explained ({c})"] = scores.explained_over_clients(g, p, **level)
+        for c, g in outcome.guesses.items():
+            out[f"lift ({c})"] = scores.lift_over_clients(g, p, **level)
+        for c, g in outcome.guesses.items():
+            gain = (outcome.shadow_mean - p) ** 2 - (g - p) ** 2
+            out[f"lift over the shadow mean ({c})"] = scores.mean_over_clients(
+                gain, baseline=0.0, **level
+            )
+        for name, (less, more) in scores.CONTRIBUTIONS.items():
+            if less in outcome.guesses and more in outcome.guesses:
+                gain = (outcome.guesses[less] - p) ** 2 - (outcome.guesses[more] - p) ** 2
+                out[name] = scores.mean_over_clients(gain, baseline=0.0, **level)
+        constant = {"A0": np.full(n, p.mean()), "A0, shadow mean": np.full(n, outcome.shadow_mean)}
+        for c, g in {**constant, **outcome.guesses}.items():
+            out[f"calibration loss ({c})"] = scores.mean_over_clients(
+                (g - p) ** 2, baseline=float(p.var()), **level
+            )
+        k = min(self.top or max(1, round(n / 10)), n)
+        threshold = float(p.mean()) if self.threshold is None else self.threshold
+        lacking: dict[str, Underpowered] = {}
+        for c, g in outcome.guesses.items():
+            out[f"top-{k} recovery ({c})"] = scores.top_over_clients(g, p, k, **level)
+        for c, g in outcome.guesses.items():
+            found = scores.auroc(g, p, threshold, self.confidence)
+            if isinstance(found, Estimate):
+                out[f"AUROC ({c})"] = found
+            else:
+                lacking[found.what] = found
+        if guess.through_sums is not None:
+            out["lift (A1, sums only)"] = scores.lift_over_clients(
+                guess.through_sums[0], p, **level
+            )
+            out["shadow lift (A1, sums only)"] = scores.over_federations(
+                guess.through_sums[1], **level
+            )
+        for c, lifts in guess.learnt.items():
+            out[f"shadow lift ({c})"] = scores.over_federations(lifts, **level)
+        for how, by_channel in guess.rewired.items():
+            for c, lifts in by_channel.items():
+                out[f"shadow lift ({c}), {how}"] = scores.over_federations(lifts, **level)
+            if "A2-full" in by_channel and "A2-full" in guess.learnt:
+                change = by_channel["A2-full"] - guess.learnt["A2-full"]
+                out[f"change of shadow lift (A2-full), {how}"] = scores.over_federations(
+                    change, **level
+                )
+        for c, lifts in guess.null.items():
+            out[f"null lift ({c})"] = scores.over_federations(
+                lifts, what="shadows, p dealt at random", **level
+            )
+        return out, tuple(lacking.values())
+
+    def _per_client(
+        self, outcome: scores.Outcome, guess: Inference
+    ) -> dict[str, dict[str, float | int | str | None]]:
+        g, band = outcome.guesses[guess.best], guess.bands[guess.best]
+        out: dict[str, dict[str, float | int | str | None]] = {}
+        for i, name in enumerate(guess.clients):
+            row: dict[str, float | int | str | None] = {
+                "p": float(outcome.p[i]),
+                f"guess ({guess.best})": float(g[i]),
+                "from": float(max(0.0, g[i] - band)),
+                "to": float(min(1.0, g[i] + band)),
+                "mean": float(outcome.p.mean()),
+                "gain": float((outcome.p.mean() - outcome.p[i]) ** 2 - (g[i] - outcome.p[i]) ** 2),
+            }
+            for c in ("A1", "topo", "org"):
+                if c in outcome.guesses and c != guess.best:
+                    row[f"guess ({c})"] = float(outcome.guesses[c][i])
+            out[name] = row
+        return out
+
+    def _curves(
+        self, guess: Inference, rng: np.random.Generator
+    ) -> dict[str, dict[str, tuple[float, ...]]]:
+        if not guess.by_rounds:
+            return {}
+        found = [
+            scores.over_federations(v, rng=rng, confidence=self.confidence)
+            for v in guess.by_rounds.values()
+        ]
+        scale = guess.shadow_variance or 1.0
+        return {
+            "explained (A1) on shadows by rounds observed": {
+                "rounds": tuple(guess.by_rounds),
+                "explained": tuple(e.value / scale for e in found),
+                "low": tuple(e.low / scale for e in found),
+                "high": tuple(e.high / scale for e in found),
+            }
+        }
+
+    def _findings(
+        self, outcome: scores.Outcome, guess: Inference, rng: np.random.Generator
+    ) -> list[str]:
+        """What the numbers say, in sentences that are made from them."""
+        p = outcome.p
+        said = [
+            f"sensitive classes {', '.join(map(str, self.sensitive))}: shares from {p.min():.3g} "
+            f"to {p.max():.3g} over {len(p)} clients, mean {p.mean():.3g} (shadows "
+            f"{outcome.shadow_mean:.3g})",
+            f"the verdict rests on {guess.best}, which did best on the adversary's own shadows; "
+            "intervals resample the clients of this one run",
+        ]
+        adjusted = scores.channel_p_values(outcome, list(outcome.guesses), rng)
+        shown = ", ".join(f"{c} {q:.2g}" for c, q in adjusted.items())
+        said.append(f"p-values of no lift, paired bootstrap over clients, Holm: {shown}")
+        said.append(
+            f"the null held: with p dealt at random the largest lift on shadows is "
+            f"{max(float(v.mean()) for v in guess.null.values()):.2g}"
+        )
+        if guess.by_rounds:
+            enough = next(
+                (t for t, v in guess.by_rounds.items() if _low_end(v, self.confidence) > 0),
+                None,
+            )
+            total = max(guess.by_rounds)
+            said.append(
+                f"A1 reads nothing from {total} rounds of shadows"
+                if enough is None
+                else f"A1 reads shadows from {enough} round{'s' if enough > 1 else ''} on"
+            )
+        for how, text in guess.in_words.items():
+            said.append(f"what-if {how}: {text}")
+        return said
+
+
+def best_of(learnt: Mapping[str, Floats]) -> str:
+    """The channel with most lift on shadows; A2-full unless another is better by a standard error.
+
+    Chosen by the adversary before it looks at the target: no correction for choosing is due.
+    """
+    best = max(learnt, key=lambda c: float(learnt[c].mean()))
+    if "A2-full" in learnt and best != "A2-full":
+        more = learnt[best] - learnt["A2-full"]
+        if float(more.mean()) <= float(more.std(ddof=1)) / np.sqrt(len(more)):
+            return "A2-full"
+    return best
+
+
+def round_grid(total: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, 50, ... up to `total`, and `total`."""
+    found = {s * 10**e for e in range(len(str(total))) for s in ROUND_STEPS if s * 10**e <= total}
+    return tuple(sorted({*found, total}))
+
+
+def _low_end(values: Floats, confidence: float) -> float:
+    found = intervals.mean(values, confidence)
+    return found.low if isinstance(found, Estimate) else -np.inf
+
+
+def _without_parameters(corpus: Corpus) -> Corpus:
+    return replace(corpus, single=None, sums=None, names=(), seen="nothing")
+
+
+def _solvable(place: Place) -> str:
+    """Whether sums over neighbourhoods hide single updates at all."""
+    groups = (place.summing_groups() > 0).astype(np.float64)
+    alone = len(query_algebra.recoverable(groups))
+    what = "organisations" if place.has_groups() else "closed neighbourhoods"
+    if not place.edges and not place.has_groups():
+        what = "everyone"
+    if alone:
+        return (
+            f"sums over {what} hide little: {alone} of {place.n} single updates can be solved for "
+            "from a round's sums; lift from sums only is that of one who does not solve"
+        )
+    return f"no single update can be solved for from sums over {what}"

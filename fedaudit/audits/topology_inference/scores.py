@@ -1,0 +1,293 @@
+"""How close the guesses came: losses, lifts, ranks, and what each channel adds.
+
+    calibration loss   L(g, p) = mean_i (g_i - p_i)^2
+    lift               L(mean, p) - L(g, p): above 0 if a channel beats one guess for all
+    top-k recovery     |top-k(g) and top-k(p)| / k, expected over random orders of ties
+    AUROC              of g for y_i = [p_i > tau]; from 20 clients on, and only if both y occur
+
+[TopologyAwareDP] Table I. Lift is stated against the true mean of the federation (published: a
+guess that no adversary has) and against the mean of the shadows (what an adversary has).
+
+One run gives n clients: its intervals resample clients, and speak of clients of this run alone.
+Several runs give an interval that resamples runs (`over_runs`). The low end of a lift is also held
+to a permutation test: not above 0 unless the guesses follow p better than they follow p dealt to
+the clients at random (exact for any number of clients, where a bootstrap of few is not).
+
+Shapes: `p` and guesses (n,); a bootstrap's stack (r, n, columns).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.results import Estimate, Underpowered
+from fedaudit.stats import intervals
+from fedaudit.stats.combine import holm
+
+Floats = npt.NDArray[np.float64]
+
+FEWEST_FOR_AUROC = 20
+RESAMPLES = 2000
+
+CONTRIBUTIONS = {
+    "topology contribution": ("A1", "A2-full"),
+    "structure's part": ("A2-org", "A2-full"),
+    "organisation's part": ("A2-topo", "A2-full"),
+}
+"""L(first) - L(second): what knowing more lowers the loss by. [TopologyAwareDP] Section III-D"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One run: what was true, what was guessed by channel, and the mean of the shadows."""
+
+    p: Floats
+    guesses: Mapping[str, Floats]
+    shadow_mean: float
+
+
+def loss(guess: npt.ArrayLike, p: npt.ArrayLike) -> float:
+    """Mean squared error."""
+    wrong = np.asarray(guess, dtype=np.float64) - np.asarray(p, dtype=np.float64)
+    return float(np.mean(wrong**2))
+
+
+def lift(guess: npt.ArrayLike, p: npt.ArrayLike, mean: float | None = None) -> float:
+    """L(mean, p) - L(guess, p); `mean` is that of `p` unless given."""
+    truth = np.asarray(p, dtype=np.float64)
+    return loss(float(truth.mean()) if mean is None else mean, truth) - loss(guess, truth)
+
+
+def in_top(values: npt.ArrayLike, k: int) -> Floats:
+    """Probability of every entry to be among the k largest of its row, ties in random order.
+
+    (..., n) to (..., n); rows sum to k.
+    """
+    x = np.asarray(values, dtype=np.float64)
+    edge = -np.partition(-x, k - 1, axis=-1)[..., k - 1 : k]
+    above, level = x > edge, x == edge
+    left = k - above.sum(axis=-1, keepdims=True)
+    return np.asarray(above + level * (left / level.sum(axis=-1, keepdims=True)))
+
+
+def top_recovery(guess: npt.ArrayLike, p: npt.ArrayLike, k: int) -> Any:
+    """Share of the true top k among the guessed top k, expected over orders of ties; (..., n)."""
+    return (in_top(guess, k) * in_top(p, k)).sum(axis=-1) / k
+
+
+# -- one run ---------------------------------------------------------------------------------------
+
+
+def _stacked_lift(stack: Floats) -> Floats:
+    p, guess = stack[:, :, 0], stack[:, :, 1]
+    return np.asarray(p.var(axis=1) - ((guess - p) ** 2).mean(axis=1))
+
+
+def _stacked_explained(stack: Floats) -> Floats:
+    variance = stack[:, :, 0].var(axis=1)
+    gained = _stacked_lift(stack)
+    # a resample of equal clients explains nothing
+    return np.divide(gained, variance, out=np.zeros_like(gained), where=variance > 0)
+
+
+def lift_over_clients(
+    guess: Floats, p: Floats, *, rng: np.random.Generator, confidence: float = 0.95
+) -> Estimate:
+    """Lift against the true mean; resampling clients, its low end held to a permutation test."""
+    return _held_to_permutations(_stacked_lift, 1.0, guess, p, rng, confidence)
+
+
+def explained_over_clients(
+    guess: Floats, p: Floats, *, rng: np.random.Generator, confidence: float = 0.95
+) -> Estimate:
+    """Lift / Var(p): the share of how clients differ that is guessed; at most 1."""
+    return _held_to_permutations(_stacked_explained, float(p.var()), guess, p, rng, confidence)
+
+
+def _held_to_permutations(
+    statistic: Callable[[Floats], Floats],
+    unit: float,
+    guess: Floats,
+    p: Floats,
+    rng: np.random.Generator,
+    confidence: float,
+) -> Estimate:
+    found = intervals.bootstrap(
+        np.stack([p, guess], axis=1),
+        statistic,
+        rng=rng,
+        resamples=RESAMPLES,
+        confidence=confidence,
+        baseline=0.0,
+    )
+    assert isinstance(found, Estimate)
+    null = permuted_lifts(guess, p, rng) / unit
+    # the observed order counts as one more permutation
+    rank = int(np.ceil((1 - (1 - confidence) / 2) * (len(null) + 1)))
+    edge = float(np.sort(null)[rank - 1]) if rank <= len(null) else np.inf
+    low = min(found.low, found.value - edge if np.isfinite(edge) else 0.0, found.value)
+    return replace(
+        found,
+        low=low,
+        high=max(found.high, found.value),
+        method="bootstrap over clients, permutation test",
+    )
+
+
+def permuted_lifts(guess: Floats, p: Floats, rng: np.random.Generator, count: int = 1999) -> Floats:
+    """Lifts of the same guesses with `p` dealt to the clients at random, (count,)."""
+    dealt = rng.permuted(np.broadcast_to(p - p.mean(), (count, len(p))), axis=1)
+    # L(mean) - L(g) = 2 cov(g, p) - mean (g - mean)^2, and only the first term is dealt anew
+    fixed = float(np.mean((guess - p.mean()) ** 2))
+    return np.asarray(2.0 * (dealt @ (guess - guess.mean())) / len(p) - fixed)
+
+
+def mean_over_clients(
+    values: Floats, *, rng: np.random.Generator, confidence: float, baseline: float | None
+) -> Estimate:
+    """Mean of one number per client, resampling clients."""
+    found = intervals.bootstrap(
+        values, rng=rng, resamples=RESAMPLES, confidence=confidence, baseline=baseline
+    )
+    assert isinstance(found, Estimate)
+    return replace(found, method="bootstrap over clients")
+
+
+def top_over_clients(
+    guess: Floats, p: Floats, k: int, *, rng: np.random.Generator, confidence: float
+) -> Estimate:
+    """Top-k recovery, resampling clients; chance is k / n."""
+    found = intervals.bootstrap(
+        np.stack([p, guess], axis=1),
+        lambda stack: np.asarray(top_recovery(stack[:, :, 1], stack[:, :, 0], k)),
+        rng=rng,
+        resamples=RESAMPLES,
+        confidence=confidence,
+        baseline=k / len(p),
+    )
+    assert isinstance(found, Estimate)
+    return replace(
+        found,
+        # a resample holds clients twice, whose ranks tie: the value may lie outside
+        low=min(found.low, found.value),
+        high=max(found.high, found.value),
+        method="bootstrap over clients",
+    )
+
+
+def auroc(
+    guess: Floats, p: Floats, threshold: float, confidence: float = 0.95
+) -> Estimate | Underpowered:
+    """How well guesses rank clients with p above `threshold` before the others."""
+    from fedaudit.stats import roc
+
+    if len(p) < FEWEST_FOR_AUROC:
+        return Underpowered(what="AUROC (clients)", have=len(p), needed=FEWEST_FOR_AUROC)
+    above = p > threshold
+    if above.all() or not above.any():
+        which = "above" if above.all() else "at or below"
+        what = f"AUROC (not applicable: all clients lie {which} {threshold:.3g})"
+        return Underpowered(what=what, have=0, needed=2)
+    return roc.auc(guess, above, confidence=confidence)
+
+
+def channel_p_values(
+    outcome: Outcome, channels: Sequence[str], rng: np.random.Generator
+) -> dict[str, float]:
+    """Holm-adjusted p-values of "no lift over the true mean", by paired bootstrap over clients."""
+    p = outcome.p
+    draws = rng.integers(0, len(p), size=(RESAMPLES, len(p)))
+    own = []
+    for name in channels:
+        stack = np.stack([p, outcome.guesses[name]], axis=1)[draws]
+        own.append((np.count_nonzero(_stacked_lift(stack) <= 0) + 1) / (RESAMPLES + 1))
+    return dict(zip(channels, holm(own).tolist(), strict=True))
+
+
+# -- several runs ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverRuns:
+    """A number per run: its mean with an interval over runs, and a Holm-adjusted p-value of
+    "not above its baseline" among those that were compared together."""
+
+    estimate: Estimate | Underpowered
+    values: tuple[float, ...]
+    p_value: float | None = None
+
+
+def over_runs(
+    outcomes: Sequence[Outcome],
+    *,
+    rng: np.random.Generator,
+    confidence: float = 0.95,
+    resamples: int = RESAMPLES,
+) -> dict[str, OverRuns]:
+    """Lifts of every channel and contributions, resampling whole runs; the same runs are drawn
+    for all of them (paired), p-values are corrected for their number."""
+    measures: dict[str, Callable[[Outcome], float]] = {}
+    for name in outcomes[0].guesses:
+        measures[f"lift ({name})"] = lambda o, c=name: lift(o.guesses[c], o.p)  # type: ignore[misc]
+    for name, (less, more) in CONTRIBUTIONS.items():
+        if {less, more} <= set(outcomes[0].guesses):
+            measures[name] = lambda o, a=less, b=more: (  # type: ignore[misc]
+                loss(o.guesses[a], o.p) - loss(o.guesses[b], o.p)
+            )
+    values = {k: np.array([f(o) for o in outcomes]) for k, f in measures.items()}
+    if len(outcomes) < 2:
+        lack = Underpowered(what="an interval over runs", have=len(outcomes), needed=2)
+        return {k: OverRuns(estimate=lack, values=tuple(v.tolist())) for k, v in values.items()}
+    draws = rng.integers(0, len(outcomes), size=(resamples, len(outcomes)))
+    tails = ((1 - confidence) / 2, (1 + confidence) / 2)
+    raw, out = [], {}
+    for k, v in values.items():
+        means = v[draws].mean(axis=1)
+        low, high = np.quantile(means, tails)
+        raw.append((np.count_nonzero(means <= 0) + 1) / (resamples + 1))
+        out[k] = Estimate(
+            value=float(v.mean()),
+            low=float(low),
+            high=float(high),
+            n=len(outcomes),
+            confidence=confidence,
+            baseline=0.0,
+            method="paired bootstrap over runs",
+        )
+    corrected = holm(raw)
+    return {
+        k: OverRuns(estimate=out[k], values=tuple(values[k].tolist()), p_value=float(q))
+        for k, q in zip(values, corrected, strict=True)
+    }
+
+
+def lifts_by_federation(guess: Floats, p: Floats) -> Floats:
+    """Lift of every federation against its own mean, (F, n) and (F, n) to (F,)."""
+    return np.asarray(p.var(axis=1) - ((guess - p) ** 2).mean(axis=1))
+
+
+def not_above_zero(values: Floats) -> float:
+    """One-sided p-value of "the mean is not above 0" over federations (t test), (F,)."""
+    from scipy.special import stdtr
+
+    spread = float(values.std(ddof=1))
+    if spread == 0.0:
+        return 1.0 if values.mean() <= 0 else float(np.finfo(np.float64).tiny)
+    t = float(values.mean()) / (spread / np.sqrt(len(values)))
+    return max(float(stdtr(len(values) - 1, -t)), float(np.finfo(np.float64).tiny))
+
+
+def over_federations(
+    values: Floats, *, rng: np.random.Generator, confidence: float, what: str = "shadows"
+) -> Estimate:
+    """Mean of one number per federation, resampling federations."""
+    found = intervals.bootstrap(
+        values, rng=rng, resamples=RESAMPLES, confidence=confidence, baseline=0.0
+    )
+    assert isinstance(found, Estimate)
+    return replace(found, method=f"bootstrap over {what}")

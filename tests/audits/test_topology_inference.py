@@ -1,0 +1,787 @@
+"""Naive twin, theory, null, power, monotone, vantage; then what must be refused."""
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from fedaudit.audits.audit import Knowledge
+from fedaudit.audits.topology_inference import TopologyInference, rewiring, scores
+from fedaudit.audits.topology_inference import channels as ch
+from fedaudit.audits.topology_inference import features as ft
+from fedaudit.audits.topology_inference import regressors as rg
+from fedaudit.audits.topology_inference.audit import best_of, round_grid
+from fedaudit.errors import ConfigError, FedauditError, NotApplicable, NotObservable, TraceError
+from fedaudit.layout import Layout
+from fedaudit.report.findings import judge
+from fedaudit.results import AuditResult, Estimate, Underpowered
+from fedaudit.trace import ANONYMOUS, SERVER, WIRETAP, MemoryRecorder, MemoryTruth
+
+CLASSES = 4
+LAYOUT = Layout.of(
+    [("0.weight", (3, 5)), ("0.bias", (3,)), ("1.weight", (CLASSES, 3)), ("1.bias", (CLASSES,))]
+)
+GROUPS = (0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2)
+EDGES = tuple(
+    (i, j)
+    for i, j in itertools.combinations(range(12), 2)
+    if GROUPS[i] == GROUPS[j] or {i, j} <= {0, 4, 8}
+)
+
+
+def toy(
+    rng,
+    *,
+    parameters=1.0,
+    organisation=0.0,
+    noise=0.3,
+    rounds=3,
+    share=1.0,
+    permuted=False,
+    wire="delta",
+    groups=GROUPS,
+    edges=EDGES,
+    senders=None,
+    names=None,
+):
+    """One federation: histograms, and updates whose last bias leans towards a client's classes.
+
+    `organisation`: how far class 0 belongs to the first group; `permuted`: the labels that are
+    written down belong to other clients.
+    """
+    n = len(groups)
+    names = names or tuple(f"client-{c:02d}" for c in range(n))
+    mix = rng.dirichlet(np.full(CLASSES, 0.7), size=n)
+    first = np.array(groups) == groups[0]
+    mix[first] = (1 - organisation) * mix[first] + organisation * np.eye(CLASSES)[0]
+    histograms = np.array([rng.multinomial(60, m) for m in mix])
+    about = {
+        "hubs": [SERVER],
+        "clients": list(names),
+        "parties": [SERVER, *names],
+        "edges": [list(e) for e in edges],
+        "organisations": list(groups),
+        "topology": "hierarchical",
+    }
+    recorder = MemoryRecorder(layouts={"model": LAYOUT}, federation=about)
+    written = rng.permutation(histograms) if permuted else histograms
+    truth = MemoryTruth(
+        {"clients": {p: {"classes": h.tolist()} for p, h in zip(names, written, strict=True)}}
+    )
+    model = rng.normal(size=LAYOUT.width).astype(np.float32)
+    bias = LAYOUT.entries[-1].columns
+    for number in range(1, rounds + 1):
+        take = np.sort(rng.permutation(n)[: max(2, round(share * n))])
+        rows = noise * rng.normal(size=(len(take), LAYOUT.width))
+        rows[:, bias] += parameters * (histograms[take] / 60 - 1 / CLASSES)
+        rows = rows.astype(np.float32)
+        with recorder.round() as wire_:
+            row = wire_.put_once("model", model)
+            wire_.send_rows("model", [SERVER] * len(take), [names[c] for c in take], row, step=0)
+            sent = rows + model if wire == "model" else rows
+            who = [names[c] for c in take] if senders is None else [senders] * len(take)
+            first_at = wire_.send_rows(wire, who, [SERVER] * len(take), sent, step=1)
+        truth.round(number, {first_at + i: names[c] for i, c in enumerate(take)})
+        model = model + rows.mean(axis=0)
+    return recorder.trace(), truth
+
+
+@dataclass(frozen=True)
+class ToyShadows:
+    """Shadows that cost nothing to train."""
+
+    count: int = 20
+    seed: int = 1000
+    coupled: bool = True
+    options: tuple = ()
+    where: tuple = ()
+    prior: str = "toy"
+    classes: int = CLASSES
+    notes: tuple = ()
+
+    def __len__(self):
+        return self.count
+
+    def __iter__(self):
+        for s in range(self.count):
+            own = dict(self.options)
+            if self.where:
+                own |= {"edges": self.where[s][0], "groups": self.where[s][1]}
+            trace, truth = toy(np.random.default_rng(self.seed + s), **own)
+            yield trace.seen_by(WIRETAP), truth
+
+    def rewired(self, *, edges, organisations):
+        return replace(self, where=tuple(zip(edges, organisations, strict=True)))
+
+
+def audited(seed=0, *, settings=None, target=None, coupled=True, vantage=WIRETAP, **options):
+    """An audit of one toy federation by shadows of the same kind."""
+    shadows = ToyShadows(coupled=coupled, options=tuple(options.items()), seed=1000 * (seed + 1))
+    trace, truth = toy(np.random.default_rng(seed), **(options | (target or {})))
+    audit = TopologyInference(**{"regressor": "ridge", "shadows": 20, **(settings or {})})
+    guess = audit.attack(
+        trace.seen_by(vantage), Knowledge(shadows=shadows), np.random.default_rng(seed + 1)
+    )
+    return guess, audit.score(guess, truth, np.random.default_rng(seed + 2)), truth
+
+
+def place_of(trace):
+    return ft.Place.of(trace.seen_by(WIRETAP).federation)
+
+
+# -- naive ----------------------------------------------------------------------------------------
+
+
+def slow_signals(trace, sums=False):
+    """The signals by definition: one client, one round, one number after the other."""
+    view, place = trace.seen_by(WIRETAP), place_of(trace)
+    names = ft.signal_names(LAYOUT, CLASSES, (1,))
+    out = np.full((len(view.rounds), place.n, len(names)), np.nan)
+    for t in view.rounds:
+        updates = view.updates(t)
+        own = {
+            place.clients.index(s): r.astype(float)
+            for s, r in zip(updates.senders, updates.rows, strict=True)
+        }
+        model = {c: view.received(t, place.clients[c]).astype(float) for c in own}
+        if sums:
+            groups = {c: [d for d in own if GROUPS[d] == GROUPS[c]] for c in own}
+            model = {c: np.mean([model[d] for d in groups[c]], axis=0) for c in own}
+            own = {c: np.mean([own[d] for d in groups[c]], axis=0) for c in own}
+        middle = np.mean(list(own.values()), axis=0)
+
+        def cosine(a, b):
+            return a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
+
+        for c, u in own.items():
+            theta = model[c] + u
+            near = [cosine(u, own[d]) for d in own if place.adjacency[c, d]]
+            row = [
+                np.linalg.norm(theta),
+                *(np.linalg.norm(theta[e.columns]) for e in LAYOUT.entries),
+            ]
+            row.append(np.nan if sums or not near else np.mean(near))
+            row += [np.linalg.norm(u), *(np.linalg.norm(u[e.columns]) for e in LAYOUT.entries)]
+            row.append(cosine(u, middle))
+            rows = u[LAYOUT.entries[2].columns].reshape(CLASSES, -1)
+            for what in (np.mean, np.linalg.norm):
+                row += [what(rows[k]) for k in (1, 0, 2, 3)]
+            row += [u[LAYOUT.entries[3].columns][k] for k in (1, 0, 2, 3)]
+            out[t - 1, c] = row
+    return out
+
+
+@pytest.mark.parametrize("wire", ["delta", "model"])
+@pytest.mark.parametrize("share", [1.0, 0.5])
+@pytest.mark.parametrize("sums", [False, True])
+def test_signals_are_those_of_a_slow_twin(wire, share, sums):
+    trace, _ = toy(np.random.default_rng(3), wire=wire, share=share)
+    seen = ft.observe(
+        trace.seen_by(WIRETAP), place_of(trace), classes=CLASSES, sensitive=(1,), sums=sums
+    )
+    assert seen.seen == ("sums" if sums else "single")
+    np.testing.assert_allclose(seen.values, slow_signals(trace, sums), rtol=2e-4, atol=1e-5)
+    assert np.isnan(seen.values[:, :, 0]).any() == (share < 1)
+
+
+def test_signals_do_not_depend_on_how_tensors_are_cut(monkeypatch):
+    trace, _ = toy(np.random.default_rng(4))
+    view, place = trace.seen_by(WIRETAP), place_of(trace)
+    whole = ft.observe(view, place, classes=CLASSES, sensitive=(0,))
+    monkeypatch.setattr(ft, "PIECE_BYTES", 1)
+    cut = ft.observe(view, place, classes=CLASSES, sensitive=(0,))
+    np.testing.assert_allclose(whole.values, cut.values, rtol=1e-5, atol=1e-6)
+
+
+def engine_run(aggregation="fedavg", training=None, **sections):
+    """A small run of the engine: trace, truth with raw updates, the clients' data and the task."""
+    import torch
+
+    from fedaudit.federation import topology
+    from fedaudit.federation.engine import Federation
+    from fedaudit.federation.local.schedule import Training
+    from fedaudit.federation.local.trainer import ClientData
+    from fedaudit.federation.rounds import Rounds
+    from fedaudit.randomness import Seed
+    from fedaudit.tasks.classifier import Classifier
+    from fedaudit.tasks.models import mlp
+    from fedaudit.tasks.task import seeded
+
+    g = torch.Generator().manual_seed(1)
+    parts = [
+        (torch.rand(20, 6, generator=g), torch.randint(0, 3, (20,), generator=g)) for _ in range(5)
+    ]
+    task = Classifier(seeded(Seed(1), "w", mlp, 6, (4,), 3))
+    federation = Federation(
+        task=task,
+        data=ClientData.join(parts),
+        rounds=Rounds(clients=5, rounds=2, aggregation=aggregation),
+        training=Training(**(training or {"batch_size": 4})),
+        seed=Seed(2),
+        topology=topology.build("line", 5, Seed(1)),
+        region=np.array([0, 0, 1, 1, 1]),
+        **sections,
+    )
+    recorder = MemoryRecorder(layouts=federation.layouts(), federation=federation.describe())
+    truth = MemoryTruth({})
+    federation.run(recorder, truth, keep_raw=True)
+    return recorder.trace(), truth, parts, task
+
+
+def engine_signals(trace):
+    return ft.observe(trace.seen_by(WIRETAP), place_of(trace), classes=3, sensitive=(0,))
+
+
+@pytest.mark.parametrize("aggregation", ["gossip", "hierarchical", "fedavg"])
+def test_signals_of_the_engine_are_those_of_what_clients_trained(aggregation):
+    trace, truth, _, _ = engine_run(aggregation)
+    seen = engine_signals(trace)
+    assert seen.seen == "single"
+    for t in (1, 2):
+        _, raw = truth.raw_updates(t)
+        norm = seen.values[t - 1, :, seen.names.index(ft.UPDATE_NORM)]
+        np.testing.assert_allclose(norm, np.linalg.norm(raw, axis=1), rtol=1e-3)
+    assert np.isfinite(seen.values[..., seen.names.index(ft.NORM)]).all()
+
+
+@pytest.mark.parametrize("aggregation", ["hierarchical", "fedavg"])
+def test_behind_a_secure_sum_clients_share_what_their_group_shows(aggregation):
+    from fedaudit.protections.secure_sum import SecureSum
+
+    trace, truth, _, _ = engine_run(aggregation, protections=(SecureSum(),))
+    seen = engine_signals(trace)
+    assert seen.seen == "sums"
+    groups = [[0, 1], [2, 3, 4]] if aggregation == "hierarchical" else [[0, 1, 2, 3, 4]]
+    _, raw = truth.raw_updates(1)
+    norm = seen.values[0, :, seen.names.index(ft.UPDATE_NORM)]
+    for members in groups:
+        own = np.linalg.norm(raw[members].mean(axis=0))
+        np.testing.assert_allclose(norm[members], own, rtol=1e-3)
+    assert np.isnan(seen.values[..., seen.names.index(ft.TO_NEIGHBOURS)]).all()
+
+
+def test_summaries_are_those_of_numpy():
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(6, 3, 2)).astype(np.float32)
+    x[2, 0] = x[5, 0] = np.nan
+    x[1:, 2] = np.nan
+    out, labels = ft.summarise(x, ("norm", "other"), rounds=None)
+    at = {label: out[:, i] for i, label in enumerate(labels)}
+    for client in range(2):
+        rounds = np.flatnonzero(np.isfinite(x[:, client, 1]))
+        values = x[rounds, client, 1].astype(float)
+        assert at["mean, other"][client] == pytest.approx(values.mean(), abs=1e-5)
+        assert at["std, other"][client] == pytest.approx(values.std(), abs=1e-5)
+        assert at["trend, other"][client] == pytest.approx(
+            np.polyfit(rounds, values, 1)[0], abs=1e-5
+        )
+        assert at["last, other"][client] == pytest.approx(values[-1], abs=1e-6)
+    assert at["trend, other"][2] == 0.0  # one round has no slope
+    assert at["norm, round 1"][2] == x[0, 2, 0]
+    assert np.isnan(at["norm, round 3"][0])
+    early, _ = ft.summarise(x, ("norm", "other"), rounds=2)
+    again, _ = ft.summarise(x[:2], ("norm", "other"))
+    np.testing.assert_array_equal(early, again)
+
+
+def test_published_features_are_a_part_of_all():
+    trace, _ = toy(np.random.default_rng(6))
+    seen = ft.observe(trace.seen_by(WIRETAP), place_of(trace), classes=CLASSES, sensitive=(0,))
+    every, all_names = ft.summarise(seen.values, seen.names)
+    few, names = ft.summarise(seen.values, seen.names, which="published")
+    assert set(names) < set(all_names)
+    assert not any("class" in n or "update" in n or "to the mean" in n for n in names)
+    np.testing.assert_array_equal(few[:, 0], every[:, all_names.index(names[0])])
+    own, near = (ft.summarise(seen.values, seen.names, which=w)[1] for w in ("own", "neighbours"))
+    assert sorted([*own, *near]) == sorted(all_names)
+    assert near
+    assert all("neighbours" in n for n in near)
+
+
+def test_structure_is_that_of_the_topology():
+    from fedaudit.federation import topology
+    from fedaudit.randomness import Seed
+
+    graph = topology.build("hierarchical", 20, Seed(1), sizes=[8, 6, 4, 2], joined="star")
+    place = ft.Place(
+        clients=tuple(map(str, range(20))),
+        edges=graph.edges,
+        organisations=graph.organisations,
+        root=graph.root,
+    )
+    expected = np.stack([graph.degree, graph.distance_to_root(), graph.betweenness()], axis=1)
+    np.testing.assert_allclose(place.structure, expected)
+    assert place.one_hot().sum(axis=0).tolist() == [8, 6, 4, 2]
+
+
+def test_top_k_with_ties_is_the_mean_over_all_orders():
+    guess, p, k = np.array([0.3, 0.3, 0.1, 0.3, 0.0]), np.array([1.0, 0.5, 0.5, 0.2, 0.5]), 2
+
+    def tops(values):
+        """Top sets under every order of the clients, as a stable sort would give them."""
+        for order in itertools.permutations(range(5)):
+            yield set(sorted(order, key=lambda i: -values[i])[:k])
+
+    every = [len(a & b) / k for a in tops(guess) for b in tops(p)]
+    assert scores.top_recovery(guess, p, k) == pytest.approx(np.mean(every))
+    np.testing.assert_allclose(scores.in_top(np.stack([guess, p]), k).sum(axis=1), k)
+
+
+def test_permuted_lifts_are_lifts_of_permuted_shares():
+    rng = np.random.default_rng(7)
+    p, guess = rng.random(6), rng.random(6)
+    every = [scores.lift(guess, p[list(o)]) for o in itertools.permutations(range(6))]
+    drawn = scores.permuted_lifts(guess, p, rng, 4000)
+    assert np.isin(np.round(drawn, 9), np.round(every, 9)).all()
+    assert drawn.mean() == pytest.approx(np.mean(every), abs=0.01)
+
+
+def test_ridge_is_that_of_scikit_learn():
+    from sklearn.linear_model import Ridge
+
+    rng = np.random.default_rng(8)
+    x = rng.normal(size=(300, 6)).astype(np.float32)
+    p = np.clip(0.4 + 0.1 * x[:, 0] + 0.02 * rng.normal(size=300), 0, 1)
+    federation = np.repeat(np.arange(30), 10)
+    fitted = rg.fit("ridge", x, p, federation, np.random.default_rng(1))
+    held = np.random.default_rng(1).permutation(np.arange(30))[:6]
+    inside = ~np.isin(federation, held)
+    mean, spread = x[inside].mean(axis=0), x[inside].std(axis=0)
+    best = min(
+        (Ridge(alpha=a).fit((x[inside] - mean) / spread, p[inside]) for a in rg.PENALTIES),
+        key=lambda m: np.mean((m.predict((x[~inside] - mean) / spread) - p[~inside]) ** 2),
+    )
+    np.testing.assert_allclose(fitted(x), best.predict((x - mean) / spread), atol=1e-4)
+
+
+# -- theory ---------------------------------------------------------------------------------------
+
+
+def test_losses_of_the_reference_guesses():
+    """[TopologyAwareDP] Table I: the mean costs Var(p), the truth nothing, and lift is between."""
+    rng = np.random.default_rng(9)
+    p = rng.random(30)
+    assert scores.loss(np.full(30, p.mean()), p) == pytest.approx(p.var())
+    assert scores.lift(np.full(30, p.mean()), p) == pytest.approx(0.0)
+    assert scores.lift(p, p) == pytest.approx(p.var())
+    whole = scores.explained_over_clients(p, p, rng=rng)
+    assert (whole.value, whole.low, whole.high) == pytest.approx((1.0, whole.low, 1.0))
+    assert whole.low > 0
+    shadow = scores.lift(np.full(30, 0.2), p, mean=0.2)
+    assert shadow == pytest.approx(0.0)
+
+
+def test_guesses_that_follow_nothing_lose_their_own_spread():
+    """E lift = - mean (g - mean p)^2 if p is dealt at random: never above zero."""
+    rng = np.random.default_rng(10)
+    p, guess = rng.random(200), rng.random(200)
+    mean = scores.permuted_lifts(guess, p, rng, 5000).mean()
+    assert mean == pytest.approx(-np.mean((guess - p.mean()) ** 2), abs=3e-3)
+
+
+def test_one_full_step_moves_a_bias_by_share_minus_prediction():
+    """One step over all of a client's records: the bias signal is rate (p_c - mean softmax_c)."""
+    import torch
+
+    trace, _, parts, task = engine_run(training={"batch_size": 0, "learning_rate": 0.5})
+    seen = engine_signals(trace)
+    for c, (x, y) in enumerate(parts):
+        with torch.no_grad():
+            predicted = task.module(x).softmax(dim=1).mean(dim=0).numpy()
+        for k in range(3):
+            signal = seen.values[0, c, seen.names.index(f"class {k}: bias")]
+            share = float((y == k).float().mean())
+            assert signal == pytest.approx(0.5 * (share - predicted[k]), abs=1e-5)
+
+
+# -- null -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_labels_of_other_clients_show_no_lift(seed):
+    guess, result, _ = audited(seed, permuted=True, coupled=False, parameters=1.0)
+    assert judge(result)[-1].verdict == "no_evidence"
+    for channel, lifts in guess.learnt.items():
+        assert scores.not_above_zero(lifts) > 1e-3, channel
+
+
+def test_the_null_can_fail():
+    """Features that hold the dealt labels themselves: the check raises, and names the channel."""
+    rng = np.random.default_rng(11)
+    p = rng.random((20, 12))
+    dealt = ch.dealt_at_random(p, rng)
+    np.testing.assert_allclose(np.sort(dealt, axis=1), np.sort(p, axis=1))
+    assert not np.array_equal(dealt, p)
+    leaking = dealt.reshape(-1, 1).astype(np.float32)
+    lifts = scores.lifts_by_federation(ch.cross_validated("ridge", leaking, dealt, rng), dealt)
+    with pytest.raises(FedauditError, match="fails its own null") as error:
+        ch.refuse_lift({"A1": lifts, "org": -np.ones(20)}, "p was dealt at random")
+    assert "A1" in str(error.value)
+    assert "org" not in str(error.value).split("got:")[1]
+    fair = scores.lifts_by_federation(
+        ch.cross_validated("ridge", p.reshape(-1, 1).astype(np.float32), dealt, rng), dealt
+    )
+    ch.refuse_lift({"A1": fair}, "p was dealt at random")
+
+
+def test_structure_that_tells_where_the_prior_says_it_cannot_raises():
+    """Shadows that claim no coupling, and have one: organisation alone shows lift."""
+    with pytest.raises(FedauditError, match="ties no class to a place"):
+        audited(organisation=0.9, coupled=False)
+    guess, _, _ = audited(organisation=0.0, coupled=False)
+    for channel in ("topo", "org"):
+        assert guess.learnt[channel].mean() < 1e-3
+
+
+# -- power ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("regressor", ["lightgbm", "ridge", "mlp"])
+def test_a_leak_through_parameters_is_found(regressor):
+    wanted = {"regressor": regressor, "channels": ["A1"], "by_rounds": False, "sums": False}
+    guess, result, truth = audited(1, settings=wanted, parameters=1.0, noise=0.1)
+    assert judge(result)[-1].verdict == "leak"
+    assert result.estimates["explained (A1)"].low > 0.3
+    p = ch.share_of(truth, guess.clients, (0,))
+    assert np.corrcoef(p, guess.guesses["A1"])[0, 1] > 0.9
+
+
+def test_a_leak_through_the_organisation_is_found_without_parameters():
+    guess, result, _ = audited(2, parameters=0.0, organisation=0.9)
+    assert result.estimates["explained (org)"].low > 0.2
+    assert result.estimates["lift (A1)"].low <= 0
+    assert result.estimates["topology contribution"].low > 0
+    assert guess.best in ("A2-full", "A2-org", "A2-topo", "org", "topo")
+    assert judge(result)[-1].verdict == "leak"
+    # class 0 lives in the first organisation
+    own = guess.guesses["org"]
+    assert own[:4].min() > own[4:].max()
+
+
+def test_rounds_and_sums_stand_beside_the_whole():
+    guess, result, _ = audited(3, parameters=0.5, noise=0.3, rounds=6, organisation=0.5)
+    curve = result.curves["explained (A1) on shadows by rounds observed"]
+    assert curve["rounds"] == (1, 2, 5, 6)
+    assert curve["explained"][0] < curve["explained"][-1]
+    assert guess.through_sums is not None
+    assert guess.through_sums[1].mean() < guess.learnt["A1"].mean()
+    assert "lift (A1, sums only)" in result.estimates
+
+
+def test_rewiring_hides_the_place_and_not_the_rest():
+    wanted = {"what_if": ["drop_edge", "split_organisation", "random_regular"]}
+    guess, result, _ = audited(4, settings=wanted, parameters=0.0, organisation=0.9)
+    assert guess.learnt["topo"].mean() > 0.01
+    assert guess.rewired["random_regular"]["topo"].mean() < 0.005
+    assert guess.rewired["random_regular"]["org"].mean() > 0.01
+    assert guess.rewired["split_organisation"]["org"].mean() > 0.01
+    assert "without the edge" in guess.in_words["drop_edge"]
+    assert "change of shadow lift (A2-full), random_regular" in result.estimates
+
+
+# -- monotone -------------------------------------------------------------------------------------
+
+
+def test_more_noise_never_reads_as_more_leak():
+    wanted = {"channels": ["A1"], "by_rounds": False, "sums": False}
+    found = [
+        float(audited(5, settings=wanted, noise=z)[0].learnt["A1"].mean())
+        for z in (0.05, 0.5, 2, 20)
+    ]
+    # one guess for all costs what the federations' own means differ by, about 0.004 here
+    assert all(more > less - 2e-3 for more, less in itertools.pairwise(found))
+    assert found[0] > 0.04
+    assert found[-1] < 0
+
+
+def test_parameters_that_are_noise_tell_nothing_of_the_place():
+    """Degrees differ, classes follow the place: A1 reads neither, the paper's list reads both."""
+    groups = (0,) * 8 + (1,) * 3 + (2,)
+    edges = tuple(
+        (i, j)
+        for i, j in itertools.combinations(range(12), 2)
+        if groups[i] == groups[j] or {i, j} <= {0, 8, 11}
+    )
+    wanted = {"channels": ["A1", "topo"], "by_rounds": False, "sums": False}
+    world = {"groups": groups, "edges": edges, "parameters": 0.0, "organisation": 0.9, "rounds": 20}
+    ours, _, _ = audited(7, settings=wanted, **world)
+    theirs, _, _ = audited(7, settings=wanted | {"features": "published"}, **world)
+    assert ours.learnt["topo"].mean() > 0.02
+    assert ours.learnt["A1"].mean() < 0.002
+    assert theirs.learnt["A1"].mean() > 0.02
+
+
+# -- vantage --------------------------------------------------------------------------------------
+
+
+def test_the_server_does_not_see_the_graph():
+    with pytest.raises(NotObservable, match="does not see the topology"):
+        audited(vantage=SERVER)
+
+
+def test_who_sees_no_senders_has_no_parameter_channel():
+    guess, result, _ = audited(6, organisation=0.9, senders=ANONYMOUS)
+    assert set(guess.guesses) == {"topo", "org"}
+    assert any("no parameters channel" in n for n in result.notes)
+    with pytest.raises(NotApplicable, match="none of the channels"):
+        audited(6, senders=ANONYMOUS, settings={"channels": ["A1"]})
+
+
+def test_shadows_that_show_more_than_the_target_are_not_compared_with_it():
+    """Named shadows of an anonymous target: parameters are left out, not guessed from."""
+    guess, _, _ = audited(6, organisation=0.9, target={"senders": ANONYMOUS})
+    assert set(guess.guesses) == {"topo", "org"}
+
+
+# -- scores over clients and runs -----------------------------------------------------------------
+
+
+def test_auroc_needs_twenty_clients_of_both_kinds():
+    rng = np.random.default_rng(12)
+    p = rng.random(30)
+    found = scores.auroc(p, p, 0.5)
+    assert isinstance(found, Estimate)
+    assert found.value == 1.0
+    assert isinstance(scores.auroc(p[:19], p[:19], 0.5), Underpowered)
+    lacking = scores.auroc(p, np.full(30, 0.2), 0.5)
+    assert isinstance(lacking, Underpowered)
+    assert "not applicable" in str(lacking)
+
+
+def test_few_clients_are_no_evidence_by_themselves():
+    """Four clients in the right order happen once in 24: no leak at 95 %, two-sided."""
+    p = np.array([0.1, 0.2, 0.3, 0.9])
+    four = scores.explained_over_clients(p, p, rng=np.random.default_rng(0))
+    assert four.value == 1.0
+    assert four.low <= 0
+    p = np.linspace(0.1, 0.9, 7)
+    seven = scores.explained_over_clients(p, p, rng=np.random.default_rng(0))
+    assert seven.low > 0
+
+
+def test_runs_are_compared_in_pairs_and_corrected():
+    rng = np.random.default_rng(13)
+    runs = []
+    for _ in range(12):
+        p = rng.random(20)
+        runs.append(
+            scores.Outcome(
+                p=p,
+                guesses={
+                    "A1": rng.random(20),
+                    "A2-full": p + 0.05 * rng.normal(size=20),
+                    "A2-org": p + 0.2 * rng.normal(size=20),
+                    "A2-topo": rng.random(20),
+                },
+                shadow_mean=0.5,
+            )
+        )
+    found = scores.over_runs(runs, rng=rng)
+    full, one = found["lift (A2-full)"], found["lift (A1)"]
+    assert isinstance(full.estimate, Estimate)
+    assert full.estimate.low > 0
+    assert full.p_value == pytest.approx(7 / 2001)  # the smallest there is, times seven tests
+    assert one.estimate.high < 0
+    assert one.p_value == 1.0
+    gained = found["topology contribution"].values
+    each = [
+        scores.loss(o.guesses["A1"], o.p) - scores.loss(o.guesses["A2-full"], o.p) for o in runs
+    ]
+    np.testing.assert_allclose(gained, each)
+    alone = scores.over_runs(runs[:1], rng=rng)
+    assert isinstance(alone["lift (A1)"].estimate, Underpowered)
+
+
+def test_the_channel_of_the_verdict_is_chosen_on_shadows():
+    rng = np.random.default_rng(14)
+    base = rng.normal(size=50)
+    assert best_of({"A1": base, "A2-full": base - 1e-9}) == "A1"
+    assert best_of({"A1": base + 0.01 * rng.normal(size=50), "A2-full": base}) == "A2-full"
+    assert best_of({"A1": base - 1, "org": base, "A2-full": base - 1}) == "org"
+    assert round_grid(1) == (1,)
+    assert round_grid(20) == (1, 2, 5, 10, 20)
+    assert round_grid(25) == (1, 2, 5, 10, 20, 25)
+
+
+# -- contracts ------------------------------------------------------------------------------------
+
+
+def test_same_seed_same_result_and_json_round_trip():
+    settings = {"regressor": "lightgbm", "channels": ["A1", "org"]}
+    (_, first, _), (_, second, _) = (audited(8, settings=settings) for _ in range(2))
+    assert first == second
+    assert AuditResult.from_json(first.to_json()) == first
+
+
+def test_names_of_clients_change_labels_only():
+    names = tuple(f"site {c}" for c in "abcdefghijkl")
+    _, plain, _ = audited(9)
+    _, renamed, _ = audited(9, names=names)
+    assert plain.estimates == renamed.estimates
+    assert list(renamed.per_client) == list(names)
+    assert list(plain.per_client.values()) == list(renamed.per_client.values())
+
+
+def test_regressors_stay_within_zero_and_one_and_fall_back_to_the_mean():
+    rng = np.random.default_rng(15)
+    x = rng.normal(size=(240, 3)).astype(np.float32)
+    p = (x[:, 0] > 0).astype(float)
+    federation = np.repeat(np.arange(20), 12)
+    for kind in ("lightgbm", "mlp", "ridge"):
+        fitted = rg.fit(kind, x, p, federation, np.random.default_rng(0))
+        guess = fitted(100 * x)
+        assert guess.min() >= 0
+        assert guess.max() <= 1
+        x_missing = x.copy()
+        x_missing[::3, 1] = np.nan
+        assert np.isfinite(rg.fit(kind, x_missing, p, federation, rng)(x_missing)).all()
+    blind = rg.fit("ridge", np.zeros((240, 1), np.float32), p, federation, rng)
+    assert np.ptp(blind(x[:, :1])) == 0
+    same = rg.fit("ridge", x, np.full(240, 0.3), federation, rng)(x)
+    np.testing.assert_allclose(same, 0.3)
+
+
+def test_out_of_fold_guesses_never_saw_their_federation():
+    """Labels that only the federation's number explains cannot be guessed for a new federation."""
+    rng = np.random.default_rng(16)
+    federation = np.repeat(np.arange(20), 12)
+    p = rng.random(20)[federation]
+    x = np.eye(20, dtype=np.float32)[federation]
+    guess = rg.out_of_fold("ridge", x, p, federation, rng)
+    assert np.mean((guess - p) ** 2) > 0.9 * p.var()
+    by_row = rg.fit("ridge", x, p, np.arange(240), rng)(x)
+    assert np.mean((by_row - p) ** 2) < 0.3 * p.var()
+
+
+# -- bad input ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("sensitive", ()),
+        ("sensitive", (1, 1)),
+        ("sensitive", (-1,)),
+        ("channels", ()),
+        ("channels", ("A1", "A1")),
+        ("shadows", 9),
+        ("top", 0),
+        ("threshold", 1.0),
+        ("what_if", ("drop_edge", "drop_edge")),
+        ("confidence", 1.0),
+        ("seed", -1),
+    ],
+)
+def test_settings_out_of_range_are_refused(setting, value):
+    with pytest.raises(ConfigError, match=f"topology_inference.{setting} is out of range"):
+        TopologyInference(**{setting: value})
+
+
+def test_sensitive_classes_must_exist_and_leave_some():
+    with pytest.raises(ConfigError, match="classes 0 to 3"):
+        audited(settings={"sensitive": [4]})
+    with pytest.raises(ConfigError, match="some, not all"):
+        audited(settings={"sensitive": [0, 1, 2, 3]})
+    trace, _ = toy(np.random.default_rng(0))
+    one = Knowledge(shadows=ToyShadows(classes=1))
+    with pytest.raises(NotApplicable, match="one class only"):
+        TopologyInference().attack(trace.seen_by(WIRETAP), one, np.random.default_rng(0))
+
+
+def test_a_corpus_too_small_for_a_regressor_names_the_number_needed():
+    with pytest.raises(NotApplicable, match="shadows = 25"):
+        rg.enough(12, 48)
+    with pytest.raises(NotApplicable, match="at least 10 shadow federations"):
+        rg.enough(9, 900)
+    rg.enough(10, 100)
+
+
+def test_no_shadows_no_attack():
+    trace, _ = toy(np.random.default_rng(0))
+    with pytest.raises(NotApplicable, match="shadow federations"):
+        TopologyInference().attack(trace.seen_by(WIRETAP), Knowledge(), np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("about", "error", "words"),
+    [
+        ({"clients": ["a"]}, NotApplicable, "nobody to differ from"),
+        ({"clients": []}, NotApplicable, "does not list clients"),
+        ({"clients": ["a", "b"], "edges": [[0, 2]]}, TraceError, r"edge \(0, 2\)"),
+        ({"clients": ["a", "b"], "edges": [[1, 1]]}, TraceError, r"edge \(1, 1\)"),
+        ({"clients": ["a", "b"], "organisations": [0]}, TraceError, "organisations do not fit"),
+    ],
+)
+def test_places_that_make_no_sense_are_refused(about, error, words):
+    with pytest.raises(error, match=words):
+        ft.Place.of(about)
+
+
+def test_groups_of_one_are_no_groups():
+    place = ft.Place(clients=("a", "b", "c"), edges=((0, 1),), organisations=(0, 1, 2))
+    assert not place.has_groups()
+    said = ch.missing_parts(place, None)
+    assert "would name the client" in said["organisation"]
+    one = replace(place, organisations=(0, 0, 0))
+    assert "one organisation" in ch.missing_parts(one, None)["organisation"]
+    ring = replace(place, edges=((0, 1), (0, 2), (1, 2)), organisations=None)
+    missing = ch.missing_parts(ring, None)
+    assert "alike" in missing["structure"]
+    # who the neighbours are still tells something that parameters alone do not
+    assert [c for c in ch.PARTS if ch.usable(c, missing)] == ["A1", "A2-topo", "A2-full"]
+    star = ch.missing_parts(replace(place, edges=(), organisations=None), None)
+    assert [c for c in ch.PARTS if ch.usable(c, star)] == ["A1"]
+
+
+def test_components_are_named_and_far_from_the_root():
+    edges = tuple(e for e in EDGES if GROUPS[e[0]] == GROUPS[e[1]])
+    guess, _, _ = audited(edges=edges)
+    note = next(n for n in guess.notes if "components" in n)
+    assert "3 components" in note
+    assert "client-04" in note
+    place = ft.Place(clients=tuple("abcd"), edges=((0, 1), (2, 3)), root=0)
+    assert place.structure[:, 1].tolist() == [0, 1, 4, 4]
+
+
+def test_equal_shares_leave_nothing_to_tell_apart():
+    trace, _ = toy(np.random.default_rng(0))
+    guess, _, _ = audited()
+    names = guess.clients
+    flat = MemoryTruth({"clients": {c: {"classes": [1, 1, 1, 1]} for c in names}})
+    result = TopologyInference(shadows=20).score(guess, flat, np.random.default_rng(0))
+    assert "nothing to tell apart" in str(result.not_applicable)
+    blind = TopologyInference(shadows=20).score(guess, None, np.random.default_rng(0))
+    assert "no truth" in str(blind.not_applicable)
+    with pytest.raises(NotApplicable, match="which classes"):
+        ch.share_of(MemoryTruth({}), names, (0,))
+    assert trace.rounds
+
+
+def test_rewiring_that_cannot_be_done_is_refused():
+    rng = np.random.default_rng(0)
+    tree = ft.Place(clients=tuple("abc"), edges=((0, 1), (1, 2)))
+    with pytest.raises(NotApplicable, match="no edge can be dropped"):
+        rewiring.rewire(tree, "drop_edge", 1, rng)
+    with pytest.raises(NotApplicable, match="no organisation can be split"):
+        rewiring.rewire(tree, "split_organisation", 1, rng)
+    pair = ft.Place(clients=("a", "b"), edges=((0, 1),))
+    regular, _ = rewiring.rewire(pair, "random_regular", 2, rng)
+    assert [p.edges for p in regular] == [((0, 1),)] * 2
+
+
+def test_rewiring_does_what_it_says():
+    rng = np.random.default_rng(1)
+    trace, _ = toy(rng)
+    place = place_of(trace)
+    (dropped, *_), _ = rewiring.rewire(place, "drop_edge", 3, rng)
+    assert len(dropped.edges) == len(place.edges) - 1
+    assert len(dropped.components()) == 1
+    split, _ = rewiring.rewire(place, "split_organisation", 2, rng)
+    assert sorted(np.bincount(split[0].organisations)) == [2, 2, 4, 4]
+    regular, words = rewiring.rewire(place, "random_regular", 2, rng)
+    degree = math.floor(2 * len(place.edges) / place.n + 0.5)
+    assert f"{degree} neighbours" in words
+    assert np.ptp(regular[0].structure[:, 0]) == 0
+    assert regular[0].edges != regular[1].edges

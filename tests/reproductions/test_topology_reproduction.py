@@ -1,0 +1,111 @@
+"""The reproduction runs at a tiny scale; its page holds the published and the measured figures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reproductions.topology import experiments, page, run, setting, utility
+from reproductions.topology.setting import QUICK
+
+PUBLISHED = json.loads((run.HERE / "published.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict:
+    """A few pieces of the quick version, in this process."""
+    keys = ("gap/ring", "gap/hierarchical", "gap/ER p=0.5", "pareto/A", "pareto/C", "channels/1")
+    chosen = [p for p in experiments.pieces(QUICK) if p.key in keys]
+    chosen += [p for p in experiments.pieces(QUICK, ("utility",)) if p.variant.startswith("2 ")]
+    assert len(chosen) == len(keys) + 4
+    return {
+        "scale": setting.described(QUICK),
+        "measured": {p.key: experiments.measure(p, QUICK, PUBLISHED) for p in chosen},
+    }
+
+
+def test_published_degrees_give_the_published_gaps(measured: dict) -> None:
+    for name in ("ring", "hierarchical", "ER p=0.5"):
+        own = measured["measured"][f"gap/{name}"]["published degrees"]
+        known = PUBLISHED["figure 3"]["gap"][name]
+        np.testing.assert_allclose(own, [known[f"{e:g}"] for e in experiments.ETAS], atol=6e-4)
+    assert measured["measured"]["gap/ring"]["mean"] == [0.0] * 4
+
+
+def test_published_pareto_gaps(measured: dict) -> None:
+    at = experiments.BUDGETS.index(0.05)
+    for name in ("A", "C"):
+        cell = measured["measured"][f"pareto/{name}"]["100"]
+        gap = cell["uniform"][at] - cell["allocated"][at]
+        assert gap == pytest.approx(PUBLISHED["figure 4"][name]["largest gap"], abs=1e-3)
+
+
+def test_pairs_differ_in_the_size_of_their_noise_alone(measured: dict) -> None:
+    pairs = [v for k, v in measured["measured"].items() if k.startswith("utility/")]
+    again = utility.pair(QUICK, 2, 0.25, 1)
+    assert again == measured["measured"]["utility/2 0.25 1"]
+    row = utility.row(pairs)
+    assert row["n"] == 4
+    assert row["low"] <= row["difference"] <= row["high"]
+    same = [{"uniform": 80.0 + i, "allocated": 80.0 + i} for i in range(5)]
+    assert utility.row(same)["equivalent"]
+    far = [{"uniform": 80.0, "allocated": 82.0 + 0.1 * i} for i in range(5)]
+    assert not utility.row(far)["equivalent"]
+
+
+def test_targets_share_the_split_and_nothing_else() -> None:
+    config = setting.config_of(QUICK, 0.5, 1.0)
+    (a, first), (b, second) = (setting.dealt(config, s) for s in (0, 1))
+    assert not np.array_equal(first, second)
+    assert first.sum() == second.sum()
+    np.testing.assert_array_equal(a.task.initial(), b.task.initial())
+    trace, _ = setting.recorded(a, first)
+    shadows = setting.shadows_of(config, trace, QUICK)
+    rows = {r.tobytes() for r in np.concatenate([a.data.x.numpy(), b.data.x.numpy()])}
+    assert not rows & {r.tobytes() for r in np.asarray(shadows.corpus.x)}
+
+
+def test_page_holds_published_and_measured_figures(measured: dict, tmp_path: Path) -> None:
+    text = page.write(measured, PUBLISHED, tmp_path, ["channels/0"]).read_text()
+    own = measured["measured"]["channels/1"]["all"]["lift"]["org"]
+    assert page.number(own) in text
+    assert "1.967, 21.7 %" in text
+    assert "C, T = 100 (published)" in text
+    assert "Not measured yet: 1 pieces (channels)" in text
+    assert (tmp_path / "topology-pareto-A.svg").read_text().startswith("<svg")
+    # no link to a figure that is not there
+    drawn = {p.name for p in tmp_path.glob("*.svg")}
+    linked = {w.split(")")[0] for w in text.split("](")[1:] if w.split(")")[0].endswith(".svg")}
+    assert linked == drawn
+
+
+def test_another_published_figure_gives_another_page(measured: dict) -> None:
+    changed = json.loads(json.dumps(PUBLISHED))
+    changed["figure 4"]["A"]["largest gap"] = 1.234
+    assert "1.234, 21.7 %" in page.render(measured, changed)
+    assert "1.234, 21.7 %" not in page.render(measured, PUBLISHED)
+
+
+def test_results_survive_storing_and_other_scales_do_not_mix(
+    measured: dict, tmp_path: Path
+) -> None:
+    file = tmp_path / "results.json"
+    run.save(file, measured)
+    stored = json.loads(file.read_text())
+    assert stored["measured"].keys() == measured["measured"].keys()
+    assert run.load(file, QUICK)["measured"] == stored["measured"]
+    assert run.load(file, replace(QUICK, rounds=4))["measured"] == {}
+
+
+def test_the_stored_page_is_what_the_stored_results_give() -> None:
+    """The page in the repository claims only what results.json holds."""
+    results = json.loads((run.HERE / "results.json").read_text(encoding="utf-8"))
+    scale = setting.FULL
+    assert results["scale"] == setting.described(scale)
+    lacking = [p.key for p in experiments.pieces(scale) if p.key not in results["measured"]]
+    stored = (run.PAGE / "topology.md").read_text(encoding="utf-8")
+    assert page.render(results, PUBLISHED, lacking) == stored
