@@ -1,0 +1,5 @@
+"""Which client trained on marked records, seen only through secure aggregation?"""
+
+from fedaudit.audits.attribution.audit import Attribution, AttributionGuess
+
+__all__ = ["Attribution", "AttributionGuess"]

@@ -1,0 +1,508 @@
+"""Which client trained on marked records, seen only through secure aggregation?
+
+Question: a corpus owner marked records; which clients of a federation trained on them?
+Vantage: SERVER, which reads sums and the ledger of its queries, together with the owner, who brings
+its keys. No upload is read.
+Paper: [FedAttr] Sections 4 and 5, Appendices B, D, E and H.
+Differs: (1) the published threshold on Stouffer's sum is computed and reported, and decides
+nothing: a difference of two z-scores is no z-score, and benign drift grows with the rounds.
+Decisions rest on unused keys: exact ranks, Student's tail beyond them, Holm over all clients and
+all keys of the owner. (2) Parts of clients come from least squares over all candidates of all
+rounds, so that a neighbour's mark is not taken for a client's own. (3) Any plan will do: groups of
+a safe plan are scored as they are, and each client is tested on the groups without every other one
+(a key is held by one client at most). What a plan itself gives away is told by `audits.query_plan`.
+Shapes: sums (Q, d); candidates (R, d); scores (R, S + U) on S keys of the owner and U unused ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.audits.attribution import calibration, estimator, scoring, theory
+from fedaudit.audits.attribution.estimator import Candidates
+from fedaudit.audits.attribution.scoring import Marks
+from fedaudit.audits.audit import Knowledge, columns_for
+from fedaudit.errors import ConfigError, NotApplicable, UsageError
+from fedaudit.results import AuditResult, Bound, Estimate, Underpowered
+from fedaudit.stats import intervals
+from fedaudit.stats.query_plans import Pairs
+from fedaudit.trace import Truth, View
+from fedaudit.trace.ledger import Asked, asked
+
+Floats = npt.NDArray[np.float64]
+DrawPairs = Callable[[int, int, int], Sequence[Pairs]]
+"""(round, participants, number of the first one) -> the pairs that the server drew."""
+
+ENOUGH = 300
+"""Null client tests below which no rate of false alarms is printed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttributionGuess:
+    """`designs`, `scores` per round, (R_t, K) and (R_t, S + U); what follows from them.
+
+    `published` (T, K, S + U) differential z-scores of [FedAttr] Eq. (7), NaN where a client was
+    absent, None where no single client's update was estimated.
+    """
+
+    names: tuple[str, ...]
+    rounds: tuple[int, ...]
+    keys: int
+    designs: tuple[Floats, ...]
+    scores: tuple[Floats, ...]
+    published: Floats | None
+    parts: calibration.Parts
+    decision: calibration.Decision
+    sequential: calibration.Sequential
+    queries: tuple[int, ...]
+    uploads: Floats
+    reading: str
+    notes: tuple[str, ...]
+    trace_sha256: str
+    vantage: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attribution:
+    """Which clients trained on a corpus owner's marked records, from secure sums alone.
+
+    `error` is the chance that any client is named wrongly; `unused_keys` the null; `threshold` the
+    published one (gamma), reported beside it. `confidence` of intervals.
+    """
+
+    name: ClassVar[str] = "attribution"
+    question: ClassVar[str] = "Which client trained on marked records, seen only through sums?"
+    source: ClassVar[str] = "[FedAttr] Section 4"
+    needs: ClassVar[tuple[str, ...]] = ("marks",)
+
+    vantage: str = "server"
+    error: float = 0.05
+    unused_keys: int = 999
+    threshold: float = 4.0
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("vantage", bool(self.vantage), "the name of a party that receives sums"),
+            ("error", 0 < self.error < 0.5, "between 0 and 0.5"),
+            ("unused_keys", self.unused_keys >= 19, "at least 19: fewer give no p-value of 0.05"),
+            ("threshold", self.threshold > 0, "above 0"),
+            ("confidence", 0 < self.confidence < 1, "between 0 and 1"),
+        )
+        for name, fine, expected in checks:
+            if not fine:
+                raise ConfigError(
+                    f"audits.attribution.{name} is out of range",
+                    expected=expected,
+                    got=repr(getattr(self, name)),
+                    remedy="correct the value, or leave it out for its default",
+                )
+
+    # -- attack --------------------------------------------------------------------------------
+
+    def attack(
+        self, view: View, knowledge: Knowledge, rng: np.random.Generator
+    ) -> AttributionGuess:
+        marks = _marks(knowledge)
+        ledgers = [a for number in view.rounds if len((a := asked(view, number)).answered)]
+        if not ledgers:
+            raise NotApplicable(
+                f"{view.vantage} sees no sums",
+                expected="sums through secure aggregation, and their ledger",
+                got="none",
+                remedy="run with [protections.secure_aggregation]",
+            )
+        names = tuple(dict.fromkeys(name for a in ledgers for name in a.clients))
+        columns = None
+        if knowledge.task is not None:
+            columns = columns_for(knowledge.task.layout, view.layout)
+        weight = float(knowledge.extra.get("mean_weight", 1.0))
+        draw: DrawPairs | None = knowledge.extra.get("pairs")
+        many = len(marks.keys)
+        rounds, designs, scores, singles, readings, lost = [], [], [], [], set(), 0
+        for ledger in ledgers:
+            found = _candidates(view, ledger, names, draw)
+            if found is None:
+                continue
+            candidates, reading, without = found
+            readings.add(reading)
+            lost += without
+            start = _arranged(_model(view, ledger.round), columns)
+            sums = [view.payload(ledger.round, int(i)) for i in ledger.sums[ledger.sums >= 0]]
+            updates = _arranged(candidates.of(sums) / weight, columns)
+            raw = marks.statistics(np.vstack([start[None], start + updates]), self.unused_keys)
+            rounds.append(ledger.round)
+            designs.append(candidates.design)
+            scores.append(scoring.differential(raw[1:], raw[0]))
+            if (candidates.target >= 0).all():
+                singles.append(_published(raw, many, candidates.target, len(names)))
+        if not rounds:
+            raise NotApplicable(
+                "only totals were asked for: they say that somebody trained on marks, not who",
+                expected="sums over subsets of the clients",
+                got=f"the training aggregate alone, in {len(ledgers)} rounds",
+                remedy='protections.secure_aggregation.plan = "partitions"',
+            )
+        parts = calibration.regress(np.concatenate(designs), np.concatenate(scores))
+        decision = calibration.decide(
+            np.concatenate(designs), np.concatenate(scores), many, self.error
+        )
+        present = np.array([[n in a.clients and _was_in(a, n) for n in names] for a in ledgers])
+        return AttributionGuess(
+            names=names,
+            rounds=tuple(rounds),
+            keys=many,
+            designs=tuple(designs),
+            scores=tuple(scores),
+            published=np.stack(singles) if len(singles) == len(rounds) else None,
+            parts=parts,
+            decision=decision,
+            sequential=calibration.sequential(designs, scores, many, self.error),
+            queries=tuple(len(a.answered) for a in ledgers if a.round in rounds),
+            uploads=_uploads(ledgers, names) / np.maximum(present.sum(axis=0), 1),
+            reading=", ".join(sorted(readings)),
+            notes=(
+                *knowledge.notes,
+                *([f"{lost} estimates are missing: subsets unanswered"] if lost else []),
+            ),
+            trace_sha256=view.trace_sha256,
+            vantage=view.vantage,
+        )
+
+    # -- score ---------------------------------------------------------------------------------
+
+    def score(
+        self, guess: AttributionGuess, truth: Truth | None, rng: np.random.Generator
+    ) -> AuditResult:
+        clients = len(guess.names)
+        flagged = guess.decision.named.flagged
+        estimates: dict[str, Estimate] = {
+            "clients_named": Estimate(
+                value=float(flagged.sum()),
+                low=float(flagged.sum()),
+                high=float(clients),
+                n=clients,
+                confidence=1 - self.error,
+                baseline=0.0,
+                method=f"Holm over {clients} clients and {guess.keys} keys: so many at least",
+            )
+        }
+        estimates |= self._on_unused(guess)
+        underpowered: list[Underpowered] = []
+        bounds: dict[str, Bound] = {}
+        facts = None if truth is None else truth.facts.get("marked")
+        marked = None
+        if isinstance(facts, Mapping):
+            marked = np.array([name in facts for name in guess.names])
+            found, short = self._against(guess, marked)
+            estimates |= found
+            underpowered += short
+            found, short, bounds = self._constants(guess, marked, rng)
+            estimates |= found
+            underpowered += short
+        return AuditResult(
+            audit=self.name,
+            question=self.question,
+            vantage=guess.vantage,
+            settings=asdict(self),
+            headline="clients_named",
+            estimates=estimates,
+            underpowered=tuple(underpowered),
+            bounds=bounds,
+            per_client=self._per_client(guess, marked),
+            curves={"by_round": _by_round(guess)},
+            detectable=1.0,
+            notes=_notes(guess, marked),
+            source=self.source,
+            trace_sha256=guess.trace_sha256,
+        )
+
+    def _on_unused(self, guess: AttributionGuess) -> dict[str, Estimate]:
+        """How often keys that nobody trained on alarm: client tests by the hundred.
+
+        Half of the unused keys are tested as if they were the owner's, the other half are their
+        null, at the level that Holm's first step asks for: there the tail decides. Published:
+        above the threshold. Tests of one key share its probes: keys are the clusters.
+        """
+        out = {}
+        askable = guess.decision.askable
+        null = np.concatenate(guess.scores)[:, guess.keys :]
+        tested = null.shape[1] // 2
+        if askable.sum() * tested >= ENOUGH:
+            level = self.error / max(1, int(askable.sum()) * guess.keys)
+            found = calibration.decide(np.concatenate(guess.designs), null, tested, self.error)
+            alarms = found.p_values.p[askable] <= level
+            out["false_alarm_rate_per_test"] = intervals.clustered_share(
+                alarms.sum(axis=0),
+                np.full(alarms.shape[1], len(alarms)),
+                self.confidence,
+                baseline=level,
+            )
+        if guess.published is not None:
+            total = scoring.stouffer_by_client(guess.published)[:, guess.keys :]
+            if total.size >= ENOUGH:
+                out["published_false_alarm_rate_per_test"] = intervals.clustered_share(
+                    (total > self.threshold).sum(axis=0),
+                    np.full(total.shape[1], len(total)),
+                    self.confidence,
+                )
+        return out
+
+    def _against(
+        self, guess: AttributionGuess, marked: npt.NDArray[np.bool_]
+    ) -> tuple[dict[str, Estimate], list[Underpowered]]:
+        """Detection, and false alarms where there are enough benign clients to state a rate."""
+        readings = {"": guess.decision.named.flagged}
+        if guess.published is not None:
+            readings["published_"] = self._published_flags(guess)
+        out, short = {}, []
+        for label, flags in readings.items():
+            if marked.any():
+                out[f"{label}detected"] = intervals.wilson(
+                    int(flags[marked].sum()),
+                    int(marked.sum()),
+                    self.confidence,
+                    baseline=self.error,
+                )
+            benign = int((~marked).sum())
+            if benign >= ENOUGH:
+                out[f"{label}false_alarms"] = intervals.wilson(
+                    int(flags[~marked].sum()), benign, self.confidence, baseline=self.error
+                )
+            else:
+                what = f"{label}false_alarms: benign clients to state a rate of false alarms"
+                short.append(Underpowered(what=what, have=benign, needed=ENOUGH))
+        return out, short
+
+    def _published_flags(self, guess: AttributionGuess) -> npt.NDArray[np.bool_]:
+        """Above gamma for any key of the owner: the paper does not say which scores whom."""
+        assert guess.published is not None
+        own = scoring.stouffer_by_client(guess.published[:, :, : guess.keys])
+        return np.asarray(own.max(axis=1, initial=-np.inf) > self.threshold)
+
+    def _constants(
+        self,
+        guess: AttributionGuess,
+        marked: npt.NDArray[np.bool_],
+        rng: np.random.Generator,
+    ) -> tuple[dict[str, Estimate], list[Underpowered], dict[str, Bound]]:
+        """m, eps and nu of Assumption 1, and what Theorem 3 makes of them.
+
+        A benign client is scored by the key that fits it best in the mean: no key is its own.
+        """
+        if guess.published is None or not guess.keys:
+            return {}, [], {}
+        own = guess.published[:, :, : guess.keys]
+        fitting = np.nanmean(own, axis=0).argmax(axis=1)
+        z = np.take_along_axis(own, fitting[None, :, None], axis=2)[:, :, 0]
+        found = calibration.assumption_constants(z, marked, rng, confidence=self.confidence)
+        out, short = {}, []
+        for name, value in (
+            ("signal", found.signal),
+            ("drift", found.drift),
+            ("noise", found.noise),
+        ):
+            if isinstance(value, Underpowered):
+                short.append(replace(value, what=f"{name}: {value.what}"))
+            else:
+                out[name] = value
+        bounds = {}
+        if "drift" in out and "noise" in out and out["noise"].value > 0:
+            signal = out["signal"].value if "signal" in out else 0.0
+            errors = theory.error_bounds(
+                len(guess.rounds),
+                self.threshold,
+                signal=signal,
+                drift=out["drift"].value,
+                noise=out["noise"].value,
+            )
+            bounds["theorem_3_false_positive"] = Bound(
+                value=errors.false_positive,
+                kind="reference",
+                of="published_false_alarms",
+                source="[FedAttr] Theorem 3",
+                assumes="Assumption 1 with the constants estimated on this run; 1 says nothing",
+            )
+        return out, short, bounds
+
+    def _per_client(
+        self, guess: AttributionGuess, marked: npt.NDArray[np.bool_] | None
+    ) -> dict[str, dict[str, float | int | str | None]]:
+        from scipy.special import stdtrit
+
+        published = None
+        if guess.published is not None:
+            published = scoring.stouffer_by_client(guess.published[:, :, : guess.keys])
+        unit = guess.parts.value[:, guess.keys :].std(axis=1, ddof=1)
+        centre = guess.parts.value[:, guess.keys :].mean(axis=1)
+        out: dict[str, dict[str, float | int | str | None]] = {}
+        for k, name in enumerate(guess.names):
+            s = int(guess.decision.named.key[k])
+            row: dict[str, float | int | str | None] = {
+                "named": int(guess.decision.named.flagged[k])
+            }
+            row["adjusted_p"] = float(guess.decision.named.adjusted[k])
+            if not guess.decision.askable[k]:
+                row["adjusted_p"] = None
+            if guess.parts.identifiable[k] and guess.keys and unit[k] > 0:
+                value = (guess.parts.value[k, s] - centre[k]) / unit[k]
+                row |= {"key": s, "part": float(value)}
+                if guess.parts.freedom:
+                    t = float(stdtrit(guess.parts.freedom, 0.5 + self.confidence / 2))
+                    half = t * float(guess.parts.deviation[k, s]) / unit[k]
+                    row |= {"low": float(value - half), "high": float(value + half)}
+            row["named_after_round"] = int(guess.sequential.first[k]) or None
+            row["sums_per_round"] = float(guess.uploads[k])
+            if published is not None and guess.keys:
+                row["published_z"] = float(published[k].max())
+            if marked is not None:
+                row["marked"] = int(marked[k])
+            out[name] = row
+        return out
+
+
+def _marks(knowledge: Knowledge) -> Marks:
+    marks: Marks | None = knowledge.extra.get("marks")
+    if marks is None:
+        raise NotApplicable(
+            "no keys to look for marks with",
+            expected="a corpus owner's keys",
+            got="none",
+            remedy="plant marks with [marks], or pass knowledge.extra['marks']",
+        )
+    return marks
+
+
+def _candidates(
+    view: View, ledger: Asked, names: Sequence[str], draw: DrawPairs | None
+) -> tuple[Candidates, str, int] | None:
+    """Candidates of a round in the columns of `names`, how they were made, and how many are lost.
+
+    None where nothing but the total was answered.
+    """
+    answered = ledger.answered
+    position = [names.index(name) for name in ledger.clients]
+    total = answered[answered.sum(axis=1).argmax()] != 0
+    proper = (answered != 0).sum(axis=1) < total.sum()
+    if not proper.any():
+        return None
+    plan = next((d.get("plan") for d in view.declared if d.get("plan") is not None), None)
+    lost = 0
+    if plan == "paired" and draw is not None:
+        there = np.flatnonzero(total)
+        pairs = draw(ledger.round, len(there), int(there[0]))
+        kept, lost = _answered(pairs, answered[:, there])
+        if not kept:
+            return None
+        made = estimator.published(kept, answered[:, there])
+        made = replace(made, target=there[made.target], design=made.coefficients @ answered)
+        reading = "estimates of the published pairs"
+    elif plan == "paired":
+        made, reading = estimator.pooled(answered), "estimates from all subsets pooled"
+    else:
+        only = estimator.groups(answered[proper])
+        coefficients = np.zeros((len(only), len(answered)))
+        coefficients[:, proper] = only.coefficients
+        made, reading = replace(only, coefficients=coefficients), "means of groups"
+    design = np.zeros((len(made), len(names)))
+    design[:, position] = made.design
+    target = np.array([position[t] if t >= 0 else -1 for t in made.target], dtype=np.int64)
+    return Candidates(made.coefficients, design, target), reading, lost
+
+
+def _answered(pairs: Sequence[Pairs], answered: Floats) -> tuple[list[Pairs], int]:
+    """Pairs all of whose subsets were answered, and how many were not."""
+    have = {row.tobytes() for row in (answered != 0).astype(np.uint8)}
+    kept = [p for p in pairs if all(q.tobytes() in have for q in p.queries)]
+    return kept, len(pairs) - len(kept)
+
+
+def _model(view: View, number: int) -> npt.NDArray[np.float32]:
+    """The model that was handed out at the beginning of a round (d,)."""
+    for m in view.messages(number):
+        if m.kind == "model":
+            held = view.received(number, m.receiver, before=1)
+            if held is not None:
+                return held
+    raise NotApplicable(
+        f"{view.vantage} does not know the model of round {number}",
+        expected="the model that was handed out",
+        got="no such message",
+        remedy="record downlinks, or take the view of the party that hands out models",
+    )
+
+
+def _arranged(rows: npt.NDArray[Any], columns: npt.NDArray[np.int64] | None) -> Floats:
+    found = rows if columns is None else rows[..., columns]
+    return np.asarray(found, dtype=np.float64)
+
+
+def _published(raw: Floats, keys: int, target: npt.NDArray[np.int64], clients: int) -> Floats:
+    """[FedAttr] Eq. (7) on z-scores: (K, S + U), NaN for clients without an estimate.
+
+    Unused keys are standardised like the owner's, each among all of them.
+    """
+    null = raw[:, keys:]
+    spread = null.std(axis=1, ddof=1, keepdims=True)
+    if (spread == 0).any():
+        raise UsageError(
+            "unused keys all score the same",
+            expected="scores that differ between keys",
+            got="a deviation of 0",
+            remedy="check the score: it does not depend on its probes",
+        )
+    z = (raw - null.mean(axis=1, keepdims=True)) / spread
+    out = np.full((clients, raw.shape[1]), np.nan)
+    out[target] = scoring.differential(z[1:], z[0])
+    return out
+
+
+def _was_in(ledger: Asked, name: str) -> bool:
+    return bool(ledger.answered[:, ledger.clients.index(name)].any())
+
+
+def _uploads(ledgers: Sequence[Asked], names: Sequence[str]) -> Floats:
+    """Sums that each client was in, over all rounds: with real masks each is an upload."""
+    total = np.zeros(len(names))
+    for a in ledgers:
+        total[[names.index(n) for n in a.clients]] += (a.answered != 0).sum(axis=0)
+    return total
+
+
+def _by_round(guess: AttributionGuess) -> dict[str, tuple[float, ...]]:
+    first = guess.sequential.first
+    done = [int(((first > 0) & (first <= t)).sum()) for t in range(1, len(guess.rounds) + 1)]
+    return {
+        "round": tuple(float(r) for r in guess.rounds),
+        "named_so_far": tuple(float(n) for n in done),
+        "queries": tuple(float(q) for q in guess.queries),
+    }
+
+
+def _notes(guess: AttributionGuess, marked: npt.NDArray[np.bool_] | None) -> tuple[str, ...]:
+    notes = [*guess.notes]
+    who = [n for n, f in zip(guess.names, guess.decision.named.flagged, strict=True) if f]
+    if who:
+        notes.append("named: " + ", ".join(who[:10]) + (" and more" if len(who) > 10 else ""))
+    notes.append(f"read from {guess.reading}, {len(guess.rounds)} rounds")
+    unknown = int((~guess.decision.askable).sum())
+    if unknown:
+        notes.append(
+            f"of {unknown} clients nothing can be said: the groups so far do not tell them apart"
+        )
+    p, named = guess.decision.p_values, guess.decision.named
+    by_tail = int((p.tail.any(axis=1) & named.flagged).sum())
+    if by_tail:
+        notes.append(
+            f"{by_tail} of the named lie beyond all {p.unused} unused keys: their p-values rest on "
+            "Student's tail"
+        )
+    if marked is not None:
+        wrong = int((guess.decision.named.flagged & ~marked).sum())
+        notes.append(f"{wrong} of {int((~marked).sum())} benign clients were named")
+    return tuple(notes)

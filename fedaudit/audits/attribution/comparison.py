@@ -1,0 +1,144 @@
+"""The published plan and a safe one on the same run: what each finds, asks for, and gives away.
+
+Arrays in, arrays out: the models w^{t-1} (T, d) that were handed out, all updates (T, K, d) in the
+clear (as a reproduction has them), and the owner's marks. Sums are formed as secure aggregation
+would give them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.audits.attribution import calibration, estimator, scoring
+from fedaudit.audits.attribution.estimator import Candidates
+from fedaudit.audits.attribution.scoring import Marks
+from fedaudit.errors import UsageError
+from fedaudit.stats import query_algebra, query_plans
+from fedaudit.stats.plan_design import regression
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`queries` per round (Q_t, K), the training aggregate first; `candidates` of each round."""
+
+    queries: tuple[Floats, ...]
+    candidates: tuple[Candidates, ...]
+
+
+def published_plan(
+    clients: int, others: int, repeats: int, rounds: int, rng: np.random.Generator
+) -> Plan:
+    """The paired subsets of [FedAttr] Eqs. (3) to (5), each distinct subset asked for once."""
+    queries, candidates = [], []
+    for _ in range(rounds):
+        pairs = query_plans.paired_plan(clients, others, repeats, rng)
+        rows = np.unique(np.concatenate([p.queries for p in pairs]), axis=0)
+        asked = np.concatenate([np.ones((1, clients)), rows[rows.sum(axis=1) < clients]])
+        queries.append(asked)
+        candidates.append(estimator.published(pairs, asked))
+    return Plan(tuple(queries), tuple(candidates))
+
+
+def safe_plan(groups: npt.ArrayLike) -> Plan:
+    """Groups (T, G, K) of a plan of partitions, beside the training aggregate."""
+    plan = np.asarray(groups, dtype=np.float64)
+    queries, candidates = [], []
+    for rows in plan:
+        made = estimator.groups(rows)
+        queries.append(np.concatenate([np.ones((1, plan.shape[2])), rows]))
+        beside = np.concatenate([np.zeros((len(rows), 1)), made.coefficients], axis=1)
+        candidates.append(Candidates(beside, made.design, made.target))
+    return Plan(tuple(queries), tuple(candidates))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a plan gave on one run.
+
+    `named` (K,) with Holm at the error rate, `published` (K,) by gamma (None for groups);
+    `published_z` (T, K, S) or None; `queries`, `uploads` per round (and client); `smallest` group
+    exposed within a round (proven floor of the search); `within`, `across` mean cosine of the
+    server's best guess with a client's update of a round, and with its mean over rounds.
+    """
+
+    named: Mask
+    published: Mask | None
+    published_z: Floats | None
+    queries: float
+    uploads: float
+    smallest: int
+    within: float
+    across: float
+
+
+def read(
+    plan: Plan,
+    starts: npt.ArrayLike,
+    updates: npt.ArrayLike,
+    marks: Marks,
+    *,
+    unused: int = 999,
+    error: float = 0.05,
+    threshold: float = 4.0,
+) -> Reading:
+    """Score one plan's candidates on a run, decide, and measure what its sums give away."""
+    w, x = np.asarray(starts, dtype=np.float64), np.asarray(updates, dtype=np.float64)
+    if len(w) != len(x) or len(plan.queries) != len(x):
+        raise UsageError(
+            "plan, models and updates are of different lengths",
+            expected=f"{len(x)} rounds",
+            got=f"{len(w)} models, {len(plan.queries)} rounds of queries",
+            remedy="draw the plan for as many rounds as there are",
+        )
+    keys = len(marks.keys)
+    scores, singles = [], []
+    for t, candidates in enumerate(plan.candidates):
+        estimates = candidates.of(plan.queries[t] @ x[t])
+        raw = marks.statistics(np.vstack([w[t][None], w[t] + estimates]), unused)
+        scores.append(scoring.differential(raw[1:], raw[0]))
+        z = scoring.standardised(raw, keys)
+        singles.append(scoring.differential(z[1:], z[0]))
+    designs = np.concatenate([c.design for c in plan.candidates])
+    named = calibration.decide(designs, np.concatenate(scores), keys, error).named
+    single = all((c.target >= 0).all() for c in plan.candidates)
+    published_z = np.stack(singles) if single else None
+    flags = None
+    if published_z is not None:
+        total = scoring.stouffer_by_client(published_z)
+        flags = total.max(axis=1, initial=-np.inf) > threshold
+    within, across = leakage(plan.queries, x)
+    return Reading(
+        named=named.flagged,
+        published=flags,
+        published_z=published_z,
+        queries=float(np.mean([len(q) for q in plan.queries])),
+        uploads=float(np.mean([(q != 0).sum(axis=0).mean() for q in plan.queries])),
+        smallest=min(query_algebra.smallest_support(q).floor for q in plan.queries),
+        within=within,
+        across=across,
+    )
+
+
+def leakage(queries: Sequence[npt.ArrayLike], updates: npt.ArrayLike) -> tuple[float, float]:
+    """Mean cosines of least-squares guesses of updates (T, K, d) from sums over `queries`.
+
+    Within a round against each client's update; over all rounds against its mean update.
+    """
+    x = np.asarray(updates, dtype=np.float64)
+    rows = [np.asarray(q, dtype=np.float64) for q in queries]
+    each = [_cosines(regression(q).coefficients @ (q @ x[t]), x[t]) for t, q in enumerate(rows)]
+    sums = np.concatenate([q @ x[t] for t, q in enumerate(rows)])
+    guess = regression(np.concatenate(rows)).coefficients @ sums
+    return float(np.mean(each)), float(np.mean(_cosines(guess, x.mean(axis=0))))
+
+
+def _cosines(a: Floats, b: Floats) -> Floats:
+    size = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    return np.divide((a * b).sum(axis=1), size, out=np.zeros(len(a)), where=size > 0)

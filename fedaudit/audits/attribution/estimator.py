@@ -1,0 +1,113 @@
+"""From sums to candidate updates: all estimates of a round as one matrix product.
+
+The answers of a round are distinct sums S (Q, d) over subsets A (Q, K). A candidate is a
+combination C S of them; its weights on the clients' own updates are the design row C A (K,).
+
+    published   one candidate per client, [FedAttr] Eq. (4): 1 at the client, alpha elsewhere
+    groups      one candidate per group: the group's mean
+
+Shapes: coefficients (R, Q), design (R, K), candidates (R, d).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.errors import UsageError
+from fedaudit.stats.query_plans import Pairs
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """`coefficients` (R, Q) of the distinct sums, `design` (R, K) of the clients' updates.
+
+    `target` (R,) is the client whose update a candidate estimates, -1 for a group.
+    """
+
+    coefficients: Floats
+    design: Floats
+    target: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+    def of(self, sums: npt.ArrayLike) -> Floats:
+        """The candidates (R, d) from the answers (Q, d)."""
+        return np.asarray(self.coefficients @ np.asarray(sums, dtype=np.float64))
+
+
+def published(pairs: Sequence[Pairs], queries: npt.ArrayLike) -> Candidates:
+    """[FedAttr] Eq. (4) for the targets of `pairs`, on distinct queries (Q, K) that hold them.
+
+    A subset that several targets drew is asked for, and used, once.
+    """
+    asked = np.asarray(queries, dtype=np.float64)
+    where = {row.tobytes(): i for i, row in enumerate(asked.astype(np.uint8))}
+    coefficients = np.zeros((len(pairs), len(asked)))
+    for row, pair in zip(coefficients, pairs, strict=True):
+        for side, sign in ((pair.include, 1.0), (pair.exclude, -1.0)):
+            for subset in side:
+                at = where.get(subset.tobytes())
+                if at is None:
+                    raise UsageError(
+                        f"a subset of target {pair.target} has no answer",
+                        expected="a sum for every subset of the plan",
+                        got=f"none over clients {np.flatnonzero(subset).tolist()}",
+                        remedy="see why it was refused: the published plan needs "
+                        "refuse_isolating = false",
+                    )
+                row[at] += sign / len(side)
+    targets = np.array([pair.target for pair in pairs], dtype=np.int64)
+    return Candidates(coefficients, coefficients @ asked, targets)
+
+
+def pooled(queries: npt.ArrayLike) -> Candidates:
+    """Estimates from a ledger that does not say which pairs were drawn for whom.
+
+    For a client the mean over all subsets of N + 1 with it, minus that over all of N without it:
+    N the size at which most clients have both. An adaptation of [FedAttr] Eq. (4) that uses every
+    answer; clients without both kinds get no candidate.
+    """
+    asked = np.asarray(queries, dtype=np.float64)
+    sizes = (asked != 0).sum(axis=1)
+    best: list[tuple[int, Floats]] = []
+    for n in sorted(set(sizes.tolist())):
+        found = []
+        for i in range(asked.shape[1]):
+            include = (sizes == n + 1) & (asked[:, i] != 0)
+            exclude = (sizes == n) & (asked[:, i] == 0)
+            if include.any() and exclude.any():
+                found.append((i, include / include.sum() - exclude / exclude.sum()))
+        if len(found) > len(best):
+            best = found
+    if not best:
+        raise UsageError(
+            "no client has subsets with it and without it",
+            expected="sums over N + 1 clients with a client, and over N without it",
+            got=f"sums over {sorted(set(sizes.tolist()))} clients",
+            remedy='ask for the published pairs (plan = "paired"), or read groups instead',
+        )
+    coefficients = np.array([row for _, row in best])
+    targets = np.array([i for i, _ in best], dtype=np.int64)
+    return Candidates(coefficients, coefficients @ asked, targets)
+
+
+def groups(queries: npt.ArrayLike) -> Candidates:
+    """The mean of every group (R, K): what a safe plan gives away is scored as it is."""
+    asked = np.asarray(queries, dtype=np.float64)
+    sizes = asked.sum(axis=1)
+    if not len(asked) or (sizes <= 0).any():
+        raise UsageError(
+            "a group has no clients",
+            expected="subsets with at least one client",
+            got=f"{int((sizes <= 0).sum())} empty ones of {len(asked)}",
+            remedy="leave them out",
+        )
+    scale = np.diag(1.0 / sizes)
+    return Candidates(scale, scale @ asked, np.full(len(asked), -1, dtype=np.int64))

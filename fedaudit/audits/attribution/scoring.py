@@ -1,0 +1,133 @@
+"""Scores of candidate models: differential, combined over rounds, on all keys at once.
+
+A `Score` is any callable (models, probes) -> one number per model. The null needs the same score on
+probes of keys that nobody trained on, so that the object an audit works with is `Marks`: scores of
+models on the owner's keys and on unused ones, as one matrix.
+
+Shapes: models (M, d); statistics (M, S + U) with the S keys of the owner first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.errors import UsageError
+
+Floats = npt.NDArray[np.float64]
+Score = Callable[[Any, Any], npt.ArrayLike]
+"""(models (M, d), probes) -> (M,): larger where a model was trained on what the probes look for."""
+
+
+class Marks(Protocol):
+    """The owner's `keys`, and scores on them and on `unused` others."""
+
+    @property
+    def keys(self) -> Sequence[Any]: ...
+
+    def statistics(self, rows: Any, unused: int) -> Floats:
+        """Scores (M, keys + unused) of models (M, d)."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredMarks:
+    """Marks from any `score`: `probes` of the owner's keys, `null` of unused ones.
+
+    A mark that is not built in plugs in here: prompts, attribute tuples, records.
+    """
+
+    score: Score
+    probes: Sequence[Any]
+    null: Sequence[Any]
+
+    def __post_init__(self) -> None:
+        if not self.probes or any(_empty(p) for p in (*self.probes, *self.null)):
+            raise UsageError(
+                "a prompt set is empty",
+                expected="at least one key, and probes for each",
+                got=f"{len(self.probes)} keys, "
+                f"{sum(_empty(p) for p in (*self.probes, *self.null))} of the sets empty",
+                remedy="give every key probes to look for its mark with",
+            )
+
+    @property
+    def keys(self) -> Sequence[Any]:
+        return range(len(self.probes))
+
+    def statistics(self, rows: Any, unused: int) -> Floats:
+        if unused > len(self.null):
+            raise UsageError(
+                "there are fewer unused keys than asked for",
+                expected=f"{unused} sets of probes that nobody trained on",
+                got=f"{len(self.null)}",
+                remedy="draw more, or set audits.attribution.unused_keys lower",
+            )
+        models = np.atleast_2d(np.asarray(rows))
+        sets = [*self.probes, *self.null[:unused]]
+        out = np.stack([np.asarray(self.score(models, p), dtype=np.float64) for p in sets], axis=1)
+        if out.shape != (len(models), len(sets)):
+            raise UsageError(
+                "a score gives one number per model",
+                expected=f"shape ({len(models)},)",
+                got=f"shape {out.shape[:1]}",
+                remedy="return one score for every row of models",
+            )
+        return out
+
+
+def _empty(probes: Any) -> bool:
+    return hasattr(probes, "__len__") and len(probes) == 0
+
+
+def standardised(statistics: npt.ArrayLike, keys: int) -> Floats:
+    """z-scores (M, keys) of models on the owner's keys, against the unused ones of the same model.
+
+    This is the published kind of score: a z of one model. A difference of two is not a z.
+    """
+    raw = np.asarray(statistics, dtype=np.float64)
+    null = raw[:, keys:]
+    if null.shape[1] < 2:
+        raise UsageError(
+            "a null needs unused keys",
+            expected="at least 2, better some hundreds",
+            got=str(null.shape[1]),
+            remedy="score more unused keys",
+        )
+    deviation = null.std(axis=1, ddof=1, keepdims=True)
+    if (deviation == 0).any():
+        raise UsageError(
+            "unused keys all score the same",
+            expected="scores that differ between keys",
+            got="a deviation of 0",
+            remedy="check the score: it does not depend on its probes",
+        )
+    return np.asarray((raw[:, :keys] - null.mean(axis=1, keepdims=True)) / deviation)
+
+
+def differential(candidates: npt.ArrayLike, reference: npt.ArrayLike) -> Floats:
+    """[FedAttr] Eq. (7): scores of w + estimate (R, S) minus the score of w (S,)."""
+    return np.asarray(candidates, dtype=np.float64) - np.asarray(reference, dtype=np.float64)
+
+
+def stouffer_by_client(scores: npt.ArrayLike) -> Floats:
+    """[FedAttr] Eqs. (8) and (28): (T, K, ...) -> (K, ...), each over the rounds it took part in.
+
+    NaN where a client was not there. A client in no round has no evidence at all: refused.
+    """
+    z = np.asarray(scores, dtype=np.float64)
+    there = ~np.isnan(z)
+    rounds = there.sum(axis=0)
+    if not rounds.all():
+        lost = sorted({int(k) for k in np.argwhere(rounds == 0)[:, 0]})
+        raise UsageError(
+            "a client took part in no round",
+            expected="at least one round for every client that is asked about",
+            got=f"none for clients {lost[:5]}",
+            remedy="leave these clients out: nothing can be said of them",
+        )
+    return np.asarray(np.nansum(z, axis=0) / np.sqrt(rounds))

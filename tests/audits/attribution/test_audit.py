@@ -1,0 +1,200 @@
+"""Attribution on a recorded digits federation behind secure aggregation, by both plans."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedaudit.audits.attribution import Attribution, comparison
+from fedaudit.audits.audit import Knowledge
+from fedaudit.errors import ConfigError, DataError, NotApplicable
+from fedaudit.experiment.auditing import audit_one
+from fedaudit.experiment.build import build
+from fedaudit.experiment.config import load
+from fedaudit.experiment.knowledge import Desk
+from fedaudit.experiment.run import simulate
+from fedaudit.randomness import Seed
+from fedaudit.report.findings import judge
+from fedaudit.results import AuditResult
+from fedaudit.stats import query_plans
+from fedaudit.trace import Trace, Truth
+
+BASE = {
+    "seed": 1,
+    "data": {"name": "digits"},
+    "partition": {"kind": "iid"},
+    "task": {"kind": "mlp", "hidden": [64]},
+    "federation": {"clients": 10, "rounds": 4},
+    "training": {"learning_rate": 0.3, "epochs": 5, "batch_size": 16},
+    "marks": {"clients": 3, "share": 0.2},
+    "audits": {"attribution": {"unused_keys": 299}},
+    "trace": {"raw_updates": True},
+}
+PAIRED = {"threshold": 5, "plan": "paired", "refuse_isolating": False, "masks": "skipped"}
+GROUPS = {"threshold": 5, "plan": "partitions", "masks": "skipped"}
+
+
+def recorded(path, protection, **changes):
+    raw = {**BASE, "protections": {"secure_aggregation": protection}, **changes}
+    config = load(raw)
+    simulate(config, path)
+    return config, Trace.open(path / "trace"), Truth.open(path / "truth")
+
+
+@pytest.fixture(scope="module")
+def paired(tmp_path_factory):
+    return recorded(tmp_path_factory.mktemp("paired") / "run", PAIRED)
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory):
+    changes = {"federation": {"clients": 10, "rounds": 11}}
+    return recorded(tmp_path_factory.mktemp("groups") / "run", GROUPS, **changes)
+
+
+def desk(case):
+    config, trace, truth = case
+    return Desk(trace, truth, Seed(1), None, config)
+
+
+def audited(case, **settings):
+    config, trace, truth = case
+    audit = replace(config.audits["attribution"], **settings)
+    return audit_one(audit, trace, truth, 1, desk(case))
+
+
+@pytest.mark.parametrize("plan", ["paired", "grouped"])
+def test_power_the_marked_clients_are_named_and_nobody_else(plan, request):
+    case = request.getfixturevalue(plan)
+    result = audited(case)
+    marked = set(case[2].facts["marked"])
+    assert {n for n, row in result.per_client.items() if row["named"]} == marked
+    assert {n for n, row in result.per_client.items() if row["marked"]} == marked
+    assert judge(result)[0].verdict == "leak"
+    assert result.estimates["detected"].value == 1.0
+    assert any("false_alarms" in u.what for u in result.underpowered)  # 7 benign state no rate
+    e = result.estimates["false_alarm_rate_per_test"]
+    assert e.low <= 4 * e.baseline
+    assert ("published_detected" in result.estimates) == (plan == "paired")
+
+
+def test_estimates_of_the_audit_equal_those_of_plain_updates(paired):
+    """Naive twin: the same pairs on raw updates, through no protocol and no ledger."""
+    config, trace, truth = paired
+    knowledge, _ = desk(paired).knowledge_for(config.audits["attribution"])
+    audit = config.audits["attribution"]
+    guess = audit.attack(trace.seen_by("server"), knowledge, np.random.default_rng(0))
+    marks = knowledge.extra["marks"]
+    for t, number in enumerate(trace.rounds):
+        pairs = query_plans.paired_plan(
+            10, 5, 5, Seed(1).generator("secure_aggregation/plan", number, 0)
+        )
+        names, raw = truth.raw_updates(number)
+        assert names == guess.names
+        start = trace.seen_by("server").received(number, names[0], before=1)
+        estimates = np.stack([p.contrast for p in pairs]) @ raw
+        want = marks.statistics(np.vstack([start, start + estimates]), 299)
+        assert np.allclose(guess.designs[t], np.stack([p.contrast for p in pairs]))
+        assert np.allclose(guess.scores[t], want[1:] - want[0], atol=2e-3)
+
+
+def test_no_marks_no_names(tmp_path):
+    case = recorded(tmp_path / "run", PAIRED, marks={"clients": 0, "spare": 3})
+    result = audited(case)
+    assert all(row["adjusted_p"] > 0.05 for row in result.per_client.values())
+    assert result.estimates["clients_named"].value == 0
+    assert judge(result)[0].verdict == "no_evidence"
+    assert "detected" not in result.estimates
+    none = replace(case[0], marks=replace(case[0].marks, spare=0))
+    assert "no keys to test" in audited((none, *case[1:])).not_applicable
+
+
+def test_contracts(paired):
+    first, again = audited(paired), audited(paired)
+    assert first == again
+    assert AuditResult.from_json(first.to_json()) == first
+    config, trace, _ = paired
+    unknown = Desk(trace, None, Seed(1), None, config)
+    blind = audit_one(config.audits["attribution"], trace, None, 1, unknown)
+    assert "detected" not in blind.estimates
+    assert blind.estimates["clients_named"] == first.estimates["clients_named"]
+
+
+def test_a_ledger_without_the_servers_notes_is_read_by_pooling(paired):
+    config, trace, truth = paired
+    known, _ = desk(paired).knowledge_for(config.audits["attribution"])
+    extra = {"marks": known.extra["marks"]}
+    audit = config.audits["attribution"]
+    guess = audit.attack(
+        trace.seen_by("server"), replace(known, extra=extra), np.random.default_rng(0)
+    )
+    assert "pooled" in guess.reading
+    assert {guess.names[k] for k in np.flatnonzero(guess.decision.named.flagged)} == set(
+        truth.facts["marked"]
+    )
+
+
+def test_vantage_and_needs(paired, tmp_path):
+    config, trace, truth = paired
+    audit = config.audits["attribution"]
+    with pytest.raises(NotApplicable, match="no keys"):
+        audit.attack(trace.seen_by("server"), Knowledge(), np.random.default_rng(0))
+    knowledge, _ = desk(paired).knowledge_for(audit)
+    with pytest.raises(NotApplicable, match="sees no sums"):
+        audit.attack(trace.seen_by("client-03"), knowledge, np.random.default_rng(0))
+    alone = recorded(tmp_path / "run", {"threshold": 5, "masks": "skipped"})
+    assert "only totals" in audited(alone).not_applicable
+    assert "no keys" in audit_one(audit, trace, truth, 1, None).not_applicable
+
+
+def test_keys_stay_in_the_truth(tmp_path):
+    config = load({**BASE, "marks": {"clients": 1, "keys": [123454321]}})
+    assert "123454321" not in json.dumps(config.public())
+    other = load({**BASE, "marks": {"clients": 1, "keys": [99]}})
+    assert config.sha256 == other.sha256
+    assert config.full_sha256 != other.full_sha256
+
+
+def test_partial_participation_is_read_by_the_rounds_a_client_was_in(tmp_path):
+    changes = {"federation": {"clients": 12, "rounds": 6, "participation": 0.75}}
+    result = audited(recorded(tmp_path / "run", PAIRED, **changes))
+    assert result.not_applicable is None
+    assert len(result.per_client) == 12
+
+
+def test_bad_input():
+    with pytest.raises(ConfigError, match="unused_keys"):
+        Attribution(unused_keys=5)
+    with pytest.raises(ConfigError, match="error"):
+        Attribution(error=0.0)
+    text = {**BASE, "data": {"name": "docs"}, "task": {"kind": "gpt"}}
+    with pytest.raises(DataError, match="classifier"):
+        build(load(text))
+
+
+def test_the_trade_off_between_the_plans(grouped):
+    """On the same run: fewer sums and larger groups against exact updates."""
+    config, trace, truth = grouped
+    audit = config.audits["attribution"]
+    marks = desk(grouped).knowledge_for(audit)[0].extra["marks"]
+    updates = np.stack([truth.raw_updates(n)[1] for n in trace.rounds])
+    server = trace.seen_by("server")
+    starts = np.stack([server.received(n, "client-00", before=1) for n in trace.rounds])
+    rng = np.random.default_rng(0)
+    dear = comparison.read(
+        comparison.published_plan(10, 5, 5, len(updates), rng), starts, updates, marks, unused=199
+    )
+    plan = query_plans.random_partitions(10, 5, len(updates), rng)
+    safe = comparison.read(comparison.safe_plan(plan), starts, updates, marks, unused=199)
+    assert dear.smallest == 1
+    assert dear.within > 0.999
+    assert safe.smallest == 5
+    assert safe.within < 0.95
+    assert safe.queries == 3
+    assert safe.uploads == 2
+    assert dear.uploads > 40
+    marked = np.isin(truth.raw_updates(1)[0], list(truth.facts["marked"]))
+    assert (dear.named == marked).all()
+    assert safe.published is None
+    assert dear.published is not None

@@ -1,0 +1,205 @@
+"""Ranks are exact, tails follow Student, Holm and spending hold their level, parts are unmixed."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedaudit.audits.attribution import calibration
+from fedaudit.errors import UsageError
+from fedaudit.results import Underpowered
+from fedaudit.stats import query_plans
+
+K, S, U = 10, 3, 199
+
+
+def played(seed, plan, effect=0.0, marked=(), *, persistent=0.7):
+    """Group scores (T, G, S + U): every client and key has a taste, each round noise, marks add."""
+    rng = np.random.default_rng(seed)
+    taste = persistent * rng.standard_normal((K, S + U))
+    for at, k in enumerate(marked):
+        taste[k, at] += effect
+    designs = [rows / rows.sum(axis=1, keepdims=True) for rows in plan.astype(float)]
+    noise = np.sqrt(1 - persistent**2)
+    scores = [d @ (taste + noise * rng.standard_normal(taste.shape)) for d in designs]
+    return designs, scores
+
+
+def decided(designs, scores, error=0.05):
+    return calibration.decide(np.concatenate(designs), np.concatenate(scores), S, error)
+
+
+def partitions(seed, rounds=14):
+    return query_plans.random_partitions(K, 5, rounds, np.random.default_rng(seed))
+
+
+def test_regression_equals_numpys_and_finds_parts_exactly_without_noise():
+    plan = partitions(0)
+    design = plan.reshape(-1, K) / 5
+    true = np.random.default_rng(1).standard_normal((K, 4))
+    parts = calibration.regress(design, design @ true)
+    assert parts.identifiable.all()
+    assert np.allclose(parts.value, true)
+    assert np.allclose(parts.deviation, 0, atol=1e-9)
+    noisy = design @ true + np.random.default_rng(2).standard_normal((len(design), 4))
+    parts = calibration.regress(design, noisy)
+    want, left, _, _ = np.linalg.lstsq(design, noisy, rcond=None)
+    assert np.allclose(parts.value, want)
+    covariance = np.linalg.inv(design.T @ design)
+    assert np.allclose(
+        parts.deviation, np.sqrt(np.diag(covariance)[:, None] * left / (len(design) - K))
+    )
+
+
+def test_fixed_groups_attribute_to_nobody():
+    plan = query_plans.fixed_groups(K, 5, 14, np.random.default_rng(0))
+    found = decided(*played(3, plan, 50.0, (0,)))
+    assert not found.askable.any()
+    assert not found.named.flagged.any()
+
+
+def test_exclusion_equals_a_loop_over_everybody_else():
+    designs, scores = played(2, partitions(2, 6), 6.0, (1, 4))
+    rows, y = np.concatenate(designs), np.concatenate(scores)
+    got = calibration.exclusion_p_values(rows, y, S)
+    fit, rank = y[:, S::2], y[:, S + 1 :: 2]
+    for j in (0, 1, 4):
+        for s in range(S):
+            worst = 0.0
+            for i in (None, *(i for i in range(K) if i != j)):
+                at = [r for r in range(len(rows)) if i is None or rows[r, i] == 0]
+                c = np.cov(fit[at])
+                c += np.eye(len(at)) * np.trace(c) / fit.shape[1]
+                weight = np.linalg.inv(c) @ rows[at, j]
+                own = weight @ (y[at, s] - fit[at].mean(axis=1))
+                null = weight @ (rank[at] - fit[at].mean(axis=1, keepdims=True))
+                p = (1 + (null >= own).sum()) / (len(null) + 1)
+                if p == 1 / (len(null) + 1):
+                    z = (own - null.mean()) / (null.std(ddof=1) * np.sqrt(1 + 1 / len(null)))
+                    p = min(p, stats.t.sf(z, len(null) - 1))
+                worst = max(worst, p if rows[at, j].any() else 1.0)
+            assert np.isclose(got.p[j, s], worst)
+
+
+def test_whoever_holds_the_key_nobody_else_is_named():
+    """A huge mark on one client whose effect differs by round: the others stay at their level."""
+    wrong = hits = 0
+    for seed in range(60):
+        plan = partitions(seed, 8)
+        rng = np.random.default_rng(seed)
+        designs, scores = played(seed, plan)
+        holder = rng.integers(K)
+        for d, y in zip(designs, scores, strict=True):
+            y[:, 0] += d[:, holder] * rng.uniform(10, 80)
+        flagged = decided(designs, scores).named.flagged
+        hits += flagged[holder]
+        wrong += np.delete(flagged, holder).any()
+    assert wrong <= 8  # 9 or more of 60 would happen in 0.3 % at 5 %
+    assert hits >= 50
+
+
+def test_pairs_are_read_by_parts():
+    """Weights below 0: least squares; a neighbour's mark is not taken for one's own."""
+    wrong = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        pairs = [query_plans.paired_plan(K, 5, 5, rng) for _ in range(5)]
+        plan = np.stack([np.stack([p.contrast for p in round_]) for round_ in pairs])
+        taste = rng.standard_normal((K, S + U))
+        taste[3, 1] += 20.0
+        scores = [d @ taste + 0.5 * rng.standard_normal((K, S + U)) for d in plan]
+        found = decided(list(plan), scores)
+        assert found.named.flagged[3]
+        assert found.named.key[3] == 1
+        wrong += np.delete(found.named.flagged, 3).any()
+    assert wrong <= 3
+
+
+def test_p_values_by_rank_and_by_tail():
+    null = np.arange(99.0)
+    found = calibration.p_values(np.concatenate([[50.0, 98.0, 1000.0], null])[None], 3)
+    assert np.allclose(found.p[0, :2], [(1 + 49) / 100, 2 / 100])
+    z = (1000 - null.mean()) / (null.std(ddof=1) * np.sqrt(1 + 1 / 99))
+    assert np.isclose(found.p[0, 2], stats.t.sf(z, 98))
+    assert found.tail.tolist() == [[False, False, True]]
+    assert found.floor == 0.01
+
+
+def test_null_few_alarms_over_three_hundred_clients():
+    """40 federations, 400 benign clients: any false name in at most about 5 % of federations."""
+    wrong = [decided(*played(s, partitions(s))).named.flagged.any() for s in range(40)]
+    assert sum(wrong) <= 6  # 7 or more of 40 would happen once in 90 at 5 %
+
+
+def test_power_marked_clients_are_named_and_their_neighbours_are_not():
+    hits = misses = 0
+    for s in range(10):
+        named = decided(*played(s, partitions(s), 12.0, (1, 4, 7))).named
+        assert named.key[1] == 0
+        hits += named.flagged[[1, 4, 7]].sum()
+        misses += named.flagged[[0, 2, 3, 5, 6, 8, 9]].sum()
+    assert hits >= 28
+    assert misses <= 1
+
+
+def test_more_noise_never_names_more():
+    found = []
+    for effect in (20.0, 8.0, 3.0, 0.0):
+        found.append(
+            sum(
+                decided(*played(s, partitions(s), effect, (2, 5))).named.flagged.sum()
+                for s in range(8)
+            )
+        )
+    assert found == sorted(found, reverse=True)
+
+
+def test_names_do_not_depend_on_the_order_of_clients():
+    designs, scores = played(5, partitions(5), 12.0, (1, 4, 7))
+    order = np.random.default_rng(0).permutation(K)
+    here = decided(designs, scores).named
+    there = decided([d[:, order] for d in designs], scores).named
+    assert np.array_equal(here.flagged[order], there.flagged)
+
+
+def test_a_sequential_test_names_in_time_and_spends_no_more_than_it_has():
+    spent = [calibration.spent(0.05, look) for look in range(1, 2000)]
+    assert 0.0499 < sum(spent) < 0.05
+    designs, scores = played(1, partitions(1, 20), 25.0, (3,))
+    found = calibration.sequential(designs, scores, S, 0.05)
+    assert 2 <= found.first[3] <= 20
+    assert (np.delete(found.first, 3) == 0).all()
+    alarms = 0
+    for s in range(20):
+        designs, scores = played(100 + s, partitions(100 + s, 8))
+        alarms += (calibration.sequential(designs, scores, S, 0.05).first > 0).any()
+    assert alarms <= 4
+
+
+def test_holm_asks_about_the_askable_alone():
+    p = np.array([[0.001, 0.5], [0.04, 0.9], [0.0, 0.0]])
+    named = calibration.name_clients(p, 0.05, askable=[True, True, False])
+    assert named.flagged.tolist() == [True, False, False]
+    assert np.isclose(named.adjusted[0], 0.004)
+
+
+def test_the_constants_of_assumption_1():
+    rng = np.random.default_rng(0)
+    z = 0.8 * rng.standard_normal((200, 12))
+    z[:, :4] += 3.0
+    z[:, 4] += 0.5
+    z[0, 0] = np.nan
+    marked = np.arange(12) < 4
+    found = calibration.assumption_constants(z, marked, rng)
+    assert found.signal.low - 0.1 <= 3.0 <= found.signal.high + 0.1
+    assert abs(found.drift.value - 0.5) < 0.2
+    assert found.noise.low <= 0.8 <= found.noise.high
+    assert isinstance(calibration.assumption_constants(z, marked & False, rng).signal, Underpowered)
+
+
+def test_bad_input():
+    with pytest.raises(UsageError, match="do not fit the design"):
+        calibration.regress(np.ones((2, 3)), np.ones((3, 4)))
+    with pytest.raises(UsageError, match="unused keys"):
+        calibration.studentised(calibration.regress(np.eye(3), np.ones((3, 4))), 3)
+    with pytest.raises(UsageError, match="counted from 1"):
+        calibration.spent(0.05, 0)

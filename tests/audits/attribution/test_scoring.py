@@ -1,0 +1,44 @@
+"""Differential scores, Stouffer over the rounds a client was in, any score as marks."""
+
+import numpy as np
+import pytest
+
+from fedaudit.audits.attribution import scoring
+from fedaudit.errors import UsageError
+
+
+def test_stouffer_runs_over_the_rounds_a_client_took_part_in():
+    z = np.array([[1.0, 2.0], [3.0, np.nan], [5.0, 4.0]])
+    assert np.allclose(scoring.stouffer_by_client(z), [9 / np.sqrt(3), 6 / np.sqrt(2)])
+    with pytest.raises(UsageError, match="no round"):
+        scoring.stouffer_by_client(np.array([[1.0, np.nan]]))
+
+
+def test_a_common_shift_of_the_score_cancels():
+    """Lemma 12 of the paper."""
+    rng = np.random.default_rng(0)
+    rows, reference = rng.standard_normal((4, 3)), rng.standard_normal(3)
+    assert np.allclose(
+        scoring.differential(rows + 7.0, reference + 7.0), scoring.differential(rows, reference)
+    )
+
+
+def test_any_score_plugs_in():
+    def score(models, probe):
+        return models @ probe
+
+    probes = list(np.eye(5))
+    marks = scoring.ScoredMarks(score=score, probes=probes[:2], null=probes[2:])
+    models = np.arange(10.0).reshape(2, 5)
+    assert len(marks.keys) == 2
+    assert np.allclose(marks.statistics(models, 3), models)
+    z = scoring.standardised(marks.statistics(models, 3), 2)
+    assert np.allclose(z[0], ([0, 1] - np.mean([2, 3, 4])) / np.std([2, 3, 4], ddof=1))
+    with pytest.raises(UsageError, match="fewer unused"):
+        marks.statistics(models, 4)
+    with pytest.raises(UsageError, match="empty"):
+        scoring.ScoredMarks(score=score, probes=[np.zeros(0)], null=probes)
+    with pytest.raises(UsageError, match="empty"):
+        scoring.ScoredMarks(score=score, probes=[], null=probes)
+    with pytest.raises(UsageError, match="all score the same"):
+        scoring.standardised(np.ones((1, 9)), 1)

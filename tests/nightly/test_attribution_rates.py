@@ -1,0 +1,24 @@
+"""False names over more than 300 null client tests on real training, and with others marked."""
+
+import numpy as np
+import pytest
+
+from reproductions.attribution import setting
+
+pytestmark = pytest.mark.nightly
+
+
+@pytest.mark.parametrize("plan", ["published", "safe"])
+def test_false_names_without_marks_and_beside_marked_clients(plan):
+    """Families: 20 federations without marks (200 clients), 20 with three marked (140 benign)."""
+    wrong_families = wrong = tests = 0
+    for seed in range(40):
+        run = setting.play(seed=1000 + seed, rounds=10, marked=0 if seed < 20 else 3)
+        made = setting.plan_of(plan, run, np.random.default_rng(seed))
+        found = setting.read(made, run, unused=499)
+        wrong += int((found.named & ~run.marked).sum())
+        wrong_families += bool((found.named & ~run.marked).any())
+        tests += int((~run.marked).sum())
+    assert tests >= 300
+    assert wrong_families <= 5  # 6 or more of 40 would happen in 1.4 % at 5 %
+    assert wrong / tests <= 0.05
