@@ -8,7 +8,7 @@ import pytest
 
 from fedaudit.errors import IntegrityError, TraceError, UsageError
 from fedaudit.layout import Layout
-from fedaudit.trace import ANONYMOUS, SERVER, WIRETAP, Recorder, Trace
+from fedaudit.trace import ANONYMOUS, PUBLIC, SERVER, WIRETAP, Recorder, Trace
 from fedaudit.trace import recorder as recorder_module
 
 RNG = np.random.default_rng(1)
@@ -319,3 +319,45 @@ def test_an_empty_round_is_a_round(tmp_path: Path) -> None:
     trace = Trace.open(tmp_path)
     assert trace.messages(1) == ()
     assert trace.block(1).shape == (0, 8)
+
+
+def test_the_last_round_can_be_added_to(tmp_path):
+    w, b = np.arange(3, dtype=np.float32), np.ones(2, dtype=np.float32)
+    recorder = Recorder(tmp_path / "t", like={"w": w, "b": b}, tensors="w")
+    for number in range(2):
+        with recorder.round() as wire:
+            wire.send("model", SERVER, "client-0", {"w": w + number, "b": b}, step=0)
+    before = Trace.open(tmp_path / "t")
+    first, kept = before.manifest.rounds[0], before.messages(2)
+    with recorder.last_round() as wire:
+        wire.send("model", SERVER, PUBLIC, {"w": w * 7, "b": b}, step=1)
+    recorder.close()
+    trace = Trace.open(tmp_path / "t")
+    assert trace.manifest.complete
+    assert trace.manifest.rounds[0] == first
+    assert trace.messages(2)[:-1] == kept
+    np.testing.assert_array_equal(trace.block(2), [w + 1, w * 7])
+    np.testing.assert_array_equal(trace.seen_by(PUBLIC).released(), w * 7)
+    # the file that was replaced is gone, and the trace goes on
+    assert len(list((tmp_path / "t").glob("round-*"))) == 2
+    with recorder.round() as wire:
+        wire.send("model", SERVER, "client-0", {"w": w, "b": b})
+    assert len(Trace.open(tmp_path / "t").rounds) == 3
+
+
+def test_an_error_while_adding_leaves_the_round_as_it_was(tmp_path):
+    recorder = Recorder(tmp_path / "t", like={"w": np.zeros(2, np.float32)})
+    with pytest.raises(UsageError, match="no round to add to"), recorder.last_round():
+        pass
+    with recorder.round() as wire:
+        wire.send("model", SERVER, "client-0", {"w": np.ones(2)})
+    sealed = Trace.open(tmp_path / "t").sha256
+
+    def stopped():
+        with recorder.last_round() as wire:
+            wire.send("model", SERVER, PUBLIC, {"w": np.ones(2)})
+            raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError):
+        stopped()
+    assert Trace.open(tmp_path / "t").sha256 == sealed

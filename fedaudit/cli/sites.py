@@ -1,0 +1,147 @@
+"""`fedaudit ask`, `attack`, `score`, `merge`, `purge`: recordings whose truth stays where it is."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedaudit.cli.app import app
+from fedaudit.cli.output import AsJson, Quiet, print_run
+
+
+@app.command("attack")
+def attack_command(
+    trace: Annotated[Path, typer.Argument(help="A trace folder, as the server recorded it.")],
+    out: Annotated[Path, typer.Option(help="File of guesses.")] = Path("guesses.json"),
+    as_: Annotated[
+        list[str] | None,
+        typer.Option("--as", help="As if this protection had stood before the server: shuffle."),
+    ] = None,
+    asked: Annotated[
+        list[Path] | None,
+        typer.Option(help="A site's file of records (`fedaudit ask`), repeatable: membership."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="package.module:function that builds the torch module.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the attacks' own random draws.")] = 1,
+) -> None:
+    """Guess, without any truth: for sites that score the guesses themselves."""
+    from fedaudit.experiment import sites
+    from fedaudit.trace import Trace
+
+    opened = Trace.open(trace)
+    if as_:
+        import secrets
+        import tempfile
+
+        from fedaudit.experiment.replay import parse_hook, replay
+        from fedaudit.randomness import Seed
+
+        hooks = [parse_hook(text) for text in as_]
+        with tempfile.TemporaryDirectory() as folder:
+            # its truth is not kept: the guesses must do without
+            shown, _ = replay(opened, hooks, Path(folder), Seed(secrets.randbits(64)))
+            raw = sites.attack(shown, out, asked=asked or (), model=model, seed=seed)
+    else:
+        raw = sites.attack(opened, out, asked=asked or (), model=model, seed=seed)
+    typer.echo(f"guesses of {', '.join(raw['audits'])}: {out}")
+
+
+@app.command("ask")
+def ask_command(
+    at_site: Annotated[Path, typer.Argument(help="This site's own recording: run-ID/node-ID.")],
+    data: Annotated[Path, typer.Option(help="Records; a client column names this site's party.")],
+    model: Annotated[str, typer.Option(help="package.module:function of the torch module.")],
+    label: Annotated[str | None, typer.Option(help="Label column of --data.")] = None,
+    client: Annotated[str | None, typer.Option(help="Client column of --data.")] = None,
+    out: Annotated[Path, typer.Option(help="Records to be sent.")] = Path("asked.npz"),
+    key: Annotated[Path, typer.Option(help="Which are members: stays here.")] = Path("key.json"),
+) -> None:
+    """At a site: choose records to be asked about, half of them its own; the key stays."""
+    from fedaudit.experiment import sites
+
+    columns = {k: v for k, v in (("label", label), ("client", client)) if v is not None}
+    count = sites.ask(at_site, data, out, key, model=model, columns=columns)
+    typer.echo(f"{count} records to be sent: {out}; the key stays here: {key}")
+
+
+@app.command("score")
+def score_command(
+    guesses: Annotated[Path, typer.Argument(help="File of guesses that the server sent.")],
+    at_site: Annotated[
+        Path, typer.Option("--at-site", help="This site's own recording: run-ID/node-ID.")
+    ],
+    site: Annotated[str, typer.Option(help="The name under which the counts are returned.")],
+    out: Annotated[Path, typer.Option(help="File of counts, to be sent back.")] = Path(
+        "counts.json"
+    ),
+    key: Annotated[
+        Path | None, typer.Option(help="The key of the records that this site asked about.")
+    ] = None,
+) -> None:
+    """At a site: compare guesses with its own records. Counts alone leave."""
+    from fedaudit.experiment import sites
+
+    raw = sites.score(guesses, at_site, out, site=site, key=key)
+    for audit, methods in raw["audits"].items():
+        for method, c in methods.items():
+            said = (
+                f"{c['found']} of {c['links']} links were found"
+                if "links" in c
+                else f"{c['ordered']:g} of {c['members'] * c['others']} pairs in the right order"
+            )
+            typer.echo(f"{audit}, {method}: {said}")
+    typer.echo(f"counts: {out}")
+
+
+@app.command("merge")
+def merge_command(
+    guesses: Annotated[Path, typer.Argument(help="The file of guesses.")],
+    counts: Annotated[list[Path], typer.Argument(help="The sites' files of counts.")],
+    out: Annotated[Path, typer.Option(help="Where results and report go.")] = Path(
+        "fedaudit-sites"
+    ),
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """The report of all sites that answered."""
+    from fedaudit.experiment import sites
+
+    print_run(sites.merge(guesses, counts, out), quiet, as_json)
+
+
+@app.command("purge")
+def purge_command(
+    folder: Annotated[Path, typer.Argument(help="A trace; with --expired, anything above.")],
+    expired: Annotated[
+        bool, typer.Option("--expired", help="All traces below whose retention has ended.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it: without, only say what.")] = False,
+) -> None:
+    """Remove recordings whose time is over; a note stays."""
+    from fedaudit.trace.purge import ends, purge, traces_below
+    from fedaudit.trace.store import read_manifest
+
+    today = datetime.datetime.now(datetime.UTC).date()
+    chosen = [folder]
+    if expired:
+        chosen = []
+        for path in traces_below(folder):
+            manifest, _ = read_manifest(path / "manifest.json")
+            until = ends(manifest)
+            kept = manifest.retention or "no retention stated"
+            if until is not None and until < today:
+                chosen.append(path)
+            else:
+                typer.echo(f"kept: {path} ({kept})")
+    for path in chosen:
+        if not yes:
+            typer.echo(f"would be removed: {path} (add --yes)")
+            continue
+        done = purge(path, today)
+        more = f"; left as it is: {', '.join(done.left)}" if done.left else ""
+        typer.echo(f"removed: {path}, {len(done.files)} files, {done.size:,} bytes{more}")

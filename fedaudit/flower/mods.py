@@ -1,0 +1,173 @@
+"""Protections at a client, as Flower's mods.
+
+    app = ClientApp(mods=[record_mod("traces"), update_noise_mod(clip=1.0, noise_multiplier=2.0)])
+    app = ClientApp(mods=[allocated_noise_mod("dp_sgd.toml")])
+
+`update_noise_mod` clips an update and adds Gaussian noise before it leaves; `allocated_noise_mod`
+tells the training code its own noise multiplier, from a file of `fedaudit allocate`. Settings that
+are not given come from the run config, in Flower's spelling: `update-noise-clip`. Noise is drawn
+from the operating system: nobody can draw it again.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType
+from flwr.clientapp.typing import ClientAppCallable, Mod
+
+from fedaudit.accounting import Exposure, Guarantee, epsilon
+from fedaudit.errors import ConfigError, UsageError
+from fedaudit.flower.arrays import misfit, named
+from fedaudit.flower.protections import CLIENT_SIDE
+
+CLIP, MULTIPLIER = "update-noise-clip", "update-noise-multiplier"
+TOLD, TOLD_CLIP = "noise-multiplier", "clip"
+PARTITION = "partition-id"
+
+
+def update_noise_mod(*, clip: float | None = None, noise_multiplier: float | None = None) -> Mod:
+    """Clip the whole update to `clip` and add N(0, (z clip)^2) to every floating-point number.
+
+    Replacing a client's data moves a clipped update by at most 2 `clip`: what is promised over a
+    run is `update_noise_guarantee`. Counters and other whole numbers are sent back as they were
+    received: they would be outside the promise.
+    """
+
+    def noised(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        reply = call_next(message, context)
+        if not message.metadata.message_type.startswith(MessageType.TRAIN) or reply.has_error():
+            return reply
+        bound = _setting(clip, context, CLIP)
+        z = _setting(noise_multiplier, context, MULTIPLIER)
+        if bound <= 0 or z < 0:
+            raise ConfigError(
+                "the noise on updates is out of range",
+                expected=f"{CLIP} above 0 and {MULTIPLIER} of at least 0",
+                got=f"{bound:g} and {z:g}",
+                remedy="correct the run config",
+            )
+        received, sent = message.content.array_records, reply.content.array_records
+        if len(received) != 1 or len(sent) != 1:
+            raise UsageError(
+                "an update cannot be told from these records",
+                expected="one record of arrays in the message and one in the reply",
+                got=f"{len(received)} and {len(sent)}",
+                remedy="send further arrays without this mod, or not at all",
+            )
+        before = named(next(iter(received.values())))
+        key, record = next(iter(sent.items()))
+        after = named(record)
+        wrong = misfit(after, {k: a.shape for k, a in before.items()})
+        if wrong:
+            raise UsageError(
+                "an update cannot be told from this reply",
+                expected="the tensors that were received",
+                got=wrong,
+                remedy="send back what was trained, tensor by tensor",
+            )
+        reply.content[key] = ArrayRecord(
+            {k: Array(a) for k, a in _noised(before, after, bound, z).items()}
+        )
+        return reply
+
+    return noised
+
+
+def _noised(before: Any, after: Any, clip: float, z: float) -> dict[str, Any]:
+    """Named arrays: what was received plus the clipped update plus noise."""
+    rng = np.random.default_rng()  # seeded by the operating system
+    floats = [k for k, a in before.items() if a.dtype.kind == "f"]
+    updates = {k: after[k].astype(np.float64) - before[k] for k in floats}
+    length = math.sqrt(sum(float(np.square(u).sum()) for u in updates.values()))
+    # an update that is not finite has no length: nothing of it may leave
+    scale = min(1.0, clip / length) if 0 < length < math.inf else 0.0
+    out = dict(before)
+    for k, u in updates.items():
+        kept = scale * u if scale else np.zeros_like(u)
+        noise = rng.normal(0.0, z * clip, u.shape) if z else 0.0
+        out[k] = np.asarray(before[k] + kept + noise, dtype=before[k].dtype)
+    return {k: np.asarray(a) for k, a in out.items()}
+
+
+def update_noise_guarantee(noise_multiplier: float, rounds: int, delta: float) -> Guarantee:
+    """What `update_noise_mod` promises a client after `rounds` messages."""
+    once = Exposure(sampling_rate=1.0, steps=1, rounds=rounds)
+    return Guarantee(
+        epsilon=epsilon(once, noise_multiplier / 2, delta),
+        delta=delta,
+        unit="client",
+        relation="replace",
+        trust=CLIENT_SIDE,
+        covers=f"{rounds} noisy updates, z = {noise_multiplier:g}; not the metrics",
+    )
+
+
+def _setting(given: float | None, context: Context, key: str) -> float:
+    value = given if given is not None else context.run_config.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(
+            f"{key} is not set",
+            expected=f"a number for {key} in [tool.flwr.app.config]",
+            got=repr(value),
+            remedy=f"{key} = 1.0",
+        )
+    return float(value)
+
+
+def allocated_noise_mod(allocation: str | os.PathLike[str] | Sequence[float]) -> Mod:
+    """Tell the training code of this node its own noise multiplier.
+
+    `allocation` is the dp_sgd.toml that `fedaudit allocate` wrote, or one multiplier per client;
+    the node's `partition-id` says which is its own. The training function finds `noise-multiplier`
+    (and `clip`, where the file has one) in the message's config, and hands it to its DP-SGD.
+    """
+    multipliers, clip = _allocation(allocation)
+
+    def told(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if not message.metadata.message_type.startswith(MessageType.TRAIN):
+            return call_next(message, context)
+        own = context.node_config.get(PARTITION)
+        if not isinstance(own, int) or not 0 <= own < len(multipliers):
+            raise ConfigError(
+                "the allocation has no multiplier for this node",
+                expected=f"a {PARTITION} from 0 to {len(multipliers) - 1} in the node config",
+                got=repr(own),
+                remedy=f"flower-supernode --node-config '{PARTITION}=0 ...'",
+            )
+        records = message.content.config_records
+        key, config = next(iter(records.items()), ("config", ConfigRecord()))
+        config[TOLD] = multipliers[own]
+        if clip is not None:
+            config[TOLD_CLIP] = clip
+        message.content[key] = config
+        return call_next(message, context)
+
+    return told
+
+
+def _allocation(
+    given: str | os.PathLike[str] | Sequence[float],
+) -> tuple[list[float], float | None]:
+    if not isinstance(given, str | os.PathLike):
+        return [float(z) for z in given], None
+    file = Path(given)
+    try:
+        own = tomllib.loads(file.read_text(encoding="utf-8"))["protections"]["dp_sgd"]
+        many = own["noise_multiplier"]
+        multipliers = [float(z) for z in (many if isinstance(many, list) else [many])]
+        clip = own.get("clip")
+        return multipliers, None if clip is None else float(clip)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{file} holds no allocation",
+            expected="[protections.dp_sgd] with noise_multiplier, one per client",
+            got=f"{type(error).__name__}: {error}",
+            remedy="fedaudit allocate CLIENTS.csv ... writes dp_sgd.toml",
+        ) from None

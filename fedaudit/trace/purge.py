@@ -1,0 +1,81 @@
+"""A recording has a purpose and an end: remove it, and leave a note that it was there.
+
+Only files that the manifest names are removed, and the manifest itself. What else lies in the
+folder stays, and is reported.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedaudit.errors import TraceError
+from fedaudit.trace.schema import Manifest
+from fedaudit.trace.store import read_manifest, write_atomically
+
+NOTE = "purged.json"
+_DATE = re.compile(r"\b(\d{4}-\d{2}-\d{2})\b")
+
+
+@dataclass(frozen=True)
+class Purged:
+    """What was removed from a folder, and what else lies there."""
+
+    path: Path
+    files: tuple[str, ...]
+    size: int
+    left: tuple[str, ...]
+
+
+def ends(manifest: Manifest) -> datetime.date | None:
+    """The last day on which a recording may be kept: the first date in its retention."""
+    found = _DATE.search(manifest.retention)
+    if found is None:
+        return None
+    try:
+        return datetime.date.fromisoformat(found.group(1))
+    except ValueError:
+        return None
+
+
+def traces_below(folder: Path) -> Iterator[Path]:
+    """Folders at or below `folder` that hold a trace."""
+    for root, folders, files in os.walk(folder):
+        folders.sort()
+        if "manifest.json" in files:
+            yield Path(root)
+
+
+def purge(path: str | os.PathLike[str], today: datetime.date) -> Purged:
+    """Remove one trace; a note with its hash, its purpose and the day stays."""
+    folder = Path(path)
+    file = folder / "manifest.json"
+    if not file.is_file():
+        raise TraceError(
+            f"{folder} holds no trace",
+            expected="a folder with manifest.json",
+            got="no such file" if folder.is_dir() else "no such folder",
+            remedy="point to the folder of the trace itself",
+        )
+    manifest, seal = read_manifest(file)
+    names = [r.file for r in manifest.rounds]
+    size = sum((folder / n).stat().st_size for n in names if (folder / n).is_file())
+    note = {
+        "purged": today.isoformat(),
+        "trace_sha256": seal,
+        "rounds": len(names),
+        "purpose": manifest.purpose,
+        "retention": manifest.retention,
+    }
+    # the note first: whoever is stopped in between finds both and can do it again
+    write_atomically(folder / NOTE, json.dumps(note, indent=1) + "\n")
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+    file.unlink()
+    left = sorted(p.name for p in folder.iterdir() if p.name != NOTE)
+    return Purged(folder, (*names, file.name), size, tuple(left))

@@ -1,0 +1,206 @@
+"""Apps are read, not run: none of these needs Flower."""
+
+from pathlib import Path
+
+import pytest
+
+from fedaudit.errors import ConfigError
+from fedaudit.flower.doctor import examine
+from fedaudit.flower.project import flat
+from fedaudit.flower.protections import central, local
+
+TEMPLATE = Path(__file__).resolve().parents[2] / "examples" / "flower_quickstart"
+
+PROJECT = """
+[project]
+name = "shop"
+[tool.flwr.app.components]
+serverapp = "shop.server:app"
+clientapp = "shop.client:app"
+[tool.flwr.app.config]
+num-server-rounds = 20
+[tool.flwr.app.config.dp]
+noise = 0.8
+"""
+PLAIN = """
+from flwr.clientapp import ClientApp
+app = ClientApp()
+"""
+FEDAVG = """
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+app = ServerApp()
+@app.main()
+def main(grid, context):
+    raise RuntimeError("code of an app is never run")
+    FedAvg(fraction_train=0.5).start(grid=grid, num_rounds=context.run_config["num-server-rounds"])
+"""
+
+
+@pytest.fixture
+def app(tmp_path):
+    def write(server=FEDAVG, client=PLAIN, project=PROJECT):
+        (tmp_path / "pyproject.toml").write_text(project)
+        (tmp_path / "shop").mkdir(exist_ok=True)
+        (tmp_path / "shop" / "server.py").write_text(server)
+        (tmp_path / "shop" / "client.py").write_text(client)
+        return tmp_path
+
+    return write
+
+
+def test_an_app_without_protection(app):
+    found = examine(app())
+    assert (found.app, found.kind, found.strategies) == ("shop", "message", ("FedAvg",))
+    assert found.rounds == 20
+    assert not found.recorded
+    assert found.protections == ()
+    assert "in the clear" in found.sees["server"]
+    assert found.audits["fingerprint"][0]
+    assert not found.audits["query_plan"][0]
+    assert any("RecordingStrategy(strategy" in line for line in found.lines)
+    assert "nothing" in found.text()
+
+
+def test_the_template_is_read_as_it_is():
+    found = examine(TEMPLATE)
+    assert found.strategies == ("FedAvg",)
+    assert found.rounds == 5
+    assert found.fields == ("num-examples", "accuracy")
+    assert found.problems == ()
+
+
+def test_central_dp_is_told_with_its_epsilon_and_whom_it_trusts(app):
+    server = """
+from flwr.serverapp import strategy as st
+def main(grid, context):
+    z = float(context.run_config["dp.noise"])
+    inner = st.FedAdam()
+    strategy = st.DifferentialPrivacyServerSideFixedClipping(inner, z, 1.0, 10)
+    strategy.start(grid=grid, num_rounds=20)
+"""
+    found = examine(app(server))
+    assert found.strategies == ("DifferentialPrivacyServerSideFixedClipping", "FedAdam")
+    (protection,) = found.protections
+    assert protection.guarantee == central(0.8, 20, 1e-5)
+    assert protection.guarantee.unit == "client"
+    assert "server" in protection.trust
+    assert protection.where == "shop/server.py:6"
+    assert "in the clear" in found.sees["server"]  # before the noise
+    assert "with noise" in found.sees["public"]
+    assert f"epsilon {protection.guarantee.epsilon:.4g}" in found.text()
+
+
+def test_what_is_computed_is_unknown_and_not_guessed(app):
+    server = """
+from flwr.serverapp.strategy import FedAvg, DifferentialPrivacyServerSideFixedClipping
+z = 1.0
+z = z / 2
+strategy = DifferentialPrivacyServerSideFixedClipping(FedAvg(), z, 1.0, 10)
+"""
+    (protection,) = examine(app(server)).protections
+    assert protection.guarantee is None
+    assert "no epsilon can be told" in protection.note
+
+
+def test_clipping_at_clients_needs_both_halves(app):
+    wrapper = """
+from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
+strategy = DifferentialPrivacyClientSideFixedClipping(FedAvg(), 1.0, 1.0, 10)
+"""
+    mod = """
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import fixedclipping_mod
+app = ClientApp(mods=[fixedclipping_mod])
+"""
+    (problem,) = examine(app(wrapper)).problems
+    assert "nobody clips" in problem
+    (problem,) = examine(app(FEDAVG, mod)).problems
+    assert "answered by an error" in problem
+    both = examine(app(wrapper, mod))
+    assert both.problems == ()
+    assert both.mods == ("fixedclipping_mod",)
+
+
+def test_local_dp_is_accounted_for_over_the_rounds(app):
+    client = """
+import flwr.clientapp.mod
+from flwr.clientapp import ClientApp
+noise = flwr.clientapp.mod.LocalDpMod(1.0, 1.0, 0.5, 1e-6)
+app = ClientApp(mods=[noise])
+@app.train(mods=[flwr.clientapp.mod.message_size_mod])
+def train(message, context): ...
+"""
+    found = examine(app(FEDAVG, client))
+    assert found.mods == ("LocalDpMod", "message_size_mod")
+    (protection,) = found.protections
+    assert protection.guarantee == local(1.0, 1.0, 0.5, 1e-6, 20)
+    assert protection.guarantee.relation == "replace"
+    assert "clipped and with noise" in found.sees["server"]
+    (problem,) = found.problems
+    assert "does not hold" in problem  # sensitivity 1 for a clipping norm of 1
+
+
+def test_secure_aggregation_is_for_apps_of_the_older_kind(app):
+    legacy = """
+from flwr.server import ServerApp, LegacyContext
+from flwr.server.strategy import FedAvg
+from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
+app = ServerApp()
+@app.main()
+def main(grid, context):
+    workflow = DefaultWorkflow(fit_workflow=SecAggPlusWorkflow(3, 2))
+"""
+    client = """
+from flwr.client import ClientApp, NumPyClient
+from flwr.client.mod import secaggplus_mod
+class Client(NumPyClient): ...
+app = ClientApp(client_fn=None, mods=[secaggplus_mod])
+"""
+    found = examine(app(legacy, client))
+    assert found.kind == "legacy"
+    assert found.protections[0].name == "SecAgg+"
+    assert "sums" in found.sees["server"]
+    assert found.audits["query_plan"][0]
+    assert not found.audits["fingerprint"][0]
+    assert "RecordingLegacyStrategy" in found.lines[0]
+    newer = examine(app(FEDAVG, client))
+    assert newer.protections == ()
+    assert any("older API alone" in p for p in newer.problems)
+
+
+def test_an_app_without_strategy_and_one_with_a_strategy_of_its_own(app):
+    loop = examine(app("from flwr.serverapp import ServerApp\napp = ServerApp()\n"))
+    assert loop.kind == "loop"
+    assert "record_mod" in loop.lines[0]
+    own = examine(
+        app("from flwr.serverapp.strategy import FedAvg\nclass Mine(FedAvg): ...\nMine()\n")
+    )
+    assert (own.kind, own.strategies) == ("message", ("Mine",))
+
+
+def test_recording_is_noticed(app):
+    recorded = (
+        FEDAVG + "\nfrom fedaudit.flower import RecordingStrategy\nRecordingStrategy(1, 't')\n"
+    )
+    found = examine(app(recorded))
+    assert found.recorded
+    assert found.lines == ()
+
+
+def test_folders_that_are_no_app_say_why(app, tmp_path):
+    with pytest.raises(ConfigError, match="not a Flower app"):
+        examine(tmp_path / "nowhere")
+    for project, match in (
+        ("[project]\nname='x'\n", "components"),
+        ("not toml", "not TOML"),
+        (PROJECT.replace("shop.client", "shop.gone"), "clientapp is not there"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            examine(app(project=project))
+    with pytest.raises(ConfigError, match="could not be read"):
+        examine(app(server="def ("))
+
+
+def test_run_configs_are_flat():
+    assert flat({"a": 1, "b": {"c": {"d": 2}, "e": 3}}) == {"a": 1, "b.c.d": 2, "b.e": 3}

@@ -1,0 +1,155 @@
+import numpy as np
+import pytest
+
+from fedaudit.errors import ConfigError
+from fedaudit.trace import SERVER, Trace
+
+pytest.importorskip("flwr", reason='Flower is not installed: pip install "fedaudit[flower]"')
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+from fedaudit.accounting import Exposure
+from fedaudit.flower import (
+    RecordingStrategy,
+    allocated_noise_mod,
+    run_in_process,
+    update_noise_mod,
+)
+from fedaudit.flower.inprocess import as_server
+from fedaudit.flower.mods import update_noise_guarantee
+from fedaudit.protections.update_noise import UpdateNoise
+
+WIDTH = 40_000
+
+
+def through(mod, update, *, run_config=None, node=None, kind="train"):
+    """What leaves a node that was sent ones and trained by `update`; and the config it saw."""
+    seen = {}
+
+    def app(message, context):
+        seen.update(message.content["config"])
+        before = {k: a.numpy() for k, a in message.content["arrays"].items()}
+        records = {
+            "arrays": ArrayRecord({k: Array(np.asarray(v)) for k, v in update(before).items()}),
+            "metrics": MetricRecord({"num-examples": 3}),
+        }
+        return Message(RecordDict(records), reply_to=message)
+
+    arrays = {"w": np.ones(WIDTH, np.float32), "count": np.asarray(np.int64(4))}
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord({k: Array(v) for k, v in arrays.items()}),
+            "config": ConfigRecord({"server-round": 1}),
+        }
+    )
+    with as_server():
+        message = Message(content=content, message_type=kind, dst_node_id=9)
+    context = Context(1, 9, dict(node or {}), RecordDict(), dict(run_config or {}))
+    reply = mod(message, context, app)
+    return {k: a.numpy() for k, a in reply.content["arrays"].items()}, seen
+
+
+def moved(before):
+    return {"w": before["w"] + np.float32(0.5), "count": before["count"] + 1}
+
+
+def test_updates_are_clipped_and_counters_stay():
+    out, _ = through(update_noise_mod(clip=2.0, noise_multiplier=0.0), moved)
+    assert np.linalg.norm(out["w"] - 1) == pytest.approx(2.0, rel=1e-4)
+    assert out["w"].dtype == np.float32
+    assert out["count"] == 4  # outside of the promise: not told
+    small, _ = through(update_noise_mod(clip=1e4, noise_multiplier=0.0), moved)
+    np.testing.assert_allclose(small["w"], 1.5)
+
+
+def test_noise_has_the_size_that_is_accounted_for_and_is_never_the_same():
+    mod = update_noise_mod(clip=2.0, noise_multiplier=1.5)
+    one, _ = through(mod, lambda before: before)
+    other, _ = through(mod, lambda before: before)
+    assert (one["w"] - 1).std() == pytest.approx(3.0, rel=0.03)
+    assert abs(float(np.corrcoef(one["w"], other["w"])[0, 1])) < 0.03
+    ours = UpdateNoise(noise_multiplier=1.5, clip=2.0, delta=1e-5)
+    exposure = Exposure(sampling_rate=1.0, steps=1, rounds=7)
+    promised = update_noise_guarantee(1.5, 7, 1e-5)
+    assert promised.epsilon == ours.guarantee(0, exposure).epsilon
+    assert promised.relation == "replace"
+
+
+def test_an_update_that_is_not_finite_does_not_leave():
+    def broken(before):
+        return {**before, "w": np.full(WIDTH, np.nan, np.float32)}
+
+    out, _ = through(update_noise_mod(clip=1.0, noise_multiplier=0.0), broken)
+    np.testing.assert_array_equal(out["w"], 1.0)
+
+
+def test_settings_come_from_the_run_config_in_flowers_spelling():
+    config = {"update-noise-clip": 3.0, "update-noise-multiplier": 0}
+    out, _ = through(update_noise_mod(), moved, run_config=config)
+    assert np.linalg.norm(out["w"] - 1) == pytest.approx(3.0, rel=1e-4)
+    with pytest.raises(ConfigError, match="update-noise-clip is not set"):
+        through(update_noise_mod(), moved)
+    with pytest.raises(ConfigError, match="out of range"):
+        through(update_noise_mod(clip=0.0, noise_multiplier=1.0), moved)
+
+
+def test_every_node_is_told_its_own_multiplier(tmp_path):
+    file = tmp_path / "dp_sgd.toml"
+    file.write_text("[protections.dp_sgd]\nclip = 0.7\nnoise_multiplier = [1.5, 0.25]\n")
+    for number, expected in enumerate([1.5, 0.25]):
+        mod = allocated_noise_mod(file)
+        _, seen = through(mod, moved, node={"partition-id": number})
+        assert seen == {"server-round": 1, "noise-multiplier": expected, "clip": 0.7}
+    with pytest.raises(ConfigError, match="0 to 1"):
+        through(allocated_noise_mod(file), moved, node={"partition-id": 2})
+    with pytest.raises(ConfigError, match="no multiplier for this node"):
+        through(allocated_noise_mod([1.0]), moved)
+    file.write_text("[protections]\n")
+    with pytest.raises(ConfigError, match="holds no allocation"):
+        allocated_noise_mod(file)
+
+
+def test_an_allocation_of_ours_is_understood(tmp_path):
+    """The file that `fedaudit allocate` writes, at the noise of every single client."""
+    from typer.testing import CliRunner
+
+    from fedaudit.cli import app
+
+    table = tmp_path / "clients.csv"
+    table.write_text("client,records,leverage\na,100,1.0\nb,200,2.0\nc,300,4.0\n")
+    out = tmp_path / "out"
+    arguments = ["allocate", str(table), "--rounds", "5", "--batch", "20", "--budget", "0.1"]
+    said = CliRunner().invoke(
+        app, [*arguments, "--leverage", "column:leverage", "--out", str(out), "--quiet"]
+    )
+    assert said.exit_code == 0, said.output or said.exception
+    told = []
+    for number in range(3):
+        mod = allocated_noise_mod(out / "dp_sgd.toml")
+        told.append(through(mod, moved, node={"partition-id": number})[1]["noise-multiplier"])
+    assert told == sorted(told)  # more leverage, more noise
+    assert told[0] < told[2]
+
+
+def test_a_server_sees_what_the_mod_let_through(apps, tmp_path):
+    strategy = RecordingStrategy(FedAvg(fraction_evaluate=0.0), tmp_path / "t")
+    mods = [update_noise_mod(clip=0.1, noise_multiplier=0.0)]
+    apps.run(strategy, mods=mods)
+    rows = Trace.open(tmp_path / "t").seen_by(SERVER).updates(1).rows
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 0.1, rtol=1e-4)
+
+
+def test_evaluation_passes_untouched(apps):
+    client = ClientApp(mods=[update_noise_mod(), allocated_noise_mod([1.0])])
+    seen = []
+
+    @client.evaluate()
+    def evaluate(message, context):
+        seen.append(message)
+        told = MetricRecord({"num-examples": 1, "loss": 0.0})
+        return Message(RecordDict({"metrics": told}), reply_to=message)
+
+    run_in_process(apps.server(FedAvg(fraction_train=0.0, min_train_nodes=0), []), client, 2)
+    assert len(seen) == 6
