@@ -36,6 +36,7 @@ from fedaudit.audits.fingerprint.linkers import (
     shortest_augmenting_paths,
     tracking,
 )
+from fedaudit.audits.fingerprint.products import product
 from fedaudit.audits.fingerprint.scores import jackknife, links, links_until_sure
 from fedaudit.errors import ConfigError, NotApplicable, NotObservable, TraceError, UsageError
 from fedaudit.layout import Layout
@@ -133,6 +134,13 @@ def test_cosines_of_raw_rows_equal_those_of_unit_rows():
     assert (cosines(a, b)[2] == 0).all()
 
 
+def test_a_product_by_two_threads_is_a_product():
+    rng = np.random.default_rng(31)
+    a, b = (rng.normal(size=(k, 40_000)).astype(np.float32) for k in (75, 40))
+    np.testing.assert_allclose(product(a, b), a @ b.T, atol=1e-2)
+    np.testing.assert_allclose(product(a[:3, :5], b[:, :5]), a[:3, :5] @ b[:, :5].T, atol=1e-5)
+
+
 def test_rows_taken_apart_are_the_same_rows():
     """Whole rows and their distances come back from mean, length and direction."""
     rng = np.random.default_rng(25)
@@ -162,9 +170,15 @@ def test_joint_equals_a_twin_that_computes_everything_anew(share):
         data = signal_rows(np.random.default_rng(s), 10, 6, 80, signal=0.6, share=share)
         rounds = [centred(unit_norm(r)) for r, _ in data]
         start = tracking(rounds, 10, np.random.default_rng(s))
-        ours, value = linkers_module._refine(rounds, start, 10, np.random.default_rng(s))
-        labels, count = [own.copy() for own in start], max(10, max(v.max() for v in start) + 1)
-        rng, changed, prior = np.random.default_rng(s), True, 1.0
+        fit = linkers_module.Fit(rounds, start, 10)
+        if s % 2:  # there and back again: what is kept must follow
+            fit.refine(np.random.default_rng(0))
+            fit.jump(start)
+            assert clustering.adjusted_rand(np.concatenate(fit.labels), np.concatenate(start)) == 1
+            start = fit.labels
+        labels = [own.copy() for own in start]
+        value = fit.refine(np.random.default_rng(s))
+        rng, changed, prior, count = np.random.default_rng(s), True, 1.0, len(fit.sizes)
 
         def cluster(label, without, labels=labels, rounds=rounds):
             own = [r[v == label] for t, (r, v) in enumerate(zip(rounds, labels, strict=True))
@@ -192,7 +206,7 @@ def test_joint_equals_a_twin_that_computes_everything_anew(share):
         whole = [cluster(c, None) for c in range(count)]
         slow = sum((m.sum(0) ** 2).sum() / (len(m) + prior) for m in whole)
         assert value == pytest.approx(slow, rel=1e-5)
-        assert clustering.adjusted_rand(np.concatenate(ours), np.concatenate(labels)) == 1.0
+        assert clustering.adjusted_rand(np.concatenate(fit.labels), np.concatenate(labels)) == 1
 
 
 def test_many_rows_are_clustered_by_their_strongest_directions(monkeypatch):
@@ -289,10 +303,10 @@ def test_rows_are_folded_alike_by_one_thread_and_by_two(monkeypatch):
     fold = Fold(30_011, 997, rng)
     rows = rng.normal(size=(9, 30_011)).astype(np.float32)
     monkeypatch.setattr("fedaudit.audits.fingerprint.features.FOLD_COLUMNS", 7_000)
-    monkeypatch.setattr("fedaudit.audits.fingerprint.features.CACHED", 20_000)
+    monkeypatch.setattr("fedaudit.audits.fingerprint.products.CACHED", 20_000)
     found = []
-    for cores in (1, 2):
-        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+    for threads in (1, 2):
+        monkeypatch.setattr("fedaudit.audits.fingerprint.products.THREADS", threads)
         out = np.zeros((9, 997), np.float32)
         found.append((out, fold.add(out, rows, 0)))
     np.testing.assert_array_equal(found[0][0], found[1][0])

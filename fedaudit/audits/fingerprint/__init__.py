@@ -8,11 +8,13 @@ Differs: rows are permuted before linking, because assignment solvers break ties
 degenerate input would then score 1.0. Chance is a linker that deals one label per row and round
 (K=20, T=10: purity 0.217); the published random row has independent uniform labels (0.206) and is
 kept as method `random`. Features are unit rows as the text says, or standardised per column as the
-published code did, by choice. `tracking`, `joint`, linkage accuracy, intervals, sketches and all
-per-client figures are ours.
+published code did, by choice. Of more than 800 rows `kmeans` clusters the strongest directions, as
+many as clients. `tracking`, `joint`, linkage accuracy, intervals, sketches and all per-client
+figures are ours.
 Shapes: T rounds of rows (K_t, d); labels (K_t,) per round, equal labels meaning "same client".
 
-Read `features` (what is compared), `linkers` (who belongs together), `scores` (how well), `audit`.
+Read `features` (what is compared), `directions` (what sets rows apart), `linkers` (who belongs
+together), `scores` (how well), `audit`; `products` is the arithmetic beneath.
 """
 
 from fedaudit.audits.fingerprint.audit import Fingerprint, Linkage

@@ -16,6 +16,8 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.audits.fingerprint.products import product, square_lengths
+
 Rows = npt.NDArray[np.float32]
 
 
@@ -26,7 +28,7 @@ def split(rows: Rows, *, overwrite: bool = False) -> tuple[Rows, Rows, Rows]:
     """
     mean = np.full(len(rows), 1.0 / len(rows), dtype=np.float32) @ rows
     moved = np.subtract(rows, mean, out=rows if overwrite else None)
-    lengths = np.sqrt(np.einsum("ij,ij->i", moved, moved))
+    lengths = np.sqrt(square_lengths(moved))
     lengths[lengths <= 1e-7] = 0.0  # rounding, not a direction
     moved *= np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)[:, None]
     return mean, lengths, moved
@@ -75,7 +77,7 @@ class Directions(Sequence[Rows]):
     def cosines(self, t: int) -> npt.NDArray[np.float32]:
         """<u_i, u'_j> of the directions of round t and the next: (K_t, K_{t+1})."""
         if t not in self._cosines:
-            self._cosines[t] = self.units[t] @ self.units[t + 1].T
+            self._cosines[t] = product(self.units[t], self.units[t + 1])
         return self._cosines[t]
 
     def distances(self, t: int) -> npt.NDArray[np.float32]:

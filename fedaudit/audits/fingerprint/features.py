@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.audits.fingerprint.products import (
+    COLUMNS,
+    by_rows,
+    inverse_lengths,
+    product,
+    square_lengths,
+)
 from fedaudit.errors import NotApplicable, TraceError, UsageError
 from fedaudit.layout import Layout
 from fedaudit.trace import ANONYMOUS, View
@@ -29,8 +34,7 @@ EXACT_BYTES = 1 << 29
 """Feature rows of a whole trace are kept exactly up to this size."""
 SKETCH_WIDTH = 8191  # a prime: cells do not line up with the rows of a weight matrix
 FOLD_COLUMNS = 1 << 19  # folded at a time: their signs as floats stay in the cache for all rows
-CACHED = 1 << 19  # numbers of a few rows that are folded at a time
-PRODUCT_COLUMNS = 1 << 14  # multiplied at a time
+MAPPED = 1 << 25  # numbers of a round that are read before their pages are given back
 TINY = 1e-30  # below this a sum of squares in single precision has lost terms
 
 
@@ -68,12 +72,6 @@ def default_features(layout: Layout) -> tuple[str, ...]:
 def unit_norm(rows: Rows) -> Rows:
     """Rows scaled to length 1, (K, d); a zero row stays zero and resembles nothing."""
     return rows * inverse_lengths(square_lengths(rows))[:, None]
-
-
-def inverse_lengths(squares: npt.NDArray[Any]) -> Rows:
-    """1 / |x| from squared lengths (K,), and 0 for a row of zeros."""
-    lengths = np.sqrt(squares, dtype=np.float64)
-    return np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0).astype(np.float32)
 
 
 def standardise_columns(rounds: Sequence[Rows]) -> list[Rows]:
@@ -123,27 +121,7 @@ class Fold:
             y[:, : count - tail] += x[:, tail:] * signs[tail:]
             squares[some] += square_lengths(x)
 
-        by_threads(fold, rows)
-
-
-def square_lengths(rows: Rows) -> Rows:
-    """Squared length of every row: (K,)."""
-    out: Rows = np.einsum("ij,ij->i", rows, rows)
-    return out
-
-
-def by_threads(work: Callable[[slice], None], rows: Rows) -> None:
-    """Share out rows (K, d) to two threads, a few at a time that stay in the cache."""
-    count, size = rows.shape
-    step = max(1, CACHED // max(1, size))
-    threads = min(2, os.cpu_count() or 1, -(-count // step))
-    some = [slice(low, min(count, low + step)) for low in range(0, count, step)]
-    if threads < 2:
-        for few in some:
-            work(few)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, some))
+        by_rows(fold, rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,21 +228,21 @@ def _one_round(
     out = np.zeros((count, fold.width if fold else columns), dtype=np.float32)
     squares = np.zeros(count, dtype=np.float64)
     first = 0
+    step = max(1 << 16, MAPPED // count)
     for entry in chosen:
         rows = view.updates(number, entry.name).rows  # type: ignore[attr-defined]
-        if fold:
-            own = fold.add(out, rows, first)
-        else:
-            own = keep(out, rows, first)
-        doubtful = ~((own > TINY) & (own < np.inf))
-        if doubtful.any():
-            refuse_bad_rows(rows, number)
-            # numbers whose squares are too large or too small for single precision
-            few = rows[doubtful]
-            own[doubtful] = np.einsum("ij,ij->i", few, few, dtype=np.float64)
-        squares += own
-        first += rows.shape[1]
-        give_back(rows)
+        for low in range(0, rows.shape[1], step):
+            part = rows[:, low : low + step]
+            own = fold.add(out, part, first) if fold else keep(out, part, first)
+            doubtful = ~((own > TINY) & (own < np.inf))
+            if doubtful.any():
+                refuse_bad_rows(part, number)
+                # numbers whose squares are too large or too small for single precision
+                few = part[doubtful]
+                own[doubtful] = np.einsum("ij,ij->i", few, few, dtype=np.float64)
+            squares += own
+            first += part.shape[1]
+            give_back(rows)
     out *= inverse_lengths(squares)[:, None]
     return out
 
@@ -277,7 +255,7 @@ def keep(out: Rows, rows: Rows, first: int) -> npt.NDArray[np.float64]:
         out[some, first : first + rows.shape[1]] = rows[some]
         squares[some] = square_lengths(rows[some])
 
-    by_threads(copy, rows)
+    by_rows(copy, rows)
     return squares
 
 
@@ -301,29 +279,25 @@ def cosines(before: Rows, after: Rows) -> npt.NDArray[np.float32]:
 
     A row of zeros resembles nothing.
     """
-    dots, squares = _products(before, after)
-    return _scaled(dots, squares)
+    return _scaled(product(before, after), lengths_of(before), lengths_of(after))
 
 
-_Squares = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
-
-
-def _products(before: Rows, after: Rows) -> tuple[npt.NDArray[np.float32], _Squares]:
-    """Inner products (K, L) and squared lengths (K,), (L,), block by block of columns."""
-    dots = np.zeros((len(before), len(after)), dtype=np.float32)
-    squares = np.zeros(len(before)), np.zeros(len(after))
-    for low in range(0, before.shape[1], PRODUCT_COLUMNS):
-        x, y = (r[:, low : low + PRODUCT_COLUMNS] for r in (before, after))
-        dots += x @ y.T
-        for own, part in zip(squares, (x, y), strict=True):
-            own += square_lengths(part)
-    return dots, squares
-
-
-def _scaled(dots: npt.NDArray[np.float32], squares: _Squares) -> npt.NDArray[np.float32]:
-    dots *= inverse_lengths(squares[0])[:, None]
-    dots *= inverse_lengths(squares[1])
+def _scaled(dots: Rows, before: npt.NDArray[Any], after: npt.NDArray[Any]) -> Rows:
+    """Cosines from inner products (K, L) and squared lengths (K,) and (L,), in place."""
+    dots *= inverse_lengths(before)[:, None]
+    dots *= inverse_lengths(after)
     return dots
+
+
+def lengths_of(rows: Rows) -> npt.NDArray[np.float64]:
+    """Squared lengths of rows (K, d): (K,), a few rows at a time."""
+    out = np.zeros(len(rows))
+
+    def measure(some: slice) -> None:
+        out[some] = square_lengths(rows[some])
+
+    by_rows(measure, rows)
+    return out
 
 
 def exact_cosines(view: View, number: int, tensors: Sequence[str]) -> npt.NDArray[np.float32]:
@@ -331,20 +305,14 @@ def exact_cosines(view: View, number: int, tensors: Sequence[str]) -> npt.NDArra
 
     Memory does not grow with the number of columns.
     """
-    dots, squares = None, None
+    total: list[npt.NDArray[Any]] = []
     for name in tensors:
         a, b = (view.updates(t, name).rows for t in (number, number + 1))
-        own, lengths = _products(a, b)
-        if dots is None or squares is None:
-            dots, squares = own, lengths
-        else:
-            dots += own
-            squares = squares[0] + lengths[0], squares[1] + lengths[1]
+        own: list[npt.NDArray[Any]] = [product(a, b), lengths_of(a), lengths_of(b)]
+        total = [x + y for x, y in zip(total, own, strict=True)] if total else own
         give_back(a)
         give_back(b)
-    assert dots is not None
-    assert squares is not None
-    return _scaled(dots, squares)
+    return _scaled(*total)
 
 
 def exact_gram(view: View, tensors: Sequence[str]) -> npt.NDArray[np.float64]:
@@ -355,8 +323,8 @@ def exact_gram(view: View, tensors: Sequence[str]) -> npt.NDArray[np.float64]:
         if dots is None:
             total = sum(len(r) for r in rounds)
             dots = np.zeros((total, total))
-        for low in range(0, rounds[0].shape[1], PRODUCT_COLUMNS):
-            part = np.concatenate([r[:, low : low + PRODUCT_COLUMNS] for r in rounds])
+        for low in range(0, rounds[0].shape[1], COLUMNS):
+            part = np.concatenate([r[:, low : low + COLUMNS] for r in rounds])
             dots += part @ part.T
         for rows in rounds:
             give_back(rows)

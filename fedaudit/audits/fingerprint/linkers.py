@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.audits.fingerprint.directions import Directions, split
+from fedaudit.audits.fingerprint.products import inverse_lengths, product, square_lengths
 
 Rows = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
@@ -241,7 +242,7 @@ def stranger_similarity(units: Sequence[Rows], clients: int) -> float:
     pairs = sum(len(u) * (len(u) - 1) // 2 for u in units)
     count, total, squares = 0, 0.0, 0.0
     for u in units[:: max(1, pairs // ENOUGH_PAIRS)]:
-        own = (u @ u.T).astype(np.float64)
+        own = product(u, u).astype(np.float64)
         np.fill_diagonal(own, 0.0)
         count += own.size - len(own)
         total += float(own.sum())
@@ -268,8 +269,8 @@ def tracking(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> 
         own = np.full(len(units), -1, dtype=np.int64)
         if tracks:
             known = memory[:tracks]
-            similarity = units @ known.T  # (rows, tracks)
-            similarity *= _inverse(np.einsum("ij,ij->i", known, known))
+            similarity = product(units, known)  # (rows, tracks)
+            similarity *= inverse_lengths(square_lengths(known))
             cost = _with_births(1.0 - similarity[order], clients - tracks, 1.0 - stranger)
             picked_rows, picked = match(cost)
             met = picked < tracks
@@ -285,10 +286,6 @@ def tracking(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> 
             memory[track] += row
         labels.append(own)
     return labels
-
-
-def _inverse(squares: Rows) -> Rows:
-    return np.divide(1.0, np.sqrt(squares), out=np.zeros_like(squares), where=squares > 0)
 
 
 def _with_births(cost: Costs, room: int, price: float) -> Costs:
@@ -319,8 +316,12 @@ def joint(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> lis
         other = greedy(apart, clients, rng)
         if not _same_partition(starts[0], other):
             starts.append(other)
-    found = [_refine(apart.units, start, clients, rng) for start in starts]
-    return max(found, key=lambda pair: pair[1])[0]
+    fit = Fit(apart.units, starts[0], clients)
+    found = [(fit.refine(rng), list(fit.labels))]
+    for other in starts[1:]:
+        fit.jump(other)
+        found.append((fit.refine(rng), list(fit.labels)))
+    return max(found, key=lambda pair: pair[0])[1]
 
 
 def _same_partition(one: Sequence[Labels], other: Sequence[Labels]) -> bool:
@@ -330,64 +331,85 @@ def _same_partition(one: Sequence[Labels], other: Sequence[Labels]) -> bool:
     return pairs == len(np.unique(a)) == len(np.unique(b))
 
 
-def _refine(
-    rounds: Sequence[Rows],
-    start: Sequence[Labels],
-    clients: int,
-    rng: np.random.Generator,
-    sweeps: int = 20,
-) -> tuple[list[Labels], float]:
-    """Assign rounds anew until nothing changes; labels, and how much of the rows they explain.
+class Fit:
+    """Labels of all rounds, and the sum of the rows of every cluster.
 
-    What a round's rows have in common with the clusters of the others is kept, and computed again
-    for those clusters alone that changed since.
+    What the rows of a round have in common with the clusters of the **other** rounds is kept, and
+    computed again for those clusters alone that changed since. `rounds` [(K_t, m)] are directions.
     """
-    labels = [own.copy() for own in start]
-    count = max(clients, int(max(own.max() for own in labels)) + 1)
-    sums = np.zeros((count, rounds[0].shape[1]), dtype=np.float32)
-    sizes = np.zeros(count)
-    for rows, own in zip(rounds, labels, strict=True):
-        _add_rows(sums, own, rows, 1)
-        sizes[own] += 1
-    cross = [np.zeros((len(rows), count), dtype=np.float32) for rows in rounds]
-    square = np.zeros((len(rounds), count))  # |sum without round t|^2
-    stale = np.ones((len(rounds), count), dtype=bool)
-    prior = 1.0
-    for _ in range(sweeps):
-        changed = False
-        prior = _prior(sums, sizes)
-        for t in rng.permutation(len(rounds)):
-            rows, own = rounds[t], labels[t]
-            if stale[t].any():
-                _add_rows(sums, own, rows, -1)
-                some = slice(None) if stale[t].all() else np.flatnonzero(stale[t])
-                others = sums[some]
-                cross[t][:, some] = rows @ others.T
-                square[t, some] = np.einsum("ij,ij->i", others, others)
-                stale[t] = False
-                _add_rows(sums, own, rows, 1)
-            sizes[own] -= 1
-            shrunk = 1.0 / (sizes + prior)
-            # |x - s/(n + prior)|^2 without |x|^2; a client not seen elsewhere costs 0
-            cost = square[t] * shrunk**2 - 2.0 * cross[t] * shrunk
-            cost[:, sizes == 0] = 0.0
-            before, after = match(cost)
-            new = np.empty_like(own)
-            new[before] = after
-            every = np.arange(len(own))
-            if cost[every, new].sum() < cost[every, own].sum() - 1e-9:
-                moved = np.flatnonzero(new != own)
-                _add_rows(sums, own[moved], rows[moved], -1)
-                _add_rows(sums, new[moved], rows[moved], 1)
-                # the clusters without round t are as they were for round t itself
-                fresh = stale[t].copy()
-                stale[:, own[moved]] = stale[:, new[moved]] = True
-                stale[t] = fresh
-                labels[t], changed = new, True
-            sizes[labels[t]] += 1
-        if not changed:
-            break
-    return labels, float((np.einsum("ij,ij->i", sums, sums) / (sizes + prior)).sum())
+
+    def __init__(self, rounds: Sequence[Rows], start: Sequence[Labels], clients: int) -> None:
+        self.rounds, self.labels = rounds, [own.copy() for own in start]
+        count = max(clients, int(max(own.max() for own in start)) + 1)
+        self.sums = np.zeros((count, rounds[0].shape[1]), dtype=np.float32)
+        self.sizes = np.zeros(count)
+        for rows, own in zip(rounds, self.labels, strict=True):
+            _add_rows(self.sums, own, rows, 1)
+            self.sizes[own] += 1
+        self._cross = [np.zeros((len(rows), count), dtype=np.float32) for rows in rounds]
+        self._square = np.zeros((len(rounds), count))  # |sum without round t|^2
+        self._stale = np.ones((len(rounds), count), dtype=bool)
+
+    def move(self, t: int, new: Labels) -> None:
+        """Give the rows of round t other labels."""
+        own = self.labels[t]
+        at = np.flatnonzero(new != own)
+        _add_rows(self.sums, own[at], self.rounds[t][at], -1)
+        _add_rows(self.sums, new[at], self.rounds[t][at], 1)
+        self.sizes[own[at]] -= 1
+        self.sizes[new[at]] += 1
+        others = np.arange(len(self.rounds)) != t  # without round t, clusters are as they were
+        self._stale[np.ix_(others, np.union1d(own[at], new[at]))] = True
+        self.labels[t] = new
+
+    def jump(self, other: Sequence[Labels]) -> None:
+        """Go over to a labelling with no more clusters, named so that few rows move."""
+        together = np.zeros((len(self.sizes), len(self.sizes)))
+        for own, theirs in zip(self.labels, other, strict=True):
+            together[theirs, own] += 1
+        names = match(-together)[1]
+        for t, labels in enumerate(other):
+            self.move(t, names[labels])
+
+    def costs(self, t: int, prior: float) -> npt.NDArray[np.float64]:
+        """|x - s/(n + prior)|^2 - |x|^2 of rows x and the other rounds' clusters: (K_t, clusters).
+
+        A client that is not seen elsewhere costs 0.
+        """
+        rows, own, stale = self.rounds[t], self.labels[t], self._stale[t]
+        if stale.any():
+            _add_rows(self.sums, own, rows, -1)
+            some = slice(None) if stale.all() else np.flatnonzero(stale)
+            others = self.sums[some]
+            self._cross[t][:, some] = product(rows, others)
+            self._square[t, some] = square_lengths(others)
+            stale[:] = False
+            _add_rows(self.sums, own, rows, 1)
+        sizes = self.sizes.copy()
+        sizes[own] -= 1
+        shrunk = 1.0 / (sizes + prior)
+        cost = self._square[t] * shrunk**2 - 2.0 * self._cross[t] * shrunk
+        cost[:, sizes == 0] = 0.0
+        return np.asarray(cost, dtype=np.float64)
+
+    def refine(self, rng: np.random.Generator, sweeps: int = 20) -> float:
+        """Assign round after round anew until nothing changes; how much the clusters explain."""
+        prior = 1.0
+        for _ in range(sweeps):
+            changed = False
+            prior = _prior(self.sums, self.sizes)
+            for t in rng.permutation(len(self.rounds)):
+                cost, own = self.costs(t, prior), self.labels[t]
+                before, after = match(cost)
+                new = np.empty_like(own)
+                new[before] = after
+                every = np.arange(len(own))
+                if cost[every, new].sum() < cost[every, own].sum() - 1e-9:
+                    self.move(t, new)
+                    changed = True
+            if not changed:
+                break
+        return float((square_lengths(self.sums) / (self.sizes + prior)).sum())
 
 
 def _add_rows(sums: Rows, own: Labels, rows: Rows, sign: int) -> None:
@@ -402,7 +424,7 @@ def _prior(sums: Rows, sizes: npt.NDArray[np.float64]) -> float:
     pairs = float((sizes * (sizes - 1)).sum())
     if pairs == 0:
         return 1.0
-    rho = (float(np.einsum("ij,ij->i", sums, sums).sum()) - float(sizes.sum())) / pairs
+    rho = (float(square_lengths(sums).sum()) - float(sizes.sum())) / pairs
     rho = min(0.99, max(0.01, rho))
     return (1.0 - rho) / rho
 
