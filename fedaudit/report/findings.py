@@ -38,6 +38,24 @@ class Words:
 
 
 WORDS = {
+    "active_membership": Words(
+        measure="share of games in which the server was right, members and others alike",
+        leak="With planted weights the server is right about a record in {value} of games (chance "
+        "{baseline}): one gradient tells whether the record is in a client's data.",
+        no_evidence="With planted weights the server is right about a record in {value} of games, "
+        "which chance ({baseline}) can explain.",
+        remedy="check received models before training, add noise at the clients (DP-SGD), or "
+        "choose local DP with a smaller exact budget",
+        percent=True,
+    ),
+    "attribution": Words(
+        measure="clients that are named as having trained on marked records",
+        leak="{value} clients are named as having trained on marked records, all of them rightly "
+        "but for the stated error rate: {notes}.",
+        no_evidence="No client is named as having trained on marked records.",
+        remedy="if this is unwanted: fewer subset sums, larger groups, or noise at the clients; "
+        "what the sums give away besides is in the query_plan audit",
+    ),
     "fingerprint": Words(
         measure="links between neighbouring rounds that were right",
         leak="{value} of a client's updates were linked to its next one (chance {baseline}): "
@@ -55,6 +73,16 @@ WORDS = {
         "explain.",
         remedy="add noise at the clients (DP-SGD), train fewer local epochs, or let only a secure "
         "sum leave",
+    ),
+    "topology_inference": Words(
+        measure="share of the spread of class mixes between clients that an observer explains",
+        leak="An observer of the wire explains {value} of how clients differ in their share of the "
+        "sensitive classes ({baseline}: no better than one guess for all).",
+        no_evidence="An observer of the wire explains {value} of how clients differ in their share "
+        "of the sensitive classes, which chance ({baseline}) can explain.",
+        remedy="noise against the parameter channel (DP-SGD hides records, a class mix needs far "
+        "more); against place and organisation no noise helps: see what_if",
+        percent=True,
     ),
     "coverage": Words(
         measure="kinds of data that left a client outside every declared protection",

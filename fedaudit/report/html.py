@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from fedaudit.report.curves import figure
 from fedaudit.report.findings import against, interval, number, words_for
 from fedaudit.report.text import cell, figures
 from fedaudit.results import AuditResult, Bound, Estimate, Finding
@@ -49,7 +50,7 @@ svg{display:block;max-width:100%;height:auto}svg text{font-size:11px;fill:var(--
 .axis{stroke:var(--line)}.bar{stroke:var(--dot);stroke-width:3}.dot{fill:var(--dot)}
 .chance{stroke:var(--chance);stroke-width:2;stroke-dasharray:3 2}
 .bound{stroke:var(--odd);stroke-width:2}
-.c0{stroke:var(--dot)}.c1{stroke:var(--chance)}.c2{stroke:var(--odd)}.curve{fill:none;stroke-width:2}
+.figures{display:flex;flex-wrap:wrap;gap:0 2rem}figure{margin:0 0 1rem;width:26rem;max-width:100%}
 .legend{display:flex;flex-wrap:wrap;gap:.2rem 1.2rem;align-items:center;margin:.3rem 0}
 .legend span{display:inline-flex;align-items:center;gap:.4rem}
 .clients td:first-child{white-space:nowrap}.headline td:last-child{min-width:20rem}
@@ -195,7 +196,9 @@ def _audit(result: AuditResult) -> str:
         ]
         head = ["bound", "kind", "value", "of", "source", "holds if"]
         parts.append(_table(head, rows, [False, False, True, False, False, False]))
-    parts += [_curve(name, columns) for name, columns in result.curves.items()]
+    drawn = "".join(figure(name, columns) for name, columns in result.curves.items())
+    if drawn:
+        parts.append(f'<div class="figures">{drawn}</div>')
     if result.per_client:
         parts += ["<h3>Per client</h3>", _clients(result)]
     settings = ", ".join(f"{k} = {_word(v)}" for k, v in result.settings.items() if v is not None)
@@ -299,50 +302,4 @@ def _dot(
     return (
         f'<svg role="img" aria-label="{escape(words)}" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}">{"".join(parts)}</svg>'
-    )
-
-
-def _curve(name: str, columns: Mapping[str, Sequence[float]]) -> str:
-    """Lines over the first column; up to three of them."""
-    first, *others = columns
-    xs = list(columns[first])
-    lines = {c: list(columns[c]) for c in others[:3]}
-    values = [v for ys in lines.values() for v in ys if math.isfinite(v)]
-    if len(xs) < 2 or not values or not all(map(math.isfinite, xs)):
-        return ""
-    width, height, left, bottom = 520, 170, 44, 24
-    low, high = min(0.0, *values), max(values)
-    high = high if high > low else low + 1.0
-    start, end = min(xs), max(xs)
-    across = (end - start) or 1.0
-
-    def point(x: float, y: float) -> str:
-        px = left + (width - left - 10) * (x - start) / across
-        py = 8 + (height - bottom - 8) * (1 - (y - low) / (high - low))
-        return f"{px:.1f},{py:.1f}"
-
-    drawn = "".join(
-        f'<polyline class="curve c{i}" points="'
-        + " ".join(point(x, y) for x, y in zip(xs, ys, strict=False) if math.isfinite(y))
-        + '"/>'
-        for i, ys in enumerate(lines.values())
-    )
-    base = height - bottom
-    axes = (
-        f'<line class="axis" x1="{left}" x2="{width - 10}" y1="{base}" y2="{base}"/>'
-        f'<line class="axis" x1="{left}" x2="{left}" y1="8" y2="{base}"/>'
-        f'<text x="{left - 6}" y="14" text-anchor="end">{number(high)}</text>'
-        f'<text x="{left - 6}" y="{base}" text-anchor="end">{number(low)}</text>'
-        f'<text x="{left}" y="{height - 6}">{escape(first)} {number(start)}</text>'
-        f'<text x="{width - 10}" y="{height - 6}" text-anchor="end">{number(end)}</text>'
-    )
-    keys = "".join(
-        f'<span><svg width="26" height="12" aria-hidden="true"><line class="curve c{i}" x1="1" '
-        f'x2="25" y1="6" y2="6"/></svg>{escape(c)}</span>'
-        for i, c in enumerate(lines)
-    )
-    return (
-        f"<h3>{escape(name[:1].upper() + name[1:])}</h3>"
-        f'<svg role="img" aria-label="{escape(name)}" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}">{axes}{drawn}</svg><p class="legend small">{keys}</p>'
     )

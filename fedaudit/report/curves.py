@@ -1,0 +1,176 @@
+"""How the curves of a result are drawn: by what `DRAWINGS` says of their name, else as lines.
+
+A curve is a table of equally long columns; lines run over the first of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from html import escape
+
+from fedaudit.report import plots
+from fedaudit.stats.intervals import wilson
+
+Columns = Mapping[str, Sequence[float]]
+
+WIDTH, HEIGHT = 416, 280
+CANCELLED = 0.3
+"""An update counts as cancelled where the sum is shorter than this share of it."""
+
+
+def lines(columns: Columns, dashed: Sequence[str] = ()) -> str:
+    """All columns over the first; those of `dashed`, what others are compared with, dashed."""
+    first, *others = columns
+    xs = columns[first]
+    if len(xs) < 2 or not all(map(math.isfinite, xs)):
+        return ""
+    named = [
+        plots.Curve(
+            name if len(others) > 1 else "",
+            tuple(zip(xs, columns[name], strict=True)),
+            dashed=name in dashed,
+        )
+        for name in others
+    ]
+    values = [v for name in others for v in columns[name]]
+    return plots.draw(
+        plots.Axis.around(first, xs),
+        plots.Axis.around(others[0] if len(others) == 1 else "", values, zero=True),
+        named,
+        width=WIDTH,
+        height=HEIGHT,
+        inline=True,
+    )
+
+
+def receiver(columns: Columns) -> str:
+    """True over false positives, both logarithmic: few false alarms are what an attack is for."""
+    xs, ys = columns["false positives"], columns["true positives"]
+    low = min((v for v in (*xs, *ys) if v > 0), default=0.1) / 1.2
+    return plots.draw(
+        plots.Axis("false positives", low, 1.0, log=True),
+        plots.Axis("true positives", low, 1.0, log=True),
+        [plots.Guide("chance"), plots.Curve("", tuple(zip(xs, ys, strict=True)))],
+        width=WIDTH,
+        height=HEIGHT,
+        inline=True,
+    )
+
+
+REMAINDER, BOUND, ERROR = "remainder", "L |u|^2 / 2", "its error"
+
+
+def against_bound(columns: Columns) -> str:
+    """Every remainder against its bound, both logarithmic: what lies above the line breaks it."""
+    xs, ys = columns[BOUND], columns[REMAINDER]
+    both = [*xs, *ys]
+    return plots.draw(
+        plots.Axis.around(BOUND, both, log=True),
+        plots.Axis.around(REMAINDER, both, log=True),
+        [plots.Guide("equal"), plots.Dots("", tuple(zip(xs, ys, strict=True)))],
+        width=WIDTH,
+        height=HEIGHT,
+        inline=True,
+    )
+
+
+def violations(columns: Columns) -> str:
+    """How many remainders lie above their bound by more than their numerical error."""
+    error = columns.get(ERROR, [0.0] * len(columns[REMAINDER]))
+    rows = list(zip(columns[REMAINDER], columns[BOUND], error, strict=True))
+    over = sum(m > b + e for m, b, e in rows)
+    rate = wilson(over, len(rows))
+    return (
+        f"{over} of {len(rows)} remainders lie above their bound: {100 * rate.value:.1f} % "
+        f"[{100 * rate.low:.1f}, {100 * rate.high:.1f}] (Wilson, 95 %)."
+    )
+
+
+def survival_map(x: plots.Axis, y: plots.Axis, grid: tuple[int, int] = (72, 48)) -> plots.Cells:
+    """SUR = 1 / sqrt(1 + r^2 + 2 r lambda) over alignment x and magnitude ratio y.
+
+    [TwoStage] Eq. (9)
+    """
+    across, up = grid
+
+    def ratio(lam: float, r: float) -> float:
+        return 1.0 / math.sqrt(max((1.0 - r) ** 2 + 2.0 * r * (1.0 + lam), 1e-12))
+
+    values = tuple(
+        tuple(ratio(x.value((j + 0.5) / across), y.value((i + 0.5) / up)) for j in range(across))
+        for i in range(up)
+    )
+    return plots.Cells(values, plots.Axis("SUR", 0.03, 10.0, log=True))
+
+
+def cancellation(within: float = CANCELLED) -> plots.Outline:
+    """Where |dW| < within |u|: a lens at lambda = -1, r = 1. [TwoStage] Section 6.1.1"""
+    rs = [1.0 - within + 2.0 * within * i / 40 for i in range(41)]
+    edge = [(max(-1.0, (within**2 - 1.0 - r * r) / (2.0 * r)), r) for r in rs]
+    return plots.Outline(f"|dW| < {within:g} |u|", (*edge, (-1.0, rs[-1]), (-1.0, rs[0])))
+
+
+def over_survival(columns: Columns) -> str:
+    """Updates on the map of SUR."""
+    lam, r = columns["lambda"], columns["r"]
+    x = plots.Axis("alignment lambda", -1.0, 1.0)
+    y = plots.Axis("r = |B| / |u|", min(0.2, *r), max(10.0, *r) * 1.05, log=True)
+    dots = plots.Dots("updates", tuple(zip(lam, r, strict=True)), ink="#ffffff")
+    layers: list[plots.Layer] = [survival_map(x, y), cancellation(), dots]
+    return plots.draw(x, y, layers, width=WIDTH, height=HEIGHT, inline=True)
+
+
+def cancelled(columns: Columns) -> str:
+    lost = sum(v > 1.0 / CANCELLED for v in columns["SUR"])
+    more = " SUR rises there, although the update is no easier to find." if lost else ""
+    return f"{lost} of {len(columns['SUR'])} updates are cancelled by the others.{more}"
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How one curve is drawn, the columns that takes, and what stands below it."""
+
+    draw: Callable[[Columns], str]
+    columns: tuple[str, ...]
+    words: Callable[[Columns], str] = lambda _: ""
+
+
+DRAWINGS = {
+    "ROC": Drawing(
+        receiver,
+        ("false positives", "true positives"),
+        lambda _: "Both axes are logarithmic: few false alarms stand at the left.",
+    ),
+    "risk by round": Drawing(partial(lines, dashed=("J of nobody's",)), ("round",)),
+    "survival": Drawing(over_survival, ("lambda", "r", "SUR"), cancelled),
+    "bound check": Drawing(against_bound, (REMAINDER, BOUND), violations),
+}
+
+
+def figure(name: str, columns: Columns) -> str:
+    """One curve as an HTML figure; nothing where there is nothing to draw."""
+    known = DRAWINGS.get(name)
+    if known is None or not {*known.columns} <= {*columns}:
+        known = Drawing(lines, ())
+    whole = _whole(columns, known.columns)
+    if not whole or not len(next(iter(whole.values()))):
+        return ""
+    drawn, words = known.draw(whole), known.words(whole)
+    if not drawn:
+        return ""
+    below = f'<figcaption class="small">{escape(words)}</figcaption>' if words else ""
+    title = escape(name[:1].upper() + name[1:])
+    return f"<figure><h3>{title}</h3>{drawn}{below}</figure>"
+
+
+def _whole(columns: Columns, needed: Sequence[str]) -> dict[str, list[float]]:
+    """The rows that have all of the needed columns."""
+    rows = [
+        row
+        for row in zip(*columns.values(), strict=True)
+        if all(math.isfinite(v) for name, v in zip(columns, row, strict=True) if name in needed)
+    ]
+    return {name: [row[i] for row in rows] for i, name in enumerate(columns)}

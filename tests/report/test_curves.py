@@ -1,0 +1,105 @@
+"""Every curve of a result is drawn by what the table says of its name."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+
+from fedaudit.report import plots
+from fedaudit.report.curves import (
+    CANCELLED,
+    DRAWINGS,
+    HEIGHT,
+    WIDTH,
+    cancellation,
+    figure,
+    survival_map,
+)
+from fedaudit.stats.intervals import wilson
+
+BOUND = {
+    "|u|": (1.0, 2.0, 3.0),
+    "remainder": (0.1, 0.5, 2.0),
+    "its error": (0.0, 0.2, 0.1),
+    "L |u|^2 / 2": (0.2, 0.4, 1.0),
+}
+SURVIVAL = {"lambda": (0.5, -0.99, -0.2), "r": (3.0, 1.0, 40.0), "SUR": (0.28, 7.07, 0.025)}
+
+
+def test_the_bound_check_counts_what_lies_above_beyond_its_error():
+    rate = wilson(1, 3)
+    html = figure("bound check", BOUND)
+    assert "1 of 3 remainders" in html
+    assert f"33.3 % [{100 * rate.low:.1f}, {100 * rate.high:.1f}]" in html
+    # without a column of errors every excess counts
+    assert "2 of 3" in figure("bound check", {k: v for k, v in BOUND.items() if k != "its error"})
+    assert html.count("h0") == 3
+
+
+def test_roc_is_logarithmic_with_chance_as_diagonal():
+    html = figure("ROC", {"false positives": (0, 0.01, 0.1, 1), "true positives": (0, 0.1, 0.4, 1)})
+    assert "chance" in html
+    frame = plots.Frame(
+        plots.Axis("", 0.01 / 1.2, 1, True),
+        plots.Axis("", 0.01 / 1.2, 1, True),
+        WIDTH,
+        HEIGHT,
+        *(70, 16, 16, 48),
+    )
+    drawn = re.search(r'polyline points="([^"]*)"', html)[1]
+    assert drawn == frame.path([(0, 0), (0.01, 0.1), (0.1, 0.4), (1, 1)])
+
+
+def test_updates_on_the_map_of_survival():
+    html = figure("survival", SURVIVAL)
+    assert "1 of 3 updates are cancelled" in html
+    assert "no easier to find" in html
+    assert html.count("h0") == 3
+    fine = {k: v[:1] for k, v in SURVIVAL.items()}
+    assert "0 of 1 updates are cancelled by the others.<" in figure("survival", fine)
+
+
+def test_the_map_is_the_closed_form():
+    x, y = plots.Axis("", -1, 1), plots.Axis("", 0, 6)
+    cells = survival_map(x, y, (5, 3)).values
+    for i, r in enumerate((1.0, 3.0, 5.0)):
+        for j, lam in enumerate((-0.8, -0.4, 0.0, 0.4, 0.8)):
+            assert cells[i][j] == pytest.approx(1 / math.sqrt(1 + r * r + 2 * r * lam))
+
+
+def test_the_cancelled_region_is_where_the_sum_is_short():
+    corners = cancellation().corners
+    edge = np.array(corners[:-2])
+    size = np.sqrt(1 + edge[:, 1] ** 2 + 2 * edge[:, 1] * edge[:, 0])
+    assert size == pytest.approx(CANCELLED)
+    assert edge[:, 0].max() < -0.95
+    assert np.array(corners[-2:]) == pytest.approx(np.array([(-1.0, 1.3), (-1.0, 0.7)]))
+
+
+def test_what_nobody_trained_on_is_dashed():
+    columns = {"round": (1, 2), "J": (0.1, 0.2), "J of nobody's": (0.1, 0.1)}
+    assert figure("risk by round", columns).count("stroke-dasharray") == 1
+    assert figure("something else", columns).count("stroke-dasharray") == 0
+
+
+@pytest.mark.parametrize("name", [*DRAWINGS, "unknown"])
+def test_curves_with_other_columns_are_lines(name):
+    html = figure(name, {"a": (1, 2, 3), "b": (0.5, math.inf, 1.0), "c": (1.0, 2.0, 3.0)})
+    assert html.count("<polyline") == 2
+    assert "figcaption" not in html
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [{}, {"a": (), "b": ()}, {"a": (1,), "b": (2,)}, {"a": (1, math.inf), "b": (1, 2)}],
+)
+def test_nothing_is_drawn_of_nothing(columns):
+    assert figure("unknown", columns) == ""
+    assert figure("survival", dict.fromkeys(SURVIVAL, (math.inf,))) == ""
+
+
+def test_figures_stay_small_whatever_is_put_in():
+    many = np.random.default_rng(1).uniform(-1, 1, 50_000)
+    html = figure("survival", {"lambda": many, "r": 1 + many**2, "SUR": many})
+    assert len(html) < 30_000
