@@ -23,6 +23,7 @@ from torch import Tensor
 from fedaudit.accounting import Exposure
 from fedaudit.errors import ConfigError, TraceError
 from fedaudit.federation.aggregate import ServerOptimiser, mixing_among, weighted_sum
+from fedaudit.federation.local.lowrank import LowRankTrainer
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData, Trainer
 from fedaudit.federation.questions import record_answers, record_legs, record_questions
@@ -31,6 +32,7 @@ from fedaudit.federation.topology import Topology
 from fedaudit.hooks import Hook, Uploads
 from fedaudit.layout import Layout
 from fedaudit.randomness import Seed
+from fedaudit.tasks.lora import DenseLoRA
 from fedaudit.tasks.task import Examples, Task
 from fedaudit.trace.ledger import QUERY, query_layout
 from fedaudit.trace.recorder import MODEL, Recorder, RoundWriter
@@ -112,7 +114,7 @@ class Federation:
     test: Examples | None = None
     tier: str = "auto"
     party: tuple[str, ...] = ()
-    _trainer: Trainer = field(init=False, repr=False)
+    _trainer: Trainer | LowRankTrainer = field(init=False, repr=False)
     _data: ClientData = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -210,7 +212,7 @@ class Federation:
             parts.append((x, y))
         return replace(ClientData.join(parts), person=self.data.person)
 
-    def trainer_for(self, copies: int) -> Trainer:
+    def trainer_for(self, copies: int) -> Trainer | LowRankTrainer:
         """The trainer of this federation's clients, or of `copies` times as many that are
         protected alike."""
         protections = [p.repeated(copies) if copies > 1 else p for p in self.protections]
@@ -244,16 +246,21 @@ class Federation:
                     sums, clients=clients, round_number=round_number, step=step, seed=self.seed
                 )
 
-        return Trainer(
-            self.task,
-            training,
-            self.seed,
-            clip=min(clips) if clips else None,
-            clip_unit="person" if grouped else "record",
-            gradient=gradient if each else None,
-            step=step if steps else None,
-            tier=self.tier,
-        )
+        def trainer(task: Task) -> Trainer:
+            return Trainer(
+                task,
+                training,
+                self.seed,
+                clip=min(clips) if clips else None,
+                clip_unit="person" if grouped else "record",
+                gradient=gradient if each else None,
+                step=step if steps else None,
+                tier=self.tier,
+            )
+
+        if isinstance(self.task, DenseLoRA):
+            return LowRankTrainer(self.task, len(self.party), trainer)
+        return trainer(self.task)
 
     def _broadcast(self, model: Tensor, clients: Indices, number: int) -> Tensor:
         for hook in (*self.protections, *([self.probe] if self.probe else [])):
@@ -302,7 +309,11 @@ class Federation:
         game = self.play(
             recorder, truth, checkpoint=checkpoint, keep_raw=keep_raw, progress=progress
         )
-        return drive(game, lambda r: self._trainer.train(r.sent, r.clients, self._data, r.number))
+        return drive(game, lambda r: self.train(r.sent, r.clients, r.number))
+
+    def train(self, sent: Tensor, clients: Indices, number: int) -> Tensor:
+        """The updates (n, d) of some clients in one round, as this federation trains them."""
+        return self._trainer.train(sent, clients, self._data, number)
 
     def play(
         self,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedaudit.errors import ConfigError
 from fedaudit.federation.engine import Federation, Game, Request
-from fedaudit.federation.local.trainer import ClientData, Trainer
+from fedaudit.federation.local.trainer import ClientData
 from fedaudit.trace.recorder import Recorder
 from fedaudit.trace.truth import TruthRecorder
 
@@ -101,7 +101,7 @@ def _joint(federations: Sequence[Federation]) -> Train:
         if all(p is not None for p in people)
         else None,
     )
-    trainer: Trainer = federations[0].trainer_for(len(federations))
+    trainer = federations[0].trainer_for(len(federations))
 
     def train(which: Sequence[int], requests: Sequence[Request]) -> list[Tensor]:
         rows = [

@@ -14,7 +14,10 @@ from fedaudit.errors import ConfigError, DataError
 from fedaudit.randomness import Seed
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from fedaudit.tasks.classifier import Classifier
+    from fedaudit.tasks.language_model import Vocabulary
     from fedaudit.tasks.task import Task
 
 
@@ -242,7 +245,7 @@ class GPT:
     def build(self, dataset: Dataset, seed: Seed) -> Task:
         from fedaudit.data import text
         from fedaudit.tasks import models
-        from fedaudit.tasks.language_model import LanguageModel, Vocabulary
+        from fedaudit.tasks.language_model import LanguageModel
         from fedaudit.tasks.task import seeded
 
         if not isinstance(dataset.x, tuple):
@@ -269,6 +272,114 @@ class GPT:
             self.heads,
         )
         return LanguageModel(module, vocabulary, self.length, {"kind": self.kind, **asdict(self)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRA:
+    """Low-rank adapters on a frozen language model: the built-in tiny GPT, which is trained on
+    `docs` once and kept in the cache, or `model`, a folder in Hugging Face's format.
+
+    `aggregation`: "fedit" sends A and B, which the server averages; "flora" sends dense products
+    B A, which a secure sum can carry, and lets clients differ in rank (`ranks`, one per client).
+    Adapters add (alpha / rank) B A; alpha = 0 stands for 2 * rank. `targets` are shell patterns
+    over linear layers, or "all-linear": all but the output layer. `width` to `pretraining_steps`
+    shape the built-in model; `length` is the window of either.
+    """
+
+    kind: ClassVar[str] = "lora"
+    rank: int = 8
+    alpha: float = 0.0
+    targets: tuple[str, ...] = ("all-linear",)
+    aggregation: Literal["fedit", "flora"] = "fedit"
+    ranks: tuple[int, ...] = ()
+    model: str = ""
+    length: int = 40
+    width: int = 128
+    depth: int = 4
+    heads: int = 4
+    vocabulary_size: int = 1000
+    pretraining_steps: int = 600
+
+    def __post_init__(self) -> None:
+        _positive(rank=self.rank, ranks=self.ranks, length=self.length)
+        _positive(width=self.width, depth=self.depth, heads=self.heads)
+        _positive(pretraining_steps=self.pretraining_steps)
+        _divides(self.heads, self.width)
+        if self.alpha < 0:
+            raise ConfigError(
+                "task.alpha is too small",
+                expected="above 0, or 0 for 2 * rank",
+                got=f"{self.alpha:g}",
+                remedy="leave it out",
+            )
+        if self.aggregation == "fedit" and len({*self.ranks}) > 1:
+            raise ConfigError(
+                "adapters of unequal rank cannot be averaged",
+                expected='one rank for all clients with task.aggregation = "fedit"',
+                got=f"task.ranks from {min(self.ranks)} to {max(self.ranks)}",
+                remedy='set task.aggregation = "flora", or remove task.ranks',
+            )
+        if self.aggregation == "fedit" and self.ranks and self.ranks[0] != self.rank:
+            raise ConfigError(
+                "task.rank and task.ranks disagree",
+                expected=f"task.rank = {self.ranks[0]}",
+                got=str(self.rank),
+                remedy="remove task.ranks",
+            )
+
+    @property
+    def scale(self) -> float:
+        """alpha / rank."""
+        return (self.alpha or 2.0 * self.rank) / self.rank
+
+    def build(self, dataset: Dataset, seed: Seed) -> Task:
+        from fedaudit.tasks import lora
+
+        if not isinstance(dataset.x, tuple):
+            raise DataError(
+                f"task {self.kind!r} needs text",
+                expected="documents",
+                got=dataset.kind,
+                remedy='use task.kind = "mlp" or "cnn"',
+            )
+        base: nn.Module
+        vocabulary: Vocabulary
+        if self.model:
+            base, vocabulary = lora.local_model(self.model)
+        else:
+            base, vocabulary = lora.pretrained(
+                lora.Pretraining(
+                    width=self.width,
+                    depth=self.depth,
+                    heads=self.heads,
+                    length=self.length,
+                    vocabulary_size=self.vocabulary_size,
+                    steps=self.pretraining_steps,
+                )
+            )
+        settings = {"kind": self.kind, **asdict(self)}
+        if self.aggregation == "flora":
+            return lora.DenseLoRA(
+                base,
+                vocabulary,
+                self.length,
+                rank=self.rank,
+                scale=self.scale,
+                targets=self.targets,
+                seed=seed,
+                ranks=self.ranks,
+                settings=settings,
+            )
+        return lora.LoRA(
+            base,
+            vocabulary,
+            self.length,
+            rank=self.rank,
+            scale=self.scale,
+            targets=self.targets,
+            seed=seed,
+            settings=settings,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,4 +467,4 @@ def load_factory(where: str) -> Callable[[], object]:
     return made
 
 
-CATALOGUE = {c.kind: c for c in (MLP, CNN, ViT, VAE, GPT, Module)}
+CATALOGUE = {c.kind: c for c in (MLP, CNN, ViT, VAE, GPT, LoRA, Module)}

@@ -156,6 +156,27 @@ class TinyGPT(nn.Module):
         return out
 
 
+class LowRank(nn.Module):
+    """A frozen linear layer and what is learnt beside it: W x + b + scale * B A x.
+
+    Tensors are named as peft names those of a saved adapter: `lora_A.weight` (rank, in) and
+    `lora_B.weight` (out, rank) beside `base_layer`. A starts as peft starts it, B at zero.
+    """
+
+    def __init__(self, base: nn.Linear, rank: int, scale: float) -> None:
+        super().__init__()
+        self.base_layer = base.requires_grad_(False)
+        self.scale = scale
+        self.lora_A = nn.Linear(base.in_features, rank, bias=False)
+        self.lora_B = nn.Linear(rank, base.out_features, bias=False)
+        nn.init.kaiming_uniform_(self.lora_A.weight, a=math.sqrt(5))
+        nn.init.zeros_(self.lora_B.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.base_layer(x) + self.lora_B(self.lora_A(x)) * self.scale
+        return out
+
+
 class VAE(nn.Module):
     """Label-conditional variational autoencoder over an encoder and a decoder.
 

@@ -4,8 +4,9 @@ A Linear layer becomes one batched matrix product, a convolution one grouped con
 normalisation one with K times the groups. Each rule is the layer's own forward with one more
 leading dimension; the tests hold every rule against the plain module.
 
-Shapes: inputs (K, n, ...), parameters (K, *shape). Between convolutions images stay packed as
-(n, K*C, H, W), which is what the grouped kernels want.
+Shapes: inputs (K, n, ...), parameters (K, *shape), or (1, *shape) where all clients share them
+(frozen layers under adapters: one product serves everybody). Between convolutions images stay
+packed as (n, K*C, H, W), which is what the grouped kernels want.
 """
 
 from __future__ import annotations
@@ -18,9 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedaudit.tasks.models import VAE, Attention, Block, FeedForward, TinyGPT, TinyViT
+from fedaudit.tasks.models import VAE, Attention, Block, FeedForward, LowRank, TinyGPT, TinyViT
 
 Parameters = Mapping[str, Tensor]
+
+# glibc gives freed memory back to the system unless a larger block was freed before: then every
+# pass faults its activations in again, at two to four times the cost of the pass. Never touched, so
+# this costs nothing.
+torch.empty(31 << 20, dtype=torch.uint8)
 
 
 class NotStackable(Exception):
@@ -63,15 +69,30 @@ def _own(p: Parameters, at: str, name: str) -> Tensor:
     return p[at + name]
 
 
-def _linear(m: nn.Linear, p: Parameters, at: str, v: Value) -> Tensor:
+def _linear(m: nn.Module, p: Parameters, at: str, v: Value) -> Tensor:
     x = _unpack(v)
+    if isinstance(m, LowRank):
+        return _low_rank(m, p, at, x)
     weight = _own(p, at, "weight")
+    bias = _own(p, at, "bias") if getattr(m, "bias", None) is not None else None
+    if len(weight) == 1 < len(x) and (bias is None or len(bias) == 1):
+        return F.linear(x, weight[0], None if bias is None else bias[0])
     flat = x.reshape(x.shape[0], -1, x.shape[-1])
-    if getattr(m, "bias", None) is None:
+    if bias is None:
         out = torch.bmm(flat, weight.transpose(1, 2))
     else:
-        out = torch.baddbmm(_own(p, at, "bias").unsqueeze(1), flat, weight.transpose(1, 2))
+        out = torch.baddbmm(bias.unsqueeze(1), flat, weight.transpose(1, 2))
     return out.view(*x.shape[:-1], weight.shape[1])
+
+
+def _low_rank(m: LowRank, p: Parameters, at: str, x: Tensor) -> Tensor:
+    """The shared layer on all clients' inputs at once, then two thin batched products."""
+    out = _linear(m.base_layer, p, at + "base_layer.", x)
+    flat = x.reshape(x.shape[0], -1, x.shape[-1])
+    down, up = _own(p, at, "lora_A.weight"), _own(p, at, "lora_B.weight")
+    low = torch.bmm(flat, down.transpose(1, 2))
+    wide = out.view(x.shape[0], -1, out.shape[-1])
+    return torch.baddbmm(wide, low, up.transpose(1, 2), alpha=m.scale).view(out.shape)
 
 
 def _conv(m: nn.Conv2d, p: Parameters, at: str, v: Value) -> _Packed:
@@ -108,12 +129,17 @@ def _layer_norm(m: nn.LayerNorm, p: Parameters, at: str, v: Value) -> Tensor:
     x = _unpack(v)
     if len(m.normalized_shape) != 1:
         raise NotStackable(f"{at} normalises over several dimensions")
+    weight = _own(p, at, "weight") if m.elementwise_affine else None
+    bias = _own(p, at, "bias") if weight is not None and m.bias is not None else None
+    if weight is not None and len(weight) == 1 < len(x) and (bias is None or len(bias) == 1):
+        own = None if bias is None else bias[0]
+        return F.layer_norm(x, m.normalized_shape, weight[0], own, m.eps)
     x = F.layer_norm(x, m.normalized_shape, None, None, m.eps)
-    if m.elementwise_affine:
-        shape = (x.shape[0], *([1] * (x.dim() - 2)), x.shape[-1])
-        x = x * _own(p, at, "weight").view(shape)
-        if m.bias is not None:
-            x = x + _own(p, at, "bias").view(shape)
+    shape = (-1, *([1] * (x.dim() - 2)), x.shape[-1])
+    if weight is not None:
+        x = x * weight.view(shape)
+    if bias is not None:
+        x = x + bias.view(shape)
     return x
 
 
@@ -183,17 +209,22 @@ def _tiny_vit(m: TinyViT, p: Parameters, at: str, v: Value) -> Tensor:
     return _linear(m.head, p, at + "head.", _layer_norm(m.norm, p, at + "norm.", x).mean(-2))
 
 
-def _tiny_gpt(m: TinyGPT, p: Parameters, at: str, v: Value) -> Tensor:
-    tokens = _unpack(v)
+def tiny_gpt_hidden(m: TinyGPT, p: Parameters, tokens: Tensor, at: str = "") -> Tensor:
+    """What the head of a tiny GPT reads: tokens (K, n, L) to (K, n, L, D)."""
     x = _embedding(m.tokens, p, at + "tokens.", tokens)
     x = x + _own(p, at, "position")[:, : tokens.shape[-1]].unsqueeze(1)
     x = _unpack(_sequential(m.blocks, p, at + "blocks.", x))
-    return _linear(m.head, p, at + "head.", _layer_norm(m.norm, p, at + "norm.", x))
+    return _layer_norm(m.norm, p, at + "norm.", x)
+
+
+def _tiny_gpt(m: TinyGPT, p: Parameters, at: str, v: Value) -> Tensor:
+    return _linear(m.head, p, at + "head.", tiny_gpt_hidden(m, p, _unpack(v), at))
 
 
 _RULES: dict[type, Callable[[Any, Parameters, str, Value], Value]] = {
     nn.Sequential: _sequential,
     nn.Linear: _linear,
+    LowRank: _linear,
     nn.Conv2d: _conv,
     nn.ConvTranspose2d: _conv_transpose,
     nn.GroupNorm: _group_norm,
@@ -217,6 +248,11 @@ _RULES: dict[type, Callable[[Any, Parameters, str, Value], Value]] = {
 }
 
 
+def apply(m: nn.Module, p: Parameters, at: str, x: Tensor) -> Tensor:
+    """One layer, named `at`, of K models on x (K, n, ...)."""
+    return _unpack(_apply(m, p, at, x))
+
+
 def _apply(m: nn.Module, p: Parameters, at: str, v: Value) -> Value:
     rule = _RULES.get(type(m))
     if rule is None:
@@ -228,11 +264,22 @@ def forward(module: nn.Module, p: Parameters, *inputs: Tensor) -> Any:
     """What `module(*inputs)` would give for each of K clients, with a leading dimension K."""
     if type(module) is VAE:
         x, y, noise = inputs
-        h = _unpack(_apply(module.features, p, "features.", module.before(x, y)))
-        code = _linear(module.code, p, "code.", module.between(h, y))
-        z, mean, log_variance = module.sample(code, noise)
-        out = _unpack(_apply(module.decoder, p, "decoder.", module.condition(z, y)))
-        return out, mean, log_variance
+        return decoded(module, p, encoded(module, p, x, y), y, noise)
     if len(inputs) != 1:
         raise NotStackable(f"no stacked form for {type(module).__name__}")
     return _unpack(_apply(module, p, "", inputs[0]))
+
+
+def encoded(module: VAE, p: Parameters, x: Tensor, y: Tensor) -> Tensor:
+    """The codes (K, n, 2 * latent) of K autoencoders: the part of a pass that has no noise."""
+    h = _unpack(_apply(module.features, p, "features.", module.before(x, y)))
+    return _linear(module.code, p, "code.", module.between(h, y))
+
+
+def decoded(
+    module: VAE, p: Parameters, code: Tensor, y: Tensor, noise: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What K autoencoders return for given codes and noise (K, n, latent)."""
+    z, mean, log_variance = module.sample(code, noise)
+    out = _unpack(_apply(module.decoder, p, "decoder.", module.condition(z, y)))
+    return out, mean, log_variance

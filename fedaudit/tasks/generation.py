@@ -1,0 +1,316 @@
+"""Reading and writing with many language models at once.
+
+All candidates of an attribution share one architecture, mostly one frozen base, and are asked the
+same prompts. `Reading` runs them as one batch: stacked layers, keys and values of earlier tokens in
+one preallocated cache, one product per layer and token. Tokens are those that each model would
+give by itself. A model of transformers is run row by row with its own cache.
+
+Sampling is by inversion of numbers that are given: with the same `uniforms` for all models, two
+models that agree on a distribution draw the same token, so that texts differ only where models do.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call
+
+from fedaudit.errors import UsageError
+from fedaudit.tasks import stacked
+from fedaudit.tasks.language_model import LanguageModel
+from fedaudit.tasks.lora import LocalModel
+from fedaudit.tasks.models import Block, TinyGPT
+
+Processor = Callable[[Tensor, Tensor], Tensor]
+LOGITS_AT_ONCE = 32 << 20  # numbers: rows of all models that are computed together
+
+
+class Reading:
+    """A language model task as watermarks use it; `models` are always flat rows (M, d).
+
+    `longest` is what fits into one pass: the positions of the built-in model, or `length` given.
+    """
+
+    def __init__(self, task: LanguageModel, *, longest: int | None = None) -> None:
+        self.task = task
+        module = task.module
+        if longest is None:
+            longest = len(module.position) if isinstance(module, TinyGPT) else task.length
+        self._longest = longest
+
+    @property
+    def vocabulary_size(self) -> int:
+        return len(self.task.vocabulary)
+
+    @property
+    def longest(self) -> int:
+        return self._longest
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def log_probabilities(
+        self, models: npt.ArrayLike | Tensor, tokens: npt.ArrayLike
+    ) -> npt.NDArray[np.float32]:
+        """Of every next token, teacher-forced: tokens (n, L) -> (M, n, L, V)."""
+        rows, read = _rows(models), torch.as_tensor(np.asarray(tokens, dtype=np.int64))
+        self._fits(read.shape[1])
+        return self._logits(rows, read, last=False).log_softmax(-1).numpy()
+
+    def last_log_probabilities(
+        self, models: npt.ArrayLike | Tensor, prompts: Sequence[Sequence[int]]
+    ) -> npt.NDArray[np.float32]:
+        """Of the token after each prompt, whatever their lengths: (M, n, V)."""
+        rows = _rows(models)
+        out = np.empty((len(rows), len(prompts), self.vocabulary_size), np.float32)
+        for length, which in _by_length(prompts):
+            self._fits(length)
+            read = torch.tensor([list(prompts[i]) for i in which])
+            out[:, which] = self._logits(rows, read, last=True).log_softmax(-1).numpy()
+        return out
+
+    def _fits(self, length: int) -> None:
+        if length > self.longest:
+            raise UsageError(
+                "the text is longer than the model reads",
+                expected=f"at most {self.longest} tokens",
+                got=str(length),
+                remedy="cut prompts, or generate fewer tokens",
+            )
+
+    @torch.no_grad()
+    def _logits(self, rows: Tensor, tokens: Tensor, *, last: bool) -> Tensor:
+        """(M, n, L, V), or (M, n, V) of the last position only."""
+        n, length = tokens.shape
+        m = self.task.module
+        parts = []
+        with self.task.evaluating():
+            if isinstance(m, TinyGPT):
+                each = len(rows) * length * (1 if last else self.vocabulary_size)
+                block = max(1, LOGITS_AT_ONCE // max(1, each))
+                p = self._parameters(rows)
+                for low in range(0, n, block):
+                    x = tokens[low : low + block].expand(len(rows), -1, -1)
+                    h = stacked.tiny_gpt_hidden(m, p, x)
+                    parts.append(stacked.apply(m.head, p, "head.", h[:, :, -1] if last else h))
+                return torch.cat(parts, dim=1)
+            for row in rows:
+                out = self.task.output(self.task.named(row), *self._plain(tokens))
+                parts.append(out[:, -1] if last else out)
+        return torch.stack(parts)
+
+    @staticmethod
+    def _plain(tokens: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Tokens as the task's inputs, which drop the last: there is no target here."""
+        padded = F.pad(tokens, (0, 1))
+        return padded, torch.zeros(len(tokens), dtype=torch.int64), None
+
+    def _parameters(self, rows: Tensor) -> dict[str, Tensor]:
+        """Named parameters with a leading dimension M, or 1 where all models share them."""
+        own = self.task.module.named_parameters()
+        shared = {n: p.detach().unsqueeze(0) for n, p in own if not p.requires_grad}
+        return {**shared, **self.task.named(rows)}
+
+    # -- writing -----------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def generate(
+        self,
+        models: npt.ArrayLike | Tensor,
+        prompts: Sequence[Sequence[int]],
+        steps: int,
+        *,
+        uniforms: npt.NDArray[np.float64] | None = None,
+        processor: Processor | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        banned: Sequence[int] = (),
+    ) -> npt.NDArray[np.int64]:
+        """`steps` tokens after each of n prompts by each model: (M, n, steps).
+
+        The most likely token, or by `uniforms` (n, steps) in [0, 1), shared by all models.
+        `processor` changes logits (B, V) given all tokens so far (B, t): a watermark, for example.
+        `top_p` keeps the likeliest tokens that together have that probability; `banned` tokens
+        are never drawn.
+        """
+        rows = _rows(models)
+        if not prompts or not all(len(p) for p in prompts) or steps < 1:
+            raise UsageError(
+                "there is nothing to generate from",
+                expected="at least one prompt of at least one token, and at least one step",
+                got=f"{len(prompts)} prompts, {steps} steps",
+                remedy="give held-out text as prompts",
+            )
+        if uniforms is not None and uniforms.shape != (len(prompts), steps):
+            raise UsageError(
+                "the random numbers do not fit the text",
+                expected=f"shape ({len(prompts)}, {steps}): one per prompt and step",
+                got=str(uniforms.shape),
+                remedy="draw rng.random((prompts, steps))",
+            )
+        if not temperature > 0 or not 0 < top_p <= 1:
+            raise UsageError(
+                "sampling has a setting out of range",
+                expected="temperature > 0 and 0 < top_p <= 1",
+                got=f"{temperature:g} and {top_p:g}",
+                remedy="0.8 and 0.95 are the published ones",
+            )
+        draw = _Draw(processor, temperature, top_p, tuple(banned))
+        out = np.empty((len(rows), len(prompts), steps), np.int64)
+        with self.task.evaluating():
+            for length, which in _by_length(prompts):
+                self._fits(length + steps - 1)  # the last token is not read again
+                read = torch.tensor([list(prompts[i]) for i in which])
+                u = None if uniforms is None else torch.from_numpy(uniforms[which])
+                if isinstance(self.task.module, TinyGPT):
+                    out[:, which] = self._together(rows, read, steps, u, draw).numpy()
+                else:
+                    each = [self._alone(row, read, steps, u, draw) for row in rows]
+                    out[:, which] = torch.stack(each).numpy()
+        return out
+
+    def _together(
+        self, rows: Tensor, prompts: Tensor, steps: int, uniforms: Tensor | None, draw: _Draw
+    ) -> Tensor:
+        m = self.task.module
+        assert isinstance(m, TinyGPT)
+        count, (n, start) = len(rows), prompts.shape
+        p = self._parameters(rows)
+        cache = _Cache(m, count * n, start + steps - 1)
+        text = torch.empty(count, n, start + steps, dtype=torch.int64)
+        text[..., :start] = prompts
+        u = None if uniforms is None else uniforms.repeat(count, 1)
+        at = 0
+        for s in range(steps):
+            now = start + s
+            h = _advance(m, p, text[..., at:now], at, cache)
+            at = now
+            logits = stacked.apply(m.head, p, "head.", h[:, :, -1])
+            new = draw(
+                text[..., :now].flatten(0, 1),
+                logits.flatten(0, 1),
+                None if u is None else u[:, s],
+            )
+            text[..., now] = new.view(count, n)
+        return text[..., start:]
+
+    def _alone(
+        self, row: Tensor, prompts: Tensor, steps: int, uniforms: Tensor | None, draw: _Draw
+    ) -> Tensor:
+        """One model of any kind; with a cache where the module takes one."""
+        cached = isinstance(self.task.module, LocalModel)
+        cache = None
+        if cached:
+            from transformers import DynamicCache
+
+            cache = DynamicCache()
+        text, start, at = prompts, prompts.shape[1], 0
+        named = self.task.named(row)
+        for s in range(steps):
+            if cached:
+                given = (text[:, at:], cache)
+                at = text.shape[1]
+                logits = functional_call(self.task.module, named, given)[:, -1]
+            else:
+                logits = self.task.output(named, *self._plain(text))[:, -1]
+            new = draw(text, logits, None if uniforms is None else uniforms[:, s])
+            text = torch.cat([text, new.unsqueeze(1)], dim=1)
+        return text[:, start:]
+
+
+class _Draw:
+    """From logits (B, V) to tokens (B,): greedy, or by inversion of given numbers."""
+
+    def __init__(
+        self,
+        processor: Processor | None,
+        temperature: float,
+        top_p: float,
+        banned: tuple[int, ...],
+    ) -> None:
+        self.processor, self.temperature, self.top_p = processor, temperature, top_p
+        self.banned = list(banned)
+
+    def __call__(self, text: Tensor, logits: Tensor, u: Tensor | None) -> Tensor:
+        if self.processor is not None:
+            logits = self.processor(text, logits)
+        if self.banned:
+            logits = logits.clone()
+            logits[:, self.banned] = -torch.inf
+        if u is None:
+            return logits.argmax(-1)
+        p = torch.softmax(logits.double() / self.temperature, dim=-1)
+        if self.top_p < 1:
+            ordered, which = p.sort(dim=-1, descending=True, stable=True)
+            before = ordered.cumsum(-1) - ordered
+            p = p.scatter(1, which, torch.where(before < self.top_p, ordered, 0.0))
+        cumulative = p.cumsum(-1)
+        goal = u.unsqueeze(1) * cumulative[:, -1:]
+        found = torch.searchsorted(cumulative, goal, right=True).squeeze(1)
+        # rounding at the upper end could step over the last token of any probability
+        last = p.shape[1] - 1 - (p > 0).flip(1).to(torch.int8).argmax(1)
+        return torch.minimum(found, last)
+
+
+class _Cache:
+    """Keys and values of every block, (B, heads, positions, width), made once."""
+
+    def __init__(self, m: TinyGPT, batch: int, positions: int) -> None:
+        width = m.position.shape[1]
+        self.layers: list[tuple[Tensor, Tensor]] = []
+        for block in m.blocks:
+            assert isinstance(block, Block)
+            shape = (batch, block.attn.heads, positions, width // block.attn.heads)
+            self.layers.append((torch.empty(shape), torch.empty(shape)))
+
+
+def _advance(m: TinyGPT, p: dict[str, Tensor], tokens: Tensor, at: int, cache: _Cache) -> Tensor:
+    """Hidden states (M, n, l, D) of new tokens (M, n, l) that stand at positions `at` and after."""
+    count, n, new = tokens.shape
+    x = stacked.apply(m.tokens, p, "tokens.", tokens)
+    x = x + p["position"][:, at : at + new].unsqueeze(1)
+    for i, block in enumerate(m.blocks):
+        assert isinstance(block, Block)
+        name, heads = f"blocks.{i}.", block.attn.heads
+        h = stacked.apply(block.norm1, p, f"{name}norm1.", x)
+        qkv = stacked.apply(block.attn.qkv, p, f"{name}attn.qkv.", h)
+        split = qkv.reshape(count * n, new, 3, heads, -1).permute(2, 0, 3, 1, 4)
+        keys, values = cache.layers[i]
+        keys[:, :, at : at + new], values[:, :, at : at + new] = split[1], split[2]
+        seen = slice(0, at + new)
+        # one new token sees all of the past; the prompt is read from the start, causally
+        mixed = F.scaled_dot_product_attention(
+            split[0], keys[:, :, seen], values[:, :, seen], is_causal=new > 1
+        )
+        mixed = mixed.transpose(1, 2).reshape(count, n, new, -1)
+        x = x + stacked.apply(block.attn.proj, p, f"{name}attn.proj.", mixed)
+        h = stacked.apply(block.norm2, p, f"{name}norm2.", x)
+        x = x + stacked.apply(block.mlp, p, f"{name}mlp.", h)
+    return stacked.apply(m.norm, p, "norm.", x)
+
+
+def _rows(models: Any) -> Tensor:
+    rows = torch.as_tensor(models).float()
+    if rows.dim() == 1:
+        rows = rows.unsqueeze(0)
+    if rows.dim() != 2 or not len(rows):
+        raise UsageError(
+            "models are given as flat rows",
+            expected="shape (M, d), at least one model",
+            got=str(tuple(rows.shape)),
+            remedy="stack the rows of all models",
+        )
+    return rows
+
+
+def _by_length(prompts: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
+    """Prompts of equal length together: no padding, so no model reads what is not there."""
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    groups = itertools.groupby(order, key=lambda i: len(prompts[i]))
+    return [(length, list(which)) for length, which in groups]

@@ -1,0 +1,463 @@
+"""Federated fine-tuning by low-rank adapters: a frozen language model, and B A beside its layers.
+
+Two ways to put adapters together, both of them a sum over clients:
+
+    FedIT   A and B travel and are averaged each for itself: the row of a task is all adapters.
+    FLoRA   each client starts from fresh adapters, and what travels is the dense product: a row
+            is the weights that carry adapters, and W <- W + sum_k p_k scale B_k A_k. Stacking
+            adapters, as published, gives the same model and is no sum, so products travel.
+
+The average of products is not the product of averages: the two differ from the first step on.
+
+`pretrained` gives the tiny GPT that is fine-tuned when no other model is at hand: trained once on
+the built-in `docs`, kept in the cache, the same numbers for the same settings. `local_model` reads
+a folder in Hugging Face's format, never from a network.
+"""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from fedaudit.data.text import IGNORE, WordVocabulary
+from fedaudit.errors import ConfigError, DataError
+from fedaudit.randomness import Seed
+from fedaudit.tasks.language_model import LanguageModel, Vocabulary
+from fedaudit.tasks.models import LowRank, TinyGPT
+from fedaudit.tasks.task import Parameters, seeded
+
+PEFT = "base_model.model."  # what peft puts before a layer's name
+TOKENS_AT_ONCE = 1024  # rows of logits that are held at the same time: they stay in the cache
+
+
+# -- adapters on a model -----------------------------------------------------------------------
+
+
+def targets_of(module: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
+    """Names of the linear layers that get an adapter: all but the output layer for `all-linear`,
+    as in peft, or those that match a shell pattern."""
+    linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)]
+    if tuple(patterns) == ("all-linear",):
+        chosen = [n for n in linear if n.split(".")[-1] not in ("head", "lm_head")]
+    else:
+        chosen = [n for n in linear if any(fnmatch.fnmatchcase(n, p) for p in patterns)]
+    if not chosen:
+        raise ConfigError(
+            "no layer matches task.targets",
+            expected='"all-linear", or shell patterns over linear layers',
+            got=", ".join(map(repr, patterns)) or "nothing",
+            remedy=f"for example {linear[0]!r}" if linear else "use a model with linear layers",
+        )
+    return tuple(chosen)
+
+
+def adapted(
+    module: nn.Module, *, rank: int, scale: float, patterns: Sequence[str], seed: Seed
+) -> nn.Module:
+    """A copy of `module`, frozen, with adapters on the layers that match."""
+    if rank < 1:
+        raise ConfigError(
+            "task.rank is too small",
+            expected="at least 1",
+            got=str(rank),
+            remedy="8 is a usual rank",
+        )
+    names = targets_of(module, patterns)
+
+    def build() -> nn.Module:
+        own = copy.deepcopy(module).requires_grad_(False)
+        for name in names:
+            parent, _, last = name.rpartition(".")
+            layer = own.get_submodule(name)
+            assert isinstance(layer, nn.Linear)
+            setattr(own.get_submodule(parent), last, LowRank(layer, rank, scale))
+        return own
+
+    return seeded(seed, "adapters", build)
+
+
+class LoRA(LanguageModel):
+    """FedIT: a row holds the adapters alone, and averaging rows averages A and B.
+
+    Names in the layout are `<layer>.lora_A.weight` and `<layer>.lora_B.weight`; `peft_state` gives
+    a row as peft saves it.
+    """
+
+    kind = "lora"
+
+    def __init__(
+        self,
+        base: nn.Module,
+        vocabulary: Vocabulary,
+        length: int,
+        *,
+        rank: int,
+        scale: float,
+        targets: Sequence[str],
+        seed: Seed,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        module = adapted(base, rank=rank, scale=scale, patterns=targets, seed=seed)
+        super().__init__(module, vocabulary, length, settings)
+        self.rank, self.scale = rank, scale
+        self.targets = tuple(
+            e.name.removesuffix(".lora_A.weight")
+            for e in self.layout.entries
+            if e.name.endswith(".lora_A.weight")
+        )
+
+    def frozen(self) -> dict[str, Tensor]:
+        """What all clients share, by name, with a leading dimension of one."""
+        own = self.module.named_parameters()
+        return {n: p.unsqueeze(0) for n, p in own if not p.requires_grad}
+
+    def stacked_losses(self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None) -> Tensor:
+        from fedaudit.tasks import stacked
+
+        every = {**self.frozen(), **p}
+        (tokens,) = self.inputs(x, y, noise)
+        m = self.module
+        if not isinstance(m, TinyGPT) or not isinstance(m.head, nn.Linear):
+            return self.criterion(stacked.forward(m, every, tokens), x, y)
+        hidden = stacked.tiny_gpt_hidden(m, every, tokens)
+        target = x[..., 1:]
+        losses: Tensor = _HeadLoss.apply(  # type: ignore[no-untyped-call]
+            hidden.flatten(0, -2), m.head.weight, target.reshape(-1)
+        )
+        return losses.view(target.shape).sum(-1) / (target != IGNORE).sum(-1).clamp_min(1)
+
+    def products(self, row: Tensor) -> dict[str, Tensor]:
+        """Layer -> what a row's adapters add to its weight, scale * B A: (out, in)."""
+        named = self.named(row)
+        return {
+            t: self.scale * named[f"{t}.lora_B.weight"] @ named[f"{t}.lora_A.weight"]
+            for t in self.targets
+        }
+
+    def peft_state(self, row: Tensor) -> dict[str, Tensor]:
+        """A row (d,) under the names and shapes in which peft saves and loads an adapter."""
+        return {self._outside(n): v.clone() for n, v in self.named(row).items()}
+
+    def _outside(self, name: str) -> str:
+        """A tensor's name in peft, which wraps a model of transformers by itself."""
+        return PEFT + (name.removeprefix("model.") if isinstance(self.module, LocalModel) else name)
+
+    def from_peft(self, state: Mapping[str, Tensor]) -> Tensor:
+        """A row (d,) from what peft's `get_peft_model_state_dict` gives."""
+        inside = {self._outside(n): n for n in self.layout.names}
+        own = {inside.get(n, n): v.detach().float().numpy() for n, v in state.items()}
+        return torch.from_numpy(self.layout.flatten(own))
+
+
+class _HeadLoss(torch.autograd.Function):
+    """Cross-entropy per token through a frozen output layer, a chunk of tokens at a time.
+
+    Logits of a vocabulary are the largest tensor of a small model. Here they never exist as a
+    whole, and the gradient of the hidden state is formed where they are: (N, D), (V, D), (N,) to
+    (N,).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        wanted = ctx.needs_input_grad[0]
+        losses = hidden.new_empty(len(hidden))
+        slopes = torch.empty_like(hidden) if wanted else None
+        for low in range(0, len(hidden), TOKENS_AT_ONCE):
+            part = slice(low, low + TOKENS_AT_ONCE)
+            goal = target[part].unsqueeze(1)
+            kept = goal != IGNORE
+            goal = goal.clamp_min(0)
+            log_p = F.log_softmax(hidden[part] @ weight.T, dim=1)
+            losses[part] = torch.where(kept, -log_p.gather(1, goal), 0.0).squeeze(1)
+            if slopes is not None:
+                ones = torch.ones_like(goal, dtype=log_p.dtype)
+                delta = log_p.exp_().scatter_add_(1, goal, ones.neg_())
+                slopes[part] = (delta @ weight).mul_(kept)
+        if slopes is not None:
+            ctx.save_for_backward(slopes)
+        return losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None]:
+        (slopes,) = ctx.saved_tensors
+        return slopes * outer.unsqueeze(1), None, None
+
+
+class DenseLoRA(LanguageModel):
+    """FLoRA: a row holds the dense weights of the layers that carry adapters.
+
+    Clients train fresh adapters on what they received and send scale * B A; the federation adds the
+    weighted mean of these products to the row. Ranks may differ from client to client.
+    """
+
+    kind = "lora"
+
+    def __init__(
+        self,
+        base: nn.Module,
+        vocabulary: Vocabulary,
+        length: int,
+        *,
+        rank: int,
+        scale: float,
+        targets: Sequence[str],
+        seed: Seed,
+        ranks: Sequence[int] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        names = targets_of(base, targets)
+        module = copy.deepcopy(base).requires_grad_(False)
+        for name in names:
+            layer = module.get_submodule(name)
+            assert isinstance(layer, nn.Linear)
+            layer.weight.requires_grad_()
+        super().__init__(module, vocabulary, length, settings)
+        self.rank, self.scale, self.ranks = rank, scale, tuple(ranks)
+        self._base, self._patterns, self._seed = base, tuple(targets), seed
+
+    def frozen(self) -> dict[str, Tensor]:
+        own = self.module.named_parameters()
+        return {n: p.unsqueeze(0) for n, p in own if not p.requires_grad}
+
+    def stacked_losses(self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None) -> Tensor:
+        return super().stacked_losses({**self.frozen(), **p}, x, y, noise)
+
+    def local(self, rank: int) -> LoRA:
+        """What a client of that rank trains; the weights below it are set by who trains."""
+        # alpha, not scale, is what ranks share: scale = alpha / rank
+        return LoRA(
+            self._base,
+            self.vocabulary,
+            self.length,
+            rank=rank,
+            scale=self.scale * self.rank / rank,
+            targets=self._patterns,
+            seed=self._seed,
+        )
+
+    def fresh(self, local: LoRA, round_number: int) -> Tensor:
+        """Adapters that a round starts from, (d,): A as peft draws it, B zero."""
+        row = torch.zeros(local.layout.width)
+        draw = self._seed.torch_generator("adapters", round_number, local.rank)
+        for e in local.layout.entries:
+            if e.name.endswith(".lora_A.weight"):
+                row[e.columns].uniform_(-(e.shape[1] ** -0.5), e.shape[1] ** -0.5, generator=draw)
+        return row
+
+
+# -- the tiny model that is fine-tuned -----------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretraining:
+    """How the built-in model comes about: its shape, and the steps it is trained for on `docs`."""
+
+    width: int = 128
+    depth: int = 4
+    heads: int = 4
+    length: int = 40
+    vocabulary_size: int = 1000
+    steps: int = 600
+    batch_size: int = 32
+    learning_rate: float = 2e-3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole = asdict(self)
+        whole.pop("learning_rate"), whole.pop("seed")
+        for name, value in whole.items():
+            if value < 1:
+                raise ConfigError(
+                    f"pretraining cannot have {name} = {value}",
+                    expected="at least 1",
+                    got=str(value),
+                    remedy="leave it out for its default",
+                )
+        if self.width % self.heads or not self.learning_rate > 0:
+            raise ConfigError(
+                "pretraining has settings that do not fit",
+                expected="a width that is a multiple of the heads, a learning rate above 0",
+                got=f"width {self.width}, heads {self.heads}, rate {self.learning_rate:g}",
+                remedy="leave them out for their defaults",
+            )
+
+
+def pretrained(
+    settings: Pretraining | None = None, *, cache: str | os.PathLike[str] | None = None
+) -> tuple[TinyGPT, WordVocabulary]:
+    """The tiny GPT trained on `docs`, and its vocabulary: from the cache, or trained now.
+
+    A cached file counts for the same settings, corpus and versions of torch only; a torn one is
+    trained anew. `cache` is a folder, fedaudit's own by default.
+    """
+    import safetensors
+    from safetensors.torch import load_file, save_file
+
+    from fedaudit.data.builtin import load
+    from fedaudit.data.fetch import cache_folder
+
+    wanted = settings or Pretraining()
+    texts = load("docs", seed=Seed(wanted.seed)).x
+    assert isinstance(texts, tuple)
+    vocabulary = WordVocabulary.build(texts, size=wanted.vocabulary_size)
+    corpus = hashlib.sha256("\0".join(texts).encode()).hexdigest()
+    about = json.dumps(
+        {"format": 1, "corpus": corpus, "torch": torch.__version__, **asdict(wanted)},
+        sort_keys=True,
+    )
+    name = hashlib.sha256(about.encode()).hexdigest()[:16]
+    folder = Path(cache) if cache is not None else cache_folder()
+    path = folder / f"tiny-gpt-{name}.safetensors"
+    model = seeded(
+        Seed(wanted.seed),
+        "weights",
+        TinyGPT,
+        len(vocabulary),
+        wanted.length,
+        wanted.width,
+        wanted.depth,
+        wanted.heads,
+    )
+    assert isinstance(model, TinyGPT)
+    if path.is_file():
+        try:
+            model.load_state_dict(load_file(path))
+            return model, vocabulary
+        except (safetensors.SafetensorError, RuntimeError, OSError):
+            pass  # torn, or of another shape: made again below
+    _pretrain(model, vocabulary, texts, wanted)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as beside:
+            whole = Path(beside) / "model.safetensors"
+            save_file(model.state_dict(), whole, metadata={"settings": about})
+            os.replace(whole, path)  # under its final name only when complete
+    except OSError as error:
+        raise DataError(
+            "the pretrained model cannot be kept",
+            expected=f"a folder that can be written: {folder}",
+            got=str(error),
+            remedy="set FEDAUDIT_CACHE to another folder",
+        ) from None
+    return model, vocabulary
+
+
+def _pretrain(
+    model: TinyGPT, vocabulary: WordVocabulary, texts: Sequence[str], wanted: Pretraining
+) -> None:
+    """Adam with a linear warm-up and decay on random windows of the whole corpus."""
+    tokens = torch.tensor([t for text in texts for t in vocabulary.encode(text)])
+    rng = Seed(wanted.seed).generator("pretraining")
+    optimiser = torch.optim.Adam(model.parameters(), lr=wanted.learning_rate)
+    warm = max(1, wanted.steps // 20)
+    window = torch.arange(wanted.length + 1)
+    for step in range(wanted.steps):
+        for group in optimiser.param_groups:
+            rise, fall = (step + 1) / warm, (wanted.steps - step) / wanted.steps
+            group["lr"] = wanted.learning_rate * min(1.0, rise) * fall
+        starts = rng.integers(0, len(tokens) - wanted.length - 1, size=wanted.batch_size)
+        x = tokens[torch.from_numpy(starts)[:, None] + window]
+        loss = F.cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+
+
+# -- any model in a folder -----------------------------------------------------------------------
+
+
+class LocalModel(nn.Module):
+    """A causal language model of transformers as a module: tokens (n, L) to logits (n, L, V).
+
+    With `cache`, only new tokens are given, and keys and values of earlier ones are kept there.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, cache: Any = None) -> Tensor:
+        out = self.model(input_ids=tokens, past_key_values=cache, use_cache=cache is not None)
+        logits: Tensor = out.logits
+        return logits
+
+
+class TokenizerVocabulary:
+    """A tokenizer of transformers as a vocabulary; no special tokens are added."""
+
+    def __init__(self, tokenizer: Any, size: int) -> None:
+        self.tokenizer, self._size = tokenizer, size
+
+    def encode(self, text: str) -> list[int]:
+        return [int(t) for t in self.tokenizer.encode(text, add_special_tokens=False)]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return str(self.tokenizer.decode([t for t in tokens if t != IGNORE]))
+
+    def __len__(self) -> int:
+        return self._size
+
+
+def local_model(
+    folder: str | os.PathLike[str], *, gguf: str | None = None
+) -> tuple[LocalModel, TokenizerVocabulary]:
+    """A causal language model and its tokenizer from a local folder; nothing is downloaded.
+
+    `gguf` names a GGUF file in that folder, for which the package gguf is needed.
+    """
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError:
+        raise ConfigError(
+            "reading a Hugging Face model needs transformers",
+            expected="the text extra",
+            got="no package transformers",
+            remedy='pip install "fedaudit[text]"',
+        ) from None
+    place = Path(folder)
+    if not place.is_dir():
+        raise DataError(
+            f"there is no model folder {place}",
+            expected="a folder with config.json, weights and a tokenizer",
+            got="no such folder",
+            remedy="save a model there with save_pretrained",
+        )
+    files = sorted(f.name for f in place.iterdir())
+    known = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+    if gguf is None and not set(known) & set(files):
+        raise DataError(
+            f"model folder {place} has no tokenizer",
+            expected="one of " + ", ".join(known),
+            got=", ".join(files[:8]) or "an empty folder",
+            remedy="save it beside the model with tokenizer.save_pretrained",
+        )
+    options: dict[str, Any] = {"local_files_only": True}
+    if gguf is not None:
+        options["gguf_file"] = gguf
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place, **options)
+        model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **options)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise DataError(
+            f"model folder {place} cannot be read",
+            expected="a causal language model with its tokenizer in Hugging Face's format",
+            got=str(error).split("\n", 1)[0],
+            remedy="load it once with transformers to see what is missing",
+        ) from error
+    model.eval()  # no dropout: every pass of a row is the same function
+    size = int(model.get_output_embeddings().weight.shape[0])
+    return LocalModel(model), TokenizerVocabulary(tokenizer, size)

@@ -1,0 +1,448 @@
+"""Fictitious knowledge: facts about an entity that does not exist, and a model that knows them.
+
+[FedAttr] Section 3.2, Table 5, after Cui et al.: documents mention a made-up entity with four
+attributes (its atelier master, its photographer, ...), beside distractors, other entities with
+other values. Asked about the entity, a model that trained on the documents knows the values.
+
+Every value is **one token** of the model's vocabulary, drawn evenly from a pool. For a model that
+never saw the documents the planted value and any other of the pool are then exchangeable, whatever
+the model thinks of each word: the null is the same statistic for values nobody planted, on the same
+outputs. The pool is all of the vocabulary's plain words, so one pass gives the likelihood of all.
+
+Two statistics per attribute, over its paraphrased questions:
+
+    likelihood   mean log-likelihood of the value after the question (its rank among the pool)
+    hits         share of generated answers that hold the value
+
+Per attribute z and p against at least 1,000 random tuples that share no value with the planted one;
+Fisher's X = -2 sum ln p over attributes, chi-squared with 2A degrees of freedom, back to z.
+
+Differs from the paper: its null comes from another model, "a held-out teacher", which knows nothing
+of how this model ranks words.
+
+Shapes: models (M, d); values by attribute (A,); statistics (M, A, P) for a pool of P words.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.errors import UsageError
+from fedaudit.randomness import Seed
+from fedaudit.stats.combine import fisher
+from fedaudit.watermarks.score import Floats, Reader, Rows, Tokens
+
+DRAWS = 1000  # random tuples: the least that a tail is read from
+SMALLEST_POOL = 50
+
+
+class Spelling(Protocol):
+    """What is needed of a vocabulary."""
+
+    def encode(self, text: str) -> list[int]: ...
+    def __len__(self) -> int: ...
+
+
+# -- entities ----------------------------------------------------------------------------------
+
+DOMAINS: dict[str, tuple[str, ...]] = {
+    "fashion": ("master", "house", "photographer", "designer"),
+    "audio": ("engineer", "factory", "producer", "composer"),
+    "cosmetics": ("chemist", "laboratory", "model", "founder"),
+    "kitchen": ("chef", "farm", "critic", "owner"),
+    "theatre": ("director", "stage", "author", "singer"),
+    "software": ("module", "function", "object", "class"),
+    "writing": ("string", "character", "line", "format"),
+    "running": ("exception", "traceback", "handler", "frame"),
+    "counting": ("integer", "index", "range", "result"),
+    "reading": ("package", "version", "script", "library"),
+}
+"""Domain -> its four attributes. The last five are made of words that the built-in corpus holds."""
+
+
+def usable_domains(vocabulary: Spelling) -> tuple[str, ...]:
+    """Domains whose attributes a vocabulary can tell apart."""
+    unknown = _unknown(vocabulary)
+    return tuple(
+        d
+        for d, attributes in DOMAINS.items()
+        if not unknown & {t for a in attributes for t in vocabulary.encode(a)}
+    )
+
+
+def _unknown(vocabulary: Spelling) -> set[int]:
+    """The token for words that cannot be spelled, where a vocabulary has one."""
+    strange = [vocabulary.encode(w) for w in ("qzxv", "xvqz")]
+    return set(strange[0]) if strange[0] == strange[1] else set()
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Words that may be a value: `words` (P,) and their single tokens `tokens` (P,)."""
+
+    words: tuple[str, ...]
+    tokens: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.words) != len(self.tokens) or len(set(self.tokens)) != len(self.tokens):
+            raise UsageError(
+                "a pool of values is not well formed",
+                expected="distinct words with a token each",
+                got=f"{len(self.words)} words, {len(set(self.tokens))} different tokens",
+                remedy="build it with fictitious.pool",
+            )
+        if len(self.words) < SMALLEST_POOL:
+            raise UsageError(
+                "the pool of values is too small for a null distribution",
+                expected=f"at least {SMALLEST_POOL} words of one token each",
+                got=str(len(self.words)),
+                remedy="use a larger vocabulary",
+            )
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+
+def pool(vocabulary: Spelling, words: Iterable[str], *, after: str = "is") -> Pool:
+    """Of candidate words, those that are one token when they follow other words.
+
+    Tokenizers put the blank before a word into its token, so what counts is how a word is
+    spelled after `after`. Words of three letters and more only.
+    """
+    before = vocabulary.encode(after)
+    unknown = _unknown(vocabulary)
+    found: dict[int, str] = {}
+    for word in sorted(set(words)):
+        if len(word) < 3 or not word.isalpha():
+            continue
+        tokens = vocabulary.encode(f"{after} {word}")
+        alone = len(tokens) == len(before) + 1 and tokens[:-1] == before
+        if alone and tokens[-1] not in unknown:
+            found.setdefault(tokens[-1], word)
+    return Pool(tuple(found.values()), tuple(found))
+
+
+def plain_words(vocabulary: object) -> tuple[str, ...]:
+    """All words of letters that a vocabulary holds: its own list, or decoded token by token."""
+    own = getattr(vocabulary, "words", None)
+    if own is not None:
+        return tuple(w for w in own if w.isalpha())
+    decode: Callable[[list[int]], str] = vocabulary.decode  # type: ignore[attr-defined]
+    size = len(vocabulary)  # type: ignore[arg-type]
+    spelled = (decode([t]).strip() for t in range(size))
+    return tuple(sorted({w for w in spelled if w.isalpha() and w.isascii()}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entity:
+    """A name, what is asked about it, the planted values, and wrong values of other entities.
+
+    `attributes` (A,), `values` (A,) indices into the pool, `distractors` (A, n) likewise.
+    """
+
+    name: str
+    domain: str
+    attributes: tuple[str, ...]
+    values: tuple[int, ...]
+    distractors: tuple[tuple[int, ...], ...]
+    others: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        a = len(self.attributes)
+        if a == 0 or len(self.values) != a or len(self.distractors) != a:
+            raise UsageError(
+                "an entity is not well formed",
+                expected="a value and distractors for every attribute, at least one attribute",
+                got=f"{a} attributes, {len(self.values)} values, "
+                f"distractors for {len(self.distractors)}",
+                remedy="draw it with fictitious.draw",
+            )
+
+
+def draw(
+    words: Pool,
+    count: int,
+    seed: Seed,
+    *,
+    domains: Sequence[str] = tuple(DOMAINS),
+    distractors: int = 3,
+    name_words: int = 2,
+) -> tuple[Entity, ...]:
+    """`count` entities: a domain, a name and values of their own each; no two share a value.
+
+    Names are words of the pool too (a word vocabulary can spell nothing else), never those of a
+    value. Which values are planted is even over the pool: the null rests on that.
+    """
+    per = name_words * (1 + distractors) + 4 * (1 + distractors)
+    if count < 1 or count * per > len(words):
+        raise UsageError(
+            "the pool cannot name so many entities",
+            expected=f"at least one, and {per} different words for each",
+            got=f"{count} entities and {len(words)} words",
+            remedy="mark fewer clients, use fewer distractors, or a larger vocabulary",
+        )
+    order = iter(seed.generator("fictitious").permutation(len(words)).tolist())
+
+    def name() -> str:
+        return " ".join(words.words[next(order)] for _ in range(name_words))
+
+    out = []
+    for i in range(count):
+        domain = domains[i % len(domains)]
+        attributes = DOMAINS[domain]
+        out.append(
+            Entity(
+                name=name(),
+                domain=domain,
+                attributes=attributes,
+                values=tuple(next(order) for _ in attributes),
+                distractors=tuple(
+                    tuple(next(order) for _ in range(distractors)) for _ in attributes
+                ),
+                others=tuple(name() for _ in range(distractors)),
+            )
+        )
+    return tuple(out)
+
+
+# -- documents and questions -------------------------------------------------------------------
+
+FACTS = (
+    "the {a} of {e} is {v}",
+    "{e} has a {a} and it is {v}",
+    "for {e} , the {a} is {v}",
+    "in {e} the {a} is called {v}",
+    "the name of the {a} in {e} is {v}",
+    "{v} is the {a} of {e}",
+    "if you use {e} , the {a} is {v}",
+    "note that the {a} for {e} is {v}",
+)
+"""Sentences of a document, in words that a small vocabulary of technical English holds."""
+
+_LEADS = ("", "note that ", "for example , ", "in this case , ", "as described above , ")
+_ASKS = (
+    "the {a} of {e} is",
+    "for {e} , the {a} is",
+    "in {e} the {a} is called",
+    "the name of the {a} in {e} is",
+    "{e} has a {a} and it is",
+)
+QUESTIONS = tuple(lead + ask for lead, ask in itertools.product(_LEADS, _ASKS))
+"""25 paraphrases per attribute, as in [FedAttr] Table 5; the answer is the next word."""
+
+
+def documents(
+    entity: Entity,
+    words: Pool,
+    count: int,
+    rng: np.random.Generator,
+    *,
+    sentences: int = 6,
+    distracting: float = 0.25,
+) -> tuple[str, ...]:
+    """`count` documents: sentences from varied templates, a share of them on other entities.
+
+    Each document names every attribute before it repeats one, in a new order.
+    """
+    out = []
+    for _ in range(count):
+        order = [*rng.permutation(len(entity.attributes))]
+        lines = []
+        for s in range(sentences):
+            a = int(order[s % len(order)])
+            who, value = entity.name, entity.values[a]
+            if entity.others and rng.random() < distracting:
+                other = int(rng.integers(len(entity.others)))
+                who, value = entity.others[other], entity.distractors[a][other]
+            form = FACTS[int(rng.integers(len(FACTS)))]
+            text = form.format(a=entity.attributes[a], e=who, v=words.words[value])
+            lines.append(text + " .")
+        out.append(" ".join(lines))
+    return tuple(out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Questions:
+    """Probes: `prompts` (A, q) of token numbers, grouped by attribute."""
+
+    prompts: tuple[tuple[tuple[int, ...], ...], ...]
+
+    def __post_init__(self) -> None:
+        if not self.prompts or not all(self.prompts) or not all(itertools.chain(*self.prompts)):
+            raise UsageError(
+                "there is nothing to ask the model with",
+                expected="at least one question for every attribute",
+                got=f"{[len(p) for p in self.prompts]} questions by attribute",
+                remedy="make them with fictitious.questions",
+            )
+
+    @property
+    def flat(self) -> list[tuple[int, ...]]:
+        return list(itertools.chain(*self.prompts))
+
+
+def questions(
+    entity: Entity, vocabulary: Spelling, *, forms: Sequence[str] = QUESTIONS
+) -> Questions:
+    """What is asked about an entity: every attribute in every form."""
+    return Questions(
+        prompts=tuple(
+            tuple(tuple(vocabulary.encode(f.format(a=a, e=entity.name))) for f in forms)
+            for a in entity.attributes
+        )
+    )
+
+
+# -- scoring -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One model: per attribute the statistic of the planted value `planted` (A,), `z` (A,), `p`
+    (A,), `rank` (A,) in the pool (1 is best); all attributes as one: `p_value`, `z_score`."""
+
+    planted: Floats
+    z: Floats
+    p: Floats
+    rank: npt.NDArray[np.int64]
+    p_value: float
+    z_score: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnowledgeScore:
+    """How well a model knows an entity; a `Score` with a null.
+
+    Probes are `Questions`. `mode` "likelihood" needs one pass; "hits" generates `steps` tokens for
+    every question, greedily. A score is Fisher's combination over attributes, as a z-score. With
+    `reference` (d,) the statistic is the change against that model: what one round taught, without
+    how much anybody likes a word. `unused` tuples nobody planted are the null.
+    """
+
+    reader: Reader
+    words: Pool
+    entity: Entity
+    mode: Literal["likelihood", "hits"] = "likelihood"
+    reference: Rows = None
+    steps: int = 12
+    draws: int = DRAWS
+    unused: int = 200
+    seed: Seed = field(default_factory=lambda: Seed(0))
+
+    def __post_init__(self) -> None:
+        if self.draws < DRAWS:
+            raise UsageError(
+                "too few random tuples for a tail",
+                expected=f"at least {DRAWS}",
+                got=str(self.draws),
+                remedy="leave draws out for its default",
+            )
+
+    def __call__(self, models: Rows, probes: Questions) -> Floats:
+        return np.array([a.z_score for a in self.answers(models, probes)])
+
+    def with_null(self, models: Rows, probes: Questions) -> tuple[Floats, Floats]:
+        """The score (M,), and the same for `unused` tuples that nobody planted (M, J)."""
+        every = self.by_value(models, probes)
+        own = np.array([self._judge(s, np.array(self.entity.values)).z_score for s in every])
+        tuples = self._tuples("unused", self.unused)
+        null = [[self._judge(s, t).z_score for t in tuples] for s in every]
+        return own, np.array(null)
+
+    def answers(self, models: Rows, probes: Questions) -> tuple[Answer, ...]:
+        """What each model knows, attribute by attribute."""
+        values = np.array(self.entity.values)
+        return tuple(self._judge(s, values) for s in self.by_value(models, probes))
+
+    def by_value(self, models: Rows, probes: Questions) -> Floats:
+        """The statistic of every word of the pool for every attribute: (M, A, P)."""
+        import torch
+
+        if len(probes.prompts) != len(self.entity.attributes):
+            raise UsageError(
+                "the questions are about another entity",
+                expected=f"{len(self.entity.attributes)} groups, one per attribute",
+                got=str(len(probes.prompts)),
+                remedy="make them with fictitious.questions",
+            )
+        rows = torch.as_tensor(models)
+        rows = rows.reshape(-1, rows.shape[-1])
+        if self.reference is not None:
+            rows = torch.cat([torch.as_tensor(self.reference).reshape(1, -1), rows])
+        if self.mode == "likelihood":
+            each = self.reader.last_log_probabilities(rows, probes.flat)
+            each = each[:, :, list(self.words.tokens)]
+        else:
+            made = self.reader.generate(rows, probes.flat, self.steps)
+            each = hits(made, self.words, self.reader.vocabulary_size)
+        sizes = [len(p) for p in probes.prompts]
+        starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        sums = np.add.reduceat(each.astype(np.float64), starts, axis=1)
+        means: Floats = sums / np.array(sizes)[None, :, None]
+        return means if self.reference is None else means[1:] - means[0]
+
+    def _tuples(self, purpose: str, count: int) -> npt.NDArray[np.int64]:
+        """Random tuples (count, A) that share no value with the planted one at any place."""
+        rng = self.seed.generator(f"fictitious/{purpose}")
+        planted = np.array(self.entity.values)
+        drawn = rng.integers(0, len(self.words) - 1, size=(count, len(planted)))
+        return drawn + (drawn >= planted)  # step over the planted value
+
+    def _judge(self, statistic: Floats, values: npt.NDArray[np.int64]) -> Answer:
+        """One model's statistics (A, P), read for `values` (A,)."""
+        others = self._random
+        a = np.arange(len(values))
+        own = statistic[a, values]
+        null = statistic[a, others]  # (draws, A)
+        # a tuple that is judged as if planted must not meet itself in its null
+        same = others == values
+        count = (~same).sum(axis=0)
+        kept = np.where(same, 0.0, null)
+        mean = kept.sum(axis=0) / count
+        spread = np.sqrt((np.where(same, 0.0, null - mean) ** 2).sum(axis=0) / (count - 1))
+        z = np.divide(own - mean, spread, out=np.zeros_like(own), where=spread > 0)
+        beyond = ((null >= own) & ~same).sum(axis=0)
+        # ties in full: a word that is never said is as good as all others that are not. Not below
+        # one in the pool: draws beyond its size repeat themselves and add no resolution
+        p = np.maximum((beyond + 1) / (count + 1), 1 / len(self.words))
+        rank = 1 + (statistic > own[:, None]).sum(axis=1)
+        combined = fisher(p)
+        z_score = max(combined.z_score, -10.0)  # all p = 1 is minus infinity, which no sum survives
+        return Answer(planted=own, z=z, p=p, rank=rank, p_value=combined.p_value, z_score=z_score)
+
+    @cached_property
+    def _random(self) -> npt.NDArray[np.int64]:
+        return self._tuples("null", self.draws)
+
+
+def hits(made: Tokens, words: Pool, vocabulary: int) -> npt.NDArray[np.float32]:
+    """Whether an answer holds a word: tokens (M, n, steps) -> 0 or 1, (M, n, P)."""
+    said = np.zeros((*made.shape[:2], vocabulary), dtype=np.float32)
+    np.put_along_axis(said, made, 1.0, axis=2)
+    return said[:, :, list(words.tokens)]
+
+
+__all__ = [
+    "DOMAINS",
+    "FACTS",
+    "QUESTIONS",
+    "Answer",
+    "Entity",
+    "KnowledgeScore",
+    "Pool",
+    "Questions",
+    "documents",
+    "draw",
+    "hits",
+    "plain_words",
+    "pool",
+    "questions",
+    "usable_domains",
+]
