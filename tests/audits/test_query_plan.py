@@ -110,6 +110,8 @@ def test_power_the_published_plan_leaks_and_the_updates_come_out(tmp_path):
     assert finding.verdict == "leak"
     assert "client-00" in finding.statement
     assert all(c["rounds_recoverable"] == 2 for c in result.per_client.values())
+    # M (1 + 2N) = 55 uploads a round on average, and the training aggregate
+    assert np.mean([c["uploads_per_round"] for c in result.per_client.values()]) == 56
 
 
 def test_null_partitions_above_the_threshold_are_no_leak(tmp_path):

@@ -1,0 +1,234 @@
+"""The attention adversary: heads that remember every pattern but the target.
+
+    W_Q^1 orthogonal to v, W_K = beta pinv(W_Q)^T, W_V = I, W_O = [I -I 0 0; 0 0 -I I], b_O = -gamma
+                                                          [ActiveMembership] Algorithm 3, Eq. (8)
+
+Head 1 returns the mean of all patterns where the target stands, and every other pattern as it is;
+head 2 leaves out a random direction u instead of v. A unit of the output layer is active if and
+only if the two differ by more than gamma somewhere: [ActiveMembership] Eq. (35).
+
+Differs: softmax logits carry 1 / sqrt(d - 1), so beta sqrt(d - 1) is planted. pinv(W_Q) W_Q is
+I - v v^T / |v|^2, which is what the closed form uses. Heads 2 and 4 get orthonormal rows: the same
+projection as any W_Q of that kernel, without its condition number.
+
+Shapes: n records of N patterns of d numbers; G games.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.audits.active_membership import theory
+from fedaudit.audits.active_membership.patterns import Embedding
+from fedaudit.errors import DataError, UsageError
+from fedaudit.stats.intervals import clopper_pearson_bounds
+
+if TYPE_CHECKING:
+    from fedaudit.tasks.classifier import Classifier
+
+Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.float32]
+
+READ = "out_weight"
+"""The tensor whose gradient answers."""
+
+
+# -- what is planted ------------------------------------------------------------------------------
+
+
+def task(embedding: Embedding, *, classes: int = 10) -> Classifier:
+    """The model of the game, before anything is planted in it."""
+    from fedaudit.audits.active_membership.planted import Memory
+    from fedaudit.tasks.classifier import Classifier
+
+    return Classifier(Memory(embedding, classes), {"kind": "planted"})
+
+
+def without(direction: npt.ArrayLike, rng: np.random.Generator) -> Floats:
+    """Orthonormal rows (d - 1, d) that are orthogonal to a direction (d,): lines 5 to 8 of
+    [ActiveMembership] Algorithm 3."""
+    v = np.asarray(direction, dtype=np.float64)
+    if not np.isfinite(v).all() or not np.linalg.norm(v) > 0:
+        raise DataError(
+            "a target pattern has no direction",
+            expected="finite numbers, not all of them 0",
+            got="a zero vector" if np.isfinite(v).all() else "NaN or infinity",
+            remedy="choose another pattern of the record",
+        )
+    w = rng.normal(size=(len(v), len(v)))
+    w[:, 0] = v
+    q, _ = np.linalg.qr(w)
+    return q[:, 1:].T
+
+
+def weights(
+    target: npt.ArrayLike,
+    other: npt.ArrayLike,
+    *,
+    beta: float,
+    gamma: float,
+    classes: int = 10,
+    rng: np.random.Generator,
+) -> Rows:
+    """One planted model (w,) for a target pattern (d,); heads 2 and 4 leave out `other` (d,).
+
+    [ActiveMembership] Algorithm 3, as a flat row in the order of `task`'s layout.
+    """
+    if not beta > 0 or not gamma >= 0:
+        raise UsageError(
+            "beta or gamma is out of range",
+            expected="beta above 0, gamma 0 or more",
+            got=f"beta = {beta:g}, gamma = {gamma:g}",
+            remedy="choose both with `tune`, or from Theorem 3",
+        )
+    first, second = without(target, rng), without(other, rng)
+    d = first.shape[1]
+    query = np.stack([first, second, first, second])
+    # the rows are orthonormal: their pseudo-inverse is the transpose
+    key = beta * math.sqrt(d - 1) * query
+    value = np.broadcast_to(np.eye(d), (4, d, d))
+    eye, none = np.eye(d), np.zeros((d, d))
+    out = np.block([[eye, -eye, none, none], [none, none, -eye, eye]])
+    head = np.zeros(classes + 1)
+    head[classes] = 1.0
+    parts = (query, key, value, out, np.full(2 * d, -gamma), head, np.zeros(classes + 1))
+    return np.concatenate([np.ravel(p) for p in parts]).astype(np.float32)
+
+
+# -- what it computes -----------------------------------------------------------------------------
+
+
+def differences(patterns: Floats, target: Floats, other: Floats, beta: float) -> Floats:
+    """The largest difference between heads 1 and 2 in every record (..., n).
+
+    `patterns` (..., n, N, d) as trained on; `target`, `other` (..., d) are left out by the heads.
+    """
+    x = np.asarray(patterns)
+    gram = x @ np.swapaxes(x, -1, -2)
+    weights_ = [
+        _softmax(beta * (gram - along[..., :, None] * along[..., None, :]))
+        for along in (_along(x, target), _along(x, other))
+    ]
+    apart = (weights_[0] - weights_[1]) @ x
+    return np.asarray(np.abs(apart).max(axis=(-1, -2)), dtype=np.float64)
+
+
+def _along(x: Floats, direction: Floats) -> Floats:
+    """Components (..., n, N) of patterns along a direction (..., d)."""
+    unit = direction / np.linalg.norm(direction, axis=-1, keepdims=True)
+    return np.asarray((x @ unit.astype(x.dtype)[..., None, :, None])[..., 0])
+
+
+def _softmax(logits: Floats) -> Floats:
+    """Over the last axis: the pattern that is looked up."""
+    logits -= logits.max(axis=-1, keepdims=True)
+    np.exp(logits, out=logits)
+    logits /= logits.sum(axis=-1, keepdims=True)
+    return logits
+
+
+# -- Theorem 3 ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What Theorem 3 asks of protected data, measured on records of the known distribution.
+
+    `separation` (Delta): the smallest over all patterns of |x_i|^2 - max_j x_i x_j; `norm` (M) and
+    `noise` (R) largest norms of a protected pattern and of what the mechanism added; `spread`
+    (m_max) the largest distance of a pattern from the mean of its record.
+    """
+
+    patterns: int
+    separation: float
+    norm: float
+    noise: float
+    spread: float
+
+
+def measure(clean: Floats, shown: Floats) -> Measured:
+    """From patterns (n, N, d) without noise and as they are trained on.
+
+    Differs: M^eps is printed as sqrt(M^2 + R^2), which is no bound; the largest protected norm is
+    measured instead, and never exceeds M + R. "Delta^eps >= Delta" holds in the mean only, so
+    Delta^eps is measured too.
+    """
+    gram = shown @ np.swapaxes(shown, -1, -2)
+    n = shown.shape[-2]
+    own = np.diagonal(gram, axis1=-2, axis2=-1)
+    others = gram - np.where(np.eye(n, dtype=bool), np.inf, 0.0)
+    return Measured(
+        patterns=n,
+        separation=float((own - others.max(axis=-1)).min()),
+        norm=float(np.linalg.norm(shown, axis=-1).max()),
+        noise=float(np.linalg.norm(shown - clean, axis=-1).max()),
+        spread=float(np.linalg.norm(shown - shown.mean(axis=-2, keepdims=True), axis=-1).max()),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floor:
+    """Theorem 3 at one beta: the lower bound on the advantage and what it is made of.
+
+    `low` takes the unfavourable ends of the Monte-Carlo intervals of the three probabilities.
+    """
+
+    beta: float
+    gamma: float
+    value: float
+    low: float
+    near_target: float
+    near_other: float
+    in_box: float
+    draws: int
+
+
+def floor(
+    clean: Floats,
+    shown: Floats,
+    beta: float,
+    *,
+    records: int,
+    rng: np.random.Generator,
+    draws: int = 20_000,
+    confidence: float = 0.95,
+    measured: Measured | None = None,
+) -> Floor:
+    """[ActiveMembership] Theorem 3 by Monte-Carlo: patterns (n, N, d) clean and protected.
+
+    Raises where beta is too small for the theorem, with one that would do.
+    """
+    m = measured or measure(clean, shown)
+    theory.check_beta(beta, m.separation, m.patterns, m.norm)
+    error = theory.retrieval_error(beta, m.separation, m.patterns, m.norm)
+    radius = theory.projection_radius(beta, m.patterns, m.norm)
+    box = theory.box_radius(beta, error, m.spread, m.noise)
+    flat, free = shown.reshape(-1, shown.shape[-1]), clean.reshape(-1, clean.shape[-1])
+    target = free[rng.integers(0, len(free), draws)]
+    target = target[np.linalg.norm(target, axis=1) > 0]
+    each = flat[rng.integers(0, len(flat), len(target))]
+    other = rng.normal(size=each.shape)
+    near = [
+        int((np.abs(np.einsum("id,id->i", each, v)) <= radius * np.linalg.norm(v, axis=1)).sum())
+        for v in (target, other)
+    ]
+    boxed = int((np.abs(each - flat.mean(axis=0)).max(axis=1) <= box).sum())
+    n = len(target)
+    # three probabilities share the error
+    low, high = clopper_pearson_bounds(np.array([*near, boxed]), n, (1.0 - confidence) / 3.0)
+    value = theory.theorem3(near[0] / n, near[1] / n, boxed / n, records, m.patterns)
+    return Floor(
+        beta=beta,
+        gamma=2.0 * error,
+        value=value,
+        low=theory.theorem3(float(low[0]), float(low[1]), float(high[2]), records, m.patterns),
+        near_target=near[0] / n,
+        near_other=near[1] / n,
+        in_box=boxed / n,
+        draws=n,
+    )

@@ -1,0 +1,375 @@
+"""The audit: games in closed form and through the engine, bounds beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+
+from fedaudit.audits.active_membership import attention, games, patterns, probe, scores, theory
+from fedaudit.audits.active_membership.adversary import (
+    Adversary,
+    Attention,
+    FullyConnected,
+    Threshold,
+)
+from fedaudit.audits.active_membership.games import Floats, Indices, Mask, Outside, Universe
+from fedaudit.audits.audit import Knowledge
+from fedaudit.errors import ConfigError, NotApplicable, UsageError
+from fedaudit.hooks import Hook
+from fedaudit.results import AuditResult
+from fedaudit.trace import Truth, View
+
+# -- the other side of the table ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """One federation that was played with planted models.
+
+    `view` is the server's; `target` (g,) the targets of its games by number in the universe, one
+    game per client or (where uploads arrive mixed) one for all; `names` of the clients in order.
+    `closed` (g,): what the closed form makes of the data that the clients trained on, to be held
+    against the engine. `rate` and `records` of a client's step.
+    """
+
+    view: View
+    target: Indices
+    names: tuple[str, ...]
+    closed: Floats
+    rate: float
+    records: int
+
+
+class Table(Protocol):
+    """Where games are played: the challenger, who keeps data and coins to itself.
+
+    `universe` of records that can occur, as the server knows it; `shape` of a record; `records` per
+    client in a game; `classes`; `mixed` whether uploads reach the server as a sum or without names;
+    `noisy` whether noise is added to them, `step_noise` the smallest noise multiplier of a client's
+    step (0: none).
+    """
+
+    universe: Universe
+    shape: tuple[int, ...]
+    records: int
+    classes: int
+    mixed: bool
+    noisy: bool
+    step_noise: float
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+    def figure(self, adversary: Adversary) -> tuple[Floats, Indices]:
+        """Scores (G,) and trials (G,) of games in closed form. [ActiveMembership] Figure 12"""
+        ...
+
+    def own(self, adversary: Adversary) -> Mapping[str, Floats]:
+        """The same against every client with the records that it has: party -> scores."""
+        ...
+
+    def recorded(self, adversary: Adversary, probing: ActiveMembership) -> Iterator[Played]:
+        """Games through the engine, one planted model for all clients of a federation."""
+        ...
+
+    def marked(self, adversary: Adversary, probing: ActiveMembership) -> Iterator[Played]:
+        """Games through the engine, another detector armed for every client."""
+        ...
+
+
+# -- the guess ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guess:
+    """What the attack says, and what theory says beside it.
+
+    `figure` (G,) scores with their `trial` (G,); `cut`; `own` party -> scores; `recorded` (R,)
+    strengths with `recorded_cut` and what the closed form said, `agreed`; `marked` (M, K) strengths
+    by client. `outside` P_M at `radius`; `floor` of Theorem 3, or why there is none.
+    """
+
+    figure: Floats
+    trial: Indices
+    cut: float
+    own: Mapping[str, Floats]
+    recorded: Floats
+    recorded_cut: float
+    agreed: Mask
+    marked: Floats
+    radius: float
+    outside: Outside | None
+    floor: attention.Floor | None
+    no_floor: str
+    about: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    vantage: str = ""
+    trace_sha256: str = ""
+
+
+# -- the audit ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActiveMembership:
+    """Whether a server that plants weights can tell that a record is in a client's data.
+
+    `adversary`: "fc" or "attention". `games` in closed form and `recorded` through the engine;
+    `trials` above 1 plays `games` in each, with data and targets fixed in a trial, as published.
+    `records` per client in a game (default: the clients' median). `universe`: records that the
+    server thinks possible, at most. `threshold`: "tuned" on games of the server's own, "theory"
+    (tau = Delta; gamma = 2 Delta-bar), or "published". `client_games` against every client as it
+    is. `local_dp`: a mechanism in place of the run's, with the settings of that protection.
+    Attention: `patch` size, `dimension` and `embedding` of patterns ("fourier" is ours, "linear"
+    published), `beta` (default: searched, or from Theorem 3).
+    """
+
+    name: ClassVar[str] = "active_membership"
+    question: ClassVar[str] = (
+        "Can a dishonest server tell that a record is in a client's data, even under local DP?"
+    )
+    source: ClassVar[str] = "[ActiveMembership] Figures 11 and 12"
+    needs: ClassVar[tuple[str, ...]] = ("games",)
+    vantage: str = "server"
+    adversary: Literal["fc", "attention"] = "fc"
+    threshold: Threshold = "tuned"
+    games: int = 2400
+    trials: int = 1
+    recorded: int = 200
+    client_games: int = 200
+    simulated: int = 1000
+    records: int | None = None
+    universe: int = 2000
+    local_dp: dict[str, Any] | None = None
+    patch: int = 4
+    dimension: int = 64
+    embedding: Literal["fourier", "linear"] = "fourier"
+    beta: float | None = None
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        for key, fine, expected in (
+            ("games", self.games >= 20, "at least 20"),
+            ("trials", self.trials >= 1, "at least 1"),
+            ("recorded", self.recorded >= 0, "0 or more"),
+            ("client_games", self.client_games >= 0, "0 or more"),
+            ("simulated", self.simulated >= 20, "at least 20"),
+            ("records", self.records is None or self.records >= 1, "at least 1"),
+            ("universe", self.universe >= 2, "at least 2"),
+            ("patch", self.patch >= 1, "at least 1"),
+            ("dimension", self.dimension >= 2, "at least 2"),
+            ("beta", self.beta is None or self.beta > 0, "above 0"),
+            ("confidence", 0 < self.confidence < 1, "between 0 and 1"),
+        ):
+            if not fine:
+                raise ConfigError(
+                    f"audits.active_membership.{key} is out of range",
+                    expected=expected,
+                    got=str(getattr(self, key)),
+                    remedy="leave it out for its default",
+                )
+        if self.beta is not None and self.adversary != "attention":
+            raise ConfigError(
+                "audits.active_membership.beta belongs to attention",
+                expected='adversary = "attention"',
+                got=repr(self.adversary),
+                remedy="remove beta",
+            )
+
+    # -- attack ----------------------------------------------------------------------------------
+
+    def probe(
+        self,
+        adversary: Adversary,
+        target: Indices,
+        *,
+        classes: int,
+        mark: int = 0,
+        gain: float = 1.0,
+    ) -> Hook:
+        """The hook that plants crafted weights on their way to the clients.
+
+        `target` (K,) one per client; or (1,), the same for all. `mark`: so many clients get the
+        same target, each with a detector of its own, so that they can be told apart.
+        """
+        if mark:
+            same = np.repeat(target, mark)
+            armed = np.arange(mark)
+            rows = adversary.rows(same, classes=classes, detectors=mark, armed=armed, gain=gain)
+            return probe.Planting(rows)
+        rows = adversary.rows(target, classes=classes, gain=gain)
+        return probe.Planting(rows[0] if len(rows) == 1 else rows)
+
+    def prepare(self, table: Table, rng: np.random.Generator) -> Adversary:
+        """The adversary, tuned to the distribution and the mechanism that it knows."""
+        if self.adversary == "fc":
+            return FullyConnected.prepare(
+                table.universe,
+                table.records,
+                rng,
+                threshold=self.threshold,
+                simulated=self.simulated,
+            )
+        offered: list[patterns.Embedding]
+        if self.embedding == "linear":
+            offered = [patterns.linear(table.shape, self.patch, self.dimension, rng)]
+        else:
+            offered = [
+                patterns.fourier(
+                    table.shape, self.patch, self.dimension, table.universe.values, rng, bandwidth=b
+                )
+                for b in patterns.BANDWIDTHS
+            ]
+        return Attention.prepare(
+            table.universe,
+            offered[1:2] if self.threshold == "theory" and len(offered) > 1 else offered,
+            table.records,
+            rng,
+            threshold=self.threshold,
+            beta=self.beta,
+            simulated=min(self.simulated, 200),
+        )
+
+    def attack(self, view: View, knowledge: Knowledge, rng: np.random.Generator) -> Guess:
+        table: Table | None = knowledge.extra.get("games")
+        if table is None:
+            raise NotApplicable(
+                "an active attack cannot be made on a recording alone",
+                expected="clients that compute gradients on planted models",
+                got="a trace",
+                remedy="audit a run, whose clients can be played again",
+            )
+        if view.vantage != "server":
+            raise NotApplicable(
+                f"{view.vantage} cannot plant weights",
+                expected='vantage = "server": only who sends models can plant weights',
+                got=view.vantage,
+                remedy="leave vantage out",
+            )
+        if self.adversary == "attention" and table.noisy:
+            raise NotApplicable(
+                "the attention adversary asks whether any gradient is non-zero",
+                expected="uploads without noise",
+                got="noise, which makes all of them non-zero",
+                remedy='audits.active_membership.adversary = "fc"',
+            )
+        try:
+            adversary = self.prepare(table, rng)
+        except UsageError as error:
+            # a theorem that asks for more than the data give is no property of the config
+            raise NotApplicable(
+                error.what, expected=error.expected, got=error.got, remedy=error.remedy
+            ) from None
+        figure, trial = table.figure(adversary)
+        read = [self._read(p, adversary) for p in table.recorded(adversary, self)]
+        marked = [
+            self._marks(p, adversary)
+            for p in (table.marked(adversary, self) if self.adversary == "fc" else ())
+        ]
+        cuts = {r[1] for r in read}
+        outside, floor, why = self._theory(table, adversary, rng)
+        return Guess(
+            figure=figure,
+            trial=trial,
+            cut=adversary.cut,
+            own=table.own(adversary),
+            recorded=np.concatenate([r[0] for r in read]) if read else np.empty(0),
+            recorded_cut=max(cuts, default=0.0),
+            agreed=np.concatenate([r[2] for r in read]) if read else np.empty(0, dtype=bool),
+            marked=np.concatenate(marked) if marked else np.empty((0, 0)),
+            radius=table.universe.radius if isinstance(adversary, FullyConnected) else 0.0,
+            outside=outside,
+            floor=floor,
+            no_floor=why,
+            about=self._about(table, adversary),
+            notes=(*knowledge.notes, *table.notes),
+            vantage=view.vantage,
+            trace_sha256=view.trace_sha256,
+        )
+
+    def _read(self, played: Played, adversary: Adversary) -> tuple[Floats, float, Mask]:
+        """Strengths (g,) of a federation's games, the cut, and whether the closed form agrees."""
+        answer = probe.read(played.view, adversary.read)
+        cut = probe.noise_cut(played.view.declared, played.rate, played.records)
+        each = probe.strength(answer.rows if cut else np.abs(answer.rows))
+        if len(played.target) == len(each) and answer.named:
+            where = {s: i for i, s in enumerate(answer.senders)}
+            strengths = each[[where[n] for n in played.names]]
+        else:
+            strengths = np.array([each.max()])  # some client of the federation
+        closed = played.closed > adversary.cut
+        return strengths, cut, (strengths > cut) == closed
+
+    def _marks(self, played: Played, adversary: Adversary) -> Floats:
+        """Strengths (1, K) by client: each left its mark in a neuron of its own."""
+        answer = probe.read(played.view, adversary.read)
+        cut = probe.noise_cut(played.view.declared, played.rate, played.records)
+        rows = answer.rows if cut else np.abs(answer.rows)
+        return rows.max(axis=0)[None, :] - cut
+
+    def _theory(
+        self, table: Table, adversary: Adversary, rng: np.random.Generator
+    ) -> tuple[Outside | None, attention.Floor | None, str]:
+        """P_M for Theorem 1, or Theorem 3 at the planted beta."""
+        if isinstance(adversary, FullyConnected):
+            universe = table.universe
+            radius = universe.snapped(universe.radius)
+            return games.outside(universe, radius, rng, confidence=self.confidence), None, ""
+        assert isinstance(adversary, Attention)
+        clean, shown = adversary.sample(rng, 1 << 22)
+        try:
+            found = attention.floor(
+                clean,
+                shown,
+                adversary.beta,
+                records=table.records,
+                rng=rng,
+                confidence=self.confidence,
+            )
+        except UsageError as error:
+            return None, None, f"Theorem 3 says nothing here: {error.what}; {error.remedy}"
+        return None, found, ""
+
+    def _about(self, table: Table, adversary: Adversary) -> dict[str, Any]:
+        channel = table.universe.channel
+        book = channel.codes
+        ceiling = None
+        if book is not None and book.transition is not None:
+            ceiling = theory.ceiling(book.transition, table.universe.features)
+        return {
+            "mechanism": channel.name,
+            "claimed_epsilon": channel.claimed_epsilon,
+            "exact_epsilon": channel.exact_epsilon,
+            "delta": channel.delta,
+            "universe": len(adversary.universe),
+            "features": table.universe.features,
+            "records": table.records,
+            "mixed": table.mixed,
+            "noisy": table.noisy,
+            "step_noise": table.step_noise,
+            "ceiling": ceiling,
+            "alphabet": None if book is None else book.alphabet,
+            "tau": adversary.tau if isinstance(adversary, FullyConnected) else None,
+            "beta": adversary.beta if isinstance(adversary, Attention) else None,
+            "gamma": adversary.gamma if isinstance(adversary, Attention) else None,
+        }
+
+    # -- score -----------------------------------------------------------------------------------
+
+    def score(self, guess: Guess, truth: Truth | None, rng: np.random.Generator) -> AuditResult:
+        shared: dict[str, Any] = {
+            "audit": self.name,
+            "question": self.question,
+            "vantage": guess.vantage,
+            "settings": asdict(self),
+            "source": self.source,
+            "trace_sha256": guess.trace_sha256,
+        }
+        if truth is None or "figure" not in truth.members:
+            return AuditResult(
+                **shared, not_applicable="no truth: the attack guessed, and nothing was scored"
+            )
+        return scores.scored(self, guess, truth.members, rng, shared)

@@ -1,0 +1,140 @@
+"""Fast draws from a known law: alias tables on whole numbers, one random word per draw.
+
+Laws are met to 2^-32: that is the resolution of a table's columns and coins together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.uint32]
+Floats = npt.NDArray[np.float64]
+
+BLOCK = 10
+"""Bits drawn at once: a table of 1,024 entries stays in the first-level cache."""
+_COIN = 32 - BLOCK
+
+
+def alias(probabilities: npt.ArrayLike) -> tuple[Floats, npt.NDArray[np.int64]]:
+    """Walker's tables of a distribution (m,), by Vose's construction: column i is kept with
+    `keep[i]`, else `other[i]` is taken."""
+    p = np.asarray(probabilities, dtype=np.float64)
+    m = len(p)
+    scaled = (p / p.sum() * m).tolist()
+    keep, other = [1.0] * m, list(range(m))
+    small = [i for i, s in enumerate(scaled) if s < 1.0]
+    large = [i for i, s in enumerate(scaled) if s >= 1.0]
+    while small and large:
+        low, high = small.pop(), large[-1]
+        keep[low], other[low] = scaled[low], high
+        scaled[high] -= 1.0 - scaled[low]
+        if scaled[high] < 1.0:
+            small.append(large.pop())
+    return np.array(keep), np.array(other, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Flips:
+    """Words of independent bits, most significant first. `tables` hold a coin's threshold in the
+    upper 22 bits and the other column in the lower 10; `widths` the bits of each."""
+
+    tables: tuple[Words, ...]
+    widths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, ones: npt.ArrayLike) -> Flips:
+        """From the probability that each bit is one, (l,)."""
+        p = np.asarray(ones, dtype=np.float64)
+        tables, widths = [], []
+        for part in np.array_split(p, -(-len(p) // BLOCK)):
+            law = np.ones(1)
+            for q in part:
+                law = np.outer(law, (1.0 - q, q)).ravel()
+            law = np.concatenate([law, np.zeros((1 << BLOCK) - len(law))])
+            keep, other = alias(law)
+            coin = np.rint(keep * 2.0**_COIN).astype(np.int64)
+            # a column that is always kept is its own other one: the coin does not matter
+            whole = coin >= 1 << _COIN
+            other = np.where(whole, np.arange(1 << BLOCK), other)
+            coin = np.where(whole, 0, coin)
+            tables.append(((coin << BLOCK) | other).astype(np.uint32))
+            widths.append(len(part))
+        return cls(tuple(tables), tuple(widths))
+
+    def draw(self, count: int, rng: np.random.Generator) -> Words:
+        """`count` independent words, (count,)."""
+        out = self.draw_part(0, count, rng)
+        for i in range(1, len(self.tables)):
+            out <<= np.uint32(self.widths[i])
+            out |= self.draw_part(i, count, rng)
+        return out
+
+    def draw_part(self, part: int, count: int, rng: np.random.Generator) -> Words:
+        """One block of the bits of `count` words, (count,): blocks are independent."""
+        table, low = self.tables[part], np.uint32((1 << BLOCK) - 1)
+        row = random_words(count, rng)
+        column = row >> np.uint32(_COIN)
+        entry = table.take(column, mode="clip")
+        row <<= np.uint32(BLOCK)
+        row |= low
+        kept = row < entry  # coin < threshold: the lower bits of `row` are all ones
+        entry &= low
+        column ^= entry
+        column *= kept
+        column ^= entry  # the column where it is kept, the other one elsewhere
+        return column
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Draws from the row of a table that each code names. `keep`, `other` (k m,) row by row."""
+
+    keep: npt.NDArray[np.uint32]
+    other: npt.NDArray[np.int32]
+    columns: int
+
+    @classmethod
+    def of(cls, table: npt.ArrayLike) -> Rows:
+        """From Pr[output | code] (k, m)."""
+        p = np.asarray(table, dtype=np.float64)
+        keeps, others = [], []
+        for law in p:
+            keep, other = alias(law)
+            coin = np.rint(keep * 2.0**32)
+            whole = coin >= 2.0**32
+            others.append(np.where(whole, np.arange(len(law)), other))
+            keeps.append(np.where(whole, 0.0, coin))
+        return cls(
+            np.concatenate(keeps).astype(np.uint32),
+            np.concatenate(others).astype(np.int32),
+            p.shape[1],
+        )
+
+    def draw(self, codes: npt.NDArray[np.int32], rng: np.random.Generator) -> npt.NDArray[np.int32]:
+        """Outputs (count,) of codes (count,)."""
+        random = random_words(2 * len(codes), rng)
+        coin = random[len(codes) :]
+        wide = (random[: len(codes)].astype(np.uint64) * np.uint64(self.columns)) >> np.uint64(32)
+        at = wide.astype(np.int64)
+        column = wide.astype(np.int32)
+        at += codes * np.int64(self.columns)
+        kept = coin < self.keep.take(at, mode="clip")
+        other = self.other.take(at, mode="clip")
+        column -= other
+        column *= kept
+        column += other
+        return column
+
+
+def fast(rng: np.random.Generator) -> np.random.Generator:
+    """A quicker generator, seeded by one that is addressed."""
+    return np.random.Generator(np.random.SFC64(rng.integers(0, 2**63, 4)))
+
+
+def random_words(count: int, rng: np.random.Generator) -> Words:
+    """Independent 32-bit words (count,)."""
+    wide = rng.integers(0, 2**64 - 1, endpoint=True, dtype=np.uint64, size=-(-count // 2))
+    return wide.view(np.uint32)[:count]

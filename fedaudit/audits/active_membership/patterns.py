@@ -1,0 +1,171 @@
+"""From a record to the patterns that attention sees: patches, then a fixed map.
+
+    linear    x_j = Flatten(I_j) W_embed + p_j                    [ActiveMembership] Section 3.4
+    fourier   x_j = sqrt(2/d) cos(Flatten(I_j) W + phase)         ours
+
+The server chooses the model, and with it the embedding: it is public, fixed, and never trained. The
+attack needs patterns that are nearly orthogonal. Patches of small images are not, whatever linear
+map they go through; random Fourier features (Rahimi and Recht, 2007) of a small bandwidth are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.errors import ConfigError, DataError
+
+Floats = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+
+BANDWIDTHS = (0.1, 0.3, 1.0)
+"""Of Fourier features, in median distances of two patches: the server tries them all."""
+
+
+@dataclass(frozen=True, eq=False)
+class Embedding:
+    """`cut` (N, p) numbers of the features of each patch, `map` (p, d); then either `position`
+    (N, d) is added, or the cosine is taken with `phase` (d,)."""
+
+    cut: Indices
+    map: Floats
+    position: Floats | None = None
+    phase: Floats | None = None
+
+    def __post_init__(self) -> None:
+        if self.patterns < 2:
+            raise DataError(
+                "attention needs several patterns in a record",
+                expected="at least 2 patterns",
+                got=str(self.patterns),
+                remedy="cut records into smaller patches",
+            )
+        if self.patterns > self.dimension:
+            raise ConfigError(
+                "a record has more patterns than dimensions",
+                expected=f"at least {self.patterns} dimensions for {self.patterns} patterns",
+                got=str(self.dimension),
+                remedy=f"dimension = {self.patterns}, or larger patches",
+            )
+
+    @property
+    def patterns(self) -> int:
+        return len(self.cut)
+
+    @property
+    def dimension(self) -> int:
+        return self.map.shape[1]
+
+    @property
+    def features(self) -> int:
+        """Features of a record that are used."""
+        return int(self.cut.max()) + 1
+
+    @property
+    def placed(self) -> bool:
+        """Whether equal patches in different places become different patterns."""
+        if self.position is None:
+            return False
+        return len(np.unique(self.position.round(9), axis=0)) == self.patterns
+
+    def __call__(self, x: npt.ArrayLike) -> Floats:
+        """Records (n, r) to patterns (n, N, d)."""
+        flat = np.asarray(x, dtype=np.float64)
+        out = flat[:, self.cut] @ self.map
+        if self.position is not None:
+            out += self.position
+        if self.phase is not None:
+            out += self.phase
+            np.cos(out, out=out)
+            out *= np.sqrt(2.0 / self.dimension)
+        return np.asarray(out)
+
+
+def identity(patterns: int, dimension: int) -> Embedding:
+    """Records that are patterns already, one after another: (n, N d)."""
+    return Embedding(
+        np.arange(patterns * dimension).reshape(patterns, dimension), np.eye(dimension)
+    )
+
+
+def linear(
+    shape: tuple[int, ...], patch: int, dimension: int, rng: np.random.Generator
+) -> Embedding:
+    """Patches through orthonormal rows into `dimension` dimensions, plus a random position each,
+    with the mean norm of a patch of values in [0, 1]."""
+    cut = cut_record(shape, patch)
+    count, width = cut.shape
+    if dimension < width:
+        raise ConfigError(
+            "a patch does not fit into so few dimensions",
+            expected=f"at least {width} dimensions",
+            got=str(dimension),
+            remedy=f"dimension = {width}, or smaller patches",
+        )
+    q, _ = np.linalg.qr(rng.normal(size=(dimension, dimension)))
+    position = rng.normal(size=(count, dimension))
+    position *= np.sqrt(width / 3.0) / np.linalg.norm(position, axis=1, keepdims=True)
+    return Embedding(cut, q[:width], position)
+
+
+def fourier(
+    shape: tuple[int, ...],
+    patch: int,
+    dimension: int,
+    known: npt.ArrayLike,
+    rng: np.random.Generator,
+    *,
+    bandwidth: float = 0.3,
+) -> Embedding:
+    """Random Fourier features of patches; `bandwidth` in median distances between patches of
+    records (m, r) of the known distribution."""
+    cut = cut_record(shape, patch)
+    patches = np.asarray(known, dtype=np.float64)[:, cut].reshape(-1, cut.shape[1])
+    pairs = rng.integers(0, len(patches), (2, 2000))
+    apart = np.linalg.norm(patches[pairs[0]] - patches[pairs[1]], axis=1)
+    apart = apart[apart > 0]
+    if not len(apart):
+        raise DataError(
+            "all patches are alike",
+            expected="records that differ",
+            got="no two different patches in 2,000 pairs",
+            remedy="choose other records, or larger patches",
+        )
+    scale = bandwidth * float(np.median(apart))
+    map_ = rng.normal(size=(cut.shape[1], dimension)) / scale
+    return Embedding(cut, map_, phase=rng.uniform(0.0, 2.0 * np.pi, dimension))
+
+
+def cut_record(shape: tuple[int, ...], patch: int) -> Indices:
+    """Numbers of the features of every patch (N, p), for images (c, h, w) or features (r,).
+
+    Images are cut into squares of `patch` pixels, rows of features into runs of `patch`.
+    """
+    size = int(np.prod(shape))
+    numbers = np.arange(size)
+    if len(shape) == 1:
+        if size % patch:
+            raise ConfigError(
+                "records cannot be cut into patches of this size",
+                expected=f"a divisor of {size} features",
+                got=f"patch = {patch}",
+                remedy=f"patch = {_divisor(size, patch)}",
+            )
+        return numbers.reshape(-1, patch)
+    c, h, w = shape if len(shape) == 3 else (1, *shape)
+    if h % patch or w % patch:
+        raise ConfigError(
+            "images cannot be cut into patches of this size",
+            expected=f"a divisor of both {h} and {w}",
+            got=f"patch = {patch}",
+            remedy=f"patch = {_divisor(int(np.gcd(h, w)), patch)}",
+        )
+    cut = numbers.reshape(c, h // patch, patch, w // patch, patch).transpose(1, 3, 0, 2, 4)
+    return cut.reshape(-1, c * patch * patch)
+
+
+def _divisor(number: int, near: int) -> int:
+    every = [k for k in range(1, number + 1) if number % k == 0]
+    return min(every, key=lambda k: (abs(k - near), -k))

@@ -1,0 +1,431 @@
+"""From calls and coins to estimates, and the bounds that stand beside them.
+
+Independent games: Clopper and Pearson's interval for both rates; what is made of both (success, F1)
+moves monotonely with each, so its interval comes from the ends of two intervals that share the
+error. Published trials: games of a trial share data and targets, so whole trials are resampled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.audits.active_membership import theory
+from fedaudit.results import AuditResult, Bound, Estimate, Underpowered
+from fedaudit.stats import roc
+from fedaudit.stats.intervals import bootstrap, clopper_pearson, clopper_pearson_bounds
+
+if TYPE_CHECKING:
+    from fedaudit.audits.active_membership.audit import ActiveMembership, Guess
+
+Floats = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+Estimates = dict[str, Estimate | Underpowered]
+
+CURVE_POINTS = 200
+
+
+# -- one set of games -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Members that were called (of `members`), and others that were not (of `others`)."""
+
+    found: int
+    members: int
+    cleared: int
+    others: int
+
+    @classmethod
+    def of(cls, called: Mask, member: Mask) -> Counts:
+        return cls(
+            int((called & member).sum()),
+            int(member.sum()),
+            int((~called & ~member).sum()),
+            int((~member).sum()),
+        )
+
+
+def success(c: Counts, confidence: float) -> Estimate | Underpowered:
+    """(TPR + TNR) / 2, chance 1/2."""
+    return _of_both(c, confidence, lambda tpr, tnr: 0.5 * (tpr + tnr), 0.5)
+
+
+def f1(c: Counts, confidence: float) -> Estimate | Underpowered:
+    """2 TP / (2 TP + FP + FN) of a fair coin; always saying yes gives 2/3, a coin toss 1/2."""
+    return _of_both(c, confidence, lambda tpr, tnr: 2.0 * tpr / (tpr + 2.0 - tnr), 0.5)
+
+
+def _of_both(
+    c: Counts, confidence: float, function: Callable[[float, float], float], baseline: float
+) -> Estimate | Underpowered:
+    """A function that grows with both rates, and an interval that covers at least as often."""
+    if not c.members or not c.others:
+        return Underpowered(what="a success rate", have=min(c.members, c.others), needed=1)
+    tail = (1.0 - confidence) / 4.0  # two rates, two sides
+    low, high = clopper_pearson_bounds(
+        np.array([c.found, c.cleared]), np.array([c.members, c.others]), tail
+    )
+    return Estimate(
+        value=function(c.found / c.members, c.cleared / c.others),
+        low=function(float(low[0]), float(low[1])),
+        high=function(float(high[0]), float(high[1])),
+        n=c.members + c.others,
+        confidence=confidence,
+        baseline=baseline,
+        method="Clopper-Pearson on both rates",
+    )
+
+
+def independent(
+    values: Floats, member: Mask, cut: float, confidence: float, *, corner: bool = True
+) -> Estimates:
+    """Everything that is said of independent games with scores `values` (G,); with the corner of
+    few false positives."""
+    c = Counts.of(values > cut, member)
+    out: Estimates = {"success": success(c, confidence)}
+    if c.members and c.others:
+        out["true positive rate"] = clopper_pearson(c.found, c.members, confidence)
+        out["true negative rate"] = clopper_pearson(c.cleared, c.others, confidence)
+    out["F1"] = f1(c, confidence)
+    out["AUC"] = roc.auc(values, member, confidence=confidence)
+    if corner:
+        out["true positive rate at 1 % false positives"] = roc.true_positive_rate_at(
+            values, member, 0.01, confidence=confidence
+        )
+    return out
+
+
+def by_trial(
+    values: Floats,
+    member: Mask,
+    trial: Indices,
+    cut: float,
+    confidence: float,
+    rng: np.random.Generator,
+) -> Estimates:
+    """The same for published trials: intervals resample whole trials."""
+    called = values > cut
+    rows = []
+    areas = []
+    for t in np.unique(trial):
+        own = trial == t
+        c = Counts.of(called[own], member[own])
+        rows.append([c.found, c.members, c.cleared, c.others])
+        area = roc.auc(values[own], member[own], confidence=confidence)
+        if isinstance(area, Estimate):
+            areas.append(area.value)
+    counts = np.array(rows, dtype=np.float64)
+
+    def rates(stack: Floats) -> tuple[Floats, Floats]:
+        total = stack.sum(axis=1)
+        return total[:, 0] / np.maximum(total[:, 1], 1), total[:, 2] / np.maximum(total[:, 3], 1)
+
+    def made_of(function: Callable[[Floats, Floats], Floats], baseline: float | None) -> Any:
+        found = bootstrap(
+            counts,
+            lambda stack: function(*rates(stack)),
+            rng=rng,
+            confidence=confidence,
+            baseline=baseline,
+        )
+        if isinstance(found, Estimate):
+            return replace(found, method=f"bootstrap over {len(counts)} trials")
+        return found
+
+    out: Estimates = {
+        "success": made_of(lambda p, q: 0.5 * (p + q), 0.5),
+        "true positive rate": made_of(lambda p, q: p, None),
+        "true negative rate": made_of(lambda p, q: q, None),
+        "F1": made_of(lambda p, q: 2.0 * p / (p + 2.0 - q), 0.5),
+    }
+    area = bootstrap(np.array(areas), rng=rng, confidence=confidence, baseline=0.5)
+    if isinstance(area, Estimate):
+        area = replace(area, method=f"mean over trials, bootstrap over {len(areas)} of them")
+    out["AUC"] = area
+    return out
+
+
+def smallest_success(members: int, others: int, confidence: float) -> float | None:
+    """The smallest success, of equal rates, whose interval would lie above one half."""
+    if not members or not others:
+        return None
+    share = np.arange(0.5, 1.0 + 1e-9, 1.0 / min(members, others))
+    tail = (1.0 - confidence) / 4.0
+    low = [clopper_pearson_bounds(np.rint(share * n), n, tail)[0] for n in (members, others)]
+    seen = np.flatnonzero(0.5 * (low[0] + low[1]) > 0.5)
+    return float(share[seen[0]]) if len(seen) else None
+
+
+# -- the whole result -----------------------------------------------------------------------------
+
+
+def scored(
+    audit: ActiveMembership,
+    guess: Guess,
+    members: Mapping[str, Mask],
+    rng: np.random.Generator,
+    shared: Mapping[str, Any],
+) -> AuditResult:
+    """Estimates, bounds and notes of a guess whose coins are known."""
+    about, confidence = guess.about, audit.confidence
+    found: dict[str, Estimate | Underpowered] = {}
+    clear = not (about["mixed"] or about["noisy"]) or not len(guess.recorded)
+    coins = members["figure"]
+    figure = (
+        by_trial(guess.figure, coins, guess.trial, guess.cut, confidence, rng)
+        if audit.trials > 1
+        else independent(guess.figure, coins, guess.cut, confidence)
+    )
+    engine = (
+        independent(
+            guess.recorded, members["recorded"], guess.recorded_cut, confidence, corner=False
+        )
+        if len(guess.recorded)
+        else {}
+    )
+    if clear:
+        found |= figure
+        in_figure = "success"
+        if engine:
+            found["success (through the engine)"] = engine["success"]
+    else:
+        found |= engine
+        in_figure = "success (gradient in the clear)"
+        found[in_figure] = figure["success"]
+    at_theory = _at_theory(audit, guess, coins, confidence, rng, found, in_figure)
+    if guess.marked.size:
+        found |= _which(guess.marked, members["marked"], confidence)
+    estimates = {k: v for k, v in found.items() if isinstance(v, Estimate)}
+    lacking = tuple(v for v in found.values() if isinstance(v, Underpowered))
+    if "success" not in estimates:
+        return AuditResult(
+            **shared, underpowered=lacking, not_applicable="too few games for a success rate"
+        )
+    used = coins if clear else members["recorded"]
+    detectable = smallest_success(int(used.sum()), int((~used).sum()), confidence)
+    return AuditResult(
+        **shared,
+        headline="success",
+        estimates=estimates,
+        underpowered=lacking,
+        bounds=_bounds(guess, estimates, in_figure, at_theory),
+        per_client=_per_client(guess, members, confidence),
+        curves=_curves(guess, coins),
+        detectable=detectable,
+        notes=_notes(audit, guess, clear),
+    )
+
+
+def _at_theory(
+    audit: ActiveMembership,
+    guess: Guess,
+    coins: Mask,
+    confidence: float,
+    rng: np.random.Generator,
+    found: dict[str, Estimate | Underpowered],
+    in_figure: str,
+) -> str | None:
+    """The estimate that theorems 1 and 3 speak of: at their own threshold, on the same games."""
+    if guess.outside is not None:
+        cut, name = -guess.radius, "success (tau = Delta)"
+    elif guess.floor is not None:
+        cut, name = guess.floor.gamma, "success (gamma = 2 Delta-bar)"
+    else:
+        return None
+    if audit.threshold == "theory":
+        return in_figure
+    # a distance of Delta itself is outside the ball: scores equal to the cut are not called
+    if audit.trials > 1:
+        found[name] = by_trial(guess.figure, coins, guess.trial, cut, confidence, rng)["success"]
+    else:
+        found[name] = success(Counts.of(guess.figure > cut + 1e-12, coins), confidence)
+    return name
+
+
+def _which(marked: Floats, whose: Mask, confidence: float) -> Estimates:
+    """Whether the right client was named, of federations that hold the target."""
+    inside = whose.any(axis=1)
+    right = (marked.argmax(axis=1) == whose.argmax(axis=1)) & (marked.max(axis=1) > 0)
+    k = whose.shape[1]
+    if not inside.any():
+        return {"right client named": Underpowered(what="who holds a record", have=0, needed=1)}
+    return {
+        "right client named": clopper_pearson(
+            int(right[inside].sum()), int(inside.sum()), confidence, baseline=1.0 / k
+        )
+    }
+
+
+def _bounds(
+    guess: Guess, estimates: Mapping[str, Estimate], in_figure: str, at_theory: str | None
+) -> dict[str, Bound]:
+    about = guess.about
+    n, universe, features = about["records"], about["universe"], about["features"]
+    exact, claimed = float(about["exact_epsilon"]), float(about["claimed_epsilon"])
+    out: dict[str, Bound] = {}
+    game = f"Figure 12: {n} of {universe} records, target uniform"
+    if guess.outside is not None and at_theory is not None:
+        away = guess.outside
+        share = f"P_M = {away.value:.4g}" + (
+            "" if away.low == away.high else f", at most {away.high:.4g}"
+        )
+        out["Theorem 1"] = Bound(
+            value=theory.success(theory.theorem1(away.high, n, universe)),
+            kind="lower",
+            of=at_theory,
+            source="[ActiveMembership] Theorem 1",
+            assumes=f"{game}; |X| = {universe}, Delta = {guess.radius:.4g}; {share} "
+            f"({away.method})",
+        )
+    if guess.floor is not None and at_theory is not None:
+        f = guess.floor
+        out["Theorem 3"] = Bound(
+            value=theory.success(f.low),
+            kind="lower",
+            of=at_theory,
+            source="[ActiveMembership] Theorem 3",
+            assumes=f"{game}; independent patterns; P_proj {f.near_target:.4g} (target) and "
+            f"{f.near_other:.4g}, P_box {f.in_box:.4g}, unfavourable ends over {f.draws:,} draws",
+        )
+    if about["mechanism"] == "grr" and features == 1 and about["alphabet"] == universe:
+        k = about["alphabet"]
+        assumes = f"{game}; a record is one of {k} values"
+        out["Theorem 4"] = Bound(
+            value=theory.success(theory.theorem4(exact, n, k)),
+            kind="lower",
+            of=at_theory or in_figure,
+            source="[ActiveMembership] Theorem 4",
+            assumes=assumes,
+        )
+        out["exact for this adversary"] = Bound(
+            value=theory.success(theory.grr_advantage(exact, n, k)),
+            kind="reference",
+            of=at_theory or in_figure,
+            source="(p - q)(1 - q)^(n - 1)",
+            assumes=assumes,
+        )
+    if math.isfinite(exact):
+        delta = float(about["delta"])
+        out["Theorem 2"] = Bound(
+            value=theory.success(theory.theorem2(exact, delta)),
+            kind="upper",
+            of=in_figure,
+            source="[ActiveMembership] Theorem 2",
+            assumes=f"{game}; exact epsilon {exact:,.4g} per record"
+            + (f" at delta {delta:g}" if delta else ""),
+        )
+        if exact > claimed * (1 + 1e-9):
+            out["Theorem 2 at the claimed epsilon"] = Bound(
+                value=theory.success(theory.theorem2(claimed)),
+                kind="reference",
+                of=in_figure,
+                source="[ActiveMembership] Theorem 2",
+                assumes=f"nothing: the mechanism claims {claimed:,.4g}, its exact worst case is "
+                f"{exact:,.4g}, so this ceiling does not bind",
+            )
+    z = about["step_noise"]
+    if z and in_figure != "success":
+        out["one step of DP-SGD"] = Bound(
+            value=theory.gaussian_success(1.0 / z),
+            kind="upper",
+            of="success",
+            source="Phi(1/z): a record replaced moves a sum by 2 C, noise has z C",
+            assumes=f"one full-batch step with z = {z:g}; any adversary",
+        )
+    if about["ceiling"] is not None:
+        value, how = about["ceiling"]
+        out["total variation"] = Bound(
+            value=theory.success(value),
+            kind="upper",
+            of=in_figure,
+            source=how,
+            assumes=f"{game}; any adversary, who may know all other records",
+        )
+    return out
+
+
+def _per_client(
+    guess: Guess, members: Mapping[str, Mask], confidence: float
+) -> dict[str, dict[str, float | int | str | None]]:
+    out: dict[str, dict[str, float | int | str | None]] = {}
+    for party, values in guess.own.items():
+        c = Counts.of(values > guess.cut, members[f"own/{party}"])
+        e = success(c, confidence)
+        if isinstance(e, Underpowered):
+            continue
+        out[party] = {
+            "share": e.value,
+            "low": e.low,
+            "high": e.high,
+            "members found": c.found / c.members,
+            "others cleared": c.cleared / c.others,
+            "games": c.members + c.others,
+        }
+    return out
+
+
+def _curves(guess: Guess, coins: Mask) -> dict[str, dict[str, tuple[float, ...]]]:
+    found = roc.curve(guess.figure, coins)
+    if isinstance(found, Underpowered):
+        return {}
+    keep = np.unique(
+        np.linspace(0, len(found.threshold) - 1, CURVE_POINTS).round().astype(np.int64)
+    )
+    x, y = found.false_positive_rate[keep], found.true_positive_rate[keep]
+    return {
+        "ROC (gradient in the clear)": {
+            "false positive rate": tuple(float(v) for v in x),
+            "true positive rate": tuple(float(v) for v in y),
+            "chance": tuple(float(v) for v in x),
+        }
+    }
+
+
+def _notes(audit: ActiveMembership, guess: Guess, clear: bool) -> tuple[str, ...]:
+    about = guess.about
+    exact, claimed = float(about["exact_epsilon"]), float(about["claimed_epsilon"])
+    out = []
+    if about["mechanism"] == "none":
+        out.append("no local DP: clients train on their records as they are (Figure 11)")
+    else:
+        at = f" at delta {about['delta']:g}" if about["delta"] else ""
+        text = (
+            f"local DP by {about['mechanism']}: claimed epsilon {claimed:,.4g} per record{at}, "
+            f"exact worst case {exact:,.4g}"
+        )
+        if exact > claimed * (1 + 1e-9):
+            text += "; the claim does not hold, and a ceiling computed from it does not bind"
+        out.append(text)
+    out.append(
+        f"universe of {about['universe']:,} records of {about['features']} features; a client has "
+        f"{about['records']} in a game"
+    )
+    if about["tau"] is not None:
+        out.append(
+            f"tau = {about['tau']:.5g} ({audit.threshold}); half the smallest distance is "
+            f"{guess.radius:.5g}"
+        )
+    else:
+        out.append(f"beta = {about['beta']:.4g}, gamma = {about['gamma']:.4g} ({audit.threshold})")
+    if guess.no_floor:
+        out.append(guess.no_floor)
+    if len(guess.agreed) and not about["noisy"]:
+        out.append(
+            f"{int(guess.agreed.sum())} of {len(guess.agreed)} games through the engine were "
+            "decided as the closed form decides them"
+        )
+    if not clear:
+        how = "as one sum or without names" if about["mixed"] else "with noise"
+        out.append(
+            f"the headline is what the server learns from uploads that arrive {how}; figures per "
+            "client are for gradients in the clear"
+        )
+    return (*out, *guess.notes)

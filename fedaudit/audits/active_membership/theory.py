@@ -1,0 +1,235 @@
+"""Closed forms and bounds. Scalars in, scalars out.
+
+An advantage is Pr[says yes | member] + Pr[says no | no member] - 1, which is 2 success - 1:
+[ActiveMembership] Eq. (1). Bounds on an advantage may be negative; a success is cut at one half,
+which guessing reaches.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.errors import ConfigError, UsageError
+
+Floats = npt.NDArray[np.float64]
+
+
+def success(advantage: float) -> float:
+    """(1 + advantage) / 2. [ActiveMembership] Eq. (1)"""
+    return 0.5 * (1.0 + advantage)
+
+
+# -- fully connected layers -----------------------------------------------------------------------
+
+
+def theorem1(outside: float, records: int, universe: int) -> float:
+    """Advantage >= 1 - (n + |X| - 1) / (|X| - 1) P_M. [ActiveMembership] Theorem 1, Eq. (20)
+
+    `outside` (P_M): the chance that a protected record leaves the ball of radius Delta around
+    itself, mean over the universe; `records` (n) of the client; `universe` (|X|) records, of which
+    the target is drawn uniformly. Printed with "=", proved with ">=".
+    """
+    check_game(records, universe)
+    return 1.0 - (records + universe - 1) / (universe - 1) * outside
+
+
+def theorem2(epsilon: float, delta: float = 0.0) -> float:
+    """Advantage <= (e^eps - 1) / (e^eps + 1), for any adversary. [ActiveMembership] Eq. (4)
+
+    `epsilon` must be the exact worst case of the mechanism for a whole record: with a claim that
+    does not hold this is no bound. Beyond the paper: (epsilon, delta) adds 2 delta / (e^eps + 1).
+    """
+    small = math.exp(-epsilon)
+    return min(1.0, math.tanh(0.5 * epsilon) + 2.0 * delta * small / (1.0 + small))
+
+
+def theorem4(epsilon: float, records: int, alphabet: int) -> float:
+    """Advantage >= (e^eps - n) / (e^eps + d - 1) under GRR on d values. [ActiveMembership] Eq. (69)
+
+    A record is one of d values, which are also the universe.
+    """
+    check_game(records, alphabet)
+    return -math.expm1(math.log(records) - epsilon) * _truth(epsilon, alphabet)
+
+
+def grr_advantage(epsilon: float, records: int, alphabet: int) -> float:
+    """The exact advantage under GRR: (p - q) (1 - q)^(n - 1). Ours, tighter than Theorem 4.
+
+    Some report equals the target with probability 1 - (1-p)(1-q)^(n-1) if it is among the n
+    records, and 1 - (1-q)^n if it is not.
+    """
+    check_game(records, alphabet)
+    p = _truth(epsilon, alphabet)
+    q = p * math.exp(-epsilon)
+    return (p - q) * (1.0 - q) ** (records - 1)
+
+
+def _truth(epsilon: float, alphabet: int) -> float:
+    """p = e^eps / (e^eps + d - 1), without overflow."""
+    return 1.0 / (1.0 + (alphabet - 1) * math.exp(-epsilon))
+
+
+def check_game(records: int, universe: int) -> None:
+    """A game draws n different records, and one more that is not among them."""
+    if not 1 <= records < universe:
+        raise ConfigError(
+            "there are not enough different records for a game",
+            expected=f"1 to {max(universe - 1, 1)} records per client, fewer than the universe has",
+            got=f"{records} of a universe of {universe}",
+            remedy="give the client fewer records, or the universe more",
+        )
+
+
+# -- ceilings -------------------------------------------------------------------------------------
+
+
+def total_variation(table: npt.ArrayLike) -> float:
+    """The largest total variation between two rows of Pr[output | input] (k, m)."""
+    p = np.asarray(table, dtype=np.float64)
+    return max(
+        (float(0.5 * np.abs(p[i + 1 :] - p[i]).sum(axis=1).max()) for i in range(len(p) - 1)),
+        default=0.0,
+    )
+
+
+def symmetric_total_variation(hit: float, miss: float, features: int) -> float:
+    """Exact total variation of two records that differ in all `features`, each kept with `hit` and
+    turned into any one other value with `miss`.
+
+    The likelihood ratio depends on A - B alone, A features that equal the one record and B that
+    equal the other: TV = Pr[A > B] - Pr[A < B].
+    """
+    step = np.array([miss, max(0.0, 1.0 - hit - miss), hit])
+    law = np.ones(1)
+    for bit in bin(features)[2:]:  # by squaring: the law of A - B for the leading bits
+        law = np.convolve(law, law)
+        if bit == "1":
+            law = np.convolve(law, step)
+    middle = len(law) // 2
+    return float(min(1.0, abs(law[middle + 1 :].sum() - law[:middle].sum())))
+
+
+def hellinger_ceiling(affinity: float, features: int) -> float:
+    """TV <= sqrt(1 - BC^(2 r)) of r independent features of Bhattacharyya coefficient BC each."""
+    if affinity <= 0.0:
+        return 1.0
+    return math.sqrt(-math.expm1(2.0 * features * math.log(min(affinity, 1.0))))
+
+
+def ceiling(table: npt.ArrayLike, features: int) -> tuple[float, str]:
+    """A ceiling on any adversary's advantage, and what it rests on.
+
+    `table` (k, m): Pr[what is trained on | value] of one feature; `features` are drawn
+    independently. The adversary that knows all other records decides between two inputs of one
+    record, so the largest total variation between two records' outputs is what it can gain.
+    """
+    p = np.asarray(table, dtype=np.float64)
+    if features == 1:
+        return total_variation(p), "exact: largest total variation between two values"
+    k = len(p)
+    others = p[~np.eye(k, dtype=bool)] if p.shape == (k, k) else np.empty(0)
+    hit = np.diag(p) if p.shape == (k, k) else np.empty(0)
+    alike = len(others) and np.ptp(others) < 1e-12 and np.ptp(hit) < 1e-12
+    if alike and hit[0] >= others[0]:
+        value = symmetric_total_variation(float(hit[0]), float(others[0]), features)
+        return value, f"exact: two records that differ in all {features} features"
+    root = np.sqrt(p)
+    affinity = float((root @ root.T).min())
+    return (
+        hellinger_ceiling(affinity, features),
+        f"Hellinger bound over {features} independent features",
+    )
+
+
+def gaussian_success(shift: float) -> float:
+    """The best success at telling N(0, 1) from N(2 shift, 1): Phi(shift)."""
+    return 0.5 * math.erfc(-shift / math.sqrt(2.0))
+
+
+# -- attention ------------------------------------------------------------------------------------
+
+
+def needed_separation(beta: float, patterns: int, norm: float) -> float:
+    """2/(beta N) + ln(2 (N-1) N beta M^2) / beta. [ActiveMembership] Eq. (26)
+
+    `patterns` (N) of a record, `norm` (M) no protected pattern exceeds. Differs: Eq. (5) prints the
+    square outside of the logarithm's argument; it belongs to M.
+    """
+    inside = 2.0 * (patterns - 1) * patterns * beta * norm * norm
+    return 2.0 / (beta * patterns) + math.log(inside) / beta
+
+
+def smallest_beta(separation: float, patterns: int, norm: float) -> float | None:
+    """The smallest beta from which on patterns this far apart satisfy Theorem 3's condition.
+
+    None if none does: the separation is not positive.
+    """
+    if not separation > 0:
+        return None
+    # the condition's right side rises, then falls for good: its top is where ln(...) = 1 - 2/N
+    top = math.exp(1.0 - 2.0 / patterns) / (2.0 * (patterns - 1) * patterns * norm * norm)
+    if needed_separation(top, patterns, norm) <= separation:
+        return 0.0
+    low, high = top, top
+    while needed_separation(high, patterns, norm) > separation:
+        high *= 2.0
+    while high - low > 1e-12 * high:
+        middle = 0.5 * (low + high)
+        fine = needed_separation(middle, patterns, norm) <= separation
+        low, high = (low, middle) if fine else (middle, high)
+    return high
+
+
+def check_beta(beta: float, separation: float, patterns: int, norm: float) -> None:
+    """Refuse a beta for which Theorem 3 says nothing, with one that would do."""
+    enough = smallest_beta(separation, patterns, norm)
+    if enough is None:
+        raise UsageError(
+            "Theorem 3 holds for no beta here: some pattern lies closer to another than to itself",
+            expected="protected patterns with a separation above 0",
+            got=f"separation {separation:.4g}",
+            remedy="normalise the patterns, or embed them in more dimensions",
+        )
+    if not beta > 0 or beta < enough * (1.0 - 1e-9):
+        raise UsageError(
+            "beta is too small for Theorem 3",
+            expected=f"a beta that makes do with a separation of {separation:.4g}",
+            got=f"beta = {beta:g}",
+            remedy=f"beta = {enough * (1.0 + 1e-6):.7g} or more would do"
+            if enough
+            else "any beta above 0 would do",
+        )
+
+
+def retrieval_error(beta: float, separation: float, patterns: int, norm: float) -> float:
+    """Delta-bar = 2 M (N-1) exp(2/N - beta Delta). [ActiveMembership] Eq. (39)"""
+    return 2.0 * norm * (patterns - 1) * math.exp(2.0 / patterns - beta * separation)
+
+
+def projection_radius(beta: float, patterns: int, norm: float) -> float:
+    """1 / (beta N M): how far a query may lie from what it retrieves. [ActiveMembership] Lemma 1"""
+    return 1.0 / (beta * patterns * norm)
+
+
+def box_radius(beta: float, error: float, spread: float, noise: float) -> float:
+    """3 Delta-bar + beta m_max^2 R. [ActiveMembership] Eq. (6)
+
+    `spread` (m_max): largest distance of a pattern from the mean; `noise` (R): its largest norm.
+    """
+    return 3.0 * error + beta * spread * spread * noise
+
+
+def theorem3(
+    near_target: float, near_other: float, in_box: float, records: int, patterns: int
+) -> float:
+    """Advantage >= P_proj + P_proj^(2 n N) - P_box - 1. [ActiveMembership] Theorem 3, Eq. (6)
+
+    `near_target`, `near_other`: the chance that a pattern has hardly any component along the target
+    v (heads 1, 3) and along the direction u that heads 2 and 4 leave out; the paper takes one
+    P_proj for both. `in_box` (P_box): that a protected pattern lies in the cube around the mean.
+    Assumes patterns drawn independently, and components along v and u that are independent.
+    """
+    return near_other + (near_target * near_other) ** (records * patterns) - in_box - 1.0
