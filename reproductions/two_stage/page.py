@@ -1,0 +1,600 @@
+"""The page: published and measured side by side, from stored results alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedaudit.audits.two_stage_membership.theory import detection_power
+from fedaudit.report import plots
+from fedaudit.report.curves import cancellation, survival_map
+from fedaudit.stats import intervals
+from fedaudit.trace.store import write_atomically
+from reproductions.two_stage import prose, short
+from reproductions.two_stage.experiments import CLIP, NOISE, TRIALS
+from reproductions.two_stage.geometry import MAGNITUDES
+from reproductions.two_stage.results import (
+    ATTACK,
+    Floats,
+    Measured,
+    Results,
+    band,
+    estimate,
+    table,
+    trajectories,
+)
+from reproductions.two_stage.setting import SCENARIOS, TAU
+
+TABLED = (1, 5, 10, 15, 20)  # rounds that stand in a table
+
+
+def grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    body = [f"| {' | '.join(r)} |" for r in rows]
+    return "\n".join([f"| {' | '.join(head)} |", "|" + "---|" * len(head), *body]) + "\n"
+
+
+def around(curves: Floats) -> str:
+    """Mean over all seeds and rounds with its interval over seeds."""
+    value, low, high = (float(v[0]) for v in band(curves.mean(axis=1, keepdims=True)))
+    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def span(values: Floats) -> str:
+    return f"{float(values.min()):.3g} to {float(values.max()):.3g}"
+
+
+# -- figures 1 to 3 -------------------------------------------------------------------------------
+
+
+def surface_section(r: Results, published: Measured) -> str:
+    found = r.of("surface", "synthetic")
+    if not found:
+        return ""
+    one = found[0]
+    within = published["figure 1"]["cancelled within"]
+    least = one["least in the cancelled region"]
+    said = (
+        f"{one['points']:,} pairs; the largest relative distance from the closed form is "
+        f"{one['worst']:.1e}. Of the {one['cancelled']} pairs in the cancellation region "
+        f"(|dW| < {within:g}), {one['cancelled above tau']} have SUR > {TAU:g} and pass the "
+        "published stage I."
+    )
+    if least is not None:
+        said += f" The smallest SUR in there is {least:.2f}."
+    maps = (
+        "![SUR over alignment and magnitude ratio](two_stage-survival.svg)\n\n"
+        "![Power to find the update, over the same](two_stage-power.svg)\n"
+    )
+    return "\n".join(["## Figure 1: survival\n", prose.SURFACE, "", said, "", maps])
+
+
+def bound_section(r: Results, published: Measured) -> str:
+    known = published["figure 2"]
+    low, high = known["wilson"]
+    rows = [
+        [
+            "PathMNIST",
+            "start",
+            "published",
+            f"{100 * known['violation rate']:.1f} % [{100 * low:.1f}, {100 * high:.1f}]",
+            "–",
+            "–",
+            f"{known['median L']:.3g}",
+        ]
+    ]
+    for name in r.sets:
+        for variant in r.variants("bound", name):
+            one = r.of("bound", name, variant)[0]
+            each = one["test points"]
+            for how, counts in one["violated"].items():
+                trials = each * (2 if how == "curvature" else 1)
+                pooled = intervals.wilson(sum(counts), trials * len(counts))
+                apart = intervals.clustered_share(counts, [trials] * len(counts))
+                most = f"{sum(c == 1 for c in counts)} of {len(counts)}"
+                rows.append(
+                    [
+                        name,
+                        variant,
+                        how,
+                        f"{100 * pooled.value:.1f} % [{100 * pooled.low:.1f}, "
+                        f"{100 * pooled.high:.1f}]",
+                        f"[{100 * apart.low:.1f}, {100 * apart.high:.1f}]",
+                        most,
+                        f"{one['L' if how == 'curvature' else 'published L']:.3g}",
+                    ]
+                )
+    head = [
+        "set",
+        "model",
+        "L by",
+        "violations (Wilson)",
+        "over images",
+        "images with exactly one",
+        "median L",
+    ]
+    figure = f"![Remainders and bounds](two_stage-bound-{r.sets[0]}.svg)\n"
+    return "\n".join(
+        ["## Figure 2: the smoothness bound\n", prose.BOUND, "", grid(head, rows), figure]
+    )
+
+
+def alignment_section(r: Results) -> str:
+    rows = []
+    for name in r.sets:
+        for variant in r.variants("alignment", name):
+            apart = r.of("alignment", name, variant)[0]["apart"]
+            rows.append([name, variant, *(f"{np.mean(apart[f'{m:g}']):.4f}" for m in MAGNITUDES)])
+    if not rows:
+        return ""
+    first = r.of("alignment", r.sets[0], r.variants("alignment", r.sets[0])[0])[0]
+    images = len(next(iter(first["apart"].values())))
+    head = ["set", "model", *(f"largest distance, m = {m:g}" for m in MAGNITUDES)]
+    return "\n".join(
+        [
+            "## Figure 3: J against alignment\n",
+            prose.ALIGNMENT.format(images=images),
+            "",
+            grid(head, rows),
+            f"![J over alignment](two_stage-alignment-{r.sets[0]}.svg)\n",
+        ]
+    )
+
+
+# -- figures 4 and 5 ------------------------------------------------------------------------------
+
+
+def trajectory_section(r: Results, published: Measured) -> str:
+    s = r.scale
+    words = prose.TRAJECTORY.format(clients=s["clients"], rounds=s["rounds"], epochs=s["epochs"])
+    out = ["## Figure 4: risk over rounds\n", words, ""]
+    rounds = [t for t in TABLED if t <= s["rounds"]] or [1, s["rounds"]]
+    head = [
+        "",
+        "published",
+        "seeds",
+        *(f"round {t}" for t in rounds),
+        "all rounds",
+        "baseline",
+        "attack",
+        "increments' AUC",
+    ]
+    for name in r.sets:
+        rows = []
+        for scenario in SCENARIOS:
+            found = r.of("trajectory", name, scenario)
+            if not found:
+                continue
+            risks, others = trajectories(found), trajectories(found, "j others")
+            middle = risks.mean(axis=0)
+            rows.append(
+                [
+                    scenario,
+                    published["figure 4"][scenario],
+                    str(len(found)),
+                    *(f"{middle[t - 1]:.2f}" for t in rounds),
+                    around(risks),
+                    around(others),
+                    estimate(found, ATTACK),
+                    f"{table(found, 'auc').mean():.3f}",
+                ]
+            )
+            if scenario == "inverted":
+                target = trajectories(found, client=0)
+                rows.append(
+                    [
+                        "inverted, target",
+                        "–",
+                        str(len(found)),
+                        *(f"{target.mean(axis=0)[t - 1]:.2f}" for t in rounds),
+                        around(target),
+                        around(trajectories(found, "j others", 0)),
+                        "–",
+                        "–",
+                    ]
+                )
+        if rows:
+            out += [f"`{name}`:\n", grid(head, rows)]
+            out.append(f"![Risk over rounds, {name}](two_stage-risk-{name}.svg)\n")
+    return "\n".join(out)
+
+
+def non_iid_section(r: Results, published: Measured) -> str:
+    known = published["figure 5"]
+    low, high = known["SUR"]
+    rows = [
+        [
+            "PathMNIST, published",
+            "1.0",
+            "–",
+            f"{known['mean SUR']:.2f} ({low:.2f} to {high:.2f})",
+            f"{known['J'][0]:.3f} to {known['J'][1]:.2f}",
+            "–",
+            "–",
+        ]
+    ]
+    for name in r.sets:
+        found = r.of("trajectory", name, "non-IID")
+        if not found:
+            continue
+        sur, j, others = (table(found, k).mean(axis=0) for k in ("sur", "j", "j others"))
+        rows.append(
+            [
+                name,
+                around(trajectories(found)),
+                around(trajectories(found, "j others")),
+                f"{sur.mean():.2f} ({sur.min():.2f} to {sur.max():.2f})",
+                span(j),
+                span(others),
+                estimate(found, ATTACK),
+            ]
+        )
+    head = ["", "risk", "baseline", "SUR", "J", "J of nobody's records", "attack"]
+    figure = f"![Risk, SUR and J over rounds](two_stage-non-iid-{r.sets[0]}.svg)\n"
+    shown = r.of("example", r.sets[0])
+    if shown:
+        label = shown[0]["label"]
+        figure = f"![A record of client 0, label {label}](two_stage-example.svg)\n\n" + figure
+    return "\n".join(
+        ["## Figure 5: non-IID, round by round\n", prose.NON_IID, "", grid(head, rows), figure]
+    )
+
+
+def faults_section(r: Results) -> str:
+    out = ["## What the faults do\n", prose.FAULTS, ""]
+    half = r.scale["rounds"] // 2
+    head = ["set", "scenario", "seeds", "", "risk, first half", "second half", "last round", "J"]
+    rows = []
+    for name in r.sets:
+        for scenario in r.variants("faults", name):
+            found = r.of("faults", name, scenario)
+            for variant in found[0]:
+                own = [{"rounds": one[variant]} for one in found]
+                risks, j = trajectories(own), table(own, "j")
+                rows.append(
+                    [
+                        name,
+                        scenario,
+                        str(len(own)),
+                        variant,
+                        around(risks[:, :half]),
+                        around(risks[:, half:]),
+                        around(risks[:, -1:]),
+                        span(j.mean(axis=0)),
+                    ]
+                )
+    if not rows:
+        return ""
+    figure = f"![IID risk, fault by fault](two_stage-faults-{r.sets[0]}.svg)\n"
+    return "\n".join([*out, grid(head, rows), figure])
+
+
+def batches_section(r: Results) -> str:
+    rows = []
+    for name in r.sets:
+        for how in ("trajectory", "batches", "long"):
+            for scenario in r.variants(how, name):
+                found = r.of(how, name, scenario)
+                rows.append(
+                    [
+                        name,
+                        {"trajectory": "whole batch"}.get(how, how),
+                        scenario,
+                        str(len(found)),
+                        around(trajectories(found)),
+                        around(trajectories(found, "j others")),
+                        f"{table(found, 'j')[:, -1].mean():.4f}",
+                        f"{table(found, 'j others')[:, -1].mean():.4f}",
+                        estimate(found, ATTACK),
+                        estimate(found, "rank correlation of J with the attack's AUC", -1.0),
+                    ]
+                )
+    head = [
+        *("set", "training", "scenario", "seeds", "TS-MIA", "baseline", "J, last round"),
+        *("nobody's", "attack", "rank correlation of J with the attack"),
+    ]
+    s = r.scale
+    words = prose.BATCHED.format(epochs=s["epochs"], long=s["long_epochs"])
+    return "\n".join(["## Does TS-MIA predict the attack?\n", words, "", grid(head, rows)])
+
+
+# -- stage I --------------------------------------------------------------------------------------
+
+
+def many_section(r: Results) -> str:
+    name = r.sets[0]
+    counts = sorted(map(int, r.variants("many", name)))
+    if not counts:
+        return ""
+    rows = []
+    for k in counts:
+        found = r.of("many", name, k)
+        first = [np.array(one["rounds"]["r"])[0] for one in found]
+        rows.append(
+            [
+                str(k),
+                str(len(found)),
+                f"{np.mean(first):.3g}",
+                estimate(found, "SUR", most=math.inf),
+                estimate(found, "stage I: share of updates that survive"),
+                estimate(found, "ts_mia"),
+                f"{np.mean([one['estimates']['ts_mia'][3] for one in found]):.3f}",
+                estimate(found, ATTACK),
+            ]
+        )
+    head = ["clients", "seeds", "r, round 1", "SUR", "P(S)", "TS-MIA", "baseline", "attack"]
+    each = round(0.8 * 1797 / counts[-1])
+    words = prose.MANY.format(many=counts[-1], each=each, long=r.scale["long_epochs"])
+    return "\n".join(["## Where stage I binds: many clients\n", words, "", grid(head, rows)])
+
+
+def noise_section(r: Results) -> str:
+    name = r.sets[0]
+    levels = sorted(r.variants("noise", name), key=float)
+    if not levels:
+        return ""
+    rows = []
+    for z in levels:
+        found = r.of("noise", name, z)
+        snr = [v for one in found for row in one["rounds"]["snr"] for v in row]
+        power = "power to find an update at 5 % false positives"
+        rows.append(
+            [
+                z,
+                estimate(found, "SUR", most=math.inf),
+                estimate(found, "stage I: share of updates that survive"),
+                f"{np.mean([one['derived'] for one in found]):.2f}",
+                "∞" if None in snr else f"{np.mean(snr):.2f}",
+                estimate(found, power),
+                estimate(found, "ts_mia"),
+                f"{np.mean([one['estimates']['ts_mia'][3] for one in found]):.3f}",
+                estimate(found, ATTACK),
+            ]
+        )
+    head = [
+        *("z", "SUR", "P(S), tau = 0.1", "P(S), tau from noise", "SNR", "power"),
+        *("TS-MIA", "baseline", "attack"),
+    ]
+    s = r.scale
+    words = prose.NOISE.format(clip=CLIP, clients=s["clients"], long=s["long_epochs"])
+    return "\n".join(["## Where stage I binds: noise\n", words, "", grid(head, rows)])
+
+
+def cancel_section(r: Results) -> str:
+    found = r.of("cancel", r.sets[0])
+    if not found:
+        return ""
+    rows = []
+    for i, number in enumerate(found[0]["round"]):
+        own = {k: np.mean([one[k][i] for one in found]) for k in found[0]}
+        rows.append(
+            [
+                f"{number:g}",
+                f"{own['lambda']:.3f}",
+                f"{own['r']:.3f}",
+                f"{own['sur']:.2f}",
+                f"{own['own'] / NOISE:.2f}",
+                f"{own['power']:.3f}",
+                f"{own['found']:.3f}",
+                f"{own['false']:.3f}",
+            ]
+        )
+    head = ["round", "lambda", "r", "SUR", "SNR", "power", "by trial", "false alarms"]
+    words = prose.CANCEL.format(noise=NOISE, trials=TRIALS)
+    return "\n".join(
+        [
+            "## Where SUR and SNR part: lambda goes to -1\n",
+            f"{words} Means over {len(found)} seeds.",
+            "",
+            grid(head, rows),
+            "![SUR and SNR over lambda](two_stage-cancel.svg)\n",
+        ]
+    )
+
+
+# -- drawings -------------------------------------------------------------------------------------
+
+
+def maps() -> dict[str, str]:
+    """Figure 1 on the published axes, and power beside it."""
+    x, y = plots.Axis("alignment lambda", -1.0, 1.0), plots.Axis("r = |B| / |u|", 0.01, 6.0)
+    shape = (80, 60)
+    power = detection_power(3.0 / np.array([y.value((i + 0.5) / 60) for i in range(60)]), 0.05)
+    cells = plots.Cells(tuple((float(p),) * shape[0] for p in power), plots.Axis("power", 0.0, 1.0))
+    return {
+        "two_stage-survival.svg": plots.draw(
+            x, y, [survival_map(x, y, shape), cancellation()], width=480, height=340
+        ),
+        "two_stage-power.svg": plots.draw(x, y, [cells, cancellation()], width=480, height=340),
+    }
+
+
+def drawings(r: Results) -> dict[str, str]:
+    out = maps() if r.of("surface", "synthetic") else {}
+    for name in r.sets:
+        for kind, made in (
+            ("bound", _bound_figure(r, name)),
+            ("alignment", _alignment_figure(r, name)),
+            ("risk", _risk_figure(r, name)),
+            ("non-iid", _non_iid_figure(r, name)),
+            ("faults", _faults_figure(r, name)),
+        ):
+            if made:
+                out[f"two_stage-{kind}-{name}.svg"] = made
+    shown = r.of("example", r.sets[0]) if r.sets else []
+    if shown:
+        out["two_stage-example.svg"] = _example_figure(shown[0])
+    made = _cancel_figure(r)
+    return out | ({"two_stage-cancel.svg": made} if made else {})
+
+
+def _bound_figure(r: Results, name: str) -> str:
+    found = r.of("bound", name, "start")
+    if not found:
+        return ""
+    sizes, errors, limits = (np.concatenate(v) for v in zip(*found[0]["points"], strict=True))
+    both = [*errors[errors > 0], *limits]
+    layers = [
+        plots.Dots("bound by curvature", tuple(zip(sizes, limits, strict=True)), size=3.5),
+        plots.Dots("remainder", tuple(zip(sizes, errors, strict=True)), size=3.5),
+    ]
+    return plots.draw(
+        plots.Axis.around(f"length of the step, {name}", list(sizes), log=True),
+        plots.Axis.around("|delta - <H(0), v>|", both, log=True),
+        layers,
+    )
+
+
+def _alignment_figure(r: Results, name: str) -> str:
+    found = r.of("alignment", name, "start")
+    if not found:
+        return ""
+    cosines = found[0]["cosines"]
+    layers: list[plots.Layer] = []
+    for m in MAGNITUDES:
+        values = found[0]["j"][f"{m:g}"]
+        layers.append(plots.Curve(f"m = {m:g}", tuple(zip(cosines, values, strict=True))))
+    for m in MAGNITUDES:
+        proxy = 0.5 * np.tanh(0.5 * m * np.array(cosines))
+        layers.append(_Plain(tuple(zip(cosines, proxy.tolist(), strict=True))))
+    x = plots.Axis(f"alignment with the score gradient, {name} (dashed: linear proxy)", -1.0, 1.0)
+    return plots.draw(x, plots.Axis("J", -0.5, 0.5), layers)
+
+
+class _Plain(plots.Curve):
+    """A thin dashed line in the colour of the text, without a name."""
+
+    def __init__(self, points: tuple[tuple[float, float], ...]) -> None:
+        super().__init__("", points, True)
+
+    def svg(self, frame: plots.Frame, colour: str) -> str:
+        return super().svg(frame, "currentColor").replace('width="2"', 'width="1"')
+
+
+def _bands(curves: Mapping[str, Floats]) -> list[plots.Layer]:
+    out: list[plots.Layer] = []
+    for name, values in curves.items():
+        rows = zip(*band(values), strict=True)
+        points = tuple((float(t), *map(float, v)) for t, v in enumerate(rows, start=1))
+        out.append(plots.Band(name, points))  # type: ignore[arg-type]
+    return out
+
+
+def _rounds(r: Results, name: str) -> plots.Axis:
+    return plots.Axis(f"round, {name}", 1, max(2, r.scale["rounds"]))
+
+
+def _risk_figure(r: Results, name: str) -> str:
+    curves = {
+        scenario: trajectories(found)
+        for scenario in SCENARIOS
+        if (found := r.of("trajectory", name, scenario))
+    }
+    if not curves:
+        return ""
+    found = r.of("trajectory", name, "IID")
+    if found:
+        curves["IID, nobody's records"] = trajectories(found, "j others")
+    faulty = r.of("faults", name, "IID")
+    if faulty:
+        own = [{"rounds": one["as published"]} for one in faulty]
+        curves["IID with the published faults"] = trajectories(own)
+    return plots.draw(_rounds(r, name), plots.Axis("TS-MIA", 0.0, 1.05), _bands(curves))
+
+
+def _non_iid_figure(r: Results, name: str) -> str:
+    found = r.of("trajectory", name, "non-IID")
+    if not found:
+        return ""
+    curves = {
+        "TS-MIA": trajectories(found),
+        "SUR": table(found, "sur"),
+        "J": table(found, "j"),
+        "J of nobody's records": table(found, "j others"),
+        "AUC of increments": table(found, "auc"),
+    }
+    return plots.draw(_rounds(r, name), plots.Axis("non-IID", 0.0, 1.05), _bands(curves))
+
+
+def _faults_figure(r: Results, name: str) -> str:
+    found = r.of("faults", name, "IID")
+    if not found or len(found[0]) < 2:
+        return ""
+    curves = {
+        variant: trajectories([{"rounds": one[variant]} for one in found]) for variant in found[0]
+    }
+    return plots.draw(_rounds(r, name), plots.Axis("TS-MIA, IID", 0.0, 1.05), _bands(curves))
+
+
+def _example_figure(shown: Measured) -> str:
+    """One image, rows from the top."""
+    pixels = shown["pixels"]
+    rows = tuple(tuple(row) for row in reversed(pixels))
+    cells = plots.Cells(rows, plots.Axis("pixel", 0.0, 1.0))
+    x = plots.Axis(f"client 0, label {shown['label']}", 0, len(pixels[0]))
+    return plots.draw(x, plots.Axis("", 0, len(pixels)), [cells], width=300, height=260, marks=())
+
+
+def _cancel_figure(r: Results) -> str:
+    found = r.of("cancel", r.sets[0]) if r.sets else []
+    if not found:
+        return ""
+    own = {k: np.mean([one[k] for one in found], axis=0) for k in found[0]}
+    lam = own["lambda"]
+    curves = {"SUR": own["sur"], "SNR": own["own"] / NOISE, "power, by trial": own["found"]}
+    layers: list[plots.Layer] = [plots.Guide("tau", TAU)]
+    layers += [plots.Curve(n, tuple(zip(lam, v, strict=True))) for n, v in curves.items()]
+    return plots.draw(
+        plots.Axis("alignment lambda", -1.0, max(float(lam.max()), -0.9)),
+        plots.Axis("", 0.05, 12.0, log=True),
+        layers,
+    )
+
+
+# -- page -----------------------------------------------------------------------------------------
+
+
+def render(
+    results: Measured, published: Measured, missing: Sequence[str], lacking: Sequence[str] = ()
+) -> str:
+    """The whole page as markdown."""
+    r = Results(results)
+    sections = [
+        prose.head(r.scale, published, missing, lacking),
+        short.summary(r, published),
+        surface_section(r, published),
+        bound_section(r, published) if r.sets else "",
+        alignment_section(r) if r.sets else "",
+        trajectory_section(r, published) if r.sets else "",
+        non_iid_section(r, published) if r.sets else "",
+        faults_section(r) if r.sets else "",
+        batches_section(r) if r.sets else "",
+        many_section(r) if r.sets else "",
+        noise_section(r) if r.sets else "",
+        cancel_section(r) if r.sets else "",
+    ]
+    return "\n".join(s for s in sections if s).rstrip() + "\n"
+
+
+def write(
+    results: Measured,
+    published: Path,
+    folder: Path,
+    missing: Sequence[str],
+    lacking: Sequence[str] = (),
+) -> Path:
+    """Write the page and its figures into `folder`; returns the page.
+
+    `missing`: data sets that are not on this machine; `lacking`: keys not measured yet.
+    """
+    known: dict[str, Any] = json.loads(published.read_text(encoding="utf-8"))
+    folder.mkdir(parents=True, exist_ok=True)
+    page = folder / "two_stage.md"
+    write_atomically(page, render(results, known, missing, lacking))
+    for name, svg in drawings(Results(results)).items():
+        write_atomically(folder / name, svg)
+    return page

@@ -1,0 +1,96 @@
+"""Stored measurements, over seeds: means, intervals, and curves with bands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.randomness import Seed
+from fedaudit.results import Estimate
+from fedaudit.stats import intervals
+from reproductions.two_stage.setting import TAU
+
+Floats = npt.NDArray[np.float64]
+Measured = Mapping[str, Any]
+
+RESAMPLES = 2000
+DRAWS = Seed(11)  # of the bootstrap
+ATTACK = "membership_auc"
+
+
+class Results:
+    """Everything measured so far."""
+
+    def __init__(self, raw: Measured) -> None:
+        self.raw, self.scale = raw, raw["scale"]
+        keys = [k.split("/") for k in raw["measured"]]
+        seen = dict.fromkeys(k[1] for k in keys if k[1] != "synthetic")
+        order = [*self.scale["sets"], *seen]
+        self.sets = [s for s in dict.fromkeys(order) if s in seen]
+
+    def of(self, experiment: str, name: str, variant: object = "") -> list[dict[str, Any]]:
+        """The results of one variant, one per seed."""
+        head = f"{experiment}/{name}/{variant}/"
+        found = [(int(k[len(head) :]), v) for k, v in self.raw["measured"].items() if _of(k, head)]
+        return [v for _, v in sorted(found, key=lambda pair: pair[0])]
+
+    def variants(self, experiment: str, name: str) -> list[str]:
+        head = f"{experiment}/{name}/"
+        keys = (k for k in self.raw["measured"] if k.startswith(head))
+        return list(dict.fromkeys(k[len(head) :].rpartition("/")[0] for k in keys))
+
+
+def _of(key: str, head: str) -> bool:
+    return key.startswith(head) and "/" not in key[len(head) :]
+
+
+def risk(rounds: Measured, of: str = "j", client: int | None = None) -> Floats:
+    """TS-MIA of every round (T,): share of clients with SUR > tau and J > 0. [TwoStage] Eq. (32)
+
+    `of` says whose J: "j" of members, "j others" of records that nobody trained on.
+    """
+    hit = (np.array(rounds["sur"]) > TAU) & (np.array(rounds[of]) > 0)
+    return np.asarray(hit.mean(axis=1) if client is None else hit[:, client], dtype=float)
+
+
+def trajectories(found: Sequence[Measured], of: str = "j", client: int | None = None) -> Floats:
+    """Risk (seeds, T)."""
+    return np.stack([risk(one["rounds"], of, client) for one in found])
+
+
+def table(found: Sequence[Measured], name: str) -> Floats:
+    """Mean over clients of a quantity, (seeds, T)."""
+    return np.stack([np.mean(np.array(one["rounds"][name], float), axis=1) for one in found])
+
+
+def band(curves: Floats) -> tuple[Floats, Floats, Floats]:
+    """Mean over seeds and its percentile bootstrap band, (T,) each; curves (seeds, T)."""
+    rng = DRAWS.generator("band")
+    rows = rng.integers(0, len(curves), (RESAMPLES, len(curves)))
+    low, high = np.quantile(curves[rows].mean(axis=1), [0.025, 0.975], axis=0)
+    return curves.mean(axis=0), low, high
+
+
+def over_seeds(values: Sequence[float]) -> Estimate | None:
+    """Student's t interval over seeds; None for a single one."""
+    if len(values) < 2:
+        return None
+    found = intervals.mean(np.array(values))
+    return found if isinstance(found, Estimate) else None
+
+
+def estimate(found: Sequence[Measured], name: str, least: float = 0.0, most: float = 1.0) -> str:
+    """An audit's estimate over seeds as text, with its interval, which ends where values do."""
+    own = [one["estimates"][name] for one in found if name in one["estimates"]]
+    if not own:
+        return "–"
+    whole = over_seeds([row[0] for row in own])
+    value, low, high = own[0][:3] if whole is None else (whole.value, whole.low, whole.high)
+    return f"{value:.3f} [{max(low, least):.3f}, {min(high, most):.3f}]"
+
+
+def mean_of(found: Sequence[Measured], name: str) -> float:
+    return float(np.mean([one["estimates"][name][0] for one in found]))
