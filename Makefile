@@ -8,7 +8,7 @@ RUN    ?= fedaudit-run
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 
-.PHONY: audit test check bench nightly reproduce reproduce-fingerprint docs env clean browser
+.PHONY: audit test check bench nightly reproduce reproduce-fingerprint reproduce-two-stage docs env clean browser
 
 audit: $(VENV)/core.stamp  ## environment, the built-in experiment, a report
 	$(BIN)/fedaudit run --out $(RUN)
@@ -28,6 +28,8 @@ bench: $(VENV)/dev.stamp  ## speed: every hot path against its naive twin and th
 	$(BIN)/python benchmarks/linkage.py
 	$(BIN)/python benchmarks/secure_sum.py
 	$(BIN)/python benchmarks/allocation.py
+	$(BIN)/python benchmarks/shadows.py
+	$(BIN)/python benchmarks/two_stage.py
 	$(BIN)/python benchmarks/trace.py
 
 nightly: $(VENV)/dev.stamp  ## long statistics, and real downloads
@@ -38,6 +40,9 @@ reproduce: $(VENV)/dev.stamp  ## the papers' figures
 
 reproduce-fingerprint: $(VENV)/dev.stamp  ## the tables and figures of one paper
 	$(BIN)/python -m reproductions.fingerprint.run
+
+reproduce-two-stage: $(VENV)/dev.stamp
+	$(BIN)/python -m reproductions.two_stage.run
 
 docs: $(VENV)/dev.stamp  ## the documentation site, offline and strict
 	$(BIN)/python docs/generate_papers.py

@@ -136,6 +136,8 @@ def _spell(hint: Any) -> str:
         inside = [a for a in typing.get_args(hint) if a is not Ellipsis]
         many = "" if len(inside) == 1 else f"{len(inside)} "
         return f"a list of {many}{_PLURALS.get(inside[0], _spell(inside[0]))}"
+    if origin in (dict, Mapping):
+        return "a table of settings"
     arguments = typing.get_args(hint)
     if arguments:
         parts = dict.fromkeys(_spell(a) for a in arguments if a is not type(None))

@@ -108,12 +108,14 @@ def aligned(rounds: Sequence[Asked]) -> tuple[tuple[str, ...], list[Floats]]:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanGuess:
-    """`rounds` numbers and `plans` of each; `stacked` of all; `solved` (round, client, row)."""
+    """`rounds` numbers and `plans` of each; `stacked` of all; `uploads` (K,) sums that each client
+    was in, per round; `solved` (round, client, row)."""
 
     names: tuple[str, ...]
     rounds: tuple[int, ...]
     plans: tuple[PlanAudit, ...]
     stacked: PlanAudit
+    uploads: tuple[float, ...]
     refused: int
     solved: tuple[tuple[int, int, Rows], ...]
     persistent: Rows | None
@@ -179,6 +181,7 @@ class QueryPlan:
             rounds=tuple(a.round for a in ledgers_answered),
             plans=tuple(plans),
             stacked=audit_plan(np.concatenate(matrices)),
+            uploads=tuple((sum((m != 0).sum(axis=0) for m in matrices) / len(matrices)).tolist()),
             refused=questions - sum(len(a.answered) for a in ledgers),
             solved=tuple(self._solved(view, ledgers_answered, matrices, plans, rng)),
             persistent=self._persistent(view, ledgers_answered, matrices),
@@ -362,6 +365,7 @@ def _per_client(guess: PlanGuess) -> dict[str, dict[str, float | int | str | Non
             "part_of_row_space": max(p.share[k] for p in guess.plans),
             "rounds_recoverable": sum(k in p.recoverable for p in guess.plans),
             "part_over_all_rounds": guess.stacked.share[k],
+            "uploads_per_round": guess.uploads[k],
         }
         for k, name in enumerate(guess.names)
     }

@@ -11,11 +11,11 @@ import sys
 
 import typer
 
-from fedaudit.cli import allocate, begin, data, ldp, plan, runs
+from fedaudit.cli import allocate, begin, data, flower, ldp, plan, runs, sites
 from fedaudit.cli.app import app
 from fedaudit.errors import FedauditError
 
-__all__ = ["allocate", "app", "begin", "data", "ldp", "main", "plan", "runs"]
+__all__ = ["allocate", "app", "begin", "data", "flower", "ldp", "main", "plan", "runs", "sites"]
 
 
 def main() -> None:

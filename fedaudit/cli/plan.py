@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedaudit.stats.plan_design import Needed
 
 plan_app = typer.Typer(
-    help="Query plans of secure aggregation: what they give away, and safe ones.",
+    help="Query plans of secure aggregation: what they give away, and how to choose one.",
     no_args_is_help=True,
 )
 app.add_typer(plan_app, name="plan")
@@ -100,7 +100,7 @@ def plan_design(
     seed: Annotated[int, typer.Option(help="Of plans and simulations.")] = 1,
     as_json: PlainJson = False,
 ) -> None:
-    """Safe plans: what they can attribute, after how many rounds, and what they give away."""
+    """Plans of disjoint groups: what they attribute, in how many rounds, what they give away."""
     import numpy as np
 
     from fedaudit.experiment.plan import check_name, design, write_table

@@ -20,6 +20,15 @@ def run_command(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Overrides the config's seed.")] = None,
     out: Annotated[Path, typer.Option(help="Run directory.")] = Path("fedaudit-run"),
+    engine: Annotated[
+        str, typer.Option(help="Who trains: local (this process) or flower (its runtime).")
+    ] = "local",
+    superlink: Annotated[
+        str | None, typer.Option(help="With --engine flower: address of a running SuperLink.")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(help="With --engine flower: seconds that a round may take.")
+    ] = 600.0,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -28,8 +37,16 @@ def run_command(
     with interruptible(again()), Bar(quiet or as_json) as bar:
         bar("train", 0, 1, "starting")
         from fedaudit import experiment
+        from fedaudit.cli.flower_engine import chosen
 
-        result = experiment.run(config, out, overrides=set_ or (), seed=seed, progress=bar)
+        result = experiment.run(
+            config,
+            out,
+            overrides=set_ or (),
+            seed=seed,
+            progress=bar,
+            engine=chosen(engine, superlink, timeout),
+        )
     print_run(result, quiet, as_json)
 
 

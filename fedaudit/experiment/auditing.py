@@ -73,7 +73,7 @@ def audit_trace(
     for done, (name, audit) in enumerate(audits.items()):
         progress("audit", done, len(audits), name)
         asked = _asked(audit, seed, truth)
-        if "records" in audit.needs:
+        if {"records", "games"}.intersection(audit.needs):
             asked["records"] = {**given(), **_source("score", getattr(audit, "score_by", None))}
         kept = None if keep is None else _kept(keep / f"{name}.json", asked, trace)
         result = kept or audit_one(audit, trace, truth, seed, desk)

@@ -10,9 +10,12 @@ from fedaudit import settings
 from fedaudit.errors import ConfigError, nearest
 
 AUDITS = {
+    "active_membership": "fedaudit.audits.active_membership:ActiveMembership",
+    "attribution": "fedaudit.audits.attribution:Attribution",
     "coverage": "fedaudit.audits.coverage:Coverage",
     "fingerprint": "fedaudit.audits.fingerprint:Fingerprint",
     "query_plan": "fedaudit.audits.query_plan:QueryPlan",
+    "topology_inference": "fedaudit.audits.topology_inference:TopologyInference",
     "two_stage_membership": "fedaudit.audits.two_stage_membership:TwoStageMembership",
 }
 PROTECTIONS = {
@@ -53,6 +56,7 @@ def listing() -> dict[str, list[tuple[str, str, dict[str, tuple[str, str]]]]]:
     from fedaudit.federation.local.schedule import Training
     from fedaudit.federation.rounds import Rounds
     from fedaudit.tasks.catalogue import CATALOGUE
+    from fedaudit.watermarks.canary import Marking
 
     datasets = [
         (b.name, b.summary, {s.name: (s.meaning, str(s.default)) for s in b.settings})
@@ -83,6 +87,7 @@ def listing() -> dict[str, list[tuple[str, str, dict[str, tuple[str, str]]]]]:
             ("federation", summary(Rounds), settings.describe(Rounds)),
             ("training", summary(Training), settings.describe(Training)),
             ("trace", summary(Recording), settings.describe(Recording)),
+            ("marks", summary(Marking), settings.describe(Marking)),
         ],
         "protections": [
             (name, summary(cls), settings.describe(cls))

@@ -60,6 +60,7 @@ SECTIONS = (
     "topology",
     "federation",
     "training",
+    "marks",
     "protections",
     "audits",
     "trace",
@@ -105,14 +106,15 @@ class Config:
     audits: Mapping[str, Any]
     trace: Recording
     raw: Mapping[str, Any] = field(repr=False)
+    marks: Any = None
 
     @property
     def sha256(self) -> str:
-        """Identity of the run but for its seed: a hash of a small seed gives the seed away.
+        """Identity of the run but for seed and keys: a hash of a small one gives it away.
 
         Audits do not count: they can be added later.
         """
-        run = {k: v for k, v in self.raw.items() if k not in ("seed", "audits")}
+        run = {k: v for k, v in self._keyless().items() if k not in ("seed", "audits")}
         return hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -120,9 +122,14 @@ class Config:
         """Identity with seed and audits: for private places only."""
         return hashlib.sha256(json.dumps(self.raw, sort_keys=True).encode()).hexdigest()
 
+    def _keyless(self) -> dict[str, Any]:
+        """All values but the keys of marks: short ones could be found by trying."""
+        marks = {k: v for k, v in self.raw.get("marks", {}).items() if k != "keys"}
+        return {**self.raw, **({"marks": marks} if marks else {})}
+
     def public(self) -> dict[str, Any]:
-        """What may stand beside a trace: neither the seed nor anybody's name."""
-        plain = {k: v for k, v in self.raw.items() if k != "seed"}
+        """What may stand beside a trace: neither the seed, nor a key, nor anybody's name."""
+        plain = {k: v for k, v in self._keyless().items() if k != "seed"}
         plain["topology"] = {k: v for k, v in plain["topology"].items() if k != "clients"}
         return plain
 
@@ -267,6 +274,7 @@ def check(given: Mapping[str, Any], where: str = "the config") -> Config:
     protections = _named(raw["protections"], PROTECTIONS, "protection", "protections")
     audits = _named(raw["audits"], AUDITS, "audit", "audits")
     recording = settings.check(Recording, raw["trace"], "trace")
+    marks = _check_marks(raw["marks"])
     topology = _check_topology(raw["topology"])
     resolved: dict[str, Any] = {
         "seed": seed,
@@ -280,6 +288,8 @@ def check(given: Mapping[str, Any], where: str = "the config") -> Config:
         "audits": {name: plain(a) for name, a in audits.items()},
         "trace": plain(recording),
     }
+    if marks is not None:
+        resolved["marks"] = plain(marks)
     return Config(
         seed=seed,
         data=data,
@@ -292,6 +302,7 @@ def check(given: Mapping[str, Any], where: str = "the config") -> Config:
         audits=audits,
         trace=recording,
         raw=resolved,
+        marks=marks,
     )
 
 
@@ -409,6 +420,13 @@ def _check_partition(given: Mapping[str, Any]) -> Any:
 
     kind = _kind_of(given, partition.KINDS, "partition")
     return settings.check(partition.KINDS[kind], _rest(given), "partition", also=("kind",))
+
+
+def _check_marks(given: Mapping[str, Any]) -> Any:
+    """Marked records that some clients train on; None where the section is empty."""
+    from fedaudit.watermarks.canary import Marking
+
+    return settings.check(Marking, given, "marks") if given else None
 
 
 def _check_topology(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Query plans before and after they are asked: `check` a ledger or a table, `design` a safe one.
+"""Query plans before and after they are asked: `check` a ledger or a table, `design` a plan.
 
 A table is a CSV file with one row per query and one column per client (1 where the client is in the
 query, 0 where it is not, or a weight). A column `round` says which queries belong together; the

@@ -16,9 +16,9 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedaudit import __version__
 from fedaudit.errors import DataError, TraceError
@@ -28,6 +28,14 @@ from fedaudit.experiment.config import Config, load, to_toml
 from fedaudit.experiment.reporting import Progress, Run, quietly
 from fedaudit.trace import Trace, Truth
 from fedaudit.trace.store import write_atomically
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedaudit.federation.engine import Request
+
+Train = Callable[["Request"], "Tensor"]
+Engine = Callable[[Config, Path, Progress], None]
 
 
 def _claim(path: Path, config: Config) -> None:
@@ -73,7 +81,7 @@ def _same_experiment(path: Path, stamp: Path, private: Path, config: Config) -> 
     else:
         before = dict(config.raw)
     differ = _differences(before, config.raw)
-    if old.get("config_sha256") != config.sha256 or "seed" in differ:
+    if old.get("config_sha256") != config.sha256 or {"seed", "marks.keys"} & {*differ}:
         if not _has_rounds(path):
             # a mistake in the first config must not cost the folder: nothing is lost yet
             stamp.unlink()
@@ -112,26 +120,36 @@ def run(
     overrides: Sequence[str] = (),
     seed: int | None = None,
     progress: Progress = quietly,
+    engine: Engine | None = None,
 ) -> Run:
-    """Run (or resume) an experiment: train, record, audit, report."""
+    """Run (or resume) an experiment: train, record, audit, report.
+
+    `engine` trains and records in place of `simulate`, and leaves the same files.
+    """
     if not isinstance(config, Config):
         config = load(config, overrides=overrides, seed=seed)
     elif overrides or seed is not None:
         config = load(config.raw, overrides=overrides, seed=seed)
     path = Path(out)
     _claim(path, config)
-    simulate(config, path, progress)
+    (engine or simulate)(config, path, progress)
     return audit_run(config, path, progress)
 
 
-def simulate(config: Config, path: Path, progress: Progress = quietly) -> None:
-    """Train and record; rounds that are there already are not run again."""
+def simulate(
+    config: Config, path: Path, progress: Progress = quietly, train: Train | None = None
+) -> None:
+    """Train and record; rounds that are there already are not run again.
+
+    `train` answers the federation's requests in place of its own trainer.
+    """
     total = config.federation.rounds
     recorded, complete = _recorded(path)
     if complete and recorded == total:
         progress("train", total, total, "already recorded")
         return
     progress("train", recorded, total, "loading")
+    from fedaudit.federation.engine import drive
     from fedaudit.trace import Recorder, TruthRecorder
 
     federation, facts = build(config)
@@ -163,13 +181,14 @@ def simulate(config: Config, path: Path, progress: Progress = quietly) -> None:
         note = ", ".join(f"{k} {v:.3f}" for k, v in metrics.items())
         progress("train", number, total, note)
 
-    federation.run(
+    game = federation.play(
         recorder,
         truth,
         checkpoint=path / "checkpoint",
         keep_raw=config.trace.raw_updates,
         progress=after_round,
     )
+    drive(game, train or (lambda r: federation.train(r.sent, r.clients, r.number)))
 
 
 def _recorded(path: Path) -> tuple[int, bool]:
