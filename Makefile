@@ -8,7 +8,7 @@ RUN    ?= fedaudit-run
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 
-.PHONY: audit test check bench nightly reproduce reproduce-fingerprint reproduce-two-stage docs env clean browser
+.PHONY: audit test check bench nightly reproduce reproduce-fingerprint reproduce-two-stage reproduce-topology reproduce-attribution test-flower docs env clean browser
 
 audit: $(VENV)/core.stamp  ## environment, the built-in experiment, a report
 	$(BIN)/fedaudit run --out $(RUN)
@@ -43,6 +43,21 @@ reproduce-fingerprint: $(VENV)/dev.stamp  ## the tables and figures of one paper
 
 reproduce-two-stage: $(VENV)/dev.stamp
 	$(BIN)/python -m reproductions.two_stage.run
+
+reproduce-topology: $(VENV)/dev.stamp
+	$(BIN)/python -m reproductions.topology.run
+
+reproduce-attribution: $(VENV)/dev.stamp
+	$(BIN)/python -m reproductions.attribution.run
+
+# Flower pins older versions of several libraries: an environment of its own.
+test-flower: .venv-flower/stamp  ## what needs Flower: recording, doctor, engine
+	.venv-flower/bin/python -m pytest tests/flower tests/cli -m "not nightly and not network"
+
+.venv-flower/stamp: pyproject.toml constraints-flower.txt
+	$(PYTHON) -m venv .venv-flower
+	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints-flower.txt -e ".[flower]" "pytest>=8.3" "hypothesis>=6.100"
+	@touch $@
 
 docs: $(VENV)/dev.stamp  ## the documentation site, offline and strict
 	$(BIN)/python docs/generate_papers.py
