@@ -40,6 +40,7 @@ from fedaudit.tasks.models import LowRank, TinyGPT
 from fedaudit.tasks.task import Parameters, seeded
 
 PEFT = "base_model.model."  # what peft puts before a layer's name
+TRAINED_AT_ONCE = 1280  # tokens of a step: measured, benchmarks/lora.py
 TOKENS_AT_ONCE = 1024  # rows of logits that are held at the same time: they stay in the cache
 
 
@@ -123,6 +124,10 @@ class LoRA(LanguageModel):
         """What all clients share, by name, with a leading dimension of one."""
         own = self.module.named_parameters()
         return {n: p.unsqueeze(0) for n, p in own if not p.requires_grad}
+
+    def trained_together(self, batch: int) -> int:
+        """Adapters are small: what leaves the cache first is activations."""
+        return max(1, TRAINED_AT_ONCE // (batch * self.length))
 
     def stacked_losses(self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None) -> Tensor:
         from fedaudit.tasks import stacked

@@ -109,6 +109,10 @@ class Task:
         """Loss per example; any number of leading dimensions."""
         raise TypeError(f"{type(self).__name__} has no loss")
 
+    def trained_together(self, batch: int) -> int | None:
+        """Clients that are best trained as one block, where parameters do not say it, or None."""
+        return None
+
     def noise_shape(self) -> tuple[int, ...] | None:
         """Shape per example of the random numbers that the loss consumes, or None."""
         return None

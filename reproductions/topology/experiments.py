@@ -11,12 +11,14 @@ noise      what the parameter channel reads as the noise grows, at eta = 0.5
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from fedaudit.accounting import Exposure, epsilon
 from fedaudit.audits.topology_inference import channels as tadi
 from fedaudit.audits.topology_inference import regressors, scores
 from fedaudit.audits.topology_inference.features import Place
@@ -163,6 +165,16 @@ def by_noise(variant: str, scale: Scale, published: Mapping[str, Any]) -> Result
     return _attacked(scale, 0.5, float(variant), only=("A1",))
 
 
+def epsilon_of(scale: Mapping[str, Any], noise: float, delta: float = 1e-5) -> float:
+    """Epsilon per record of the smallest client over a whole run."""
+    size = setting.training_records() // sum(scale["cliques"])
+    batch = min(int(scale["batch"]), size)
+    exposure = Exposure(
+        sampling_rate=batch / size, steps=-(-size // batch), rounds=int(scale["rounds"])
+    )
+    return float(epsilon(exposure, noise, delta)) if noise else math.inf
+
+
 def as_published(variant: str, scale: Scale, published: Mapping[str, Any]) -> Result:
     """Classes by client index, and a one-hot of that index in the place of the organisation."""
     return _attacked(scale, float(variant), scale.multiplier, position="index", memorise=True)
@@ -233,13 +245,21 @@ def _table(corpus: tadi.Corpus, target: Any, published: bool, memorise: bool) ->
 def _scored(outcomes: list[scores.Outcome], rng: np.random.Generator) -> Result:
     """Per measure [mean, low, high] over runs, Holm-adjusted p-values, and AUROC."""
     found = scores.over_runs(outcomes, rng=rng)
-    out: Result = {"lift": {}, "contribution": {}, "p": {}, "explained": {}, "auroc": {}}
+    out: Result = {
+        "lift": {},
+        "contribution": {},
+        "p": {},
+        "explained": {},
+        "auroc": {},
+        "runs": {},
+    }
     for name, one in found.items():
         assert isinstance(one.estimate, Estimate)
         e = one.estimate
         where = "lift" if name.startswith("lift") else "contribution"
         short = name.removeprefix("lift (").removesuffix(")") if where == "lift" else name
         out[where][short] = [e.value, e.low, e.high]
+        out["runs"][name] = list(one.values)
         out["p"][name] = one.p_value
     for channel in outcomes[0].guesses:
         shares = [scores.lift(o.guesses[channel], o.p) / o.p.var() for o in outcomes]

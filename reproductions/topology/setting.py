@@ -118,6 +118,11 @@ def _digits() -> tuple[Dataset, Dataset]:
     return load_data(load({"seed": SPLIT, "data": {"name": "digits"}}), Seed(SPLIT))
 
 
+def training_records() -> int:
+    """How many records the clients hold together."""
+    return len(_digits()[0])
+
+
 def dealt(
     config: Config, seed: int, noise: Sequence[float] | None = None
 ) -> tuple[Federation, Any]:

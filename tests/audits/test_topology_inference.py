@@ -583,6 +583,8 @@ def test_runs_are_compared_in_pairs_and_corrected():
     assert isinstance(full.estimate, Estimate)
     assert full.estimate.low > 0
     assert full.p_value == pytest.approx(7 / 2001)  # the smallest there is, times seven tests
+    few = scores.over_runs(runs[:4], rng=rng)
+    assert few["lift (A2-full)"].p_value == pytest.approx(7 / 16)  # four runs of one sign
     assert one.estimate.high < 0
     assert one.p_value == 1.0
     gained = found["topology contribution"].values

@@ -230,7 +230,11 @@ def over_runs(
     resamples: int = RESAMPLES,
 ) -> dict[str, OverRuns]:
     """Lifts of every channel and contributions, resampling whole runs; the same runs are drawn
-    for all of them (paired), p-values are corrected for their number."""
+    for all of them (paired), p-values are corrected for their number.
+
+    A bootstrap of few runs is too sure of itself: intervals are no narrower than Student's, and no
+    p-value lies below 2^-runs, which is what runs that all have one sign are worth.
+    """
     measures: dict[str, Callable[[Outcome], float]] = {}
     for name in outcomes[0].guesses:
         measures[f"lift ({name})"] = lambda o, c=name: lift(o.guesses[c], o.p)  # type: ignore[misc]
@@ -249,15 +253,18 @@ def over_runs(
     for k, v in values.items():
         means = v[draws].mean(axis=1)
         low, high = np.quantile(means, tails)
-        raw.append((np.count_nonzero(means <= 0) + 1) / (resamples + 1))
+        chance = (np.count_nonzero(means <= 0) + 1) / (resamples + 1)
+        raw.append(max(chance, 0.5 ** len(outcomes)))
+        student = intervals.mean(v, confidence)
+        assert isinstance(student, Estimate)
         out[k] = Estimate(
             value=float(v.mean()),
-            low=float(low),
-            high=float(high),
+            low=min(float(low), student.low),
+            high=max(float(high), student.high),
             n=len(outcomes),
             confidence=confidence,
             baseline=0.0,
-            method="paired bootstrap over runs",
+            method="paired bootstrap over runs, not narrower than t",
         )
     corrected = holm(raw)
     return {

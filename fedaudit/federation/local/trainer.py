@@ -193,6 +193,7 @@ class Trainer:
             return self._block
         width = self.task.layout.width
         size = BLOCK_BYTES[kernel.name] // (4 * width)
+        size = min(size, self.task.trained_together(batch) or size)
         fused = self.gradient is None and (self.clip is None or self._clips_in(kernel))
         if not fused:
             size = min(size, EXAMPLE_BYTES // (4 * width * batch))
