@@ -30,6 +30,7 @@ bench: $(VENV)/dev.stamp  ## speed: every hot path against its naive twin and th
 	$(BIN)/python benchmarks/allocation.py
 	$(BIN)/python benchmarks/shadows.py
 	$(BIN)/python benchmarks/two_stage.py
+	$(BIN)/python benchmarks/games.py
 	$(BIN)/python benchmarks/trace.py
 
 nightly: $(VENV)/dev.stamp  ## long statistics, and real downloads

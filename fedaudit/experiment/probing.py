@@ -24,6 +24,7 @@ from fedaudit.audits.active_membership.channel import OPEN, Channel, Codebook
 from fedaudit.audits.active_membership.games import Challenge, Universe
 from fedaudit.audits.active_membership.probe import gain_for
 from fedaudit.errors import ConfigError, NotApplicable
+from fedaudit.experiment.catalogue import PROTECTIONS, find
 from fedaudit.hooks import Hook
 from fedaudit.protections.local_dp import Discrete
 from fedaudit.protections.local_dp.encoders import FloatBits, Interval, Quantiser
@@ -173,8 +174,7 @@ class Games:
             for party, mine in self.parties.items()
             if a.client_games and 2 <= len(mine) < size
         }
-        shared = self.records_in_sum * self.clients if self.mixed else self.records
-        recorded = games.challenge(size, shared, self.played, rng)
+        recorded = games.challenge(size, self.together, self.played, rng)
         marked = games.challenge(
             size, self.records_in_sum * self.clients, self.played if self.asks_whose else 0, rng
         )
@@ -189,6 +189,11 @@ class Games:
     def records_in_sum(self) -> int:
         """Records of each client where all clients of a federation play one game."""
         return max(1, min(self.records, (len(self.universe) - 1) // self.clients))
+
+    @property
+    def together(self) -> int:
+        """Records behind one answer through the engine."""
+        return self.records_in_sum * self.clients if self.mixed else self.records
 
     @property
     def gain(self) -> float:
@@ -385,6 +390,12 @@ def protections_of(
             ready.append(replace(hook, noise_multiplier=z, epsilon=None))
         else:
             ready.append(hook)
+    for d in trace.manifest.declared:
+        if "applied" in d and d.get("name") in PROTECTIONS:
+            # what if it had stood before the server: games are played behind it too
+            cls = find(PROTECTIONS, "protection", str(d["name"]))
+            ready.append(cls(**{f.name: d[f.name] for f in fields(cls) if f.init and f.name in d}))
+            remarks.append(f"games are played behind {d['name']}, as if it had been there")
     for i, hook in enumerate(ready):
         if isinstance(hook, SecureAggregation):
             ready[i] = replace(hook, masks="skipped", plan="none", dropout=0.0)

@@ -173,17 +173,21 @@ class Attention:
         beta: float | None = None,
         betas: Sequence[float] = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0),
         simulated: int = 200,
+        left_out: Literal["spare", "random"] = "spare",
     ) -> Attention:
         """With beta and gamma = 2 Delta-bar from Theorem 3 ("theory"), or from games of the
         server's own: gamma where a logistic fit is undecided ("published") or at the best cut
         ("tuned"), beta as given or the one of `betas` (in units of one over the median squared norm
-        of a pattern) that separates best. Of several embeddings of one cut the best is taken."""
+        of a pattern) that separates best. Of several embeddings of one cut the best is taken.
+        `left_out`: what heads 2 and 4 do not see, a direction that is hardly used, or ("random", as
+        published) another random one for every target."""
         offered = [embeddings] if isinstance(embeddings, Embedding) else list(embeddings)
         embedding = offered[0]
         universe, pattern = with_own_patterns(universe, embedding, rng)
         theory.check_game(records, len(universe))
         other = rng.normal(size=(len(universe), embedding.dimension))
-        other /= np.linalg.norm(other, axis=1, keepdims=True)
+        if left_out == "spare":
+            other = np.broadcast_to(attention.spare(embedding(universe.values)), other.shape)
         blank = cls(
             universe=universe,
             embedding=embedding,
@@ -207,8 +211,14 @@ class Attention:
             tried = []
             for one in offered:
                 unit = float(np.median((one(universe.values[:200]) ** 2).sum(axis=-1)))
+                spared = np.broadcast_to(attention.spare(one(universe.values)), other.shape)
                 tried += [
-                    replace(blank, embedding=one, beta=b)
+                    replace(
+                        blank,
+                        embedding=one,
+                        beta=b,
+                        other=spared if left_out == "spare" else other,
+                    )
                     for b in ([b / unit for b in betas] if beta is None else [beta])
                 ]
             state = rng.bit_generator.state
@@ -237,9 +247,8 @@ class Attention:
         """Patterns (n, N, d) of the known distribution, clean and protected, so many numbers."""
         each = self.embedding.patterns * self.embedding.dimension
         some = rng.permutation(len(self.universe))[: max(2, numbers // each)]
-        values = self.universe.values[some]
-        shown = self.universe.channel.perturb(values, rng)
-        return self.embedding(values), self.embedding(shown)
+        shown = self.universe.shown(some, rng)
+        return self.embedding(self.universe.values[some]), self.embedding(shown)
 
     def scores(self, played: Challenge, rng: np.random.Generator) -> Floats:
         n = played.data.shape[1]
@@ -248,9 +257,7 @@ class Attention:
         out = np.empty(len(played))
         for low in range(0, len(played), step):
             part = played.part(slice(low, low + step))
-            values = self.universe.values[part.data]
-            flat = values.reshape(-1, values.shape[-1])
-            shown = self.universe.channel.perturb(flat, rng).reshape(values.shape)
+            shown = self.universe.shown(part.data.ravel(), rng).reshape(*part.data.shape, -1)
             out[low : low + step] = self.answers(shown, part.target)
         return out
 

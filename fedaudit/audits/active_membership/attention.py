@@ -7,7 +7,10 @@ Head 1 returns the mean of all patterns where the target stands, and every other
 head 2 leaves out a random direction u instead of v. A unit of the output layer is active if and
 only if the two differ by more than gamma somewhere: [ActiveMembership] Eq. (35).
 
-Differs: softmax logits carry 1 / sqrt(d - 1), so beta sqrt(d - 1) is planted. pinv(W_Q) W_Q is
+Differs: the paper lets heads 2 and 4 leave out a random direction and takes for granted that
+patterns are as nearly orthogonal to it as to each other; one-hot patterns are not. The server may
+leave out a direction that the data hardly use (`spare`), which is what it does here by default.
+Softmax logits carry 1 / sqrt(d - 1), so beta sqrt(d - 1) is planted. pinv(W_Q) W_Q is
 I - v v^T / |v|^2, which is what the closed form uses. Heads 2 and 4 get orthonormal rows: the same
 projection as any W_Q of that kernel, without its condition number.
 
@@ -98,6 +101,12 @@ def weights(
     head[classes] = 1.0
     parts = (query, key, value, out, np.full(2 * d, -gamma), head, np.zeros(classes + 1))
     return np.concatenate([np.ravel(p) for p in parts]).astype(np.float32)
+
+
+def spare(patterns: Floats) -> Floats:
+    """The direction (d,) that patterns (..., d) of the known distribution use least."""
+    flat = patterns.reshape(-1, patterns.shape[-1])
+    return np.asarray(np.linalg.eigh(flat.T @ flat)[1][:, 0])
 
 
 # -- what it computes -----------------------------------------------------------------------------
@@ -197,13 +206,14 @@ def floor(
     rng: np.random.Generator,
     draws: int = 20_000,
     confidence: float = 0.95,
-    measured: Measured | None = None,
+    other: Floats | None = None,
 ) -> Floor:
     """[ActiveMembership] Theorem 3 by Monte-Carlo: patterns (n, N, d) clean and protected.
 
-    Raises where beta is too small for the theorem, with one that would do.
+    `other` (m, d): directions that heads 2 and 4 leave out; random ones by default. Raises where
+    beta is too small for the theorem, with one that would do.
     """
-    m = measured or measure(clean, shown)
+    m = measure(clean, shown)
     theory.check_beta(beta, m.separation, m.patterns, m.norm)
     error = theory.retrieval_error(beta, m.separation, m.patterns, m.norm)
     radius = theory.projection_radius(beta, m.patterns, m.norm)
@@ -212,10 +222,14 @@ def floor(
     target = free[rng.integers(0, len(free), draws)]
     target = target[np.linalg.norm(target, axis=1) > 0]
     each = flat[rng.integers(0, len(flat), len(target))]
-    other = rng.normal(size=each.shape)
+    left_out = (
+        rng.normal(size=each.shape)
+        if other is None
+        else other[rng.integers(0, len(other), len(target))]
+    )
     near = [
         int((np.abs(np.einsum("id,id->i", each, v)) <= radius * np.linalg.norm(v, axis=1)).sum())
-        for v in (target, other)
+        for v in (target, left_out)
     ]
     boxed = int((np.abs(each - flat.mean(axis=0)).max(axis=1) <= box).sum())
     n = len(target)

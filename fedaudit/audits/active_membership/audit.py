@@ -47,9 +47,9 @@ class Table(Protocol):
     """Where games are played: the challenger, who keeps data and coins to itself.
 
     `universe` of records that can occur, as the server knows it; `shape` of a record; `records` per
-    client in a game; `classes`; `mixed` whether uploads reach the server as a sum or without names;
-    `noisy` whether noise is added to them, `step_noise` the smallest noise multiplier of a client's
-    step (0: none).
+    client in a game, and `together` behind one answer through the engine; `classes`; `mixed`
+    whether uploads reach the server as a sum or without names; `noisy` whether noise is added to
+    them, `step_noise` the smallest noise multiplier of a client's step (0: none).
     """
 
     universe: Universe
@@ -59,6 +59,9 @@ class Table(Protocol):
     mixed: bool
     noisy: bool
     step_noise: float
+
+    @property
+    def together(self) -> int: ...
 
     @property
     def notes(self) -> tuple[str, ...]: ...
@@ -203,12 +206,13 @@ class ActiveMembership:
         rows = adversary.rows(target, classes=classes, gain=gain)
         return probe.Planting(rows[0] if len(rows) == 1 else rows)
 
-    def prepare(self, table: Table, rng: np.random.Generator) -> Adversary:
-        """The adversary, tuned to the distribution and the mechanism that it knows."""
+    def prepare(self, table: Table, records: int, rng: np.random.Generator) -> Adversary:
+        """The adversary, tuned to the distribution and the mechanism that it knows, for an answer
+        that so many records give."""
         if self.adversary == "fc":
             return FullyConnected.prepare(
                 table.universe,
-                table.records,
+                records,
                 rng,
                 threshold=self.threshold,
                 simulated=self.simulated,
@@ -226,7 +230,7 @@ class ActiveMembership:
         return Attention.prepare(
             table.universe,
             offered[1:2] if self.threshold == "theory" and len(offered) > 1 else offered,
-            table.records,
+            records,
             rng,
             threshold=self.threshold,
             beta=self.beta,
@@ -257,14 +261,17 @@ class ActiveMembership:
                 remedy='audits.active_membership.adversary = "fc"',
             )
         try:
-            adversary = self.prepare(table, rng)
+            adversary = self.prepare(table, table.records, rng)
+            planted = adversary
+            if table.together != table.records:
+                planted = self.prepare(table, table.together, rng)
         except UsageError as error:
             # a theorem that asks for more than the data give is no property of the config
             raise NotApplicable(
                 error.what, expected=error.expected, got=error.got, remedy=error.remedy
             ) from None
         figure, trial = table.figure(adversary)
-        read = [self._read(p, adversary) for p in table.recorded(adversary, self)]
+        read = [self._read(p, planted) for p in table.recorded(planted, self)]
         marked = [
             self._marks(p, adversary)
             for p in (table.marked(adversary, self) if self.adversary == "fc" else ())
@@ -328,6 +335,7 @@ class ActiveMembership:
                 records=table.records,
                 rng=rng,
                 confidence=self.confidence,
+                other=adversary.other,
             )
         except UsageError as error:
             return None, None, f"Theorem 3 says nothing here: {error.what}; {error.remedy}"

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.audits.active_membership.channel import OPEN, Channel, Codebook
-from fedaudit.audits.active_membership.draws import fast
+from fedaudit.audits.active_membership.draws import Flips, fast
 from fedaudit.audits.active_membership.theory import check_game
 from fedaudit.errors import DataError, UsageError
 from fedaudit.results import Estimate
@@ -36,8 +36,10 @@ DRAWN = 1 << 14
 """Features drawn at once: their arrays stay in the cache, and below what malloc maps anew."""
 FLOATS = 1 << 20
 """Features perturbed at once by a mechanism without a codebook."""
-FIRST = 12
-"""Features of a pair that are drawn before anything is known."""
+FIRST = 36
+"""Features that are drawn of every pair before anything is known, ..."""
+THEN = 12
+"""... and of those that are still open next."""
 EXACT_WORK = 2e9
 """Multiplications that an exact P_M may take."""
 
@@ -138,6 +140,20 @@ class Universe:
     def levels_by_weight(self) -> npt.NDArray[np.int32]:
         """`levels` in that order, (N, r)."""
         return np.take_along_axis(self.levels, self.by_weight, axis=1)
+
+    def shown(self, records: Indices, rng: np.random.Generator) -> Floats:
+        """What clients train on for records of these numbers (m,), drawn independently: (m, r)."""
+        book = self.channel.codes
+        if self.codes is None or book is None:
+            return self.channel.perturb(self.values[records], rng)
+        rng = fast(rng)
+        out = np.empty((len(records), self.features))
+        for part in _parts(len(records), max(1, DRAWN // self.features)):
+            codes = self.codes.take(records[part], axis=0)
+            drawn = book.level(book.draw(codes.ravel(), rng)).reshape(codes.shape)
+            np.multiply(drawn, book.step, out=out[part])
+        out += book.origin
+        return out
 
     def number_of(self, target: npt.ArrayLike) -> int:
         """The number of a record (r,), as it is before any protection."""
@@ -309,103 +325,149 @@ def decisions(universe: Universe, games: Challenge, tau: float, rng: np.random.G
     found = np.zeros(len(games), dtype=bool)
     # the target's own record first: if it is within, no other needs to be drawn
     own = np.flatnonzero(games.member)
-    pairs = Pairs(universe, book, games.target[own], games.target[own])
-    found[own] = pairs.within(limit, rng, coarse=False)
+    found[own] = _own(universe, book, games.target[own], limit, rng)
     open_ = np.flatnonzero(~found)
     n = games.data.shape[1]
     for part in _parts(len(open_), max(1, (1 << 16) // n)):
         some = open_[part]
-        record, target = games.data[some], games.target[some][:, None]
-        game, column = np.nonzero(record != target)
-        pairs = Pairs(universe, book, record[game, column], target[game, 0])
-        found[some[game[pairs.within(limit, rng)]]] = True
+        record, target = games.data[some], games.target[some]
+        pairs = Pairs(universe, book, record, target, record == target[:, None])
+        found[some] = pairs.within(limit, rng).any(axis=1)
     return found
 
 
+def _own(
+    universe: Universe,
+    book: Codebook,
+    targets: Indices,
+    limit: int,
+    rng: np.random.Generator,
+) -> Mask:
+    """Whether records (P,) stay within `limit` steps of themselves: most do, so all is drawn."""
+    assert universe.codes is not None
+    out = np.empty(len(targets), dtype=bool)
+    for part in _parts(len(targets), max(1, DRAWN // universe.features)):
+        codes = universe.codes.take(targets[part], axis=0)
+        level = book.level(book.draw(codes.ravel(), rng)).reshape(codes.shape)
+        level -= universe.levels.take(targets[part], axis=0)
+        out[part] = np.abs(level, out=level).sum(axis=1, dtype=np.int64) < limit
+    return out
+
+
 def lazily(
-    count: int,
+    done: Mask,
     features: int,
     limit: int,
     apart: Callable[[Indices, int, int], npt.NDArray[np.signedinteger]],
+    *,
+    group: int = 1,
 ) -> Mask:
-    """Whether each of `count` pairs is closer than `limit` steps, looking at as little as decides.
+    """Whether pairs (P,) are closer than `limit` steps, looking at as little as decides.
 
     `apart(pairs, first, stop)`: distances (p, stop - first) of some pairs in some of their
-    features. It is asked about every feature of a pair at most once, in order.
+    features. It is asked about every feature of a pair at most once, in order; about the first
+    ones for whole groups of `group` pairs. Pairs that are `done` count as far apart.
     """
-    total = np.zeros(count, dtype=np.int64)
-    alive = np.arange(count)
+    total = np.zeros(len(done), dtype=np.int64)
+    alive = np.arange(len(done))
     first, width = 0, FIRST
     while first < features and len(alive):
         stop = min(features, first + width)
-        for part in _parts(len(alive), max(1, DRAWN // (stop - first))):
+        step = max(1, DRAWN // (stop - first))
+        for part in _parts(len(alive), step if first else max(group, step - step % group)):
             some = alive[part]
             each = apart(some, first, stop)
             total[some] += np.einsum("ij->i", each, dtype=np.int32)  # .sum is slower
+        if not first:
+            total[done] = limit
         alive = alive[total[alive] < limit]
-        # small groups at first, where most pairs are decided; larger ones for the few that remain
-        first, width = stop, FIRST * max(1, stop // (16 * FIRST))
+        # small groups next, where most pairs are decided; larger ones for the few that remain
+        first, width = stop, THEN * max(1, stop // (16 * THEN))
     return total < limit
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Records and targets (P,) whose distance is asked for, by number in the universe."""
+    """Records (G, n) and targets (G,) whose distances are asked for, by number in the universe;
+    `done` (G, n) marks pairs that are known to be far apart."""
 
     universe: Universe
     book: Codebook
     records: Indices
     targets: Indices
+    done: Mask
 
-    def within(self, limit: int, rng: np.random.Generator, *, coarse: bool = True) -> Mask:
-        """Whether each distance in steps is below `limit` (P,), features drawn lazily.
-
-        `coarse`: of codes with many bits the upper ones alone are drawn first, which bound a
-        distance from below; the lower ones only for pairs that this leaves open.
-        """
-        r, flips = self.universe.features, self.book.flips
-        if not coarse or flips is None or len(flips.widths) < 2:
-            return lazily(
-                len(self.records), r, limit, lambda some, a, b: self._apart(some, a, b, rng)
+    def within(self, limit: int, rng: np.random.Generator) -> Mask:
+        """Whether each distance in steps is below `limit` (G, n), features drawn lazily."""
+        flips = self.book.flips
+        if flips is None or len(flips.widths) < 2:
+            found = lazily(
+                self.done.ravel(),
+                self.universe.features,
+                limit,
+                lambda some, a, b: self._apart(some, a, b, rng),
+                group=self.records.shape[1],
             )
-        low = self.book.bits - flips.widths[0]  # bits that are not drawn yet
+        else:
+            found = self._from_above(flips, limit, rng)
+        return found.reshape(self.records.shape)
+
+    def _from_above(self, flips: Flips, limit: int, rng: np.random.Generator) -> Mask:
+        """Of codes with many bits the upper ones are drawn first, which bound a distance from
+        below; the lower ones only for pairs that this leaves open."""
+        r, width = self.universe.features, flips.widths[0]
+        low = self.book.bits - width  # bits that are not drawn yet
+        # half as wide as codes and levels: these tables stay in the cache
+        codes, levels = self._upper(low)
         drawn: list[tuple[Indices, slice, npt.NDArray[np.int16]]] = []
 
-        # half as wide as codes and levels: these tables stay in the cache
-        upper_codes, upper_levels = self._upper(low)
-        width = flips.widths[0]
-
         def at_least(some: Indices, first: int, stop: int) -> npt.NDArray[np.int16]:
-            target = self.targets.take(some)
-            codes = upper_codes.take(self._columns(some, target, first, stop), mode="clip")
-            upper = flips.draw_part(0, codes.size, rng).astype(np.int16)
-            drawn.append((some, slice(first, stop), upper))
-            shown = upper.reshape(codes.shape) ^ codes
+            here, target = self._where(some, first, stop)
+            shown = flips.draw_part(0, here.size, rng).astype(np.int16)
+            drawn.append((some, slice(first, stop), shown))
+            shown = shown.reshape(here.shape) ^ codes.take(here, mode="clip")
             sign = shown >> np.int16(width - 1)
             shown &= np.int16((1 << (width - 1)) - 1)
             shown ^= -sign  # m for plus, -m - 1 for minus: in units of the lower bits, from below
-            shown -= upper_levels[:, first:stop].take(target, axis=0)
+            shown -= levels[:, first:stop].take(target, axis=0)
             np.abs(shown, out=shown)
             shown -= np.int16(1)
-            return np.maximum(shown, 0, out=shown)
+            np.maximum(shown, 0, out=shown)
+            return shown.reshape(len(some), stop - first)
 
-        left = np.flatnonzero(lazily(len(self.records), r, -(-limit >> low), at_least))
-        out = np.zeros(len(self.records), dtype=bool)
+        done, group = self.done.ravel(), self.records.shape[1]
+        out = lazily(done, r, -(-limit >> low), at_least, group=group)
+        left = np.flatnonzero(out)
         for part in _parts(len(left), max(1, DRAWN // r)):
             some = left[part]
             words = np.empty((len(some), r), dtype=np.uint32)
             for asked, columns, upper in drawn:
                 at = np.searchsorted(asked, some)
                 at[at == len(asked)] = 0
-                here = np.flatnonzero(asked[at] == some)
-                words[here, columns] = upper.reshape(len(asked), -1)[at[here]]
-            for i, width in enumerate(flips.widths[1:], start=1):
-                words <<= np.uint32(width)
+                found = np.flatnonzero(asked[at] == some)
+                words[found, columns] = upper.reshape(len(asked), -1)[at[found]]
+            for i, bits in enumerate(flips.widths[1:], start=1):
+                words <<= np.uint32(bits)
                 words |= flips.draw_part(i, words.size, rng).reshape(words.shape)
-            codes, target = self._look_up(some, 0, r)
-            apart = np.abs(self.book.level(words.view(np.int32) ^ codes) - target)
+            apart = self._levels(words.view(np.int32), some, 0, r)
             out[some] = apart.sum(axis=1, dtype=np.int64) < limit
         return out
+
+    def _where(
+        self, some: Indices, first: int, stop: int
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """Places of the records' features in their table, in the target's order, and targets.
+
+        (p, stop - first) and (p,); for whole groups (g, n, stop - first) and (g, 1).
+        """
+        u, n = self.universe, self.records.shape[1]
+        start = (self.records.ravel().take(some) * u.features).astype(np.int32)[:, None]
+        if first:
+            target = self.targets.take(some // n)
+        else:
+            target = self.targets[some[0] // n : some[-1] // n + 1, None]
+            start = start.reshape(-1, n, 1)
+        return u.by_weight[:, first:stop].take(target, axis=0) + start, target
 
     def _upper(self, low: int) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int16]]:
         """Codes (N r,) and ordered levels (N, r) without their `low` lower bits."""
@@ -417,31 +479,27 @@ class Pairs:
             kept[low] = codes.astype(np.int16), levels.astype(np.int16)
         return kept[low]
 
-    def _columns(
-        self, some: Indices, target: Indices, first: int, stop: int
-    ) -> npt.NDArray[np.int32]:
-        """Where the features of the records stand (p, stop - first), in the target's order."""
-        u = self.universe
-        column = u.by_weight[:, first:stop].take(target, axis=0)
-        return column + (self.records.take(some) * u.features).astype(np.int32)[:, None]
-
-    def _look_up(
-        self, some: Indices, first: int, stop: int
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Codes of the records and levels of the targets (p, stop - first), in the order in which
-        a target's features are drawn."""
-        u = self.universe
-        assert u.codes is not None
-        target = self.targets.take(some)
-        codes = u.codes.ravel().take(self._columns(some, target, first, stop), mode="clip")
-        return codes, u.levels_by_weight[:, first:stop].take(target, axis=0)
-
     def _apart(
         self, some: Indices, first: int, stop: int, rng: np.random.Generator
     ) -> npt.NDArray[np.int32]:
-        codes, target = self._look_up(some, first, stop)
-        level = self.book.level(self.book.draw(codes.ravel(), rng)).reshape(target.shape)
-        level -= target
+        here, target = self._where(some, first, stop)
+        assert self.universe.codes is not None
+        codes = self.universe.codes.ravel().take(here, mode="clip")
+        level = self.book.level(self.book.draw(codes.ravel(), rng)).reshape(codes.shape)
+        level -= self.universe.levels_by_weight[:, first:stop].take(target, axis=0)
+        return np.abs(level, out=level).reshape(len(some), stop - first)
+
+    def _levels(
+        self, flips: npt.NDArray[np.int32], some: Indices, first: int, stop: int
+    ) -> npt.NDArray[np.int32]:
+        """Distances (p, stop - first) of single pairs whose flips are known."""
+        u, n = self.universe, self.records.shape[1]
+        assert u.codes is not None
+        target = self.targets.take(some // n)
+        column = u.by_weight[:, first:stop].take(target, axis=0).astype(np.int64)
+        column += (self.records.ravel().take(some) * u.features)[:, None]
+        level = self.book.level(flips ^ u.codes.ravel().take(column))
+        level -= u.levels_by_weight[:, first:stop].take(target, axis=0)
         return np.abs(level, out=level)
 
 

@@ -92,8 +92,8 @@ def independent(
     c = Counts.of(values > cut, member)
     out: Estimates = {"success": success(c, confidence)}
     if c.members and c.others:
-        out["true positive rate"] = clopper_pearson(c.found, c.members, confidence)
-        out["true negative rate"] = clopper_pearson(c.cleared, c.others, confidence)
+        out["true positive rate"] = clopper_pearson(c.found, c.members, confidence, baseline=0.5)
+        out["true negative rate"] = clopper_pearson(c.cleared, c.others, confidence, baseline=0.5)
     out["F1"] = f1(c, confidence)
     out["AUC"] = roc.auc(values, member, confidence=confidence)
     if corner:
@@ -128,7 +128,7 @@ def by_trial(
         total = stack.sum(axis=1)
         return total[:, 0] / np.maximum(total[:, 1], 1), total[:, 2] / np.maximum(total[:, 3], 1)
 
-    def made_of(function: Callable[[Floats, Floats], Floats], baseline: float | None) -> Any:
+    def made_of(function: Callable[[Floats, Floats], Floats], baseline: float) -> Any:
         found = bootstrap(
             counts,
             lambda stack: function(*rates(stack)),
@@ -142,8 +142,8 @@ def by_trial(
 
     out: Estimates = {
         "success": made_of(lambda p, q: 0.5 * (p + q), 0.5),
-        "true positive rate": made_of(lambda p, q: p, None),
-        "true negative rate": made_of(lambda p, q: q, None),
+        "true positive rate": made_of(lambda p, q: p, 0.5),
+        "true negative rate": made_of(lambda p, q: q, 0.5),
         "F1": made_of(lambda p, q: 2.0 * p / (p + 2.0 - q), 0.5),
     }
     area = bootstrap(np.array(areas), rng=rng, confidence=confidence, baseline=0.5)

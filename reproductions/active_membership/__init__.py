@@ -1,0 +1,5 @@
+"""[ActiveMembership]: figures 5 to 10, 13, 15 and 16, table 3, at a size that two cores finish.
+
+Read `setting` (data and scales), `experiments` (what is run), `page` (published and measured side
+by side), `run` (the command). `embedding` makes CIFAR-10 features with a network from a wheel.
+"""

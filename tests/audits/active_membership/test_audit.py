@@ -1,0 +1,270 @@
+"""The audit on the clients of a run: null, power, monotone, vantage, theory, and the contracts."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedaudit.audits.active_membership import ActiveMembership, scores
+from fedaudit.audits.active_membership.scores import Counts
+from fedaudit.audits.audit import Knowledge
+from fedaudit.errors import ConfigError, NotApplicable
+from fedaudit.experiment.auditing import audit_one
+from fedaudit.experiment.build import build
+from fedaudit.experiment.config import load
+from fedaudit.experiment.knowledge import Desk, of_config
+from fedaudit.randomness import Seed
+from fedaudit.report.findings import judge
+from fedaudit.results import AuditResult, Estimate, Underpowered
+from fedaudit.trace import MemoryRecorder, MemoryTruth
+
+SMALL = {"games": 300, "recorded": 20, "client_games": 0, "simulated": 300, "universe": 150}
+
+
+class Run:
+    """A recorded federation of five clients on digits, with whatever protects it."""
+
+    def __init__(self, **protections):
+        self.config = load(
+            {
+                "data": {"name": "digits"},
+                "task": {"kind": "mlp", "hidden": [4]},
+                "federation": {"clients": 5, "rounds": 1},
+                "training": {"batch_size": 64},
+                "protections": protections,
+                "audits": {"active_membership": {}},
+            }
+        )
+        federation, facts = build(self.config)
+        recorder = MemoryRecorder(
+            layouts=federation.layouts(),
+            federation=federation.describe(),
+            declared=[p.declare() for p in federation.protections],
+        )
+        self.truth = MemoryTruth(facts)
+        federation.run(recorder, self.truth)
+        self.trace = recorder.trace()
+
+    def desk(self, seed=1):
+        return Desk(
+            self.trace,
+            self.truth,
+            Seed(seed),
+            lambda: of_config(self.config, self.trace),
+            self.config,
+        )
+
+    def audit(self, seed=1, **settings):
+        asked = ActiveMembership(**{**SMALL, "records": 12, **settings})
+        return audit_one(asked, self.trace, self.truth, seed, self.desk(seed))
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return Run()
+
+
+def local(epsilon, **settings):
+    return {"mechanism": "grr", "epsilon": epsilon, "alphabet": 4, **settings}
+
+
+def verdict(result):
+    return judge(result)[0].verdict
+
+
+# -- power, null, monotone, vantage ---------------------------------------------------------------
+
+
+def test_without_protection_the_server_wins_every_game(plain):
+    result = plain.audit(client_games=20)
+    assert result.estimates["success"].value == 1.0
+    assert result.estimates["success (through the engine)"].value == 1.0
+    assert result.bounds["Theorem 1"].value == 1.0  # nothing leaves its ball
+    assert verdict(result) == "leak"
+    assert any("20 of 20 games" in note for note in result.notes)
+    assert set(result.per_client) == {f"client-{i:02d}" for i in range(5)}
+    assert all(row["share"] == 1.0 for row in result.per_client.values())
+
+
+def test_noise_that_drowns_everything_raises_alarms_at_most_at_the_stated_rate(plain):
+    """Null: at epsilon 0.001 a report says nothing; 95 % intervals may err once in twenty."""
+    alarms = [
+        verdict(plain.audit(seed=s, recorded=0, local_dp=local(0.001))) == "leak" for s in range(12)
+    ]
+    assert sum(alarms) <= 2
+
+
+def test_more_noise_never_reads_as_more_leak(plain):
+    areas = [
+        plain.audit(recorded=0, games=600, local_dp=local(e)).estimates["AUC"]
+        for e in (4.0, 2.0, 1.0, 0.1)
+    ]
+    for weaker, stronger in zip(areas[1:], areas, strict=False):
+        assert weaker.low <= stronger.high
+    assert areas[0].low > areas[-1].high
+
+
+@pytest.mark.parametrize("vantage", ["public", "client-00"])
+def test_who_does_not_send_models_cannot_plant_weights(plain, vantage):
+    result = plain.audit(vantage=vantage)
+    assert "cannot plant weights" in result.not_applicable
+
+
+def test_a_recording_alone_is_not_enough(plain):
+    audit = ActiveMembership()
+    with pytest.raises(NotApplicable, match="recording alone"):
+        audit.attack(plain.trace.seen_by("server"), Knowledge(), np.random.default_rng(0))
+
+
+# -- theory beside it -----------------------------------------------------------------------------
+
+
+def test_bounds_hold_and_say_what_they_assume(plain):
+    result = plain.audit(local_dp=local(6.0), games=1000, recorded=40)
+    assert verdict(result) == "leak"
+    floor, top = result.bounds["Theorem 1"], result.bounds["Theorem 2"]
+    assert floor.kind == "lower"
+    assert floor.of == "success (tau = Delta)"
+    assert floor.value <= result.estimates[floor.of].high
+    assert "|X| = 150" in floor.assumes
+    assert "exact" in floor.assumes
+    assert top.kind == "upper"
+    assert result.bounds["total variation"].value <= top.value + 1e-12
+    assert any("40 of 40 games" in note for note in result.notes)
+    # the engine's games and the closed form's estimate one rate
+    a, b = result.estimates["success"], result.estimates["success (through the engine)"]
+    assert a.low <= b.high
+    assert b.low <= a.high
+
+
+def test_a_claim_that_does_not_hold_gives_no_ceiling(plain):
+    mechanism = {"mechanism": "bitrand", "epsilon": 3.0, "bits": 10, "integer_bits": 1}
+    result = plain.audit(recorded=0, local_dp=mechanism)
+    claimed = result.bounds["Theorem 2 at the claimed epsilon"]
+    assert claimed.kind == "reference"  # never held against the measurement
+    assert claimed.value == pytest.approx(1 / (1 + np.exp(-3.0)))
+    assert result.bounds["Theorem 2"].value == pytest.approx(1.0)
+    assert any("the claim does not hold" in note for note in result.notes)
+
+
+def test_a_violated_bound_is_the_top_finding(plain):
+    result = plain.audit(recorded=0)
+    wrong = replace(result.bounds["Theorem 1"], kind="upper", value=0.6)
+    assert verdict(replace(result, bounds={"wrong": wrong})) == "disagreement"
+
+
+def test_published_trials_resample_whole_trials(plain):
+    result = plain.audit(recorded=0, trials=6, games=50, local_dp=local(3.0))
+    assert "over 6 trials" in result.estimates["success"].method
+    assert result.estimates["success"].n == 6
+
+
+# -- attention ------------------------------------------------------------------------------------
+
+
+def test_attention_wins_on_unprotected_digits(plain):
+    result = plain.audit(adversary="attention", recorded=10, games=200, records=6)
+    assert result.estimates["success"].low > 0.8
+    assert any("10 of 10 games" in note for note in result.notes)
+    assert any("Theorem 3 says nothing here" in note for note in result.notes)
+
+
+def test_attention_with_a_theorem_that_does_not_apply_says_what_would_do(plain):
+    result = plain.audit(adversary="attention", threshold="theory", beta=0.001, embedding="linear")
+    assert result.not_applicable is not None
+    assert "Theorem 3" in result.not_applicable
+
+
+# -- contracts ------------------------------------------------------------------------------------
+
+
+def test_same_seed_same_result_and_it_survives_json(plain):
+    first, again = (plain.audit(local_dp=local(3.0)) for _ in range(2))
+    assert first == again
+    assert AuditResult.from_json(first.to_json()) == first
+    assert json.loads(first.to_json())["settings"]["local_dp"]["epsilon"] == 3.0
+    assert plain.audit(seed=2, local_dp=local(3.0)).estimates != first.estimates
+
+
+def test_without_truth_nothing_is_scored(plain):
+    audit = ActiveMembership(**SMALL, records=5)
+    knowledge, _ = plain.desk().knowledge_for(audit)
+    guess = audit.attack(plain.trace.seen_by("server"), knowledge, np.random.default_rng(0))
+    assert "no truth" in audit.score(guess, None, np.random.default_rng(0)).not_applicable
+
+
+def test_coins_are_in_the_truth_and_not_in_the_guess(plain):
+    audit = ActiveMembership(**SMALL, records=5)
+    knowledge, truth = plain.desk().knowledge_for(audit)
+    assert set(truth.members) >= {"figure", "recorded"}
+    assert knowledge.candidates == {}
+    guess = audit.attack(plain.trace.seen_by("server"), knowledge, np.random.default_rng(0))
+    held = [v for v in vars(guess).values() if isinstance(v, np.ndarray) and v.dtype == bool]
+    coins = truth.members["recorded"]
+    assert not any(np.array_equal(v, coins) for v in held)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"games": 3}, "games is out of range"),
+        ({"trials": 0}, "trials is out of range"),
+        ({"records": 0}, "records is out of range"),
+        ({"confidence": 1.0}, "confidence is out of range"),
+        ({"beta": -1.0, "adversary": "attention"}, "beta is out of range"),
+        ({"beta": 1.0}, "belongs to attention"),
+    ],
+)
+def test_bad_settings_are_refused(settings, match):
+    with pytest.raises(ConfigError, match=match):
+        ActiveMembership(**settings)
+
+
+def test_bad_mechanisms_and_sizes_are_refused(plain):
+    with pytest.raises(ConfigError, match="epsilon"):
+        plain.audit(local_dp=local(-1.0))
+    with pytest.raises(ConfigError, match=r"unknown key audits\.active_membership\.local_dp\.eps"):
+        plain.audit(local_dp={"eps": 1.0})
+    with pytest.raises(ConfigError, match="does not fit the universe"):
+        plain.audit(records=150)
+
+
+# -- estimates ------------------------------------------------------------------------------------
+
+
+def test_intervals_of_both_rates_cover_what_they_should(rng):
+    """Coverage of the success interval at 90 %, over many samples of known rates."""
+    tpr, tnr, missed = 0.8, 0.55, 0
+    for _ in range(400):
+        member = rng.random(120) < 0.5
+        called = rng.random(120) < np.where(member, tpr, 1 - tnr)
+        e = scores.success(Counts.of(called, member), 0.9)
+        missed += not e.low <= (tpr + tnr) / 2 <= e.high
+    assert missed <= 40 + 3 * 6  # conservative: far fewer are expected
+
+
+def test_f1_of_a_fair_coin_is_the_harmonic_mean():
+    c = Counts(found=30, members=40, cleared=36, others=40)
+    expected = 2 * 30 / (2 * 30 + 4 + 10)
+    assert scores.f1(c, 0.95).value == pytest.approx(expected)
+    assert isinstance(scores.success(Counts(0, 0, 3, 4), 0.95), Underpowered)
+
+
+def test_the_smallest_success_that_would_be_seen_is_just_seen():
+    smallest = scores.smallest_success(200, 200, 0.95)
+    at = round(smallest * 200)
+    assert scores.success(Counts(at, 200, at, 200), 0.95).low > 0.5
+    assert scores.success(Counts(at - 1, 200, at - 1, 200), 0.95).low <= 0.5
+    assert scores.smallest_success(1, 1, 0.95) is None
+
+
+def test_trials_that_differ_widen_the_interval(rng):
+    """Games of a trial share data: half of the trials lost, half won is far from 1,000 games."""
+    trial = np.repeat(np.arange(10), 100)
+    member = rng.random(1000) < 0.5
+    values = np.where(trial % 2 == 0, member, rng.random(1000) < 0.5).astype(float)
+    clustered = scores.by_trial(values, member, trial, 0.5, 0.95, rng)["success"]
+    alone = scores.independent(values, member, 0.5, 0.95)["success"]
+    assert isinstance(clustered, Estimate)
+    assert clustered.high - clustered.low > 1.5 * (alone.high - alone.low)

@@ -1,0 +1,71 @@
+"""Draws have the law of their tables."""
+
+import numpy as np
+import pytest
+
+from fedaudit.audits.active_membership.channel import Codebook
+from fedaudit.audits.active_membership.draws import BLOCK, Flips, Rows, alias, random_words
+from fedaudit.errors import UsageError
+
+
+def law_of(keep, other):
+    """The distribution that alias tables give."""
+    m = len(keep)
+    out = keep.copy()
+    np.add.at(out, other, 1.0 - keep)
+    return out / m
+
+
+def test_alias_tables_give_their_distribution(rng):
+    for _ in range(20):
+        p = rng.dirichlet(np.full(int(rng.integers(1, 40)), 0.3))
+        np.testing.assert_allclose(law_of(*alias(p)), p, atol=1e-12)
+
+
+@pytest.mark.parametrize("bits", [1, 4, 10, 11, 20])
+def test_words_are_drawn_bit_by_bit_law(bits, rng):
+    """The stored tables, read back as a distribution, are the product of the bits' to 2^-30."""
+    p = rng.uniform(0.0, 1.0, bits)
+    p[0] = 0.0  # never
+    flips = Flips.of(p)
+    first = 0
+    for table, width in zip(flips.tables, flips.widths, strict=True):
+        coin = (table >> np.uint32(BLOCK)).astype(np.float64) / 2.0 ** (32 - BLOCK)
+        other = (table & np.uint32((1 << BLOCK) - 1)).astype(np.int64)
+        law = law_of(coin, other)
+        expected = np.ones(1)
+        for q in p[first : first + width]:
+            expected = np.outer(expected, (1 - q, q)).ravel()
+        np.testing.assert_allclose(law[: 1 << width], expected, atol=2.0**-30)
+        assert law[1 << width :].sum() == 0.0
+        first += width
+    words = flips.draw(60_000, rng)
+    seen = ((words[:, None] >> np.arange(bits - 1, -1, -1).astype(np.uint32)) & 1).mean(axis=0)
+    assert (np.abs(seen - p) <= 4.5 * np.sqrt(p * (1 - p) / 60_000) + 1e-12).all()
+
+
+def test_parts_of_a_word_are_its_bits(rng):
+    flips = Flips.of(np.full(20, 0.5))
+    assert flips.widths == (10, 10)
+    assert flips.draw_part(1, 1000, rng).max() < 1 << 10
+
+
+def test_rows_follow_the_table(rng):
+    table = rng.dirichlet(np.full(5, 0.4), size=7)
+    table[3] = [0, 0, 1, 0, 0]
+    codes = np.repeat(np.arange(7, dtype=np.int32), 30_000)
+    drawn = Rows.of(table).draw(codes, rng).reshape(7, -1)
+    for row, law in zip(drawn, table, strict=True):
+        seen = np.bincount(row, minlength=5) / len(row)
+        assert (np.abs(seen - law) <= 4.5 * np.sqrt(law * (1 - law) / len(row)) + 1e-12).all()
+
+
+def test_random_words_are_as_many_as_asked_for(rng):
+    assert [len(random_words(n, rng)) for n in (0, 1, 2, 7)] == [0, 1, 2, 7]
+
+
+def test_a_codebook_has_one_law_of_a_fitting_size():
+    with pytest.raises(UsageError, match="one law"):
+        Codebook(step=1.0, encode=np.asarray)
+    with pytest.raises(UsageError, match="too many bits"):
+        Codebook(step=1.0, encode=np.asarray, ones=np.full((2, 31), 0.5))

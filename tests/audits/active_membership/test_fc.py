@@ -1,0 +1,190 @@
+"""The planted network is the distance, its gradient the answer, decisions the closed form's."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedaudit.audits.active_membership import fc, games, probe
+from fedaudit.audits.active_membership.adversary import FullyConnected
+from fedaudit.audits.active_membership.games import Universe
+from fedaudit.errors import DataError, UsageError
+from fedaudit.experiment.probing import channel_of
+from fedaudit.protections.local_dp.protection import LocalDP
+
+
+def planted(targets, tau, **settings):
+    """The torch modules of planted rows, built by loading the row into the task's module."""
+    rows = fc.weights(targets, tau, **settings)
+    task = fc.task(
+        rows_features := np.shape(targets)[-1],
+        detectors=settings.get("detectors", 1),
+        classes=settings.get("classes", 10),
+    )
+    assert rows.shape[1] == task.layout.width
+    assert rows_features == task.module[0].in_features
+    return task, [task.named(torch.from_numpy(row)) for row in rows]
+
+
+def test_weights_are_those_of_the_paper(rng):
+    target = rng.random(4)
+    _, (p,) = planted(target[None], 0.7)
+    eye = torch.eye(4)
+    assert torch.equal(p["0.weight"], torch.cat([eye, -eye]))
+    expected = np.concatenate([-target, target]).astype(np.float32)
+    np.testing.assert_array_equal(p["0.bias"].numpy(), expected)
+    assert torch.equal(p["2.weight"], torch.full((1, 8), -1.0))
+    assert p["2.bias"].item() == pytest.approx(0.7)
+
+
+def test_the_neuron_is_tau_minus_the_distance_or_nothing(rng):
+    """[ActiveMembership] Eq. (10), against plain arithmetic."""
+    x, target = rng.random((30, 5)), rng.random(5)
+    task, (p,) = planted(target[None], 1.5)
+    hidden = torch.relu(F.linear(torch.from_numpy(x).float(), p["0.weight"], p["0.bias"]))
+    neuron = torch.relu(F.linear(hidden, p["2.weight"], p["2.bias"]))[:, 0]
+    expected = np.maximum(1.5 - np.abs(x - target).sum(axis=1), 0)
+    np.testing.assert_allclose(neuron.numpy(), expected, atol=1e-6)
+    assert 0 < (expected > 0).sum() < 30
+    assert task.kind == "classifier"
+
+
+@pytest.mark.parametrize("label", [0, 9])
+def test_the_gradient_of_the_bias_never_cancels(rng, label):
+    """One active example moves it by at least gain / (C + 1), two move it further, any label."""
+    target = rng.random(3)
+    task, (p,) = planted(target[None], 0.5, gain=2.0)
+    active = torch.from_numpy(np.stack([target, target + 0.1])).float()
+    far = torch.full((1, 3), 9.0)
+
+    def gradient(x):
+        named = {k: v.clone().requires_grad_() for k, v in p.items()}
+        y = torch.full((len(x),), label)
+        loss = task.losses(named, x, y, None).sum()
+        return torch.autograd.grad(loss, named[fc.READ])[0].item()
+
+    one, two = gradient(active[:1]), gradient(active)
+    assert one >= 2.0 / 11
+    assert two >= one + 2.0 / 11
+    assert gradient(far) == 0.0
+    assert gradient(torch.cat([far, active[:1]])) == pytest.approx(one)
+
+
+def test_only_the_armed_detector_answers(rng):
+    target = rng.random((1, 3))
+    task, models = planted(
+        np.repeat(target, 4, axis=0), 0.5, detectors=3, armed=[0, 1, 2, -1], classes=4
+    )
+    x = torch.from_numpy(target).float()
+    for k, p in enumerate(models):
+        named = {name: v.clone().requires_grad_() for name, v in p.items()}
+        loss = task.losses(named, x, torch.zeros(1, dtype=torch.int64), None).sum()
+        grad = torch.autograd.grad(loss, named[fc.READ])[0]
+        assert grad.nonzero().flatten().tolist() == ([k] if k < 3 else [])
+
+
+def test_a_power_of_two_changes_no_decision(rng):
+    x, target, tau = rng.random((200, 6)), rng.random(6), 2.0
+    scale = fc.scale_for(7.3)
+    assert scale == 1 / 8
+    assert fc.scale_for(0.4) == 1.0
+    kept = []
+    for s in (1.0, scale):
+        _, (p,) = planted(target[None], tau, scale=s)
+        hidden = torch.relu(F.linear(torch.from_numpy(x).float(), p["0.weight"], p["0.bias"]))
+        kept.append(F.linear(hidden, p["2.weight"], p["2.bias"])[:, 0])
+    assert torch.equal(kept[0] * scale, kept[1])
+
+
+def test_a_step_survives_rounding_beside_the_bias():
+    for records, classes in ((1, 2), (64, 10), (50_000, 1000)):
+        rate = fc.learning_rate(records, classes)
+        moved = np.float32(1.0) - np.float32(rate / ((classes + 1) * records))
+        assert np.float32(1.0) - moved > 0
+
+
+def test_bad_targets_are_refused():
+    with pytest.raises(DataError, match="not finite"):
+        fc.weights([[math.nan, 0.0]], 1.0)
+    for tau in (0.0, -1.0, math.inf):
+        with pytest.raises(UsageError, match="tau is out of range"):
+            fc.weights([[1.0, 0.0]], tau)
+
+
+# -- through the engine ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "epsilon", "settings"),
+    [
+        ("bitrand", 5.0, {"bits": 10, "integer_bits": 1}),
+        ("grr", 3.0, {"alphabet": 5}),
+    ],
+)
+def test_a_thousand_games_are_decided_alike(play, rng, mechanism, epsilon, settings):
+    """Reference path, closed form and lazy looks: the same decision in every one of 1,000 games."""
+    hook = LocalDP(mechanism=mechanism, epsilon=epsilon, **settings)
+    raw = np.unique(rng.integers(0, 5, (300, 12)) / 4.0, axis=0)
+    universe = Universe.of(raw, channel_of(hook, 12))
+    adversary = FullyConnected.prepare(universe, 6, rng)
+    played = games.challenge(len(universe), 6, 1000, rng)
+    trace, shown = play(adversary, played, universe.values, 3, (hook,))
+    answer = probe.read(trace.seen_by("server"), adversary.read)
+    engine = (answer.rows != 0).any(axis=1)
+    closed = adversary.answers(shown, played.target) > adversary.cut
+    np.testing.assert_array_equal(engine, closed)
+    assert 0.05 < engine.mean() < 0.95  # both answers occur
+
+    step = universe.channel.codes.step
+    apart = np.rint(np.abs(shown - universe.values[played.target][:, None]) / step).astype(np.int32)
+    order = universe.by_weight[played.target].astype(np.int64)[:, None]
+    table = np.take_along_axis(apart, order, axis=2).reshape(6000, 12)
+    lazy = games.lazily(
+        np.zeros(6000, dtype=bool),
+        12,
+        math.ceil(adversary.tau / step),
+        lambda some, a, b: table[some, a:b],
+        group=6,
+    )
+    np.testing.assert_array_equal(lazy.reshape(1000, 6).any(axis=1), engine)
+
+
+def test_planted_models_and_answers_are_on_the_wire(play, rng):
+    """The trace holds what was sent and what came back; a client sees its own planted model."""
+    universe = Universe.of(rng.random((40, 4)))
+    adversary = FullyConnected.prepare(universe, 5, rng)
+    played = games.challenge(40, 5, 6, rng)
+    trace, _ = play(adversary, played, universe.values, 1)
+    sent = trace.seen_by("client-02").received(1, "client-02")
+    np.testing.assert_array_equal(sent, adversary.rows(played.target[2:3], classes=10)[0])
+    answer = probe.read(trace.seen_by("server"), adversary.read)
+    assert answer.named
+    np.testing.assert_array_equal((answer.rows > 0).any(axis=1), played.member)
+
+
+def test_thresholds_are_ordered_as_they_should_be(rng):
+    hook = LocalDP(mechanism="grr", epsilon=3.0, alphabet=5)
+    raw = np.unique(rng.integers(0, 5, (200, 16)) / 4.0, axis=0)
+    universe = Universe.of(raw, channel_of(hook, 16))
+    won = {}
+    played = games.challenge(len(universe), 8, 4000, rng)
+    closest = games.distances(universe, played, rng)
+    for how in ("theory", "published", "tuned"):
+        adversary = FullyConnected.prepare(universe, 8, rng, threshold=how)
+        called = closest < adversary.tau
+        won[how] = called[played.member].mean() + 1 - called[~played.member].mean()
+    assert won["tuned"] >= max(won.values()) - 0.05
+    assert won["tuned"] > won["theory"] + 0.2
+
+
+def test_noise_moves_the_cut_to_half_of_what_a_match_gives():
+    plain = [{"name": "shuffle"}, {"name": "clip", "bound": 1.0}]
+    assert probe.noise_cut(plain, 1.0, 10) == 0.0
+    dp = {"name": "dp_sgd", "noise_multiplier": 0.5, "clip": 2.0}
+    assert probe.noise_cut([dp], 4.0, 10) == pytest.approx(0.5 * 4.0 * 2.0 / 10)
+    assert probe.noise_cut([{**dp, "noise_multiplier": 0.0}], 4.0, 10) == 0.0
+    assert probe.noise_cut([{**dp, "noise_multiplier": [0.0, 1.0]}], 4.0, 10) > 0
+    assert probe.gain_for([dp], 99) == pytest.approx(200.0)
+    assert probe.gain_for(plain, 99) == 1.0
