@@ -120,8 +120,8 @@ class Dealt:
 class Games:
     """A `Table` with the records, the clients and the protections of a run.
 
-    `x` (m, r) all records; `parties` -> numbers of their records in the universe; `protections` of
-    a game, the local mechanism first.
+    `raw` (N, r) and `labels` (N,) of the universe's records, before any protection; `parties` ->
+    numbers of their records; `protections` of a game, the local mechanism first.
     """
 
     audit: ActiveMembership
@@ -141,11 +141,10 @@ class Games:
     dealt: Dealt = field(init=False)
 
     def __post_init__(self) -> None:
-        declared = self._declared()
         self.mixed = any("sender" in p.covers for p in self.protections)
-        noise = {d["name"]: np.min(d["noise_multiplier"]) for d in declared if "clip" in d}
-        self.step_noise = float(noise.get("dp_sgd", 0.0))
-        self.noisy = bool(self.step_noise or noise.get("update_noise", 0.0))
+        noise = {d["name"]: d.get("noise_multiplier", 0.0) for d in self._declared()}
+        self.step_noise = float(np.min(noise.get("dp_sgd", 0.0)))
+        self.noisy = any(np.max(noise.get(name, 0.0)) > 0 for name in ("dp_sgd", "update_noise"))
         self.dealt = self._deal()
 
     @property
@@ -242,10 +241,9 @@ class Games:
         if self.mixed:
             yield from self._together(c, adversary, probing, mark=False)
             return
-        width = self.clients
-        for low in range(0, len(c), width * self._at_once(adversary, 1)):
-            some = c.part(slice(low, low + width * self._at_once(adversary, 1)))
-            yield from self._alone(some, low, adversary, probing)
+        step = self.clients * self._at_once(adversary, 1)
+        for low in range(0, len(c), step):
+            yield from self._alone(c.part(slice(low, low + step)), low, adversary, probing)
 
     def marked(self, adversary: Adversary, probing: ActiveMembership) -> Iterator[Played]:
         if self.asks_whose:
