@@ -53,7 +53,7 @@ reproduce-attribution: $(VENV)/dev.stamp
 
 # Flower pins older versions of several libraries: an environment of its own.
 test-flower: .venv-flower/stamp  ## what needs Flower: recording, doctor, engine
-	.venv-flower/bin/python -m pytest tests/flower tests/cli -m "not nightly and not network"
+	.venv-flower/bin/python -m pytest tests/flower tests/cli/test_flower.py tests/cli/test_sites.py -m "not nightly and not network"
 
 .venv-flower/stamp: pyproject.toml constraints-flower.txt
 	$(PYTHON) -m venv .venv-flower

@@ -26,7 +26,7 @@ def split(rows: Rows, *, overwrite: bool = False) -> tuple[Rows, Rows, Rows]:
 
     A row that is all mean has length 0 and direction 0. `overwrite` reuses the memory of `rows`.
     """
-    mean = np.full(len(rows), 1.0 / len(rows), dtype=np.float32) @ rows
+    mean = rows.mean(axis=0)
     moved = np.subtract(rows, mean, out=rows if overwrite else None)
     lengths = np.sqrt(square_lengths(moved))
     lengths[lengths <= 1e-7] = 0.0  # rounding, not a direction
@@ -46,6 +46,7 @@ class Directions(Sequence[Rows]):
         self.lengths = [lengths for _, lengths, _ in parts]
         self.units = [units for _, _, units in parts]
         self._cosines: dict[int, npt.NDArray[np.float32]] = {}
+        self._distances: dict[int, npt.NDArray[np.float32]] = {}
 
     @classmethod
     def of(cls, rounds: Sequence[Rows]) -> Directions:
@@ -82,11 +83,13 @@ class Directions(Sequence[Rows]):
 
     def distances(self, t: int) -> npt.NDArray[np.float32]:
         """1 - <x_i, y_j> of the whole rows, [Fingerprint] Eq. (11): (K_t, K_{t+1})."""
-        u, v = self.units[t], self.units[t + 1]
-        k, n = self.lengths[t], self.lengths[t + 1]
-        m, o = self.means[t], self.means[t + 1]
-        whole = self.cosines(t) * k[:, None]
-        whole *= n
-        whole += (k * (u @ o))[:, None]
-        whole += n * (v @ m) + m @ o
-        return 1.0 - whole
+        if t not in self._distances:
+            u, v = self.units[t], self.units[t + 1]
+            k, n = self.lengths[t], self.lengths[t + 1]
+            m, o = self.means[t], self.means[t + 1]
+            whole = self.cosines(t) * k[:, None]
+            whole *= n
+            whole += (k * np.einsum("ij,j->i", u, o))[:, None]
+            whole += n * np.einsum("ij,j->i", v, m) + m @ o
+            self._distances[t] = np.subtract(1.0, whole, out=whole)
+        return self._distances[t]
