@@ -42,7 +42,7 @@ def distances(before: Rows, after: Rows) -> npt.NDArray[np.float32]:
 
     (K_t, m) and (K_{t+1}, m) to (K_t, K_{t+1}).
     """
-    return 1.0 - before @ after.T
+    return 1.0 - product(before, after)
 
 
 def match(cost: Costs) -> tuple[Labels, Labels]:
