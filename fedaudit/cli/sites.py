@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedaudit.cli.app import app
-from fedaudit.cli.output import AsJson, Quiet, print_run
+from fedaudit.cli.output import AsJson, Names, Quiet, print_run
 
 
 @app.command("attack")
@@ -105,13 +105,14 @@ def merge_command(
     out: Annotated[Path, typer.Option(help="Where results and report go.")] = Path(
         "fedaudit-sites"
     ),
+    names: Names = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """The report of all sites that answered."""
     from fedaudit.experiment import sites
 
-    print_run(sites.merge(guesses, counts, out), quiet, as_json)
+    print_run(sites.merge(guesses, counts, out, names=names), quiet, as_json)
 
 
 @app.command("purge")

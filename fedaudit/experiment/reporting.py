@@ -1,20 +1,35 @@
-"""From stored results to findings.json and report.html."""
+"""From stored results to a report: report.html, report.md, results.json and findings.json.
+
+A chapter is one recorded federation; a study is several of them on one page. findings.json and
+results/ are logs beside the truth and keep the names of the trace; in everything else clients have
+pseudonyms unless names are asked for.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import json
 import os
+import platform
+import re
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from fedaudit import __version__
-from fedaudit.errors import TraceError
+from fedaudit.errors import TraceError, UsageError
 from fedaudit.experiment.catalogue import AUDITS, find
 from fedaudit.experiment.promised import promised
+from fedaudit.report.chapter import Chapter
 from fedaudit.report.findings import REMEDY, judge_all
-from fedaudit.report.html import page
+from fedaudit.report.machine import machine
+from fedaudit.report.markdown import markdown
+from fedaudit.report.names import renamed
+from fedaudit.report.page import page
 from fedaudit.results import AuditResult, Finding
 from fedaudit.stats.intervals import wilson
 from fedaudit.trace import AGGREGATOR, ANONYMOUS, PUBLIC, SERVER, SHUFFLER, Trace, Truth
@@ -29,7 +44,7 @@ class Run:
     """A finished run: where it is, and what was found.
 
     With its truth: held-out `metrics` of the last model, and `guarantees`, protection -> client ->
-    what was promised.
+    what was promised. `chapter` is what its report shows, clients named as there.
     """
 
     path: Path
@@ -38,6 +53,7 @@ class Run:
     summary: Mapping[str, str]
     metrics: Mapping[str, float] = field(default_factory=dict)
     guarantees: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    chapter: Chapter | None = None
 
 
 def quietly(stage: str, done: int, total: int, note: str) -> None:
@@ -135,46 +151,273 @@ def _named(declared: Mapping[str, Any]) -> str:
     return name if applied is None else f"{name} (as if: {applied})"
 
 
-def write_report(
-    path: Path, trace: Trace, truth: Truth | None, results: Sequence[AuditResult]
-) -> Run:
-    """Judge the results and write findings.json and report.html."""
-    findings = judge_all(results)
+ALLOCATION = "allocation.json"
+
+# -- chapters -------------------------------------------------------------------------------------
+
+
+def chapter_of(
+    path: Path,
+    trace: Trace,
+    truth: Truth | None,
+    results: Sequence[AuditResult],
+    *,
+    federation: str | None = None,
+    variant: str = "",
+) -> Chapter:
+    """What a report says of one run or audited trace, under the names of the trace."""
     guarantees = promised(path, trace, truth)
-    summary = summarise(trace, truth, guarantees)
-    evidence = {"trace sha256": trace.sha256, "fedaudit": __version__}
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        if trace.path.resolve() != (path / "trace").resolve():
-            place = os.path.relpath(trace.path, path)
-            where = {"trace": place}
-            if truth is not None:
-                where["truth"] = os.path.relpath(truth.path, path)
-            write_atomically(path / "audit.json", json.dumps(where, indent=1) + "\n")
-            evidence["again"] = "fedaudit audit TRACE"
-        else:
-            evidence["again"] = "fedaudit run config.toml --seed SEED --out NEW (seed: truth/)"
-        dumped = json.dumps([f.to_dict() for f in findings], indent=1, allow_nan=False) + "\n"
-        write_atomically(path / "findings.json", dumped)
-        write_atomically(path / "report.html", page(summary, findings, results, evidence))
-    except OSError as error:
-        raise unwritable(path, error) from None
-    return Run(
-        path=path,
+    known = {} if truth is None else truth.facts.get("clients", {})
+    config = _config(path / "config.toml")
+    return Chapter(
+        federation=federation or _name(path, trace, config),
+        variant=variant,
+        summary=summarise(trace, truth, guarantees),
+        findings=judge_all(results),
         results=tuple(results),
-        findings=tuple(findings),
-        summary=summary,
-        metrics=truth.metrics(trace.rounds[-1]) if truth is not None and len(trace.rounds) else {},
         guarantees=guarantees,
+        evidence=_evidence(path, trace, truth),
+        config=_without_folders(config),
+        clients=tuple(clients_of(trace)),
+        notices=_notices(trace, truth, results, config),
+        trust={str(d.get("name", "?")): str(d.get("trust", "")) for d in trace.manifest.declared},
+        cards={r.audit: card(r.audit) for r in results if r.audit in AUDITS},
+        names={
+            party: str(about["name"])
+            for party, about in known.items()
+            if isinstance(about, Mapping) and about.get("name")
+        },
+        allocation=_allocation(path / ALLOCATION),
     )
 
 
-def report(path: str | os.PathLike[str]) -> Run:
+def _allocation(file: Path) -> dict[str, Any] | None:
+    """What noise per client would change, where a run worked it out."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and "clients" in found else None
+
+
+def chapter_at(
+    path: str | os.PathLike[str], *, federation: str | None = None, variant: str = ""
+) -> Chapter:
+    """The chapter of a folder with a run or an audited trace, from what is stored there."""
+    folder = Path(path)
+    return chapter_of(folder, *_stored(folder), federation=federation, variant=variant)
+
+
+def _config(file: Path) -> str:
+    """The public settings of a run; none beside a foreign trace."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
+
+
+def _table(config: str, name: str) -> dict[str, Any]:
+    try:
+        found = tomllib.loads(config).get(name, {})
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _name(path: Path, trace: Trace, config: str) -> str:
+    """What to call a federation that was not given a name: after its data, or its folder."""
+    data = _table(config, "data")
+    if data.get("name"):
+        return str(data["name"])
+    if data.get("path"):
+        return Path(str(data["path"])).stem
+    folder = trace.path.resolve()
+    return folder.name if folder.name != "trace" else path.resolve().name
+
+
+def _without_folders(config: str) -> str:
+    """Where a file lies on one's disk is nobody's business: its name is enough."""
+    return re.sub(r'^(\s*path = ")[^"\n]*[/\\]([^"/\\\n]+")', r"\1\2", config, flags=re.MULTILINE)
+
+
+def _notices(
+    trace: Trace, truth: Truth | None, results: Sequence[AuditResult], config: str
+) -> list[str]:
+    """What must be known before the first number."""
+    out = []
+    if not trace.manifest.complete:
+        planned = _table(config, "federation").get("rounds")
+        of = f" of {planned}" if isinstance(planned, int) else ""
+        out.append(
+            f"Unfinished: {len(trace.rounds)}{of} rounds are recorded so far. Everything below "
+            "rests on these alone."
+        )
+    done = {r.audit for r in results}
+    missing = [name for name in _table(config, "audits") if name not in done]
+    if missing:
+        out.append(f"Unfinished: no result yet of {', '.join(missing)}.")
+    if truth is None:
+        out.append(
+            "Blind: there is no truth beside the trace. Attacks ran; what they noted is shown, "
+            "without scores."
+        )
+    return out
+
+
+LIBRARIES = ("numpy", "torch", "scipy", "scikit-learn", "dp-accounting")
+
+
+def _evidence(path: Path, trace: Trace, truth: Truth | None) -> dict[str, str]:
+    """Hashes, versions, and how to do it again."""
+    out = {"trace sha256": trace.sha256}
+    try:
+        stamp = json.loads((path / "run.json").read_text(encoding="utf-8"))
+        out["config sha256"] = str(stamp["config_sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # a foreign trace has no config of ours
+    for name in AUDITS:
+        file = path / "results" / f"{name}.json"
+        if file.is_file():
+            out[f"results/{name}.json sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    out["fedaudit"] = __version__
+    if truth is not None and truth.facts.get("torch"):
+        out["recorded with"] = f"torch {truth.facts['torch']}"
+    out["reported with"] = ", ".join([f"Python {platform.python_version()}", *_versions()])
+    inside = trace.path.resolve() == (path / "trace").resolve()
+    out["again"] = (
+        "fedaudit run config.toml --seed SEED --out NEW (seed: truth/)"
+        if inside
+        else "fedaudit audit TRACE"
+    )
+    return out
+
+
+def _versions() -> list[str]:
+    out = []
+    for name in LIBRARIES:
+        try:
+            out.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return out
+
+
+HEADINGS = ("Question", "Vantage", "Paper", "Differs", "Shapes")
+
+
+PARTIES = {"SERVER": "the server", "WIRETAP": "a wiretap"}
+"""How a card writes who looks, and how a report does."""
+
+
+def card(audit: str) -> dict[str, tuple[str, ...]]:
+    """The card of an audit, from the docstring of its module: heading -> paragraphs."""
+    module = find(AUDITS, "audit", audit).__module__
+    for name in (module, module.rpartition(".")[0]):
+        text = importlib.import_module(name).__doc__ or ""
+        if re.search(r"^Differs:", text, re.MULTILINE):
+            return read_card(text)
+    return {}
+
+
+def read_card(text: str) -> dict[str, tuple[str, ...]]:
+    """Headings of a docstring and what stands below them; lists of files are left out."""
+    pieces = re.split(rf"^({'|'.join(HEADINGS)}):", text, flags=re.MULTILINE)
+    out = {}
+    for heading, inside in zip(pieces[1::2], pieces[2::2], strict=True):
+        paragraphs = []
+        for block in re.split(r"\n\s*\n", inside):
+            if not block.strip() or re.match(r"\n*    \S", block) or block.startswith("Read "):
+                continue
+            for item in re.split(r"(?:^|\n)- |\s(?=\(\d\) )", block):
+                plain = " ".join(item.split()).replace(" One file per part:", "").replace("`", "")
+                for party, words in PARTIES.items():
+                    plain = plain.replace(party, words)
+                if plain:
+                    paragraphs.append(plain[0].upper() + plain[1:])
+        out[heading] = tuple(paragraphs)
+    return out
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def write_report(
+    path: Path,
+    trace: Trace,
+    truth: Truth | None,
+    results: Sequence[AuditResult],
+    *,
+    names: bool = False,
+) -> Run:
+    """Judge the results and write findings.json and the report in all its forms."""
+    chapter = chapter_of(path, trace, truth, results)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if trace.path.resolve() != (path / "trace").resolve():
+            where = {"trace": os.path.relpath(trace.path, path)}
+            if truth is not None:
+                where["truth"] = os.path.relpath(truth.path, path)
+            write_atomically(path / "audit.json", json.dumps(where, indent=1) + "\n")
+        found = [f.to_dict() for f in chapter.findings]
+        dumped = json.dumps(found, indent=1, allow_nan=False) + "\n"
+        write_atomically(path / "findings.json", dumped)
+    except OSError as error:
+        raise unwritable(path, error) from None
+    (shown,) = write_study(path, [chapter], names=names)
+    return Run(
+        path=path,
+        results=tuple(results),
+        findings=tuple(chapter.findings),
+        summary=chapter.summary,
+        metrics=truth.metrics(trace.rounds[-1]) if truth is not None and len(trace.rounds) else {},
+        guarantees=chapter.guarantees,
+        chapter=shown,
+    )
+
+
+def write_study(
+    path: str | os.PathLike[str], chapters: Sequence[Chapter], *, names: bool = False
+) -> list[Chapter]:
+    """Write report.html, report.md and results.json of one or several chapters.
+
+    Clients are pseudonymised unless `names`. Back come the chapters as they are shown.
+    """
+    if not chapters:
+        raise UsageError(
+            "there is nothing to report",
+            expected="at least one audited run",
+            got="none",
+            remedy="fedaudit run, then fedaudit report RUN",
+        )
+    folder, shown = Path(path), [renamed(c, names) for c in chapters]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "results.json", machine(shown))
+        write_atomically(folder / "report.md", markdown(shown))
+        write_atomically(folder / "report.html", page(shown))
+    except OSError as error:
+        raise unwritable(folder, error) from None
+    return shown
+
+
+def report(path: str | os.PathLike[str], *, names: bool = False) -> Run:
     """Write the report of a run again from its stored results."""
     folder = Path(path)
+    return write_report(folder, *_stored(folder), names=names)
+
+
+def _stored(folder: Path) -> tuple[Trace, Truth | None, list[AuditResult]]:
+    """What a folder holds; refused where nothing was recorded or audited."""
     places = _places(folder)
     trace = Trace.open(places["trace"])
     truth = Truth.open(places["truth"]) if (places["truth"] / "truth.json").exists() else None
+    if not len(trace.rounds):
+        raise TraceError(
+            f"{folder} is empty: nothing was recorded yet",
+            expected="at least one recorded round",
+            got="none",
+            remedy=f"fedaudit run config.toml --out {folder}",
+        )
     results = []
     for result in stored_results(folder):
         if not is_about(result, trace):
@@ -188,7 +431,7 @@ def report(path: str | os.PathLike[str]) -> Run:
             got="none that can be read",
             remedy=f"fedaudit audit {folder}",
         )
-    return write_report(folder, trace, truth, results)
+    return trace, truth, results
 
 
 def _places(folder: Path) -> dict[str, Path]:

@@ -32,10 +32,10 @@ from fedaudit.audits.fingerprint import scores
 from fedaudit.errors import FormatError, NotApplicable, TraceError, UsageError
 from fedaudit.experiment.catalogue import AUDITS, find
 from fedaudit.experiment.config import plain
-from fedaudit.experiment.reporting import Run, unwritable
+from fedaudit.experiment.reporting import Run, unwritable, write_study
 from fedaudit.randomness import Seed
+from fedaudit.report.chapter import Chapter
 from fedaudit.report.findings import judge_all
-from fedaudit.report.html import page
 from fedaudit.results import AuditResult, Estimate
 from fedaudit.settings import check
 from fedaudit.trace import Trace
@@ -380,8 +380,9 @@ def merge(
     out: str | os.PathLike[str],
     *,
     confidence: float = 0.95,
+    names: bool = False,
 ) -> Run:
-    """The report of all sites that answered."""
+    """The report of all sites that answered; under pseudonyms unless `names`."""
     raw = _read(guesses, GUESSES)
     about = _sha256(guesses)
     sites: dict[str, Site] = {}
@@ -411,7 +412,7 @@ def merge(
         merged[name](name, guess, [s for s in sites.values() if name in s.audits], raw, confidence)
         for name, guess in raw["audits"].items()
     ]
-    return _report(Path(out), raw, results, list(sites))
+    return _report(Path(out), raw, results, list(sites), names)
 
 
 def _merged(
@@ -547,7 +548,11 @@ def _hanley(auc: float, c: Mapping[str, Any]) -> float:
 
 
 def _report(
-    path: Path, raw: Mapping[str, Any], results: Sequence[AuditResult], sites: Sequence[str]
+    path: Path,
+    raw: Mapping[str, Any],
+    results: Sequence[AuditResult],
+    sites: Sequence[str],
+    names: bool,
 ) -> Run:
     findings = judge_all(results)
     summary = {
@@ -565,9 +570,22 @@ def _report(
             write_atomically(path / "results" / f"{result.audit}.json", result.to_json())
         dumped = json.dumps([f.to_dict() for f in findings], indent=1, allow_nan=False) + "\n"
         write_atomically(path / "findings.json", dumped)
-        write_atomically(path / "report.html", page(summary, findings, results, evidence))
     except OSError as error:
         raise unwritable(path, error) from None
+    (shown,) = write_study(
+        path,
+        [
+            Chapter(
+                federation="this federation",
+                summary=summary,
+                findings=findings,
+                results=tuple(results),
+                evidence=evidence,
+                clients=tuple(sites),
+            )
+        ],
+        names=names,
+    )
     return Run(
         path=path,
         results=tuple(results),
@@ -575,6 +593,7 @@ def _report(
         summary=summary,
         metrics={},
         guarantees={},
+        chapter=shown,
     )
 
 

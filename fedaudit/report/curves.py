@@ -21,6 +21,10 @@ CANCELLED = 0.3
 """An update counts as cancelled where the sum is shorter than this share of it."""
 
 
+REFERENCES = ("chance", "possible")
+"""Columns that others are compared with, whatever the figure."""
+
+
 def lines(columns: Columns, dashed: Sequence[str] = ()) -> str:
     """All columns over the first; those of `dashed`, what others are compared with, dashed."""
     first, *others = columns
@@ -29,20 +33,27 @@ def lines(columns: Columns, dashed: Sequence[str] = ()) -> str:
         return ""
     named = [
         plots.Curve(
-            name if len(others) > 1 else "",
+            name.replace("_", " ") if len(others) > 1 else "",
             tuple(zip(xs, columns[name], strict=True)),
-            dashed=name in dashed,
+            dashed=name in dashed or name in REFERENCES,
         )
         for name in others
     ]
     values = [v for name in others for v in columns[name]]
+    drawn: list[plots.Layer] = list(named)
+    if others[1:] == ["low", "high"]:
+        rows = zip(*(columns[name] for name in (first, *others)), strict=True)
+        drawn = [plots.Band("", tuple(r for r in rows if all(map(math.isfinite, r))))]
+        others = others[:1]
     return plots.draw(
         plots.Axis.around(first, xs),
         plots.Axis.around(others[0] if len(others) == 1 else "", values, zero=True),
-        named,
+        drawn,
         width=WIDTH,
         height=HEIGHT,
         inline=True,
+        # rounds are counted: there is no round 2.5
+        marks=xs if len(xs) <= 12 and all(float(x).is_integer() for x in xs) else None,
     )
 
 
@@ -150,9 +161,12 @@ DRAWINGS = {
 }
 
 
-def figure(name: str, columns: Columns) -> str:
-    """One curve as an HTML figure; nothing where there is nothing to draw."""
-    known = DRAWINGS.get(name)
+def figure(name: str, columns: Columns, heading: str = "h3", kind: str | None = None) -> str:
+    """One curve as an HTML figure; nothing where there is nothing to draw.
+
+    `kind`: by which it is drawn, if the title `name` says more.
+    """
+    known = DRAWINGS.get(kind or name)
     if known is None or not {*known.columns} <= {*columns}:
         known = Drawing(lines, ())
     whole = _whole(columns, known.columns)
@@ -161,9 +175,51 @@ def figure(name: str, columns: Columns) -> str:
     drawn, words = known.draw(whole), known.words(whole)
     if not drawn:
         return ""
+    title = escape((name[:1].upper() + name[1:]).replace("_", " "))
+    return framed(f"<{heading}>{title}</{heading}>", drawn, words)
+
+
+def framed(title: str, drawn: str, words: str = "") -> str:
+    """A drawing with its title (HTML) and what stands below it (text)."""
     below = f'<figcaption class="small">{escape(words)}</figcaption>' if words else ""
-    title = escape(name[:1].upper() + name[1:])
-    return f"<figure><h3>{title}</h3>{drawn}{below}</figure>"
+    return f"<figure>{title}{drawn}{below}</figure>"
+
+
+def clients(
+    rows: Sequence[tuple[int, str, float, float, float]],
+    *,
+    group: str,
+    label: str,
+    chance: float | None,
+    total: int,
+) -> str:
+    """Every client's own value: (place, name, value, low, high) of `total` places.
+
+    `group`: the federation, within which a place is one client.
+    """
+    values = [v for row in rows for v in row[2:] if math.isfinite(v)]
+    if not values:
+        return ""
+    finite = [row for row in rows if all(map(math.isfinite, row[2:]))]
+    layers: list[plots.Layer] = [] if chance is None else [plots.Guide("chance", chance)]
+    layers.append(
+        plots.Clients(
+            tuple((place, v, low, high) for place, _, v, low, high in finite),
+            tuple(row[1] for row in finite),
+            tuple(f"{group}-{row[0]}" for row in finite),
+        )
+    )
+    around = values if chance is None else [*values, chance]
+    every = max(1, -(-total // 10))
+    return plots.draw(
+        plots.Axis("client", 0.5, max(total, 1) + 0.5),
+        plots.Axis.around(label, around, zero=True),
+        layers,
+        width=WIDTH,
+        height=HEIGHT,
+        inline=True,
+        marks=list(range(1, total + 1, every)),
+    )
 
 
 def _whole(columns: Columns, needed: Sequence[str]) -> dict[str, list[float]]:

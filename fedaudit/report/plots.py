@@ -1,4 +1,4 @@
-"""Small SVG figures: no library, no script, a few kilobytes each, readable in light and dark.
+"""Small SVG figures: no library, a few kilobytes each, readable in light and dark.
 
 `draw` puts layers (curves, bands, points, cells, guides, outlines) over one another on two axes,
 linear or logarithmic; `lines` is the figure most callers want.
@@ -87,6 +87,7 @@ class Frame:
     right: int
     top: int
     bottom: int
+    values: bool = False  # carry the numbers beside the marks, for a page that reads them out
 
     def px(self, x: float) -> float:
         return self.left + self.x.place(x) * (self.width - self.left - self.right)
@@ -97,6 +98,13 @@ class Frame:
 
     def path(self, points: Sequence[tuple[float, float]]) -> str:
         return " ".join(f"{self.px(x):.1f},{self.py(y):.1f}" for x, y in points)
+
+    def told(self, name: str, points: Sequence[tuple[float, float]]) -> str:
+        """What a page reads out at each of the points, as attributes of the mark."""
+        if not self.values:
+            return ""
+        numbers = ";".join(f"{x:.4g},{y:.4g}" for x, y in points)
+        return f' data-name="{escape(name)}" data-v="{numbers}"'
 
 
 class Layer(Protocol):
@@ -149,10 +157,10 @@ class Curve:
 
     def svg(self, frame: Frame, colour: str) -> str:
         dash = ' stroke-dasharray="5 4"' if self.dashed else ""
-        path = frame.path([p for p in self.points if all(map(math.isfinite, p))])
+        drawn = [p for p in self.points if all(map(math.isfinite, p))]
         return (
-            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"'
-            f' stroke-linejoin="round"{dash}/>'
+            f'<polyline points="{frame.path(drawn)}" fill="none" stroke="{colour}" '
+            f'stroke-width="2" stroke-linejoin="round"{dash}{frame.told(self.name, drawn)}/>'
         )
 
 
@@ -172,8 +180,37 @@ class Dots:
         path = "".join(f"M{frame.px(x):.1f} {frame.py(y):.1f}h0" for x, y in chosen)
         return (
             f'<path d="{path}" fill="none" stroke="{self.ink or colour}" stroke-width="{self.size}"'
-            ' stroke-linecap="round" stroke-opacity=".65"/>'
+            f' stroke-linecap="round" stroke-opacity=".65"{frame.told(self.name, chosen)}/>'
         )
+
+
+@dataclass(frozen=True)
+class Clients:
+    """One value with its interval per client, side by side; clients keep their places.
+
+    `points`: (place, value, low, high); `names` beside them. `keys`: by which a page lights up the
+    same client in all its figures and tables.
+    """
+
+    points: tuple[tuple[int, float, float, float], ...]
+    names: tuple[str, ...]
+    keys: tuple[str, ...]
+    name: str = ""
+
+    def svg(self, frame: Frame, colour: str) -> str:
+        out = []
+        whole = zip(self.points, self.names, self.keys, strict=True)
+        for (place, value, low, high), name, key in whole:
+            at, middle = f"{frame.px(place):.1f}", f"{frame.py(value):.1f}"
+            ends = f'y1="{frame.py(low):.1f}" y2="{frame.py(high):.1f}"'
+            words = escape(f"{name}: {value:.3g} [{low:.3g}, {high:.3g}]")
+            told = f' data-v="{words}"' if frame.values else ""
+            out.append(
+                f'<g class="who" data-client="{escape(key)}">'
+                f'<line x1="{at}" x2="{at}" {ends} stroke="{colour}" stroke-opacity=".6"/>'
+                f'<circle cx="{at}" cy="{middle}" r="3.5" fill="{colour}"{told}/></g>'
+            )
+        return "".join(out)
 
 
 @dataclass(frozen=True)
@@ -300,9 +337,11 @@ def draw(
     columns = 3 if width >= 560 else 2
     keyed = any(isinstance(layer, Cells) for layer in layers)
     top = 16 + 18 * (-(-len(named) // columns)) + (14 if keyed else 0)
-    frame = Frame(x, y, width, height, 70, 64 if keyed else 16, top, 48)
+    frame = Frame(x, y, width, height, 70, 64 if keyed else 16, top, 48, inline)
     left, right, bottom = frame.left, frame.right, frame.bottom
-    space = "" if inline else 'xmlns="http://www.w3.org/2000/svg" '
+    space = 'class="plot" ' if inline else 'xmlns="http://www.w3.org/2000/svg" '
+    if inline:
+        space += f'data-x="{escape(x.label)}" data-y="{escape(y.label)}" '
     out = [
         f'<svg {space}viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="{escape(what)} over {escape(x.label)}" font-family="system-ui,sans-serif" '

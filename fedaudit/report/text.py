@@ -8,19 +8,69 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fedaudit.report.findings import against, interval, number, words_for
+from fedaudit.report.rules import VERDICTS
 from fedaudit.results import AuditResult, Estimate, Finding
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-MARKS = {
-    "disagreement": ("DISAGREE", "bold magenta"),
-    "leak": ("LEAK", "bold red"),
-    "no_evidence": ("no evidence", "green"),
-    "not_applicable": ("n/a", "dim"),
-}
+    from fedaudit.report.chapter import Chapter
+
 _MARGIN = 13
+
+
+def show_study(
+    console: Console, chapters: Sequence[Chapter], *, details: bool = True, most_clients: int = 20
+) -> None:
+    """Print the report of one or several chapters; of several, a table of questions first.
+
+    Without `details`, one chapter is printed without its tables, and several as that table alone.
+    Clients are named as the chapters name them: see `names.renamed`.
+    """
+    from rich.text import Text
+
+    several = len(chapters) > 1
+    if several:
+        _overview(console, chapters)
+    for chapter in chapters:
+        if several and (details or chapter.notices):
+            console.print()
+            console.rule(Text(clean(chapter.title), style="bold"), align="left", characters="-")
+        for notice in chapter.notices:
+            _line(console, "NOTE", notice, "bold yellow")
+        if details or not several:
+            results = chapter.results if details else ()
+            show(console, chapter.summary, chapter.findings, results, most_clients=most_clients)
+
+
+def _overview(console: Console, chapters: Sequence[Chapter]) -> None:
+    """Federations in a line, what sets their variants apart, and each question with its answers."""
+    from rich.text import Text
+
+    from fedaudit.report.overview import parts
+
+    for part in parts(chapters):
+        console.print()
+        console.print(Text(clean(part.federation), style="bold underline"))
+        _line(console, "", part.line, "", margin=0)
+        wide = min(max(map(len, part.variants)) + 2, 26)
+        for variant, chapter in zip(part.variants, part.chapters, strict=True):
+            known = [k for k in ("protected by", "promised", "held out") if k in chapter.summary]
+            about = "; ".join(f"{k}: {chapter.summary[k]}" for k in known)
+            _line(console, f"  {variant:<{wide}}", about, "dim", margin=wide + 2)
+        for q in part.questions:
+            console.print()
+            _line(console, "", q.text, "", margin=0)
+            for variant, answers in zip(part.variants, q.answers, strict=True):
+                for a in answers:
+                    label = VERDICTS[a.finding.verdict]
+                    said = f"{label.mark} ({a.finding.rule.partition(':')[0]})"
+                    if a.finding.estimate is not None:
+                        said += f": {a.value}, {a.against} {a.chance}"
+                    _line(console, f"  {variant:<{wide}}", said, label.style, margin=wide + 2)
+            for remedy in q.remedies:
+                _line(console, f"  {'what helps':<{wide}}", remedy, "dim", margin=wide + 2)
 
 
 def show(
@@ -37,8 +87,8 @@ def show(
         _line(console, label, value, "bold")
     console.print()
     for f in findings:
-        mark, style = MARKS[f.verdict]
-        _line(console, mark, headline(f), style)
+        verdict = VERDICTS[f.verdict]
+        _line(console, verdict.mark, headline(f), verdict.style)
     for f in findings:
         _explain(console, f)
     for result in results:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import fedaudit
-from fedaudit.report import findings
+from fedaudit.report import findings, rules
 from fedaudit.report.findings import interval, judge, judge_all, number
 from fedaudit.results import AuditResult, Bound, Estimate, Finding
 
@@ -117,15 +117,34 @@ def test_numbers_come_with_interval_and_baseline():
 
 def test_the_rule_that_is_printed_is_the_rule_that_was_used():
     (leak,) = judge(result(low=0.2))
-    assert leak.rule == "the low end of the interval is above 10.0 %"
+    assert leak.rule == "L1: the low end of the interval is above 10.0 %"
     (none,) = judge(result(low=0.0))
-    assert none.rule == "the low end of the interval is not above 10.0 %"
+    assert none.rule == "E1: the low end of the interval is not above 10.0 %"
+
+
+def test_every_finding_follows_from_a_rule_of_the_table_with_its_verdict():
+    upper = Bound(value=0.3, kind="upper", of="score", source="[X] Eq. (1)")
+    lower = Bound(value=0.9, kind="lower", of="score", source="[X] Eq. (2)")
+    every = [
+        result(bounds={"u": upper, "l": lower}),
+        result(low=0.0),
+        result(0.05, 0.01, 0.09, greater_is_leak=False),
+        result(0.05, 0.01, 0.2, greater_is_leak=False),
+        AuditResult(audit="a", question="?", vantage="server", not_applicable="x"),
+        AuditResult(audit="a", question="?", vantage="server", not_applicable="no truth: blind"),
+    ]
+    found = judge_all(every)
+    assert {f.rule.partition(":")[0] for f in found} == set(rules.RULES)
+    for f in found:
+        assert rules.RULES[f.rule.partition(":")[0]].verdict == f.verdict
 
 
 def test_how_numbers_are_printed():
     assert number(0.123456) == "0.123"
     assert number(3) == "3"
     assert number(0.5, percent=True) == "50.0 %"
+    assert number(-0.0001, percent=True) == "0.0 %"
+    assert number(-0.01, percent=True) == "-1.0 %"
     assert number(math.inf) == "infinite"
     assert interval(Estimate(value=1, low=1, high=1, n=3, confidence=1.0)) == "1 [1, 1], exact"
     wide = Estimate(value=0.5, low=0, high=1, n=3, confidence=0.999)
@@ -148,9 +167,11 @@ def test_no_verdict_says_safe():
     words = re.compile(r"\b(safe|safely|secure\b(?! sum)|harmless|no risk|guaranteed)", re.I)
     said = [
         text
-        for w in [*findings.WORDS.values(), findings.GENERIC]
+        for w in [*rules.WORDS.values(), rules.GENERIC]
         for text in (w.leak, w.no_evidence, w.remedy, w.measure)
     ]
+    said += [r.text + r.of_one for r in rules.RULES.values()]
+    said += [label.words for label in rules.VERDICTS.values()]
     assert [text for text in said if words.search(text)] == []
     sources = (Path(fedaudit.__file__).parent / "report").glob("*.py")
     for file in sources:

@@ -5,8 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
+from fedaudit.report.chapter import Chapter
 from fedaudit.report.findings import judge_all
-from fedaudit.report.text import cell, headline, show
+from fedaudit.report.text import cell, headline, show, show_study
 from fedaudit.results import AuditResult, Estimate, Underpowered
 
 SUMMARY = {"federation": "3 clients, 2 rounds, fedavg on a star topology", "model": "mlp"}
@@ -131,3 +132,50 @@ def test_many_clients_are_cut_and_counted():
 )
 def test_cells(value, shown):
     assert cell(value) == shown
+
+
+def study():
+    rows = results()
+    return [
+        Chapter(
+            federation="digits",
+            variant=variant,
+            summary=SUMMARY,
+            findings=judge_all(rows),
+            results=rows,
+            notices=notices,
+        )
+        for variant, notices in (("unprotected", ()), ("DP-SGD", ("Unfinished: 1 round",)))
+    ]
+
+
+def printed_study(chapters, width=80, **more):
+    out = io.StringIO()
+    show_study(Console(file=out, width=width, highlight=False), chapters, **more)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 60, 120])
+def test_several_chapters_begin_with_the_questions_and_fit(width):
+    text = printed_study(study(), width)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+    first = text.split("--- ")[0] if "--- " in text else text.split("---")[0]
+    assert first.count("LEAK (L1): 72.0 %") == 2
+    assert first.index("unprotected") < first.index("DP-SGD")
+    assert "NOTE" in text
+    assert "Unfinished: 1 round" in text
+
+
+def test_several_chapters_can_be_printed_as_their_table_alone():
+    text = printed_study(study(), details=False)
+    assert "per client" not in text
+    assert "baseline" not in text
+    assert "Unfinished: 1 round" in text
+    assert text.count("LEAK (L1)") == 2
+    assert "what helps" in text
+
+
+def test_one_chapter_is_printed_as_before():
+    (only, _) = study()
+    assert printed_study([only]) == printed()
+    assert "per client" not in printed_study([only], details=False)

@@ -1,0 +1,177 @@
+"""One row per question and one answer per variant: what every form of the report begins with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedaudit.report.chapter import Chapter
+from fedaudit.report.findings import ORDER, against, interval, number, words_for
+from fedaudit.report.rules import observer
+from fedaudit.results import AuditResult, Bound, Finding
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One finding of one chapter, with the result behind it."""
+
+    chapter: Chapter
+    finding: Finding
+    result: AuditResult | None
+
+    @property
+    def percent(self) -> bool:
+        return words_for(self.finding.audit).percent and self.finding.verdict != "disagreement"
+
+    @property
+    def value(self) -> str:
+        """`value [low, high] at 95 %`, or that nothing was measured."""
+        e = self.finding.estimate
+        return "not measured" if e is None else interval(e, self.percent)
+
+    @property
+    def chance(self) -> str:
+        e = self.finding.estimate
+        return "" if e is None else against(e, self.percent)
+
+    @property
+    def against(self) -> str:
+        """What the value is held against: chance, or a threshold."""
+        return words_for(self.finding.audit).against
+
+    @property
+    def bounds(self) -> list[Bound]:
+        """What theory says of the measured value, tightest first, theorems before references."""
+        r, measure = self.result, self.finding.measure
+        if r is None or measure is None:
+            return []
+        wanted = "upper" if r.greater_is_leak else "lower"
+        sign = 1 if r.greater_is_leak else -1
+        fit = [b for b in r.bounds.values() if b.of == measure and b.kind in (wanted, "reference")]
+        return sorted(fit, key=lambda b: (b.kind == "reference", sign * b.value))
+
+    @property
+    def bound(self) -> str:
+        """The tightest that applies, in words."""
+        if self.finding.estimate is None:
+            return ""
+        if not self.bounds:
+            return "none known"
+        best = self.bounds[0]
+        if math.isinf(best.value):
+            return f"none that is finite ({best.source})"
+        kind = "no guarantee, " if best.kind == "reference" else ""
+        most = "" if kind else "at most " if best.kind == "upper" else "at least "
+        return f"{most}{number(best.value, self.percent)} ({kind}{best.source})"
+
+    @property
+    def visible(self) -> str:
+        """From where on a leak would have been seen, where none was."""
+        r = self.result
+        if self.finding.verdict != "no_evidence" or r is None or r.detectable is None:
+            return ""
+        ends = "from {} on" if r.greater_is_leak else "up to {}"
+        return ends.format(number(r.detectable, self.percent))
+
+    @property
+    def needed(self) -> str:
+        """What it would take to measure, where nothing was."""
+        return self.finding.remedy if self.finding.verdict == "not_applicable" else ""
+
+    @property
+    def trusted(self) -> str:
+        """Who must be honest for the federation to keep what this question is about."""
+        f, held = (
+            self.finding,
+            [f"{who} ({name})" for name, who in self.chapter.trust.items() if who],
+        )
+        if f.verdict == "not_applicable":
+            return ""
+        others = ", ".join(held)
+        if f.verdict == "no_evidence":
+            return others or f"{observer(f.vantage)}, as no protection is declared"
+        besides = f"; {others}" if others else ""
+        return f"{observer(f.vantage)} not to do this{besides}"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question and its answers: per chapter, worst first; none where it was not asked."""
+
+    audit: str
+    text: str
+    answers: tuple[tuple[Answer, ...], ...]
+
+    @property
+    def every(self) -> list[Answer]:
+        return [a for of in self.answers for a in of]
+
+    @property
+    def remedies(self) -> list[str]:
+        """What changes it, without repeats, where something was found; worst first."""
+        found = [a.finding for a in self.every if a.finding.verdict in ("disagreement", "leak")]
+        ranked = sorted(found, key=lambda f: ORDER[f.verdict])
+        return list(dict.fromkeys(f.remedy for f in ranked if f.remedy))
+
+
+@dataclass(frozen=True)
+class Part:
+    """One federation: its chapters side by side, and the questions put to them."""
+
+    federation: str
+    chapters: tuple[Chapter, ...]
+    questions: tuple[Question, ...]
+
+    @property
+    def line(self) -> str:
+        """The federation in one line."""
+        first = self.chapters[0].summary
+        lines = dict.fromkeys(c.summary.get("federation", "") for c in self.chapters)
+        said = [" / ".join(line for line in lines if line), first.get("model", "")]
+        return "; ".join(text for text in said if text)
+
+    @property
+    def variants(self) -> list[str]:
+        """A heading per chapter, never empty."""
+        return [c.variant or "as recorded" for c in self.chapters]
+
+
+def parts(chapters: Sequence[Chapter]) -> list[Part]:
+    """Chapters by federation, in the order in which they come; questions worst first."""
+    out = []
+    for federation in dict.fromkeys(c.federation for c in chapters):
+        own = tuple(c for c in chapters if c.federation == federation)
+        audits = dict.fromkeys(
+            audit
+            for c in own
+            for audit in [*(r.audit for r in c.results), *(f.audit for f in c.findings)]
+        )
+        questions = [_question(audit, own) for audit in audits]
+        worst = sorted(
+            questions, key=lambda q: min((ORDER[a.finding.verdict] for a in q.every), default=9)
+        )
+        out.append(Part(federation, own, tuple(worst)))
+    return out
+
+
+def _question(audit: str, chapters: Sequence[Chapter]) -> Question:
+    answers = []
+    text = audit
+    for chapter in chapters:
+        results = [r for r in chapter.results if r.audit == audit]
+        found = [f for f in chapter.findings if f.audit == audit]
+        asked = [*(f.question for f in found), *(r.question for r in results)]
+        text = next((question for question in asked if question), text)
+        answers.append(tuple(Answer(chapter, f, _behind(f, results)) for f in found))
+    return Question(audit, text, tuple(answers))
+
+
+def _behind(finding: Finding, results: Sequence[AuditResult]) -> AuditResult | None:
+    """The result that a finding speaks of."""
+    for r in results:
+        if finding.measure is None and r.headline is None:
+            return r
+        if finding.measure is not None and finding.measure in r.estimates:
+            return r
+    return results[0] if results else None

@@ -1,0 +1,290 @@
+"""Terms of the field in plain words, explained below the part of the page where they first stand.
+
+A footnote needs no pointer that hovers: it reads the same with a keyboard, on a phone and on paper.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html import escape
+
+TERMS: dict[str, tuple[str, str]] = {
+    "chance": (
+        r"\bchance\b|\bbaseline\b",
+        "What the same attack would score if nothing leaked: blind guessing in the same setting. "
+        "A value says something only against it.",
+    ),
+    "interval": (
+        r"\bintervals?\b",
+        "The range [low, high] that holds the true value in 95 of 100 such measurements (or as "
+        "many as stated). Few observations make it wide.",
+    ),
+    "bound": (
+        r"\bbounds?\b",
+        "A limit from theory: an upper bound holds whatever anyone tries, as far as its "
+        "assumptions hold; a reference is a published value that guarantees nothing.",
+    ),
+    "verdict": (
+        r"\bverdicts?\b",
+        "What the rules make of a value: a leak, no evidence of one, or not applicable. The rule "
+        "stands beside it.",
+    ),
+    "client": (
+        r"\bclients?\b",
+        "One participant of the federation (a hospital, a phone, a company) that keeps its records "
+        "and sends updates of the model.",
+    ),
+    "round": (r"\brounds?\b", "One turn: clients get the model, train, and send updates back."),
+    "update": (
+        r"\bupdates?\b",
+        "What a client sends after training: by how much every number of the model should move.",
+    ),
+    "fedavg": (r"\bfedavg\b", "The usual aggregation: the weighted mean of all updates."),
+    "star topology": (r"\bstar topology\b", "All clients talk to one server, none to another."),
+    "AUC": (
+        r"\b(?:AUC|AUROC|auc)\b|(?<=_)auc\b|\barea under the ROC curve\b",
+        "Area under the ROC curve: how often the attack ranks a true case above a false one. 0.5 "
+        "is guessing, 1 is never wrong.",
+    ),
+    "ROC curve": (
+        r"\bROC\b",
+        "Share of true cases found against share of false alarms, for every strictness of the "
+        "attack.",
+    ),
+    "true positive rate": (
+        r"\bTPR\b|\btrue positives?\b",
+        "TPR: the share of true cases that the attack finds. Stated at a low false positive rate, "
+        "it says whom an attacker can name while hardly ever wrong.",
+    ),
+    "false positive rate": (
+        r"\bFPR\b|\bfalse positives?\b|\bfalse[ _]alarms?\b",
+        "FPR: the share of false cases that the attack takes for true ones.",
+    ),
+    "linkage": (
+        r"\blinkage(?=\b|_)|\bre-link\b|\blinked\b|\blinks?\b",
+        "Recognising that two messages without a name come from the same client.",
+    ),
+    "membership": (
+        r"\bmembership(?=\b|_)|\bmembers?\b",
+        "Whether a given record is among those that a client trained on.",
+    ),
+    "epsilon": (
+        r"\bepsilon\b",
+        "The privacy loss that differential privacy allows: how much more likely any observation "
+        "may become through one record (or person, or client). The factor is at most e to the "
+        "epsilon: 0.1 is 1.1, 1 is 2.7, 8 is 3,000. Smaller protects better.",
+    ),
+    "delta": (
+        r"\bdelta\b",
+        "The probability that the limit set by epsilon is exceeded; it should be far below 1 over "
+        "the number of records.",
+    ),
+    "DP-SGD": (
+        r"\bDP-SGD\b|\bdp_sgd\b",
+        "Training with differential privacy: each record's influence on a step is cut to a limit, "
+        "and noise is added before anything leaves the client.",
+    ),
+    "local DP": (
+        r"\blocal DP\b|\blocal_dp\b",
+        "Every record is randomised at the client before training, so that nobody else need be "
+        "trusted.",
+    ),
+    "secure sum": (
+        r"\bsecure[ _]sum\b",
+        "A party or protocol that adds up all updates, so that the server gets the sum alone.",
+    ),
+    "secure aggregation": (
+        r"\bsecure[ _]aggregation\b",
+        "A protocol with masks that cancel in the sum: the server learns a sum over clients, and "
+        "single updates stay hidden.",
+    ),
+    "shuffler": (
+        r"\bshuffl(?:er|e|ed|ing)\b",
+        "A party between clients and server that removes names and mixes the order of messages. "
+        "It does not change their content.",
+    ),
+    "wiretap": (
+        r"\bwiretap\b",
+        "An observer who reads every message and knows who is connected to whom.",
+    ),
+    "federation": (
+        r"\bfederations?\b",
+        "Several parties that train one model together without pooling their records.",
+    ),
+    "protection": (r"\bprotections?\b", "A measure that should keep something from an observer."),
+    "held out": (r"\bheld out\b", "Records that nobody trained on: how good the model is there."),
+    "n": (r"\bn(?= = \d)", "How many independent observations a number rests on."),
+    "Wilson": (r"\bWilson\b", "An interval for a share; it stays honest near 0 and 1."),
+    "Clopper-Pearson": (r"\bClopper-Pearson\b", "An exact interval for a share; rather too wide."),
+    "bootstrap": (
+        r"\bbootstrap\b",
+        "An interval from repeating the computation on samples drawn from the observations.",
+    ),
+    "jackknife": (
+        r"\bjackknife\b",
+        "An interval from leaving out one client after the other.",
+    ),
+    "DeLong": (r"\bDeLong\b", "The usual interval for an AUC."),
+    "Holm": (
+        r"\bHolm\b",
+        "A correction for asking many questions at once: chance alone would otherwise hit some.",
+    ),
+    "purity": (
+        r"\bpurity\b",
+        "If messages are sorted into piles, one per supposed client: the share that lies with the "
+        "majority of its pile.",
+    ),
+    "rand index": (
+        r"\brand_index\b|\badjusted_rand\b",
+        "The share of pairs of messages rightly judged as same or different client; adjusted: 0 is "
+        "chance, 1 is perfect.",
+    ),
+    "mutual information": (
+        r"\bmutual_information\b",
+        "How much the piles of messages tell about the clients; 0 is nothing.",
+    ),
+    "F1": (r"\bF1\b", "One number for found cases and false alarms together; 1 is perfect."),
+    "shadow": (
+        r"\bshadows?\b",
+        "A federation that the attacker simulates with data of its own, to learn from.",
+    ),
+    "lift": (
+        r"\blift\b",
+        "By how much a guess is better than one guess for all clients, in squared error.",
+    ),
+    "class mix": (
+        r"\bclass mix(?:es)?\b|\bsensitive classes\b",
+        "Which kinds of records a client has, in which shares (such as diagnoses).",
+    ),
+    "SUR": (
+        r"\bSUR\b",
+        "Survival ratio: the length of one client's update over the length of the sum of all.",
+    ),
+    "TS-MIA": (
+        r"\bTS-MIA\b|\bts_mia\b",
+        "Two-stage risk: an update stands out of the sum, and it raises the score of the client's "
+        "own records.",
+    ),
+    "stage I, stage II": (
+        r"\bstages? II?\b|\b(?:either|neither|both) stages?\b",
+        "Stage I asks whether one client's update stands out of the sum of all, stage II whether "
+        "it raises the score of that client's own records.",
+    ),
+    "J": (
+        r"\bJ\b",
+        "By how much a client's update raises the score of its records on average, squeezed to "
+        "-1/2 to 1/2; above 0 it points at them. The same for records that nobody trained on "
+        "stands beside it.",
+    ),
+    "lambda": (
+        r"\blambda\b",
+        "How far a client's update points where the others point: 1 the same way, -1 opposite.",
+    ),
+    "SNR": (
+        r"\bSNR\b",
+        "Signal over noise: the length of an update over the noise added to it; inf: no noise. "
+        "B is the sum of all other updates, r its length over that of the update.",
+    ),
+    "tau": (r"\btau\b", "The threshold above which the attack says yes."),
+    "p-value": (
+        r"\bp-values?\b|\badjusted[ _]p\b",
+        "How often chance alone would look at least as striking.",
+    ),
+    "rank": (
+        r"\brank(?=\b|_)",
+        "How many of the sums that were asked for are independent of one another.",
+    ),
+    "marked records": (
+        r"\bmarked records\b",
+        "Records into which their owner put a hidden sign, to see later who trained on them.",
+    ),
+    "underpowered": (
+        r"\bunderpowered\b",
+        "Too few observations to state the number with the confidence that was asked for.",
+    ),
+    "gradient": (
+        r"\bgradients?\b",
+        "In which direction every number of a model should move for given records; what training "
+        "sends.",
+    ),
+    "planted weights": (
+        r"\bplant(?:s|ed)? weights\b|\bplanted\b",
+        "A model that a dishonest server made so that the answer gives a record away.",
+    ),
+    "game": (
+        r"\bgames?\b",
+        "One trial of an attack with a known answer: the record is in the data, or it is not.",
+    ),
+    "topology": (r"\btopology(?=\b|_)", "Who talks to whom."),
+    "neighbours": (
+        r"\bneighbours\b",
+        "Which two data sets the promise cannot tell apart: one record more or less, or one "
+        "replaced.",
+    ),
+    "pld": (
+        r"\bpld\b",
+        "Accounting by privacy loss distributions: how the epsilons of many steps add up, tightly.",
+    ),
+    "Theorem, Lemma": (
+        r"\bTheorem\b|\bLemma\b",
+        "A proved statement of the paper that is named before it in brackets.",
+    ),
+    "permutation test": (
+        r"\bpermut(?:ed|ation)\b",
+        "A comparison with the same data after shuffling the answers: what chance can do.",
+    ),
+    "clipping": (r"\bclip(?:ped|ping)?\b", "Cutting an update to a largest length."),
+    "sha256": (
+        r"\bsha256\b",
+        "A fingerprint of a file: one changed byte gives another one.",
+    ),
+}
+
+_ANY = re.compile("|".join(f"(?P<t{i}>{pattern})" for i, (pattern, _) in enumerate(TERMS.values())))
+_NAMES = list(TERMS)
+
+
+class Glossary:
+    """Text as HTML; a term that was not met before becomes a link to its explanation."""
+
+    def __init__(self) -> None:
+        self._met: set[str] = set()
+        self._fresh: list[str] = []
+
+    def text(self, text: str) -> str:
+        out, at = [], 0
+        for term, found in self._new(text):
+            out.append(escape(text[at : found.start()]))
+            out.append(f'<a class="term" href="#{anchor(term)}">{escape(found[0])}</a>')
+            at = found.end()
+        return "".join([*out, escape(text[at:])])
+
+    def plain(self, text: str) -> str:
+        """Text without links, for where none may stand; its terms are explained all the same."""
+        for _ in self._new(text):
+            pass
+        return escape(text)
+
+    def _new(self, text: str) -> Iterator[tuple[str, re.Match[str]]]:
+        """Terms that are met for the first time."""
+        for found in _ANY.finditer(text):
+            term = _NAMES[int((found.lastgroup or "t0")[1:])]
+            if term not in self._met:
+                self._met.add(term)
+                self._fresh.append(term)
+                yield term, found
+
+    def explained(self) -> str:
+        """The terms met since the last call, in plain words."""
+        rows = "".join(
+            f'<dt id="{anchor(t)}"><dfn>{escape(t)}</dfn></dt><dd>{escape(TERMS[t][1])}</dd>'
+            for t in self._fresh
+        )
+        self._fresh = []
+        title = '<p class="small">In plain words</p>'
+        return f'<div class="terms">{title}<dl>{rows}</dl></div>' if rows else ""
+
+
+def anchor(term: str) -> str:
+    return "term-" + re.sub(r"\W+", "-", term.lower())

@@ -1,0 +1,191 @@
+"""From a folder to a report: what stands at its top, whose names, and what is refused."""
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedaudit import experiment
+from fedaudit.errors import TraceError, UsageError
+from fedaudit.experiment.catalogue import AUDITS
+from fedaudit.experiment.reporting import (
+    card,
+    chapter_at,
+    read_card,
+    report,
+    write_study,
+)
+from fedaudit.trace import Recorder, Trace
+
+SMALL = {
+    "seed": 987_654_321_123,
+    "data": {"name": "gaussian-mixture", "records": 120, "dimension": 6},
+    "task": {"kind": "mlp", "hidden": [8]},
+    "federation": {"clients": 4, "rounds": 3},
+    "protections": {"shuffle": {}, "dp_sgd": {"noise_multiplier": 1.0}},
+}
+BARE = {**SMALL, "protections": {}}
+FORMS = ("report.html", "report.md", "results.json")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "run"
+    experiment.run(SMALL, out)
+    return out
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def told(folder):
+    return json.loads((folder / "results.json").read_text())["chapters"]
+
+
+def test_clients_have_pseudonyms_in_every_form_and_names_if_asked_for(copy):
+    run = report(copy)
+    for form in FORMS:
+        text = (copy / form).read_text()
+        assert "client-0" not in text
+        assert "client 4" in text or form == "report.md"
+    assert list(run.chapter.clients) == [f"client {i}" for i in range(1, 5)]
+    assert "client-03" in (copy / "results" / "fingerprint.json").read_text()
+    named = report(copy, names=True)
+    assert "client 4" not in repr(named.chapter)
+    assert set(told(copy)[0]["clients"]) == set(named.chapter.clients)
+
+
+def test_the_report_carries_promises_evidence_and_config_without_the_seed(finished):
+    (chapter,) = told(finished)
+    promised = chapter["guarantees"]["dp_sgd"]
+    assert set(promised) == set(chapter["clients"])
+    assert all(g["unit"] == "record" and g["trust"] for g in promised.values())
+    assert chapter["trust"] == {"shuffle": "the shuffler", "dp_sgd": "the client's own code"}
+    assert chapter["evidence"]["trace sha256"] == Trace.open(finished).sha256
+    assert "results/fingerprint.json sha256" in chapter["evidence"]
+    assert "--seed SEED" in chapter["evidence"]["again"]
+    assert "seed" not in tomllib.loads(chapter["config"])
+    for form in FORMS:
+        assert str(SMALL["seed"]) not in (finished / form).read_text()
+
+
+def test_folders_of_the_users_disk_are_not_shown(copy):
+    config = copy / "config.toml"
+    config.write_text(config.read_text() + '\n[other]\npath = "/home/someone/secret/t.csv"\n')
+    report(copy)
+    text = (copy / "report.html").read_text()
+    assert "someone" not in text
+    assert "t.csv" in text
+
+
+def test_an_unfinished_run_is_reported_and_marked(tmp_path):
+    class Stop(Exception):
+        pass
+
+    def stop(stage, done, total, note):
+        if (stage, done) == ("train", 2):
+            raise Stop
+
+    with pytest.raises(Stop):
+        experiment.run(BARE, tmp_path / "run", progress=stop)
+    run = experiment.audit(tmp_path / "run", ["coverage"])
+    first, second = run.chapter.notices
+    assert first.startswith("Unfinished: 2 of 3 rounds")
+    assert second == "Unfinished: no result yet of fingerprint."
+    html = (tmp_path / "run" / "report.html").read_text()
+    assert html.index("Unfinished: 2 of 3 rounds") < html.index("<main")
+    assert "Unfinished: 2 of 3 rounds" in (tmp_path / "run" / "report.md").read_text()
+    whole = experiment.run(BARE, tmp_path / "run")
+    assert whole.chapter.notices == []
+
+
+def test_a_trace_without_truth_is_reported_blind(copy):
+    shutil.rmtree(copy / "truth")
+    run = experiment.audit(copy)
+    assert [n.split(":")[0] for n in run.chapter.notices] == ["Blind"]
+    found = {f.audit: f for f in run.findings}
+    assert found["fingerprint"].estimate is None
+    assert found["fingerprint"].rule.startswith("A2: there is no truth")
+    html = (copy / "report.html").read_text()
+    assert html.index("Blind: there is no truth") < html.index("<main")
+
+
+def test_an_empty_run_is_refused(copy, tmp_path):
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(TraceError):
+        report(tmp_path / "nothing")
+    Recorder(tmp_path / "begun" / "trace", like={"w": np.zeros(3, dtype=np.float32)}).close()
+    with pytest.raises(TraceError, match="nothing was recorded"):
+        report(tmp_path / "begun")
+    with pytest.raises(UsageError, match="nothing to report"):
+        write_study(tmp_path / "study", [])
+    shutil.rmtree(copy / "results")
+    with pytest.raises(TraceError, match="no results yet"):
+        chapter_at(copy)
+
+
+def test_a_study_puts_chapters_on_one_page(finished, tmp_path):
+    other = experiment.run(BARE, tmp_path / "bare").path
+    chapters = [
+        chapter_at(other, federation="mixture", variant="unprotected"),
+        chapter_at(finished, federation="mixture", variant="DP-SGD"),
+    ]
+    shown = write_study(tmp_path / "study", chapters)
+    assert [c.title for c in shown] == ["mixture, unprotected", "mixture, DP-SGD"]
+    assert {f.name for f in (tmp_path / "study").iterdir()} == set(FORMS)
+    assert [c["variant"] for c in told(tmp_path / "study")] == ["unprotected", "DP-SGD"]
+    html = (tmp_path / "study" / "report.html").read_text()
+    assert html.count('<table class="overview') == 1
+
+
+def test_a_study_that_cannot_be_written_is_refused(finished, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TraceError, match="cannot write"):
+        write_study(tmp_path / "file", [chapter_at(finished)])
+
+
+# -- cards ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("audit", AUDITS)
+def test_every_audit_has_a_card_with_its_differences(audit):
+    found = card(audit)
+    assert {"Question", "Vantage", "Differs"} <= set(found)
+    for paragraphs in found.values():
+        for text in paragraphs:
+            assert text == " ".join(text.split())
+            assert ".py" not in text
+            assert not text.startswith("-")
+
+
+def test_a_card_is_read_as_it_is_written():
+    text = """Who?
+
+Question: one line
+that goes on.
+Paper: [X] Section 2. One file per part:
+
+    theory.py   closed forms
+
+Differs:
+- first
+  thing
+- second: `code`
+
+Shapes: (n,)
+
+Read `features` first.
+"""
+    assert read_card(text) == {
+        "Question": ("One line that goes on.",),
+        "Paper": ("[X] Section 2.",),
+        "Differs": ("First thing", "Second: code"),
+        "Shapes": ("(n,)",),
+    }
+    counted = read_card("Differs: (1) one; (2) two (see 3).\n")
+    assert counted["Differs"] == ("(1) one;", "(2) two (see 3).")
