@@ -333,7 +333,7 @@ class LoRA:
         return (self.alpha or 2.0 * self.rank) / self.rank
 
     def build(self, dataset: Dataset, seed: Seed) -> Task:
-        from fedaudit.tasks import lora
+        from fedaudit.tasks import lora, pretraining
 
         if not isinstance(dataset.x, tuple):
             raise DataError(
@@ -347,8 +347,8 @@ class LoRA:
         if self.model:
             base, vocabulary = lora.local_model(self.model)
         else:
-            base, vocabulary = lora.pretrained(
-                lora.Pretraining(
+            base, vocabulary = pretraining.pretrained(
+                pretraining.Pretraining(
                     width=self.width,
                     depth=self.depth,
                     heads=self.heads,

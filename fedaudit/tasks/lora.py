@@ -9,21 +9,16 @@ Two ways to put adapters together, both of them a sum over clients:
 
 The average of products is not the product of averages: the two differ from the first step on.
 
-`pretrained` gives the tiny GPT that is fine-tuned when no other model is at hand: trained once on
-the built-in `docs`, kept in the cache, the same numbers for the same settings. `local_model` reads
-a folder in Hugging Face's format, never from a network.
+The tiny GPT that is fine-tuned when no other model is at hand is in `pretraining`. `local_model`
+reads a folder in Hugging Face's format, never from a network.
 """
 
 from __future__ import annotations
 
 import copy
 import fnmatch
-import hashlib
-import json
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fedaudit.data.text import IGNORE, WordVocabulary
+from fedaudit.data.text import IGNORE
 from fedaudit.errors import ConfigError, DataError
 from fedaudit.randomness import Seed
 from fedaudit.tasks.language_model import LanguageModel, Vocabulary
@@ -264,124 +259,6 @@ class DenseLoRA(LanguageModel):
         return row
 
 
-# -- the tiny model that is fine-tuned -----------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pretraining:
-    """How the built-in model comes about: its shape, and the steps it is trained for on `docs`."""
-
-    width: int = 128
-    depth: int = 4
-    heads: int = 4
-    length: int = 40
-    vocabulary_size: int = 1000
-    steps: int = 600
-    batch_size: int = 32
-    learning_rate: float = 2e-3
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        whole = asdict(self)
-        whole.pop("learning_rate"), whole.pop("seed")
-        for name, value in whole.items():
-            if value < 1:
-                raise ConfigError(
-                    f"pretraining cannot have {name} = {value}",
-                    expected="at least 1",
-                    got=str(value),
-                    remedy="leave it out for its default",
-                )
-        if self.width % self.heads or not self.learning_rate > 0:
-            raise ConfigError(
-                "pretraining has settings that do not fit",
-                expected="a width that is a multiple of the heads, a learning rate above 0",
-                got=f"width {self.width}, heads {self.heads}, rate {self.learning_rate:g}",
-                remedy="leave them out for their defaults",
-            )
-
-
-def pretrained(
-    settings: Pretraining | None = None, *, cache: str | os.PathLike[str] | None = None
-) -> tuple[TinyGPT, WordVocabulary]:
-    """The tiny GPT trained on `docs`, and its vocabulary: from the cache, or trained now.
-
-    A cached file counts for the same settings, corpus and versions of torch only; a torn one is
-    trained anew. `cache` is a folder, fedaudit's own by default.
-    """
-    import safetensors
-    from safetensors.torch import load_file, save_file
-
-    from fedaudit.data.builtin import load
-    from fedaudit.data.fetch import cache_folder
-
-    wanted = settings or Pretraining()
-    texts = load("docs", seed=Seed(wanted.seed)).x
-    assert isinstance(texts, tuple)
-    vocabulary = WordVocabulary.build(texts, size=wanted.vocabulary_size)
-    corpus = hashlib.sha256("\0".join(texts).encode()).hexdigest()
-    about = json.dumps(
-        {"format": 1, "corpus": corpus, "torch": torch.__version__, **asdict(wanted)},
-        sort_keys=True,
-    )
-    name = hashlib.sha256(about.encode()).hexdigest()[:16]
-    folder = Path(cache) if cache is not None else cache_folder()
-    path = folder / f"tiny-gpt-{name}.safetensors"
-    model = seeded(
-        Seed(wanted.seed),
-        "weights",
-        TinyGPT,
-        len(vocabulary),
-        wanted.length,
-        wanted.width,
-        wanted.depth,
-        wanted.heads,
-    )
-    assert isinstance(model, TinyGPT)
-    if path.is_file():
-        try:
-            model.load_state_dict(load_file(path))
-            return model, vocabulary
-        except (safetensors.SafetensorError, RuntimeError, OSError):
-            pass  # torn, or of another shape: made again below
-    _pretrain(model, vocabulary, texts, wanted)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as beside:
-            whole = Path(beside) / "model.safetensors"
-            save_file(model.state_dict(), whole, metadata={"settings": about})
-            os.replace(whole, path)  # under its final name only when complete
-    except OSError as error:
-        raise DataError(
-            "the pretrained model cannot be kept",
-            expected=f"a folder that can be written: {folder}",
-            got=str(error),
-            remedy="set FEDAUDIT_CACHE to another folder",
-        ) from None
-    return model, vocabulary
-
-
-def _pretrain(
-    model: TinyGPT, vocabulary: WordVocabulary, texts: Sequence[str], wanted: Pretraining
-) -> None:
-    """Adam with a linear warm-up and decay on random windows of the whole corpus."""
-    tokens = torch.tensor([t for text in texts for t in vocabulary.encode(text)])
-    rng = Seed(wanted.seed).generator("pretraining")
-    optimiser = torch.optim.Adam(model.parameters(), lr=wanted.learning_rate)
-    warm = max(1, wanted.steps // 20)
-    window = torch.arange(wanted.length + 1)
-    for step in range(wanted.steps):
-        for group in optimiser.param_groups:
-            rise, fall = (step + 1) / warm, (wanted.steps - step) / wanted.steps
-            group["lr"] = wanted.learning_rate * min(1.0, rise) * fall
-        starts = rng.integers(0, len(tokens) - wanted.length - 1, size=wanted.batch_size)
-        x = tokens[torch.from_numpy(starts)[:, None] + window]
-        loss = F.cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
-        optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-
-
 # -- any model in a folder -----------------------------------------------------------------------
 
 
@@ -422,8 +299,11 @@ def local_model(
 ) -> tuple[LocalModel, TokenizerVocabulary]:
     """A causal language model and its tokenizer from a local folder; nothing is downloaded.
 
-    `gguf` names a GGUF file in that folder, for which the package gguf is needed.
+    `gguf` names a GGUF file in that folder, for which the package gguf is needed; the path of such
+    a file, or the name of a model that `fedaudit data get` fetched, will do as well.
     """
+    from fedaudit.data.fetch import SOURCES, fetched_model
+
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError:
@@ -434,6 +314,10 @@ def local_model(
             remedy='pip install "fedaudit[text]"',
         ) from None
     place = Path(folder)
+    if str(folder) in SOURCES and SOURCES[str(folder)].kind == "model":
+        place = fetched_model(str(folder))
+    if place.suffix == ".gguf" and place.is_file():
+        place, gguf = place.parent, place.name
     if not place.is_dir():
         raise DataError(
             f"there is no model folder {place}",

@@ -1,7 +1,5 @@
 """Adapters on a frozen model: equal to peft's, one batch over clients, a base made once."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -16,13 +14,12 @@ from fedaudit.tasks import catalogue
 from fedaudit.tasks.lora import (
     DenseLoRA,
     LoRA,
-    Pretraining,
     _HeadLoss,
     local_model,
-    pretrained,
     targets_of,
 )
 from fedaudit.tasks.models import TinyGPT
+from fedaudit.tasks.pretraining import Pretraining
 from fedaudit.tasks.task import seeded
 
 V, L = 30, 8
@@ -172,54 +169,6 @@ def test_an_adapter_is_peft_s_adapter():
 
 
 # -- the base ----------------------------------------------------------------------------------
-
-
-def test_the_base_is_made_once_and_the_same_every_time(tmp_path, monkeypatch):
-    first, words = pretrained(SMALL, cache=tmp_path / "a")
-    again, _ = pretrained(SMALL, cache=tmp_path / "b")
-    for p, q in zip(first.parameters(), again.parameters(), strict=True):
-        assert torch.equal(p, q)
-    (stored,) = (tmp_path / "a").iterdir()
-    torn = stored.read_bytes()[:100]
-    (tmp_path / "b" / stored.name).write_bytes(torn)
-    mended, _ = pretrained(SMALL, cache=tmp_path / "b")
-    assert torch.equal(mended.head.weight, first.head.weight)
-
-    def never(*_):
-        raise AssertionError("trained although it is in the cache")
-
-    monkeypatch.setattr("fedaudit.tasks.lora._pretrain", never)
-    cached, same = pretrained(SMALL, cache=tmp_path / "a")
-    assert torch.equal(cached.head.weight, first.head.weight)
-    assert same == words
-    assert len(words) == 60
-    with pytest.raises(AssertionError, match="although"):
-        pretrained(dataclasses.replace(SMALL, steps=5), cache=tmp_path / "a")
-
-
-def test_pretraining_learns(tmp_path):
-    wanted = dataclasses.replace(SMALL, steps=60, learning_rate=1e-2)
-    from fedaudit.data.builtin import load
-
-    trained, words = pretrained(wanted, cache=tmp_path)
-    text = load("docs", seed=Seed(0)).x[0]
-    tokens = torch.tensor(words.encode(text)[:225]).view(-1, 9)
-
-    def loss(model):
-        with torch.no_grad():
-            out = model(tokens[:, :-1])
-        return float(F.cross_entropy(out.flatten(0, 1), tokens[:, 1:].flatten()))
-
-    untrained = seeded(Seed(0), "weights", TinyGPT, 60, 8, 8, 1, 2)
-    assert loss(trained) < loss(untrained) - 0.5
-
-
-@pytest.mark.parametrize(
-    "bad", [{"steps": 0}, {"width": 9}, {"learning_rate": 0.0}, {"batch_size": 0}]
-)
-def test_pretraining_settings_are_checked(bad):
-    with pytest.raises(ConfigError, match="pretraining"):
-        dataclasses.replace(SMALL, **bad)
 
 
 # -- settings ----------------------------------------------------------------------------------
