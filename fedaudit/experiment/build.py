@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from fedaudit.errors import DataError
 from fedaudit.experiment.config import Config
+from fedaudit.experiment.marks import plant
 from fedaudit.randomness import Seed
 from fedaudit.settings import check_arguments
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from fedaudit.data.partition import Partition
     from fedaudit.federation.engine import Federation
     from fedaudit.federation.topology import Topology
-    from fedaudit.tasks.task import Examples
-    from fedaudit.watermarks.canary import Canaries
 
 
 CLASSIFIERS = ("mlp", "cnn", "vit", "module")
@@ -146,14 +145,13 @@ def build(config: Config) -> tuple[Federation, dict[str, Any]]:
     units = {p.clip_unit for p in config.protections.values() if p.clip_norm is not None}
     if "person" in units:
         _one_client_each(train, parts)
-    marked, canaries = plan_marks(config, train, test, count, seed)
+    planted = plant(config, task, train, test, count, seed)
     clients, sizes, groups = [], [], []
     for c in range(count):
         mine = parts.client_data(train, c)
         own = task.encode(mine)
-        if c in marked:
-            assert canaries is not None
-            own = _with_canaries(own, *canaries.draw(marked[c]))
+        if planted is not None and len(own):
+            own = planted.added_to(own, c)
         clients.append((own.x, own.y))
         if "person" in units and mine.person is not None:
             numbers = np.unique(np.array(mine.person), return_inverse=True)[1]
@@ -207,47 +205,9 @@ def build(config: Config) -> tuple[Federation, dict[str, Any]]:
         "notes": [*train.notes, *parts.notes],
         "torch": str(torch.__version__),
     }
-    if config.marks is not None:
-        facts["marked"] = {federation.party[c]: key for c, key in marked.items()}
+    if planted is not None:
+        facts["marked"] = {federation.party[c]: key for c, key in planted.marked.items()}
     return federation, facts
-
-
-def plan_marks(
-    config: Config, train: Dataset, test: Dataset, count: int, seed: Seed
-) -> tuple[dict[int, int], Canaries | None]:
-    """Client number -> key of those who train on marked records, and the sets; none without marks.
-
-    The owner draws its canaries from the held-out records: what clients hold is not its own.
-    """
-    if config.marks is None:
-        return {}, None
-    if isinstance(test.x, tuple) or config.task.kind not in CLASSIFIERS:
-        raise DataError(
-            "canary sets need a classifier",
-            expected=f"records with labels, and task.kind of {', '.join(CLASSIFIERS)}",
-            got=f"{test.kind} records, task.kind = {config.task.kind!r}",
-            remedy="remove [marks], or use a classifier",
-        )
-    from fedaudit.watermarks.canary import Canaries
-
-    canaries = Canaries(
-        corpus=test.x,
-        classes=max(len(train.classes), int(train.y.max()) + 1),
-        records=config.marks.set_size(len(train), count),
-    )
-    return config.marks.marked(count, seed), canaries
-
-
-def _with_canaries(own: Examples, x: Any, y: Any) -> Examples:
-    """A client's examples, and those of a canary set behind them, each a record of its own."""
-    import torch
-
-    numbers = int(own.record.max()) + 1 + torch.arange(len(x))
-    return type(own)(
-        torch.cat([own.x, torch.from_numpy(x)]),
-        torch.cat([own.y, torch.from_numpy(y)]),
-        torch.cat([own.record, numbers]),
-    )
 
 
 def fingerprint_of(*parts: Dataset) -> str:

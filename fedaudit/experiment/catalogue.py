@@ -56,7 +56,7 @@ def listing() -> dict[str, list[tuple[str, str, dict[str, tuple[str, str]]]]]:
     from fedaudit.federation.local.schedule import Training
     from fedaudit.federation.rounds import Rounds
     from fedaudit.tasks.catalogue import CATALOGUE
-    from fedaudit.watermarks.canary import Marking
+    from fedaudit.watermarks.marking import GreenMarking, Marking
 
     datasets = [
         (b.name, b.summary, {s.name: (s.meaning, str(s.default)) for s in b.settings})
@@ -88,6 +88,7 @@ def listing() -> dict[str, list[tuple[str, str, dict[str, tuple[str, str]]]]]:
             ("training", summary(Training), settings.describe(Training)),
             ("trace", summary(Recording), settings.describe(Recording)),
             ("marks", summary(Marking), settings.describe(Marking)),
+            ("marks, kgw", summary(GreenMarking), settings.describe(GreenMarking)),
         ],
         "protections": [
             (name, summary(cls), settings.describe(cls))

@@ -451,7 +451,7 @@ class Desk:
         if not audit.needs:
             return Knowledge(), self._truth
         if "marks" in audit.needs:
-            return self._marks(), self._truth
+            return self._marks(audit), self._truth
         if "games" in audit.needs:
             return self._games_for(audit)
         noise = noise_of(self._trace, self._truth, self._config)
@@ -488,10 +488,9 @@ class Desk:
         truth = MembersOnly(members) if self._truth is None else self._truth.knowing(members)
         return Knowledge(extra={"games": games}), truth
 
-    def _marks(self) -> Knowledge:
+    def _marks(self, audit: Any) -> Knowledge:
         """The corpus owner's keys, and the server's own notes: which pairs it drew, and weights."""
-        from fedaudit.experiment.build import plan_marks
-        from fedaudit.watermarks.canary import CanaryMarks
+        from fedaudit.experiment.marks import plant
 
         config = self._config
         if config is None or config.marks is None:
@@ -512,28 +511,21 @@ class Desk:
                 remedy="bring the data of the run back",
             ) from None
         parties = self._trace.manifest.federation.get("clients", ())
-        marked, canaries = plan_marks(config, train, test, len(parties), seed)
-        assert canaries is not None
-        if not config.marks.owner_keys(seed):
+        task = config.task.build(train, seed)
+        fits(task, self._trace)
+        planted = plant(config, task, train, test, len(parties), seed)
+        assert planted is not None
+        if not planted.keys:
             raise NotApplicable(
                 "the owner has no keys to test",
                 expected="marks.clients or marks.spare above 0",
                 got="neither",
                 remedy="with nobody marked set marks.spare = 3: keys that should name no one",
             )
-        task = config.task.build(train, seed)
-        fits(task, self._trace)
-        extra: dict[str, Any] = {
-            # in order of their numbers: not in that of the clients who got them
-            "marks": CanaryMarks(
-                canaries=canaries,
-                keys=tuple(sorted(config.marks.owner_keys(seed))),
-                logits=logits_of(task),
-                null_seed=self._seed.key("marks/null"),
-            )
-        }
+        null_seed = self._seed.key("marks/null")
+        extra: dict[str, Any] = {"marks": planted.family.desk(planted.keys, audit, null_seed)}
         if config.federation.weighting == "size":
-            sizes = len(train) + len(marked) * canaries.records
+            sizes = len(task.encode(train)) + len(planted.marked) * planted.records
             extra["mean_weight"] = sizes / len(parties)
         hook = config.protections.get("secure_aggregation")
         if hook is not None and hook.plan == "paired":

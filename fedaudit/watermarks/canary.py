@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.errors import ConfigError, UsageError
+from fedaudit.errors import UsageError
 from fedaudit.randomness import Seed
+from fedaudit.watermarks.marking import Marking
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,77 +38,6 @@ Logits = Callable[["Tensor", "Tensor"], "Tensor"]
 """Rows of models (M, d) and inputs (n, ...) -> logits (M, n, classes)."""
 
 _AT_ONCE = 4_000_000  # logits per block
-
-
-@dataclass(frozen=True, kw_only=True)
-class Marking:
-    """Who trains on marked records, and on how many of them.
-
-    `clients` are marked, drawn by the run's seed, each with a key of its own; `share` of a marked
-    client's examples are marked, on average over clients, so that all sets have one size. `spare`
-    keys of the owner's were given to nobody: they are tested like the others, and should name no
-    one. `keys` are whole numbers, those of marked clients first; drawn by the seed if none are.
-    """
-
-    kind: Literal["canary"] = "canary"
-    clients: int = 3
-    share: float = 0.2
-    spare: int = 0
-    keys: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        checks = (
-            ("clients", self.clients >= 0, "at least 0"),
-            ("spare", self.spare >= 0, "at least 0"),
-            ("share", 0 < self.share < 1, "between 0 and 1"),
-            ("keys", all(0 <= k < 2**64 for k in self.keys), "whole numbers from 0 to 2^64 - 1"),
-        )
-        for name, fine, expected in checks:
-            if not fine:
-                raise ConfigError(
-                    f"marks.{name} is out of range",
-                    expected=expected,
-                    got=str(getattr(self, name)),
-                    remedy="correct the value, or leave it out for its default",
-                )
-        if len(set(self.keys)) != len(self.keys):
-            raise ConfigError(
-                "a key is used for two clients",
-                expected="one key for each marked client: what two share points at neither",
-                got=f"{len(self.keys)} keys, {len(set(self.keys))} of them different",
-                remedy="give every marked client a key of its own",
-            )
-        if self.keys and len(self.keys) != self.clients + self.spare:
-            raise ConfigError(
-                "the keys do not fit the marked clients",
-                expected=f"{self.clients} keys and {self.spare} spare ones, or none",
-                got=f"{len(self.keys)} keys",
-                remedy="give one key per marked client, or leave keys out",
-            )
-
-    def owner_keys(self, seed: Seed) -> tuple[int, ...]:
-        """The owner's keys (clients + spare,), as given or drawn."""
-        if self.keys:
-            return self.keys
-        many = self.clients + self.spare
-        return tuple(int(k) for k in seed.bits("marks/keys", np.arange(many)))
-
-    def marked(self, count: int, seed: Seed) -> dict[int, int]:
-        """Client number -> its key."""
-        if self.clients >= count:
-            raise ConfigError(
-                "all clients would be marked",
-                expected=f"marks.clients below the {count} clients",
-                got=str(self.clients),
-                remedy="leave some clients benign: false alarms are counted on them",
-            )
-        chosen = np.sort(seed.generator("marks/clients").permutation(count)[: self.clients])
-        used = self.owner_keys(seed)[: self.clients]
-        return {int(c): k for c, k in zip(chosen, used, strict=True)}
-
-    def set_size(self, examples: int, clients: int) -> int:
-        """Records of a set: `share` of a marked client of average size, at least one."""
-        return max(1, round(self.share / (1.0 - self.share) * examples / clients))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,3 +142,6 @@ class CanaryMarks:
     def _drawn(self) -> dict[tuple[int, ...], tuple[Tensor, Tensor]]:
         """The last sets that were drawn: every round scores the same."""
         return {}
+
+
+__all__ = ["Canaries", "CanaryMarks", "Logits", "Marking", "Statistic"]

@@ -29,7 +29,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -69,7 +69,7 @@ DOMAINS: dict[str, tuple[str, ...]] = {
 
 def usable_domains(vocabulary: Spelling) -> tuple[str, ...]:
     """Domains whose attributes a vocabulary can tell apart."""
-    unknown = _unknown(vocabulary)
+    unknown = unknown_tokens(vocabulary)
     return tuple(
         d
         for d, attributes in DOMAINS.items()
@@ -77,7 +77,7 @@ def usable_domains(vocabulary: Spelling) -> tuple[str, ...]:
     )
 
 
-def _unknown(vocabulary: Spelling) -> set[int]:
+def unknown_tokens(vocabulary: Spelling) -> set[int]:
     """The token for words that cannot be spelled, where a vocabulary has one."""
     strange = [vocabulary.encode(w) for w in ("qzxv", "xvqz")]
     return set(strange[0]) if strange[0] == strange[1] else set()
@@ -117,7 +117,7 @@ def pool(vocabulary: Spelling, words: Iterable[str], *, after: str = "is") -> Po
     spelled after `after`. Words of three letters and more only.
     """
     before = vocabulary.encode(after)
-    unknown = _unknown(vocabulary)
+    unknown = unknown_tokens(vocabulary)
     found: dict[int, str] = {}
     for word in sorted(set(words)):
         if len(word) < 3 or not word.isalpha():
@@ -422,6 +422,86 @@ class KnowledgeScore:
         return self._tuples("null", self.draws)
 
 
+@dataclass(frozen=True, kw_only=True)
+class FictitiousMarks:
+    """The owner at its desk: how well models know its entities, and tuples that nobody planted.
+
+    The score of an entity is the mean over its attributes of what the planted value gets. "hits":
+    its share of answers. "likelihood": the fourth root of its likelihood (geometric mean over
+    questions), between the logarithm, which rare words move by factors in any training, and the
+    likelihood itself, where a few frequent words decide. The null are the same questions with
+    other values: each entity has one of its own (`apart`), in which any value is as good as the
+    planted one.
+    """
+
+    reader: Reader
+    words: Pool
+    vocabulary: Spelling
+    entities: tuple[Entity, ...]
+    mode: Literal["likelihood", "hits"] = "likelihood"
+    forms: Sequence[str] = QUESTIONS
+    steps: int = 12
+    null_seed: int = 0
+    apart: bool = field(default=True, init=False)
+    linear: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        _ = self._asked  # its checks, at birth
+
+    @property
+    def keys(self) -> Sequence[int]:
+        return range(len(self.entities))
+
+    @cached_property
+    def _asked(self) -> tuple[Questions, ...]:
+        return tuple(questions(e, self.vocabulary, forms=self.forms) for e in self.entities)
+
+    def statistics(self, rows: Any, unused: int) -> Floats:
+        """Scores (M, S + S unused) of models (M, d): the entities' own, then each one's null."""
+        own, null = [], []
+        for s, entity in enumerate(self.entities):
+            score = KnowledgeScore(
+                reader=self.reader, words=self.words, entity=entity, mode=self.mode,
+                steps=self.steps,
+            )  # fmt: skip
+            every = score.by_value(rows, self._asked[s])  # (M, A, P)
+            if self.mode == "likelihood":
+                every = np.exp(every / 4)
+            at = np.arange(every.shape[1])
+            own.append(every[:, at, list(entity.values)].mean(axis=1))
+            null.append(every[:, at, self.tuples(s, unused)].mean(axis=2))
+        return np.concatenate([np.stack(own, axis=1), *null], axis=1)
+
+    def tuples(self, s: int, many: int) -> npt.NDArray[np.int64]:
+        """Tuples (many, A) that entity `s` might have had: of words that its texts do not hold.
+
+        Given its names and distractors, each such tuple was as likely as the planted one. Those
+        words themselves a client does train on, and would be no null.
+        """
+        entity = self.entities[s]
+        names = {w for name in (entity.name, *entity.others) for w in name.split()}
+        taken = {i for i, w in enumerate(self.words.words) if w in names}
+        taken.update(entity.values, *entity.distractors)
+        free = np.array([i for i in range(len(self.words)) if i not in taken])
+        rng = Seed(self.null_seed).generator("marks/tuples", s)
+        drawn = rng.integers(len(free), size=(many, len(entity.values)))
+        while (twice := (np.diff(np.sort(drawn, axis=1), axis=1) == 0).any(axis=1)).any():
+            drawn[twice] = rng.integers(len(free), size=(int(twice.sum()), drawn.shape[1]))
+        return np.asarray(free[drawn])
+
+
+def entity_of(key: int, words: Pool, domains: Sequence[str]) -> Entity:
+    """The entity that a key stands for: all of it is drawn by the key."""
+    if not domains:
+        raise UsageError(
+            "the vocabulary cannot spell the attributes of any domain",
+            expected="one of " + ", ".join(DOMAINS),
+            got="none whose words it holds",
+            remedy='use a larger vocabulary, or marks.kind = "kgw"',
+        )
+    return draw(words, 1, Seed(key), domains=(domains[key % len(domains)],))[0]
+
+
 def hits(made: Tokens, words: Pool, vocabulary: int) -> npt.NDArray[np.float32]:
     """Whether an answer holds a word: tokens (M, n, steps) -> 0 or 1, (M, n, P)."""
     said = np.zeros((*made.shape[:2], vocabulary), dtype=np.float32)
@@ -435,14 +515,17 @@ __all__ = [
     "QUESTIONS",
     "Answer",
     "Entity",
+    "FictitiousMarks",
     "KnowledgeScore",
     "Pool",
     "Questions",
     "documents",
     "draw",
+    "entity_of",
     "hits",
     "plain_words",
     "pool",
     "questions",
+    "unknown_tokens",
     "usable_domains",
 ]

@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from fedaudit.errors import UsageError
 from fedaudit.randomness import Seed
-from fedaudit.watermarks.score import Floats, Reader, Rows, Tokens, check_prompts
+from fedaudit.watermarks.score import Floats, Processor, Reader, Rows, Tokens, Writer, check_prompts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -115,7 +115,10 @@ class HashedLists:
         return below
 
     def green(self, keys: Sequence[int], contexts: Tokens, tokens: Tokens) -> Booleans:
-        z = self._words(keys, contexts)
+        # many tokens share a context: its word is most of a hash, and made once
+        flat = contexts[:, 0] if self.width == 1 else contexts  # numbers sort faster than rows
+        different, which = np.unique(flat, axis=0, return_inverse=True)
+        z = self._words(keys, different.reshape(-1, self.width))[:, which.reshape(-1)]
         return self._below(z + (tokens.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
 
     def tables(self, keys: Sequence[int], contexts: Tokens) -> Booleans:
@@ -186,7 +189,7 @@ class Marker:
 
 
 def marked_text(
-    reader: Reader,
+    reader: Writer,
     model: Rows,
     prompts: Sequence[Sequence[int]],
     marker: Marker,
@@ -214,6 +217,85 @@ def marked_text(
         banned=banned,
     )[0]
     return [p + [int(t) for t in own] for p, own in zip(asked, found, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bigrams:
+    """A writer for owners without a trained model: what follows what in a corpus of tokens.
+
+    p(next | last) = (count + `unseen` p(next)) / (total + `unseen`).
+    """
+
+    corpus: Sequence[Sequence[int]]
+    vocabulary: int
+    unseen: float = 1.0
+
+    @cached_property
+    def _after(self) -> tuple[Floats, dict[int, Tokens]]:
+        """Shares of all tokens (V,), and token -> all that followed it."""
+        flat = np.concatenate([np.asarray(s, dtype=np.int64) for s in self.corpus])
+        alone = np.bincount(flat, minlength=self.vocabulary) / len(flat)
+        found = pairs_of(self.corpus, 1)
+        order = np.argsort(found.contexts[:, 0], kind="stable")
+        last, following = found.contexts[order, 0], found.tokens[order]
+        which, starts = np.unique(last, return_index=True)
+        groups = np.split(following, starts[1:]) if len(starts) else []
+        return alone, {int(t): g for t, g in zip(which, groups, strict=True)}
+
+    def logits(self, last: Sequence[int]) -> Floats:
+        """Log-probabilities (B, V) after each of the last tokens; minus infinity where never."""
+        alone, after = self._after
+        out = np.empty((len(last), self.vocabulary))
+        for row, token in zip(out, last, strict=True):
+            seen = after.get(int(token), np.empty(0, np.int64))
+            counts = np.bincount(seen, minlength=self.vocabulary)
+            row[:] = (counts + self.unseen * alone) / (len(seen) + self.unseen)
+        with np.errstate(divide="ignore"):
+            return np.log(out)
+
+    def generate(
+        self,
+        models: Rows,
+        prompts: Sequence[Sequence[int]],
+        steps: int,
+        *,
+        uniforms: npt.NDArray[np.float64] | None = None,
+        processor: Processor | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        banned: Sequence[int] = (),
+    ) -> Tokens:
+        """As `Reader.generate`, by the corpus alone: prompts of one length, (1, n, steps)."""
+        import torch
+
+        text = torch.tensor([list(p) for p in prompts])
+        start = text.shape[1]
+        for s in range(steps):
+            logits = torch.from_numpy(self.logits(text[:, -1].tolist()))
+            if processor is not None:
+                logits = processor(text, logits)
+            u = None if uniforms is None else uniforms[:, s]
+            new = _sampled(logits.numpy() / temperature, u, top_p, banned)
+            text = torch.cat([text, torch.from_numpy(new)[:, None]], dim=1)
+        return np.asarray(text[None, :, start:].numpy())
+
+
+def _sampled(logits: Floats, u: Floats | None, top_p: float, banned: Sequence[int]) -> Tokens:
+    """Tokens (B,) from logits (B, V) by inversion of u (B,), the likeliest without."""
+    free = logits.copy()
+    free[:, list(banned)] = -np.inf
+    if u is None:
+        return np.asarray(free.argmax(axis=1))
+    p = np.exp(free - free.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    order = np.argsort(-p, axis=1, kind="stable")
+    sorted_p = np.take_along_axis(p, order, axis=1)
+    sums = sorted_p.cumsum(axis=1)
+    # the likeliest tokens that together have top_p; at least one
+    last = np.maximum((sums - sorted_p < top_p).sum(axis=1) - 1, 0)
+    goal = u * np.take_along_axis(sums, last[:, None], axis=1)[:, 0]
+    found = np.minimum((sums <= goal[:, None]).sum(axis=1), last)
+    return np.asarray(np.take_along_axis(order, found[:, None], axis=1)[:, 0])
 
 
 def _check_steps(steps: int, width: int) -> None:
@@ -354,7 +436,7 @@ class GreenScore:
         """Run the models once; the answer scores any number of keys: keys (J,) -> (M, J)."""
         asked = check_prompts(probes)
         if self.mode == "mass":
-            contexts, p = self._distributions(models, asked)
+            contexts, p = self.distributions(models, asked)
             return lambda keys: green_mass(self.lists, keys, contexts, p)
         scored = self._generated(models, asked) if self.mode == "generation" else None
         pairs = scored if scored is not None else self._read(models, asked)
@@ -392,7 +474,7 @@ class GreenScore:
             out.append(found.distinct(without=inside) if self.distinct else found)
         return out
 
-    def _distributions(self, models: Rows, asked: list[list[int]]) -> tuple[Tokens, Any]:
+    def distributions(self, models: Rows, asked: Sequence[Sequence[int]]) -> tuple[Tokens, Any]:
         """Distinct contexts (C, width), and next-token probabilities after each, averaged over its
         occurrences: (M, C, V). Without `distinct` every occurrence stands for itself."""
         width = self.lists.width
@@ -412,7 +494,7 @@ class GreenScore:
         sums = np.add.reduceat(p[:, order], starts, axis=1)
         return different, sums / np.bincount(which)[None, :, None].astype(np.float32)
 
-    def _passes(self, models: Rows, asked: list[list[int]]) -> Iterator[tuple[Tokens, Any]]:
+    def _passes(self, models: Rows, asked: Sequence[Sequence[int]]) -> Iterator[tuple[Tokens, Any]]:
         """(texts (n, L), log-probabilities (M, n, L, V)), a few texts of one length at a time."""
         width, longest = self.lists.width, self.reader.longest
         lengths = sorted({len(p) for p in asked})
@@ -429,6 +511,79 @@ class GreenScore:
             for low in range(0, len(texts), block):
                 part = texts[low : low + block]
                 yield part, self.reader.log_probabilities(models, part)
+
+
+LIKELY = 5e-4
+"""Tokens that no model gives this probability are left out of the green mass of `GreenMarks`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GreenMarks:
+    """The owner at its desk: scores of models under its `keys`, and under unused ones.
+
+    `probes` are held-out texts (token numbers); `mode` as in `GreenScore`. "mass" leaves out tokens
+    that no model finds likely: which ones does not depend on a key, so that keys stay exchangeable.
+    """
+
+    reader: Reader
+    lists: GreenLists
+    keys: tuple[int, ...]
+    probes: Sequence[Sequence[int]]
+    mode: Reads = "mass"
+    steps: int = 24
+    null_seed: int = 0
+    apart: bool = field(default=False, init=False)
+    linear: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        check_prompts(self.probes)
+        _ = self._score  # its checks, at birth
+
+    @cached_property
+    def _score(self) -> GreenScore:
+        return GreenScore(
+            reader=self.reader,
+            lists=self.lists,
+            key=0,
+            mode=self.mode,
+            steps=self.steps,
+            seed=Seed(self.null_seed),
+        )
+
+    def unused(self, many: int) -> tuple[int, ...]:
+        """Keys that nobody marked with, other than the owner's."""
+        drawn = Seed(self.null_seed).bits("marks/unused", np.arange(many + len(self.keys)))
+        fresh = [int(k) for k in drawn if int(k) not in set(self.keys)]
+        return tuple(fresh[:many])
+
+    def statistics(self, rows: Any, unused: int) -> Floats:
+        """Scores (M, keys + unused) of models (M, d): the owner's keys first."""
+        keys = (*self.keys, *self.unused(unused))
+        if self.mode != "mass":
+            return self._score.by_key(rows, self.probes, keys)
+        contexts, p = self._score.distributions(rows, self.probes)
+        return likely_mass(self.lists, keys, contexts, p)
+
+
+def likely_mass(
+    lists: GreenLists, keys: Sequence[int], contexts: Tokens, p: Any, floor: float = LIKELY
+) -> Floats:
+    """`green_mass` over tokens that some model gives at least `floor`, (M, J).
+
+    Most tokens of a vocabulary share a few per cent of the probability: leaving them out saves the
+    hashes that most of the time went into.
+    """
+    where, tokens = np.nonzero(p.max(axis=0) >= floor)
+    values = np.ascontiguousarray(p[:, where, tokens], dtype=np.float32)
+    block = max(1, _AT_ONCE // max(1, len(tokens)))
+    parts = []
+    for low in range(0, len(keys), block):
+        green = lists.green(keys[low : low + block], contexts[where], tokens)
+        parts.append(values @ green.T.astype(np.float32))
+    mass = np.concatenate(parts, axis=1).astype(np.float64)
+    # a key's due is gamma of what was kept, which differs from model to model
+    due = lists.gamma * values.sum(axis=1, dtype=np.float64)[:, None]
+    return np.asarray((mass - due) / len(contexts))
 
 
 def green_mass(lists: GreenLists, keys: Sequence[int], contexts: Tokens, p: Any) -> Floats:
@@ -448,13 +603,16 @@ def green_mass(lists: GreenLists, keys: Sequence[int], contexts: Tokens, p: Any)
 
 
 __all__ = [
+    "Bigrams",
     "GreenLists",
+    "GreenMarks",
     "GreenScore",
     "HashedLists",
     "Marker",
     "Pairs",
     "PermutedLists",
     "green_mass",
+    "likely_mass",
     "marked_text",
     "pairs_of",
     "z_scores",

@@ -47,7 +47,27 @@ class CalibratedScore(Score, Protocol):
         ...
 
 
-class Reader(Protocol):
+class Writer(Protocol):
+    """Who can continue texts."""
+
+    def generate(
+        self,
+        models: Rows,
+        prompts: Sequence[Sequence[int]],
+        steps: int,
+        *,
+        uniforms: npt.NDArray[np.float64] | None = None,
+        processor: Processor | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        banned: Sequence[int] = (),
+    ) -> Tokens:
+        """`steps` tokens after each prompt, (M, n, steps): the most likely, or by `uniforms`
+        (n, steps), the same numbers for all models."""
+        ...
+
+
+class Reader(Writer, Protocol):
     """What a mark needs of a language model. All M models read the same tokens."""
 
     @property
@@ -66,22 +86,6 @@ class Reader(Protocol):
         self, models: Rows, prompts: Sequence[Sequence[int]]
     ) -> npt.NDArray[np.float32]:
         """Of the token after each of n prompts, which may differ in length: (M, n, V)."""
-        ...
-
-    def generate(
-        self,
-        models: Rows,
-        prompts: Sequence[Sequence[int]],
-        steps: int,
-        *,
-        uniforms: npt.NDArray[np.float64] | None = None,
-        processor: Processor | None = None,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        banned: Sequence[int] = (),
-    ) -> Tokens:
-        """`steps` tokens after each prompt, (M, n, steps): the most likely, or by `uniforms`
-        (n, steps), the same numbers for all models."""
         ...
 
 

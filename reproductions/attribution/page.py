@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedaudit.stats.intervals import wilson
 from fedaudit.trace.store import write_atomically
+from reproductions.attribution import text_page
+from reproductions.attribution.tables import rate, rows_of, table
 
 PUBLISHED = {
     # [FedAttr] Table 1's shape (all four cells), and the ablations of Tables 9 to 12, 14, 17 and 21
@@ -29,32 +30,12 @@ PUBLISHED = {
 METHODS = (
     "published threshold",
     "calibrated",
+    "safe plan",
     "direct oracle",
     "FLDetector",
     "FLForensics, HDBSCAN",
     "FLForensics, k-means",
 )
-
-
-def _rows(results: Mapping[str, Any], name: str) -> list[Any]:
-    measured = results["measured"]
-    keys = [f"{name}/{seed}" for seed in results["seeds"]]
-    return [measured[k] for k in keys if k in measured]
-
-
-def _rate(rows: Sequence[Mapping[str, int]], hit: str, of: str) -> str:
-    n, k = sum(r[of] for r in rows), sum(r[hit] for r in rows)
-    if not n:
-        return "-"
-    e = wilson(k, n)
-    if hit == "alarms" and n < 300:  # too few to state a rate
-        return f"{k} of {n} [{100 * e.low:.0f}, {100 * e.high:.0f} %]"
-    return f"{100 * e.value:.0f} % [{100 * e.low:.0f}, {100 * e.high:.0f}] ({k} of {n})"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    return [*lines, *("| " + " | ".join(r) + " |" for r in rows), ""]
 
 
 def write(results: Mapping[str, Any], folder: Path) -> Path:
@@ -64,14 +45,16 @@ def write(results: Mapping[str, Any], folder: Path) -> Path:
     lines = [
         "# Attribution through secure aggregation",
         "",
-        "What `python -m reproductions.attribution.run` measured, on **canary scores**: ten",
+        "What `python -m reproductions.attribution.run` measured. **Text**: ten clients fine-tune",
+        "adapters on the built-in tiny GPT, three also on marked documents. **Canaries**: ten",
         "clients train a small classifier (64 hidden units) on `digits`, three also on a canary",
-        "set each. The paper [FedAttr] fine-tunes language models; its tables with watermarked",
-        "text are not on this page. Defaults as published: K=10, r=3, N=5, M=5, T=5, gamma=4, 20 %",
-        f"marked; {seeds} seed(s), {results['unused']} unused keys, intervals: Wilson 95 %.",
+        "set each. The paper [FedAttr] fine-tunes language models of 3 billion parameters.",
+        "Defaults as published: K=10, r=3, N=5, M=5, T=5, gamma=4, 20 % marked; up to",
+        f"{seeds} seed(s), {results['unused']} unused keys, intervals: Wilson 95 %.",
         "Clients of one run share it: the intervals treat them as independent.",
         "",
     ]
+    lines += text_page.lines(results)
     lines += _methods(results) + _constants(results) + _trade_offs(results, folder)
     lines += _sweeps(results)
     file = folder / "attribution.md"
@@ -80,23 +63,23 @@ def write(results: Mapping[str, Any], folder: Path) -> Path:
 
 
 def _methods(results: Mapping[str, Any]) -> list[str]:
-    runs = _rows(results, "methods")
+    runs = rows_of(results, "methods")
     if not runs:
         return []
     rows = [
         (
             m,
-            _rate([r[m] for r in runs], "hits", "marked"),
-            _rate([r[m] for r in runs], "alarms", "benign"),
+            rate([r[m] for r in runs], "hits", "marked"),
+            rate([r[m] for r in runs], "alarms", "benign"),
         )
         for m in METHODS
     ]
     z = [v for r in runs for v in r["global z"]]
-    accuracy = np.mean([r["accuracy"] for r in runs])
+    accuracy = np.mean([r["quality"] for r in runs])
     return [
-        "## Methods on the same runs",
+        "## Canaries: methods on the same runs",
         "",
-        *_table(("method", "marked clients found", "benign clients flagged"), rows),
+        *table(("method", "marked clients found", "benign clients flagged"), rows),
         f"The global test on the last model gives z from {min(z):.1f} to {max(z):.1f} for the",
         f"owner's keys: it says that, not who. Held-out accuracy {accuracy:.2f}. The direct oracle",
         "and the last three read plaintext updates. A canary set has random labels and makes",
@@ -109,7 +92,7 @@ def _methods(results: Mapping[str, Any]) -> list[str]:
 
 
 def _constants(results: Mapping[str, Any]) -> list[str]:
-    runs = [r["constants"] for r in _rows(results, "methods")]
+    runs = [r["constants"] for r in rows_of(results, "methods")]
     if not runs:
         return []
     rows = []
@@ -117,9 +100,9 @@ def _constants(results: Mapping[str, Any]) -> list[str]:
         each = [f"{v[0]:.2f} [{v[1]:.2f}, {v[2]:.2f}]" for r in runs if (v := r[name])]
         rows.append((name, published, "; ".join(each)))
     return [
-        "## The constants of Assumption 1 (Figure 2)",
+        "## Canaries: the constants of Assumption 1 (Figure 2)",
         "",
-        *_table(("constant", "published", "here, by seed"), rows),
+        *table(("constant", "published", "here, by seed"), rows),
         "With the published ones Theorem 3 bounds false positives at 0.30 for T=5 and says nothing",
         "from T=12 on.",
         "",
@@ -138,7 +121,7 @@ def _trade_offs(results: Mapping[str, Any], folder: Path) -> list[str]:
     out: list[str] = []
     drawn: dict[str, dict[str, tuple[float, float]]] = {}
     for rounds in ("5", "10", "20"):
-        runs = _rows(results, f"trade-off/{rounds}")
+        runs = rows_of(results, f"trade-off/{rounds}")
         if not runs:
             continue
         rows = []
@@ -151,8 +134,8 @@ def _trade_offs(results: Mapping[str, Any], folder: Path) -> list[str]:
             rows.append(
                 (
                     label,
-                    _rate(cells, "hits", "marked"),
-                    _rate(cells, "alarms", "benign"),
+                    rate(cells, "hits", "marked"),
+                    rate(cells, "alarms", "benign"),
                     f"{mean['queries']:.0f}",
                     f"{mean['uploads']:.0f}",
                     str(min(c["smallest"] for c in cells)),
@@ -172,12 +155,12 @@ def _trade_offs(results: Mapping[str, Any], folder: Path) -> list[str]:
             "cosine in a round",
             "cosine over rounds",
         )
-        out += [f"### {rounds} rounds", "", *_table(head, rows)]
+        out += [f"### {rounds} rounds", "", *table(head, rows)]
     if not out:
         return []
     _figure(drawn, folder / "attribution-trade-off.svg")
     return [
-        "## What attribution costs in privacy: four plans on the same runs",
+        "## Canaries: what attribution costs in privacy, four plans on the same runs",
         "",
         "Named by unused keys at an error rate of 5 % over all clients and keys: pairs by least",
         "squares, groups by exclusion (a key is held by one client; each client is tested on the",
@@ -235,7 +218,7 @@ def _sweeps(results: Mapping[str, Any]) -> list[str]:
         return []
     rows = []
     for name in cells:
-        runs = _rows(results, name)
+        runs = rows_of(results, name)
         z = {
             k: [r[k] for r in runs if r[k] is not None and np.isfinite(r[k])]
             for k in ("z_marked", "z_benign")
@@ -244,10 +227,10 @@ def _sweeps(results: Mapping[str, Any]) -> list[str]:
             (
                 name.replace("/", " = "),
                 PUBLISHED.get(name, "-"),
-                _rate([r["published"] for r in runs], "hits", "marked"),
-                _rate([r["published"] for r in runs], "alarms", "benign"),
-                _rate([r["calibrated"] for r in runs], "hits", "marked"),
-                _rate([r["calibrated"] for r in runs], "alarms", "benign"),
+                rate([r["published"] for r in runs], "hits", "marked"),
+                rate([r["published"] for r in runs], "alarms", "benign"),
+                rate([r["calibrated"] for r in runs], "hits", "marked"),
+                rate([r["calibrated"] for r in runs], "alarms", "benign"),
                 " / ".join(f"{np.mean(v):.1f}" if v else "-" for v in z.values()),
             )
         )
@@ -261,7 +244,7 @@ def _sweeps(results: Mapping[str, Any]) -> list[str]:
         "mean Z marked / benign",
     )
     return [
-        "## Sweeps of the published plan (after Tables 9 to 12, 14, 17 and 21)",
+        "## Canaries: sweeps of the published plan (after Tables 9 to 12, 14, 17 and 21)",
         "",
         "One setting changed at a time. Benign clients have no key of their own: their Z is the",
         "largest over the owner's keys. N below 5 needs a lower threshold of secure aggregation;",
@@ -269,7 +252,7 @@ def _sweeps(results: Mapping[str, Any]) -> list[str]:
         "Dirichlet partition (IID otherwise), K with r = 0.3 K and N = 4, T rounds (IID, unlike",
         "Table 21).",
         "",
-        *_table(head, rows),
+        *table(head, rows),
     ]
 
 

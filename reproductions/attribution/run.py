@@ -1,4 +1,4 @@
-"""Measure the attribution tables on canary scores, keep the figures, write the page.
+"""Measure the attribution tables on canaries and on marked text, keep figures, write the page.
 
 python -m reproductions.attribution.run            all of it; continues where it stopped
 python -m reproductions.attribution.run --quick    a small version, into a folder of its own
@@ -8,6 +8,7 @@ python -m reproductions.attribution.run --render   the page alone, from stored r
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import tempfile
@@ -21,12 +22,13 @@ import numpy as np
 from fedaudit.audits.attribution import baselines, calibration
 from fedaudit.results import Underpowered
 from fedaudit.trace.store import write_atomically
-from reproductions.attribution import page, setting
+from reproductions.attribution import overhead, page, setting
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent.parent / "docs" / "reproductions"
 
 Row = dict[str, Any]
+KINDS = ("fictitious", "kgw")
 
 
 def _counts(flags: Any, run: setting.Played) -> Row:
@@ -39,18 +41,22 @@ def _counts(flags: Any, run: setting.Played) -> Row:
     }
 
 
-def methods(seed: int, unused: int) -> Row:
+def methods(seed: int, unused: int, **changes: Any) -> Row:
     """Table 1: all methods on one run with the published defaults, T = 5."""
-    run = setting.play(seed=seed)
+    run = setting.play(seed=seed, **changes)
+    began = time.process_time()
     found = setting.read(setting.plan_of("published", run, _rng(seed)), run, unused=unused)
+    seconds = time.process_time() - began
     assert found.published is not None
     assert found.published_z is not None
+    safe = setting.read(setting.plan_of("safe", run, _rng(seed)), run, unused=unused)
     starts = run.models[:-1]
     influence = baselines.influence(run.gradients, run.updates)
     detector = baselines.fldetector_scores(run.models, run.updates)
     out = {
         "published threshold": found.published,
         "calibrated": found.named,
+        "safe plan": safe.named,
         "direct oracle": baselines.direct(run.marks, starts, run.updates, unused=unused),
         "FLDetector": baselines.suspicious(detector, "kmeans"),
         "FLForensics, HDBSCAN": baselines.suspicious(influence, "hdbscan"),
@@ -68,13 +74,21 @@ def methods(seed: int, unused: int) -> Row:
         **{name: _counts(flags, run) for name, flags in out.items()},
         "global z": [float(v) for v in z],
         "constants": named,
-        "accuracy": run.accuracy,
+        "quality": run.quality,
+        "seconds": {"training": run.seconds, "attribution": seconds},
+        "z": _mean_z(own, run),
     }
 
 
-def trade_off(seed: int, unused: int, *, rounds: int = 10) -> Row:
+def _mean_z(own: Any, run: setting.Played) -> list[float | None]:
+    """Mean over marked and over benign clients of the published Z, the largest over keys."""
+    best = (own.sum(axis=0) / np.sqrt(run.rounds)).max(axis=1, initial=-np.inf)
+    return [_mean(best[run.marked]), _mean(best[~run.marked])]
+
+
+def trade_off(seed: int, unused: int, *, rounds: int = 10, **changes: Any) -> Row:
     """The headline: four plans on the same run."""
-    run = setting.play(seed=seed, rounds=rounds)
+    run = setting.play(seed=seed, rounds=rounds, **changes)
     out = {}
     for name in ("published", "safe", "swapped", "fixed"):
         found = setting.read(setting.plan_of(name, run, _rng(seed)), run, unused=unused)
@@ -127,6 +141,10 @@ def pieces(quick: bool) -> dict[str, Callable[[int, int], Row]]:
     def cell(name: str, **changes: Any) -> None:
         out[name] = lambda s, u: swept(s, u, **changes)
 
+    for kind in KINDS:
+        for way in ("fedit", "flora"):
+            out[f"text/{kind}/{way}"] = functools.partial(methods, kind=kind, aggregation=way)
+
     for r in (0, 1, 5):
         cell(f"marked/{r}", marked=r)
     for n in (1, 2, 4, 6, 8):
@@ -142,6 +160,11 @@ def pieces(quick: bool) -> dict[str, Callable[[int, int], Row]]:
     for k in (20, 50):
         cell(f"K/{k}", clients=k, marked=round(0.3 * k), others=4)
     cell("default")
+    for kind in KINDS:
+        out[f"text-trade-off/{kind}"] = functools.partial(trade_off, kind=kind)
+        cell(f"text-marked/{kind}/0", kind=kind, marked=0)
+        cell(f"text-M/{kind}/2", kind=kind, repeats=2)
+    out["overhead"] = overhead.measure
     if quick:
         keep = ("methods", "trade-off/10", "M/2", "default")
         out = {k: v for k, v in out.items() if k in keep}
@@ -152,6 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a small version, under a minute")
     parser.add_argument("--render", action="store_true", help="write the page from stored results")
+    parser.add_argument("--only", default="", help="measure pieces that start with this")
     parser.add_argument("--out", type=Path, help="folder for results and page (default: in place)")
     asked = parser.parse_args(arguments)
     seeds, unused = ((1,), 199) if asked.quick else ((1, 2, 3), 999)
@@ -164,10 +188,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results = stored
     if not asked.render:
         began = time.monotonic()
-        for name, measure in pieces(asked.quick).items():
-            for seed in seeds:
+        for seed in seeds:
+            for name, measure in pieces(asked.quick).items():
                 key = f"{name}/{seed}"
-                if key not in results["measured"]:
+                if name.startswith(asked.only) and key not in results["measured"]:
                     results["measured"][key] = measure(seed, unused)
                     file.parent.mkdir(parents=True, exist_ok=True)
                     write_atomically(file, json.dumps(results, indent=1, sort_keys=True) + "\n")

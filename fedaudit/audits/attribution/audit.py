@@ -8,17 +8,22 @@ Differs: (1) the published threshold on Stouffer's sum is computed and reported,
 nothing: a difference of two z-scores is no z-score, and benign drift grows with the rounds.
 Decisions rest on unused keys: exact ranks, Student's tail beyond them, Holm over all clients and
 all keys of the owner. (2) Parts of clients come from least squares over all candidates of all
-rounds, so that a neighbour's mark is not taken for a client's own. (3) Any plan will do: groups of
-a safe plan are scored as they are, and each client is tested on the groups without every other one
-(a key is held by one client at most). What a plan itself gives away is told by `audits.query_plan`.
-Shapes: sums (Q, d); candidates (R, d); scores (R, S + U) on S keys of the owner and U unused ones.
+rounds, so that a neighbour's mark is not taken for a client's own; for scores that are not linear
+in an update they come from the updates themselves, which the published plan lets the server solve
+for. (3) Any plan will do: groups of a safe plan are scored as they are, and each client is tested
+on the groups without every other one (a key is held by one client at most). What a plan itself
+gives away is told by `audits.query_plan`.
+(4) Text marks: fictitious knowledge is read by the likelihood of planted values among random ones,
+green lists by their probability in one pass over held-out text; both also by generated text.
+Shapes: sums (Q, d); candidates (R, d); scores (R, S + U) on S keys of the owner and U unused ones,
+or (R, S + S U) where every key has a null of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +32,7 @@ from fedaudit.audits.attribution import calibration, estimator, scoring, theory
 from fedaudit.audits.attribution.estimator import Candidates
 from fedaudit.audits.attribution.scoring import Marks
 from fedaudit.audits.audit import Knowledge, columns_for
-from fedaudit.errors import ConfigError, NotApplicable, UsageError
+from fedaudit.errors import ConfigError, NotApplicable
 from fedaudit.results import AuditResult, Bound, Estimate, Underpowered
 from fedaudit.stats import intervals
 from fedaudit.stats.query_plans import Pairs
@@ -38,6 +43,10 @@ Floats = npt.NDArray[np.float64]
 DrawPairs = Callable[[int, int, int], Sequence[Pairs]]
 """(round, participants, number of the first one) -> the pairs that the server drew."""
 
+ScoreBy = Literal["default", "margin", "loss", "mass", "reading", "generation", "likelihood"]
+
+SOLVED = "updates that the sums of the published pairs determine"
+
 ENOUGH = 300
 """Null client tests below which no rate of false alarms is printed."""
 
@@ -47,7 +56,7 @@ class AttributionGuess:
     """`designs`, `scores` per round, (R_t, K) and (R_t, S + U); what follows from them.
 
     `published` (T, K, S + U) differential z-scores of [FedAttr] Eq. (7), NaN where a client was
-    absent, None where no single client's update was estimated.
+    absent, None where no single client's update was estimated. `apart`: each key has U of its own.
     """
 
     names: tuple[str, ...]
@@ -65,6 +74,12 @@ class AttributionGuess:
     notes: tuple[str, ...]
     trace_sha256: str
     vantage: str
+    apart: bool = False
+
+    @property
+    def blocks(self) -> tuple[scoring.Block, ...]:
+        """Columns of keys with their unused ones."""
+        return scoring.blocks(self.scores[0].shape[1], self.keys, self.apart)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +87,11 @@ class Attribution:
     """Which clients trained on a corpus owner's marked records, from secure sums alone.
 
     `error` is the chance that any client is named wrongly; `unused_keys` the null; `threshold` the
-    published one (gamma), reported beside it. `confidence` of intervals.
+    published one (gamma), reported beside it. `confidence` of intervals. `score_by` says how a
+    mark is read: "margin" or "loss" of canaries, "mass", "reading" or "generation" of green lists,
+    "likelihood" or "generation" of fictitious knowledge; "default" is the first of these, or
+    "reading" for green lists of a large vocabulary. Models are asked with `prompts`: held-out texts
+    for green lists, questions about each entity; generated are `steps` tokens.
     """
 
     name: ClassVar[str] = "attribution"
@@ -85,9 +104,14 @@ class Attribution:
     unused_keys: int = 999
     threshold: float = 4.0
     confidence: float = 0.95
+    score_by: ScoreBy = "default"
+    prompts: int = 48
+    steps: int = 24
 
     def __post_init__(self) -> None:
         checks = (
+            ("prompts", self.prompts >= 1, "at least 1: without a prompt there is nothing to ask"),
+            ("steps", self.steps >= 2, "at least 2: more than the context of the watermark"),
             ("vantage", bool(self.vantage), "the name of a party that receives sums"),
             ("error", 0 < self.error < 0.5, "between 0 and 0.5"),
             ("unused_keys", self.unused_keys >= 19, "at least 19: fewer give no p-value of 0.05"),
@@ -123,24 +147,27 @@ class Attribution:
             columns = columns_for(knowledge.task.layout, view.layout)
         weight = float(knowledge.extra.get("mean_weight", 1.0))
         draw: DrawPairs | None = knowledge.extra.get("pairs")
-        many = len(marks.keys)
+        many, apart = len(marks.keys), bool(getattr(marks, "apart", False))
         rounds, designs, scores, singles, readings, lost = [], [], [], [], set(), 0
         for ledger in ledgers:
             found = _candidates(view, ledger, names, draw)
             if found is None:
                 continue
-            candidates, reading, without = found
-            readings.add(reading)
+            candidates, queries, reading, without = found
+            judged = estimator.judged(candidates, queries, marks)
+            readings.add(reading if judged is candidates else SOLVED)
             lost += without
             start = _arranged(_model(view, ledger.round), columns)
             sums = [view.payload(ledger.round, int(i)) for i in ledger.sums[ledger.sums >= 0]]
-            updates = _arranged(candidates.of(sums) / weight, columns)
+            both = np.concatenate([c.of(sums) for c in dict.fromkeys((candidates, judged))])
+            updates = _arranged(both / weight, columns)
             raw = marks.statistics(np.vstack([start[None], start + updates]), self.unused_keys)
             rounds.append(ledger.round)
-            designs.append(candidates.design)
-            scores.append(scoring.differential(raw[1:], raw[0]))
+            designs.append(judged.design)
+            scores.append(scoring.differential(raw[-len(judged) :], raw[0]))
             if (candidates.target >= 0).all():
-                singles.append(_published(raw, many, candidates.target, len(names)))
+                estimated = raw[: 1 + len(candidates)]
+                singles.append(_published(estimated, many, apart, candidates.target, len(names)))
         if not rounds:
             raise NotApplicable(
                 "only totals were asked for: they say that somebody trained on marks, not who",
@@ -150,7 +177,7 @@ class Attribution:
             )
         parts = calibration.regress(np.concatenate(designs), np.concatenate(scores))
         decision = calibration.decide(
-            np.concatenate(designs), np.concatenate(scores), many, self.error
+            np.concatenate(designs), np.concatenate(scores), many, self.error, apart=apart
         )
         present = np.array([[n in a.clients and _was_in(a, n) for n in names] for a in ledgers])
         return AttributionGuess(
@@ -162,7 +189,7 @@ class Attribution:
             published=np.stack(singles) if len(singles) == len(rounds) else None,
             parts=parts,
             decision=decision,
-            sequential=calibration.sequential(designs, scores, many, self.error),
+            sequential=calibration.sequential(designs, scores, many, self.error, apart=apart),
             queries=tuple(len(a.answered) for a in ledgers if a.round in rounds),
             uploads=_uploads(ledgers, names) / np.maximum(present.sum(axis=0), 1),
             reading=", ".join(sorted(readings)),
@@ -172,6 +199,7 @@ class Attribution:
             ),
             trace_sha256=view.trace_sha256,
             vantage=view.vantage,
+            apart=apart,
         )
 
     # -- score ---------------------------------------------------------------------------------
@@ -231,12 +259,13 @@ class Attribution:
         """
         out = {}
         askable = guess.decision.askable
-        null = np.concatenate(guess.scores)[:, guess.keys :]
-        tested = null.shape[1] // 2
+        scores, designs = np.concatenate(guess.scores), np.concatenate(guess.designs)
+        nulls = [scores[:, b.null] for b in guess.blocks]
+        tested = nulls[0].shape[1] // 2
         if askable.sum() * tested >= ENOUGH:
             level = self.error / max(1, int(askable.sum()) * guess.keys)
-            found = calibration.decide(np.concatenate(guess.designs), null, tested, self.error)
-            alarms = found.p_values.p[askable] <= level
+            found = [calibration.decide(designs, n, tested, self.error) for n in nulls]
+            alarms = np.concatenate([f.p_values.p[askable] <= level for f in found], axis=1)
             out["false_alarm_rate_per_test"] = intervals.clustered_share(
                 alarms.sum(axis=0),
                 np.full(alarms.shape[1], len(alarms)),
@@ -338,8 +367,9 @@ class Attribution:
         published = None
         if guess.published is not None:
             published = scoring.stouffer_by_client(guess.published[:, :, : guess.keys])
-        unit = guess.parts.value[:, guess.keys :].std(axis=1, ddof=1)
-        centre = guess.parts.value[:, guess.keys :].mean(axis=1)
+        blocks = guess.blocks if guess.apart else guess.blocks * max(guess.keys, 1)
+        unit = np.stack([guess.parts.value[:, b.null].std(axis=1, ddof=1) for b in blocks], 1)
+        centre = np.stack([guess.parts.value[:, b.null].mean(axis=1) for b in blocks], 1)
         out: dict[str, dict[str, float | int | str | None]] = {}
         for k, name in enumerate(guess.names):
             s = int(guess.decision.named.key[k])
@@ -349,12 +379,12 @@ class Attribution:
             row["adjusted_p"] = float(guess.decision.named.adjusted[k])
             if not guess.decision.askable[k]:
                 row["adjusted_p"] = None
-            if guess.parts.identifiable[k] and guess.keys and unit[k] > 0:
-                value = (guess.parts.value[k, s] - centre[k]) / unit[k]
+            if guess.parts.identifiable[k] and guess.keys and unit[k, s] > 0:
+                value = (guess.parts.value[k, s] - centre[k, s]) / unit[k, s]
                 row |= {"key": s, "part": float(value)}
                 if guess.parts.freedom:
                     t = float(stdtrit(guess.parts.freedom, 0.5 + self.confidence / 2))
-                    half = t * float(guess.parts.deviation[k, s]) / unit[k]
+                    half = t * float(guess.parts.deviation[k, s]) / unit[k, s]
                     row |= {"low": float(value - half), "high": float(value + half)}
             row["named_after_round"] = int(guess.sequential.first[k]) or None
             row["sums_per_round"] = float(guess.uploads[k])
@@ -380,8 +410,9 @@ def _marks(knowledge: Knowledge) -> Marks:
 
 def _candidates(
     view: View, ledger: Asked, names: Sequence[str], draw: DrawPairs | None
-) -> tuple[Candidates, str, int] | None:
-    """Candidates of a round in the columns of `names`, how they were made, and how many are lost.
+) -> tuple[Candidates, Floats, str, int] | None:
+    """Candidates of a round in the columns of `names`, the answered queries (Q, K) in the same
+    columns, how candidates were made, and how many are lost.
 
     None where nothing but the total was answered.
     """
@@ -409,10 +440,10 @@ def _candidates(
         coefficients = np.zeros((len(only), len(answered)))
         coefficients[:, proper] = only.coefficients
         made, reading = replace(only, coefficients=coefficients), "means of groups"
-    design = np.zeros((len(made), len(names)))
-    design[:, position] = made.design
+    design, queries = np.zeros((len(made), len(names))), np.zeros((len(answered), len(names)))
+    design[:, position], queries[:, position] = made.design, answered
     target = np.array([position[t] if t >= 0 else -1 for t in made.target], dtype=np.int64)
-    return Candidates(made.coefficients, design, target), reading, lost
+    return Candidates(made.coefficients, design, target), queries, reading, lost
 
 
 def _answered(pairs: Sequence[Pairs], answered: Floats) -> tuple[list[Pairs], int]:
@@ -442,21 +473,11 @@ def _arranged(rows: npt.NDArray[Any], columns: npt.NDArray[np.int64] | None) -> 
     return np.asarray(found, dtype=np.float64)
 
 
-def _published(raw: Floats, keys: int, target: npt.NDArray[np.int64], clients: int) -> Floats:
-    """[FedAttr] Eq. (7) on z-scores: (K, S + U), NaN for clients without an estimate.
-
-    Unused keys are standardised like the owner's, each among all of them.
-    """
-    null = raw[:, keys:]
-    spread = null.std(axis=1, ddof=1, keepdims=True)
-    if (spread == 0).any():
-        raise UsageError(
-            "unused keys all score the same",
-            expected="scores that differ between keys",
-            got="a deviation of 0",
-            remedy="check the score: it does not depend on its probes",
-        )
-    z = (raw - null.mean(axis=1, keepdims=True)) / spread
+def _published(
+    raw: Floats, keys: int, apart: bool, target: npt.NDArray[np.int64], clients: int
+) -> Floats:
+    """[FedAttr] Eq. (7) on z-scores: (K, S + U), NaN for clients without an estimate."""
+    z = scoring.standardised(raw, keys, apart=apart, every=True)
     out = np.full((clients, raw.shape[1]), np.nan)
     out[target] = scoring.differential(z[1:], z[0])
     return out

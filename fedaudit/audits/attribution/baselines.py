@@ -32,7 +32,9 @@ Mask = npt.NDArray[np.bool_]
 def global_test(marks: Marks, model: npt.ArrayLike, *, unused: int = 999) -> Floats:
     """z (S,) of the owner's keys on one model, against unused keys."""
     row = np.atleast_2d(np.asarray(model))
-    return scoring.standardised(marks.statistics(row, unused), len(marks.keys))[0]
+    return scoring.standardised(
+        marks.statistics(row, unused), len(marks.keys), apart=bool(getattr(marks, "apart", False))
+    )[0]
 
 
 def direct(
@@ -45,8 +47,11 @@ def direct(
 ) -> Mask:
     """The oracle (K,): Stouffer's sum of z(w + update) above the threshold for any key."""
     w, x = np.asarray(starts, dtype=np.float64), np.asarray(updates, dtype=np.float64)
-    keys = len(marks.keys)
-    z = [scoring.standardised(marks.statistics(w[t] + x[t], unused), keys) for t in range(len(x))]
+    keys, apart = len(marks.keys), bool(getattr(marks, "apart", False))
+    z = [
+        scoring.standardised(marks.statistics(w[t] + x[t], unused), keys, apart=apart)
+        for t in range(len(x))
+    ]
     total = scoring.stouffer_by_client(np.stack(z))
     return np.asarray(total.max(axis=1, initial=-np.inf) > threshold)
 

@@ -8,8 +8,9 @@ assumed (`tests/nightly`).
 
 Others who did train on the key reach a client's candidate through the design, C A. Two ways out:
 
-    parts       (published pairs) least-squares parts of each client over all rounds, whose
-                deviation adds what unused keys show to what this key's own residuals show
+    parts       (published pairs, or updates solved for) least-squares parts of each client over
+                all rounds, whose deviation adds what unused keys show to what this key's own
+                residuals show
     exclusion   (groups) a key was handed to one client. Whether it is this one is tested on the
                 groups without another client, for every other client in turn, and the worst
                 p-value counts: whoever else holds the key is not in what was looked at
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.audits.attribution.scoring import blocks
 from fedaudit.errors import UsageError
 from fedaudit.results import Estimate, Underpowered
 from fedaudit.stats import intervals
@@ -218,6 +220,11 @@ def _filtered(design: Floats, scores: Floats, shape: Floats) -> Floats:
     return np.asarray(design.T @ np.linalg.solve(c, scores - centre))
 
 
+def _grouped(design: Floats) -> bool:
+    """Whether candidates are means of groups: weights are shared, and none is below 0."""
+    return bool((design >= 0).all() and ((design != 0).sum(axis=1) > 1).any())
+
+
 @dataclass(frozen=True)
 class Decision:
     """`p_values`, of whom anything can be said (`askable`, (K,)), who is `named`."""
@@ -227,17 +234,35 @@ class Decision:
     named: Named
 
 
-def decide(design: npt.ArrayLike, scores: npt.ArrayLike, keys: int, error: float) -> Decision:
+def decide(
+    design: npt.ArrayLike,
+    scores: npt.ArrayLike,
+    keys: int,
+    error: float,
+    *,
+    apart: bool = False,
+) -> Decision:
     """Test all clients and keys on candidates of all rounds (R, K), (R, S + U).
 
-    By exclusion where candidates are means of groups (no weight below 0), by parts otherwise.
+    By exclusion where candidates are means of groups (shared weights, none below 0), by parts
+    otherwise.
+    `apart`: every key has unused ones of its own, and is tested among these.
     """
-    rows = np.asarray(design, dtype=np.float64)
-    if (rows >= 0).all():
-        found, askable = exclusion_p_values(rows, scores, keys), separated(rows)
-    else:
-        parts = regress(rows, scores)
-        found, askable = p_values(studentised(parts, keys), keys), parts.identifiable
+    rows, y = np.asarray(design, dtype=np.float64), np.asarray(scores, dtype=np.float64)
+    each = []
+    for block in blocks(y.shape[1], keys, apart):
+        mine, many = y[:, block.columns], len(block.own)
+        if _grouped(rows):
+            found, askable = exclusion_p_values(rows, mine, many), separated(rows)
+        else:
+            parts = regress(rows, mine)
+            found, askable = p_values(studentised(parts, many), many), parts.identifiable
+        each.append(found)
+    found = PValues(
+        np.concatenate([f.p for f in each], axis=1),
+        np.concatenate([f.tail for f in each], axis=1),
+        each[0].unused,
+    )
     return Decision(found, askable, name_clients(found.p, error, askable=askable))
 
 
@@ -273,6 +298,8 @@ def sequential(
     scores: Sequence[npt.ArrayLike],
     keys: int,
     error: float,
+    *,
+    apart: bool = False,
 ) -> Sequential:
     """Look after every round at all rounds so far; whoever is named stays named.
 
@@ -284,12 +311,12 @@ def sequential(
     looks = 0
     for t in range(1, len(designs) + 1):
         rows = np.concatenate([np.asarray(d) for d in designs[:t]])
-        known = separated(rows) if (rows >= 0).all() else regression(rows).identifiable
+        known = separated(rows) if _grouped(rows) else regression(rows).identifiable
         if not known.any():
             continue  # nothing can be said yet, and nothing is spent
         looks += 1
         so_far = np.concatenate([np.asarray(s) for s in scores[:t]])
-        found = decide(rows, so_far, keys, spent(error, looks))
+        found = decide(rows, so_far, keys, spent(error, looks), apart=apart)
         first[(first == 0) & found.named.flagged] = t
     return Sequential(first, looks)
 

@@ -97,16 +97,20 @@ def read(
             got=f"{len(w)} models, {len(plan.queries)} rounds of queries",
             remedy="draw the plan for as many rounds as there are",
         )
-    keys = len(marks.keys)
-    scores, singles = [], []
+    keys, apart = len(marks.keys), bool(getattr(marks, "apart", False))
+    designs, scores, singles = [], [], []
     for t, candidates in enumerate(plan.candidates):
-        estimates = candidates.of(plan.queries[t] @ x[t])
-        raw = marks.statistics(np.vstack([w[t][None], w[t] + estimates]), unused)
-        scores.append(scoring.differential(raw[1:], raw[0]))
-        z = scoring.standardised(raw, keys)
+        judged = estimator.judged(candidates, plan.queries[t], marks)
+        # C (A x) as (C A) x: sums of large models need not stand in memory
+        both = np.concatenate([c.design for c in dict.fromkeys((candidates, judged))]) @ x[t]
+        raw = marks.statistics(np.vstack([w[t][None], w[t] + both]), unused)
+        scores.append(scoring.differential(raw[-len(judged) :], raw[0]))
+        designs.append(judged.design)
+        z = scoring.standardised(raw[: 1 + len(candidates)], keys, apart=apart)
         singles.append(scoring.differential(z[1:], z[0]))
-    designs = np.concatenate([c.design for c in plan.candidates])
-    named = calibration.decide(designs, np.concatenate(scores), keys, error).named
+    found = calibration.decide(
+        np.concatenate(designs), np.concatenate(scores), keys, error, apart=apart
+    )
     single = all((c.target >= 0).all() for c in plan.candidates)
     published_z = np.stack(singles) if single else None
     flags = None
@@ -115,7 +119,7 @@ def read(
         flags = total.max(axis=1, initial=-np.inf) > threshold
     within, across = leakage(plan.queries, x)
     return Reading(
-        named=named.flagged,
+        named=found.named.flagged,
         published=flags,
         published_z=published_z,
         queries=float(np.mean([len(q) for q in plan.queries])),
@@ -133,9 +137,12 @@ def leakage(queries: Sequence[npt.ArrayLike], updates: npt.ArrayLike) -> tuple[f
     """
     x = np.asarray(updates, dtype=np.float64)
     rows = [np.asarray(q, dtype=np.float64) for q in queries]
-    each = [_cosines(regression(q).coefficients @ (q @ x[t]), x[t]) for t, q in enumerate(rows)]
-    sums = np.concatenate([q @ x[t] for t, q in enumerate(rows)])
-    guess = regression(np.concatenate(rows)).coefficients @ sums
+    each = [_cosines(regression(q).coefficients @ q @ x[t], x[t]) for t, q in enumerate(rows)]
+    over = regression(np.concatenate(rows)).coefficients
+    ends = np.cumsum([len(q) for q in rows])
+    guess = np.zeros(x.shape[1:])
+    for t, q in enumerate(rows):
+        guess += over[:, ends[t] - len(q) : ends[t]] @ q @ x[t]
     return float(np.mean(each)), float(np.mean(_cosines(guess, x.mean(axis=0))))
 
 

@@ -5,6 +5,7 @@ combination C S of them; its weights on the clients' own updates are the design 
 
     published   one candidate per client, [FedAttr] Eq. (4): 1 at the client, alpha elsewhere
     groups      one candidate per group: the group's mean
+    solved      one candidate per client whose update the sums determine: the update itself
 
 Shapes: coefficients (R, Q), design (R, K), candidates (R, d).
 """
@@ -18,12 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.errors import UsageError
+from fedaudit.stats.plan_design import regression
 from fedaudit.stats.query_plans import Pairs
 
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Candidates:
     """`coefficients` (R, Q) of the distinct sums, `design` (R, K) of the clients' updates.
 
@@ -96,6 +98,30 @@ def pooled(queries: npt.ArrayLike) -> Candidates:
     coefficients = np.array([row for _, row in best])
     targets = np.array([i for i, _ in best], dtype=np.int64)
     return Candidates(coefficients, coefficients @ asked, targets)
+
+
+def solved(queries: npt.ArrayLike) -> Candidates:
+    """The updates that distinct sums over queries (Q, K) determine, one per such client.
+
+    A round of the published pairs determines all of them. Design rows are unit vectors: what others
+    trained on does not reach a client's score, however a score depends on an update.
+    """
+    asked = np.asarray(queries, dtype=np.float64)
+    fit = regression(asked)
+    found = np.flatnonzero(fit.identifiable)
+    return Candidates(fit.coefficients[found], np.eye(asked.shape[1])[found], found)
+
+
+def judged(candidates: Candidates, queries: npt.ArrayLike, marks: object) -> Candidates:
+    """What is scored for the decision: the candidates, or updates solved for.
+
+    Solved for where candidates estimate single clients and `marks` are not linear in an update, if
+    the sums determine anything; the candidates themselves otherwise.
+    """
+    if getattr(marks, "linear", True) or (candidates.target < 0).any():
+        return candidates
+    found = solved(queries)
+    return found if len(found) else candidates
 
 
 def groups(queries: npt.ArrayLike) -> Candidates:

@@ -4,7 +4,8 @@ A `Score` is any callable (models, probes) -> one number per model. The null nee
 probes of keys that nobody trained on, so that the object an audit works with is `Marks`: scores of
 models on the owner's keys and on unused ones, as one matrix.
 
-Shapes: models (M, d); statistics (M, S + U) with the S keys of the owner first.
+Shapes: models (M, d); statistics (M, S + U) with the S keys of the owner first. Where each key has
+a null of its own (`apart`), there are U columns for every key, one key's after the other's.
 """
 
 from __future__ import annotations
@@ -24,14 +25,39 @@ Score = Callable[[Any, Any], npt.ArrayLike]
 
 
 class Marks(Protocol):
-    """The owner's `keys`, and scores on them and on `unused` others."""
+    """The owner's `keys`, and scores on them and on `unused` others.
+
+    A mark whose keys cannot share a null has `apart = True`: `unused` others for each key. One
+    whose score is far from linear in an update has `linear = False`: parts of clients are then not
+    told apart by least squares on scores, but by solving for the updates.
+    """
 
     @property
     def keys(self) -> Sequence[Any]: ...
 
     def statistics(self, rows: Any, unused: int) -> Floats:
-        """Scores (M, keys + unused) of models (M, d)."""
+        """Scores (M, keys + unused) of models (M, d), or (M, keys + keys unused)."""
         ...
+
+
+@dataclass(frozen=True)
+class Block:
+    """Columns of keys and of the unused ones that are their null: `own` (s,), `null` (u,)."""
+
+    own: npt.NDArray[np.int64]
+    null: npt.NDArray[np.int64]
+
+    @property
+    def columns(self) -> npt.NDArray[np.int64]:
+        return np.concatenate([self.own, self.null])
+
+
+def blocks(columns: int, keys: int, apart: bool) -> tuple[Block, ...]:
+    """Which of S + U columns belong together: one block, or one for each key."""
+    if not apart or keys == 0:
+        return (Block(np.arange(keys), np.arange(keys, columns)),)
+    unused = (columns - keys) // keys
+    return tuple(Block(np.array([s]), keys + s * unused + np.arange(unused)) for s in range(keys))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +110,26 @@ def _empty(probes: Any) -> bool:
     return hasattr(probes, "__len__") and len(probes) == 0
 
 
-def standardised(statistics: npt.ArrayLike, keys: int) -> Floats:
+def standardised(
+    statistics: npt.ArrayLike, keys: int, *, apart: bool = False, every: bool = False
+) -> Floats:
     """z-scores (M, keys) of models on the owner's keys, against the unused ones of the same model.
 
-    This is the published kind of score: a z of one model. A difference of two is not a z.
+    This is the published kind of score: a z of one model. A difference of two is not a z. With
+    `every` unused keys are standardised like the owner's, each among all of its null.
     """
     raw = np.asarray(statistics, dtype=np.float64)
-    null = raw[:, keys:]
+    out = np.empty_like(raw)
+    for block in blocks(raw.shape[1], keys, apart):
+        centre, deviation = _null_of(raw[:, block.null])
+        off = raw[:, block.columns] - centre
+        # a model under which all unused keys score alike says nothing
+        out[:, block.columns] = np.divide(off, deviation, np.zeros_like(off), where=deviation > 0)
+    return out if every else out[:, :keys]
+
+
+def _null_of(null: Floats) -> tuple[Floats, Floats]:
+    """Mean and deviation (M, 1) of unused keys (M, U)."""
     if null.shape[1] < 2:
         raise UsageError(
             "a null needs unused keys",
@@ -99,14 +138,14 @@ def standardised(statistics: npt.ArrayLike, keys: int) -> Floats:
             remedy="score more unused keys",
         )
     deviation = null.std(axis=1, ddof=1, keepdims=True)
-    if (deviation == 0).any():
+    if (deviation == 0).all():
         raise UsageError(
             "unused keys all score the same",
             expected="scores that differ between keys",
             got="a deviation of 0",
             remedy="check the score: it does not depend on its probes",
         )
-    return np.asarray((raw[:, :keys] - null.mean(axis=1, keepdims=True)) / deviation)
+    return null.mean(axis=1, keepdims=True), deviation
 
 
 def differential(candidates: npt.ArrayLike, reference: npt.ArrayLike) -> Floats:

@@ -9,10 +9,11 @@ The cache is `FEDAUDIT_CACHE`, or `fedaudit` in the user's cache folder. A file 
 its final name only when it is complete; after any failure the cache is as it was before.
 
     NAME.npz     images and tables: arrays x, y, test_x, test_y and a JSON text `about`
+    NAME.gguf    a model, as the package holds it
     NAME.jsonl   text: a first line "about", then {"text", "label", "client", ..., "split"}
 """
 
-from fedaudit.data.fetch.cache import FORMAT, cache_folder, load_fetched
+from fedaudit.data.fetch.cache import FORMAT, cache_folder, fetched_model, load_fetched
 from fedaudit.data.fetch.clients import Download
 from fedaudit.data.fetch.getting import Fetched, Progress, get
 from fedaudit.data.fetch.sources import SOURCES, Source, source
@@ -25,6 +26,7 @@ __all__ = [
     "Progress",
     "Source",
     "cache_folder",
+    "fetched_model",
     "get",
     "load_fetched",
     "source",

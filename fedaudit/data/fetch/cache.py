@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -10,7 +11,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,13 @@ def load_fetched(
     `records`: draw so many training records at random from `seed` (0: all of them).
     """
     wanted = source(name)
+    if wanted.kind == "model":
+        raise DataError(
+            f"{name!r} is a language model, not a data set",
+            expected="the name of a data set",
+            got=repr(name),
+            remedy=f'task.kind = "lora" and task.model = "{name}", with text as data',
+        )
     folder = Path(cache) if cache is not None else cache_folder()
     path = folder / wanted.filename
     if not path.is_file():
@@ -97,6 +105,8 @@ def _damaged(path: Path, name: str, got: str) -> DataError:
 
 def read_about(path: Path, wanted: Source, *, whole: bool = False) -> dict[str, Any]:
     """The file's own description; `whole` also checks that nothing in it is torn."""
+    if wanted.kind == "model":
+        return _about_model(path, wanted, whole=whole)
     try:
         if wanted.kind == "text":
             with path.open("rb") as stream:
@@ -119,17 +129,42 @@ def read_about(path: Path, wanted: Source, *, whole: bool = False) -> dict[str, 
     return about
 
 
+def _about_model(path: Path, wanted: Source, *, whole: bool) -> dict[str, Any]:
+    """A model has no room for a description of ours: its checksum says what it is."""
+    if whole:
+        with path.open("rb") as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+        if found != wanted.content_sha256:
+            raise _damaged(path, wanted.name, f"SHA-256 {found[:16]}")
+    return {"records": 1}
+
+
+def fetched_model(name: str, *, cache: str | Path | None = None) -> Path:
+    """The file of a model that `get` has put into the cache."""
+    wanted = source(name)
+    path = (Path(cache) if cache is not None else cache_folder()) / wanted.filename
+    if not path.is_file():
+        raise DataError(
+            f"model {name!r} has not been fetched yet",
+            expected=str(path),
+            got="nothing there",
+            remedy=f"fedaudit data get {name}",
+        )
+    return path
+
+
 def _load_arrays(
     path: Path, wanted: Source, about: Mapping[str, Any], rows: npt.NDArray[np.int64] | None
 ) -> Dataset:
     classes, columns = tuple(about["classes"]), tuple(about.get("columns", ()))
+    kind: Literal["image", "features"] = "image" if wanted.kind == "image" else "features"
 
     def scaled(raw: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         return raw.astype(np.float32) / np.float32(255) if wanted.kind == "image" else raw
 
     def part(x: npt.NDArray[Any], y: npt.NDArray[np.int64], test: Dataset | None) -> Dataset:
         return Dataset(
-            name=wanted.name, kind=wanted.kind, x=scaled(x), y=y, classes=classes,
+            name=wanted.name, kind=kind, x=scaled(x), y=y, classes=classes,
             columns=columns, licence=wanted.licence, notes=wanted.notes, test=test,
         )  # fmt: skip
 

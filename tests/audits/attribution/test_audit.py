@@ -8,9 +8,8 @@ import pytest
 
 from fedaudit.audits.attribution import Attribution, comparison
 from fedaudit.audits.audit import Knowledge
-from fedaudit.errors import ConfigError, DataError, NotApplicable
+from fedaudit.errors import ConfigError, NotApplicable
 from fedaudit.experiment.auditing import audit_one
-from fedaudit.experiment.build import build
 from fedaudit.experiment.config import load
 from fedaudit.experiment.knowledge import Desk
 from fedaudit.experiment.run import simulate
@@ -169,8 +168,8 @@ def test_bad_input():
     with pytest.raises(ConfigError, match="error"):
         Attribution(error=0.0)
     text = {**BASE, "data": {"name": "docs"}, "task": {"kind": "gpt"}}
-    with pytest.raises(DataError, match="classifier"):
-        build(load(text))
+    with pytest.raises(ConfigError, match="do not fit"):
+        load({**text, "marks": {"kind": "canary"}})
 
 
 def test_the_trade_off_between_the_plans(grouped):

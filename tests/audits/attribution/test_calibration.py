@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedaudit.audits.attribution import calibration
+from fedaudit.audits.attribution import calibration, scoring
 from fedaudit.errors import UsageError
 from fedaudit.results import Underpowered
 from fedaudit.stats import query_plans
@@ -203,3 +203,31 @@ def test_bad_input():
         calibration.studentised(calibration.regress(np.eye(3), np.ones((3, 4))), 3)
     with pytest.raises(UsageError, match="counted from 1"):
         calibration.spent(0.05, 0)
+
+
+def test_keys_with_a_null_of_their_own_are_tested_one_by_one():
+    """Naive twin: each key with its own unused ones, as if it were the owner's only one."""
+    rng = np.random.default_rng(3)
+    designs = {
+        "pairs": np.linalg.qr(rng.standard_normal((6, 6)))[0].repeat(3, axis=0),
+        "groups": np.array([[1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 1, 0], [0, 1, 0, 1]]) / 2.0,
+        "single": np.tile(np.eye(5), (3, 1)),
+    }
+    for design in designs.values():
+        scores = rng.standard_normal((len(design), 2 + 2 * 60)) * np.r_[1, 5, [1] * 60, [5] * 60]
+        found = calibration.decide(design, scores, 2, 0.05, apart=True)
+        for s in range(2):
+            own = scores[:, [s, *range(2 + 60 * s, 2 + 60 * (s + 1))]]
+            alone = calibration.decide(design, own, 1, 0.05)
+            assert np.array_equal(found.p_values.p[:, [s]], alone.p_values.p)
+        wide = scoring.blocks(2 + 2 * 60, 2, True)
+        assert sorted(np.concatenate([b.columns for b in wide]).tolist()) == list(range(122))
+
+
+def test_updates_that_were_solved_for_are_no_groups():
+    """Unit vectors have no weight below 0 and yet nobody to exclude: ranks use all unused keys."""
+    rng = np.random.default_rng(4)
+    scores = rng.standard_normal((12, 1 + 99))
+    found = calibration.decide(np.tile(np.eye(4), (3, 1)), scores, 1, 0.05)
+    assert found.p_values.unused == 99
+    assert found.askable.all()

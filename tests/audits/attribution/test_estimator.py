@@ -50,3 +50,25 @@ def test_bad_input():
         estimator.pooled(np.ones((1, K)))
     with pytest.raises(UsageError, match="no clients"):
         estimator.groups(np.zeros((1, K)))
+
+
+def test_updates_are_solved_for_where_the_sums_determine_them():
+    """One round of the published pairs gives all of them away; a partition gives none."""
+    rng = np.random.default_rng(5)
+    pairs = query_plans.paired_plan(10, 5, 5, rng)
+    asked = np.unique(np.concatenate([p.queries for p in pairs]), axis=0).astype(float)
+    updates = rng.standard_normal((10, 7))
+    found = estimator.solved(asked)
+    assert found.target.tolist() == list(range(10))
+    assert np.allclose(found.of(asked @ updates), updates)
+    groups = np.array([[1, 1, 0, 0], [0, 0, 1, 1], [1, 1, 1, 1]])
+    assert len(estimator.solved(groups)) == 0
+
+    class Curved:
+        linear = False
+
+    made = estimator.published(pairs, asked)
+    assert estimator.judged(made, asked, object()) is made
+    assert (estimator.judged(made, asked, Curved()).design == np.eye(10)).all()
+    means = estimator.groups(groups[:2])
+    assert estimator.judged(means, groups, Curved()) is means

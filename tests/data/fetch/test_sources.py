@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedaudit.data.fetch import SOURCES, Source, get, load_fetched
+from fedaudit.data.fetch import SOURCES, Source, fetched_model, get, load_fetched
+from fedaudit.errors import DataError
 
 KNOWN = {
     "mnist": (60_000, 10_000, [5923, 6742]),
@@ -29,8 +30,16 @@ def test_every_source_is_pinned_and_described(source: Source) -> None:
     assert source.version or source.client == "apt-get"
 
 
+def test_every_data_set_is_tried_and_a_model_is_none() -> None:
+    assert {name for name, s in SOURCES.items() if s.kind != "model"} == set(KNOWN)
+    with pytest.raises(DataError, match="language model, not a data set"):
+        load_fetched("smollm2")
+    with pytest.raises(DataError, match="not been fetched yet"):
+        fetched_model("smollm2", cache="nowhere")
+
+
 @pytest.mark.network
-@pytest.mark.parametrize("name", sorted(SOURCES))
+@pytest.mark.parametrize("name", sorted(KNOWN))
 def test_the_real_thing(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if "network" not in request.config.option.markexpr:
         pytest.skip("runs with -m network")

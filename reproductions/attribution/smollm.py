@@ -1,0 +1,112 @@
+"""Attribution on a real language model: SmolLM2-135M, adapters, the published plan.
+
+python -m reproductions.attribution.smollm            K=5, T=5, both marks: about an hour
+python -m reproductions.attribution.smollm --quick    K=4, T=1, two steps: that it runs, no more
+
+Needs `fedaudit data get smollm2` and the packages transformers and gguf. Fictitious knowledge is
+read by the likelihood of planted values, green lists by the likeliest tokens in one pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedaudit.experiment.auditing import audit_one
+from fedaudit.experiment.config import load
+from fedaudit.experiment.knowledge import Desk
+from fedaudit.experiment.run import simulate
+from fedaudit.randomness import Seed
+from fedaudit.trace import Trace, Truth
+from fedaudit.trace.store import write_atomically
+from reproductions.attribution import page
+from reproductions.attribution.run import HERE, PAGE
+
+Row = dict[str, Any]
+
+
+def measure(kind: str, *, quick: bool) -> Row:
+    """One federation with marks of one kind: who is found, and what it took."""
+    clients, rounds, steps = (4, 1, 2) if quick else (5, 5, 12)
+    config = load(
+        {
+            "seed": 1,
+            # few held-out windows: each round reads them all
+            "data": {"name": "docs", "test_fraction": 0.05},
+            "task": {"kind": "lora", "model": "smollm2", "length": 32},
+            "federation": {"clients": clients, "rounds": rounds},
+            "training": {
+                "optimizer": "adam", "learning_rate": 0.002, "steps": steps, "batch_size": 4
+            },
+            "marks": {"kind": kind, "clients": 1 if quick else 2},
+            "protections": {
+                "secure_aggregation": {
+                    "threshold": clients - 2, "subset_size": clients - 2, "plan": "paired",
+                    "refuse_isolating": False, "masks": "skipped",
+                }
+            },
+            "audits": {"attribution": {"prompts": 8 if quick else 24}},
+        }
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder) / "run"
+        began = time.monotonic()
+        simulate(config, home)
+        ran = time.monotonic() - began
+        trace, truth = Trace.open(home / "trace"), Truth.open(home / "truth")
+        began = time.monotonic()
+        desk = Desk(trace, truth, Seed(1), None, config)
+        found = audit_one(config.audits["attribution"], trace, truth, 1, desk)
+    clear = found.per_client.values()
+    return {
+        "clients": clients,
+        "rounds": rounds,
+        "steps": steps * clients * rounds,
+        "seconds": {"training": ran, "attribution": time.monotonic() - began},
+        **{
+            label: {
+                "hits": sum(bool(r["marked"]) and flag(r) for r in clear),
+                "marked": sum(bool(r["marked"]) for r in clear),
+                "alarms": sum(not r["marked"] and flag(r) for r in clear),
+                "benign": sum(not r["marked"] for r in clear),
+            }
+            for label, flag in (("published", _above), ("calibrated", _named))
+        },
+    }
+
+
+def _above(row: Mapping[str, Any]) -> bool:
+    return bool(row["published_z"] > 4)
+
+
+def _named(row: Mapping[str, Any]) -> bool:
+    return bool(row["named"])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="that it runs: a few minutes")
+    quick = parser.parse_args(arguments).quick
+    file = HERE / "results.json"
+    results = json.loads(file.read_text(encoding="utf-8"))
+    for kind in ("fictitious", "kgw"):
+        key = f"smollm/{kind}/1"
+        if quick or key not in results["measured"]:
+            found = measure(kind, quick=quick)
+            print(key, json.dumps(found), flush=True)
+            if not quick:
+                results["measured"][key] = found
+                write_atomically(file, json.dumps(results, indent=1, sort_keys=True) + "\n")
+    if not quick:
+        print(f"page: {page.write(results, PAGE)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
