@@ -84,9 +84,9 @@ def test_a_run_prints_findings_and_says_where_the_report_is(finished):
     assert "fingerprint: linkage_accuracy" in done.stdout
     assert "baseline 25.0 %" in done.stdout
     assert "[Fingerprint]" in done.stdout
-    assert "client-03" in done.stdout
+    assert "client 4" in done.stdout
     assert str(out / "report.html") in done.stdout
-    assert done.stderr.startswith("train 0/1 starting")
+    assert done.stderr.startswith("plan 0/1 starting")
 
 
 def test_piped_output_has_no_control_codes_and_fits_80_columns(finished):

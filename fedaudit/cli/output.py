@@ -17,9 +17,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedaudit.experiment import Run
+    from fedaudit.experiment.study import Study
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, findings only.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print findings as JSON on standard output.")]
+
+Names = Annotated[
+    bool, typer.Option("--names", help="Clients' own names in the report, not pseudonyms.")
+]
 
 
 def console(stderr: bool = False) -> Console:
@@ -69,6 +74,12 @@ class Bar:
             self._progress.update(self._tasks[stage], completed=done, note=note)
         self._totals[stage] = total
 
+    def say(self, *lines: str) -> None:
+        """Lines above the bars."""
+        if not self._quiet:
+            for line in lines:
+                console(stderr=True).print(line, markup=False, soft_wrap=True)
+
     def _say(self, stage: str, done: int, total: int, note: str) -> None:
         first = self._totals.get(stage) != total
         # a log gets a line at every tenth of the way
@@ -92,16 +103,45 @@ def again() -> str:
 
 def print_run(run: Run, quiet: bool, as_json: bool) -> None:
     if as_json:
+        shown = run.chapter or run
         plain = {
             "run": str(run.path),
-            "summary": dict(run.summary),
-            "findings": [f.to_dict() for f in run.findings],
+            "summary": dict(shown.summary),
+            "findings": [f.to_dict() for f in shown.findings],
         }
         typer.echo(json.dumps(plain, indent=1, allow_nan=False))
         return
-    from fedaudit.report.text import show
+    from fedaudit.report.text import show, show_study
 
     to = console()
-    show(to, run.summary, run.findings, () if quiet else run.results)
+    if run.chapter is not None:  # clients under the names of the report
+        show_study(to, [run.chapter], details=not quiet)
+    else:
+        show(to, run.summary, run.findings, () if quiet else run.results)
     if not quiet:
         typer.echo(f"\nreport: {run.path / 'report.html'}")
+
+
+def print_study(study: Study, quiet: bool, as_json: bool) -> None:
+    """Print what was found in one run or in several."""
+    if len(study.runs) == 1 and not study.failed:
+        print_run(study.runs[0], quiet, as_json)
+        return
+    if as_json:
+        typer.echo((study.path / "results.json").read_text(encoding="utf-8"))
+        return
+    from fedaudit.report.text import show_study
+
+    show_study(console(), study.chapters, details=False)
+    for title, error in study.failed.items():
+        typer.echo(f"failed: {title}\n{error}", err=True)
+    if not quiet:
+        typer.echo(f"\nreport: {study.path / 'report.html'}")
+
+
+def explain_reuse(heard: list[tuple[str, Any]]) -> None:
+    """Which work was there already, and why it counted or did not."""
+    for title, reuse in heard:
+        what = "reused" if reuse.reused else "done now"
+        where = f"{title}: " if title else ""
+        typer.echo(f"{where}{reuse.stage}: {what}; {reuse.why}", err=True)

@@ -3,23 +3,50 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fedaudit.cli.app import app
-from fedaudit.cli.output import AsJson, Bar, Quiet, again, interruptible, print_run
+from fedaudit.cli.output import (
+    AsJson,
+    Bar,
+    Names,
+    Quiet,
+    again,
+    explain_reuse,
+    interruptible,
+    print_run,
+    print_study,
+)
+
+ExplainCache = Annotated[
+    bool, typer.Option("--explain-cache", help="Say which work was reused, and why.")
+]
 
 
 @app.command("run")
 def run_command(
-    config: Annotated[Path | None, typer.Argument(help="A TOML file; none: built-in.")] = None,
+    configs: Annotated[
+        list[Path] | None,
+        typer.Argument(help="TOML files, one per federation; none: the built-in two."),
+    ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="section.key=value, repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--set", help="section.key=value, repeatable; without a config: of a plain digits run."
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Overrides the config's seed.")] = None,
     out: Annotated[Path, typer.Option(help="Run directory.")] = Path("fedaudit-run"),
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="With the changes of the config's [thorough].")
+    ] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Say what would be done and how long, then stop.")
+    ] = False,
     engine: Annotated[
         str, typer.Option(help="Who trains: local (this process) or flower (its runtime).")
     ] = "local",
@@ -29,25 +56,46 @@ def run_command(
     timeout: Annotated[
         float, typer.Option(help="With --engine flower: seconds that a round may take.")
     ] = 600.0,
+    names: Names = False,
+    explain_cache: ExplainCache = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a federation, record it, audit it, report. Resumes where it was stopped."""
+    silent = quiet or as_json
     # the bar is up before the heavy imports begin
-    with interruptible(again()), Bar(quiet or as_json) as bar:
-        bar("train", 0, 1, "starting")
-        from fedaudit import experiment
+    with interruptible(again()), Bar(silent) as bar:
+        bar("plan", 0, 1, "starting")
         from fedaudit.cli.flower_engine import chosen
+        from fedaudit.experiment import study
+        from fedaudit.experiment.config import DEFAULT
 
-        result = experiment.run(
-            config,
+        given: list[Any] = list(configs or [])
+        if not given and set_:
+            given = [tomllib.loads(DEFAULT)]
+        parts = study.plan(given, overrides=set_ or (), seed=seed, thorough=thorough)
+        trained_by = chosen(engine, superlink, timeout)
+        foreseen = study.foreseen(parts) if plan or not silent else None
+        bar("plan", 1, 1, "")
+        if foreseen is not None:
+            bar.say(*study.describe(parts, foreseen))
+        if plan:
+            return
+        heard: list[tuple[str, Any]] = []
+        done = study.study(
+            parts,
             out,
-            overrides=set_ or (),
-            seed=seed,
             progress=bar,
-            engine=chosen(engine, superlink, timeout),
+            names=names,
+            engine=trained_by,
+            foreseen=foreseen,
+            explain=lambda title, reuse: heard.append((title, reuse)),
         )
-    print_run(result, quiet, as_json)
+    print_study(done, quiet, as_json)
+    if explain_cache:
+        explain_reuse(heard)
+    if done.failed:
+        raise typer.Exit(max(error.exit_code for error in done.failed.values()))
 
 
 @app.command("audit")
@@ -81,6 +129,8 @@ def audit_command(
     ] = None,
     delta: Annotated[float, typer.Option(help="At which --opacus is accounted.")] = 1e-5,
     seed: Annotated[int, typer.Option(help="Of the audits' own random draws.")] = 1,
+    names: Names = False,
+    explain_cache: ExplainCache = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -89,6 +139,7 @@ def audit_command(
         bar("audit", 0, 1, "starting")
         from fedaudit import experiment
 
+        heard: list[tuple[str, Any]] = []
         columns = {k: v for k, v in (("label", label), ("client", client)) if v is not None}
         result = experiment.audit(
             trace,
@@ -103,8 +154,12 @@ def audit_command(
             delta=delta,
             seed=seed,
             progress=bar,
+            names=names,
+            explain=lambda reuse: heard.append(("", reuse)),
         )
     print_run(result, quiet, as_json)
+    if explain_cache:
+        explain_reuse(heard)
 
 
 @app.command("sweep")
@@ -154,11 +209,16 @@ def sweep_command(
 
 @app.command("report")
 def report_command(
-    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    run: Annotated[Path, typer.Argument(help="A run directory, or a study of several.")],
+    names: Names = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Write and print the report of a run again, from its stored results."""
     from fedaudit import experiment
+    from fedaudit.experiment import study
 
-    print_run(experiment.report(run), quiet, as_json)
+    if study.is_study(run):
+        print_study(study.report(run, names=names), quiet, as_json)
+    else:
+        print_run(experiment.report(run, names=names), quiet, as_json)

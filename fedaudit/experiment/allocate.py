@@ -25,7 +25,7 @@ from fedaudit.accounting import Accountant
 from fedaudit.data.files.cells import NUMBER, is_missing
 from fedaudit.data.files.table import Table, read_table
 from fedaudit.errors import DataError, UsageError, nearest
-from fedaudit.experiment.config import toml_value
+from fedaudit.experiment.config import Config, toml_value
 from fedaudit.experiment.reporting import Progress, quietly
 from fedaudit.protections.noise_allocation import (
     LOW_MULTIPLIER,
@@ -40,6 +40,7 @@ from fedaudit.protections.noise_allocation import allocate as allocate_noise
 from fedaudit.protections.noise_allocation.bounds import LEAST_MULTIPLIER
 from fedaudit.randomness import Seed
 from fedaudit.report.allocation import statements
+from fedaudit.trace import Truth
 from fedaudit.trace.store import write_atomically
 
 Floats = npt.NDArray[np.float64]
@@ -59,7 +60,7 @@ class Clients:
     sizes: npt.NDArray[np.int64] | None
     groups: tuple[str, ...] | None
     edges: tuple[tuple[int, int], ...] | None
-    table: Table
+    table: Table | None = None
 
     @property
     def n(self) -> int:
@@ -155,6 +156,39 @@ def allocate(
     if path is not None:
         _write(path, document, config_for(who, found, steps_per_round))
     return Allocated(clients=who.names, allocation=found, document=document, path=path)
+
+
+def of_run(config: Config, truth: Truth) -> dict[str, Any] | None:
+    """What noise per client would do for a run whose clients all have the same, as a document.
+
+    At the budget of the run: the same noise in all, dealt out by size and organisation. None where
+    the run has no such noise, or every client the same leverage.
+    """
+    hook = config.protections.get("dp_sgd")
+    if hook is None or not isinstance(hook.noise_multiplier, float) or hook.epsilon is not None:
+        return None
+    told = truth.clients
+    batch = config.training.batch_size
+    organisations = [about.get("organisation") for about in told.values()]
+    groups = None if None in organisations else tuple(f"group {o}" for o in organisations)
+    sizes = np.array([about["examples"] for about in told.values()])
+    if not hook.noise_multiplier > 0 or batch is None or batch > sizes.min() or len(sizes) < 2:
+        return None
+    who = Clients(names=tuple(told), numbered=False, sizes=sizes, groups=groups, edges=None)
+    described, values = _leverage(who, None, None, None)
+    if np.ptp(values) == 0:
+        return None
+    found = allocate_noise(
+        values,
+        rounds=config.federation.rounds,
+        batch_size=batch,
+        budget=len(sizes) * (hook.noise_multiplier / batch) ** 2,
+        sizes=sizes,
+        delta=hook.delta,
+        steps_per_round=config.training.steps_of(sizes),
+        clients=who.names,
+    )
+    return _document(who, found, described, "the run", "equal", None, None)
 
 
 # -- the table -------------------------------------------------------------------------------------
@@ -361,6 +395,13 @@ def _one(who: Clients, kind: str) -> Floats:
     if kind == "eigenvector":
         return leverage.from_eigenvector(_needed(who.edges, kind), who.n, who.names)
     if kind.startswith("column:"):
+        if who.table is None:
+            raise UsageError(
+                "a column was named, and there is no table",
+                expected=", ".join(KINDS),
+                got=kind,
+                remedy="leave --leverage out",
+            )
         values = _numbers(who.table, kind.removeprefix("column:"))
         return leverage.own(values, who.names)
     raise UsageError(

@@ -25,6 +25,7 @@ from fedaudit.experiment import promised
 from fedaudit.experiment.catalogue import AUDITS, find
 from fedaudit.experiment.config import Config, load, plain
 from fedaudit.experiment.reporting import (
+    ALLOCATION,
     UNNAMED,
     Progress,
     Run,
@@ -34,6 +35,14 @@ from fedaudit.experiment.reporting import (
     stored_results,
     unwritable,
     write_report,
+)
+from fedaudit.experiment.reuse import (
+    Explain,
+    Reuse,
+    code_sha256,
+    differing,
+    truth_digest,
+    unasked,
 )
 from fedaudit.randomness import Seed
 from fedaudit.report.findings import REMEDY
@@ -60,8 +69,11 @@ def audit_trace(
     records: Callable[[], Records] | None = None,
     config: Config | None = None,
     given: Callable[[], Mapping[str, Any]] = dict,
+    explain: Explain = unasked,
 ) -> list[AuditResult]:
     """Run audits on a trace; results that stand in `keep` and would come out the same are kept.
+
+    `explain` hears which were, and why.
 
     `records` loads the records that membership audits ask about, when one does; `config` of the
     run, where it is known. `given` identifies records that do not come from the run itself.
@@ -75,7 +87,10 @@ def audit_trace(
         asked = _asked(audit, seed, truth)
         if {"records", "games"}.intersection(audit.needs):
             asked["records"] = {**given(), **_source("score", getattr(audit, "score_by", None))}
-        kept = None if keep is None else _kept(keep / f"{name}.json", asked, trace)
+        kept, why = None, "results are not stored"
+        if keep is not None:
+            kept, why = _kept(keep / f"{name}.json", asked, trace)
+        explain(Reuse(name, kept is not None, why))
         result = kept or audit_one(audit, trace, truth, seed, desk)
         if keep is not None and kept is None:
             _store(keep / f"{name}.json", asked, result)
@@ -86,9 +101,14 @@ def audit_trace(
 
 def _asked(audit: Any, seed: int, truth: Truth | None) -> dict[str, Any]:
     """What a kept result was asked for: settings, draws, version, and whether it was scored."""
-    about = {"fedaudit": __version__, "seed": seed, "scored": truth is not None}
+    about = {
+        "fedaudit": __version__,
+        "code": code_sha256(),
+        "seed": seed,
+        "scored": truth is not None,
+    }
     if truth is not None:
-        about["promised"] = promised.digest(truth)  # a score stands beside it
+        about["truth"] = truth_digest(truth)  # a score stands beside it
     return {"settings": plain(audit), **about}
 
 
@@ -143,14 +163,21 @@ def _store(file: Path, asked: Mapping[str, Any], result: AuditResult) -> None:
         raise unwritable(file.parent, error) from None
 
 
-def _kept(file: Path, asked: Mapping[str, Any], trace: Trace) -> AuditResult | None:
+def _kept(file: Path, asked: Mapping[str, Any], trace: Trace) -> tuple[AuditResult | None, str]:
+    """A stored result that would come out the same, or None; and why."""
+    if not file.exists():
+        return None, "nothing is stored yet"
     try:
         stamped = json.loads(file.read_text(encoding="utf-8"))
         result = AuditResult.from_json(json.dumps(stamped["result"]))
-        same = stamped["asked"] == asked and result.trace_sha256 == trace.sha256
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # not there, written by another version, or torn: do it again
-    return result if same else None
+        changed = differing(stamped["asked"], asked)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None, "the stored result is torn, or of another version"
+    if result.trace_sha256 != trace.sha256:
+        changed = ", ".join(t for t in ("the trace (weights or messages)", changed) if t)
+    if changed:
+        return None, f"another now: {changed}"
+    return result, f"same settings, code, truth, and trace {trace.sha256[:12]}"
 
 
 def audit_one(
@@ -186,9 +213,17 @@ def audit_one(
     return scored
 
 
-def audit_run(config: Config, path: Path, progress: Progress = quietly) -> Run:
+def audit_run(
+    config: Config,
+    path: Path,
+    progress: Progress = quietly,
+    *,
+    names: bool = False,
+    explain: Explain = unasked,
+) -> Run:
     """Audit a recorded run and write its report."""
     trace, truth = Trace.open(path / "trace"), Truth.open(path / "truth")
+    from fedaudit.experiment.allocate import of_run
     from fedaudit.experiment.knowledge import of_config
 
     results = audit_trace(
@@ -199,8 +234,13 @@ def audit_run(config: Config, path: Path, progress: Progress = quietly) -> Run:
         keep=path / "results",
         records=lambda: of_config(config, trace, truth),
         config=config,
+        explain=explain,
     )
-    return write_report(path, trace, truth, results)
+    allocation = of_run(config, truth)
+    if allocation is not None:
+        written = json.dumps(allocation, indent=1, allow_nan=False) + "\n"
+        write_atomically(path / ALLOCATION, written)
+    return write_report(path, trace, truth, results, names=names)
 
 
 def audit(
@@ -217,6 +257,8 @@ def audit(
     delta: float = 1e-5,
     seed: int = AUDIT_SEED,
     progress: Progress = quietly,
+    names: bool = False,
+    explain: Explain = unasked,
 ) -> Run:
     """Audit a stored trace: ours or one that foreign code wrote.
 
@@ -295,11 +337,12 @@ def audit(
         records,
         _private(home, in_run),
         lambda: _given(data, model, columns),
+        explain,
     )
     # what was found before about the same trace stays in the report
-    names = {r.audit for r in results}
-    results += [r for r in stored_results(path) if r.audit not in names and is_about(r, opened)]
-    return write_report(path, opened, known, results)
+    now = {r.audit for r in results}
+    results += [r for r in stored_results(path) if r.audit not in now and is_about(r, opened)]
+    return write_report(path, opened, known, results, names=names)
 
 
 def _private(home: Path, in_run: bool) -> Config | None:

@@ -139,11 +139,39 @@ def load(
     *,
     overrides: Sequence[str] = (),
     seed: int | None = None,
+    thorough: bool = False,
 ) -> Config:
     """Read a config (or the built-in one), apply `section.key=value` overrides, check all of it.
 
     An override of what a section names (`task.kind`, `data.name`, ...) comes first and drops the
-    section's other settings: they belonged to what was named before.
+    section's other settings: they belonged to what was named before. Of a config that compares
+    variants (see `load_variants`) this is the first.
+    """
+    return next(
+        iter(load_variants(path, overrides=overrides, seed=seed, thorough=thorough).values())
+    )
+
+
+COMPARE, THOROUGH = "compare", "thorough"
+
+
+def load_variants(
+    path: str | Path | Mapping[str, Any] | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    seed: int | None = None,
+    thorough: bool = False,
+) -> dict[str, Config]:
+    """All variants of a federation that one config asks for, by name; the plain one first.
+
+        [compare]
+        base = "unprotected"                    # what the plain one is called
+        [compare."DP-SGD".protections.dp_sgd]   # the same federation, but for this
+        noise_multiplier = 1.0
+
+    A table is laid over the plain config key by key; `false` in place of a section takes it away.
+    `[thorough]` holds changes of the same form that count only where they are asked for. Without
+    `[compare]` there is one variant, and its name is empty.
     """
     if path is None:
         raw, where = tomllib.loads(DEFAULT), "the built-in config"
@@ -151,12 +179,52 @@ def load(
         raw, where = copy.deepcopy(dict(path)), "the config"
     else:
         raw, where = _read(Path(path)), str(path)
+    compare, more = (_table(raw.pop(name, {}), name) for name in (COMPARE, THOROUGH))
+    base = compare.pop("base", "as configured" if compare else "")
+    if not isinstance(base, str) or base in compare:
+        raise ConfigError(
+            "compare.base is not a name of its own",
+            expected="text in quotes that names no other variant",
+            got=repr(base),
+            remedy='base = "unprotected"',
+        )
     changes = [_parsed(text) for text in overrides]
-    for key, value in sorted(changes, key=lambda change: change[0] not in NAMING):
-        override(raw, key, value)
-    if seed is not None:
-        raw["seed"] = seed
-    return check(raw, where)
+    out = {}
+    for name, change in {base: {}, **compare}.items():
+        own = overlaid(raw, _table(change, f"{COMPARE}.{name}"))
+        if thorough:
+            own = overlaid(own, more)
+        for key, value in sorted(changes, key=lambda change: change[0] not in NAMING):
+            override(own, key, value)
+        if seed is not None:
+            own["seed"] = seed
+        out[name] = check(own, f"{where}, {name}" if name else where)
+    return out
+
+
+def _table(found: Any, name: str) -> dict[str, Any]:
+    if not isinstance(found, Mapping):
+        raise ConfigError(
+            f"{name} is a section, not a value",
+            expected=f"[{name}]",
+            got=repr(found),
+            remedy=f"write [{name}] on a line of its own",
+        )
+    return dict(found)
+
+
+def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `under`, key by key; `false` in place of a section takes it away."""
+    out = copy.deepcopy(dict(under))
+    for key, value in over.items():
+        if isinstance(value, Mapping):
+            beneath = out.get(key)
+            out[key] = overlaid(beneath if isinstance(beneath, Mapping) else {}, value)
+        elif value is False and isinstance(out.get(key), Mapping):
+            del out[key]
+        else:
+            out[key] = copy.deepcopy(value)
+    return out
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -274,7 +342,7 @@ def check(given: Mapping[str, Any], where: str = "the config") -> Config:
     protections = _named(raw["protections"], PROTECTIONS, "protection", "protections")
     audits = _named(raw["audits"], AUDITS, "audit", "audits")
     recording = settings.check(Recording, raw["trace"], "trace")
-    marks = _check_marks(raw["marks"])
+    marks = _check_marks(raw["marks"], kind)
     topology = _check_topology(raw["topology"])
     resolved: dict[str, Any] = {
         "seed": seed,
@@ -422,11 +490,30 @@ def _check_partition(given: Mapping[str, Any]) -> Any:
     return settings.check(partition.KINDS[kind], _rest(given), "partition", also=("kind",))
 
 
-def _check_marks(given: Mapping[str, Any]) -> Any:
+def _check_marks(given: Mapping[str, Any], task: str) -> Any:
     """Marked records that some clients train on; None where the section is empty."""
-    from fedaudit.watermarks.canary import Marking
+    from fedaudit.watermarks.marking import FITTING, GreenMarking, Marking
 
-    return settings.check(Marking, given, "marks") if given else None
+    if not given:
+        return None
+    if task not in FITTING:
+        raise ConfigError(
+            f"marks cannot be planted for task.kind = {task!r}",
+            expected=f"task.kind of {', '.join(FITTING)}",
+            got=repr(task),
+            remedy="remove [marks], or use another task",
+        )
+    kind = given.get("kind", FITTING[task][0])
+    cls = GreenMarking if kind == "kgw" else Marking
+    checked = settings.check(cls, {**given, "kind": kind}, "marks")
+    if checked.kind not in FITTING[task]:
+        raise ConfigError(
+            f"{checked.kind} marks do not fit task.kind = {task!r}",
+            expected="canary for classifiers, kgw or fictitious for language models",
+            got=f"marks.kind = {checked.kind!r}",
+            remedy=f'marks.kind = "{FITTING[task][0]}"',
+        )
+    return checked
 
 
 def _check_topology(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ or the state of one accountant alone, if all clients did the same steps.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -76,12 +75,6 @@ def promised(folder: Path, trace: Trace, truth: Truth | None) -> dict[str, Any]:
         return own | (dict(kept["guarantees"]) if fits else {})
     except (OSError, ValueError, KeyError, TypeError):
         return own  # nothing was handed over
-
-
-def digest(truth: Truth) -> str:
-    """Short for all that was promised: a score that was made beside other promises is old."""
-    said = json.dumps(truth.facts.get("guarantees", {}), sort_keys=True)
-    return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
 def knowing(folder: Path, trace: Trace, truth: Truth | None) -> Truth | None:

@@ -26,6 +26,7 @@ from fedaudit.experiment.auditing import audit_run
 from fedaudit.experiment.build import build
 from fedaudit.experiment.config import Config, load, to_toml
 from fedaudit.experiment.reporting import Progress, Run, quietly
+from fedaudit.experiment.reuse import Explain, Reuse, unasked
 from fedaudit.trace import Trace, Truth
 from fedaudit.trace.store import write_atomically
 
@@ -121,10 +122,13 @@ def run(
     seed: int | None = None,
     progress: Progress = quietly,
     engine: Engine | None = None,
+    names: bool = False,
+    explain: Explain = unasked,
 ) -> Run:
     """Run (or resume) an experiment: train, record, audit, report.
 
-    `engine` trains and records in place of `simulate`, and leaves the same files.
+    `engine` trains and records in place of `simulate`, and leaves the same files. `names` writes
+    clients' own names into the report; `explain` hears which work was reused, and why.
     """
     if not isinstance(config, Config):
         config = load(config, overrides=overrides, seed=seed)
@@ -132,8 +136,21 @@ def run(
         config = load(config.raw, overrides=overrides, seed=seed)
     path = Path(out)
     _claim(path, config)
+    explain(_foretold(config, path))
     (engine or simulate)(config, path, progress)
-    return audit_run(config, path, progress)
+    return audit_run(config, path, progress, names=names, explain=explain)
+
+
+def _foretold(config: Config, path: Path) -> Reuse:
+    """What of the training is there already, and by which key it counts."""
+    recorded, complete = _recorded(path)
+    total = config.federation.rounds
+    if not recorded:
+        return Reuse("train", False, "nothing is recorded yet")
+    key = f"same settings and protections ({config.sha256[:12]}) and seed"
+    if complete and recorded == total:
+        return Reuse("train", True, f"all {total} rounds are recorded, {key}")
+    return Reuse("train", True, f"{recorded} of {total} rounds are recorded, {key}; data: checked")
 
 
 def simulate(

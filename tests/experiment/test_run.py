@@ -72,6 +72,8 @@ def test_the_directory_holds_every_stage(finished):
         "results",
         "findings.json",
         "report.html",
+        "report.md",
+        "results.json",
     }
     assert {f.stem for f in (finished / "results").iterdir()} == {"coverage", "fingerprint"}
 

@@ -326,9 +326,11 @@ def shuffled_reports(guess: Linkage, name: str, given: Mapping[str, Any]) -> Shu
     are no cover for one another.
     """
     told = next((d for d in guess.declared if d.get("name") == name), {})
-    multiplier = float(told.get("noise_multiplier", 0.0))
-    if given["unit"] != "client" or given.get("relation") != "replace" or multiplier == 0:
+    if given["unit"] != "client" or given.get("relation") != "replace":
         return None
+    multiplier = told.get("noise_multiplier", 0.0)
+    if not isinstance(multiplier, int | float) or multiplier == 0:
+        return None  # unequal noise: the theorem is for reports of one randomiser
     reports = min(len(own) for own in guess.messages)
     # replacing moves a clipped update by at most twice its bound
     return shuffled(multiplier / 2, len(guess.rounds), reports, float(given["delta"]))

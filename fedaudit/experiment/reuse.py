@@ -1,0 +1,96 @@
+"""Why work was done again, or was not: what `--explain-cache` prints.
+
+A stored result counts only where everything that it depends on is as it was: the audit's settings
+and draws, the trace (weights and order of all messages, by its hash), who held which records in
+which order and what protections promised (by a keyed hash of the truth), and the code.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedaudit.trace import Truth
+from fedaudit.trace.store import write_atomically
+
+KEY = "cache-key"
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """One stage of a run: whether its work was there already, and why it counted or did not."""
+
+    stage: str
+    reused: bool
+    why: str
+
+
+Explain = Callable[[Reuse], None]
+
+
+def unasked(_: Reuse) -> None:
+    """Whoever does not want to know."""
+
+
+@functools.cache
+def code_sha256() -> str:
+    """A hash of all of fedaudit's own code: results of other code are not taken for ours."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(str(file.relative_to(root)).encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def truth_digest(truth: Truth) -> str:
+    """Who held which records in which order, and what was promised, as a keyed hash.
+
+    Keyed, because whoever can deal records out by trying seeds could find a small seed by a plain
+    hash. The key stays beside the truth.
+    """
+    file = truth.path / KEY
+    try:
+        key = file.read_text(encoding="ascii")
+    except OSError:
+        key = secrets.token_hex(16)
+        try:
+            write_atomically(file, key)
+        except OSError:
+            return "cannot be told"  # a truth that is read only: every result stands for itself
+    plain = json.dumps(truth.facts, sort_keys=True, default=str)
+    return hmac.new(key.encode(), plain.encode(), hashlib.sha256).hexdigest()[:32]
+
+
+WORDS = {
+    "settings": "the audit's settings",
+    "code": "the code of fedaudit",
+    "fedaudit": "the version of fedaudit",
+    "seed": "the seed of the audit's draws",
+    "scored": "whether there is a truth to score by",
+    "promised": "what protections promised",
+    "truth": "who held which records, or what was promised",
+    "records": "the records or the model that were given",
+}
+
+
+def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """In words, what a stored result depended on that is another now."""
+    out = []
+    for key in dict.fromkeys([*now, *before]):
+        if before.get(key) == now.get(key):
+            continue
+        words = WORDS.get(key, key)
+        if key == "settings" and isinstance(before.get(key), Mapping):
+            old, new = before[key], now.get(key, {})
+            changed = [k for k in dict.fromkeys([*old, *new]) if old.get(k) != new.get(k)]
+            words += f" ({', '.join(changed)})"
+        out.append(words)
+    return ", ".join(out)

@@ -1,0 +1,311 @@
+"""Several federations, each in several variants, as one piece of work with one report.
+
+    DIR/study.json               what the folder holds: federation, variant and path of every run
+    DIR/digits-unprotected/      an ordinary run directory (see run.py)
+    DIR/digits-dp-sgd/           the same federation, protected
+    DIR/report.html, report.md, results.json
+
+A config with a `[compare]` section is such a study; so are several configs, and the built-in
+default.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fedaudit import __version__
+from fedaudit.errors import ConfigError, FedauditError, TraceError
+from fedaudit.experiment.config import Config, load_variants
+from fedaudit.experiment.foresee import Foreseen, foresee
+from fedaudit.experiment.reporting import Progress, Run, chapter_at, quietly, write_study
+from fedaudit.experiment.reporting import report as report_run
+from fedaudit.experiment.reuse import Explain, Reuse, unasked
+from fedaudit.experiment.run import Engine, run
+from fedaudit.report.chapter import Chapter
+from fedaudit.trace.store import write_atomically
+
+FILE = "study.json"
+BUILT_IN = ("digits", "docs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One run of a study: which federation, how protected, under which name in the folder."""
+
+    federation: str
+    variant: str
+    folder: str
+    config: Config
+
+    @property
+    def title(self) -> str:
+        return f"{self.federation}, {self.variant}" if self.variant else self.federation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A finished study: its runs in order, as they are shown, and what failed, by title."""
+
+    path: Path
+    runs: tuple[Run, ...]
+    chapters: tuple[Chapter, ...]
+    failed: Mapping[str, FedauditError] = field(default_factory=dict)
+
+
+def plan(
+    configs: Sequence[str | Path | Mapping[str, Any]] = (),
+    *,
+    overrides: Sequence[str] = (),
+    seed: int | None = None,
+    thorough: bool = False,
+) -> tuple[Part, ...]:
+    """The runs that configs ask for; without any, those of the built-in default."""
+    sources: list[tuple[str, str | Path | Mapping[str, Any]]]
+    sources = [(_name_of(c), c) for c in configs] or [(n, built_in(n)) for n in BUILT_IN]
+    parts: list[Part] = []
+    for name, source in sources:
+        variants = load_variants(source, overrides=overrides, seed=seed, thorough=thorough)
+        parts += [
+            Part(
+                federation=name,
+                variant=variant,
+                folder=_slug(f"{name}-{variant}" if variant else name),
+                config=config,
+            )
+            for variant, config in variants.items()
+        ]
+    folders = [part.folder for part in parts]
+    twice = next((f for f in folders if folders.count(f) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            "two runs of the study would share a folder",
+            expected="configs and variants with names of their own",
+            got=f"{twice} twice",
+            remedy="rename one of the files, or one of the variants under [compare]",
+        )
+    return tuple(parts)
+
+
+def built_in(name: str) -> Mapping[str, Any]:
+    """A config of the built-in default."""
+    import tomllib
+
+    return tomllib.loads(built_in_text(name))
+
+
+def built_in_text(name: str) -> str:
+    return (resources.files("fedaudit.experiment") / "builtin" / f"{name}.toml").read_text("utf-8")
+
+
+def _name_of(source: str | Path | Mapping[str, Any]) -> str:
+    if isinstance(source, str | Path):
+        return Path(source).stem
+    data = source.get("data", {})
+    return str(data.get("name") or Path(str(data.get("path", "federation"))).stem)
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "run"
+
+
+def foreseen(parts: Sequence[Part]) -> dict[str, Foreseen]:
+    """What every part will take; folder -> stages."""
+    return {part.folder: foresee(part.config) for part in parts}
+
+
+def describe(parts: Sequence[Part], ahead: Mapping[str, Foreseen]) -> list[str]:
+    """What will be done, what cannot, and about how long, a line each."""
+    lines = []
+    for part in parts:
+        f = ahead[part.folder]
+        does = ", ".join(s.name for s in f.stages[1:] if not s.cannot)
+        lines.append(
+            f"{part.title}: {f.clients} clients, {f.records:,} records, {f.width:,} numbers per "
+            f"update; {does} (about {_time(f.seconds)})"
+        )
+        lines += [f"  not {s.name}: {s.cannot}" for s in f.stages if s.cannot]
+    lines.append(f"about {_time(sum(f.seconds for f in ahead.values()))} in all on this machine")
+    return lines
+
+
+def _time(seconds: float) -> str:
+    return f"{max(seconds, 1):.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+Explained = Callable[[str, Reuse], None]
+
+
+def study(
+    parts: Sequence[Part],
+    out: str | os.PathLike[str] = "fedaudit-run",
+    *,
+    progress: Progress = quietly,
+    names: bool = False,
+    engine: Engine | None = None,
+    foreseen: Mapping[str, Foreseen] | None = None,
+    explain: Explained | None = None,
+) -> Study:
+    """Run (or resume) every part, then write one report over all of them.
+
+    A single part without variants is an ordinary run directory; more are a folder of such. A part
+    that fails does not stop the others, and the report says so; it is written anew after every
+    part, so that whatever ends the study leaves what was found so far. `foreseen` weighs progress.
+    """
+    path = Path(out)
+    if len(parts) == 1:
+        (part,) = parts
+        one = run(
+            part.config,
+            path,
+            progress=progress,
+            engine=engine,
+            names=names,
+            explain=_under(explain, part.title),
+        )
+        return Study(path=path, runs=(one,), chapters=(one.chapter,) if one.chapter else ())
+    _claim(path, parts)
+    weights = {p.folder: foreseen[p.folder].seconds if foreseen else 1.0 for p in parts}
+    runs: dict[str, Run] = {}
+    failed: dict[str, FedauditError] = {}
+    chapters: tuple[Chapter, ...] = ()
+    for part in parts:
+        before = sum(weights[p.folder] for p in parts[: parts.index(part)])
+        ahead = foreseen[part.folder] if foreseen else None
+        try:
+            runs[part.folder] = run(
+                part.config,
+                path / part.folder,
+                progress=_shared(progress, part, ahead, before, sum(weights.values())),
+                engine=engine,
+                names=names,
+                explain=_under(explain, part.title),
+            )
+        except FedauditError as error:
+            failed[part.title] = error
+        chapters = _write(path, [p for p in parts if p.folder in runs], failed, names)
+    if not runs:
+        raise next(iter(failed.values()))
+    return Study(path=path, runs=tuple(runs.values()), chapters=chapters, failed=failed)
+
+
+def _under(explain: Explained | None, title: str) -> Explain:
+    return unasked if explain is None else functools.partial(explain, title)
+
+
+def _shared(
+    progress: Progress, part: Part, ahead: Foreseen | None, before: float, total: float
+) -> Progress:
+    """The progress of one part, and that of the whole in the seconds that were foreseen."""
+
+    def heard(stage: str, done: int, of: int, note: str) -> None:
+        if ahead is not None:
+            share = ahead.share(stage, done, of) * ahead.seconds
+            progress("all", round(before + share), round(total), part.title)
+        progress(stage, done, of, f"{part.title}: {note}" if note else part.title)
+
+    return heard
+
+
+def _write(
+    path: Path, parts: Sequence[Part], failed: Mapping[str, FedauditError], names: bool
+) -> tuple[Chapter, ...]:
+    chapters = [
+        chapter_at(path / p.folder, federation=p.federation, variant=p.variant) for p in parts
+    ]
+    if not chapters:
+        return ()
+    if failed:
+        said = tuple(f"not in this report: {title}: {e.what}" for title, e in failed.items())
+        chapters[0] = replace(chapters[0], notices=(*chapters[0].notices, *said))
+    return tuple(write_study(path, chapters, names=names))
+
+
+def is_study(path: str | os.PathLike[str]) -> bool:
+    return (Path(path) / FILE).is_file()
+
+
+def report(path: str | os.PathLike[str], *, names: bool = False) -> Study:
+    """Write the report of a study again from what is stored; parts without results are named."""
+    folder = Path(path)
+    try:
+        told = json.loads((folder / FILE).read_text(encoding="utf-8"))["runs"]
+        listed = [(str(r["federation"]), str(r["variant"]), str(r["path"])) for r in told]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TraceError(
+            f"{folder / FILE} cannot be read",
+            expected="the list of runs that `fedaudit run` writes",
+            got=str(error) or type(error).__name__,
+            remedy="run the study again into the same folder",
+        ) from None
+    runs, chapters, failed = [], [], {}
+    for federation, variant, name in listed:
+        try:
+            chapters.append(chapter_at(folder / name, federation=federation, variant=variant))
+            runs.append(report_run(folder / name, names=names))
+        except FedauditError as error:
+            failed[f"{federation}, {variant}"] = error
+    if not chapters:
+        raise next(iter(failed.values()))
+    if failed:
+        said = tuple(f"not in this report: {title}: {e.what}" for title, e in failed.items())
+        chapters[0] = replace(chapters[0], notices=(*chapters[0].notices, *said))
+    shown = tuple(write_study(folder, chapters, names=names))
+    return Study(path=folder, runs=tuple(runs), chapters=shown, failed=failed)
+
+
+def _claim(path: Path, parts: Sequence[Part]) -> None:
+    """Make the folder, or see that it belongs to the same study."""
+    about: dict[str, Any] = {
+        "fedaudit": __version__,
+        "runs": [
+            {
+                "federation": p.federation,
+                "variant": p.variant,
+                "path": p.folder,
+                "config_sha256": p.config.sha256,
+            }
+            for p in parts
+        ],
+    }
+    stamp = path / FILE
+    try:
+        if stamp.exists():
+            before = json.loads(stamp.read_text(encoding="utf-8"))
+            if before.get("runs") != about["runs"]:
+                raise TraceError(
+                    f"{path} holds another study",
+                    expected="an empty folder, or the same configs",
+                    got=_differ(before.get("runs", []), about["runs"]),
+                    remedy="choose another folder with --out",
+                )
+        elif path.exists() and (others := [f for f in path.iterdir() if f.suffix != ".part"]):
+            raise TraceError(
+                f"{path} is not empty and not a study",
+                expected="a new or empty folder",
+                got=f"{len(others)} files or folders, such as {others[0].name}",
+                remedy="choose another folder with --out",
+            )
+        path.mkdir(parents=True, exist_ok=True)
+        write_atomically(stamp, json.dumps(about, indent=1) + "\n")
+    except (OSError, ValueError, AttributeError) as error:
+        raise TraceError(
+            f"cannot use {path} for a study",
+            expected="a folder that can be written, with a study.json that can be read",
+            got=str(error),
+            remedy="choose another folder with --out",
+        ) from None
+
+
+def _differ(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> str:
+    old = {str(r.get("path")): r.get("config_sha256") for r in before}
+    new = {str(r["path"]): r["config_sha256"] for r in now}
+    other = [n for n in {**old, **new} if old.get(n) != new.get(n)]
+    return "other settings of " + ", ".join(other[:6])

@@ -1,0 +1,208 @@
+"""Several federations in several variants as one piece of work, with one report."""
+
+import json
+import shutil
+
+import pytest
+
+from fedaudit.errors import ConfigError, TraceError
+from fedaudit.experiment import study
+from fedaudit.experiment.config import load, load_variants, overlaid
+from fedaudit.experiment.reuse import code_sha256
+
+SMALL = """
+seed = 3
+[data]
+name = "gaussian-mixture"
+records = 120
+[partition]
+kind = "iid"
+[task]
+kind = "mlp"
+hidden = [4]
+[federation]
+clients = 4
+rounds = 3
+[training]
+batch_size = 8
+[protections.shuffle]
+[audits.coverage]
+[audits.fingerprint]
+[compare]
+base = "shuffled"
+[compare.noise.protections.dp_sgd]
+noise_multiplier = 2.0
+[compare.sum.protections]
+shuffle = false
+secure_sum = {}
+[thorough.federation]
+rounds = 4
+"""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    file = tmp_path_factory.mktemp("c") / "small.toml"
+    file.write_text(SMALL, encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def finished(config, tmp_path_factory):
+    out = tmp_path_factory.mktemp("s") / "study"
+    parts = study.plan([config])
+    heard = []
+    done = study.study(
+        parts, out, foreseen=study.foreseen(parts), explain=lambda *told: heard.append(told)
+    )
+    return done, heard
+
+
+def test_variants_differ_in_what_was_said_and_in_nothing_else(config):
+    found = load_variants(config)
+    assert list(found) == ["shuffled", "noise", "sum"]
+    base, noise, total = (v.raw for v in found.values())
+    assert list(base["protections"]) == ["shuffle"]
+    assert list(noise["protections"]) == ["shuffle", "dp_sgd"]
+    assert list(total["protections"]) == ["secure_sum"]
+    for other in (noise, total):
+        assert {k for k in base if base[k] != other[k]} == {"protections"}
+    assert load(config).raw == base
+    assert load(config, thorough=True).raw["federation"]["rounds"] == 4
+    assert base["federation"]["rounds"] == 3
+
+
+def test_laying_over_is_key_by_key_and_false_takes_a_section_away():
+    under = {"a": {"x": 1, "y": {"z": 2}}, "b": {"c": True}, "d": 4}
+    got = overlaid(under, {"a": {"x": 5, "y": False}, "b": {"c": False}, "e": {"f": 1}})
+    assert got == {"a": {"x": 5}, "b": {"c": False}, "d": 4, "e": {"f": 1}}
+    assert under["a"] == {"x": 1, "y": {"z": 2}}
+
+
+@pytest.mark.parametrize(
+    ("added", "said"),
+    [
+        ('[compare]\nbase = "x"\n[compare.x]\n', "compare.base is not a name of its own"),
+        ("[compare.x.protections.shufle]\n", "shufle"),
+        ("compare = 3\n", "compare is a section"),
+        ("[compare]\nx = 3\n", "compare.x is a section"),
+        ('[compare."A b"]\n[compare."a-B"]\n', "share a folder"),
+    ],
+)
+def test_mistakes_in_variants_are_told(tmp_path, added, said):
+    file = tmp_path / "wrong.toml"
+    top = added if added.startswith("compare =") else ""
+    file.write_text(top + '[data]\nname = "digits"\n' + ("" if top else added))
+    with pytest.raises(ConfigError, match=said):
+        study.plan([file])
+
+
+def test_every_part_is_an_ordinary_run_and_the_report_covers_all(finished):
+    done, _ = finished
+    listed = json.loads((done.path / "study.json").read_text())["runs"]
+    assert [r["path"] for r in listed] == ["small-shuffled", "small-noise", "small-sum"]
+    for r in listed:
+        assert (done.path / r["path"] / "trace" / "manifest.json").is_file()
+    assert [c.variant for c in done.chapters] == ["shuffled", "noise", "sum"]
+    page = (done.path / "report.html").read_text(encoding="utf-8")
+    for variant in ("shuffled", "noise", "sum"):
+        assert variant in page
+    assert json.loads((done.path / "results.json").read_text())["chapters"]
+    assert "client-0" not in page
+
+
+def test_equal_noise_comes_with_what_an_allocation_would_change(finished):
+    done, _ = finished
+    by = {c.variant: c for c in done.chapters}
+    assert by["shuffled"].allocation is None
+    # four clients of one size have one leverage: nothing to allocate
+    assert by["noise"].allocation is None
+
+
+def test_nothing_is_done_twice_and_it_says_why(finished, config):
+    done, first = finished
+    assert not any(told.reused for _, told in first)
+    again = []
+    parts = study.plan([config])
+    study.study(parts, done.path, explain=lambda *told: again.append(told))
+    assert len(again) == len(first)
+    assert all(told.reused for _, told in again)
+    assert {title for title, _ in again} == {"small, shuffled", "small, noise", "small, sum"}
+
+
+def test_results_of_other_code_or_of_another_truth_do_not_count(finished, config, tmp_path):
+    done, _ = finished
+    copy = tmp_path / "copy"
+    shutil.copytree(done.path, copy)
+    for folder, change in (("small-shuffled", "code"), ("small-noise", "truth")):
+        file = copy / folder / "results" / "fingerprint.json"
+        stored = json.loads(file.read_text())
+        assert stored["asked"]["code"] == code_sha256()
+        stored["asked"][change] = "another"
+        file.write_text(json.dumps(stored))
+    heard = {}
+    study.study(study.plan([config]), copy, explain=lambda t, r: heard.setdefault((t, r.stage), r))
+    assert not heard["small, shuffled", "fingerprint"].reused
+    assert "the code of fedaudit" in heard["small, shuffled", "fingerprint"].why
+    assert not heard["small, noise", "fingerprint"].reused
+    assert "who held which records" in heard["small, noise", "fingerprint"].why
+    assert heard["small, shuffled", "coverage"].reused
+
+
+def test_another_study_is_not_mixed_in(finished, config):
+    done, _ = finished
+    with pytest.raises(TraceError, match="holds another study"):
+        study.study(study.plan([config], overrides=["federation.rounds=2"]), done.path)
+
+
+def test_a_part_that_fails_is_named_and_the_others_are_reported(config, tmp_path):
+    parts = study.plan([config])
+    out = tmp_path / "study"
+    (out / "small-noise").mkdir(parents=True)
+    (out / "small-noise" / "mine.txt").write_text("do not touch")
+    (out / "study.json").write_text(
+        json.dumps(
+            {
+                "runs": [
+                    {
+                        "federation": p.federation,
+                        "variant": p.variant,
+                        "path": p.folder,
+                        "config_sha256": p.config.sha256,
+                    }
+                    for p in parts
+                ]
+            }
+        )
+    )
+    done = study.study(parts, out)
+    assert list(done.failed) == ["small, noise"]
+    assert len(done.runs) == 2
+    assert "not in this report: small, noise" in (out / "report.html").read_text()
+    again = study.report(out)
+    assert list(again.failed) == ["small, noise"]
+    assert len(again.chapters) == 2
+
+
+def test_one_config_without_variants_is_one_run(config, tmp_path):
+    raw = load(config).raw
+    done = study.study(study.plan([raw]), tmp_path / "one")
+    assert not study.is_study(tmp_path / "one")
+    assert (tmp_path / "one" / "run.json").is_file()
+    assert len(done.runs) == 1
+
+
+def test_the_built_in_default_is_two_federations_in_three_variants():
+    parts = study.plan()
+    assert [p.federation for p in parts] == ["digits"] * 3 + ["docs"] * 3
+    asked = {p.federation: set() for p in parts}
+    for p in parts:
+        asked[p.federation] |= set(p.config.audits)
+    assert asked["digits"] >= {
+        "fingerprint",
+        "two_stage_membership",
+        "active_membership",
+        "topology_inference",
+        "query_plan",
+    }
+    assert asked["docs"] >= {"fingerprint", "two_stage_membership", "attribution"}
