@@ -13,16 +13,21 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedaudit.flower.data import protect_data
     from fedaudit.flower.inprocess import run_in_process
     from fedaudit.flower.legacy import RecordingLegacyStrategy
-    from fedaudit.flower.mods import allocated_noise_mod, update_noise_mod
+    from fedaudit.flower.mods import allocated_noise_mod, guard_mod, update_noise_mod
     from fedaudit.flower.recording import RecordingStrategy, record_mod
+    from fedaudit.flower.secagg import RecordingSecAggWorkflow
 
 __all__ = [
     "QUIET",
     "RecordingLegacyStrategy",
+    "RecordingSecAggWorkflow",
     "RecordingStrategy",
     "allocated_noise_mod",
+    "guard_mod",
+    "protect_data",
     "record_mod",
     "require",
     "run_in_process",
@@ -44,8 +49,11 @@ SUPPORTED = ((1, 41), (1, 42))
 
 _HOME = {
     "RecordingLegacyStrategy": "legacy",
+    "RecordingSecAggWorkflow": "secagg",
     "RecordingStrategy": "recording",
     "allocated_noise_mod": "mods",
+    "guard_mod": "mods",
+    "protect_data": "data",
     "record_mod": "recording",
     "run_in_process": "inprocess",
     "update_noise_mod": "mods",

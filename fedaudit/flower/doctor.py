@@ -17,11 +17,24 @@ from typing import Any
 from fedaudit.accounting import Guarantee
 from fedaudit.errors import ConfigError
 from fedaudit.flower.project import read_project
-from fedaudit.flower.protections import CENTRAL, central, local
+from fedaudit.flower.protections import (
+    CENTRAL,
+    CLIENT_SIDE,
+    MASK_BITS,
+    MASKED_BY,
+    MULTIPLIER,
+    central,
+    local,
+    update_noise,
+)
 
 STRATEGIES = {"flwr.serverapp.strategy": "message", "flwr.server.strategy": "legacy"}
 MODS = ("flwr.clientapp.mod.", "flwr.client.mod.", "flwr.compat.client.mod.")
-OURS = ("RecordingStrategy", "RecordingLegacyStrategy", "record_mod")
+OURS = ("RecordingStrategy", "RecordingLegacyStrategy", "RecordingSecAggWorkflow", "record_mod")
+OUR_MODS = ("record_mod", "guard_mod", "update_noise_mod", "allocated_noise_mod")
+OWN = "fedaudit.flower."
+PER_RECORD = ("bitrand", "ome")
+"""Mechanisms of local DP whose epsilon is that of a record; for the others, of one feature."""
 WITHOUT_MEAN = {
     "FedXgbBagging": "trees, not tensors of one shape",
     "FedXgbCyclic": "trees, not tensors of one shape",
@@ -197,8 +210,9 @@ class Diagnosis:
     """What the code of an app says.
 
     `kind` "message" or "legacy"; `strategies` outermost first; `fields` what travels beside the
-    model; `sees` observer -> what; `audits` name -> (whether it will apply, why or how); `problems`
-    what does not do what it seems to; `lines` what to change to record the app.
+    model; `secure_aggregation` whether Flower's is in use or could be; `sees` observer -> what;
+    `audits` name -> (whether it will apply, why or how); `problems` what does not do what it seems
+    to; `lines` what to change to record the app.
     """
 
     app: str
@@ -209,6 +223,7 @@ class Diagnosis:
     recorded: bool = False
     fields: tuple[str, ...] = ()
     protections: tuple[Protection, ...] = ()
+    secure_aggregation: str = ""
     sees: Mapping[str, str] = field(default_factory=dict)
     audits: Mapping[str, tuple[bool, str]] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
@@ -246,6 +261,7 @@ class Diagnosis:
             if p.note:
                 out.append(f"    note      {p.note}")
         out += ["  nothing"] if not self.protections else []
+        out += ["", f"Secure aggregation: {self.secure_aggregation}"]
         out += ["", "Who would see what"]
         out += [f"  {who:<10} {what}" for who, what in self.sees.items()]
         out += ["", "Audits of a recording"]
@@ -287,6 +303,7 @@ def examine(folder: str | os.PathLike[str], *, delta: float = DELTA) -> Diagnosi
         recorded=found.recorded,
         fields=tuple(dict.fromkeys(k for s in sources for k in s.told())),
         protections=tuple(found.protections),
+        secure_aggregation=found.secure_aggregation(),
         sees=found.sees(),
         audits=found.audits(),
         problems=tuple(found.problems),
@@ -313,8 +330,17 @@ class _Findings:
         self.opacus = [c for c in calls if c.short in ("make_private", "make_private_with_epsilon")]
         self.rounds = self._rounds(calls, config)
         self.trees = [c.short for c in found if c.short in WITHOUT_MEAN]
-        self.protections = [*self._central(wrappers), *self._local(), *self._others()]
+        self.config = config
+        self.records = [c for c in calls if c.name.startswith(OWN) and c.short == "protect_data"]
+        self.protections = [
+            *self._central(wrappers),
+            *self._local(),
+            *self._ours(),
+            *self._others(),
+        ]
         self._check(wrappers)
+        self._check_secure_aggregation()
+        self._check_ours()
 
     @staticmethod
     def _family(name: str) -> str:
@@ -404,9 +430,12 @@ class _Findings:
                 yield Protection(
                     name="SecAgg+",
                     where=f"{call.file}:{call.line}",
-                    covers="single updates: the server sees sums",
-                    trust="enough clients that stay, and a server that follows the protocol",
-                    note="what sums give away together is a question of its own: query_plan",
+                    covers="the tensors of single updates: the server opens sums; not the metrics, "
+                    "not the number of examples",
+                    trust=MASKED_BY,
+                    note=f"pairwise masks have seeds of at most {MASK_BITS} bits in Flower 1.41: "
+                    "who keeps masked vectors can search for them; what sums give away together "
+                    "is a question of its own: query_plan",
                 )
         for call in self.opacus[:1]:
             yield Protection(
@@ -416,6 +445,115 @@ class _Findings:
                 trust="the client's own code",
                 note="hand its accountant over: fedaudit audit TRACE --opacus FILE",
             )
+
+    def _ours(self) -> Iterator[Protection]:
+        """The protections of fedaudit.flower."""
+        for name, call, _ in self.mods:
+            if call is None or not name.startswith(OWN):
+                continue
+            if call.short == "guard_mod":
+                yield self._guard(call)
+            elif call.short == "update_noise_mod":
+                yield self._update_noise(call)
+        for call in self.records[:1]:
+            yield self._local_dp(call)
+
+    def _guard(self, call: Call) -> Protection:
+        action = call.arguments.get("action", "refuse")
+        acts = {
+            "refuse": "such a model is not trained on, and the server is not told why",
+            "warn": "it only warns: such a model is trained on all the same",
+        }
+        return Protection(
+            name="guard_mod",
+            where=f"{call.file}:{call.line}",
+            covers="a client against a server that plants a model to read records out of its "
+            "update; an honest model's update is not changed",
+            trust=f"{CLIENT_SIDE}, not the server",
+            note=acts.get(str(action), "what it does with such a model is not written down"),
+        )
+
+    def _update_noise(self, call: Call) -> Protection:
+        z = _number({**call.arguments, "": 0}, "noise_multiplier", -1)
+        if z is None and "noise_multiplier" not in call.arguments:
+            z = _number(self.config, MULTIPLIER, -1)
+        promise, note = None, "its noise multiplier is not written down: no epsilon can be told"
+        if z is not None and self.rounds is None:
+            note = "the number of rounds is not written down: no epsilon can be told"
+        elif z is not None and self.rounds is not None:
+            promise, note = update_noise(z, self.rounds, self.delta), ""
+        return Protection(
+            name="update_noise_mod",
+            where=f"{call.file}:{call.line}",
+            covers="every tensor of an update; not the metrics, not the number of examples",
+            trust=CLIENT_SIDE,
+            guarantee=promise,
+            note=note,
+        )
+
+    def _local_dp(self, call: Call) -> Protection:
+        mechanism = call.arguments.get("mechanism", "grr")
+        each = _number({"epsilon": 1.0, **call.arguments}, "epsilon", -1)
+        if each is None or not isinstance(mechanism, str):
+            note = "its mechanism or epsilon is not written down"
+        elif mechanism in PER_RECORD:
+            note = f"{mechanism} with epsilon {each:g} a record, as it claims"
+        else:
+            note = f"{mechanism} with epsilon {each:g} a feature: r features claim r times as much"
+        return Protection(
+            name="protect_data",
+            where=f"{call.file}:{call.line}",
+            covers="the features of every record, from everybody who sees anything trained on "
+            "them; not the labels, not the number of records",
+            trust=CLIENT_SIDE,
+            note=f"{note}; fedaudit.flower.data.local_guarantee says what holds",
+        )
+
+    def _check_ours(self) -> None:
+        """Our own mods, as they are meant."""
+        own = [
+            (name.rsplit(".", 1)[-1], call) for name, call, _ in self.mods if name.startswith(OWN)
+        ]
+        for name, call in own:
+            if call is None and name in OUR_MODS:
+                self.problems.append(f"{name} is not called: mods=[{name}(...)]")
+        order = [name for name, _ in own]
+        if {"guard_mod", "record_mod"} <= set(order) and order.index("guard_mod") < order.index(
+            "record_mod"
+        ):
+            self.problems.append(
+                "guard_mod before record_mod: rounds that it refuses are not on record"
+            )
+
+    def _check_secure_aggregation(self) -> None:
+        """SecAgg+ has two halves, and a place where it works."""
+        names = {m.rsplit(".", 1)[-1] for m, _, _ in self.mods}
+        mods = names & {"secaggplus_mod", "secagg_mod"}
+        if mods and not self.secagg:
+            self.problems.append(f"{min(mods)} without SecAggPlusWorkflow at the server")
+        if self.secagg and not mods and "" not in names:
+            self.problems.append(
+                f"{self.secagg[0].short} without secaggplus_mod at the clients: they cannot "
+                "answer, and no round is aggregated"
+            )
+        if self.kind != "legacy" and (self.secagg or mods):
+            self.problems.append(
+                "SecAgg+ works with the older API alone: it does nothing for this app's strategy"
+            )
+
+    def secure_aggregation(self) -> str:
+        """Whether Flower's own is in use, or could be."""
+        if self.summed:
+            return f"in use ({self.secagg[0].short}); RecordingSecAggWorkflow records it"
+        if self.kind == "legacy":
+            return (
+                "available, not in use: DefaultWorkflow(fit_workflow=SecAggPlusWorkflow(...)) at "
+                "the server, secaggplus_mod at the clients"
+            )
+        return (
+            "not available to this app: Flower has SecAgg+ for the older API alone "
+            "(NumPyClient and a strategy of flwr.server.strategy)"
+        )
 
     def _check(self, wrappers: Sequence[Call]) -> None:
         """Protections that do not work together, or not at all."""
@@ -431,12 +569,6 @@ class _Findings:
                 self.problems.append(
                     f"{mod} without {wrapper} at the server: every message is answered by an error"
                 )
-        if "secaggplus_mod" in names and not self.secagg:
-            self.problems.append("secaggplus_mod without SecAggPlusWorkflow at the server")
-        if self.kind != "legacy" and (self.secagg or "secaggplus_mod" in names):
-            self.problems.append(
-                "SecAgg+ works with the older API alone: it does nothing for this app's strategy"
-            )
         for call in wrappers:
             if _number(call.arguments, "noise_multiplier", 1) == 0:
                 self.problems.append(f"{call.short} with a noise multiplier of 0 promises nothing")
@@ -454,7 +586,7 @@ class _Findings:
 
     @property
     def noised(self) -> bool:
-        return any(p.name == "LocalDpMod" for p in self.protections)
+        return any(p.name in ("LocalDpMod", "update_noise_mod") for p in self.protections)
 
     def sees(self) -> dict[str, str]:
         noisy = any(p.name.startswith(CENTRAL) for p in self.protections)
@@ -463,7 +595,9 @@ class _Findings:
             if self.noised
             else ("every client's model by node, in the clear")
         )
-        server = "sums of models; who took part" if self.summed else single
+        if self.records:
+            single += ", trained on randomised features"
+        server = "sums of models, and masked ones by node" if self.summed else single
         released = "with noise" if noisy else "as it was averaged"
         return {
             "server": f"{server}; metrics and numbers of examples by node",
@@ -494,6 +628,11 @@ class _Findings:
             return (
                 "from fedaudit.flower import record_mod",
                 'app = ClientApp(mods=[record_mod("traces")])',
+            )
+        if self.summed:
+            return (
+                "from fedaudit.flower import RecordingSecAggWorkflow",
+                f'fit_workflow=RecordingSecAggWorkflow({self.secagg[0].short}(...), "trace")',
             )
         name = "RecordingStrategy" if self.kind == "message" else "RecordingLegacyStrategy"
         return (

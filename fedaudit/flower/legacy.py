@@ -91,16 +91,12 @@ class RecordingLegacyStrategy(Strategy):
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
         instructions = self.strategy.configure_fit(server_round, parameters, client_manager)
-        # one FitIns goes to many clients: it is read once
-        read: dict[int, Content] = {}
-        sent = []
-        for client, ins in instructions:
-            if id(ins) not in read:
-                told = {k: single(v) for k, v in ins.config.items()}
-                read[id(ins)] = Content(self._named(ins.parameters), told=told)
-            sent.append(Sent(client.cid, read[id(ins)]))
+        contents = instructed(instructions, self._names)
+        sent = [Sent(client.cid, c) for (client, _), c in zip(instructions, contents, strict=True)]
         everyone = list(client_manager.all())
         self._tape.begin(server_round, sent, everyone, Content(self._named(parameters)))
+        if not instructions:
+            self._tape.hear([])  # nobody was chosen: Flower goes on without asking for a mean
         return instructions
 
     def aggregate_fit(
@@ -109,6 +105,13 @@ class RecordingLegacyStrategy(Strategy):
         results: list[tuple[ClientProxy, FitRes]],
         failures: list[tuple[ClientProxy, FitRes] | BaseException],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
+        if len(results) > 1 and len({id(reply.parameters) for _, reply in results}) == 1:
+            raise UsageError(
+                "these replies are one mean, handed out to all: secure aggregation",
+                expected="a reply per client",
+                got=f"one mean in the name of {len(results)}",
+                remedy="fit_workflow=RecordingSecAggWorkflow(SecAggPlusWorkflow(...), path)",
+            )
         heard = []
         for client, reply in results:
             told = {k: single(v) for k, v in reply.metrics.items()}
@@ -150,21 +153,38 @@ class RecordingLegacyStrategy(Strategy):
         self._tape.close()
 
     def _named(self, parameters: Parameters) -> Named:
-        arrays = parameters_to_ndarrays(parameters)
-        names = self._names or [f"array-{i}" for i in range(len(arrays))]
-        if len(names) != len(arrays):
+        return name_arrays(parameters, self._names)
+
+
+def instructed(
+    instructions: Sequence[tuple[ClientProxy, FitIns]], names: Sequence[str] | None
+) -> list[Content]:
+    """What each client is sent. One FitIns goes to many clients: it is read once."""
+    read: dict[int, Content] = {}
+    for _, ins in instructions:
+        if id(ins) not in read:
+            told = {k: single(v) for k, v in ins.config.items()}
+            read[id(ins)] = Content(name_arrays(ins.parameters, names), told=told)
+    return [read[id(ins)] for _, ins in instructions]
+
+
+def name_arrays(parameters: Parameters, names: Sequence[str] | None) -> Named:
+    """Arrays by the names of the model, or by their number."""
+    arrays = parameters_to_ndarrays(parameters)
+    names = names or [f"array-{i}" for i in range(len(arrays))]
+    if len(names) != len(arrays):
+        raise UsageError(
+            "the names do not fit the arrays",
+            expected=f"{len(arrays)} names, one per array",
+            got=str(len(names)),
+            remedy="names=list(model.state_dict())",
+        )
+    for name, array in zip(names, arrays, strict=True):
+        if array.dtype.kind not in KINDS:
             raise UsageError(
-                "the names do not fit the arrays",
-                expected=f"{len(arrays)} names, one per array",
-                got=str(len(names)),
-                remedy="names=list(model.state_dict())",
+                "an array cannot be recorded",
+                expected="floating-point or whole numbers",
+                got=f"{name} of {array.dtype}",
+                remedy="send it as another dtype, or take the recording out of this app",
             )
-        for name, array in zip(names, arrays, strict=True):
-            if array.dtype.kind not in KINDS:
-                raise UsageError(
-                    "an array cannot be recorded",
-                    expected="floating-point or whole numbers",
-                    got=f"{name} of {array.dtype}",
-                    remedy="send it as another dtype, or take the recording out of this app",
-                )
-        return dict(zip(names, arrays, strict=True))
+    return dict(zip(names, arrays, strict=True))

@@ -2,7 +2,9 @@
 
     app = ClientApp(mods=[record_mod("traces"), update_noise_mod(clip=1.0, noise_multiplier=2.0)])
     app = ClientApp(mods=[allocated_noise_mod("dp_sgd.toml")])
+    app = ClientApp(mods=[record_mod("traces"), guard_mod()])
 
+`guard_mod` looks at a model before it is trained on, and refuses one that looks planted;
 `update_noise_mod` clips an update and adds Gaussian noise before it leaves; `allocated_noise_mod`
 tells the training code its own noise multiplier, from a file of `fedaudit allocate`. Settings that
 are not given come from the run config, in Flower's spelling: `update-noise-clip`. Noise is drawn
@@ -11,32 +13,37 @@ from the operating system: nobody can draw it again.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType
 from flwr.clientapp.typing import ClientAppCallable, Mod
+from flwr.common.constant import ErrorCode
 
-from fedaudit.accounting import Exposure, Guarantee, epsilon
 from fedaudit.errors import ConfigError, UsageError
 from fedaudit.flower.arrays import misfit, named
-from fedaudit.flower.protections import CLIENT_SIDE
+from fedaudit.flower.protections import CLIP, MULTIPLIER
+from fedaudit.protections.guard import Calibration, GuardReport, guard
 
-CLIP, MULTIPLIER = "update-noise-clip", "update-noise-multiplier"
+_log = logging.getLogger(__name__)
+
 TOLD, TOLD_CLIP = "noise-multiplier", "clip"
 PARTITION = "partition-id"
+LAST = "fedaudit-guard"
+"""The record of a node's state that holds the model it received last."""
 
 
 def update_noise_mod(*, clip: float | None = None, noise_multiplier: float | None = None) -> Mod:
     """Clip the whole update to `clip` and add N(0, (z clip)^2) to every floating-point number.
 
     Replacing a client's data moves a clipped update by at most 2 `clip`: what is promised over a
-    run is `update_noise_guarantee`. Counters and other whole numbers are sent back as they were
+    run is `protections.update_noise`. Counters and other whole numbers are sent back as they were
     received: they would be outside the promise.
     """
 
@@ -94,19 +101,6 @@ def _noised(before: Any, after: Any, clip: float, z: float) -> dict[str, Any]:
         noise = rng.normal(0.0, z * clip, u.shape) if z else 0.0
         out[k] = np.asarray(before[k] + kept + noise, dtype=before[k].dtype)
     return {k: np.asarray(a) for k, a in out.items()}
-
-
-def update_noise_guarantee(noise_multiplier: float, rounds: int, delta: float) -> Guarantee:
-    """What `update_noise_mod` promises a client after `rounds` messages."""
-    once = Exposure(sampling_rate=1.0, steps=1, rounds=rounds)
-    return Guarantee(
-        epsilon=epsilon(once, noise_multiplier / 2, delta),
-        delta=delta,
-        unit="client",
-        relation="replace",
-        trust=CLIENT_SIDE,
-        covers=f"{rounds} noisy updates, z = {noise_multiplier:g}; not the metrics",
-    )
 
 
 def _setting(given: float | None, context: Context, key: str) -> float:
@@ -171,3 +165,66 @@ def _allocation(
             got=f"{type(error).__name__}: {error}",
             remedy="fedaudit allocate CLIENTS.csv ... writes dp_sgd.toml",
         ) from None
+
+
+def guard_mod(
+    *,
+    level: float = 0.01,
+    calibration: str | os.PathLike[str] | None = None,
+    action: Literal["refuse", "warn"] = "refuse",
+    compare: bool = True,
+    reports: str | os.PathLike[str] | None = None,
+) -> Mod:
+    """Look at every model before it is trained on (`fedaudit guard`).
+
+    A model that looks planted is refused: the training function is not called, and the server gets
+    an error that says no more than that; with "warn" a warning is logged and training goes on.
+    `compare` keeps the received model in the node's state and looks at what changed since; a model
+    that was refused is not kept. `reports`: a folder for the report of every model, which stays
+    here. Records of the client are not looked at: a mod does not have them.
+    """
+    if action not in ("refuse", "warn"):
+        raise UsageError(
+            "what a guard should do is not clear",
+            expected="refuse or warn",
+            got=repr(action),
+            remedy='action="refuse"',
+        )
+    table = None if calibration is None else Calibration.read(calibration)
+
+    def guarded(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if not message.metadata.message_type.startswith(MessageType.TRAIN):
+            return call_next(message, context)
+        received = message.content.array_records
+        if not received:
+            return call_next(message, context)  # nothing to train on
+        # tensors of all records: a detector may travel in a record of its own
+        model = {
+            name if len(received) == 1 else f"{key}/{name}": array
+            for key, record in received.items()
+            for name, array in named(record).items()
+        }
+        before = context.state.array_records.get(LAST) if compare else None
+        last = None if before is None else named(before)
+        report = guard(model, last, level=level, calibration=table)
+        if reports is not None:
+            _file(report, Path(reports) / f"run-{context.run_id}" / f"node-{context.node_id}")
+        if report.flagged:
+            found = ", ".join(f"{c.name} in {c.where}" for c in report.alarms)
+            _log.warning("fedaudit guard: %s (p = %.2g) %s", report.verdict, report.p_value, found)
+            if action == "refuse":
+                why = Error(
+                    ErrorCode.MOD_FAILED_PRECONDITION, "the client declined to train on this model"
+                )
+                return Message(why, reply_to=message)
+        if compare:
+            context.state[LAST] = ArrayRecord({k: Array(a) for k, a in model.items()})
+        return call_next(message, context)
+
+    return guarded
+
+
+def _file(report: GuardReport, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 1 + sum(1 for _ in folder.glob("*.json"))
+    (folder / f"{number:05d}.json").write_text(report.to_json(), encoding="utf-8")

@@ -3,7 +3,8 @@
     DifferentialPrivacyServerSide...   the server clips and adds noise: it sees everything before
     DifferentialPrivacyClientSide...   clients clip (by a mod), the server adds noise to the mean
     LocalDpMod                         the client clips and adds noise before anything leaves
-    SecAgg+ (older kind of app only)   the server sees sums
+    update_noise_mod                   the same, ours
+    SecAgg+ (older kind of app only)   the server sees sums, and what is not a tensor
 
 Flower adds noise of z C / n to the mean of n updates. That is multiplier z if every update counts
 1/n. FedAvg counts updates by their examples: the largest client then moves the mean by more than
@@ -21,6 +22,12 @@ from fedaudit.accounting import Exposure, Guarantee, epsilon
 SERVER_SIDE = "the server, which sees every update before noise is added"
 CLIENT_SIDE = "the client's own code"
 CENTRAL = "DifferentialPrivacy"
+CLIP, MULTIPLIER = "update-noise-clip", "update-noise-multiplier"
+"""Keys of the run config for `update_noise_mod`."""
+MASKED_BY = "enough clients that stay, and a server that follows the protocol and does not search"
+MASK_BITS = 28
+"""Flower 1.41 draws a pairwise mask from RandomState, seeded by the four-byte pieces of a key in
+base64, XORed: the top bit of every byte is 0. https://github.com/flwrlabs/flower/issues/7522"""
 
 
 def declared_by(strategy: Any) -> list[dict[str, Any]]:
@@ -117,4 +124,17 @@ def local(
         trust=CLIENT_SIDE,
         covers=f"{rounds} noisy updates, z = {z:.4g}; not the metrics",
         by=by,
+    )
+
+
+def update_noise(noise_multiplier: float, rounds: int, delta: float) -> Guarantee:
+    """What our `update_noise_mod` promises a client after `rounds` messages."""
+    once = Exposure(sampling_rate=1.0, steps=1, rounds=rounds)
+    return Guarantee(
+        epsilon=epsilon(once, noise_multiplier / 2, delta),
+        delta=delta,
+        unit="client",
+        relation="replace",
+        trust=CLIENT_SIDE,
+        covers=f"{rounds} noisy updates, z = {noise_multiplier:g}; not the metrics",
     )

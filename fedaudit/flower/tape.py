@@ -126,6 +126,16 @@ class Tape:
         """Names and shapes of the model."""
         return self._shapes
 
+    @property
+    def heard(self) -> int:
+        """Rounds of this start that were heard to their end."""
+        return self._next - 1
+
+    def about(self, key: str, value: Any) -> None:
+        """One more word about the federation, before anything is written."""
+        if self._recorder is None:
+            self._about[key] = value
+
     # -- names -----------------------------------------------------------------------------------
 
     def name(self, node: int | str) -> str:

@@ -54,19 +54,36 @@ def consortium(tmp_path):
     return tmp_path
 
 
-def fedaudit(folder, *arguments):
+def started(folder, *arguments):
     """A process of its own, in a folder of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
+    return subprocess.Popen(
         [sys.executable, "-m", "fedaudit", *map(str, arguments)],
         cwd=folder,
         env=environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+
+
+def ended(process):
+    said, complained = process.communicate()
+    assert process.returncode == 0, complained
+    return said
+
+
+def fedaudit(folder, *arguments):
+    return ended(started(folder, *arguments))
+
+
+def at_every_site(consortium, *arguments):
+    """All sites at the same time; `SITE` stands for the name of each."""
+    running = [
+        started(consortium / name, *(str(a).replace("SITE", name) for a in arguments))
+        for name in SITES
+    ]
+    return [ended(process) for process in running]
 
 
 def test_three_sites_count_what_one_who_knew_everything_would_find(consortium):
@@ -268,6 +285,56 @@ def trained(tmp_path, monkeypatch):
     for recorder in (server, *own):
         recorder.close()
     return tmp_path
+
+
+def test_membership_is_scored_by_processes_that_share_nothing_but_the_files(trained):
+    model = (trained / "the_model_of_all.py").read_text()
+    (trained / "the_model_of_all.py").unlink()
+    for name in (*SITES, "server"):
+        (trained / name / "the_model.py").write_text(model)  # everybody has the code
+    server = trained / "server"
+    table = ("--data", "records.csv", "--label", "label", "--client", "site")
+    for said in at_every_site(trained, "ask", "trace", *table, "--model", "the_model:make"):
+        assert "the key stays here" in said
+    sent = []
+    for name in SITES:
+        shutil.copy(trained / name / "asked.npz", server / f"{name}.npz")
+        sent += ["--asked", f"{name}.npz"]
+        with np.load(server / f"{name}.npz", allow_pickle=False) as asked:
+            assert set(asked.files) == {"party", "classes", "x", "y"}  # not who is a member
+    fedaudit(server, "attack", "trace", *sent, "--model", "the_model:make")
+    assert not list(server.rglob("key*"))
+    for name in SITES:
+        shutil.copy(server / "guesses.json", trained / name)
+    counted = ("--at-site", "trace", "--site", "SITE", "--key", "key.json")
+    for said in at_every_site(trained, "score", "guesses.json", *counted):
+        assert "pairs in the right order" in said
+    files = []
+    for name in SITES:
+        files.append(f"{name}.json")
+        shutil.copy(trained / name / "counts.json", server / files[-1])
+        (own,) = json.loads((server / files[-1]).read_text())["audits"].values()
+        (counts,) = own.values()
+        assert set(counts) == {"members", "others", "ordered"}
+    said = fedaudit(server, "merge", "guesses.json", *files, "--json")
+    (finding,) = json.loads(said)["findings"]
+    assert finding["audit"] == "two_stage_membership"
+    assert finding["verdict"] == "leak"  # labels by heart: records tell
+    # what one who held all keys would find
+    guesses = json.loads((server / "guesses.json").read_text())
+    scores = guesses["audits"]["two_stage_membership"]["scores"]
+    right, pairs = 0.0, 0
+    for name in SITES:
+        key = json.loads((trained / name / "key.json").read_text())
+        member = np.array(key["member"])
+        own = np.array(scores[key["asked_sha256"]])
+        difference = own[member][:, None] - own[~member][None]
+        right += float((difference > 0).sum() + 0.5 * (difference == 0).sum())
+        pairs += difference.size
+    stored = server / "fedaudit-sites" / "results" / "two_stage_membership.json"
+    auc = json.loads(stored.read_text())["estimates"]["membership_auc"]
+    assert auc["value"] == pytest.approx(right / pairs)
+    assert auc["low"] > 0.5
 
 
 def test_sites_keep_the_key_to_the_records_that_they_ask_about(trained):

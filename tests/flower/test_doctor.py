@@ -7,7 +7,7 @@ import pytest
 from fedaudit.errors import ConfigError
 from fedaudit.flower.doctor import examine
 from fedaudit.flower.project import flat
-from fedaudit.flower.protections import central, local
+from fedaudit.flower.protections import central, local, update_noise
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "examples" / "flower_quickstart"
 
@@ -163,10 +163,68 @@ app = ClientApp(client_fn=None, mods=[secaggplus_mod])
     assert "sums" in found.sees["server"]
     assert found.audits["query_plan"][0]
     assert not found.audits["fingerprint"][0]
-    assert "RecordingLegacyStrategy" in found.lines[0]
+    assert "RecordingSecAggWorkflow" in found.lines[0]
+    assert "not the number of examples" in found.protections[0].covers
+    assert "28 bits" in found.protections[0].note
+    assert found.secure_aggregation.startswith("in use")
+    assert found.problems == ()
+    halves = examine(app(legacy, client.replace(", mods=[secaggplus_mod]", "")))
+    assert any("no round is aggregated" in p for p in halves.problems)
+    plain = legacy.replace("fit_workflow=SecAggPlusWorkflow(3, 2)", "")
+    without = examine(app(plain, client.replace(", mods=[secaggplus_mod]", "")))
+    assert without.secure_aggregation.startswith("available, not in use")
+    assert not without.audits["query_plan"][0]
     newer = examine(app(FEDAVG, client))
+    assert newer.secure_aggregation.startswith("not available to this app")
+    assert "Secure aggregation: not available" in newer.text()
     assert newer.protections == ()
     assert any("older API alone" in p for p in newer.problems)
+
+
+def test_the_guard_and_local_dp_are_told_with_what_they_protect_against(app):
+    client = """
+from flwr.clientapp import ClientApp
+from fedaudit.flower import guard_mod, protect_data, record_mod
+app = ClientApp(mods=[record_mod("traces"), guard_mod(level=0.05)])
+def load(x):
+    return protect_data(x, "/var/kept.npz", mechanism="grr", epsilon=4.0, alphabet=8)
+"""
+    found = examine(app(FEDAVG, client))
+    guard, records = found.protections
+    assert (guard.name, guard.where) == ("guard_mod", "shop/client.py:4")
+    assert "server that plants a model" in guard.covers
+    assert "not trained on" in guard.note
+    assert records.name == "protect_data"
+    assert "not the labels" in records.covers
+    assert "grr with epsilon 4 a feature" in records.note
+    assert "randomised features" in found.sees["server"]
+    assert found.recorded
+    assert found.problems == ()
+    warns = client.replace("level=0.05", 'action="warn"').replace('"grr"', '"ome"')
+    guard, records = examine(app(FEDAVG, warns)).protections
+    assert "trained on all the same" in guard.note
+    assert "epsilon 4 a record" in records.note
+    other = client.replace('record_mod("traces"), guard_mod(level=0.05)', "guard_mod, record_mod")
+    problems = examine(app(FEDAVG, other)).problems
+    assert any("guard_mod is not called" in p for p in problems)
+    assert any("refuses are not on record" in p for p in problems)
+
+
+def test_noise_of_our_own_mod_is_accounted_for(app):
+    client = """
+from flwr.clientapp import ClientApp
+from fedaudit.flower import update_noise_mod
+app = ClientApp(mods=[update_noise_mod(clip=1.0)])
+"""
+    (protection,) = examine(app(FEDAVG, client)).protections
+    assert "no epsilon can be told" in protection.note
+    project = PROJECT.replace(
+        "num-server-rounds = 20", "num-server-rounds = 20\nupdate-noise-multiplier = 3.0"
+    )
+    found = examine(app(FEDAVG, client, project))
+    (protection,) = found.protections
+    assert protection.guarantee == update_noise(3.0, 20, 1e-5)
+    assert "with noise" in found.sees["server"]
 
 
 def test_an_app_without_strategy_and_one_with_a_strategy_of_its_own(app):

@@ -18,7 +18,7 @@ from fedaudit.flower import (
     update_noise_mod,
 )
 from fedaudit.flower.inprocess import as_server
-from fedaudit.flower.mods import update_noise_guarantee
+from fedaudit.flower.protections import update_noise
 from fedaudit.protections.update_noise import UpdateNoise
 
 WIDTH = 40_000
@@ -72,7 +72,7 @@ def test_noise_has_the_size_that_is_accounted_for_and_is_never_the_same():
     assert abs(float(np.corrcoef(one["w"], other["w"])[0, 1])) < 0.03
     ours = UpdateNoise(noise_multiplier=1.5, clip=2.0, delta=1e-5)
     exposure = Exposure(sampling_rate=1.0, steps=1, rounds=7)
-    promised = update_noise_guarantee(1.5, 7, 1e-5)
+    promised = update_noise(1.5, 7, 1e-5)
     assert promised.epsilon == ours.guarantee(0, exposure).epsilon
     assert promised.relation == "replace"
 

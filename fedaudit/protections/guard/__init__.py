@@ -1,0 +1,15 @@
+"""What a client can see in a model it received, before it trains on it.
+
+    from fedaudit.protections.guard import guard
+    report = guard(state_dict)            # or a torch module; previous=, data=, level=
+    report.verdict                        # "planted", "no_evidence", "not_finite", "underpowered"
+
+`guard.py` holds the function; every other file is one check, or what checks share.
+"""
+
+from __future__ import annotations
+
+from fedaudit.protections.guard.calibration import Calibration, Run
+from fedaudit.protections.guard.guard import CheckResult, GuardReport, guard, measure
+
+__all__ = ["Calibration", "CheckResult", "GuardReport", "Run", "guard", "measure"]

@@ -1,0 +1,169 @@
+"""What honest models look like: the largest value of every check in each of many honest runs.
+
+A run is one federation from its first model to its last, and counts once: the models of a run
+resemble each other. A new model is ranked among whole runs, so that at level 1 % at most one
+honest run in a hundred of the same kind ever raises an alarm, in any of its rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.errors import DataError, FormatError
+
+SHIPPED = Path(__file__).with_name("calibration.json")
+FORMAT = 1
+ENOUGH = 20
+"""Runs that must have a check before a model is ranked by it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One honest run: what it was, and the largest value of each check over its models."""
+
+    kind: str
+    largest: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """`centre` and `spread` of every check, from runs of their own; `runs` that a model is ranked
+    among; `source` says where they come from."""
+
+    centre: Mapping[str, float]
+    spread: Mapping[str, float]
+    runs: tuple[Run, ...]
+    source: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        scaling: Sequence[Run],
+        runs: Sequence[Run],
+        units: Mapping[str, float],
+        source: Mapping[str, Any] | None = None,
+    ) -> Calibration:
+        """From honest runs for the scale of every check, and others for the ranks.
+
+        `spread` is how far the farthest of the scaling runs lies from their median, at least
+        `units`: one step of a check that honest models hardly move.
+        """
+        centre, spread = {}, {}
+        for check, unit in units.items():
+            values = [r.largest[check] for r in scaling if check in r.largest]
+            centre[check] = float(np.median(values)) if values else 0.0
+            spread[check] = max(unit, max(values) - centre[check]) if values else unit
+        return cls(centre, spread, tuple(runs), dict(source or {}))
+
+    def standard(self, check: str, value: float) -> float:
+        """A value in units of the spread of honest runs; larger is stranger."""
+        return (value - self.centre[check]) / self.spread[check]
+
+    def value(self, check: str, standard: float) -> float:
+        """The inverse of `standard`."""
+        return self.centre[check] + standard * self.spread[check]
+
+    def covers(self, check: str) -> bool:
+        """Whether enough of the runs have this check: a model is ranked by no other."""
+        have = sum(check in r.largest for r in self.runs)
+        return check in self.centre and have >= max(1, min(ENOUGH, len(self.runs)))
+
+    def attains(self, level: float) -> bool:
+        """Whether there are enough runs for an alarm at this level."""
+        return level * (len(self.runs) + 1) + 1e-9 >= 1
+
+    @cached_property
+    def _columns(self) -> dict[str, npt.NDArray[np.float64]]:
+        """Of every check the runs' values in spreads, (K,); -inf where a run does not have it."""
+        return {
+            c: np.array([self.standard(c, r.largest.get(c, -np.inf)) for r in self.runs])
+            for c in self.centre
+        }
+
+    def ranked(self, checks: Sequence[str]) -> npt.NDArray[np.float64]:
+        """The strangest of some checks in every run, (K,), from small to large."""
+        columns = [self._columns[c] for c in checks]
+        return np.sort(np.max([np.full(len(self.runs), -np.inf), *columns], axis=0))
+
+    def p_value(self, values: Mapping[str, float]) -> float:
+        """(1 + runs at least as strange) / (K + 1): at most `level` in a share `level` of honest
+        runs, if they are exchangeable with these."""
+        strangest = max((self.standard(c, v) for c, v in values.items()), default=-math.inf)
+        ranks = self.ranked(list(values))
+        above = len(ranks) - int(np.searchsorted(ranks, strangest, side="left"))
+        return (1 + above) / (len(ranks) + 1)
+
+    def cut(self, checks: Sequence[str], level: float) -> float:
+        """A model is called planted if its strangest check lies above this, in spreads."""
+        if not self.attains(level):
+            return math.inf
+        allowed = math.floor(level * (len(self.runs) + 1) + 1e-9) - 1
+        ranks = self.ranked(checks)
+        return float(ranks[len(ranks) - 1 - allowed])
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        head = {
+            "format": FORMAT,
+            "source": dict(self.source),
+            "centre": {k: _short(v) for k, v in self.centre.items()},
+            "spread": {k: _short(v) for k, v in self.spread.items()},
+        }
+        lines = [
+            json.dumps({"kind": r.kind, **{k: _short(v) for k, v in r.largest.items()}})
+            for r in self.runs
+        ]
+        rows = ",\n  ".join(lines)
+        text = f'{json.dumps(head, indent=1)[:-2]},\n "runs": [\n  {rows}\n ]\n}}\n'
+        Path(path).write_text(text, encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str] = SHIPPED) -> Calibration:
+        file = Path(path)
+        try:
+            raw = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{file} holds no calibration",
+                expected="a file that `fedaudit guard --calibrate` wrote",
+                got=f"{type(error).__name__}: {error}",
+                remedy="leave it out to use the one that comes with fedaudit",
+            ) from None
+        try:
+            if raw["format"] != FORMAT:
+                raise ValueError(f"format {raw['format']}")
+            runs = []
+            for each in raw["runs"]:
+                kind = str(each.pop("kind"))
+                runs.append(Run(kind, {k: float(v) for k, v in each.items()}))
+            centre = {k: float(v) for k, v in raw["centre"].items()}
+            spread = {k: float(v) for k, v in raw["spread"].items()}
+            if set(centre) != set(spread) or not all(v > 0 for v in spread.values()):
+                raise ValueError("centre and spread do not fit together")
+            return cls(centre, spread, tuple(runs), dict(raw["source"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise FormatError(
+                f"{file} is not a calibration of this version",
+                expected=f"format {FORMAT}: centre, spread, runs, source",
+                got=f"{type(error).__name__}: {error}",
+                remedy="write it again with `fedaudit guard --calibrate`",
+            ) from None
+
+
+@lru_cache(maxsize=1)
+def shipped() -> Calibration:
+    """The calibration that comes with fedaudit."""
+    return Calibration.read()
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")

@@ -1,0 +1,174 @@
+"""Received models from files, and from recordings of a client's own messages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedaudit.errors import DataError, NotApplicable, NotObservable
+from fedaudit.protections.guard.calibration import Calibration, Run
+from fedaudit.protections.guard.guard import UNITS, GuardReport, measure
+from fedaudit.protections.guard.tensors import Floats
+from fedaudit.trace import AGGREGATOR, PUBLIC, SERVER, SHUFFLER, Trace
+
+MODEL = "model"
+State = dict[str, Floats]
+Guarding = Callable[[State, State | None], GuardReport]
+
+
+def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Named tensors of a safetensors or NPZ file. Files that hold code (pickle) are refused."""
+    file = Path(path)
+    if not file.is_file():
+        raise DataError(
+            f"there is no model at {file}",
+            expected="a .safetensors or .npz file of named tensors, or a trace folder",
+            got="a folder without a trace" if file.is_dir() else "no such file",
+            remedy="save what was received: safetensors.torch.save_file(model.state_dict(), FILE)",
+        )
+    try:
+        if file.suffix == ".npz":
+            with np.load(file, allow_pickle=False) as arrays:
+                return {name: arrays[name] for name in arrays.files}
+        if file.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return dict(load_file(file))
+    except Exception as error:  # whatever a torn file makes its reader raise
+        raise DataError(
+            f"{file} cannot be read",
+            expected="a whole file of named tensors",
+            got=f"{type(error).__name__}: {error}",
+            remedy="save it again",
+        ) from None
+    raise DataError(
+        f"{file} is of an unknown type",
+        expected=".safetensors or .npz",
+        got=file.suffix or "no suffix",
+        remedy="a .pt file may run code when it is opened: save the state dict as safetensors",
+    )
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One model that a party received, and what was found in it."""
+
+    party: str
+    round: int
+    sender: str
+    report: GuardReport
+
+
+def clients_of(trace: Trace) -> tuple[str, ...]:
+    """Everyone who received a model and is neither a server nor the public."""
+    hubs = {SERVER, AGGREGATOR, SHUFFLER, PUBLIC, *trace.manifest.federation.get("hubs", ())}
+    found: dict[str, None] = {}
+    for number in trace.rounds:
+        for m in trace.messages(number):
+            if m.kind == "model" and m.receiver not in hubs:
+                found.setdefault(m.receiver)
+    return tuple(found)
+
+
+def received(trace: Trace, party: str) -> Iterator[tuple[int, str, int, State]]:
+    """(round, sender, stored row, tensors) of every model that a party received, as it sees it."""
+    view = trace.seen_by(party)
+    for number in view.rounds:
+        for index, m in view.indexed(number):
+            if m.kind != "model" or m.receiver != party or MODEL not in m.parts:
+                continue
+            try:
+                row = view.payload(number, index)
+            except NotObservable:
+                continue
+            tensors = {e.name: row[e.columns].reshape(e.shape) for e in view.layout.entries}
+            yield number, m.sender, m.parts[MODEL], tensors
+
+
+def check_trace(
+    trace: Trace, check: Guarding, parties: Sequence[str] = (), *, compare: bool = True
+) -> list[Seen]:
+    """Every model that each party received, round by round, with the one before from that sender.
+
+    Equal models are looked at once: a server that sends one model to all sends it to each.
+    """
+    out: list[Seen] = []
+    done: dict[tuple[Any, Any], GuardReport] = {}
+    for party in parties or clients_of(trace):
+        last: dict[str, tuple[tuple[int, int], State]] = {}
+        for number, sender, row, tensors in received(trace, party):
+            before = last.get(sender) if compare else None
+            key = ((number, row), before and before[0])
+            if key not in done:
+                done[key] = check(tensors, before and before[1])
+            out.append(Seen(party, number, sender, done[key]))
+            last[sender] = (number, row), tensors
+    if not out:
+        raise NotApplicable(
+            "nobody in this trace received a model that was kept",
+            expected="models on their way to clients, with their tensors",
+            got="none",
+            remedy="record whole models: without sketch, and with the tensors of weights",
+        )
+    return out
+
+
+def calibrate(folder: str | os.PathLike[str]) -> Calibration:
+    """From honest models of one's own: every trace below `folder` is a run, and so is every
+    subfolder with model files (in the order of their names), or a single file beside them.
+
+    One run in six sets the scale, the others are ranked.
+    """
+    place = Path(folder)
+    if not place.is_dir():
+        raise DataError(
+            f"there is no folder {place}",
+            expected="a folder of honest runs: traces, or subfolders of .safetensors files",
+            got="a file" if place.exists() else "nothing",
+            remedy="put every run into a subfolder of its own",
+        )
+    runs = [Run(name, top) for name, top in _runs(place)]
+    if len(runs) < 2:
+        raise DataError(
+            "a calibration needs several honest runs",
+            expected="at least 2; 99 ranked ones for a level of 1 %",
+            got=str(len(runs)),
+            remedy="put traces, or subfolders of .safetensors files, into this folder",
+        )
+    scaling = runs[::6]
+    ranked = [r for i, r in enumerate(runs) if i % 6]
+    source = {"made_by": "fedaudit guard --calibrate", "runs": f"{len(runs)} in {place.name}"}
+    return Calibration.of(scaling, ranked, UNITS, source)
+
+
+def _runs(place: Path) -> Iterator[tuple[str, dict[str, float]]]:
+    manifests = sorted(place.rglob("manifest.json"))
+    traces = [m.parent for m in manifests]
+    for folder in traces:
+        trace = Trace.open(folder)
+        # everybody of an honest run was sent the same: its first client stands for it
+        party = clients_of(trace)[:1]
+        models = (tensors for p in party for _, _, _, tensors in received(trace, p))
+        yield str(folder.relative_to(place)), _largest(models)
+    for folder in sorted(p for p in place.rglob("*") if p.is_dir()):
+        files = [f for f in sorted(folder.iterdir()) if f.suffix in (".safetensors", ".npz")]
+        if files and folder not in traces:
+            yield str(folder.relative_to(place)), _largest(read_model(f) for f in files)
+    for file in sorted(place.iterdir()):
+        if file.suffix in (".safetensors", ".npz") and place not in traces:
+            yield file.name, _largest([read_model(file)])
+
+
+def _largest(models: Any) -> dict[str, float]:
+    top: dict[str, float] = {}
+    before = None
+    for state in models:
+        for name, score in measure(state, before).items():
+            top[name] = max(score.value, top.get(name, score.value))
+        before = state
+    return top

@@ -1,0 +1,226 @@
+"""`fedaudit guard` as a user meets it."""
+
+import contextlib
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from fedaudit import cli
+from fedaudit.audits.active_membership.probe import Planting
+from fedaudit.data import builtin
+from fedaudit.data.partition import Iid
+from fedaudit.federation.engine import Federation, Rounds
+from fedaudit.federation.local.schedule import Training
+from fedaudit.federation.local.trainer import ClientData
+from fedaudit.hooks import Hook
+from fedaudit.protections.guard import GuardReport
+from fedaudit.randomness import Seed
+from fedaudit.tasks import models
+from fedaudit.tasks.classifier import Classifier
+from fedaudit.trace import Recorder
+from reproductions.guard import planted
+
+SEED = Seed(3)
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Run `fedaudit guard ...` in this process and in an empty folder: code, out, err."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedaudit", "guard", *map(str, arguments)])
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                cli.main()
+                code = 0
+            except SystemExit as stop:
+                code = stop.code or 0
+        return code, out.getvalue(), err.getvalue()
+
+    return run
+
+
+def honest(seed):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return {k: v.numpy().copy() for k, v in models.mlp(64, (128, 64), 10).state_dict().items()}
+
+
+def bad(seed=0):
+    rng = np.random.default_rng(seed)
+    return planted.fully_connected(rng, planted.records("digits"), hidden=128)
+
+
+class OneRound(Planting):
+    """Plants in the second round only."""
+
+    def broadcast(self, model, *, receivers, round_number, seed):
+        if round_number != 2:
+            return Hook.broadcast(
+                self, model, receivers=receivers, round_number=round_number, seed=seed
+            )
+        return super().broadcast(model, receivers=receivers, round_number=round_number, seed=seed)
+
+
+def record(path, probe=None, rounds=3):
+    """A federation of three clients on digits, recorded."""
+    data = builtin.load("digits", seed=SEED)
+    data = data.take(np.arange(90))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        task = Classifier(models.mlp(64, (128, 64), 10))
+    split = Iid().partition(data, 3, SEED)
+    parts = [task.encode(split.client_data(data, c)) for c in range(3)]
+    federation = Federation(
+        task=task,
+        data=ClientData.join([(p.x, p.y) for p in parts]),
+        rounds=Rounds(clients=3, rounds=rounds),
+        training=Training(learning_rate=0.05),
+        seed=SEED,
+        probe=probe,
+    )
+    recorder = Recorder(path, layouts=federation.layouts(), federation=federation.describe())
+    federation.run(recorder)
+
+
+def flat(state):
+    return np.concatenate([v.ravel() for v in state.values()]).astype(np.float32)
+
+
+def test_a_planted_file_ends_with_4_and_an_honest_one_with_0(command, tmp_path):
+    save_file(bad(), tmp_path / "bad.safetensors")
+    np.savez(tmp_path / "good.npz", **honest(1))
+    code, out, _ = command("bad.safetensors")
+    assert code == 4
+    assert "PLANTED: p = 0.005 among 199 honest runs" in out
+    assert "! one_entry" in out
+    assert "1.weight" in out
+    code, out, _ = command("good.npz")
+    assert code == 0
+    assert "no evidence" in out
+    assert "can pass them" in out
+    code, out, _ = command("bad.safetensors", "--previous", "good.npz", "--json")
+    assert code == 4
+    report = GuardReport.from_json(out)
+    assert "rewritten" in {c.name for c in report.checks}
+
+
+def test_a_trace_is_checked_round_by_round_as_its_clients_see_it(command, tmp_path):
+    record(tmp_path / "good")
+    assert command("good")[0] == 0
+    record(tmp_path / "bad", OneRound(flat(bad())))
+    code, out, _ = command("bad")
+    assert code == 4
+    assert "of 9 received models were flagged (3 clients, 3 rounds)" in out
+    assert "round 2, to client-00, client-01, client-02" in out
+    code, out, _ = command("bad", "--client", "client-01", "--json")
+    seen = json.loads(out)
+    assert [(s["party"], s["round"], s["sender"]) for s in seen] == [
+        ("client-01", t, "server") for t in (1, 2, 3)
+    ]
+    assert [s["verdict"] for s in seen][:2] == ["no_evidence", "planted"]
+
+
+def test_different_models_to_different_clients(command, tmp_path):
+    rows = np.stack([flat(honest(0)), flat(bad()), flat(honest(2))])
+    record(tmp_path / "t", OneRound(rows), rounds=2)
+    code, out, _ = command("t", "--json")
+    assert code == 4
+    planted_to = [s["party"] for s in json.loads(out) if s["round"] == 2]
+    alarms = {
+        s["party"]: {c["name"] for c in s["checks"] if c["value"] > c["threshold"]}
+        for s in json.loads(out)
+        if s["round"] == 2
+    }
+    assert len(planted_to) == 3
+    assert "one_entry" in alarms["client-01"]
+    # the others got a model that has nothing to do with the last one
+    assert "one_entry" not in alarms["client-00"]
+
+
+def test_own_records(command, tmp_path, monkeypatch):
+    (tmp_path / "own_model.py").write_text(
+        "from fedaudit.tasks import models\n\n"
+        "def build():\n    return models.mlp(64, (128, 64), 10)\n\n"
+        "def number():\n    return 3\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    save_file(honest(1), tmp_path / "m.safetensors")
+    rng = np.random.default_rng(0)
+    x, y = rng.random((30, 64)).astype(np.float32), rng.integers(0, 10, 30)
+    np.savez(tmp_path / "mine.npz", x=x, y=y)
+    both = ("--data", "mine.npz", "--model", "own_model:build")
+    code, out, err = command("m.safetensors", *both, "--label", "y", "--json")
+    assert code == 0, err
+    assert {"silent", "one_record"} <= {c.name for c in GuardReport.from_json(out).checks}
+    record(tmp_path / "t", rounds=1)
+    code, out, err = command("t", *both, "--label", "y", "--json")
+    assert code == 0, err
+    assert "silent" in {c["name"] for c in json.loads(out)[0]["checks"]}
+    code, _, err = command("m.safetensors", "--data", "mine.npz")
+    assert code == 2
+    assert "go together" in err
+    code, _, err = command("m.safetensors", *both[:3], "own_model:number", "--label", "y")
+    assert code == 2
+    assert "builds no model" in err
+
+
+def test_a_calibration_of_ones_own(command, tmp_path):
+    for run in range(24):
+        folder = tmp_path / "runs" / f"run-{run:02d}"
+        folder.mkdir(parents=True)
+        for t in range(2):
+            save_file(honest(100 * run + t), folder / f"{t}.safetensors")
+    code, out, err = command("--calibrate", "runs", "--out", "own.json")
+    assert code == 0, err
+    assert "20 honest runs are ranked, for levels from 0.048" in out
+    save_file(bad(), tmp_path / "bad.safetensors")
+    assert command("bad.safetensors", "--calibration", "own.json", "--level", 0.05)[0] == 4
+    code, out, _ = command("bad.safetensors", "--calibration", "own.json")
+    assert code == 0
+    assert "99 are needed" in out
+    record(tmp_path / "traces" / "a")
+    record(tmp_path / "traces" / "b")
+    assert command("--calibrate", "traces", "--out", "t.json")[0] == 0
+    assert command("--calibrate", "empty")[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["none.safetensors"], 3, "there is no model at none.safetensors"),
+        (["model.pt"], 3, "of an unknown type"),
+        (["torn.safetensors"], 3, "cannot be read"),
+        (["small.npz"], 3, "nothing that could be checked"),
+        (["good.npz", "--previous", "other.npz"], 3, "does not fit"),
+        (["good.npz", "--level", "2"], 2, "level is out of range"),
+        (["good.npz", "--client", "a"], 2, "one model has no clients"),
+        (["good.npz", "--calibration", "none.json"], 3, "holds no calibration"),
+        ([], 2, "what to look at is not clear"),
+    ],
+)
+def test_bad_input(command, tmp_path, arguments, code, message):
+    (tmp_path / "model.pt").write_bytes(b"x")
+    (tmp_path / "torn.safetensors").write_bytes(b"torn")
+    np.savez(tmp_path / "small.npz", bias=np.zeros(4, np.float32))
+    np.savez(tmp_path / "good.npz", **honest(0))
+    np.savez(tmp_path / "other.npz", **{"1.weight": np.zeros((2, 2), np.float32)})
+    got, _, err = command(*arguments)
+    assert got == code
+    assert message in err
+
+
+def test_weights_that_are_not_finite_are_flagged(command, tmp_path):
+    state = honest(0)
+    state["1.weight"][0, 0] = np.nan
+    np.savez(tmp_path / "nan.npz", **state)
+    code, out, _ = command("nan.npz")
+    assert code == 4
+    assert "NOT FINITE" in out
