@@ -1,0 +1,209 @@
+"""`fedaudit gate`, `diff`, `power`: from stored results to a decision."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedaudit.cli.app import app
+from fedaudit.cli.output import console, interruptible
+
+POLICY_FAILED = 4
+"""Exit code of a policy that is not kept, and of `diff --fail-on-worse`."""
+
+PrintJson = Annotated[bool, typer.Option("--json", help="Print as JSON on standard output.")]
+Names = Annotated[
+    bool, typer.Option("--names", help='Clients by name instead of "client 3" everywhere.')
+]
+
+
+@app.command("gate")
+def gate_command(
+    run: Annotated[Path | None, typer.Argument(help="A run, or a study of several.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="TOML file with the limits.")] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option("--allow", help="Limit whose evidence may be missing, repeatable."),
+    ] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here.")] = None,
+    sarif: Annotated[Path | None, typer.Option(help="Write SARIF 2.1.0 here.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write JSON here; - for standard output.")
+    ] = None,
+    names: Names = False,
+    init: Annotated[
+        Path | None, typer.Option("--init", help="Write a commented example policy here, and stop.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="With --init: overwrite.")] = False,
+) -> None:
+    """Hold a run against limits on its confidence bounds; what is not shown fails.
+
+    Exit codes: 0 all limits kept, 4 a limit is broken or has no evidence, 2 the command or the
+    policy is wrong, 3 the run cannot be read.
+    """
+    from fedaudit.experiment.gate import gate, write_example
+
+    if init is not None:
+        _refuse_beside("--init", run=run, policy=policy, junit=junit, sarif=sarif, json=json_file)
+        write_example(init, force)
+        typer.echo(f"wrote {init}: set the limits, then `fedaudit gate RUN --policy {init}`")
+        return
+    if run is None or policy is None:
+        raise _incomplete(run, policy)
+    from fedaudit.report import gate as words
+
+    with interruptible("nothing was changed"):
+        found = gate(run, policy, allow=allow or (), names=names)
+    plain = json.dumps(words.plain(found), indent=1, allow_nan=False) + "\n"
+    for file, text in ((junit, words.junit(found)), (sarif, words.sarif(found))):
+        if file is not None:
+            _write(file, text)
+    if json_file is not None and str(json_file) != "-":
+        _write(json_file, plain)
+    if json_file is not None and str(json_file) == "-":
+        typer.echo(plain, nl=False)
+    else:
+        words.show_gate(console(), found)
+    if not found.passed:
+        raise typer.Exit(POLICY_FAILED)
+
+
+@app.command("diff")
+def diff_command(
+    first: Annotated[Path, typer.Argument(help="A run, or a study: before.")],
+    second: Annotated[Path, typer.Argument(help="The same, now.")],
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also estimates that did not change.")
+    ] = False,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Compare even two different federations.")
+    ] = False,
+    fail_on_worse: Annotated[
+        bool, typer.Option("--fail-on-worse", help="Exit with 4 if anything got worse.")
+    ] = False,
+    names: Names = False,
+    as_json: PrintJson = False,
+) -> None:
+    """What got worse and what better between two runs of one federation, beyond the intervals."""
+    from fedaudit.experiment.diff import diff
+    from fedaudit.report.diff import plain_diff, show_diff
+
+    with interruptible("nothing was changed"):
+        found = diff(first, second, anyway=anyway, names=names)
+    if as_json:
+        typer.echo(json.dumps(plain_diff(found), indent=1, allow_nan=False))
+    else:
+        show_diff(console(), found, everything)
+    if fail_on_worse and any(c.worse for c in found):
+        raise typer.Exit(POLICY_FAILED)
+
+
+@app.command("power")
+def power_command(
+    run: Annotated[
+        Path | None, typer.Argument(help="A run or study; none: plan with --audit.")
+    ] = None,
+    audit: Annotated[
+        list[str] | None, typer.Option("--audit", help="Audit to look at, repeatable.")
+    ] = None,
+    effect: Annotated[
+        float | None,
+        typer.Option(help="How far above chance the leak is that should be found."),
+    ] = None,
+    power: Annotated[float, typer.Option(help="Probability to find it.")] = 0.9,
+    confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
+    clients: Annotated[
+        int | None, typer.Option(help="Without a run: clients of the federation (20).")
+    ] = None,
+    threshold: Annotated[
+        int, typer.Option(help="Attribution: clients in the smallest group that may be exposed.")
+    ] = 5,
+    rate: Annotated[
+        float | None, typer.Option(help="Membership: false-positive rate, as 0.001.")
+    ] = None,
+    as_json: PrintJson = False,
+) -> None:
+    """How many rounds, records or games an audit needs before it can conclude.
+
+    Of a run: what it has, the smallest leak it would have shown, and what the wanted one takes.
+    """
+    from fedaudit.errors import UsageError
+    from fedaudit.experiment.power import Aim, power_of_audit, power_of_run
+    from fedaudit.report.power import plain_power, show_power
+
+    if run is None and not audit:
+        raise UsageError(
+            "nothing to plan for",
+            expected="a run, or --audit with the name of one",
+            got="neither",
+            remedy="fedaudit power RUN, or fedaudit power --audit fingerprint --clients 20",
+        )
+    if run is not None and clients is not None:
+        raise UsageError(
+            "--clients is for planning without a run",
+            expected="a run, or --clients",
+            got="both",
+            remedy="leave --clients out: the run knows how many there are",
+        )
+    aim = Aim(
+        effect=effect,
+        power=power,
+        confidence=confidence,
+        clients=20 if clients is None else clients,
+        threshold=threshold,
+        rate=rate,
+    )
+    with interruptible("nothing was changed"):
+        needs = (
+            power_of_run(run, audits=audit or (), aim=aim)
+            if run is not None
+            else [n for name in audit or () for n in power_of_audit(name, aim)]
+        )
+    if as_json:
+        typer.echo(json.dumps(plain_power(needs, power, confidence), indent=1, allow_nan=False))
+    else:
+        show_power(console(), needs, power, confidence)
+
+
+def _write(file: Path, text: str) -> None:
+    from fedaudit.errors import UsageError
+    from fedaudit.trace.store import write_atomically
+
+    try:
+        write_atomically(file, text)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {file}",
+            expected="a file in a folder that exists and can be written",
+            got=error.strerror or str(error),
+            remedy="make the folder first, or choose another place",
+        ) from None
+
+
+def _refuse_beside(option: str, **others: Any) -> None:
+    from fedaudit.errors import UsageError
+
+    given = [name for name, value in others.items() if value is not None]
+    if given:
+        raise UsageError(
+            f"{option} writes a policy and does nothing else",
+            expected=f"{option} FILE alone",
+            got=f"{option} with {', '.join(given)}",
+            remedy="write the policy first, then check a run with it",
+        )
+
+
+def _incomplete(run: Path | None, policy: Path | None) -> Exception:
+    from fedaudit.errors import UsageError
+
+    return UsageError(
+        "a gate needs a run and a policy",
+        expected="fedaudit gate RUN --policy policy.toml",
+        got="neither"
+        if run is None and policy is None
+        else "no " + ("run" if run is None else "policy"),
+        remedy="fedaudit gate --init policy.toml writes a policy to start from",
+    )

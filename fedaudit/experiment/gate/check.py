@@ -1,0 +1,494 @@
+"""Hold the evidence of a run against a policy. Whatever is not shown counts as broken."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from fedaudit import __version__
+from fedaudit.errors import nearest
+from fedaudit.experiment.gate.evidence import Evidence, gather
+from fedaudit.experiment.gate.measures import (
+    EPSILON,
+    EXACT_COLUMNS,
+    LOSS,
+    UTILITY,
+    VERDICT,
+    column,
+)
+from fedaudit.experiment.gate.policy import Limit, Policy, load_policy
+from fedaudit.report.findings import REMEDY, judge, number
+from fedaudit.report.gate import Check, Gate, Reading
+from fedaudit.results import AuditResult, Estimate
+
+VERDICT_WORDS = {"leak": "a leak", "disagreement": "theory and measurement disagree"}
+
+
+def gate(
+    run: str | os.PathLike[str],
+    policy: Policy | str | Path | Mapping[str, Any],
+    *,
+    allow: Sequence[str] = (),
+    names: bool = False,
+) -> Gate:
+    """Check a run, or every run of a study, against a policy.
+
+    `allow` names limits whose evidence may be missing, besides those that the policy names;
+    `names` calls clients by name.
+    """
+    asked = policy if isinstance(policy, Policy) else load_policy(policy)
+    asked = asked.allowing(allow)
+    found = gather(run)
+    root = Path(run)
+    checks: list[Check] = []
+    for limit in asked.limits:
+        chosen = [e for e in found if _applies(limit, e)]
+        if not chosen:
+            checks.append(_nobody(limit, found))
+        for e in chosen:
+            for one in _expand(limit, e):
+                checks.append(_named(_check(one, e, asked), e, root, names))
+    return Gate(
+        run=str(root),
+        policy=asked.where,
+        policy_sha256=_digest(asked),
+        version=__version__,
+        checks=tuple(_forgiven(c, asked) for c in checks),
+        traces={e.label: e.trace_sha256 for e in found},
+    )
+
+
+def held(limit: Limit, e: Evidence, policy: Policy, names: bool = False) -> list[Check]:
+    """One limit of a policy against one run, as `gate` does it; several checks for all verdicts."""
+    return [
+        _forgiven(_named(_check(one, e, policy), e, e.path, names), policy)
+        for one in _expand(limit, e)
+    ]
+
+
+def held_estimate(limit: Limit, estimate: Estimate, policy: Policy) -> Check:
+    """One limit against an estimate that no single run states: of several, or between two."""
+    blank = Check(
+        limit=limit.name,
+        metric=limit.metric,
+        rule=rule_of(limit),
+        status="missing",
+        why=limit.why,
+    )
+    lack = _too_unsure(estimate, policy)
+    found = (
+        replace(blank, missing=lack)
+        if lack
+        else _settled(blank, _readings(limit, estimate), "set an absolute limit")
+    )
+    return _forgiven(found, policy)
+
+
+def _digest(policy: Policy) -> str:
+    """What was asked for, whatever file it came from."""
+    plain = {**asdict(policy), "where": ""}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def _applies(limit: Limit, e: Evidence) -> bool:
+    return (limit.federation is None or limit.federation == e.federation) and (
+        limit.variant is None or limit.variant == e.variant
+    )
+
+
+def _nobody(limit: Limit, found: Sequence[Evidence]) -> Check:
+    wanted = ", ".join(p for p in (limit.federation, limit.variant) if p)
+    labels = [e.label for e in found if e.label]
+    return Check(
+        limit=limit.name,
+        metric=limit.metric,
+        rule=rule_of(limit),
+        status="missing",
+        missing=f"no run is called {wanted!r}",
+        remedy=nearest(wanted, labels)
+        if labels
+        else "federation and variant name runs of a study; this is a single run",
+        why=limit.why,
+    )
+
+
+def _expand(limit: Limit, e: Evidence) -> Iterable[Limit]:
+    """A limit on all verdicts is one on each audit that the run has or was asked for."""
+    if limit.metric != VERDICT:
+        return [limit]
+    audits = dict.fromkeys([*e.configured, *e.results])
+    return [limit.of_audit(a) for a in audits] or [limit]
+
+
+def _forgiven(check: Check, policy: Policy) -> Check:
+    """Missing evidence that was let go by name, of the limit or of its part."""
+    if check.status != "missing":
+        return check
+    base = check.limit.rpartition(" (")[0]
+    parts = {x.name for x in policy.limits if x.metric == VERDICT}
+    if check.limit in policy.allow_missing or (base in parts and base in policy.allow_missing):
+        return replace(check, status="allowed")
+    return check
+
+
+def _named(check: Check, e: Evidence, root: Path, names: bool) -> Check:
+    """With the file of the evidence relative to what was checked, and clients by number."""
+    if check.file:
+        check = replace(check, file=Path(os.path.relpath(e.path / check.file, root)).as_posix())
+    hide = e.renaming(names).text
+    return replace(
+        check,
+        readings=tuple(
+            replace(r, who=hide(r.who), missing=hide(r.missing)) for r in check.readings
+        ),
+        said=hide(check.said),
+        missing=hide(check.missing),
+        remedy=hide(check.remedy),
+    )
+
+
+# -- one limit on one run ------------------------------------------------------------------------
+
+
+def _check(limit: Limit, e: Evidence, policy: Policy) -> Check:
+    blank = Check(
+        limit=limit.name,
+        metric=limit.metric,
+        rule=rule_of(limit),
+        status="missing",
+        run=e.label,
+        why=limit.why,
+        file=f"results/{limit.audit}.json" if limit.audit else "run.json",
+    )
+    if e.lacking:
+        return replace(blank, missing=e.lacking, remedy="let the same command finish it")
+    if limit.metric == VERDICT:
+        return replace(
+            blank, missing="the run has no audits at all", remedy=f"fedaudit audit {e.path}"
+        )
+    if limit.metric == EPSILON:
+        return _settled(blank, _of_epsilon(limit, e), "add a protection that has an accountant")
+    if limit.metric == LOSS:
+        return replace(
+            blank,
+            missing="one run alone does not say what its protection costs: that takes the same "
+            "federation unprotected",
+            remedy=f"fedaudit harden measures both; or allow it by name: --allow {limit.name!r}",
+        )
+    if limit.metric in UTILITY:
+        return _settled(blank, _of_utility(limit, e), "audit the run beside its truth")
+    result = e.results.get(limit.audit)
+    if result is None:
+        asked = "was asked for and is not there" if limit.audit in e.configured else "was not run"
+        return replace(
+            blank,
+            missing=f"there is no result: {limit.audit} {asked}",
+            remedy=f"fedaudit audit {e.path} --only {limit.audit}",
+        )
+    if limit.audit in e.stale:
+        return replace(
+            blank,
+            missing=f"stale: {limit.audit} was made of another trace "
+            f"({result.trace_sha256[:12] or 'unknown'}, the run's is {e.trace_sha256[:12]})",
+            remedy=f"fedaudit audit {e.path} --only {limit.audit}",
+        )
+    if result.not_applicable is not None:
+        need, _, remedy = result.not_applicable.partition(REMEDY)
+        if limit.is_verdict:
+            # a bound can be contradicted where the headline is missing
+            said = _of_verdict(limit, result, blank)
+            if said.status == "failed":
+                return said
+        return replace(blank, missing=f"not applicable: {need}", remedy=remedy)
+    if limit.is_verdict:
+        return _of_verdict(limit, result, blank)
+    if limit.per == "client":
+        return _settled(
+            blank, _of_clients(limit, e, result, policy), "more rounds or records of these clients"
+        )
+    estimate = result.estimates.get(limit.measure)
+    if estimate is None:
+        return _unstated(limit, result, blank)
+    lack = _too_unsure(estimate, policy)
+    if lack:
+        return replace(blank, missing=lack, remedy=f"set audits.{limit.audit}.confidence")
+    done = _settled(blank, _readings(limit, estimate), "")
+    if done.status == "failed" and estimate.method.endswith("so many at least"):
+        note = f"this interval has no upper end: forbid a leak by {limit.audit}.{VERDICT} instead"
+        return replace(done, remedy=note)
+    return done
+
+
+def _settled(blank: Check, readings: Sequence[Reading], remedy: str) -> Check:
+    """Broken if anything known is; else missing if anything is unknown."""
+    broken = any(not r.missing and not r.kept for r in readings)
+    lacking = not readings or any(r.missing for r in readings)
+    return replace(
+        blank,
+        readings=tuple(readings),
+        status="failed" if broken else "missing" if lacking else "passed",
+        missing="" if readings else "there is nothing to compare",
+        remedy=remedy if lacking and not broken else "",
+    )
+
+
+def _too_unsure(estimate: Estimate, policy: Policy) -> str:
+    if estimate.confidence >= policy.confidence - 1e-9:
+        return ""
+    return (
+        f"the interval is stated at {100 * estimate.confidence:g} %, the policy asks for "
+        f"{100 * policy.confidence:g} %"
+    )
+
+
+def _unstated(limit: Limit, result: AuditResult, blank: Check) -> Check:
+    """An estimate that the audit left out: because it is underpowered, or for another reason."""
+    short = [u for u in result.underpowered if _speaks_of(u.what, limit.measure)]
+    if short:
+        u = short[0]
+        return replace(
+            blank,
+            missing=f"underpowered: {u.what} needs {u.needed:,}, has {u.have:,}",
+            remedy=f"fedaudit power RUN --audit {limit.audit}",
+        )
+    also = f" ({'; '.join(map(str, result.underpowered))})" if result.underpowered else ""
+    return replace(
+        blank,
+        missing=f"{limit.audit} did not state {limit.measure!r}{also}",
+        remedy=nearest(limit.measure, result.estimates),
+    )
+
+
+def _speaks_of(what: str, measure: str) -> bool:
+    """Whether an underpowered number is this measure; rates are told apart by their figure."""
+    if what.startswith((f"{measure}:", f"{measure} (")):
+        return True
+    if "rate at" in measure.replace("_", " "):
+        figure = measure.replace("_", " ").split(" at ")[1].split(" %")[0]
+        try:
+            rate = float(figure) / 100
+        except ValueError:
+            return False
+        return "true-positive rate" in what and f"at {rate:.4g} " in what
+    return what.lower().startswith(("an auc", "auroc")) and "auc" in measure.lower().replace(
+        "auroc", "auc"
+    )
+
+
+# -- numbers -------------------------------------------------------------------------------------
+
+
+def _readings(limit: Limit, e: Estimate, who: str = "") -> list[Reading]:
+    """An estimate against each bound of a limit: its high end below, its low end above."""
+    out = []
+    for side, end, bound, text in _bounds(limit, e.baseline):
+        if bound is None:
+            out.append(Reading(who=who, side=side, missing=text))
+        else:
+            out.append(Reading(who=who, side=side, bound=getattr(e, end), limit=bound, estimate=e))
+    return out
+
+
+def _bounds(limit: Limit, chance: float | None) -> Iterable[tuple[Any, str, float | None, str]]:
+    lost = "no chance level is stated for it: set an absolute limit"
+    if limit.at_most is not None:
+        yield "at most", "high", limit.at_most, ""
+    if limit.at_least is not None:
+        yield "at least", "low", limit.at_least, ""
+    if limit.at_most_times_chance is not None:
+        if chance is not None and chance <= 0:
+            # a multiple of nothing says nothing
+            yield "at most", "high", None, "chance is 0: set an absolute limit"
+        else:
+            times = None if chance is None else chance * limit.at_most_times_chance
+            yield "at most", "high", times, lost
+    if limit.at_least_times_chance is not None:
+        times = None if chance is None else chance * limit.at_least_times_chance
+        yield "at least", "low", times, lost
+    if limit.at_most_above_chance is not None:
+        above = None if chance is None else chance + limit.at_most_above_chance
+        yield "at most", "high", above, lost
+
+
+def _of_clients(limit: Limit, e: Evidence, result: AuditResult, policy: Policy) -> list[Reading]:
+    """Every client of the federation: one that the audit has no row for is missing."""
+    about = column(limit.audit, limit.measure)
+    assert about is not None  # checked with the policy
+    head = result.estimates.get(result.headline or "")
+    confidence = float(
+        result.settings.get("confidence", head.confidence if head is not None else 1.0)
+    )
+    out = []
+    for client in dict.fromkeys([*e.clients, *result.per_client]):
+        row = result.per_client.get(client)
+        value = None if row is None else row.get(limit.measure)
+        if row is None or value is None:
+            why = "the audit says nothing of it" if row is None else "has no value"
+            out.append(Reading(who=client, missing=why))
+            continue
+        if isinstance(value, str):
+            out.append(Reading(who=client, missing=f"says {value!r}, which is not a number"))
+            continue
+        low, high = float(value), float(value)
+        method, exact = "as recorded", 1.0
+        if about.has_interval:
+            ends = (row.get("low"), row.get("high"))
+            if not all(isinstance(x, int | float) for x in ends):
+                out.append(Reading(who=client, missing="has no interval"))
+                continue
+            low, high = (float(x) for x in ends if isinstance(x, int | float))
+            method, exact = "of this client alone", confidence
+        elif not limit.point_value and limit.measure not in EXACT_COLUMNS.get(limit.audit, ()):
+            out.append(
+                Reading(who=client, missing="has no interval (point_value = true takes it anyway)")
+            )
+            continue
+        chance = row.get("chance", None if head is None else head.baseline)
+        estimate = Estimate(
+            value=float(value),
+            low=min(low, float(value)),
+            high=max(high, float(value)),
+            n=0,
+            confidence=exact,
+            baseline=chance if isinstance(chance, int | float) else None,
+            method=method,
+        )
+        lack = _too_unsure(estimate, policy)
+        out += [Reading(who=client, missing=lack)] if lack else _readings(limit, estimate, client)
+    return out
+
+
+def _of_epsilon(limit: Limit, e: Evidence) -> list[Reading]:
+    """The largest epsilon that was promised to each client, over the promises asked about."""
+    assert limit.at_most is not None
+    chosen = {
+        name: given
+        for name, given in e.guarantees.items()
+        if limit.protection is None or name == limit.protection
+    }
+    clients = list(e.clients) or sorted({c for given in chosen.values() for c in given})
+    out = []
+    for client in clients:
+        told = [g for given in chosen.values() for c, g in given.items() if c == client]
+        fit = [g for g in told if limit.unit is None or g.get("unit") == limit.unit]
+        loose = [
+            g
+            for g in fit
+            if limit.delta_at_most is not None
+            and float(g.get("delta") or 0) > limit.delta_at_most * (1 + 1e-9)
+        ]
+        if not fit:
+            what = "nothing was promised to it"
+            if told:
+                kinds = ", ".join(sorted({str(g.get("unit")) for g in told}))
+                what = f"nothing was promised per {limit.unit} (but per {kinds})"
+            elif limit.protection:
+                what = f"{limit.protection} promised nothing to it"
+            out.append(Reading(who=client, missing=what))
+        elif loose:
+            worst = max(float(g["delta"]) for g in loose)
+            out.append(
+                Reading(
+                    who=client,
+                    missing=f"its epsilon holds at delta {worst:g}, the limit is for "
+                    f"{limit.delta_at_most:g}",
+                )
+            )
+        else:
+            spent = max(float(g["epsilon"]) for g in fit)
+            if math.isnan(spent):
+                out.append(Reading(who=client, missing="its epsilon is not a number"))
+            else:
+                out.append(Reading(who=client, bound=spent, limit=limit.at_most))
+    return out
+
+
+def _of_utility(limit: Limit, e: Evidence) -> list[Reading]:
+    value = e.metrics.get(limit.metric)
+    if value is None:
+        have = ", ".join(e.metrics) or "none"
+        return [Reading(missing=f"no held-out {limit.metric} is stored (stored: {have})")]
+    estimate = e.utility(limit.metric)
+    if estimate is None:
+        if not limit.point_value:
+            return [
+                Reading(
+                    missing=f"held-out {limit.metric} {value:.4g} has no interval "
+                    "(point_value = true takes it anyway)"
+                )
+            ]
+        estimate = Estimate(value=value, low=value, high=value, n=e.held_out, confidence=1.0)
+        return [replace(r, estimate=None) for r in _readings(limit, estimate)]
+    return _readings(limit, estimate)
+
+
+def _of_verdict(limit: Limit, result: AuditResult, blank: Check) -> Check:
+    """Forbidden verdicts; "no evidence" counts only where a leak could have been seen."""
+    forbid = limit.forbid or ("leak", "disagreement")
+    found = judge(result)
+    bad = [f for f in found if f.verdict in forbid]
+    if bad:
+        said = "; ".join(f"{VERDICT_WORDS[f.verdict]}: {f.statement}" for f in bad)
+        return replace(blank, status="failed", said=said, remedy=bad[0].remedy)
+    rest = "; ".join(f.statement for f in found)
+    quiet = any(f.verdict == "no_evidence" for f in found)
+    if quiet and result.detectable is None:
+        return replace(
+            blank,
+            missing="underpowered: no leak was found, and the audit cannot say how small a one it "
+            "would have seen",
+            remedy=f"fedaudit power RUN --audit {limit.audit}",
+        )
+    if quiet and limit.must_detect is not None and result.detectable is not None:
+        short = (
+            result.detectable > limit.must_detect
+            if result.greater_is_leak
+            else result.detectable < limit.must_detect
+        )
+        if short:
+            return replace(
+                blank,
+                missing=f"underpowered: a leak is seen from {number(result.detectable)} on, the "
+                f"policy asks for {number(limit.must_detect)}",
+                remedy=f"fedaudit power RUN --audit {limit.audit}",
+            )
+    return replace(blank, status="passed", said=rest)
+
+
+# -- words for limits ----------------------------------------------------------------------------
+
+
+def rule_of(limit: Limit) -> str:
+    """A limit in words."""
+    if limit.is_verdict:
+        words = ", ".join(limit.forbid or ("leak", "disagreement"))
+        detect = (
+            f"; must detect from {number(limit.must_detect)}"
+            if limit.must_detect is not None
+            else ""
+        )
+        return f"no {words}{detect}"
+    parts = []
+    for key, text in (
+        ("at_most", "at most {}"),
+        ("at_least", "at least {}"),
+        ("at_most_times_chance", "at most {} x chance"),
+        ("at_least_times_chance", "at least {} x chance"),
+        ("at_most_above_chance", "at most {} above chance"),
+    ):
+        value = getattr(limit, key)
+        if value is not None:
+            parts.append(text.format(f"{value:g}"))
+    if limit.unit:
+        parts.append(f"per {limit.unit}")
+    if limit.delta_at_most is not None:
+        parts.append(f"delta at most {limit.delta_at_most:g}")
+    if limit.protection:
+        parts.append(f"of {limit.protection}")
+    return ", ".join(parts) + (", every client" if limit.per_client else "")

@@ -1,0 +1,238 @@
+"""What a run directory, or a study of several, has to show for itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedaudit.errors import FormatError, TraceError
+from fedaudit.experiment.promised import promised
+from fedaudit.experiment.reporting import clients_of, is_about, stored_results
+from fedaudit.report.names import Renaming, pseudonyms
+from fedaudit.results import AuditResult, Estimate
+from fedaudit.stats.intervals import wilson
+from fedaudit.trace import Trace, Truth
+
+STUDY = "study.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """One recorded federation and what its audits said, as stored.
+
+    `lacking` says why nothing here may be relied on (half finished, not there), or is empty;
+    `stale` audits were made of another state of the trace; `configured` audits were asked for.
+    `names` are what their owner calls the clients, where the truth knows. `held_out` records are
+    behind `metrics`; `about` is the manifest's word on the federation.
+    """
+
+    path: Path
+    federation: str = ""
+    variant: str = ""
+    lacking: str = ""
+    trace_sha256: str = ""
+    rounds: int = 0
+    clients: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    results: Mapping[str, AuditResult] = field(default_factory=dict)
+    stale: frozenset[str] = frozenset()
+    configured: tuple[str, ...] = ()
+    guarantees: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    held_out: int = 0
+    config: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+    task: Mapping[str, Any] = field(default_factory=dict)
+    layout: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    declared: tuple[Mapping[str, Any], ...] = ()
+    data_sha256: str = ""
+
+    @property
+    def label(self) -> str:
+        """How the run is called among others; empty where it is alone."""
+        return ", ".join(part for part in (self.federation, self.variant) if part)
+
+    def renaming(self, names: bool = False) -> Renaming:
+        """Clients as "client 3", in the order of the federation, or by what their owner calls
+        them."""
+        if names:
+            return Renaming({c: n for c, n in self.names.items() if n != c})
+        return Renaming(pseudonyms(self.clients))
+
+    def utility(self, metric: str) -> Estimate | None:
+        """A held-out share with its interval; None where none is stored, or none can be made."""
+        value = self.metrics.get(metric)
+        if value is None or metric != "accuracy" or not self.held_out:
+            return None
+        return wilson(round(value * self.held_out), self.held_out)
+
+
+def is_study(path: str | os.PathLike[str]) -> bool:
+    return (Path(path) / STUDY).is_file()
+
+
+def gather(path: str | os.PathLike[str]) -> list[Evidence]:
+    """The evidence of a run, or of every run of a study."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise TraceError(
+            f"there is no run {folder}",
+            expected="a folder that `fedaudit run` wrote",
+            got="no such folder" if not folder.exists() else "a file",
+            remedy="fedaudit run --out FOLDER",
+        )
+    if not is_study(folder):
+        return [of_run(folder)]
+    out, seen = [], set()
+    for entry in _entries(folder / STUDY):
+        name = (entry["federation"], entry["variant"])
+        if name in seen:
+            raise _bad_study(folder / STUDY, f"{name} twice")
+        seen.add(name)
+        place = folder / entry["path"]
+        if not place.resolve().is_relative_to(folder.resolve()):
+            raise _bad_study(folder / STUDY, f"the path {entry['path']!r}, which leads outside")
+        try:
+            found = of_run(place)
+        except TraceError as error:
+            if place.exists() and not _is_empty(place):
+                raise  # torn or foreign: say so rather than call it missing
+            found = Evidence(path=place, lacking=f"the run is not there: {error.what}")
+        out.append(replace(found, federation=name[0], variant=name[1]))
+    return out
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
+
+
+def _entries(file: Path) -> list[dict[str, str]]:
+    try:
+        listed = json.loads(file.read_text(encoding="utf-8"))["runs"]
+        out = [
+            {
+                "federation": str(entry["federation"]),
+                "variant": str(entry.get("variant", "")),
+                "path": str(entry["path"]),
+            }
+            for entry in listed
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _bad_study(file, f"{type(error).__name__}: {error}") from None
+    if not out:
+        raise _bad_study(file, "no runs")
+    return out
+
+
+def _bad_study(file: Path, got: str) -> FormatError:
+    return FormatError(
+        f"{file} does not list the runs of a study",
+        expected='{"runs": [{"federation": ..., "variant": ..., "path": ...}, ...]}, each once',
+        got=got,
+        remedy="run the study again: what is complete is kept",
+    )
+
+
+def of_run(folder: Path) -> Evidence:
+    """The evidence of one run directory, every hash of its trace checked."""
+    trace_at, truth_at = _places(folder)
+    config = _config(folder)
+    configured = tuple(config.get("audits", {}))
+    if not (trace_at / "manifest.json").is_file():
+        if (folder / "run.json").is_file():
+            return Evidence(
+                path=folder,
+                config=config,
+                configured=configured,
+                lacking="the run is half finished: nothing is recorded yet",
+            )
+        raise TraceError(
+            f"{folder} is no run",
+            expected="a folder with trace/ and results/",
+            got="an empty folder" if _is_empty(folder) else "neither",
+            remedy="fedaudit run --out FOLDER, or fedaudit audit TRACE",
+        )
+    trace = Trace.open(trace_at)
+    truth = Truth.open(truth_at) if (truth_at / "truth.json").exists() else None
+    results = {r.audit: r for r in stored_results(folder)}
+    facts: Mapping[str, Any] = {} if truth is None else truth.facts
+    rounds = len(trace.rounds)
+    return Evidence(
+        path=folder,
+        lacking=_lacking(trace, config),
+        trace_sha256=trace.sha256,
+        rounds=rounds,
+        clients=tuple(clients_of(trace)),
+        names={
+            client: str(about.get("name") or client)
+            for client, about in dict(facts.get("clients", {})).items()
+        },
+        results=results,
+        stale=frozenset(
+            name
+            for name, r in results.items()
+            # a torn result has no hash, and says itself that it cannot be read
+            if not is_about(r, trace) and (r.trace_sha256 or r.not_applicable is None)
+        ),
+        configured=configured,
+        guarantees=promised(folder, trace, truth),
+        metrics=truth.metrics(rounds) if truth is not None and rounds else {},
+        held_out=int(facts.get("held_out", 0)),
+        config=config,
+        about=dict(trace.manifest.federation),
+        task=dict(trace.manifest.task),
+        layout=tuple((e.name, tuple(e.shape)) for e in trace.layout.entries),
+        declared=tuple(trace.manifest.declared),
+        data_sha256=str(facts.get("data_sha256", "")),
+    )
+
+
+def _lacking(trace: Trace, config: Mapping[str, Any]) -> str:
+    if trace.manifest.complete:
+        return ""
+    wanted = config.get("federation", {}).get("rounds")
+    many = f"{len(trace.rounds)} of {wanted}" if wanted else f"{len(trace.rounds)}"
+    return f"the run is half finished: {many} rounds are recorded"
+
+
+def _places(folder: Path) -> tuple[Path, Path]:
+    """Trace and truth: inside, or where the audit of a foreign trace says they are."""
+    if (folder / "manifest.json").is_file() and not (folder / "trace").is_dir():
+        raise TraceError(
+            f"{folder} is a trace, not a run",
+            expected="the folder with the results of its audits",
+            got="a trace alone",
+            remedy=f"fedaudit audit {folder}, then name the folder that it writes",
+        )
+    try:
+        told = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
+        return (
+            folder / str(told.get("trace", "trace")),
+            folder / str(told.get("truth", "truth")),
+        )
+    except (OSError, ValueError, AttributeError):
+        return folder / "trace", folder / "truth"
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # the audit of a foreign trace has none
+
+
+def need_results(evidence: Sequence[Evidence]) -> None:
+    """Refuse runs that have nothing to compare or to plan by."""
+    for e in evidence:
+        if not e.results:
+            raise TraceError(
+                f"{e.path} has no results yet",
+                expected="results/*.json",
+                got=e.lacking or "none that can be read",
+                remedy=f"fedaudit audit {e.path}",
+            )

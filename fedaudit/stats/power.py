@@ -1,0 +1,351 @@
+"""How much evidence an audit needs before it can conclude.
+
+An audit concludes when an interval lies wholly beyond its baseline. Each closed form here gives the
+probability of that (the power) for a true value and a number of units, the units that a power asks
+for, and the smallest value that given units would show. Tests hold them against simulation.
+
+Symbols: z_p is the normal quantile at p; an interval at confidence 1 - a uses z_{1-a/2}.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.errors import UsageError
+from fedaudit.stats.intervals import check_confidence
+
+Floats = npt.NDArray[np.float64]
+
+MOST = 10**9
+"""No sample is looked for beyond this many units."""
+
+
+def check_power(power: float) -> None:
+    if not 0.0 < power < 1.0:
+        raise UsageError(
+            "power is a probability",
+            expected="a number strictly between 0 and 1",
+            got=repr(power),
+            remedy="write 0.9 for 90 %",
+        )
+
+
+def _quantiles(power: float, confidence: float) -> float:
+    """z_{1-a/2} + z_power: how many standard errors an effect has to measure."""
+    check_power(power)
+    normal = NormalDist()
+    alpha = check_confidence(confidence)
+    return normal.inv_cdf(1.0 - alpha / 2.0) + normal.inv_cdf(power)
+
+
+def _check_above(what: str, value: float, chance: float) -> None:
+    if not 0.0 <= chance < value <= 1.0:
+        raise UsageError(
+            f"{what} must lie above chance",
+            expected=f"above {chance:g}, at most 1",
+            got=f"{value:g}",
+            remedy="give the value itself, not its difference from chance",
+        )
+
+
+def _at_least(count: npt.ArrayLike, n: npt.ArrayLike, share: float) -> Floats:
+    """P(binomial(n, share) >= count), broadcast; a count above n never happens."""
+    from scipy.special import betainc
+
+    k, total = np.broadcast_arrays(np.asarray(count, np.float64), np.asarray(n, np.float64))
+    tail = betainc(np.maximum(k, 1.0), np.maximum(total - k + 1.0, 1.0), share)
+    return np.where(k <= 0, 1.0, np.where(k > total, 0.0, tail))
+
+
+# -- shares: linkage, games won ------------------------------------------------------------------
+
+
+def least_successes(chance: float, n: npt.ArrayLike, confidence: float = 0.95) -> Floats:
+    """Fewest successes of `n` trials whose Wilson interval lies above `chance`; n + 1 if none.
+
+    Wilson's interval inverts the score test, so its low end exceeds the baseline exactly when
+    share - chance > z sqrt(chance (1 - chance) / n). Shape as `n`.
+    """
+    z = NormalDist().inv_cdf(1.0 - check_confidence(confidence) / 2.0)
+    total = np.asarray(n, dtype=np.float64)
+    edge = total * chance + z * np.sqrt(total * chance * (1.0 - chance))
+    return np.minimum(np.floor(edge + 1e-9) + 1.0, total + 1.0)
+
+
+def share_power(share: float, chance: float, n: npt.ArrayLike, confidence: float = 0.95) -> Floats:
+    """Probability that `n` independent trials at `share` give a Wilson interval above `chance`.
+
+    Exact: a binomial tail. Shape as `n`.
+    """
+    return _at_least(least_successes(chance, n, confidence), n, share)
+
+
+def trials_for_share(
+    share: float, chance: float, power: float = 0.9, confidence: float = 0.95
+) -> int:
+    """Independent trials from which on the power never falls below `power` again.
+
+    The power of a discrete test is a saw: the first number that reaches it may be lucky.
+    """
+    _check_above("a share to be found", share, chance)
+    check_power(power)
+    check_confidence(confidence)
+    z, normal = NormalDist().inv_cdf(1.0 - (1.0 - confidence) / 2.0), NormalDist()
+    # the normal form of the same test: [standard result for one proportion]
+    spread = z * math.sqrt(chance * (1 - chance)) + normal.inv_cdf(power) * math.sqrt(
+        share * (1 - share)
+    )
+    rough = (max(spread, 0.0) / (share - chance)) ** 2
+    if rough > MOST:
+        return math.ceil(rough)
+    reach = int(2 * rough) + 200
+    if reach > 2_000_000:
+        return math.ceil(rough)  # here teeth are far smaller than a trial in a thousand
+    reached = share_power(share, chance, np.arange(1, reach + 1), confidence) >= power
+    below = np.flatnonzero(~reached)
+    return int(below[-1]) + 2 if len(below) else 1
+
+
+def share_seen(chance: float, n: int, power: float = 0.9, confidence: float = 0.95) -> float | None:
+    """The smallest true share that `n` trials show with probability `power`; None if none is."""
+    check_power(power)
+    if n < 1 or float(share_power(1.0, chance, n, confidence)) < power:
+        return None
+    return _bisect(lambda s: float(share_power(s, chance, n, confidence)) >= power, chance, 1.0)
+
+
+def links_per_client(independent: int, clients: int, likeness: float = 0.0) -> int | None:
+    """Links that each of `clients` must give to be worth so many independent ones in all.
+
+    Links of one client are alike: K m links are worth K m / (1 + (m - 1) r) with intraclass
+    correlation r (Kish's design effect). None where no number of links will do, K / r being the
+    most that they can be worth: then more clients are needed.
+    """
+    left = clients - independent * likeness
+    if left <= 0:
+        return None
+    return max(1, math.ceil(independent * (1.0 - likeness) / left - 1e-9))
+
+
+# -- games: members and others, each rate with its own interval ----------------------------------
+
+
+def games_power(success: float, members: int, others: int, confidence: float = 0.95) -> float:
+    """Probability that the interval of (TPR + TNR)/2 lies above one half, both rates `success`.
+
+    Exact: both Clopper-Pearson intervals at half the error each, over all pairs of counts.
+    """
+    from scipy.stats import binom
+
+    from fedaudit.stats.intervals import clopper_pearson_bounds
+
+    tail = check_confidence(confidence) / 4.0
+    found, cleared = np.arange(members + 1), np.arange(others + 1)
+    low_found = clopper_pearson_bounds(found, members, tail)[0]
+    low_cleared = clopper_pearson_bounds(cleared, others, tail)[0]
+    # fewest cleared that lift the sum of the low ends above 1
+    least = np.searchsorted(low_cleared, 1.0 - low_found, side="right")
+    above = _at_least(least, others, success)
+    return float(binom.pmf(found, members, success) @ above)
+
+
+def games_for_success(success: float, power: float = 0.9, confidence: float = 0.95) -> int:
+    """Games (half of them with a member) that a success rate needs to be told from one half."""
+    _check_above("a success rate to be found", success, 0.5)
+    check_power(power)
+    normal = NormalDist()
+    z = normal.inv_cdf(1.0 - check_confidence(confidence) / 4.0)
+    # normal form: low end s - z sqrt(v/n), of which the mean of two rates strays by sqrt(v/2n)
+    reach = (z + normal.inv_cdf(power) / math.sqrt(2.0)) / (success - 0.5)
+    rough = math.ceil(max(success * (1.0 - success), 1e-9) * reach**2)
+    if rough > 20_000:
+        return 2 * rough
+    return 2 * _first(lambda n: games_power(success, n, n, confidence) >= power, 1)
+
+
+def success_seen(
+    members: int, others: int, power: float = 0.9, confidence: float = 0.95
+) -> float | None:
+    """The smallest success rate that so many games show with probability `power`."""
+    check_power(power)
+    if min(members, others) < 1 or games_power(1.0, members, others, confidence) < power:
+        return None
+    return _bisect(lambda s: games_power(s, members, others, confidence) >= power, 0.5, 1.0)
+
+
+# -- area under the ROC curve --------------------------------------------------------------------
+
+
+def auc_deviation(auc: float, members: float, others: float) -> float:
+    """Standard error of an AUC, Hanley and McNeil 1982.
+
+    sqrt((A(1-A) + (n1-1)(Q1 - A^2) + (n0-1)(Q2 - A^2)) / (n1 n0)), Q1 = A/(2-A), Q2 = 2A^2/(1+A):
+    exact for exponential scores, close for others.
+    """
+    a = auc
+    one, two = a / (2.0 - a), 2.0 * a * a / (1.0 + a)
+    variance = a * (1.0 - a) + (members - 1.0) * (one - a * a) + (others - 1.0) * (two - a * a)
+    return math.sqrt(max(variance, 0.0) / (members * others))
+
+
+def auc_power(auc: float, members: int, others: int, confidence: float = 0.95) -> float:
+    """Probability that the interval of an AUC lies above one half (normal form)."""
+    z = NormalDist().inv_cdf(1.0 - check_confidence(confidence) / 2.0)
+    se = auc_deviation(auc, members, others)
+    if se == 0.0:
+        return 1.0 if auc > 0.5 else 0.0
+    return NormalDist().cdf((auc - 0.5) / se - z)
+
+
+def records_for_auc(
+    auc: float, power: float = 0.9, confidence: float = 0.95, *, others_per_member: float = 1.0
+) -> int:
+    """Members that an AUC needs to be told from one half, each with so many others."""
+    _check_above("an AUC to be found", auc, 0.5)
+    check_power(power)
+
+    def enough(members: int) -> bool:
+        others = max(2, round(members * others_per_member))
+        return auc_power(auc, members, others, confidence) >= power
+
+    return _first(enough, 2)
+
+
+def auc_seen(
+    members: int, others: int, power: float = 0.9, confidence: float = 0.95
+) -> float | None:
+    """The smallest AUC that so many members and others show with probability `power`."""
+    check_power(power)
+    if min(members, others) < 2:
+        return None
+    found = _bisect(lambda a: auc_power(a, members, others, confidence) >= power, 0.5, 1.0)
+    return found if found < 1.0 else None
+
+
+# -- true positives at a small false-positive rate -----------------------------------------------
+
+
+def members_for_rate(
+    true_positive_rate: float, rate: float, power: float = 0.9, confidence: float = 0.95
+) -> int:
+    """Members that a true-positive rate at false-positive rate `rate` needs to lie above it.
+
+    For a fixed threshold; the non-members that fix it are `roc.nonmembers_needed`. Exact, with the
+    Clopper-Pearson interval that the audits use.
+    """
+    _check_above("a true-positive rate to be found", true_positive_rate, rate)
+    check_power(power)
+    tail = check_confidence(confidence) / 2.0
+    reach = 2 * trials_for_share(true_positive_rate, rate, power, confidence) + 200
+    if reach > 200_000:
+        return reach // 2 - 100
+
+    n = np.arange(1, reach + 1)
+    # Clopper-Pearson's low end lies above the rate exactly where the exact tail at the rate is
+    # below its error; it grows with the count: the first such count by bisection, for every n
+    low, high = np.zeros(reach, dtype=np.int64), n + 1
+    while (high - low > 1).any():
+        middle = (low + high) // 2
+        above = _at_least(middle, n, rate) < tail
+        high = np.where(above, middle, high)
+        low = np.where(above, low, middle)
+    below = np.flatnonzero(_at_least(high, n, true_positive_rate) < power)
+    return int(below[-1]) + 2 if len(below) else 1
+
+
+def rate_seen(
+    rate: float, members: int, power: float = 0.9, confidence: float = 0.95
+) -> float | None:
+    """The smallest true-positive rate that so many members show to lie above `rate`."""
+    from fedaudit.stats.intervals import clopper_pearson_bounds
+
+    check_power(power)
+    if members < 1:
+        return None
+    counts = np.arange(members + 1)
+    low = clopper_pearson_bounds(counts, members, check_confidence(confidence) / 2.0)[0]
+    above = np.flatnonzero(low > rate)
+    if not len(above):
+        return None
+    least = int(above[0])
+    return _bisect(lambda t: float(_at_least(least, members, t)) >= power, rate, 1.0)
+
+
+# -- explained spread ----------------------------------------------------------------------------
+
+
+def clients_for_explained(explained: float, power: float = 0.9, confidence: float = 0.95) -> int:
+    """Clients that a share of explained spread needs to be told from none.
+
+    For guesses that are as spread out as they are right, the share is the squared correlation r^2
+    with the truth, and atanh r of n clients has deviation 1/sqrt(n - 3) (Fisher).
+    """
+    if not 0.0 < explained < 1.0:
+        raise UsageError(
+            "an explained share lies between 0 and 1",
+            expected="strictly between 0 and 1",
+            got=f"{explained:g}",
+            remedy="0.1 for a tenth of how clients differ",
+        )
+    reach = _quantiles(power, confidence) / math.atanh(math.sqrt(explained))
+    return math.ceil(reach**2 + 3)
+
+
+# -- anything with a normal interval -------------------------------------------------------------
+
+
+def units_for_effect(
+    half_width: float, n: int, effect: float, power: float = 0.9, confidence: float = 0.95
+) -> int:
+    """Units that an effect over the baseline needs, from a half width that `n` units gave.
+
+    A standard error shrinks as one over the root of the units: n' = n (h / z (z + z_power) / e)^2.
+    """
+    _positive("an effect", effect)
+    z = NormalDist().inv_cdf(1.0 - check_confidence(confidence) / 2.0)
+    return max(2, math.ceil(n * (half_width / z * _quantiles(power, confidence) / effect) ** 2))
+
+
+def effect_seen(half_width: float, power: float = 0.9, confidence: float = 0.95) -> float:
+    """The smallest effect over the baseline that an interval of this half width shows."""
+    z = NormalDist().inv_cdf(1.0 - check_confidence(confidence) / 2.0)
+    return half_width / z * _quantiles(power, confidence)
+
+
+def _positive(what: str, value: float) -> None:
+    if not (value > 0 and math.isfinite(value)):
+        raise UsageError(
+            f"{what} must be above 0",
+            expected="a number above 0",
+            got=f"{value:g}",
+            remedy="give how far above chance a leak would be",
+        )
+
+
+# -- searches ------------------------------------------------------------------------------------
+
+
+def _first(enough: Callable[[int], bool], start: int) -> int:
+    """The first whole number at which a monotone condition holds, by doubling and bisection."""
+    low, high = start - 1, start
+    while not enough(high):
+        if high > MOST:
+            return high
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def _bisect(enough: Callable[[float], bool], low: float, high: float) -> float:
+    """The smallest number in (low, high] at which a monotone condition holds, to 1e-6."""
+    while high - low > 1e-6:
+        middle = (low + high) / 2.0
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high

@@ -1,0 +1,312 @@
+"""What changed between two runs: by the interval of the difference, and only of one federation."""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedaudit import experiment
+from fedaudit.errors import TraceError, UsageError
+from fedaudit.experiment.diff import changed_settings, compare, diff, difference
+from fedaudit.experiment.gate.evidence import of_run
+from fedaudit.report.diff import plain_diff
+from fedaudit.results import AuditResult, Estimate
+from fedaudit.stats.intervals import wilson
+
+SMALL = {
+    "seed": 31337,
+    "data": {"name": "gaussian-mixture", "records": 160, "dimension": 6},
+    "partition": {"kind": "dirichlet", "alpha": 0.5},
+    "task": {"kind": "mlp", "hidden": [8]},
+    "federation": {"clients": 4, "rounds": 3},
+    "protections": {"shuffle": {}},
+}
+NOISY = {"shuffle": {}, "dp_sgd": {"noise_multiplier": 2.0, "clip": 1.0}}
+
+
+@pytest.fixture(scope="module")
+def plain_run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "plain"
+    experiment.run(SMALL, out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def noisy_run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "noisy"
+    experiment.run(SMALL | {"protections": NOISY}, out)
+    return out
+
+
+def evidence(run, **changes):
+    """The evidence of a run with some estimates of its fingerprint replaced."""
+    found = of_run(run)
+    made = found.results["fingerprint"]
+    made = replace(made, estimates={**made.estimates, **changes})
+    return replace(found, results={**found.results, "fingerprint": made})
+
+
+def share(hits, n):
+    return wilson(hits, n, baseline=0.25)
+
+
+def of(comparison, measure):
+    return next(d for d in comparison.differences if d.measure == measure)
+
+
+# -- the rule --------------------------------------------------------------------------------------
+
+
+def test_the_interval_is_newcombes_for_proportions():
+    """Newcombe 1998, method 10, worked by hand: 56/70 against 48/80 gives 0.0524 to 0.3339."""
+    d, low, high, _ = difference(wilson(48, 80), wilson(56, 70))
+    assert d == pytest.approx(0.2, abs=1e-12)
+    assert low == pytest.approx(0.0524, abs=5e-5)
+    assert high == pytest.approx(0.3339, abs=5e-5)
+
+
+def test_intervals_that_overlap_may_still_differ():
+    a, b = wilson(48, 80), wilson(56, 70)
+    assert a.high > b.low
+    _, low, _, p = difference(a, b)
+    assert low > 0
+    assert p < 0.05
+
+
+def test_the_error_is_below_a_twentieth_exactly_when_zero_is_outside():
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        n, m = rng.integers(5, 200, size=2)
+        a, b = (
+            wilson(int(rng.integers(0, n + 1)), int(n)),
+            wilson(int(rng.integers(0, m + 1)), int(m)),
+        )
+        d, low, high, p = difference(a, b)
+        if d != 0:
+            assert (p < 0.05) == (low > 0 or high < 0), (a, b)
+
+
+def test_no_difference_is_called_one_at_most_at_the_stated_rate():
+    rng = np.random.default_rng(1)
+    wrong = 0
+    for _ in range(3000):
+        a, b = (wilson(int(rng.binomial(60, 0.3)), 60) for _ in range(2))
+        wrong += difference(a, b)[3] < 0.05
+    assert wrong / 3000 < 0.05 + 4 * math.sqrt(0.05 * 0.95 / 3000)
+
+
+def test_exact_numbers_that_differ_have_no_error():
+    one = Estimate(value=1, low=1, high=1, n=5, confidence=1.0)
+    two = replace(one, value=2, low=2, high=2)
+    assert difference(one, two) == (1.0, 1.0, 1.0, 0.0)
+    assert difference(one, one)[3] == 1.0
+    bounded = replace(two, low=0.5)  # a search that was cut short
+    assert difference(one, bounded)[3] == 1.0
+
+
+def test_infinite_numbers_do_not_make_nan():
+    endless = Estimate(value=math.inf, low=1, high=math.inf, n=5)
+    finite = Estimate(value=1, low=0, high=math.inf, n=5)
+    assert difference(finite, endless)[0] == math.inf
+    assert difference(endless, endless)[0] == 0.0
+    d, low, high, p = difference(finite, replace(finite, value=2))
+    assert not any(math.isnan(x) for x in (d, low, high, p))
+    assert p == 1.0 or high == math.inf
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+
+def test_a_run_does_not_differ_from_itself(plain_run):
+    (c,) = diff(plain_run, plain_run)
+    assert not c.settings
+    assert not c.verdicts
+    assert not c.worse
+    assert {d.change for d in c.differences} == {"same"}
+    assert all(x.worse == x.better == 0 for x in c.clients)
+
+
+def test_what_got_worse_is_worse_and_the_way_back_is_better(plain_run):
+    low = evidence(plain_run, linkage_accuracy=share(20, 100))
+    high = evidence(plain_run, linkage_accuracy=share(80, 100))
+    assert of(compare(low, high), "linkage_accuracy").change == "worse"
+    assert of(compare(high, low), "linkage_accuracy").change == "better"
+    near = evidence(plain_run, linkage_accuracy=share(22, 100))
+    assert of(compare(low, near), "linkage_accuracy").change == "same"
+    assert compare(low, high).worse
+    assert not compare(high, low).worse
+
+
+def test_a_headline_counts_down_where_less_is_worse(plain_run):
+    base = of_run(plain_run)
+    head = Estimate(value=5, low=5, high=5, n=3, confidence=1.0, baseline=3)
+    made = AuditResult(
+        audit="query_plan",
+        question="?",
+        vantage="server",
+        headline="smallest_exposed_group",
+        greater_is_leak=False,
+        estimates={"smallest_exposed_group": head},
+        detectable=2.0,
+        trace_sha256=base.trace_sha256,
+    )
+    less = replace(
+        made, estimates={"smallest_exposed_group": replace(head, value=1, low=1, high=1)}
+    )
+    a = replace(base, results={"query_plan": made})
+    b = replace(base, results={"query_plan": less})
+    c = compare(a, b)
+    assert of(c, "smallest_exposed_group").change == "worse"
+    assert c.verdicts == (("query_plan", "no_evidence", "leak"),)
+
+
+def test_a_measure_of_unknown_direction_has_changed(plain_run):
+    a = evidence(plain_run, **{"something new": share(10, 100)})
+    b = evidence(plain_run, **{"something new": share(90, 100)})
+    assert of(compare(a, b), "something new").change == "changed"
+
+
+def test_many_estimates_are_corrected_together(plain_run):
+    """One difference at p = 0.03 among twenty is what chance gives."""
+    quiet = {f"linkage_accuracy (m{i})": share(30, 100) for i in range(20)}
+    a = evidence(plain_run, **quiet)
+    b = evidence(plain_run, **{**quiet, "linkage_accuracy (m3)": share(45, 100)})
+    d = of(compare(a, b), "linkage_accuracy (m3)")
+    assert 0.01 < d.p < 0.05
+    assert d.adjusted > 0.05
+    assert d.change == "same"
+
+
+def test_clients_are_counted_after_holm(plain_run):
+    base = of_run(plain_run)
+    made = base.results["fingerprint"]
+
+    def rows(hits):
+        out = {}
+        for client, k in zip(made.per_client, hits, strict=True):
+            e = wilson(k, 50)
+            out[client] = {"share": e.value, "low": e.low, "high": e.high}
+        return replace(base, results={"fingerprint": replace(made, per_client=out)})
+
+    (found,) = compare(rows([10, 10, 10, 40]), rows([45, 12, 10, 10])).clients
+    assert (found.clients, found.worse, found.better) == (4, 1, 1)
+    assert {d.who for d in found.most} == {"client-00", "client-03"}
+
+
+def test_settings_epsilon_and_utility_are_compared(plain_run, noisy_run):
+    (c,) = diff(plain_run, noisy_run)
+    assert ("protections.dp_sgd.noise_multiplier", "not set", "2.0") in c.settings
+    (spent,) = c.epsilon
+    assert (spent.protection, spent.first) == ("dp_sgd", None)
+    assert (spent.worse, spent.better) == (0, 4)
+    (back,) = diff(noisy_run, plain_run)
+    assert back.epsilon[0].worse == 4
+    assert back.worse
+    assert of(c, "held-out accuracy").headline
+    json.dumps(plain_diff([c]), allow_nan=False)
+
+
+def test_an_empty_section_is_a_setting_too():
+    first = {"protections": {"shuffle": {}}, "a": 1}
+    assert changed_settings(first, {"a": 1}) == [("protections.shuffle", "there", "not set")]
+    assert changed_settings({"a": {"b": 1}}, {"a": {"b": 2}}) == [("a.b", "1", "2")]
+    assert changed_settings(first, first) == []
+
+
+def test_clients_go_by_number_unless_named(plain_run, tmp_path):
+    other = Path(shutil.copytree(plain_run, tmp_path / "other"))
+    file = other / "results" / "fingerprint.json"
+    raw = json.loads(file.read_text())
+    for row in raw["result"]["per_client"].values():
+        row |= {"share": 1.0, "low": 0.99, "high": 1.0}
+    file.write_text(json.dumps(raw))
+    said = json.dumps(plain_diff(diff(plain_run, other)))
+    assert "client-0" not in said
+
+
+# -- different federations -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"federation": {"clients": 5, "rounds": 3}}, "4 and 5 clients"),
+        ({"task": {"kind": "mlp", "hidden": [5]}}, "other models"),
+        ({"data": {"name": "gaussian-mixture", "records": 200, "dimension": 6}}, "other data"),
+    ],
+)
+def test_two_federations_are_refused_by_name_and_compared_anyway(plain_run, tmp_path, change, said):
+    experiment.run(SMALL | change | {"audits": {"coverage": {}}}, tmp_path / "other")
+    with pytest.raises(UsageError, match="different federations") as refused:
+        diff(plain_run, tmp_path / "other")
+    assert said in refused.value.got
+    assert refused.value.exit_code == 2
+    (c,) = diff(plain_run, tmp_path / "other", anyway=True)
+    assert any(said in d for d in c.different)
+
+
+def test_another_seed_or_more_rounds_are_the_same_federation(plain_run, tmp_path):
+    experiment.run(SMALL | {"federation": {"clients": 4, "rounds": 2}}, tmp_path / "other", seed=9)
+    (c,) = diff(plain_run, tmp_path / "other")
+    assert ("federation.rounds", "3", "2") in c.settings
+    assert any("other records" in n for n in c.notes)
+
+
+def test_stale_and_missing_results_are_named_not_compared(plain_run, tmp_path):
+    other = Path(shutil.copytree(plain_run, tmp_path / "other"))
+    file = other / "results" / "fingerprint.json"
+    raw = json.loads(file.read_text())
+    raw["result"]["trace_sha256"] = "0" * 64
+    file.write_text(json.dumps(raw))
+    (other / "results" / "coverage.json").unlink()
+    (c,) = diff(plain_run, other)
+    assert all(d.audit == "" for d in c.differences)
+    assert any("another trace" in n for n in c.notes)
+    assert c.unpaired == ("coverage: only in the first run",)
+
+
+def test_a_run_without_results_is_an_error(plain_run, tmp_path):
+    other = Path(shutil.copytree(plain_run, tmp_path / "other"))
+    shutil.rmtree(other / "results")
+    with pytest.raises(TraceError, match="no results"):
+        diff(plain_run, other)
+    with pytest.raises(TraceError, match="no run"):
+        diff(plain_run, tmp_path / "nowhere")
+
+
+# -- studies ---------------------------------------------------------------------------------------
+
+
+def study(folder, **runs):
+    folder.mkdir()
+    listed = []
+    for variant, run in runs.items():
+        shutil.copytree(run, folder / variant)
+        listed.append({"federation": "small", "variant": variant, "path": variant})
+    (folder / "study.json").write_text(json.dumps({"runs": listed}))
+    return folder
+
+
+def test_studies_are_paired_by_federation_and_variant(plain_run, noisy_run, tmp_path):
+    one = study(tmp_path / "one", plain=plain_run, noisy=noisy_run)
+    two = study(tmp_path / "two", noisy=noisy_run, other=plain_run)
+    (c,) = diff(one, two)
+    assert c.run == "small, noisy"
+    assert not c.worse
+    assert any("only in the first study: small, plain" in n for n in c.notes)
+    assert any("only in the second study: small, other" in n for n in c.notes)
+
+
+def test_studies_that_share_nothing_or_a_run_beside_a_study_are_refused(
+    plain_run, noisy_run, tmp_path
+):
+    one = study(tmp_path / "one", plain=plain_run)
+    two = study(tmp_path / "two", noisy=noisy_run)
+    with pytest.raises(UsageError, match="no run in common"):
+        diff(one, two)
+    with pytest.raises(UsageError, match="a study and a single run"):
+        diff(one, plain_run)

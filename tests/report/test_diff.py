@@ -1,0 +1,79 @@
+"""A comparison in words and for machines."""
+
+import io
+import json
+
+from rich.console import Console
+
+from fedaudit.report.diff import Comparison, Difference, Spent, plain_diff, show_diff, summary
+from fedaudit.results import Estimate
+
+A = Estimate(value=0.2, low=0.1, high=0.3, n=50)
+B = Estimate(value=0.6, low=0.5, high=0.7, n=50)
+
+
+def difference(change, measure="linkage", headline=True, value=0.4):
+    return Difference(
+        audit="fingerprint",
+        measure=measure,
+        first=A,
+        second=B,
+        value=value,
+        low=value - 0.1,
+        high=value + 0.1,
+        p=0.001,
+        adjusted=0.002,
+        change=change,
+        headline=headline,
+    )
+
+
+def shown(comparison, everything=False):
+    out = io.StringIO()
+    show_diff(Console(file=out, width=100), [comparison], everything)
+    return out.getvalue()
+
+
+MIXED = Comparison(
+    run="digits, DP",
+    first="one",
+    second="two",
+    differences=(
+        difference("worse"),
+        difference("same", "purity", headline=False),
+        difference("better", "rand", headline=False, value=-0.4),
+    ),
+    epsilon=(Spent(protection="dp_sgd", unit="record", first=(1.0, 2.0), second=None, worse=4),),
+    settings=(("federation.rounds", "3", "[red]4"),),
+    verdicts=(("fingerprint", "no_evidence", "leak"),),
+)
+
+
+def test_what_did_not_change_is_counted_and_shown_when_asked_for():
+    assert "purity" not in shown(MIXED)
+    assert "1 other estimates did not change" in shown(MIXED)
+    assert "purity" in shown(MIXED, everything=True)
+
+
+def test_every_kind_of_change_is_said():
+    text = shown(MIXED)
+    assert "+0.4 [0.3, 0.5]" in text
+    assert "-0.4 [-0.5, -0.3]" in text
+    assert (
+        "dp_sgd, epsilon per record: 1 to 2 before, nothing promised now; 4 clients worse" in text
+    )
+    assert "no evidence before, leak now" in text
+    assert "[red]4" in text  # a user's setting is text, not markup
+    assert summary(MIXED) == "1 worse, 1 better, 1 not changed beyond the intervals"
+
+
+def test_a_lost_promise_alone_makes_a_run_worse():
+    assert Comparison(run="", first="", second="", epsilon=MIXED.epsilon).worse
+    assert not Comparison(run="", first="", second="").worse
+
+
+def test_json_is_strict_where_epsilon_is_infinite():
+    endless = Spent(protection="x", unit="record", first=(1.0, float("inf")), second=None)
+    raw = plain_diff([Comparison(run="", first="a", second="b", epsilon=(endless,))])
+    (c,) = json.loads(json.dumps(raw, allow_nan=False))["comparisons"]
+    assert c["epsilon"][0]["first"] == [1.0, "inf"]
