@@ -3,18 +3,20 @@ PYTHON ?= python3.11
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 RUN    ?= fedaudit-run
+# one test process per core, one thread each
+WORKERS ?= -n auto --maxprocesses 4 --dist loadfile
 
 # bytecode is written at first use instead of at installation, which halves the set-up time
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 
-.PHONY: audit test check bench nightly reproduce reproduce-fingerprint reproduce-two-stage reproduce-topology reproduce-attribution test-flower docs env clean browser
+.PHONY: audit test check bench nightly reproduce reproduce-fingerprint reproduce-two-stage reproduce-topology reproduce-attribution reproduce-attribution-smollm reproduce-active-membership reproduce-guard test-flower docs env clean browser axe
 
 audit: $(VENV)/core.stamp  ## environment, the built-in experiment, a report
 	$(BIN)/fedaudit run --out $(RUN)
 
 test: $(VENV)/dev.stamp browser check  ## environment, lint, types, tests
-	$(BIN)/python -m pytest -m "not nightly and not network"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) -m "not nightly and not network"
 
 check: $(VENV)/dev.stamp  ## lint, types, generated pages
 	$(BIN)/ruff check .
@@ -51,6 +53,18 @@ reproduce-topology: $(VENV)/dev.stamp
 reproduce-attribution: $(VENV)/dev.stamp
 	$(BIN)/python -m reproductions.attribution.run
 
+reproduce-active-membership: $(VENV)/dev.stamp
+	$(BIN)/python -m reproductions.active_membership.run
+
+reproduce-guard: $(VENV)/dev.stamp  ## detection and false alarms of the check of received models
+	$(BIN)/python -m reproductions.guard.run evaluate
+
+# About an hour: a real language model, 135 million weights.
+reproduce-attribution-smollm: $(VENV)/dev.stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[text]"
+	$(BIN)/fedaudit data get smollm2
+	$(BIN)/python -m reproductions.attribution.smollm
+
 # Flower pins older versions of several libraries: an environment of its own.
 test-flower: .venv-flower/stamp  ## what needs Flower: recording, doctor, engine
 	.venv-flower/bin/python -m pytest tests/flower tests/cli/test_flower.py tests/cli/test_sites.py -m "not nightly and not network"
@@ -66,9 +80,19 @@ docs: $(VENV)/dev.stamp  ## the documentation site, offline and strict
 
 env: $(VENV)/dev.stamp
 
+AXE     := .cache/axe/axe.min.js
+AXE_SHA := 20c09fe157a8a34a30e241aaa1fcdade657734f08ab379ecfbeb7d45cc46e878
+
+axe:  ## axe-core for the accessibility test: fetched once, checked, never part of the package
+	@[ -f $(AXE) ] || { mkdir -p $(dir $(AXE)) && cd $(dir $(AXE)) \
+	  && npm pack --silent axe-core@4.14.0 >/dev/null 2>&1 \
+	  && tar -xzOf axe-core-4.14.0.tgz package/axe.min.js > axe.part && rm axe-core-4.14.0.tgz \
+	  && echo "$(AXE_SHA)  axe.part" | sha256sum -c --quiet - && mv axe.part axe.min.js; } \
+	  || echo "no axe-core: the accessibility test will be skipped"
+
 # The browser test needs Chromium. Where it is missing and can be installed, it is; elsewhere the
 # test says that it was skipped.
-browser:
+browser: axe
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
 	  || { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] \
 	       && echo "installing chromium for the browser test" \

@@ -1,6 +1,7 @@
 """The command line: parses arguments, calls the experiment, prints. One file per group of commands.
 
-Exit codes: 0 done, 2 usage or config, 3 data or trace, 130 interrupted, 1 anything else.
+Exit codes: 0 done, 2 usage or config, 3 data or trace, 4 policy not kept, 130 interrupted, 1
+anything else.
 A user's mistake never ends in a traceback.
 """
 
@@ -11,11 +12,37 @@ import sys
 
 import typer
 
-from fedaudit.cli import allocate, begin, data, flower, ldp, plan, runs, sites
+from fedaudit.cli import (
+    allocate,
+    begin,
+    data,
+    decide,
+    flower,
+    guard,
+    harden,
+    ldp,
+    plan,
+    runs,
+    sites,
+)
 from fedaudit.cli.app import app
 from fedaudit.errors import FedauditError
 
-__all__ = ["allocate", "app", "begin", "data", "flower", "ldp", "main", "plan", "runs", "sites"]
+__all__ = [
+    "allocate",
+    "app",
+    "begin",
+    "data",
+    "decide",
+    "flower",
+    "guard",
+    "harden",
+    "ldp",
+    "main",
+    "plan",
+    "runs",
+    "sites",
+]
 
 
 def main() -> None:

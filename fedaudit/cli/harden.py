@@ -1,0 +1,89 @@
+"""`fedaudit harden`: from limits to a config that keeps them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedaudit.cli.app import app
+from fedaudit.cli.output import Bar, Quiet, again, console, interruptible
+
+NOT_KEPT = 4
+"""Exit code where nothing was confirmed to keep the limits, as of a gate that fails."""
+
+
+@app.command("harden")
+def harden_command(
+    config: Annotated[Path | None, typer.Argument(help="A TOML file; none: built-in.")] = None,
+    limits: Annotated[
+        Path | None, typer.Option("--limits", help="TOML file with [[limit]]s, as for the gate.")
+    ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--limit",
+            help='As "fingerprint.linkage_accuracy <= 1.5 x chance", "epsilon <= 8", '
+            '"accuracy_loss <= 2 points"; repeatable.',
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Time after which the best so far is reported: 90s, 10m.")
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(help="Runs per protection, and fresh ones of the choice.")
+    ] = 1,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only",
+            help="What may be chosen, repeatable: shuffle, secure_sum, dp_sgd, allocation, "
+            "local_dp, update_noise, central_dp.",
+        ),
+    ] = None,
+    curve: Annotated[
+        int, typer.Option(help="Levels of noise on the trade-off curve at least; 0: as needed.")
+    ] = 3,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="section.key=value, repeatable.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the search.")] = Path("fedaudit-harden"),
+    workers: Annotated[int | None, typer.Option(help="Processes; default: one per core.")] = None,
+    quiet: Quiet = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print as JSON on standard output.")
+    ] = False,
+) -> None:
+    """Search protections for the cheapest that keeps all limits, and write its config.
+
+    Resumes where it was stopped. Exit codes: 0 found and confirmed on fresh seeds, 4 nothing keeps
+    all limits (or the time was up), 2 the command, config or limits are wrong.
+    """
+    with interruptible(again()), Bar(quiet or as_json) as bar:
+        bar("harden", 0, 1, "starting")
+        from fedaudit.experiment.harden import harden
+
+        found = harden(
+            config,
+            limits,
+            out,
+            lines=limit or (),
+            budget=budget,
+            seeds=seeds,
+            workers=workers,
+            only=only or (),
+            curve=curve,
+            overrides=set_ or (),
+            progress=bar,
+        )
+    from fedaudit.report import harden as words
+
+    if as_json:
+        typer.echo(json.dumps(words.plain(found), indent=1, allow_nan=False))
+    else:
+        words.show(console(), found)
+        typer.echo(f"\n{found.reused} runs were there already; all of it: {out / 'harden.md'}")
+    if not found.succeeded:
+        raise typer.Exit(NOT_KEPT)

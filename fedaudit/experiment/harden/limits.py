@@ -1,0 +1,231 @@
+"""The limits of a hardening, in the grammar of the gate, held against one or several runs."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedaudit.errors import ConfigError, UsageError
+from fedaudit.experiment.gate.check import held, held_estimate, rule_of
+from fedaudit.experiment.gate.evidence import Evidence
+from fedaudit.experiment.gate.measures import EPSILON, LOSS, UTILITY, VERDICT
+from fedaudit.experiment.gate.policy import Limit, Policy, load_policy, read_limit
+from fedaudit.experiment.sweep import over_seeds
+from fedaudit.report.gate import Check, Status
+from fedaudit.results import Estimate
+
+POOLED = 0.95
+"""Confidence of an interval over seeds."""
+
+WORST: tuple[Status, ...] = ("failed", "missing", "allowed", "passed")
+
+UNSEEN = "sees no single client's update"
+NOTHING_LEFT = (
+    "met by rule: nothing is left to link. No single client's update reaches the observer, and "
+    "the sums that do cannot be taken apart"
+)
+
+
+def load_limits(file: str | Path | None = None, lines: Sequence[str] = ()) -> Policy:
+    """Limits from a policy file, from lines such as "epsilon <= 8", or both."""
+    if file is None and not lines:
+        raise UsageError(
+            "there is nothing to harden for",
+            expected="limits that a protection has to keep",
+            got="none",
+            remedy='--limit "fingerprint.linkage_accuracy <= 1.5 x chance", or --limits FILE',
+        )
+    if file is None:
+        raw: dict[str, Any] = {}
+        where = "the limits"
+    else:
+        raw, where = _read(Path(file)), str(file)
+    listed = raw.get("limit", [])
+    if lines and isinstance(listed, list):
+        raw["limit"] = [*listed, *(read_limit(line) for line in lines)]
+    policy = replace(load_policy(raw), where=where)
+    for limit in policy.limits:
+        if limit.federation is not None or limit.variant is not None:
+            raise ConfigError(
+                f"limit {limit.name!r} is for one run of a study",
+                expected="limits without federation and variant: one federation is hardened",
+                got=limit.federation or limit.variant,
+                remedy="remove federation and variant from it",
+            )
+    return policy
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"the limits {path} cannot be read",
+            expected="a TOML file with [[limit]] sections, as `fedaudit gate` takes it",
+            got=getattr(error, "strerror", None) or str(error),
+            remedy=f"write one with `fedaudit gate --init {path}`, or use --limit",
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"the limits {path} are not TOML",
+            expected="lines such as at_most = 0.05 under [[limit]]",
+            got=str(error),
+            remedy="correct that line; texts stand in quotes",
+        ) from None
+
+
+def is_utility(limit: Limit) -> bool:
+    """Whether a limit is on what the model is worth: noise makes that worse, not better."""
+    return limit.metric == LOSS or limit.metric in UTILITY
+
+
+def audits_for(policy: Policy, configured: Sequence[str]) -> list[str]:
+    """The audits that the limits ask."""
+    named = [x.audit for x in policy.limits if x.audit]
+    if any(x.metric == VERDICT for x in policy.limits):
+        named += configured
+    return list(dict.fromkeys(named))
+
+
+def curves(policy: Policy) -> list[Limit]:
+    """Limits on one number of the whole federation that an audit estimates: what is drawn."""
+    return [x for x in policy.limits if x.audit and not x.is_verdict and not x.per_client]
+
+
+# -- one limit, several runs ---------------------------------------------------------------------
+
+
+def hold(policy: Policy, runs: Sequence[Evidence], loss: Estimate | str) -> tuple[Check, ...]:
+    """Every limit against the runs of one protection, one run per seed.
+
+    A number of the federation is the mean over seeds with its interval; what holds per client, for
+    a verdict or for an epsilon has to hold in every run. `loss` as `accuracy_loss`, or why there is
+    none.
+    """
+    out: list[Check] = []
+    for limit in policy.limits:
+        if limit.metric == LOSS:
+            out.append(_of_loss(limit, loss, policy))
+            continue
+        mean = pooled(limit, runs) if policy.confidence <= POOLED + 1e-9 else None
+        if mean is not None:
+            out.append(held_estimate(limit, mean, policy))
+            continue
+        each = [held(limit, e, policy) for e in runs]
+        for name in dict.fromkeys(c.limit for checks in each for c in checks):
+            same = [(n, c) for n, checks in enumerate(each, 1) for c in checks if c.limit == name]
+            n, worst = min(same, key=lambda pair: WORST.index(pair[1].status))
+            if worst.status in ("missing", "allowed") and nothing_left(worst.metric, runs):
+                worst = replace(worst, status="passed", said=NOTHING_LEFT, missing="", remedy="")
+            elif len(runs) > 1 and worst.status != "passed":
+                worst = replace(worst, run=f"run {n} of {len(runs)}")
+            out.append(replace(worst, file=""))
+    return tuple(out)
+
+
+def _of_loss(limit: Limit, loss: Estimate | str, policy: Policy) -> Check:
+    if isinstance(loss, Estimate):
+        return held_estimate(limit, loss, policy)
+    return Check(
+        limit=limit.name,
+        metric=limit.metric,
+        rule=rule_of(limit),
+        status="allowed" if limit.name in policy.allow_missing else "missing",
+        missing=loss,
+        why=limit.why,
+    )
+
+
+def estimates(limit: Limit, runs: Sequence[Evidence]) -> list[Estimate]:
+    """What every run states of a limit's number; nothing if any run does not."""
+    if limit.metric in UTILITY:
+        found = [e.utility(limit.metric) for e in runs]
+    elif limit.audit and not limit.is_verdict and not limit.per_client:
+        found = [
+            e.results[limit.audit].estimates.get(limit.measure)
+            if limit.audit in e.results
+            and limit.audit not in e.stale
+            and e.results[limit.audit].not_applicable is None
+            else None
+            for e in runs
+        ]
+    else:
+        return []
+    known = [e for e in found if e is not None]
+    return known if len(known) == len(runs) else []
+
+
+def pooled(limit: Limit, runs: Sequence[Evidence]) -> Estimate | None:
+    """The mean over several runs with its interval; None for one run, which speaks for itself."""
+    found = estimates(limit, runs)
+    return mean_of(found) if len(found) > 1 else None
+
+
+def mean_of(found: Sequence[Estimate], share: bool = True) -> Estimate:
+    """Estimates of different seeds as one; not a `share`: a difference, which can be below 0."""
+    exact = {(e.value, e.low, e.high) for e in found if e.confidence >= 1}
+    if len(found) == 1 or (len(exact) == 1 and all(e.confidence >= 1 for e in found)):
+        return found[0]
+    # far from 0 nothing is taken for a share, whose interval would end there
+    away = 0.0 if share else -1.0 - max(abs(x) for e in found for x in (e.low, e.high))
+    value, low, high, by = over_seeds(
+        [(e.value + away, e.low + away, e.high + away) for e in found]
+    )
+    chance = [e.baseline for e in found if e.baseline is not None]
+    return Estimate(
+        value=value - away,
+        low=(value if low is None else low) - away,
+        high=(value if high is None else high) - away,
+        n=sum(e.n for e in found),
+        confidence=min(POOLED, *(e.confidence for e in found)),
+        baseline=sum(chance) / len(chance) if len(chance) == len(found) else None,
+        method=by,
+    )
+
+
+def nothing_left(metric: str, runs: Sequence[Evidence]) -> bool:
+    """The one rule by which an audit that is not applicable keeps its limit.
+
+    Linking needs updates of single clients. Where the observer receives none in any run, and no
+    algebra of the sums gives one back, no link is left to be made. Uploads that carry their
+    senders' names make linking "not applicable" too: that is no protection, and does not count.
+    """
+    if not metric.startswith("fingerprint."):
+        return False
+    for e in runs:
+        result = e.results.get("fingerprint")
+        if e.lacking or result is None or UNSEEN not in (result.not_applicable or ""):
+            return False
+        sums = e.results.get("query_plan")
+        if "secure_aggregation" in e.config.get("protections", {}):
+            found = None if sums is None else sums.estimates.get("recoverable_updates")
+            if found is None or found.high > 0:
+                return False
+    return True
+
+
+def beyond_noise(checks: Sequence[Check], runs: Sequence[Evidence]) -> str:
+    """Why more noise cannot help: an audit has no hold on these uploads, whatever their content,
+    or has too few records or rounds to state its number."""
+    for check in checks:
+        audit, _, name = check.metric.partition(".")
+        if check.status != "missing" or not name:
+            continue
+        results = [e.results[audit] for e in runs if audit in e.results]
+        small = name != VERDICT and check.missing.startswith("underpowered")
+        if small or any(r.not_applicable is not None for r in results):
+            return f"{check.limit}: {check.missing}"
+    return ""
+
+
+def largest_epsilon(runs: Sequence[Evidence]) -> float | None:
+    """The largest epsilon promised to any client in any run; None if nothing was."""
+    spent = [float(g["epsilon"]) for e in runs for of in e.guarantees.values() for g in of.values()]
+    return max(spent, default=None)
+
+
+def epsilon_limits(policy: Policy) -> list[Limit]:
+    return [x for x in policy.limits if x.metric == EPSILON]

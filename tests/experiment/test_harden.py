@@ -1,0 +1,502 @@
+"""From limits to the cheapest protection: found, written, confirmed on fresh seeds; or why not."""
+
+import json
+import math
+import tomllib
+from dataclasses import replace
+from multiprocessing import active_children
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedaudit import experiment
+from fedaudit.errors import ConfigError, UsageError
+from fedaudit.experiment.config import load
+from fedaudit.experiment.gate import gate, load_policy
+from fedaudit.experiment.gate.evidence import Evidence, of_run
+from fedaudit.experiment.gate.policy import read_limit, write_policy
+from fedaudit.experiment.harden import choices, harden, limits, utility
+from fedaudit.experiment.harden.bench import Bench, OutOfTime, seconds
+from fedaudit.experiment.harden.search import PRECISION, Search, conflicts, instead
+from fedaudit.report.gate import Check, Reading
+from fedaudit.report.harden import Point
+from fedaudit.results import AuditResult, Estimate
+
+SMALL = {
+    "seed": 3,
+    "data": {"name": "digits"},
+    "partition": {"kind": "dirichlet", "alpha": 0.5},
+    "task": {"kind": "mlp", "hidden": [8]},
+    "federation": {"clients": 4, "rounds": 3},
+    "training": {"learning_rate": 0.3, "epochs": 1, "batch_size": 32},
+    "protections": {"shuffle": {}},
+    "audits": {"fingerprint": {"methods": ["greedy"]}},
+}
+LINKS = "fingerprint.linkage_accuracy <= 1.5 x chance"
+CHEAP = "accuracy_loss <= 2 points"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """One folder for all searches of this file: what one has measured the next one finds."""
+    return tmp_path_factory.mktemp("harden")
+
+
+def searched(folder, *lines, config=SMALL, **options):
+    options = {"workers": 1, "curve": 0, **options}
+    return harden(config, None, folder, lines=lines, **options)
+
+
+@pytest.fixture(scope="module")
+def private(folder):
+    """DP-SGD for an epsilon, by the faster accountant."""
+    config = {**SMALL, "protections": {"dp_sgd": {"accountant": "rdp"}}}
+    lines = ("epsilon <= 6 per record", "accuracy_loss <= 0.9")
+    done = searched(folder, *lines, config=config, only=["dp_sgd"])
+    texts = {f: (folder / f).read_text("utf-8") for f in ("hardened.toml", "policy.toml")}
+    return done, {name: tomllib.loads(text) for name, text in texts.items()}
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    return searched(folder, LINKS, CHEAP)
+
+
+# -- limits that can be kept ---------------------------------------------------------------------
+
+
+def test_the_way_that_leaves_nothing_to_link_costs_nothing_and_is_chosen(found):
+    assert found.succeeded
+    assert found.confirmed.label == choices.SUMMED
+    assert found.confirmed.trusted == ("the aggregator",)
+    # the same model up to the order of a sum: the loss is known, not estimated
+    assert (found.confirmed.cost.low, found.confirmed.cost.high) == (0.0, 0.0)
+    assert [p.label for p in found.points] == ["unprotected", "shuffle", "secure sum"]
+    said = {c.limit: c.said for c in found.confirmed.checks}
+    assert said["fingerprint.linkage_accuracy"] == limits.NOTHING_LEFT
+
+
+def test_names_on_every_update_are_no_protection_against_linking(found):
+    (check,) = [c for c in found.points[0].checks if c.metric.startswith("fingerprint")]
+    assert check.status == "missing"
+    assert "senders are already known" in check.missing
+
+
+def test_the_choice_is_measured_on_seeds_that_the_search_had_not_seen(found, folder):
+    seen = {f for p in found.points for f in p.folders}
+    assert not seen & set(found.confirmed.folders)
+    seeds = [
+        tomllib.loads((folder / "cells" / f / "truth" / "config.toml").read_text("utf-8"))["seed"]
+        for f in found.confirmed.folders
+    ]
+    assert seeds == [SMALL["seed"] + 1]
+
+
+def test_the_written_config_runs_and_passes_the_written_policy(found, folder, tmp_path):
+    assert found.config == str(folder / "hardened.toml")
+    experiment.run(folder / "hardened.toml", tmp_path / "run")
+    verdict = gate(tmp_path / "run", folder / "policy.toml")
+    assert verdict.passed
+    assert {c.limit: c.status for c in verdict.checks} == {
+        "fingerprint.linkage_accuracy": "allowed",
+        "accuracy_loss": "allowed",
+    }
+    assert load(folder / "hardened.toml").raw["audits"] == load(SMALL).raw["audits"]
+
+
+def test_an_epsilon_is_met_by_the_accountant_at_the_foot_of_its_ladder(private, tmp_path):
+    done, written = private
+    assert done.succeeded
+    # one level is enough: the noise was known before anything was trained
+    assert [p.level for p in done.points] == [0.0, 1.0]
+    assert 5.9 < done.chosen.epsilon <= 6.0
+    assert done.confirmed.epsilon <= 6.0
+    experiment.run(written["hardened.toml"], tmp_path / "run")
+    verdict = gate(tmp_path / "run", written["policy.toml"])
+    assert verdict.passed
+    assert verdict.counts["passed"] == 1
+    assert verdict.counts["allowed"] == 1
+
+
+def test_a_ladder_is_halved_to_the_least_noise_that_keeps_the_risk(folder):
+    done = searched(
+        folder, "fingerprint.linkage_accuracy <= 0.85", only=["shuffle", "dp_sgd"], seeds=1
+    )
+    noisy = sorted((p for p in done.points if p.level), key=lambda p: p.level)
+    kept = [p.level for p in noisy if p.met]
+    assert kept
+    lower = [p.level for p in noisy if p.level < kept[0]]
+    # either the foot of the ladder did, or the next lower level that was tried broke it
+    assert not lower or kept[0] / lower[-1] <= PRECISION
+    # epsilon was not asked for: no ladder was entered that only epsilon needs
+    assert all("DP-SGD" in p.label for p in noisy)
+
+
+def test_candidates_that_do_not_hold_on_fresh_seeds_are_not_confirmed(folder, monkeypatch):
+    """A limit that luck kept in the search: fresh figures decide."""
+    inside = Search._point
+
+    def lucky(self, choice, measured):
+        point = inside(self, choice, measured)
+        if measured[choice][0] == self.seeds:
+            return replace(point, checks=tuple(replace(c, status="passed") for c in point.checks))
+        return point
+
+    monkeypatch.setattr(Search, "_point", lucky)
+    done = searched(folder, "fingerprint.linkage_accuracy <= 0.01", only=["shuffle"])
+    assert not done.succeeded
+    assert [p.label for p in done.rejected] == ["unprotected", "shuffle"]
+    assert not (folder / "hardened.toml").exists()
+    assert (folder / "nearest.toml").exists()
+    # every attempt has seeds of its own
+    assert not set(done.rejected[0].folders) & set(done.rejected[1].folders)
+
+
+# -- limits that cannot --------------------------------------------------------------------------
+
+
+def test_limits_that_cannot_be_kept_together_are_named_with_the_nearest_that_can(folder):
+    done = searched(folder, "epsilon <= 0.05", CHEAP, only=["dp_sgd"])
+    assert not done.succeeded
+    assert done.conflicts == (("epsilon", "accuracy_loss"),)
+    assert "DP-SGD" in done.nearest.label
+    assert [c.limit for c in done.nearest.broken] == ["accuracy_loss"]
+    assert [c.limit for c in done.instead["epsilon"].broken] == ["epsilon"]
+    made = load(folder / "nearest.toml")
+    assert made.protections["dp_sgd"].noise_multiplier > 10
+    assert "does NOT keep every limit" in (folder / "nearest.toml").read_text("utf-8")
+    assert not (folder / "hardened.toml").exists()
+
+
+def test_no_noise_reaches_an_epsilon_of_zero(folder):
+    done = searched(folder, "epsilon <= 0", only=["dp_sgd"])
+    assert done.conflicts == (("epsilon",),)
+    assert ("DP-SGD", "no noise reaches an epsilon of 0 (got 0)") in done.left_out
+    assert [p.label for p in done.points] == ["unprotected"]
+
+
+def test_contradictions_and_unknown_names_are_refused_before_anything_runs(tmp_path):
+    for lines, words in (
+        (["accuracy >= 0.9", "accuracy <= 0.5"], "contradict"),
+        (["fingerprint.linkage_acuracy <= 0.5"], "did you mean 'fingerprint.linkage_accuracy'"),
+        (["epsilon < 5"], "cannot be read"),
+        (["accuracy_loss >= 2 points"], "at_least means nothing"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            harden(SMALL, None, tmp_path / "out", lines=lines)
+    with pytest.raises(UsageError, match="nothing to harden for"):
+        harden(SMALL, None, tmp_path / "out")
+    with pytest.raises(UsageError, match="dp_sgd"):
+        harden(SMALL, None, tmp_path / "out", lines=[CHEAP], only=["dp_sdg"])
+    with pytest.raises(UsageError, match="needs seeds"):
+        harden(SMALL, None, tmp_path / "out", lines=[CHEAP], seeds=0)
+    file = tmp_path / "limits.toml"
+    file.write_text('[[limit]]\nmetric = "accuracy"\nat_least = 0.5\nvariant = "DP-SGD"\n')
+    with pytest.raises(ConfigError, match="one run of a study"):
+        harden(SMALL, file, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# -- resuming and time ---------------------------------------------------------------------------
+
+
+def test_a_search_that_was_stopped_goes_on_and_ends_the_same(found, tmp_path):
+    def stop(stage, done, total, note):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        searched(tmp_path, LINKS, CHEAP, progress=stop)
+    assert len(list((tmp_path / "cells").iterdir())) == 2
+    again = searched(tmp_path, LINKS, CHEAP)
+    assert again.reused == 2
+    assert again.points == found.points
+    assert again.confirmed == found.confirmed
+
+
+def test_a_spent_budget_reports_what_is_known_and_claims_nothing_unconfirmed(found, tmp_path):
+    nothing = searched(tmp_path, LINKS, budget=1e-9)
+    assert not nothing.succeeded
+    assert nothing.points == ()
+    assert "budget" in nothing.stopped
+    # runs that are there cost no time: the search is complete, its confirmation is not
+    (tmp_path / "cells").rmdir()
+    (tmp_path / "cells").symlink_to(Path(found.path) / "cells")
+    (fresh,) = found.confirmed.folders
+    (tmp_path / "cells" / fresh / "cell.json").rename(tmp_path / "kept.json")
+    try:
+        best = searched(tmp_path, LINKS, CHEAP, budget=1e-9)
+    finally:
+        (tmp_path / "kept.json").rename(tmp_path / "cells" / fresh / "cell.json")
+    assert best.chosen.label == choices.SUMMED
+    assert not best.succeeded
+    assert not (tmp_path / "hardened.toml").exists()
+    assert "NOT confirmed on fresh seeds" in (tmp_path / "nearest.toml").read_text("utf-8")
+    assert json.loads((tmp_path / "harden.json").read_text("utf-8"))["succeeded"] is False
+
+
+def test_no_cell_is_begun_that_the_budget_has_no_time_for(tmp_path):
+    now = [0.0]
+    told = []
+
+    def progress(stage, done, total, note):
+        told.append(note)
+
+    class Slow(Bench):
+        def _place(self, name):
+            now[0] += 4.0  # every run takes four seconds of this clock
+            return super()._place(name)
+
+    bench = Slow(tmp_path, workers=1, budget=10.0, progress=progress, clock=lambda: now[0])
+    wanted = [(f"seed {s}", load({**SMALL, "seed": s})) for s in (50, 51, 52, 53)]
+    with pytest.raises(OutOfTime):
+        bench.measure(wanted)
+    assert told == ["seed 50", "seed 51"]
+    assert [bench.has(c) for _, c in wanted] == [True, True, False, False]
+
+
+def test_workers_are_ended_with_the_search_and_agree_with_it(found, folder, tmp_path):
+    def stop(stage, done, total, note):
+        raise KeyboardInterrupt
+
+    bench = Bench(tmp_path, workers=2, budget=600.0, progress=stop)
+    (cell,) = found.points[1].folders
+    raw = tomllib.loads((folder / "cells" / cell / "truth" / "config.toml").read_text("utf-8"))
+    with pytest.raises(KeyboardInterrupt), bench:
+        bench.measure([("shuffle", load(raw))])
+    assert not active_children()
+    # measured by a worker: the same to the last digit as in this process
+    there = of_run(folder / "cells" / cell)
+    own = bench.of(load(raw))
+    assert (own.trace_sha256, own.metrics) == (there.trace_sha256, there.metrics)
+
+
+def test_budgets_are_read_in_their_units():
+    assert [seconds(t) for t in ("90", "90s", "10m", "1.5h", "2 min")] == [90, 90, 600, 5400, 120]
+    for wrong in ("", "ten", "0", "-5m", "5d"):
+        with pytest.raises(UsageError, match="time budget"):
+            seconds(wrong)
+
+
+# -- the pieces ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        (LINKS, {"metric": "fingerprint.linkage_accuracy", "at_most_times_chance": 1.5}),
+        (
+            "two_stage_membership.true_positive_rate at 1 % at most 2 %",
+            {"metric": "two_stage_membership.true_positive_rate at 1 %", "at_most": 0.02},
+        ),
+        ("epsilon <= 8 per client", {"metric": "epsilon", "at_most": 8.0, "per": "client"}),
+        ("epsilon at most 8 per record", {"metric": "epsilon", "at_most": 8.0, "unit": "record"}),
+        (CHEAP, {"metric": "accuracy_loss", "at_most": 0.02}),
+        ("accuracy>=.8", {"metric": "accuracy", "at_least": 0.8}),
+        ("coverage.verdict", {"metric": "coverage.verdict"}),
+        (
+            "two_stage_membership.membership_auc <= 5 points above chance",
+            {"metric": "two_stage_membership.membership_auc", "at_most_above_chance": 0.05},
+        ),
+    ],
+)
+def test_a_limit_in_one_line(text, limit):
+    assert read_limit(text) == limit
+    policy = load_policy({"limit": [limit]})
+    assert load_policy(tomllib.loads(write_policy(policy))).limits == policy.limits
+
+
+def test_one_run_alone_does_not_say_what_its_protection_costs(found, folder):
+    run = folder / "cells" / found.points[1].folders[0]
+    verdict = gate(run, {"limit": [read_limit(CHEAP)]})
+    assert [c.status for c in verdict.checks] == ["missing"]
+    assert not verdict.passed
+
+
+def test_tango_has_its_closed_form_without_discordant_pairs_and_is_symmetric():
+    z2 = 1.959963984540054**2
+    low, high = utility.tango(0, 0, 360)
+    assert high == pytest.approx(z2 / (360 + z2), rel=1e-6)
+    assert low == pytest.approx(-high)
+    one, other = utility.tango(12, 5, 90), utility.tango(5, 12, 90)
+    assert one == pytest.approx((-other[1], -other[0]))
+
+
+def test_tango_equals_a_slow_twin_that_maximises_the_likelihood_on_a_grid():
+    b, c, n = 9, 3, 60
+
+    def inside(d):
+        q = np.linspace(max(0, -d), (1 - d) / 2, 20001)[1:-1]
+        p = q + d
+        q, p = q[p > 0], p[p > 0]
+        rest = np.maximum(1 - p - q, 1e-12)
+        best = q[np.argmax(b * np.log(p) + c * np.log(q) + (n - b - c) * np.log(rest))]
+        return abs(b - c - n * d) <= 1.96 * math.sqrt(n * (2 * best + d * (1 - d)))
+
+    kept = [d for d in np.linspace(-0.2, 0.4, 601) if inside(d)]
+    assert utility.tango(b, c, n) == pytest.approx((kept[0], kept[-1]), abs=2e-3)
+
+
+def test_tango_covers_the_difference_as_often_as_it_says():
+    rng = np.random.default_rng(5)
+    draws = rng.multinomial(200, [0.08, 0.03, 0.89], size=400)
+    ends = [utility.tango(int(b), int(c), 200) for b, c, _ in draws]
+    assert np.mean([low <= 0.05 <= high for low, high in ends]) > 0.92
+
+
+def test_the_paired_loss_is_the_difference_of_the_stored_accuracies(private, folder):
+    done, _ = private
+    base, own = (of_run(folder / "cells" / p.folders[0]) for p in done.points)
+    lost = base.metrics["accuracy"] - own.metrics["accuracy"]
+    assert done.points[1].cost.value == pytest.approx(lost, abs=1e-9)
+    assert done.points[1].cost.method == "paired records (Tango)"
+    wide = utility.unpaired(base.metrics["accuracy"], own.metrics["accuracy"], base.held_out)
+    assert wide.value == pytest.approx(lost, abs=1e-9)
+
+
+def search_for(tmp_path, *lines, **options):
+    bench = Bench(tmp_path, workers=1, budget=None, progress=lambda *_: None)
+    policy = limits.load_limits(None, lines)
+    return Search(load({**SMALL, **options}), policy, bench, 1, ())
+
+
+def test_equal_epsilon_gives_every_client_the_noise_that_it_needs_and_no_more(tmp_path):
+    search = search_for(
+        tmp_path, "epsilon <= 6", protections={"dp_sgd": {"accountant": "rdp", "clip": 0.5}}
+    )
+    (ladder,) = [x for x in search.ladders if x.name == choices.ALLOCATED]
+    made = search.made(choices.Choice(search.ways[1], ladder, 1.0), 3)
+    assert list(made) == ["dp_sgd", "shuffle"]  # noise before the shuffle
+    config = choices.configured(search.config, made, 3, ["fingerprint"])
+    hook = config.protections["dp_sgd"]
+    spent = [hook.guarantee(c, e).epsilon for c, e in enumerate(search.site(3).exposures(hook))]
+    assert max(spent) <= 6.0
+    assert min(spent) > 5.9
+    assert len(set(hook.noise_multiplier)) > 1
+    assert (hook.clip, hook.accountant) == (0.5, "rdp")  # as the config has them
+
+
+def test_noise_by_size_spends_what_uniform_noise_would(tmp_path):
+    search = search_for(tmp_path, LINKS)
+    (ladder,) = [x for x in search.ladders if x.name == choices.ALLOCATED]
+    z = np.array(
+        search.made(choices.Choice(search.ways[1], ladder, 2.0), 3)["dp_sgd"]["noise_multiplier"]
+    )
+    assert (z**2).sum() == pytest.approx(len(z) * 2.0**2, rel=2e-3)
+    assert np.argmax(z) == np.argmax(search.site(3).sizes)
+
+
+def test_what_the_config_already_has_is_tried_as_it_is():
+    own = {"clip": {"bound": 1.0}, "shuffle": {}}
+    found = choices.ways(load({**SMALL, "protections": own}))
+    assert [w.name for w in found] == ["unprotected", "shuffle", "secure sum", "as configured"]
+    assert list(found[-1].protections) == ["clip", "shuffle"]
+    assert [w.name for w in choices.ways(load(SMALL))] == ["unprotected", "shuffle", "secure sum"]
+    masked = load({**SMALL, "protections": {"secure_aggregation": {"threshold": 3}}})
+    (summed,) = [w for w in choices.ways(masked) if w.name == choices.SUMMED]
+    assert summed.protections["secure_aggregation"]["threshold"] == 3
+
+
+def test_ladders_that_cannot_give_the_promise_are_left_out_with_the_reason():
+    policy = limits.load_limits(None, ["epsilon <= 8 per person"])
+    ladders, left = choices.ladders(load(SMALL), policy)
+    assert {x.name for x in ladders} == {"dp_sgd", "allocation"}
+    assert left == [("local DP", "it promises per record, a limit asks for epsilon per person")]
+    whole = load_policy({"limit": [{"metric": "epsilon", "at_most": 8, "unit": "client"}]})
+    ladders, left = choices.ladders(load(SMALL), whole)
+    assert {x.name for x in ladders} == {"update_noise", "central_dp"}
+
+
+def test_rounded_noise_is_never_less_and_a_rounded_epsilon_never_more():
+    for value in (0.0123456, 1.0, 2.73456, 99.999, 12345.6):
+        assert value <= choices._short(value) <= value * 1.0011
+        assert value >= choices._short(value, up=False) >= value * 0.9989
+
+
+def linked(text, **protections):
+    result = AuditResult(audit="fingerprint", question="", vantage="server", not_applicable=text)
+    results = {"fingerprint": result}
+    open_sums = protections.pop("recoverable", None)
+    if open_sums is not None:
+        e = Estimate(value=open_sums, low=open_sums, high=open_sums, n=4, confidence=1.0)
+        results["query_plan"] = AuditResult(
+            audit="query_plan",
+            question="",
+            vantage="server",
+            headline="recoverable_updates",
+            estimates={"recoverable_updates": e},
+        )
+    return Evidence(path=Path(), results=results, config={"protections": protections})
+
+
+def test_nothing_left_to_link_is_a_rule_about_updates_that_nobody_sees():
+    limit = "fingerprint.linkage_accuracy"
+    hidden = "server sees no single client's update in round 1"
+    assert limits.nothing_left(limit, [linked(hidden, secure_sum={})])
+    assert not limits.nothing_left(limit, [linked("senders are already known from this vantage")])
+    assert not limits.nothing_left(limit, [linked(hidden), linked("linking needs two rounds")])
+    # sums from which a single update can be solved for leave something to link
+    assert limits.nothing_left(limit, [linked(hidden, secure_aggregation={}, recoverable=0.0)])
+    assert not limits.nothing_left(limit, [linked(hidden, secure_aggregation={}, recoverable=2.0)])
+    assert not limits.nothing_left(limit, [linked(hidden, secure_aggregation={})])
+    other = "query_plan.recoverable_updates"
+    assert not limits.nothing_left(other, [linked(hidden, secure_sum={})])
+
+
+def test_a_verdict_on_every_audit_goes_by_the_same_rule():
+    policy = load_policy({"limit": [{"metric": "verdict"}]})
+    hidden = linked("server sees no single client's update in round 1", secure_sum={})
+    (check,) = limits.hold(policy, [hidden], "no loss")
+    assert (check.metric, check.status) == ("fingerprint.verdict", "passed")
+    named = linked("senders are already known from this vantage")
+    (check,) = limits.hold(policy, [named, hidden], "no loss")
+    assert (check.status, check.run) == ("missing", "run 1 of 2")
+
+
+def test_noise_does_not_make_records_or_rounds():
+    def lacking(metric, why):
+        return Check(limit="x", metric=metric, rule="", status="missing", missing=why)
+
+    rate = "two_stage_membership.true_positive_rate at 1 %"
+    few = "underpowered: a true-positive rate needs 1,000, has 359"
+    assert limits.beyond_noise([lacking(rate, few)], []) == f"x: {few}"
+    assert limits.beyond_noise([lacking("epsilon", "nothing was promised to it")], []) == ""
+    named = linked("senders are already known from this vantage")
+    assert limits.beyond_noise([lacking("fingerprint.linkage_accuracy", "n/a")], [named])
+
+
+def measured(label, **bounds):
+    """A point with `limit=bound`, every limit being at most 1."""
+    checks = tuple(
+        Check(
+            limit=name,
+            metric=name,
+            rule="at most 1",
+            status="passed" if bound <= 1 else "failed",
+            readings=(Reading(bound=bound, limit=1.0),),
+        )
+        for name, bound in bounds.items()
+    )
+    return Point(label=label, series=label, checks=checks)
+
+
+def test_conflicts_are_the_smallest_sets_that_nothing_keeps():
+    points = [measured("x", a=0, b=2, c=0), measured("y", a=3, b=0, c=0)]
+    assert conflicts(points) == (("a", "b"),)
+    assert conflicts([*points, measured("z", a=0, b=0, c=5)]) == (("a", "b", "c"),)
+    assert conflicts([measured("x", a=2, b=2)]) == (("a",), ("b",))
+    assert conflicts([measured("x", a=0)]) == ()
+    near = instead([*points, measured("v", a=2, b=0, c=0)], ["a", "b"])
+    assert {name: p.label for name, p in near.items()} == {"a": "v", "b": "x"}
+
+
+def test_means_over_seeds_of_a_difference_may_lie_below_zero():
+    runs = [Estimate(value=v, low=v - 0.01, high=v + 0.01, n=9) for v in (0.01, 0.2, 0.4)]
+    assert limits.mean_of(runs).low == 0.0
+    apart = limits.mean_of(runs, share=False)
+    assert apart.value == pytest.approx(np.mean([0.01, 0.2, 0.4]))
+    assert apart.low < 0
+    # Student's t by hand
+    half = 4.302652729749464 * np.std([0.01, 0.2, 0.4], ddof=1) / math.sqrt(3)
+    assert apart.high == pytest.approx(apart.value + half)
