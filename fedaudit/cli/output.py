@@ -41,6 +41,8 @@ class Bar:
         self._progress: Any = None
         self._tasks: dict[str, Any] = {}
         self._totals: dict[str, int] = {}
+        self._done: dict[str, int] = {}
+        self._said: dict[str, int] = {}
 
     def __enter__(self) -> Bar:
         if not self._quiet and sys.stderr.isatty():
@@ -67,12 +69,16 @@ class Bar:
         elif stage not in self._tasks:
             task = self._progress.add_task(stage, total=total, completed=done, note=note)
             self._tasks[stage] = task
-        elif self._totals[stage] != total:
+        elif self._anew(stage, done, total):
             # what a resumed run finds done says nothing about its speed
             self._progress.reset(self._tasks[stage], total=total, completed=done, note=note)
         else:
             self._progress.update(self._tasks[stage], completed=done, note=note)
-        self._totals[stage] = total
+        self._totals[stage], self._done[stage] = total, done
+
+    def _anew(self, stage: str, done: int, total: int) -> bool:
+        """Whether a stage begins again: the next run of a study has one of the same name."""
+        return self._totals.get(stage) != total or done < self._done.get(stage, 0)
 
     def say(self, *lines: str) -> None:
         """Lines above the bars."""
@@ -81,10 +87,15 @@ class Bar:
                 console(stderr=True).print(line, markup=False, soft_wrap=True)
 
     def _say(self, stage: str, done: int, total: int, note: str) -> None:
-        first = self._totals.get(stage) != total
-        # a log gets a line at every tenth of the way
-        tenth = total >= 10 and done * 10 // total > (done - 1) * 10 // total
-        if not self._quiet and (first or done == total or tenth):
+        """A log gets a line when a stage begins and ends, and at every tenth of the way."""
+        tenth = done * 10 // max(total, 1) if total >= 10 else 0
+        if self._anew(stage, done, total):
+            self._said[stage] = -1
+        last, self._said[stage] = self._said[stage], max(tenth, self._said[stage])
+        over = done == total and last < 10
+        if over:
+            self._said[stage] = 10
+        if not self._quiet and (tenth > last or over):
             print(f"{stage} {done}/{total} {note}".rstrip(), file=sys.stderr, flush=True)
 
 
