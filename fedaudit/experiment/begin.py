@@ -121,7 +121,37 @@ def config_for(
     lines += ["# What left a client outside the declared protection?", "[audits.coverage]", ""]
     lines += ["# Can the server tell which updates come from the same client?"]
     lines += ["[audits.fingerprint]", ""]
+    lines += ["# Does a client's update point back at the records that it trained on?"]
+    lines += ["[audits.two_stage_membership]", ""]
+    if not isinstance(dataset.x, tuple):
+        lines += ["# Could a server that plants weights tell that a record is there?"]
+        lines += ["[audits.active_membership]", ""]
+    lines += _compared(_persons_apart(dataset), chosen)
     return "\n".join(lines), chosen
+
+
+def _persons_apart(dataset: Dataset) -> bool:
+    """Whether every person's records lie with one client, so that noise can cover the person."""
+    if dataset.person is None or dataset.client is None:
+        return dataset.person is not None
+    pairs = set(zip(dataset.person, dataset.client, strict=True))
+    return len(pairs) == len(set(dataset.person))
+
+
+def _compared(persons: bool, chosen: list[str]) -> list[str]:
+    """The same federation with noise at the clients, beside the plain one."""
+    chosen.append("compared: shuffled alone, and with DP-SGD at the clients (noise multiplier 1)")
+    return [
+        "# The same federation once more with noise at the clients: one report, side by side.",
+        "[compare]",
+        'base = "shuffled"',
+        "",
+        '[compare."shuffled, DP-SGD".protections.dp_sgd]',
+        "noise_multiplier = 1.0   # more noise, less risk: `fedaudit harden` searches for enough",
+        "clip = 1.0               # bound on what one record can change",
+        *(['unit = "person"          # all records of one person together'] if persons else []),
+        "",
+    ]
 
 
 def _federation(dataset: Dataset, owner: str | None, chosen: list[str]) -> list[str]:

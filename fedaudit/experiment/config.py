@@ -178,7 +178,7 @@ def load_variants(
     elif isinstance(path, Mapping):
         raw, where = copy.deepcopy(dict(path)), "the config"
     else:
-        raw, where = _read(Path(path)), str(path)
+        raw, where = read(Path(path)), str(path)
     compare, more = (_table(raw.pop(name, {}), name) for name in (COMPARE, THOROUGH))
     base = compare.pop("base", "as configured" if compare else "")
     if not isinstance(base, str) or base in compare:
@@ -227,7 +227,8 @@ def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
     return out
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
+    """The plain values of a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

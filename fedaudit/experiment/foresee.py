@@ -258,7 +258,7 @@ def _for_games(config: Config, train: Any) -> str:
 def _for_topology(config: Config, train: Any) -> str:
     if len(train.classes) < 2:
         return "records without classes have no class mix"
-    named = not {"shuffle", *SUMS} & {*config.protections}
+    named = "shuffle" not in config.protections
     placed = config.topology.get("kind", "star") not in ("star", "complete", "ring")
     if not named and not placed and train.organisation is None:
         return "senders are hidden, and all places are alike: an observer has nothing to go by"

@@ -161,12 +161,20 @@ def _one_round(
 
     messages = trace.messages(number)
     senders: dict[int, str] = {}
-    groups: dict[tuple[str, int, str], list[Message]] = {}
-    for m in messages:
-        if _is_upload(m, hubs) and m.parts:
-            groups.setdefault((m.receiver, m.step, m.kind), []).append(m)
-        elif not groups:
+    at = [i for i, m in enumerate(messages) if _is_upload(m, hubs) and m.parts]
+    groups = _batches([messages[i] for i in at])
+    first_one, last_one = (at[0], at[-1]) if at else (len(messages), len(messages))
+    uploaded, after = {*at}, []
+    for i, m in enumerate(messages):
+        if i in uploaded:
+            continue
+        # software that serves one client after the other sends its model late; it still came
+        # before the uploads, which leave together
+        down = m.sender in hubs and m.receiver not in hubs
+        if i < first_one or (down and i < last_one):
             _copy(trace, number, m, wire)
+        else:
+            after.append(m)
     for (receiver, step, kind), own in groups.items():
         rows = trace.block(number)[[m.parts[MODEL] for m in own]].astype(np.float32)
         if kind == "model" and any(hook.name != "shuffle" for hook in hooks):
@@ -200,13 +208,28 @@ def _one_round(
         record_answers(wire, uploads, receiver, step=step)
         senders |= {first + i: names[c] for i, c in enumerate(uploads.origin) if c >= 0}
         _carry_along(trace, number, own, names, uploads, wire, first)
-    seen_upload = False
-    for m in messages:
-        if _is_upload(m, hubs) and m.parts:
-            seen_upload = True
-        elif seen_upload:
-            _copy(trace, number, m, wire)
+    for m in after:
+        _copy(trace, number, m, wire)
     return senders
+
+
+def _batches(uploads: Sequence[Message]) -> dict[tuple[str, int, str], list[Message]]:
+    """(receiver, step, kind) -> the uploads that a protection takes together.
+
+    All of a round that reach one party, where every sender has one: software that serves one client
+    after the other gives each a step of its own. Where a sender has several, those of each step.
+    """
+    whole: dict[tuple[str, str], list[Message]] = {}
+    for m in uploads:
+        whole.setdefault((m.receiver, m.kind), []).append(m)
+    out: dict[tuple[str, int, str], list[Message]] = {}
+    for (receiver, kind), own in whole.items():
+        if len({m.sender for m in own}) == len(own):
+            out[receiver, max(m.step for m in own), kind] = own
+            continue
+        for m in own:
+            out.setdefault((receiver, m.step, kind), []).append(m)
+    return out
 
 
 def _carry_along(

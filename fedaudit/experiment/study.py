@@ -23,7 +23,7 @@ from typing import Any
 
 from fedaudit import __version__
 from fedaudit.errors import ConfigError, FedauditError, TraceError
-from fedaudit.experiment.config import Config, load_variants
+from fedaudit.experiment.config import Config, load_variants, read
 from fedaudit.experiment.foresee import Foreseen, foresee
 from fedaudit.experiment.reporting import Progress, Run, chapter_at, quietly, write_study
 from fedaudit.experiment.reporting import report as report_run
@@ -107,8 +107,15 @@ def built_in_text(name: str) -> str:
 
 def _name_of(source: str | Path | Mapping[str, Any]) -> str:
     if isinstance(source, str | Path):
-        return Path(source).stem
-    data = source.get("data", {})
+        name = Path(source).stem
+        if name != "fedaudit":
+            return name
+        source = read(
+            Path(source)
+        )  # the usual name says nothing; that of its data does
+    data = source.get("data")
+    if not isinstance(data, Mapping):
+        return "federation"
     return str(data.get("name") or Path(str(data.get("path", "federation"))).stem)
 
 

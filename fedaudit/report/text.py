@@ -54,7 +54,7 @@ def _overview(console: Console, chapters: Sequence[Chapter]) -> None:
         console.print()
         console.print(Text(clean(part.federation), style="bold underline"))
         _line(console, "", part.line, "", margin=0)
-        wide = min(max(map(len, part.variants)) + 2, 26)
+        wide = min(max(len("what helps"), *map(len, part.variants)) + 2, 26)
         for variant, chapter in zip(part.variants, part.chapters, strict=True):
             known = [k for k in ("protected by", "promised", "held out") if k in chapter.summary]
             about = "; ".join(f"{k}: {chapter.summary[k]}" for k in known)

@@ -10,6 +10,7 @@ from PIL import Image
 
 from fedaudit import experiment
 from fedaudit.errors import DataError, UsageError
+from fedaudit.experiment import study
 from fedaudit.experiment.begin import write_config
 from fedaudit.experiment.config import load
 
@@ -87,6 +88,8 @@ def folder_of_images(folder):
 
 
 SMALLER = ["federation.rounds=2"]
+QUICK = ["audits.two_stage_membership.records=4", "audits.two_stage_membership.checked_records=2"]
+GAMES = [f"audits.active_membership.{k}" for k in ("games=40", "recorded=2", "simulated=50")]
 TINY_GPT = [*SMALLER, "task.width=16", "task.depth=1", "task.heads=2"]
 
 
@@ -115,9 +118,15 @@ def test_what_init_writes_runs_from_end_to_end(make, task, partition, clients, o
     assert any(line.startswith("clients: ") for line in said)
     assert any(line.startswith("task: ") for line in said)
     assert said[-1].endswith(f"fedaudit run {config}")
-    run = experiment.run(config, tmp_path / "run", overrides=overrides)
-    assert {f.audit for f in run.findings} == {"coverage", "fingerprint"}
-    assert run.summary["federation"].startswith(f"{clients} clients, 2 rounds")
+    fewer = [*overrides, *QUICK, *([] if task == "gpt" else GAMES)]
+    done = study.study(study.plan([config], overrides=fewer), tmp_path / "run")
+    assert not done.failed
+    asked = {"coverage", "fingerprint", "two_stage_membership"}
+    asked |= set() if task == "gpt" else {"active_membership"}
+    assert [c.variant for c in done.chapters] == ["shuffled", "shuffled, DP-SGD"]
+    for run in done.runs:
+        assert {f.audit for f in run.findings} == asked
+        assert run.summary["federation"].startswith(f"{clients} clients, 2 rounds")
 
 
 def test_the_columns_of_a_table_are_told_apart(tmp_path):

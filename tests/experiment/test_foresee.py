@@ -34,6 +34,14 @@ CASES = {
         "topology": {"kind": "hierarchical", "sizes": [3, 3]},
         "audits": {"topology_inference": {"shadows": 20}},
     },
+    "summed": {
+        "protections": {"secure_sum": {}},
+        "audits": {"topology_inference": {"shadows": 20}},
+    },
+    "asked, star": {
+        "protections": {"secure_aggregation": {"threshold": 3}},
+        "audits": {"topology_inference": {"shadows": 20}},
+    },
     "few": {
         "topology": {"kind": "hierarchical", "sizes": [3, 3]},
         "audits": {"topology_inference": {"shadows": 12}},

@@ -138,3 +138,29 @@ def test_protections_are_read_from_words():
     for wrong in ("shufle", "clip:bond=1", "clip:bound"):
         with pytest.raises(UsageError):
             parse_hook(wrong)
+
+
+@pytest.mark.parametrize("hook", [SecureSum(), Shuffle()])
+def test_a_loop_that_serves_one_client_after_the_other_is_still_one_batch(hook, tmp_path):
+    rng = np.random.default_rng(3)
+    names = ["a", "b", "c"]
+    updates = rng.normal(size=(3, 4)).astype(np.float32)
+    recorder = Recorder(tmp_path / "trace", like={"w": np.zeros(4, np.float32)})
+    for _ in range(2):
+        with recorder.round() as wire:
+            for name, update in zip(names, updates, strict=True):
+                wire.send("model", SERVER, name, {"w": np.zeros(4, np.float32)})
+                wire.send("model", name, SERVER, {"w": update})
+    recorder.close()
+    trace = Trace.open(tmp_path / "trace")
+    assert len({m.step for m in trace.messages(1) if m.receiver == SERVER}) == 3
+    seen, _ = replay(trace, [hook], tmp_path / "as", Seed(9))
+    view = seen.seen_by(SERVER)
+    if hook.name == "shuffle":
+        rows = view.updates(1).rows
+        np.testing.assert_allclose(np.sort(rows, axis=0), np.sort(updates, axis=0), atol=1e-6)
+        assert set(view.updates(1).senders) == {ANONYMOUS}
+        return
+    sums = [i for i, m in view.indexed(1) if m.kind == "sum"]
+    assert len(sums) == 1
+    np.testing.assert_allclose(view.payload(1, sums[0]), updates.sum(axis=0), atol=1e-5)

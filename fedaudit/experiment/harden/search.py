@@ -145,13 +145,10 @@ class Search:
         kept = self._kept()
         chosen = kept[0] if kept else None
         try:
-            for attempt, choice in enumerate(kept[:ATTEMPTS], start=1):
-                point = self._point(choice, self._measured([choice], self._seeds(attempt)))
-                if point.met:
-                    chosen, confirmed = choice, point
-                    break
-                rejected.append(point)
+            chosen, confirmed = self._confirmed(kept, chosen, rejected)
             self._draw(curve)
+            if not kept and (kept := self._kept()):  # a point that was drawn for the curve alone
+                chosen, confirmed = self._confirmed(kept, kept[0], rejected)
         except OutOfTime:
             stopped = stopped or self._spent()
         clash = conflicts(list(self.points.values())) if not kept else ()
@@ -176,6 +173,17 @@ class Search:
             searched=searched,
             reused=self.bench.reused,
         )
+
+    def _confirmed(
+        self, kept: Sequence[Choice], chosen: Choice | None, rejected: list[Point]
+    ) -> tuple[Choice | None, Point | None]:
+        """The first of the candidates that keeps every limit on fresh seeds too."""
+        for attempt, choice in enumerate(kept[:ATTEMPTS], start=1):
+            point = self._point(choice, self._measured([choice], self._seeds(attempt)))
+            if point.met:
+                return choice, point
+            rejected.append(point)
+        return chosen, None
 
     def _spent(self) -> str:
         cells = self.bench.ran + self.bench.reused
