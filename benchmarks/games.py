@@ -9,6 +9,9 @@ kind of game, each with its own draws:
     drawn    the closed form on whole numbers, every feature drawn from alias tables
     lazy     the same, features drawn only until the decision is certain
 
+With `--agree N` a module and the closed form also decide N games on the very same protected
+records; how many they decide alike is printed.
+
 By default records come from a mixture that has the geometry of image embeddings (smallest and
 median distance of two records as on CIFAR-10); `--data` takes the array `x` (n, r) of a file.
 Medians over interleaved repeats, processor time on one thread.
@@ -22,6 +25,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +33,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedaudit.audits.active_membership import games
+from fedaudit.audits.active_membership.adversary import FullyConnected
 from fedaudit.audits.active_membership.games import Challenge, Universe
 from fedaudit.experiment.probing import channel_of
 from fedaudit.protections.local_dp.protection import LocalDP
@@ -62,11 +67,14 @@ class Naive:
         self.tau = tau
 
     def one(self, data: np.ndarray, target: int) -> bool:
-        r = self.values.shape[1]
         bits = (self.codes[torch.from_numpy(data)].unsqueeze(-1) >> self.shifts) & 1
         bits ^= torch.rand(bits.shape) < self.flip
         magnitude = (bits[..., 1:] * self.place).sum(-1)
-        x = torch.where(bits[..., 0] == 1, -magnitude, magnitude)
+        return self.answer(torch.where(bits[..., 0] == 1, -magnitude, magnitude), target)
+
+    def answer(self, x: torch.Tensor, target: int) -> bool:
+        """Whether a gradient comes back for protected records (n, r)."""
+        r = self.values.shape[1]
         net = nn.Sequential(
             nn.Linear(r, 2 * r), nn.ReLU(), nn.Linear(2 * r, 1), nn.ReLU(), nn.Linear(1, 11)
         )
@@ -85,6 +93,23 @@ class Naive:
         return np.array([self.one(data, int(target)) for data, target in pairs])
 
 
+def agreement(universe: Universe, bits: int, records: int, count: int) -> tuple[int, int]:
+    """Games that a module and the closed form decide alike, shown the same protected records, and
+    games in which the module says yes. Tau is tuned, so that both answers occur."""
+    rng = np.random.default_rng(1)
+    server = FullyConnected.prepare(universe, records, rng)
+    naive = Naive(universe, bits, server.tau)
+    played = games.challenge(len(universe), records, count, rng)
+    alike = yes = 0
+    for i in range(count):
+        shown = universe.shown(played.data[i], rng)
+        closed = bool(server.answers(shown[None], played.target[i : i + 1])[0] > server.cut)
+        answer = naive.answer(torch.from_numpy(shown).float(), int(played.target[i]))
+        alike += answer == closed
+        yes += answer
+    return alike, yes
+
+
 def rate(decided: np.ndarray, member: np.ndarray) -> float:
     return 0.5 * float(decided[member].mean() + (~decided[~member]).mean())
 
@@ -97,18 +122,20 @@ def main() -> None:
     parser.add_argument("--universe", type=int, default=1000)
     parser.add_argument("--epsilon", type=float, nargs="*", default=[6.0, 8.0])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--agree", type=int, default=0)
     parser.add_argument("--data")
     parser.add_argument("--json")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"cores {os.cpu_count()}, threads 1, load {os.getloadavg()[0]:.1f}")
+    before = os.getloadavg()[0]
+    print(f"cores {os.cpu_count()}, threads 1, load {before:.1f}")
     rng = np.random.default_rng(0)
     if args.data:
         with np.load(args.data, allow_pickle=False) as file:
             x = file["x"][: args.universe].astype(np.float64)
     else:
         x = embeddings(args.universe, args.features, rng)
-    out = {}
+    out: dict[str, dict[str, Any]] = {}
     for epsilon in args.epsilon:
         local = LocalDP(
             mechanism="bitrand", epsilon=epsilon, bits=args.bits, integer_bits=5, outside="clip"
@@ -144,11 +171,19 @@ def main() -> None:
                 for name in contestants
             )
         )
-        out[f"{epsilon:g}"] = {"milliseconds": median, "ratio": ratios}
-    print(f"load {os.getloadavg()[0]:.1f}")
+        out[f"{epsilon:g}"] = {
+            "milliseconds": {name: 1e3 * t for name, t in median.items()},
+            "ratio": ratios,
+        }
+        if args.agree:
+            alike, yes = agreement(universe, args.bits, args.records, args.agree)
+            print(f"decided alike: {alike} of {args.agree}, {yes} with yes")
+            out[f"{epsilon:g}"] |= {"agreed": alike, "yes": yes, "compared": args.agree}
+    after = os.getloadavg()[0]
+    print(f"load {after:.1f}")
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(out, file, indent=1)
+            json.dump({"load": [before, after], "games": out}, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,9 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from fedaudit.errors import FetchError
 from fedaudit.trace.store import write_atomically
-from reproductions.active_membership import experiments
+from reproductions.active_membership import experiments, text
 from reproductions.active_membership.page import write
 from reproductions.active_membership.setting import FULL, QUICK, Scale, features
 
@@ -60,6 +61,12 @@ def measure(
         return
     for name in sorted({p.data for p in todo if p.experiment == "fc"}):
         features(name)  # embeddings are made once, before the workers start
+    if any(p.data == experiments.TEXT for p in todo):
+        try:
+            text.get_weights()
+        except FetchError as error:
+            print(f"skipped text: {error}", file=sys.stderr)
+            todo = [p for p in todo if p.data != experiments.TEXT]
     began = time.monotonic()
     context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
     with ProcessPoolExecutor(workers, mp_context=context) as pool:

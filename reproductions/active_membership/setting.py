@@ -26,24 +26,36 @@ CATEGORICAL = ("grr", "rappor", "dbitflip")
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How much is run. `trials` x `games` per point, as published 20 x 200."""
+    """How much is run. `trials` x `games` per point, as published 20 x 200.
 
-    sets: tuple[str, ...] = ("digits", "cifar10")
+    `noise`: L1 norms on spherical patterns, `finer` on one-hot ones, which are cheap. `text`:
+    budgets of a token; records have `text_places` words of an alphabet of `text_words`.
+    """
+
+    sets: tuple[str, ...] = ("digits", "cifar10", "newsgroups")
     trials: int = 20
     games: int = 200
     records: int = 64
     universe: int = 1000
-    bitwise: tuple[float, ...] = (4.0, 5.0, 6.0, 6.5, 7.0, 7.5, 8.0, 9.0)
-    categorical: tuple[float, ...] = (0.5, 1.0, 2.0, 3.0, 4.0, 6.0)
+    bitwise: tuple[float, ...] = (2.0, 3.0, 4.0, 5.0, 6.0, 6.5, 7.0, 7.5, 8.0, 9.0)
+    ome: tuple[float, ...] = (4.0, 6.5, 8.0)
+    categorical: tuple[float, ...] = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
     one_hot: tuple[int, ...] = (10, 50, 100, 500, 1000)
     spherical: tuple[int, ...] = (10_000, 20_000, 35_000)
     noise: tuple[float, ...] = (0.0, 0.1, 0.3, 1.0, 3.0)
+    finer: tuple[float, ...] = (0.0, 0.1, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0)
     patterns: tuple[int, ...] = (5, 10, 15)
     draws: int = 1000
     images: int = 400
     batches: tuple[int, ...] = (10, 20, 40)
     attention: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0, 6.0)
     betas: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+    spreads: tuple[float, ...] = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+    text: tuple[float, ...] = (8.0, 6.0, 4.0, 2.0)
+    text_records: int = 10
+    text_words: int = 256
+    other_words: tuple[int, ...] = (128, 1000)
+    text_places: int = 32
 
     def described(self) -> dict[str, Any]:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
@@ -57,16 +69,21 @@ QUICK = Scale(
     records=16,
     universe=150,
     bitwise=(5.0, 9.0),
+    ome=(5.0,),
     categorical=(1.0, 4.0),
     one_hot=(20, 50),
     spherical=(1000,),
     noise=(0.0, 0.3),
+    finer=(0.0, 0.3),
     patterns=(5,),
     draws=200,
     images=40,
     batches=(4,),
     attention=(6.0,),
     betas=(0.01, 0.1),
+    spreads=(1.0, 2.0),
+    text=(),
+    other_words=(),
 )
 
 
@@ -133,6 +150,14 @@ def universe_of(x: Floats, hook: LocalDP, size: int) -> Universe:
 
 SHAPES = {49: (28, 4), 144: (36, 3)}  # patterns -> side of the image, side of a patch
 DIMENSION = 192
+PUBLISHED_DIMENSION = 768
+
+
+class Plain(patterns.Embedding):
+    """Records that are patterns already: what `patterns.identity` gives, without the product."""
+
+    def __call__(self, x: npt.ArrayLike) -> Floats:
+        return np.asarray(x, dtype=np.float64).reshape(-1, self.patterns, self.dimension)
 
 
 @dataclass(frozen=True)
@@ -145,11 +170,12 @@ class Patched:
 
     @property
     def identity(self) -> patterns.Embedding:
-        return patterns.identity(self.count, self.dimension)
+        same = patterns.identity(self.count, self.dimension)
+        return Plain(same.cut, same.map)
 
 
 @lru_cache(maxsize=2)
-def patched(name: str, count: int, images: int) -> Patched:
+def patched(name: str, count: int, images: int, dimension: int = DIMENSION) -> Patched:
     """Images resized so that they give `count` patches, each as random Fourier features."""
     rng = Seed(9).generator("patches", count)
     if name == "digits":
@@ -162,7 +188,6 @@ def patched(name: str, count: int, images: int) -> Patched:
         import torch.nn.functional as F
 
         side, patch = SHAPES[count]
-        dimension = DIMENSION
         data = load_fetched(name, records=images, seed=Seed(11))
         resized = F.interpolate(
             torch.from_numpy(np.asarray(data.x)).float(),
