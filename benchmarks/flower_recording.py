@@ -149,7 +149,11 @@ def main() -> int:
                 client_app=client_app(given.hidden, file),
                 num_supernodes=given.nodes,
                 backend_config={
-                    "init_args": {"num_cpus": cores, "include_dashboard": False},
+                    "init_args": {
+                        "address": "local",
+                        "num_cpus": cores,
+                        "include_dashboard": False,
+                    },
                     "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
                 },
             )

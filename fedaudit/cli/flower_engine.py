@@ -28,8 +28,26 @@ TIMEOUT = 600.0
 CONFIG, OUT, WAIT = "fedaudit-config", "fedaudit-out", "fedaudit-timeout"
 
 
-def chosen(engine: str, superlink: str | None, timeout: float = TIMEOUT) -> Engine | None:
-    """The engine of that name; None is our own."""
+def chosen(
+    engine: str,
+    superlink: str | None,
+    timeout: float = TIMEOUT,
+    *,
+    root_certificates: Path | None = None,
+    insecure: bool = False,
+) -> Engine | None:
+    """The engine of that name; None is our own.
+
+    A SuperLink is spoken to by TLS, with `root_certificates` (PEM) that vouch for it; in the clear
+    on this machine, and elsewhere only if `insecure` says so.
+    """
+    if superlink is None and (root_certificates is not None or insecure):
+        raise UsageError(
+            "nothing is sent to a SuperLink",
+            expected="--superlink ADDRESS beside --root-certificates or --insecure",
+            got="no address",
+            remedy="leave them out, or give --engine flower --superlink ADDRESS",
+        )
     if engine not in ("local", "flower") or (superlink is not None and engine != "flower"):
         raise UsageError(
             "no such engine",
@@ -42,7 +60,55 @@ def chosen(engine: str, superlink: str | None, timeout: float = TIMEOUT) -> Engi
     from fedaudit.flower import require
 
     require()
-    return Simulation(timeout) if superlink is None else Deployment(superlink, timeout)
+    if superlink is None:
+        return Simulation(timeout)
+    trusted = _trusted(superlink, root_certificates, insecure)
+    return Deployment(superlink, timeout, root_certificates=trusted)
+
+
+def _trusted(address: str, root_certificates: Path | None, insecure: bool) -> Path | None:
+    """The certificates to trust, or None where messages may travel in the clear."""
+    if root_certificates is not None and insecure:
+        raise UsageError(
+            "a connection is either secured or not",
+            expected="--root-certificates FILE or --insecure",
+            got="both",
+            remedy="leave --insecure out",
+        )
+    if root_certificates is None:
+        if insecure or is_loopback(address):
+            return None
+        raise UsageError(
+            f"models would travel to {address} in the clear",
+            expected="--root-certificates FILE, the PEM file that vouches for the SuperLink",
+            got="none, and another machine",
+            remedy="give the file; --insecure only where a tunnel or a closed network protects it",
+        )
+    try:
+        text = root_certificates.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        text, why = "", getattr(error, "strerror", None) or "not text"
+    else:
+        why = "no certificate in it"
+    if "-----BEGIN CERTIFICATE-----" not in text:
+        raise UsageError(
+            f"{root_certificates} holds no root certificates",
+            expected="a PEM file: -----BEGIN CERTIFICATE-----",
+            got=why,
+            remedy="give the file that flower-supernode has as --root-certificates",
+        )
+    return root_certificates.resolve()
+
+
+def is_loopback(address: str) -> bool:
+    """Whether HOST:PORT never leaves this machine."""
+    import ipaddress
+
+    host = address.rpartition(":")[0].strip("[]") or address
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class Simulation:
@@ -145,8 +211,11 @@ clientapp = "engine.client:app"
 class Deployment:
     """Train on a running SuperLink, on whose machine this is called, and its SuperNodes."""
 
-    def __init__(self, address: str, timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self, address: str, timeout: float = TIMEOUT, *, root_certificates: Path | None = None
+    ) -> None:
         self.address, self.timeout = address, timeout
+        self.root_certificates = root_certificates
 
     def __call__(self, config: Config, path: Path, progress: Progress) -> None:
         from fedaudit.experiment.run import _recorded
@@ -192,9 +261,14 @@ class Deployment:
         for part in ("server", "client"):
             code = f"from fedaudit.cli.flower_engine import {part}_app\n\napp = {part}_app()\n"
             (app / "engine" / f"{part}.py").write_text(code, encoding="utf-8")
+        secured = (
+            "insecure = true"
+            if self.root_certificates is None
+            else f"root-certificates = {json.dumps(str(self.root_certificates))}"
+        )
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "{self.address}"\n'
-            "insecure = true\n",
+            f"{secured}\n",
             encoding="utf-8",
         )
         flwr = Path(sys.executable).with_name("flwr")
@@ -213,5 +287,7 @@ class Deployment:
                 f"the SuperLink at {self.address} did not take the run",
                 expected="a running SuperLink",
                 got=last[-1] if last else f"exit code {done.returncode}",
-                remedy="flower-superlink --insecure --host 127.0.0.1 --port PORT",
+                remedy="flower-superlink --insecure --host 127.0.0.1 --port PORT"
+                if self.root_certificates is None
+                else "see that the certificates vouch for this address",
             )

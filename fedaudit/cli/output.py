@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedaudit.experiment import Run
+    from fedaudit.experiment.foresee import Foreseen
     from fedaudit.experiment.study import Study
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, findings only.")]
@@ -148,6 +149,27 @@ def print_study(study: Study, quiet: bool, as_json: bool) -> None:
         typer.echo(f"failed: {title}\n{error}", err=True)
     if not quiet:
         typer.echo(f"\nreport: {study.path / 'report.html'}")
+
+
+def print_plan(lines: Sequence[str], foreseen: Mapping[str, Foreseen], as_json: bool) -> None:
+    """What would be done; on standard output, because it was asked for."""
+    if as_json:
+        plain = {
+            folder: {s.name: {"seconds": round(s.seconds, 1), "cannot": s.cannot} for s in f.stages}
+            for folder, f in foreseen.items()
+        }
+        typer.echo(json.dumps(plain, indent=1))
+        return
+    for line in lines:
+        typer.echo(line)
+
+
+def failed_audits(runs: Sequence[Run]) -> list[str]:
+    """Audits that ended in an error: the rest was done, and the command still says so."""
+    from fedaudit.report.findings import FAILED
+
+    every = [r for run in runs for r in run.results]
+    return [r.audit for r in every if (r.not_applicable or "").startswith(FAILED)]
 
 
 def explain_reuse(heard: list[tuple[str, Any]]) -> None:

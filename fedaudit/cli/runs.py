@@ -17,7 +17,9 @@ from fedaudit.cli.output import (
     Quiet,
     again,
     explain_reuse,
+    failed_audits,
     interruptible,
+    print_plan,
     print_run,
     print_study,
 )
@@ -53,6 +55,12 @@ def run_command(
     superlink: Annotated[
         str | None, typer.Option(help="With --engine flower: address of a running SuperLink.")
     ] = None,
+    root_certificates: Annotated[
+        Path | None, typer.Option(help="With --superlink: PEM file that vouches for it (TLS).")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="With --superlink: no TLS, for a tunnel.")
+    ] = False,
     timeout: Annotated[
         float, typer.Option(help="With --engine flower: seconds that a round may take.")
     ] = 600.0,
@@ -74,13 +82,18 @@ def run_command(
         if not given and set_:
             given = [tomllib.loads(DEFAULT)]
         parts = study.plan(given, overrides=set_ or (), seed=seed, thorough=thorough)
-        trained_by = chosen(engine, superlink, timeout)
+        trained_by = chosen(
+            engine, superlink, timeout, root_certificates=root_certificates, insecure=insecure
+        )
         foreseen = study.foreseen(parts) if plan or not silent else None
         bar("plan", 1, 1, "")
-        if foreseen is not None:
+        if foreseen is not None and not plan:
             bar.say(*study.describe(parts, foreseen))
-        if plan:
-            return
+    if plan:
+        assert foreseen is not None
+        print_plan(study.describe(parts, foreseen), foreseen, as_json)
+        return
+    with interruptible(again()), Bar(silent) as bar:
         heard: list[tuple[str, Any]] = []
         done = study.study(
             parts,
@@ -96,6 +109,8 @@ def run_command(
         explain_reuse(heard)
     if done.failed:
         raise typer.Exit(max(error.exit_code for error in done.failed.values()))
+    if failed_audits(done.runs):
+        raise typer.Exit(1)
 
 
 @app.command("audit")
@@ -160,6 +175,8 @@ def audit_command(
     print_run(result, quiet, as_json)
     if explain_cache:
         explain_reuse(heard)
+    if failed_audits([result]):
+        raise typer.Exit(1)
 
 
 @app.command("sweep")
@@ -173,7 +190,10 @@ def sweep_command(
         list[str] | None, typer.Option("--set", help="section.key=value, repeatable.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the sweep.")] = Path("fedaudit-sweep"),
-    workers: Annotated[int | None, typer.Option(help="Processes; default: one per core.")] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(help="Processes (default: one per core), or ray, or ray://HOST:PORT."),
+    ] = None,
     keep_traces: Annotated[
         bool, typer.Option("--keep-traces", help="Keep every cell's trace and truth.")
     ] = False,
@@ -183,14 +203,14 @@ def sweep_command(
     """Run a grid of settings times seeds: one table and one figure. Resumes where it stopped."""
     with interruptible(again()), Bar(quiet or as_json) as bar:
         bar("sweep", 0, 1, "starting")
-        from fedaudit.experiment.sweep import sweep
+        from fedaudit.experiment.sweep import parse_workers, sweep
 
         done = sweep(
             config,
             grid or (),
             out,
             seeds=seeds,
-            workers=workers,
+            workers=parse_workers(workers),
             overrides=set_ or (),
             keep_traces=keep_traces,
             progress=bar,

@@ -8,6 +8,7 @@ OUT/dp_sgd.toml       a config whose `dp_sgd` section holds one noise multiplier
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import math
@@ -24,9 +25,10 @@ from fedaudit import __version__
 from fedaudit.accounting import Accountant
 from fedaudit.data.files.cells import NUMBER, is_missing
 from fedaudit.data.files.table import Table, read_table
-from fedaudit.errors import DataError, UsageError, nearest
+from fedaudit.errors import DataError, FedauditError, UsageError, nearest
 from fedaudit.experiment.config import Config, toml_value
 from fedaudit.experiment.reporting import Progress, quietly
+from fedaudit.experiment.reuse import code_sha256
 from fedaudit.protections.noise_allocation import (
     LOW_MULTIPLIER,
     Allocation,
@@ -167,10 +169,14 @@ def of_run(config: Config, truth: Truth) -> dict[str, Any] | None:
     hook = config.protections.get("dp_sgd")
     if hook is None or not isinstance(hook.noise_multiplier, float) or hook.epsilon is not None:
         return None
+    if hook.unit == "person" or config.federation.participation < 1:
+        return None  # other steps and rates than these count
     told = truth.clients
     batch = config.training.batch_size
     organisations = [about.get("organisation") for about in told.values()]
-    groups = None if None in organisations else tuple(f"group {o}" for o in organisations)
+    groups: tuple[str, ...] | None = None
+    if None not in organisations and 1 < len(set(organisations)) < len(organisations):
+        groups = tuple(f"group {o}" for o in organisations)  # else it tells nobody apart
     sizes = np.array([about["examples"] for about in told.values()])
     if not hook.noise_multiplier > 0 or batch is None or batch > sizes.min() or len(sizes) < 2:
         return None
@@ -188,7 +194,32 @@ def of_run(config: Config, truth: Truth) -> dict[str, Any] | None:
         steps_per_round=config.training.steps_of(sizes),
         clients=who.names,
     )
-    return _document(who, found, described, "the run", "equal", None, None)
+    return _document(who, found, described, "the run", "equal", None, None, unit=hook.unit)
+
+
+def keep_allocation(config: Config, truth: Truth, file: Path) -> None:
+    """Write what `of_run` finds, once: the same run has the same allocation.
+
+    It is an extra beside the audits: where it cannot be worked out, there is none.
+    """
+    key = hashlib.sha256(
+        json.dumps([config.raw, truth.clients, code_sha256()], sort_keys=True).encode()
+    ).hexdigest()
+    kept = truth.path / f"{file.name}.key"
+    try:
+        if file.is_file() and kept.read_text(encoding="ascii") == key:
+            return
+    except OSError:
+        pass
+    try:
+        found = of_run(config, truth)
+    except FedauditError:
+        found = None
+    if found is None:
+        file.unlink(missing_ok=True)
+        return
+    write_atomically(file, json.dumps(found, indent=1, allow_nan=False) + "\n")
+    write_atomically(kept, key)
 
 
 # -- the table -------------------------------------------------------------------------------------
@@ -434,6 +465,7 @@ def _document(
     weights: str,
     target: float | None,
     window: int | None,
+    unit: str = "record",
 ) -> dict[str, Any]:
     """Everything as plain values: what the files hold and the report is made from."""
     before, after = found.uniform_bounds(), found.bounds()
@@ -475,6 +507,7 @@ def _document(
         "target_worst_case": target,
         "delta": found.delta,
         "accountant": found.accountant,
+        "unit": unit,
         "epsilon_rounded": found.epsilon_rounded,
         "least_amplified_multiplier": LEAST_MULTIPLIER,
         "low_multiplier": LOW_MULTIPLIER,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fedaudit import __version__
 from fedaudit.errors import (
     ConfigError,
+    FedauditError,
     FormatError,
     IntegrityError,
     NotApplicable,
@@ -45,7 +46,7 @@ from fedaudit.experiment.reuse import (
     unasked,
 )
 from fedaudit.randomness import Seed
-from fedaudit.report.findings import REMEDY
+from fedaudit.report.findings import FAILED, REMEDY
 from fedaudit.results import AuditResult
 from fedaudit.settings import check
 from fedaudit.trace import Trace, Truth
@@ -70,10 +71,12 @@ def audit_trace(
     config: Config | None = None,
     given: Callable[[], Mapping[str, Any]] = dict,
     explain: Explain = unasked,
+    strict: bool = False,
 ) -> list[AuditResult]:
     """Run audits on a trace; results that stand in `keep` and would come out the same are kept.
 
-    `explain` hears which were, and why.
+    `explain` hears which were, and why. An audit that fails is named in its result and the others
+    go on; `strict` ends at once, for mistakes in what was just typed.
 
     `records` loads the records that membership audits ask about, when one does; `config` of the
     run, where it is known. `given` identifies records that do not come from the run itself.
@@ -91,7 +94,8 @@ def audit_trace(
         if keep is not None:
             kept, why = _kept(keep / f"{name}.json", asked, trace)
         explain(Reuse(name, kept is not None, why))
-        result = kept or audit_one(audit, trace, truth, seed, desk)
+        one = audit_one if strict else _guarded
+        result = kept or one(audit, trace, truth, seed, desk)
         if keep is not None and kept is None:
             _store(keep / f"{name}.json", asked, result)
         results.append(result)
@@ -177,7 +181,37 @@ def _kept(file: Path, asked: Mapping[str, Any], trace: Trace) -> tuple[AuditResu
         changed = ", ".join(t for t in ("the trace (weights or messages)", changed) if t)
     if changed:
         return None, f"another now: {changed}"
+    if result.not_applicable is not None:
+        return None, "it did not apply, or failed: tried again"
     return result, f"same settings, code, truth, and trace {trace.sha256[:12]}"
+
+
+def _guarded(audit: Any, trace: Trace, truth: Truth | None, seed: int, desk: Desk) -> AuditResult:
+    """One audit of several: if it fails, the others and the report go on, and the report says so.
+
+    Torn files end everything: what else was read from them would be worth nothing.
+    """
+    try:
+        return audit_one(audit, trace, truth, seed, desk)
+    except (IntegrityError, FormatError):
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        if isinstance(error, FedauditError):
+            said = error.what
+        for label in ("expected", "got"):
+            text = getattr(error, label, "")
+            said += f"; {label} {text}" if text else ""
+        remedy = getattr(error, "remedy", "")
+        return AuditResult(
+            audit=audit.name,
+            question=audit.question,
+            vantage=audit.vantage,
+            settings=plain(audit),
+            not_applicable=FAILED + said + (f"{REMEDY}{remedy}" if remedy else ""),
+            source=audit.source,
+            trace_sha256=trace.sha256,
+        )
 
 
 def audit_one(
@@ -223,7 +257,7 @@ def audit_run(
 ) -> Run:
     """Audit a recorded run and write its report."""
     trace, truth = Trace.open(path / "trace"), Truth.open(path / "truth")
-    from fedaudit.experiment.allocate import of_run
+    from fedaudit.experiment.allocate import keep_allocation
     from fedaudit.experiment.knowledge import of_config
 
     results = audit_trace(
@@ -236,10 +270,7 @@ def audit_run(
         config=config,
         explain=explain,
     )
-    allocation = of_run(config, truth)
-    if allocation is not None:
-        written = json.dumps(allocation, indent=1, allow_nan=False) + "\n"
-        write_atomically(path / ALLOCATION, written)
+    keep_allocation(config, truth, path / ALLOCATION)
     return write_report(path, trace, truth, results, names=names)
 
 
@@ -338,6 +369,7 @@ def audit(
         _private(home, in_run),
         lambda: _given(data, model, columns),
         explain,
+        strict=data is not None,
     )
     # what was found before about the same trace stays in the report
     now = {r.audit for r in results}

@@ -128,8 +128,11 @@ class Config:
         return {**self.raw, **({"marks": marks} if marks else {})}
 
     def public(self) -> dict[str, Any]:
-        """What may stand beside a trace: neither the seed, nor a key, nor anybody's name."""
+        """What may stand beside a trace: neither the seed, nor a key, nor anybody's name or
+        folder."""
         plain = {k: v for k, v in self._keyless().items() if k != "seed"}
+        if "path" in plain["data"]:
+            plain["data"] = {**plain["data"], "path": Path(plain["data"]["path"]).name}
         plain["topology"] = {k: v for k, v in plain["topology"].items() if k != "clients"}
         return plain
 
@@ -180,6 +183,13 @@ def load_variants(
     else:
         raw, where = read(Path(path)), str(path)
     compare, more = (_table(raw.pop(name, {}), name) for name in (COMPARE, THOROUGH))
+    if thorough and not more:
+        raise ConfigError(
+            f"--thorough changes nothing: {where} has no [thorough]",
+            expected="a section with the settings of a thorough run",
+            got="none",
+            remedy="add for example [thorough.federation] rounds = 50, or leave --thorough out",
+        )
     base = compare.pop("base", "as configured" if compare else "")
     if not isinstance(base, str) or base in compare:
         raise ConfigError(

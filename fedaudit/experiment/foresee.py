@@ -79,6 +79,8 @@ def foresee(config: Config) -> Foreseen:
         missing = NEEDS.get(name, _nothing)(config, train)
         cost = COSTS.get(name, _cheap)
         stages.append(Stage(name, 0.0 if missing else speed * cost(shape, audit), missing))
+    if "dp_sgd" in config.protections:
+        stages.append(Stage("allocation", 0.2 * clients))  # of epsilons, beside the audits
     return Foreseen(tuple(stages), clients, len(train), task.layout.width)
 
 

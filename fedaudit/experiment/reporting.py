@@ -25,7 +25,7 @@ from fedaudit.errors import TraceError, UsageError
 from fedaudit.experiment.catalogue import AUDITS, find
 from fedaudit.experiment.promised import promised
 from fedaudit.report.chapter import Chapter
-from fedaudit.report.findings import REMEDY, judge_all
+from fedaudit.report.findings import FAILED, REMEDY, judge_all
 from fedaudit.report.machine import machine
 from fedaudit.report.markdown import markdown
 from fedaudit.report.names import renamed
@@ -152,6 +152,8 @@ def _named(declared: Mapping[str, Any]) -> str:
 
 
 ALLOCATION = "allocation.json"
+TRUTHLESS = ("coverage", "query_plan")
+"""Audits that read the recording alone: nothing of theirs is scored."""
 
 # -- chapters -------------------------------------------------------------------------------------
 
@@ -256,7 +258,12 @@ def _notices(
     missing = [name for name in _table(config, "audits") if name not in done]
     if missing:
         out.append(f"Unfinished: no result yet of {', '.join(missing)}.")
-    if truth is None:
+    failed = [r for r in results if (r.not_applicable or "").startswith(FAILED)]
+    out += [f"Failed: {r.audit}: {(r.not_applicable or '').removeprefix(FAILED)}" for r in failed]
+    scored = any(r.estimates for r in results if r.audit not in TRUTHLESS)
+    if truth is None and scored:
+        out.append("The truth has been removed since: scores are as they were stored.")
+    elif truth is None:
         out.append(
             "Blind: there is no truth beside the trace. Attacks ran; what they noted is shown, "
             "without scores."
@@ -278,7 +285,7 @@ def _evidence(path: Path, trace: Trace, truth: Truth | None) -> dict[str, str]:
     for name in AUDITS:
         file = path / "results" / f"{name}.json"
         if file.is_file():
-            out[f"results/{name}.json sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+            out[f"result of {name}, sha256"] = result_sha256(file)
     out["fedaudit"] = __version__
     if truth is not None and truth.facts.get("torch"):
         out["recorded with"] = f"torch {truth.facts['torch']}"
@@ -290,6 +297,19 @@ def _evidence(path: Path, trace: Trace, truth: Truth | None) -> dict[str, str]:
         else "fedaudit audit TRACE"
     )
     return out
+
+
+def result_sha256(file: Path) -> str:
+    """Of a stored result: of what was found, as JSON with sorted keys and no blanks.
+
+    What it was asked for holds a keyed hash, which is another in every run.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))["result"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return "cannot be read"
+    plain = json.dumps(found, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(plain.encode()).hexdigest()
 
 
 def _versions() -> list[str]:
@@ -376,11 +396,16 @@ def write_report(
 
 
 def write_study(
-    path: str | os.PathLike[str], chapters: Sequence[Chapter], *, names: bool = False
+    path: str | os.PathLike[str],
+    chapters: Sequence[Chapter],
+    *,
+    names: bool = False,
+    notices: Sequence[str] = (),
 ) -> list[Chapter]:
     """Write report.html, report.md and results.json of one or several chapters.
 
-    Clients are pseudonymised unless `names`. Back come the chapters as they are shown.
+    `notices` are about all of them: what is not in the report, and why. Clients are pseudonymised
+    unless `names`. Back come the chapters as they are shown.
     """
     if not chapters:
         raise UsageError(
@@ -392,9 +417,9 @@ def write_study(
     folder, shown = Path(path), [renamed(c, names) for c in chapters]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / "results.json", machine(shown))
-        write_atomically(folder / "report.md", markdown(shown))
-        write_atomically(folder / "report.html", page(shown))
+        write_atomically(folder / "results.json", machine(shown, notices))
+        write_atomically(folder / "report.md", markdown(shown, notices))
+        write_atomically(folder / "report.html", page(shown, notices=notices))
     except OSError as error:
         raise unwritable(folder, error) from None
     return shown

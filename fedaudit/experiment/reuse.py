@@ -64,7 +64,7 @@ def truth_digest(truth: Truth) -> str:
         try:
             write_atomically(file, key)
         except OSError:
-            return "cannot be told"  # a truth that is read only: every result stands for itself
+            return secrets.token_hex(16)  # read only: equal to nothing, so nothing is reused
     plain = json.dumps(truth.facts, sort_keys=True, default=str)
     return hmac.new(key.encode(), plain.encode(), hashlib.sha256).hexdigest()[:32]
 

@@ -16,7 +16,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -110,9 +110,7 @@ def _name_of(source: str | Path | Mapping[str, Any]) -> str:
         name = Path(source).stem
         if name != "fedaudit":
             return name
-        source = read(
-            Path(source)
-        )  # the usual name says nothing; that of its data does
+        source = read(Path(source))  # the usual name says nothing; that of its data does
     data = source.get("data")
     if not isinstance(data, Mapping):
         return "federation"
@@ -197,7 +195,7 @@ def study(
             )
         except FedauditError as error:
             failed[part.title] = error
-        chapters = _write(path, [p for p in parts if p.folder in runs], failed, names)
+        chapters = _write(path, parts, runs, failed, names)
     if not runs:
         raise next(iter(failed.values()))
     return Study(path=path, runs=tuple(runs.values()), chapters=chapters, failed=failed)
@@ -222,17 +220,29 @@ def _shared(
 
 
 def _write(
-    path: Path, parts: Sequence[Part], failed: Mapping[str, FedauditError], names: bool
+    path: Path,
+    parts: Sequence[Part],
+    runs: Mapping[str, Run],
+    failed: Mapping[str, FedauditError],
+    names: bool,
 ) -> tuple[Chapter, ...]:
+    """The report of what there is, and what it does not hold yet."""
     chapters = [
-        chapter_at(path / p.folder, federation=p.federation, variant=p.variant) for p in parts
+        chapter_at(path / p.folder, federation=p.federation, variant=p.variant)
+        for p in parts
+        if p.folder in runs
     ]
     if not chapters:
         return ()
-    if failed:
-        said = tuple(f"not in this report: {title}: {e.what}" for title, e in failed.items())
-        chapters[0] = replace(chapters[0], notices=(*chapters[0].notices, *said))
-    return tuple(write_study(path, chapters, names=names))
+    waiting = [p.title for p in parts if p.folder not in runs and p.title not in failed]
+    notices = _left_out(failed)
+    if waiting:
+        notices.append(f"Unfinished: not run yet: {'; '.join(waiting)}.")
+    return tuple(write_study(path, chapters, names=names, notices=notices))
+
+
+def _left_out(failed: Mapping[str, FedauditError]) -> list[str]:
+    return [f"Not in this report: {title}: {error.what}" for title, error in failed.items()]
 
 
 def is_study(path: str | os.PathLike[str]) -> bool:
@@ -261,10 +271,7 @@ def report(path: str | os.PathLike[str], *, names: bool = False) -> Study:
             failed[f"{federation}, {variant}"] = error
     if not chapters:
         raise next(iter(failed.values()))
-    if failed:
-        said = tuple(f"not in this report: {title}: {e.what}" for title, e in failed.items())
-        chapters[0] = replace(chapters[0], notices=(*chapters[0].notices, *said))
-    shown = tuple(write_study(folder, chapters, names=names))
+    shown = tuple(write_study(folder, chapters, names=names, notices=_left_out(failed)))
     return Study(path=folder, runs=tuple(runs), chapters=shown, failed=failed)
 
 
@@ -286,7 +293,9 @@ def _claim(path: Path, parts: Sequence[Part]) -> None:
     try:
         if stamp.exists():
             before = json.loads(stamp.read_text(encoding="utf-8"))
-            if before.get("runs") != about["runs"]:
+            # a mistake in the first config must not cost the folder: nothing is lost yet
+            recorded = any(path.glob("*/trace/round-*"))
+            if before.get("runs") != about["runs"] and recorded:
                 raise TraceError(
                     f"{path} holds another study",
                     expected="an empty folder, or the same configs",

@@ -1,8 +1,9 @@
 """Many experiments from one config: a grid of settings times seeds, one table and one figure.
 
 Every cell is a run of its own, named by the hash of its config: a sweep that was stopped continues,
-identical work is done once, and a failed cell is reported without stopping the others. Results do
-not depend on the number of workers.
+identical work is done once, and a failed cell is reported without stopping the others. Cells are
+run by processes of this machine, or by Ray's workers (`--workers ray`, `--workers ray://HOST:PORT`):
+results do not depend on who they are, nor on their number.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import math
 import os
 import shutil
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 from pathlib import Path
@@ -109,11 +111,9 @@ def run_cell(raw: dict[str, Any], folder: str, keep_traces: bool) -> dict[str, A
     from fedaudit.experiment.run import run
 
     path = Path(folder)
-    done = path / "cell.json"
-    if done.exists():
-        stored: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
-        if stored.get("fedaudit") == __version__:
-            return {**stored, "reused": True}
+    stored = _stored(path)
+    if stored is not None:
+        return stored
     finished = run(raw, path)
     measured: dict[str, Any] = {}
     for result in finished.results:
@@ -126,11 +126,50 @@ def run_cell(raw: dict[str, Any], folder: str, keep_traces: bool) -> dict[str, A
     if spent and math.isfinite(max(spent)):
         measured["epsilon.largest"] = [max(spent), max(spent), max(spent), None]
     summary = {"fedaudit": __version__, "measured": measured}
-    write_atomically(done, json.dumps(summary, indent=1, allow_nan=False) + "\n")
+    _keep(path, summary)
     if not keep_traces:
         for part in ("trace", "truth", "checkpoint"):
             shutil.rmtree(path / part, ignore_errors=True)
     return {**summary, "reused": False}
+
+
+def _stored(folder: Path) -> dict[str, Any] | None:
+    """The summary of a cell that was run before, by this version."""
+    done = folder / "cell.json"
+    if done.exists():
+        stored: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
+        if stored.get("fedaudit") == __version__:
+            return {**stored, "reused": True}
+    return None
+
+
+def _keep(folder: Path, summary: Mapping[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    own = {k: summary[k] for k in ("fedaudit", "measured")}
+    write_atomically(folder / "cell.json", json.dumps(own, indent=1, allow_nan=False) + "\n")
+
+
+# -- who runs the cells ----------------------------------------------------------------------------
+
+Outcome = tuple[str, dict[str, Any] | str]
+"""A cell's name, and its summary or why there is none."""
+
+
+def parse_workers(text: str | None) -> int | str | None:
+    """Processes (a number), or Ray: "ray" starts it here, "ray://HOST:PORT" joins a cluster."""
+    if text is None or text == "ray":
+        return text
+    if text.isdigit() and int(text) >= 1:
+        return int(text)
+    host, colon, port = text.removeprefix("ray://").rpartition(":")
+    if text.startswith("ray://") and host and colon and port.isdigit():
+        return text
+    raise UsageError(
+        "--workers says who runs the cells",
+        expected="a number of processes, ray, or ray://HOST:PORT",
+        got=repr(text),
+        remedy="--workers 4",
+    )
 
 
 def _prepare_worker() -> None:
@@ -147,18 +186,136 @@ def _prepare_worker() -> None:
     torch.set_num_threads(1)
 
 
+def _on_processes(
+    jobs: Mapping[str, tuple[dict[str, Any], str, bool]], workers: int
+) -> Generator[Outcome, None, None]:
+    # spawn: torch's threads do not survive a fork
+    pool = ProcessPoolExecutor(
+        workers,
+        mp_context=get_context("spawn"),
+        initializer=_prepare_worker,
+    )
+    try:
+        running = {pool.submit(run_cell, *job): name for name, job in jobs.items()}
+        for job in as_completed(running):
+            try:
+                yield running[job], job.result()
+            except Exception as error:  # one broken cell must not stop the others
+                yield running[job], _why(error)
+    except KeyboardInterrupt:
+        # cells resume by themselves: nothing is gained by waiting for the ones under way
+        for worker in active_children():
+            worker.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _why(error: Exception) -> str:
+    own = isinstance(error, FedauditError)
+    return str(error) if own else f"{type(error).__name__}: {error}"
+
+
+def _ray_cell(
+    raw: dict[str, Any], folder: str, keep_traces: bool, here: str
+) -> dict[str, Any] | str:
+    """A cell in a worker of Ray; errors travel as words, not as objects."""
+    import torch
+
+    torch.set_num_threads(1)
+    if os.path.isdir(here):
+        os.chdir(here)  # paths of a config are relative to where the sweep was started
+    try:
+        return run_cell(raw, folder, keep_traces)
+    except Exception as error:
+        return _why(error)
+
+
+@contextmanager
+def _ray(address: str) -> Iterator[Any]:
+    """Ray, started here for the sweep or joined at an address; left as it was found."""
+    # before the import: nothing is reported home, and no advice is given
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError:
+        raise UsageError(
+            "Ray is not installed",
+            expected="the package ray, which Flower's extra brings",
+            got="no such package",
+            remedy='pip install "fedaudit[flower]", or --workers N for processes',
+        ) from None
+    if ray.is_initialized():  # the caller's own
+        yield ray
+        return
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address == "ray":
+        options |= {"address": "local", "include_dashboard": False}
+    else:
+        options["address"] = address
+    try:
+        try:
+            ray.init(**options)
+        except Exception as error:  # whatever its client makes of an address where nobody is
+            raise UsageError(
+                f"Ray could not be reached as {address}",
+                expected="a running cluster of the same versions of Python and Ray",
+                got=(str(error).strip() or type(error).__name__).splitlines()[0],
+                remedy="--workers ray starts one here",
+            ) from None
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _on_ray(
+    jobs: Mapping[str, tuple[dict[str, Any], str, bool]], address: str
+) -> Generator[Outcome, None, None]:
+    with _ray(address) as ray:
+        # a node may be lost with all that ran on it: once more, elsewhere
+        remote = ray.remote(num_cpus=1, max_retries=1)(_ray_cell)
+        running = {}
+        for name, (raw, folder, keep_traces) in jobs.items():
+            stored = _stored(Path(folder))
+            if stored is not None:
+                yield name, stored
+                continue
+            place = str(Path(folder).resolve())
+            running[remote.remote(raw, place, keep_traces, os.getcwd())] = name
+        try:
+            while running:
+                (ready, *_), _ = ray.wait(list(running), num_returns=1)
+                name = running.pop(ready)
+                try:
+                    found = ray.get(ready)
+                except Exception as error:
+                    found = _why(error)
+                if not isinstance(found, str):
+                    # a worker of another machine has a folder of its own
+                    _keep(Path(jobs[name][1]), found)
+                yield name, found
+        finally:
+            for left in running:
+                ray.cancel(left, force=True)
+
+
 def sweep(
     config: str | Path | None,
     grid: Sequence[str],
     out: str | os.PathLike[str] = "fedaudit-sweep",
     *,
     seeds: int = 1,
-    workers: int | None = None,
+    workers: int | str | None = None,
     overrides: Sequence[str] = (),
     keep_traces: bool = False,
     progress: Progress = quietly,
 ) -> Sweep:
-    """Run a grid of experiments and write sweep.csv, sweep.md and sweep.svg."""
+    """Run a grid of experiments and write sweep.csv, sweep.md and sweep.svg.
+
+    `workers`: how many processes, or "ray" or "ray://HOST:PORT". Workers of other machines keep
+    their traces there; the table is written here.
+    """
     axes = [Axis.parse(text) for text in grid]
     wanted = cells(config, axes, seeds, overrides)
     path = Path(out)
@@ -172,42 +329,25 @@ def sweep(
             remedy="choose another folder with --out",
         ) from None
     unique = {c.name: c for c in wanted}
-    workers = max(1, min(workers or os.cpu_count() or 1, len(unique)))
+    jobs = {name: (c.raw, str(path / "cells" / name), keep_traces) for name, c in unique.items()}
     measured: dict[str, dict[str, Any]] = {}
     failed: list[tuple[str, str]] = []
     reused = 0
     progress("sweep", 0, len(unique), "")
-    # spawn: torch's threads do not survive a fork
-    pool = ProcessPoolExecutor(
-        workers,
-        mp_context=get_context("spawn"),
-        initializer=_prepare_worker,
-    )
-    try:
-        jobs = {
-            pool.submit(run_cell, c.raw, str(path / "cells" / name), keep_traces): name
-            for name, c in unique.items()
-        }
-        for done, job in enumerate(as_completed(jobs), start=1):
-            name = jobs[job]
+    if isinstance(workers, str):
+        outcomes = _on_ray(jobs, str(parse_workers(workers)))
+    else:
+        outcomes = _on_processes(jobs, max(1, min(workers or os.cpu_count() or 1, len(unique))))
+    with closing(outcomes):
+        for done, (name, found) in enumerate(outcomes, start=1):
             cell = unique[name]
             label = ", ".join(f"{a.key}={v}" for a, v in zip(axes, cell.point, strict=True))
-            try:
-                result = job.result()
-                measured[name] = result["measured"]
-                reused += bool(result["reused"])
-            except FedauditError as error:
-                failed.append((f"{label} (seed {cell.seed})", str(error)))
-            except Exception as error:  # one broken cell must not stop the others
-                failed.append((f"{label} (seed {cell.seed})", f"{type(error).__name__}: {error}"))
+            if isinstance(found, str):
+                failed.append((f"{label} (seed {cell.seed})", found))
+            else:
+                measured[name] = found["measured"]
+                reused += bool(found["reused"])
             progress("sweep", done, len(unique), label)
-    except KeyboardInterrupt:
-        # cells resume by themselves: nothing is gained by waiting for the ones under way
-        for worker in active_children():
-            worker.terminate()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
     rows = table(axes, wanted, measured)
     columns = tuple(dict.fromkeys(k for row in rows for k in row))
     finished = Sweep(path, columns, tuple(rows), tuple(failed), reused)

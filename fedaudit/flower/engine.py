@@ -186,7 +186,11 @@ def simulate(
             client_app=client_app(train_one),
             num_supernodes=clients,
             backend_config={
-                "init_args": {"num_cpus": cores, "include_dashboard": False},
+                "init_args": {
+                    "address": "local",
+                    "num_cpus": cores,
+                    "include_dashboard": False,
+                },
                 "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
             },
         )

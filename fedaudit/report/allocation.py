@@ -114,7 +114,8 @@ def _record(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> s
     by = {"pld": "privacy loss distributions", "rdp": "Renyi divergences"}[document["accountant"]]
     text = (
         f"epsilon {spans[0]} (uniform noise {spans[1]}) at delta {document['delta']:g}: holds for "
-        "one record added to or removed from a client, over all steps of all rounds, against "
+        f"one {document.get('unit', 'record')} added to or removed from a client, over all steps "
+        "of all rounds, against "
         f"everyone who sees the uploads, if the client's own code is honest; by {by}"
     )
     if document["epsilon_rounded"] > 1:
@@ -226,7 +227,7 @@ def _names(names: Any) -> str:
     every = [str(name) for name in names]
     shown = ", ".join(every[:MOST_NAMES])
     left = len(every) - MOST_NAMES
-    return shown if left <= 0 else f"{shown}, and {left} more (all in allocation.csv)"
+    return shown if left <= 0 else f"{shown}, and {left} more (all in allocation.json)"
 
 
 # -- the terminal ----------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ REMEDY = ". Try: "
 
 BLIND = "no truth"
 """How `not_applicable` begins where an attack guessed and nothing could be scored."""
+FAILED = "this audit failed: "
+"""How `not_applicable` begins where an audit ended in an error."""
 
 ORDER = {verdict: i for i, verdict in enumerate(VERDICTS)}
 
@@ -84,6 +86,13 @@ def judge(result: AuditResult) -> list[Finding]:
     return found
 
 
+def _why(missing: str) -> str:
+    """The rule by which nothing was measured."""
+    if missing.startswith(FAILED):
+        return "A3"
+    return "A2" if missing.startswith(BLIND) else "A1"
+
+
 def _headline(result: AuditResult, words: Words) -> Finding:
     if result.not_applicable is not None or result.headline is None:
         missing = result.not_applicable or "the audit gave no estimate"
@@ -94,7 +103,7 @@ def _headline(result: AuditResult, words: Words) -> Finding:
             vantage=result.vantage,
             question=result.question,
             statement=missing[:1].upper() + missing[1:] + ("" if missing.endswith(".") else "."),
-            rule=RULES["A2" if missing.startswith(BLIND) else "A1"].said(),
+            rule=RULES[_why(missing)].said(),
             source=result.source,
             remedy=remedy,
         )

@@ -23,13 +23,14 @@ from fedaudit.report.rules import RULES
 FORMAT, VERSION = "fedaudit-report", 1
 
 
-def machine(chapters: Sequence[Chapter]) -> str:
+def machine(chapters: Sequence[Chapter], notices: Sequence[str] = ()) -> str:
     """One or several chapters as JSON; clients under the names that the chapters have."""
     whole = {
         "format": FORMAT,
         "version": VERSION,
         "fedaudit": __version__,
         "rules": {r.id: {"verdict": r.verdict, "text": r.text} for r in RULES.values()},
+        "notices": list(notices),
         "chapters": [_chapter(c) for c in chapters],
     }
     return json.dumps(whole, indent=1, allow_nan=False) + "\n"
@@ -45,6 +46,7 @@ def _chapter(c: Chapter) -> dict[str, Any]:
         "findings": [f.to_dict() for f in c.findings],
         "results": [json.loads(r.to_json()) for r in c.results],
         "guarantees": _plain(c.guarantees),
+        "allocation": _plain(c.allocation),
         "trust": dict(c.trust),
         "evidence": dict(c.evidence),
         "config": c.config,

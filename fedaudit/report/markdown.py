@@ -11,11 +11,12 @@ from fedaudit.report.rules import RULES, VERDICTS
 from fedaudit.report.text import clean
 
 
-def markdown(chapters: Sequence[Chapter]) -> str:
+def markdown(chapters: Sequence[Chapter], notices: Sequence[str] = ()) -> str:
     """One or several chapters as Markdown; clients under the names that the chapters have."""
     divided = parts(chapters)
     plural = len(divided) > 1
     out = [f"# What {'these federations give' if plural else 'this federation gives'} away", ""]
+    out += [f"> **{said(notice)}**\n" for notice in notices]
     for chapter in chapters:
         where = f"{chapter.title}: " if len(chapters) > 1 else ""
         out += [f"> **{said(where + notice)}**\n" for notice in chapter.notices]

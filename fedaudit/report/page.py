@@ -37,7 +37,7 @@ def _inlined(name: str) -> tuple[str, str]:
     return text, f"'sha256-{digest}'"
 
 
-def page(chapters: Sequence[Chapter], *, title: str = "") -> str:
+def page(chapters: Sequence[Chapter], *, title: str = "", notices: Sequence[str] = ()) -> str:
     """The whole report of one or several chapters as one HTML document.
 
     Clients stand in it under the names that the chapters have: see `names.renamed`.
@@ -59,7 +59,7 @@ def page(chapters: Sequence[Chapter], *, title: str = "") -> str:
     lines = "".join(_line(part, i, told, many=len(divided) > 1) for i, part in enumerate(divided))
     first = "".join(_federation(part, i, told) for i, part in enumerate(divided))
     body = [
-        f"<header><h1>{escape(heading)}</h1>{_notices(chapters)}{lines}</header>",
+        f"<header><h1>{escape(heading)}</h1>{_notices(chapters, notices)}{lines}</header>",
         _contents(divided),
         '<main id="main">',
         first or "<h2>Findings</h2><p>Nothing was recorded or audited.</p>",
@@ -84,8 +84,8 @@ def page(chapters: Sequence[Chapter], *, title: str = "") -> str:
 # -- first screen ---------------------------------------------------------------------------------
 
 
-def _notices(chapters: Sequence[Chapter]) -> str:
-    out = []
+def _notices(chapters: Sequence[Chapter], overall: Sequence[str]) -> str:
+    out = [f'<p class="notice">{escape(notice)}</p>' for notice in overall]
     for chapter in chapters:
         where = f"{chapter.title}: " if len(chapters) > 1 else ""
         out += [f'<p class="notice">{escape(where + notice)}</p>' for notice in chapter.notices]

@@ -83,6 +83,12 @@ RULES = {
             "be scored. They may be right.",
             "there is no truth to score the guesses with",
         ),
+        Rule(
+            "A3",
+            "not_applicable",
+            "The audit ended in an error, which is named. It says nothing about the federation.",
+            "the audit failed",
+        ),
     )
 }
 

@@ -67,7 +67,7 @@ def test_the_report_carries_promises_evidence_and_config_without_the_seed(finish
     assert all(g["unit"] == "record" and g["trust"] for g in promised.values())
     assert chapter["trust"] == {"shuffle": "the shuffler", "dp_sgd": "the client's own code"}
     assert chapter["evidence"]["trace sha256"] == Trace.open(finished).sha256
-    assert "results/fingerprint.json sha256" in chapter["evidence"]
+    assert "result of fingerprint, sha256" in chapter["evidence"]
     assert "--seed SEED" in chapter["evidence"]["again"]
     assert "seed" not in tomllib.loads(chapter["config"])
     for form in FORMS:

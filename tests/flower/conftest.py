@@ -1,8 +1,15 @@
 """Small federations for Flower: least squares in numpy, one ClientApp for all nodes."""
 
+import contextlib
 import logging
 import os
 import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +17,9 @@ import pytest
 from fedaudit.flower import QUIET
 
 os.environ.update(QUIET)
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
 
 
 @pytest.fixture(autouse=True)
@@ -127,3 +137,102 @@ def apps():
 @pytest.fixture(scope="session")
 def one_step():
     return step
+
+
+# -- programs beside the tests ---------------------------------------------------------------------
+
+
+def descendants(pid):
+    """Ids of all processes below one, from /proc."""
+    children = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = file.read_text().rpartition(")")[2].split()
+            children.setdefault(int(fields[1]), []).append(int(file.parent.name))
+    found, todo = [], [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def end(process):
+    """End a process and all that it started."""
+    family = [process.pid, *descendants(process.pid)]
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        for pid in filter(is_alive, family):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, how)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=10)
+        limit = time.monotonic() + 10
+        while any(map(is_alive, family)) and time.monotonic() < limit:
+            time.sleep(0.1)
+    return [pid for pid in family if is_alive(pid)]
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts programs of this environment, in sessions of their own; ends them by their ids."""
+    started = []
+
+    def begin(name, *arguments):
+        home = tmp_path / f"home-{name}"
+        home.mkdir()
+        surroundings = {
+            **os.environ,
+            **QUIET,
+            "FLWR_HOME": str(home),
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",  # they start programs by name
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONWARNINGS": "ignore",
+        }
+        with (tmp_path / f"{name}.log").open("w") as log:
+            started.append(
+                subprocess.Popen(
+                    [str(BIN / arguments[0]), *map(str, arguments[1:])],
+                    env=surroundings,
+                    cwd=tmp_path,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+
+    yield begin
+    left = [pid for process in reversed(started) for pid in end(process)]
+    assert left == []
+
+
+class Port:
+    """Numbers of ports on loopback."""
+
+    @staticmethod
+    def free():
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            return s.getsockname()[1]
+
+    @staticmethod
+    def wait_for(port):
+        limit = time.monotonic() + 60
+        while time.monotonic() < limit:
+            with socket.socket() as s:
+                if s.connect_ex(("127.0.0.1", port)) == 0:
+                    return
+            time.sleep(0.2)
+        raise TimeoutError(f"nobody listens at port {port}")
+
+
+@pytest.fixture(scope="session")
+def port():
+    return Port

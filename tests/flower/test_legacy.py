@@ -95,6 +95,21 @@ def test_a_client_that_raises_counts_as_silent(one_step, tmp_path):
     assert len(trace.seen_by(SERVER).updates(2).rows) == 3
 
 
+def test_a_round_in_which_nobody_is_chosen_is_an_empty_one(one_step, tmp_path):
+    def pausing(strategy):
+        chosen = strategy.configure_fit
+        strategy.configure_fit = lambda number, *given: (
+            [] if number == 1 else chosen(number, *given)
+        )
+        return RecordingLegacyStrategy(strategy, tmp_path / "t", names=NAMES, rounds=2)
+
+    run(pausing, one_step)
+    trace = Trace.open(tmp_path / "t")
+    assert trace.manifest.complete
+    assert trace.messages(1) == ()
+    assert len(trace.seen_by(SERVER).updates(2).rows) == 3
+
+
 def test_strategies_of_the_newer_kind_and_wrong_names_are_refused(one_step, tmp_path):
     from flwr.serverapp.strategy import FedAvg as Newer
 

@@ -85,7 +85,7 @@ def test_everyone_who_pays_is_named():
     many = [row(f"c{i}", less_noise_than_uniform=True) for i in range(30)]
     said = words(*many)["who pays"]
     assert "c19" in said
-    assert "and 10 more (all in allocation.csv)" in said
+    assert "and 10 more (all in allocation.json)" in said
 
 
 def test_without_sizes():

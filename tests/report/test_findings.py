@@ -9,7 +9,7 @@ import pytest
 
 import fedaudit
 from fedaudit.report import findings, rules
-from fedaudit.report.findings import interval, judge, judge_all, number
+from fedaudit.report.findings import FAILED, interval, judge, judge_all, number
 from fedaudit.results import AuditResult, Bound, Estimate, Finding
 
 
@@ -132,6 +132,7 @@ def test_every_finding_follows_from_a_rule_of_the_table_with_its_verdict():
         result(0.05, 0.01, 0.2, greater_is_leak=False),
         AuditResult(audit="a", question="?", vantage="server", not_applicable="x"),
         AuditResult(audit="a", question="?", vantage="server", not_applicable="no truth: blind"),
+        AuditResult(audit="a", question="?", vantage="server", not_applicable=FAILED + "x"),
     ]
     found = judge_all(every)
     assert {f.rule.partition(":")[0] for f in found} == set(rules.RULES)

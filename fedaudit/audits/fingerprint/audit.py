@@ -172,7 +172,13 @@ class Fingerprint:
         }
         if truth is None:
             return AuditResult(
-                **shared, not_applicable="no truth: the attack guessed, and nothing was scored"
+                **shared,
+                not_applicable="no truth: the attack guessed, and nothing was scored",
+                per_client=groups_of(guess),
+                notes=(
+                    "what the attack guessed: updates of one group are said to come from one "
+                    "client; who that is, it cannot know",
+                ),
             )
         from fedaudit.stats import intervals
 
@@ -316,6 +322,20 @@ class Fingerprint:
             )
             notes.append(amplification(one["unit"], linked, shuffled_reports(guess, name, one)))
         return tuple(notes)
+
+
+def groups_of(guess: Linkage) -> dict[str, dict[str, Any]]:
+    """The groups of updates that the first method made, largest first: their size and rounds."""
+    labels = next(iter(guess.labels.values()))
+    rounds: dict[int, list[int]] = {}
+    for number, own in zip(guess.rounds, labels, strict=True):
+        for label in own:
+            rounds.setdefault(label, []).append(number)
+    ordered = sorted(rounds.values(), key=lambda seen: (-len(seen), seen))
+    return {
+        f"group {i}": {"updates": len(seen), "from round": min(seen), "to round": max(seen)}
+        for i, seen in enumerate(ordered, 1)
+    }
 
 
 def shuffled_reports(guess: Linkage, name: str, given: Mapping[str, Any]) -> Shuffled | None:

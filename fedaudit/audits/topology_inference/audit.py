@@ -364,8 +364,19 @@ class TopologyInference:
             "source": self.source,
         }
         if truth is None:
+            guessed, band = guess.guesses[guess.best], guess.bands[guess.best]
             return AuditResult(
-                **shared, not_applicable="no truth: the attack guessed, and nothing was scored"
+                **shared,
+                not_applicable="no truth: the attack guessed, and nothing was scored",
+                per_client={
+                    name: {
+                        f"guess ({guess.best})": float(g),
+                        "from": max(0.0, float(g) - band),
+                        "to": min(1.0, float(g) + band),
+                    }
+                    for name, g in zip(guess.clients, guessed, strict=True)
+                },
+                notes=guess.notes,
             )
         p = channels.share_of(truth, guess.clients, self.sensitive)
         if not np.ptp(p):
