@@ -85,9 +85,13 @@ class Interrupted(FedauditError):
     exit_code = 130
 
 
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """A remedy line: the nearest valid name first, then the whole list."""
+def nearest(name: str, valid: Iterable[str], *, most: int = 8, see: str = "") -> str:
+    """A remedy line: the nearest valid name first, then all of them; of many the `most` nearest,
+    how many more there are, and where to `see` them."""
     names = sorted(valid)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     listing = ", ".join(names) if names else "(none)"
+    if len(names) > most:
+        near = difflib.get_close_matches(name, names, n=most, cutoff=0.0)
+        listing = f"{', '.join(near)} and {len(names) - most} more" + (f": {see}" if see else "")
     return f"did you mean {close[0]!r}? Valid: {listing}" if close else f"one of: {listing}"

@@ -17,6 +17,7 @@ from fedaudit.experiment.gate.evidence import (
     gather,
     is_study,
     need_results,
+    nothing_left,
 )
 from fedaudit.experiment.gate.measures import (
     COLUMNS,
@@ -25,6 +26,7 @@ from fedaudit.experiment.gate.measures import (
     UNKNOWN,
     UTILITY,
     direction,
+    has_non_member_baseline,
 )
 from fedaudit.report.diff import (
     SIGNIFICANCE,
@@ -33,14 +35,18 @@ from fedaudit.report.diff import (
     Comparison,
     Difference,
     Spent,
+    VerdictChange,
 )
-from fedaudit.report.findings import judge_all
+from fedaudit.report.findings import REMEDY, judge_all
 from fedaudit.results import AuditResult, Estimate
 from fedaudit.stats.combine import holm
 
 SHOWN_CLIENTS = 3
 Pair = tuple[str, str, Estimate, Estimate, int, bool, str]
 """(audit, measure, first, second, which way is worse, whether it is a headline, client)."""
+
+SEVERITY = {"no_evidence": 0, "leak": 1, "disagreement": 2}
+"""Verdicts that say something, least severe first; "not applicable" says nothing."""
 
 FEDERATION = ("data", "partition", "task")
 """Sections of a config that say which federation it is; the others say how it was run."""
@@ -66,11 +72,12 @@ def diff(
             remedy=f"name one of the runs inside {one}",
         )
     sides = gather(first), gather(second)
+    gone: list[str] = []
+    new: list[str] = []
     if not is_study(first):
         pairs = [(sides[0][0], sides[1][0])]
-        alone: list[str] = []
     else:
-        pairs, alone = _paired(*sides)
+        pairs, gone, new = _paired(*sides)
     need_results([e for pair in pairs for e in pair if not e.lacking])
     out = []
     for a, b in pairs:
@@ -84,19 +91,20 @@ def diff(
                 "those of two federations",
             )
         out.append(_hidden(compare(a, b, different), a, b, names))
-    if alone:
-        out[-1] = replace(out[-1], notes=(*out[-1].notes, *alone))
+    last = out[-1]
+    out[-1] = replace(last, lost=(*last.lost, *gone), notes=(*last.notes, *new))
     return out
 
 
 def _paired(
     first: Sequence[Evidence], second: Sequence[Evidence]
-) -> tuple[list[tuple[Evidence, Evidence]], list[str]]:
+) -> tuple[list[tuple[Evidence, Evidence]], list[str], list[str]]:
+    """Runs of the same name in both studies; those of the first alone, and of the second alone."""
     there = {(e.federation, e.variant): e for e in second}
     here = {(e.federation, e.variant): e for e in first}
     pairs = [(e, there[name]) for name, e in here.items() if name in there]
-    alone = [f"only in the first study: {here[n].label}" for n in here if n not in there]
-    alone += [f"only in the second study: {there[n].label}" for n in there if n not in here]
+    gone = [f"only in the first study: {here[n].label}" for n in here if n not in there]
+    new = [f"only in the second study: {there[n].label}" for n in there if n not in here]
     if not pairs:
         raise UsageError(
             "these studies have no run in common",
@@ -104,7 +112,7 @@ def _paired(
             got=f"{', '.join(e.label for e in first)} and {', '.join(e.label for e in second)}",
             remedy="compare single runs inside them by their folders",
         )
-    return pairs, alone
+    return pairs, gone, new
 
 
 def federations_differ(a: Evidence, b: Evidence) -> tuple[str, ...]:
@@ -253,7 +261,7 @@ def _measured(a: Estimate, b: Estimate) -> bool:
 
 def compare(a: Evidence, b: Evidence, different: Sequence[str] = ()) -> Comparison:
     """All differences of two runs."""
-    unpaired, notes = _only_in_one(a, b), []
+    notes = []
     usable = [n for n in a.results if n in b.results and n not in a.stale | b.stale]
     heads: list[Pair] = []
     others: list[Pair] = []
@@ -263,15 +271,7 @@ def compare(a: Evidence, b: Evidence, different: Sequence[str] = ()) -> Comparis
             if measure not in two.estimates:
                 continue
             is_head = measure == one.headline or measure == two.headline
-            row = (
-                name,
-                measure,
-                estimate,
-                two.estimates[measure],
-                _worse(one, measure),
-                is_head,
-                "",
-            )
+            row = _pair(one, measure, estimate, two.estimates[measure], is_head)
             (heads if is_head else others).append(row)
         lost = [m for m in one.estimates if m not in two.estimates]
         new = [m for m in two.estimates if m not in one.estimates]
@@ -290,12 +290,19 @@ def compare(a: Evidence, b: Evidence, different: Sequence[str] = ()) -> Comparis
                 f"held-out {metric}: {a.metrics[metric]:.4g} before, {b.metrics[metric]:.4g} now "
                 "(no interval is known, so no verdict)"
             )
-    for e, which in ((a, "first"), (b, "second")):
-        notes += [f"the {which} run: {e.lacking}"] if e.lacking else []
-        notes += [
-            f"{name} of the {which} run was made of another trace: not compared"
-            for name in sorted(e.stale)
-        ]
+    notes += [f"the first run: {a.lacking}"] if a.lacking else []
+    notes += [f"{name} of the first run {STALE}" for name in sorted(a.stale)]
+    notes += [
+        f"{name} of the {which} run was edited: it is not what its results.json has the hash of"
+        for e, which in ((a, "first"), (b, "second"))
+        for name in sorted(e.edited)
+    ]
+    lost = _lost(a, b)
+    notes += [
+        f"{name} of the second run {STALE}" for name in sorted(b.stale) if not _shows(a, name)
+    ]
+    if b.lacking and a.lacking:
+        notes.append(f"the second run: {b.lacking}")
     if a.data_sha256 and b.data_sha256 and a.data_sha256 != b.data_sha256 and not different:
         notes.append("the same settings with other records: another seed, or the file has changed")
     return Comparison(
@@ -307,7 +314,10 @@ def compare(a: Evidence, b: Evidence, different: Sequence[str] = ()) -> Comparis
         epsilon=tuple(_epsilon(a, b)),
         verdicts=tuple(_verdicts(a, b, usable)),
         settings=tuple(changed_settings(a.config, b.config)),
-        unpaired=tuple(unpaired),
+        lost=tuple(lost),
+        unpaired=tuple(
+            f"{name}: only in the second run" for name in b.results if name not in a.results
+        ),
         different=tuple(different),
         notes=tuple(notes),
     )
@@ -320,24 +330,87 @@ def _worse(result: AuditResult, measure: str) -> int:
     return direction(result.audit, measure)
 
 
-def _only_in_one(a: Evidence, b: Evidence) -> list[str]:
-    return [
-        f"{name}: only in the {which} run"
-        for which, here, there in (("first", a, b), ("second", b, a))
-        for name in here.results
-        if name not in there.results
-    ]
+def _pair(
+    result: AuditResult, measure: str, first: Estimate, second: Estimate, headline: bool
+) -> Pair:
+    worse = _worse(result, measure)
+    if has_non_member_baseline(result.audit, measure):
+        one, two = _above_baseline(first), _above_baseline(second)
+        if one is None or two is None:
+            worse = UNKNOWN
+        else:
+            first, second = one, two
+            measure = f"{measure}, above non-members"
+    return (result.audit, measure, first, second, worse, headline, "")
 
 
-def _verdicts(a: Evidence, b: Evidence, names: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Audits whose verdict is another one now."""
+def _above_baseline(e: Estimate) -> Estimate | None:
+    """An estimate minus its baseline, where that is a mean over as many non-members.
+
+    The baseline has an error of its own that is not stored. It is taken to be as large as the
+    estimate's and independent of it, so the interval is wider by the root of 2.
+    """
+    if e.baseline is None:
+        return None
+    value = e.value - e.baseline
+    return replace(
+        e,
+        value=value,
+        low=value - math.sqrt(2.0) * (e.value - e.low),
+        high=value + math.sqrt(2.0) * (e.high - e.value),
+        baseline=0.0,
+    )
+
+
+STALE = "was made of another trace: not compared"
+
+
+def _shows(e: Evidence, name: str) -> bool:
+    return name in e.results and name not in e.stale
+
+
+def _lost(a: Evidence, b: Evidence) -> list[str]:
+    """What the first run shows and the second does not: whoever removes evidence proves nothing."""
+    out = [f"the second run: {b.lacking}"] if b.lacking and not a.lacking else []
+    for name in a.results:
+        if name not in b.results:
+            out.append(f"{name}: only in the first run")
+        elif name in b.stale and _shows(a, name):
+            out.append(f"{name} of the second run {STALE}")
+    return out
+
+
+def _verdicts(a: Evidence, b: Evidence, names: Sequence[str]) -> list[VerdictChange]:
+    """Audits whose verdict is another one now, or that are not applicable for a worse reason."""
     out = []
     for name in names:
-        before = judge_all([a.results[name]])[0].verdict
-        after = judge_all([b.results[name]])[0].verdict
-        if before != after:
-            out.append((name, str(before), str(after)))
+        before, after = (str(judge_all([e.results[name]])[0].verdict) for e in (a, b))
+        change, why = _verdict_change(name, before, after, a, b)
+        if change != "same":
+            out.append(
+                VerdictChange(audit=name, first=before, second=after, change=change, why=why)
+            )
     return out
+
+
+def _verdict_change(
+    name: str, before: str, after: str, a: Evidence, b: Evidence
+) -> tuple[Change, str]:
+    was_closed, is_closed = (nothing_left(f"{name}.verdict", [e]) for e in (a, b))
+    if before in SEVERITY and after in SEVERITY:
+        step = SEVERITY[after] - SEVERITY[before]
+        return ("worse" if step > 0 else "better" if step < 0 else "same"), ""
+    if after in SEVERITY:
+        return ("worse" if SEVERITY[after] else "changed"), ""
+    if is_closed:
+        if was_closed:
+            return "same", ""
+        better = SEVERITY.get(before, 0) > 0
+        return ("better" if better else "changed"), "a protection leaves nothing to link"
+    need = (b.results[name].not_applicable or "no estimate").partition(REMEDY)[0]
+    if before in SEVERITY:
+        return "worse", f"evidence lost: {need}"
+    return ("worse", f"nothing was left to link; now: {need}") if was_closed else ("same", "")
 
 
 def _per_client(a: Evidence, b: Evidence, names: Sequence[str]) -> list[ClientChanges]:
@@ -427,6 +500,8 @@ def _hidden(c: Comparison, a: Evidence, b: Evidence, names: bool) -> Comparison:
             replace(x, most=tuple(replace(d, who=hide(d.who)) for d in x.most)) for x in c.clients
         ),
         settings=tuple((key, hide(x), hide(y)) for key, x, y in c.settings),
+        verdicts=tuple(replace(v, why=hide(v.why)) for v in c.verdicts),
+        lost=tuple(hide(x) for x in c.lost),
         notes=tuple(hide(n) for n in c.notes),
         different=tuple(hide(d) for d in c.different),
     )

@@ -20,7 +20,9 @@ RULE = (
     "Worse or better: the interval of the difference does not hold 0, by the square-and-add "
     "(MOVER) rule from both intervals, after Holm's correction within headlines, within other "
     "estimates and within clients. Intervals that overlap are not therefore equal. Runs count as "
-    "independent; where they share records the interval is as a rule too wide, not too narrow."
+    "independent; where they share records the interval is as a rule too wide, not too narrow. A "
+    "verdict is worse if it is more severe (disagreement, then leak, then no evidence), or if an "
+    "audit that concluded before cannot any more."
 )
 SIGNIFICANCE = 0.05
 
@@ -73,11 +75,23 @@ class Spent:
 
 
 @dataclass(frozen=True, kw_only=True)
+class VerdictChange:
+    """An audit that says something else now; `why` says what makes it worse or excuses it."""
+
+    audit: str
+    first: str
+    second: str
+    change: Change
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """All that two runs of one federation differ in.
 
     `different` says in what the federations themselves differ, where they were compared anyway;
-    `unpaired` what only one of them has; `notes` what a reader should know.
+    `lost` what the first run shows and the second does not, `unpaired` what only the second has;
+    `notes` what a reader should know.
     """
 
     run: str
@@ -86,19 +100,22 @@ class Comparison:
     differences: tuple[Difference, ...] = ()
     clients: tuple[ClientChanges, ...] = ()
     epsilon: tuple[Spent, ...] = ()
-    verdicts: tuple[tuple[str, str, str], ...] = ()
+    verdicts: tuple[VerdictChange, ...] = ()
     settings: tuple[tuple[str, str, str], ...] = ()
+    lost: tuple[str, ...] = ()
     unpaired: tuple[str, ...] = ()
     different: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def worse(self) -> bool:
-        """Whether anything got worse that counts: an estimate, a client, a promise, a verdict."""
+        """Whether anything got worse: an estimate, a client, a promise, a verdict; or is gone."""
         return (
             any(d.change == "worse" for d in self.differences)
             or any(c.worse for c in self.clients)
             or any(s.worse for s in self.epsilon)
+            or any(v.change == "worse" for v in self.verdicts)
+            or bool(self.lost)
         )
 
 
@@ -118,8 +135,12 @@ def show_diff(console: Console, comparisons: Sequence[Comparison], everything: b
         _estimates(console, c, everything)
         _clients(console, c)
         _epsilon(console, c)
-        for audit, before, after in c.verdicts:
-            console.print(Text(f"{audit}: {_words(before)} before, {_words(after)} now"))
+        for v in c.verdicts:
+            text = f"{v.audit}: {_words(v.first)} before, {_words(v.second)} now ({v.change}"
+            text += f": {v.why})" if v.why else ")"
+            console.print(Text(text, style=STYLES[v.change]))
+        for text in c.lost:
+            console.print(Text(f"evidence lost: {text}", style=STYLES["worse"]))
         for text in (*c.unpaired, *c.notes):
             console.print(Text(text, style="dim"))
         console.print()
@@ -133,6 +154,11 @@ def summary(c: Comparison) -> str:
     moved = sum(x.worse for x in c.clients), sum(x.better for x in c.clients)
     if any(moved):
         parts.append(f"single clients {moved[0]} worse, {moved[1]} better")
+    verdicts = sum(v.change == "worse" for v in c.verdicts)
+    if verdicts:
+        parts.append(f"{verdicts} verdict{'s' * (verdicts > 1)} worse")
+    if c.lost:
+        parts.append(f"evidence lost: {len(c.lost)}")
     return ", ".join(parts)
 
 
@@ -266,9 +292,16 @@ def plain_diff(comparisons: Sequence[Comparison]) -> dict[str, Any]:
                     for s in c.epsilon
                 ],
                 "verdicts": [
-                    {"audit": a, "first": before, "second": after}
-                    for a, before, after in c.verdicts
+                    {
+                        "audit": v.audit,
+                        "first": v.first,
+                        "second": v.second,
+                        "change": v.change,
+                        "why": v.why,
+                    }
+                    for v in c.verdicts
                 ],
+                "lost": list(c.lost),
                 "unpaired": list(c.unpaired),
                 "notes": list(c.notes),
             }

@@ -3,7 +3,8 @@
 A name also stands inside sentences ("named: client-00, client-06"). There it is replaced as a whole
 token: never inside a longer word or a longer name. A name that is a bare number or shorter than
 three characters cannot be told from other words in a sentence; it is replaced where it stands
-alone, in quotes, or behind a word for a party.
+alone, in quotes, behind a word for a party, in a list behind a word for several, in braces that
+hold names alone, and at both ends of an edge.
 """
 
 from __future__ import annotations
@@ -20,6 +21,15 @@ from fedaudit.results import AuditResult, Finding
 T = TypeVar("T")
 
 PARTY = "clients?|sites?|nodes?|party|parties|hospitals?|devices?|owners?|senders?|named:"
+
+SEVERAL = (
+    "(?:clients|sites|nodes|parties|hospitals|devices|owners|senders|between|among|named):?"
+    # how audits introduce clients without a word for them
+    "|combination is|none known, in"
+)
+"""What a list of names can follow."""
+
+BETWEEN = "(?:,? and |,? or |, | & )"
 
 
 def pseudonyms(clients: Sequence[str]) -> dict[str, str]:
@@ -40,10 +50,22 @@ class Renaming:
             parts.append(rf"(?<!\w)(?<!\w-)(?P<strong>{_either(strong)})(?!-?\w)")
         if weak:
             one = _either(weak)
-            parts.append(
-                rf"(?P<before>\b(?:{PARTY})[ ])(?P<weak>{one})(?!\w)"
-                rf"|(?P<open>['\"])(?P<quoted>{one})(?P=open)"
-            )
+            each = rf"(?:{one})(?!\w)(?!\.\d)(?! more\b)"
+            if strong:
+                each = rf"(?:(?:{_either(strong)})(?!-?\w)|{each})"
+            self._each = re.compile(each)
+            # lists before single names: both begin at the same word
+            parts = [
+                rf"(?P<several>\b(?:{SEVERAL})[ ])(?P<list>{each}(?:{BETWEEN}{each})+)",
+                rf"(?P<edge>\bedges?[ ])(?P<ends>{each}[ ](?:-|to)[ ]{each})",
+                rf"(?P<brace>{{)(?P<inside>{each}(?:, {each})*)(?=(?:, \.\.\.)?}})",
+                *parts,
+                rf"(?P<before>\b(?:{PARTY}|combination is|none known, in)[ ])"
+                rf"(?P<weak>{one})(?!\w)(?!\.\d)"
+                # "2 clients: 3" ends there; "clients: 3 of 10" is a count
+                rf"|(?P<colon>\b(?:{PARTY}):[ ])(?P<told>{one})(?=$|[;)]|\.(?:$|\s))"
+                rf"|(?P<open>['\"])(?P<quoted>{one})(?P=open)",
+            ]
         self._pattern = re.compile("|".join(parts)) if parts else None
 
     def text(self, text: str) -> str:
@@ -56,6 +78,15 @@ class Renaming:
         groups = found.groupdict()
         if groups.get("strong") is not None:
             return self._names[groups["strong"]]
+        for before, names in (
+            ("several", "list"),
+            ("edge", "ends"),
+            ("brace", "inside"),
+            ("colon", "told"),
+        ):
+            if groups.get(names) is not None:
+                made = self._each.sub(lambda one: self._names[one[0]], groups[names])
+                return str(groups[before] + made)
         if groups.get("weak") is not None:
             new = self._names[groups["weak"]]
             # "client 7" becomes "client 8", not "client client 8"

@@ -155,6 +155,26 @@ def test_a_diff_prints_and_can_fail(command, finished, tmp_path):
     assert json.loads(out)["worse"] is True
 
 
+def test_a_diff_fails_where_a_result_was_deleted_or_says_less(command, finished, tmp_path):
+    less = Path(shutil.copytree(finished, tmp_path / "less"))
+    (less / "results" / "fingerprint.json").unlink()
+    code, out, _ = command("diff", finished, "less", "--fail-on-worse")
+    assert code == 4
+    assert "evidence lost: fingerprint: only in the first run" in out
+    assert command("diff", "less", finished, "--fail-on-worse")[0] == 0
+    raw = json.loads((finished / "results" / "fingerprint.json").read_text())
+    raw["result"]["estimates"]["linkage_accuracy"] |= {"value": 1, "low": 0.99, "high": 1}
+    leak = json.dumps(raw)
+    raw["result"] |= {"headline": None, "estimates": {}, "bounds": {}, "not_applicable": "no truth"}
+    for name, text in (("leaking", leak), ("mute", json.dumps(raw))):
+        copy = Path(shutil.copytree(finished, tmp_path / name))
+        (copy / "results" / "fingerprint.json").write_text(text)
+    for before, now in (("mute", "leaking"), ("leaking", "mute")):
+        code, out, _ = command("diff", before, now, "--fail-on-worse")
+        assert code == 4
+        assert "(worse" in out
+
+
 def test_a_diff_of_two_federations_is_refused(command, finished, tmp_path):
     experiment.run(SMALL | {"federation": {"clients": 3, "rounds": 3}}, tmp_path / "three")
     code, _, err = command("diff", finished, "three")

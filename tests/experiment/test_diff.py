@@ -14,7 +14,7 @@ from fedaudit.errors import TraceError, UsageError
 from fedaudit.experiment.diff import changed_settings, compare, diff, difference
 from fedaudit.experiment.gate.evidence import of_run
 from fedaudit.report.diff import plain_diff
-from fedaudit.results import AuditResult, Estimate
+from fedaudit.results import AuditResult, Bound, Estimate
 from fedaudit.stats.intervals import wilson
 
 SMALL = {
@@ -161,7 +161,123 @@ def test_a_headline_counts_down_where_less_is_worse(plain_run):
     b = replace(base, results={"query_plan": less})
     c = compare(a, b)
     assert of(c, "smallest_exposed_group").change == "worse"
-    assert c.verdicts == (("query_plan", "no_evidence", "leak"),)
+    (verdict,) = c.verdicts
+    assert (verdict.audit, verdict.first, verdict.second) == ("query_plan", "no_evidence", "leak")
+    assert verdict.change == "worse"
+
+
+def verdict(base, kind="fingerprint", *, head=None, missing=None, protections=None, bounds=None):
+    """Evidence with one result: an estimate against chance at 0.25, or why there is none."""
+    made = AuditResult(
+        audit=kind,
+        question="?",
+        vantage="server",
+        headline=None if head is None else "linkage_accuracy",
+        estimates={} if head is None else {"linkage_accuracy": head},
+        bounds=bounds or {},
+        not_applicable=missing,
+        trace_sha256=base.trace_sha256,
+    )
+    config = base.config if protections is None else base.config | {"protections": protections}
+    return replace(base, results={kind: made}, config=config)
+
+
+LEAK, QUIET = share(80, 100), share(24, 100)
+BEYOND = {"most": Bound(value=0.5, kind="upper", of="linkage_accuracy", source="x")}
+NAMED = "senders are already known from this vantage. Try: shuffle"
+UNSEEN = "server sees no single client's update in round 1"
+
+
+def test_verdicts_are_ranked_and_evidence_that_is_lost_is_worse(plain_run):
+    base = of_run(plain_run)
+    sides = {
+        "disagreement": verdict(base, head=LEAK, bounds=BEYOND),
+        "leak": verdict(base, head=LEAK),
+        "no_evidence": verdict(base, head=QUIET),
+        "not_applicable": verdict(base, missing=NAMED),
+    }
+    expected = {
+        ("no_evidence", "leak"): "worse",
+        ("no_evidence", "disagreement"): "worse",
+        ("leak", "disagreement"): "worse",
+        ("disagreement", "leak"): "better",
+        ("disagreement", "no_evidence"): "better",
+        ("leak", "no_evidence"): "better",
+        ("not_applicable", "leak"): "worse",
+        ("not_applicable", "disagreement"): "worse",
+        ("not_applicable", "no_evidence"): "changed",
+        ("leak", "not_applicable"): "worse",
+        ("disagreement", "not_applicable"): "worse",
+        ("no_evidence", "not_applicable"): "worse",
+    }
+    for before, a in sides.items():
+        for after, b in sides.items():
+            c = compare(a, b)
+            if before == after:
+                assert c.verdicts == ()
+                assert not c.worse
+                continue
+            (found,) = c.verdicts
+            assert (found.first, found.second) == (before, after)
+            assert found.change == expected[before, after], (before, after)
+            assert not c.lost
+            # between two measured verdicts the number itself moves as well
+            if "not_applicable" in (before, after):
+                assert c.worse == (found.change == "worse")
+    why = compare(sides["leak"], sides["not_applicable"]).verdicts[0].why
+    assert why == "evidence lost: senders are already known from this vantage"
+
+
+def test_a_protection_that_leaves_nothing_to_link_loses_no_evidence(plain_run):
+    base = of_run(plain_run)
+    summed = verdict(base, missing=UNSEEN, protections={"secure_sum": {}})
+    (found,) = compare(verdict(base, head=LEAK), summed).verdicts
+    assert (found.change, found.why) == ("better", "a protection leaves nothing to link")
+    assert not compare(verdict(base, head=LEAK), summed).worse
+    # secure aggregation answers queries: their algebra has to be shown
+    asked = verdict(base, missing=UNSEEN, protections={"secure_aggregation": {}})
+    assert compare(verdict(base, head=LEAK), asked).worse
+    # the rule is about links: what an audit of members does not see is not shown
+    other = verdict(base, "two_stage_membership", missing=UNSEEN, protections={"secure_sum": {}})
+    assert compare(verdict(base, "two_stage_membership", head=LEAK), other).worse
+    # the protection is taken away again: not applicable both times, and worse all the same
+    (back,) = compare(summed, verdict(base, missing=NAMED)).verdicts
+    assert back.change == "worse"
+    assert "senders are already known" in back.why
+
+
+def test_a_ratio_that_rises_under_cancellation_is_not_worse(plain_run):
+    base = of_run(plain_run)
+
+    def made(**estimates):
+        found = AuditResult(
+            audit="two_stage_membership",
+            question="?",
+            vantage="server",
+            headline="membership_auc",
+            estimates={"membership_auc": share(50, 100), **estimates},
+            trace_sha256=base.trace_sha256,
+        )
+        return replace(base, results={"two_stage_membership": found})
+
+    low = Estimate(value=0.2, low=0.19, high=0.21, n=50)
+    high = Estimate(value=3.0, low=2.9, high=3.1, n=50)
+    for name in ("SUR", "stage I: share of updates that survive"):
+        c = compare(made(**{name: low}), made(**{name: high}))
+        assert of(c, name).change == "changed"
+        assert not c.worse
+    # the risk as published counts above that of records that nobody trained on
+    risen = replace(low, value=0.7, low=0.69, high=0.71)
+    before = replace(low, baseline=0.19)
+    same = compare(made(ts_mia=before), made(ts_mia=replace(risen, baseline=0.69)))
+    assert of(same, "ts_mia, above non-members").change == "same"
+    real = compare(made(ts_mia=before), made(ts_mia=replace(risen, baseline=0.19)))
+    found = of(real, "ts_mia, above non-members")
+    assert found.change == "worse"
+    assert found.value == pytest.approx(0.5)
+    assert found.second.high - found.second.value == pytest.approx(0.01 * math.sqrt(2))
+    blind = compare(made(ts_mia=low), made(ts_mia=risen))
+    assert of(blind, "ts_mia").change == "changed"
 
 
 def test_a_measure_of_unknown_direction_has_changed(plain_run):
@@ -265,8 +381,16 @@ def test_stale_and_missing_results_are_named_not_compared(plain_run, tmp_path):
     (other / "results" / "coverage.json").unlink()
     (c,) = diff(plain_run, other)
     assert all(d.audit == "" for d in c.differences)
-    assert any("another trace" in n for n in c.notes)
-    assert c.unpaired == ("coverage: only in the first run",)
+    assert c.lost == (
+        "coverage: only in the first run",
+        "fingerprint of the second run was made of another trace: not compared",
+    )
+    assert c.worse
+    (back,) = diff(other, plain_run)
+    assert back.unpaired == ("coverage: only in the second run",)
+    assert any("fingerprint of the first run was made of another trace" in n for n in back.notes)
+    assert back.lost == ()
+    assert not back.worse
 
 
 def test_a_run_without_results_is_an_error(plain_run, tmp_path):
@@ -296,8 +420,8 @@ def test_studies_are_paired_by_federation_and_variant(plain_run, noisy_run, tmp_
     two = study(tmp_path / "two", noisy=noisy_run, other=plain_run)
     (c,) = diff(one, two)
     assert c.run == "small, noisy"
-    assert not c.worse
-    assert any("only in the first study: small, plain" in n for n in c.notes)
+    assert c.lost == ("only in the first study: small, plain",)
+    assert c.worse  # a run that is gone shows nothing
     assert any("only in the second study: small, other" in n for n in c.notes)
 
 

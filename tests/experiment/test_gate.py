@@ -14,6 +14,7 @@ from fedaudit.experiment.gate import gate, load_policy, measures, write_example
 from fedaudit.experiment.gate.evidence import gather, of_run
 from fedaudit.report.gate import plain, statement
 from fedaudit.results import AuditResult, Bound, Estimate, Underpowered
+from fedaudit.stats.intervals import wilson
 from fedaudit.trace import Trace
 
 SMALL = {
@@ -52,11 +53,13 @@ def stored(run, audit):
 
 
 def store(run, result):
-    """Put a result into a run, as made of its trace unless it says otherwise."""
+    """Put a result into a run, as made of its trace unless it says otherwise; with no report of
+    it yet, which would have its hash."""
     if not result.trace_sha256:
         result = replace(result, trace_sha256=Trace.open(run).sha256)
     file = run / "results" / f"{result.audit}.json"
     file.write_text(json.dumps({"asked": {}, "result": json.loads(result.to_json())}))
+    (run / "results.json").unlink(missing_ok=True)
 
 
 def result(audit="fingerprint", headline="linkage_accuracy", **values):
@@ -188,6 +191,39 @@ def test_a_result_without_the_hash_of_a_trace_is_stale(run):
     raw["result"]["trace_sha256"] = ""
     file.write_text(json.dumps(raw))
     assert "stale" in only(run, LINKAGE | {"at_most": 1}).missing
+
+
+def test_an_edited_result_is_no_evidence(run):
+    """The report has the hash of what was found; formatting and the stamp do not count."""
+    file = run / "results" / "fingerprint.json"
+    raw = json.loads(file.read_text())
+    file.write_text(json.dumps({"asked": {"other": 1}, "result": raw["result"]}, indent=7))
+    assert only(run, LINKAGE | {"at_most": 1}).status == "passed"
+    raw["result"]["estimates"]["linkage_accuracy"] |= {"value": 0.0, "low": 0.0, "high": 0.01}
+    file.write_text(json.dumps(raw))
+    check = only(run, LINKAGE | {"at_most": 1})
+    assert check.status == "missing"
+    assert check.missing.startswith("edited: results/fingerprint.json")
+    # only what was edited: other results count as before
+    coverage = {"metric": "coverage.verdict"}
+    assert not only(run, coverage).missing.startswith("edited")
+    (run / "results.json").write_text("{}")
+    assert only(run, coverage).missing.startswith("edited")
+    (run / "results.json").unlink()
+    assert only(run, LINKAGE | {"at_most": 1}).status == "passed"
+
+
+def test_accuracy_is_held_at_the_confidence_of_the_policy(run):
+    """Wilson's lower end of a held-out share, at the level that is asked for."""
+    found = of_run(run)
+    hits = round(found.metrics["accuracy"] * found.held_out)
+    for confidence in (0.8, 0.95, 0.999):
+        low = wilson(hits, found.held_out, confidence).low
+        for bound, status in ((low - 1e-6, "passed"), (low + 1e-6, "failed")):
+            limit = {"metric": "accuracy", "at_least": bound}
+            (check,) = gate(run, {"policy": {"confidence": confidence}, "limit": [limit]}).checks
+            assert check.status == status
+            assert check.readings[0].estimate.confidence == pytest.approx(confidence)
 
 
 def test_a_torn_result_is_missing(run):

@@ -112,7 +112,8 @@ def test_an_epsilon_is_met_by_the_accountant_at_the_foot_of_its_ladder(private, 
     assert [p.level for p in done.points] == [0.0, 1.0]
     assert 5.9 < done.chosen.epsilon <= 6.0
     assert done.confirmed.epsilon <= 6.0
-    experiment.run(written["hardened.toml"], tmp_path / "run")
+    # noise for an epsilon fits the partition of the seed, which is not in the file
+    experiment.run(written["hardened.toml"], tmp_path / "run", seed=SMALL["seed"])
     verdict = gate(tmp_path / "run", written["policy.toml"])
     assert verdict.passed
     assert verdict.counts["passed"] == 1
@@ -169,11 +170,65 @@ def test_limits_that_cannot_be_kept_together_are_named_with_the_nearest_that_can
     assert not (folder / "hardened.toml").exists()
 
 
-def test_no_noise_reaches_an_epsilon_of_zero(folder):
-    done = searched(folder, "epsilon <= 0", only=["dp_sgd"])
-    assert done.conflicts == (("epsilon",),)
-    assert ("DP-SGD", "no noise reaches an epsilon of 0 (got 0)") in done.left_out
-    assert [p.label for p in done.points] == ["unprotected"]
+def test_of_several_variants_the_base_is_hardened_and_the_output_says_so(found, folder):
+    compare = {"base": "plain", "noisy": {"federation": {"rounds": 5}}, "DP": {"seed": 9}}
+    done = searched(folder, LINKS, CHEAP, config={**SMALL, "compare": compare})
+    why = ("[compare] 'noisy', 'DP'", "only the base variant 'plain' is hardened")
+    assert why in done.left_out
+    assert done.points == found.points
+    assert "Not tried: [compare] 'noisy', 'DP'" in (folder / "harden.md").read_text("utf-8")
+
+
+def test_a_cost_that_is_not_known_comes_last(found, folder):
+    bench = Bench(folder, workers=1, budget=None, progress=lambda *_: None)
+    search = Search(load(SMALL), limits.load_limits(None, [LINKS]), bench, 1, [])
+    (hidden,) = (p for p in found.points if p.met)
+    ladder = choices.Ladder("dp_sgd", "DP-SGD", 1.0, 4.0)
+    unknown, dear = (choices.Choice(search.ways[1], ladder, level) for level in (1.0, 2.0))
+    lost = Estimate(value=0.3, low=0.2, high=0.4, n=100)
+    search.points = {unknown: replace(hidden, cost=None), dear: replace(hidden, cost=lost)}
+    assert search._kept() == [dear, unknown]
+    # a way changes no model: it is free also where no accuracy was stored
+    way = choices.Choice(search.ways[2])
+    search.points[way] = replace(hidden, cost=None)
+    assert [search._is_free(c) for c in (way, unknown, dear)] == [True, False, False]
+
+
+# -- the seed --------------------------------------------------------------------------------------
+
+
+def test_neither_names_nor_written_configs_tell_the_seed(found, folder, private):
+    _, written = private
+    assert "seed" not in written["hardened.toml"]
+    folders = [f for p in found.points for f in p.folders]
+    assert {f.rpartition("-")[2] for f in folders} == {"1"}
+    other = Bench(folder / "elsewhere", workers=1, budget=None, progress=lambda *_: None)
+    mine = Bench(folder, workers=1, budget=None, progress=lambda *_: None)
+    config = load({**SMALL, "protections": {}})
+    # another seed that is the first of its folder has the same name
+    assert other.folder(load({**SMALL, "protections": {}, "seed": 77})).name == folders[0]
+    assert mine.folder(config).name == folders[0]
+
+
+def test_a_folder_with_another_seed_is_not_taken_for_the_same_run(found, folder):
+    def number(bench, **changes):
+        return int(bench.folder(load({**SMALL, **changes})).name.rpartition("-")[2])
+
+    first, second = (
+        Bench(folder, workers=1, budget=None, progress=lambda *_: None) for _ in range(2)
+    )
+    taken = {int(f.name.rpartition("-")[2]) for f in (folder / "cells").iterdir()}
+    for bench in (first, second):  # before and after a restart
+        assert number(bench) == 1
+        new = number(bench, seed=123456)
+        assert new not in taken
+        assert number(bench, seed=123456) == new
+
+
+def test_the_number_of_a_cell_without_its_truth_is_not_given_again(tmp_path):
+    (tmp_path / "cells" / "0123456789abcdef-3").mkdir(parents=True)
+    bench = Bench(tmp_path, workers=1, budget=None, progress=lambda *_: None)
+    assert bench.folder(load(SMALL)).name.endswith("-4")
 
 
 def test_contradictions_and_unknown_names_are_refused_before_anything_runs(tmp_path):
@@ -181,6 +236,7 @@ def test_contradictions_and_unknown_names_are_refused_before_anything_runs(tmp_p
         (["accuracy >= 0.9", "accuracy <= 0.5"], "contradict"),
         (["fingerprint.linkage_acuracy <= 0.5"], "did you mean 'fingerprint.linkage_accuracy'"),
         (["epsilon < 5"], "cannot be read"),
+        (["epsilon <= 0"], "cannot be kept by any noise"),
         (["accuracy_loss >= 2 points"], "at_least means nothing"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -5,7 +5,15 @@ import json
 
 from rich.console import Console
 
-from fedaudit.report.diff import Comparison, Difference, Spent, plain_diff, show_diff, summary
+from fedaudit.report.diff import (
+    Comparison,
+    Difference,
+    Spent,
+    VerdictChange,
+    plain_diff,
+    show_diff,
+    summary,
+)
 from fedaudit.results import Estimate
 
 A = Estimate(value=0.2, low=0.1, high=0.3, n=50)
@@ -45,7 +53,10 @@ MIXED = Comparison(
     ),
     epsilon=(Spent(protection="dp_sgd", unit="record", first=(1.0, 2.0), second=None, worse=4),),
     settings=(("federation.rounds", "3", "[red]4"),),
-    verdicts=(("fingerprint", "no_evidence", "leak"),),
+    verdicts=(
+        VerdictChange(audit="fingerprint", first="no_evidence", second="leak", change="worse"),
+    ),
+    lost=("coverage: only in the first run",),
 )
 
 
@@ -62,14 +73,27 @@ def test_every_kind_of_change_is_said():
     assert (
         "dp_sgd, epsilon per record: 1 to 2 before, nothing promised now; 4 clients worse" in text
     )
-    assert "no evidence before, leak now" in text
+    assert "no evidence before, leak now (worse)" in text
+    assert "evidence lost: coverage: only in the first run" in text
     assert "[red]4" in text  # a user's setting is text, not markup
-    assert summary(MIXED) == "1 worse, 1 better, 1 not changed beyond the intervals"
+    assert summary(MIXED) == (
+        "1 worse, 1 better, 1 not changed beyond the intervals, 1 verdict worse, evidence lost: 1"
+    )
 
 
 def test_a_lost_promise_alone_makes_a_run_worse():
     assert Comparison(run="", first="", second="", epsilon=MIXED.epsilon).worse
     assert not Comparison(run="", first="", second="").worse
+
+
+def test_a_worse_verdict_or_lost_evidence_alone_makes_a_run_worse():
+    assert Comparison(run="", first="", second="", verdicts=MIXED.verdicts).worse
+    assert Comparison(run="", first="", second="", lost=MIXED.lost).worse
+    better = VerdictChange(audit="fingerprint", first="leak", second="no_evidence", change="better")
+    assert not Comparison(run="", first="", second="", verdicts=(better,)).worse
+    (c,) = plain_diff([MIXED])["comparisons"]
+    assert c["verdicts"][0]["change"] == "worse"
+    assert c["lost"] == ["coverage: only in the first run"]
 
 
 def test_json_is_strict_where_epsilon_is_infinite():

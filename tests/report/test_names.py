@@ -43,6 +43,35 @@ def test_names_are_replaced_as_whole_tokens(text, shown):
     assert hidden(text) == shown
 
 
+SHORT = ("UK", "FR", "DE", "7", "20", "St. Mary")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("clients UK, FR and DE", "clients client 1, client 2 and client 3"),
+        ("sites UK, FR, and 7 agree", "sites client 1, client 2, and client 4 agree"),
+        ("named: UK, St. Mary, 20", "named: client 1, client 6, client 5"),
+        ("2 clients: 7, 20", "2 clients: client 4, client 5"),
+        ("1 clients: 7", "1 clients: client 4"),
+        ("{UK, FR, DE} (3)", "{client 1, client 2, client 3} (3)"),
+        ("{UK, St. Mary, ...}; {7}", "{client 1, client 6, ...}; {client 4}"),
+        ("without the edge UK - FR", "without the edge client 1 - client 2"),
+        ("edge 7 - St. Mary", "edge client 4 - client 6"),
+        ("combination is UK, 7 and 20 more", "combination is client 1, client 4 and 20 more"),
+        ("combination is 7", "combination is client 4"),
+        # numbers that count something stay
+        ("client 7, 20 links", "client 4, 20 links"),
+        ("clients UK, FR and 7 more", "clients client 1, client 2 and 7 more"),
+        ("per clients: 7 of 20", "per clients: 7 of 20"),
+        ("nodes UKs, DE", "nodes UKs, DE"),
+        ("{a, b}, 7 - 20, FR", "{a, b}, 7 - 20, FR"),
+    ],
+)  # fmt: skip
+def test_short_names_are_replaced_throughout_a_list(text, shown):
+    assert hidden(text, SHORT) == shown
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

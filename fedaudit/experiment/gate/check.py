@@ -182,7 +182,7 @@ def _check(limit: Limit, e: Evidence, policy: Policy) -> Check:
             remedy=f"fedaudit harden measures both; or allow it by name: --allow {limit.name!r}",
         )
     if limit.metric in UTILITY:
-        return _settled(blank, _of_utility(limit, e), "audit the run beside its truth")
+        return _settled(blank, _of_utility(limit, e, policy), "audit the run beside its truth")
     result = e.results.get(limit.audit)
     if result is None:
         asked = "was asked for and is not there" if limit.audit in e.configured else "was not run"
@@ -197,6 +197,12 @@ def _check(limit: Limit, e: Evidence, policy: Policy) -> Check:
             missing=f"stale: {limit.audit} was made of another trace "
             f"({result.trace_sha256[:12] or 'unknown'}, the run's is {e.trace_sha256[:12]})",
             remedy=f"fedaudit audit {e.path} --only {limit.audit}",
+        )
+    if limit.audit in e.edited:
+        return replace(
+            blank,
+            missing=f"edited: results/{limit.audit}.json is not what results.json has the hash of",
+            remedy=f"remove it, then: fedaudit audit {e.path} --only {limit.audit}",
         )
     if result.not_applicable is not None:
         need, _, remedy = result.not_applicable.partition(REMEDY)
@@ -409,12 +415,12 @@ def _of_epsilon(limit: Limit, e: Evidence) -> list[Reading]:
     return out
 
 
-def _of_utility(limit: Limit, e: Evidence) -> list[Reading]:
+def _of_utility(limit: Limit, e: Evidence, policy: Policy) -> list[Reading]:
     value = e.metrics.get(limit.metric)
     if value is None:
         have = ", ".join(e.metrics) or "none"
         return [Reading(missing=f"no held-out {limit.metric} is stored (stored: {have})")]
-    estimate = e.utility(limit.metric)
+    estimate = e.utility(limit.metric, policy.confidence)
     if estimate is None:
         if not limit.point_value:
             return [

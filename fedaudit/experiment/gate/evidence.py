@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedaudit.errors import FormatError, TraceError
 from fedaudit.experiment.promised import promised
-from fedaudit.experiment.reporting import clients_of, is_about, stored_results
+from fedaudit.experiment.reporting import clients_of, is_about, result_sha256, stored_results
 from fedaudit.report.names import Renaming, pseudonyms
 from fedaudit.results import AuditResult, Estimate
 from fedaudit.stats.intervals import wilson
@@ -26,7 +26,8 @@ class Evidence:
     """One recorded federation and what its audits said, as stored.
 
     `lacking` says why nothing here may be relied on (half finished, not there), or is empty;
-    `stale` audits were made of another state of the trace; `configured` audits were asked for.
+    `stale` audits were made of another state of the trace, `edited` ones are not what the run's
+    own results.json has the hash of; `configured` audits were asked for.
     `names` are what their owner calls the clients, where the truth knows. `held_out` records are
     behind `metrics`; `about` is the manifest's word on the federation.
     """
@@ -41,6 +42,7 @@ class Evidence:
     names: Mapping[str, str] = field(default_factory=dict)
     results: Mapping[str, AuditResult] = field(default_factory=dict)
     stale: frozenset[str] = frozenset()
+    edited: frozenset[str] = frozenset()
     configured: tuple[str, ...] = ()
     guarantees: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -64,12 +66,12 @@ class Evidence:
             return Renaming({c: n for c, n in self.names.items() if n != c})
         return Renaming(pseudonyms(self.clients))
 
-    def utility(self, metric: str) -> Estimate | None:
+    def utility(self, metric: str, confidence: float = 0.95) -> Estimate | None:
         """A held-out share with its interval; None where none is stored, or none can be made."""
         value = self.metrics.get(metric)
         if value is None or metric != "accuracy" or not self.held_out:
             return None
-        return wilson(round(value * self.held_out), self.held_out)
+        return wilson(round(value * self.held_out), self.held_out, confidence)
 
 
 def is_study(path: str | os.PathLike[str]) -> bool:
@@ -179,6 +181,7 @@ def of_run(folder: Path) -> Evidence:
             # a torn result has no hash, and says itself that it cannot be read
             if not is_about(r, trace) and (r.trace_sha256 or r.not_applicable is None)
         ),
+        edited=_edited(folder, results),
         configured=configured,
         guarantees=promised(folder, trace, truth),
         metrics=truth.metrics(rounds) if truth is not None and rounds else {},
@@ -190,6 +193,25 @@ def of_run(folder: Path) -> Evidence:
         declared=tuple(trace.manifest.declared),
         data_sha256=str(facts.get("data_sha256", "")),
     )
+
+
+def _edited(folder: Path, results: Iterable[str]) -> frozenset[str]:
+    """Results that are not what the report of the same folder was made of, where it says."""
+    try:
+        chapters = json.loads((folder / "results.json").read_text(encoding="utf-8"))["chapters"]
+        told = dict(chapters[0]["evidence"]) if len(chapters) == 1 else {}
+    except FileNotFoundError:
+        return frozenset()
+    except (OSError, ValueError, LookupError, TypeError):
+        return frozenset(results)  # somebody wrote into it: nothing here is vouched for
+    out = set()
+    for name in results:
+        said = told.get(f"result of {name}, sha256")
+        found = result_sha256(folder / "results" / f"{name}.json")
+        # a torn result says itself that it cannot be read
+        if said is not None and said != found and len(found) == 64:
+            out.add(name)
+    return frozenset(out)
 
 
 def _lacking(trace: Trace, config: Mapping[str, Any]) -> str:
@@ -224,6 +246,30 @@ def _config(folder: Path) -> dict[str, Any]:
         return tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}  # the audit of a foreign trace has none
+
+
+UNSEEN = "sees no single client's update"
+
+
+def nothing_left(metric: str, runs: Sequence[Evidence]) -> bool:
+    """The one rule by which an audit that is not applicable counts as good news.
+
+    Linking needs updates of single clients. Where the observer receives none in any run, and no
+    algebra of the sums gives one back, no link is left to be made. Uploads that carry their
+    senders' names make linking "not applicable" too: that is no protection, and does not count.
+    """
+    if not metric.startswith("fingerprint."):
+        return False
+    for e in runs:
+        result = e.results.get("fingerprint")
+        if e.lacking or result is None or UNSEEN not in (result.not_applicable or ""):
+            return False
+        sums = e.results.get("query_plan")
+        if "secure_aggregation" in e.config.get("protections", {}):
+            found = None if sums is None else sums.estimates.get("recoverable_updates")
+            if found is None or found.high > 0:
+                return False
+    return True
 
 
 def need_results(evidence: Sequence[Evidence]) -> None:

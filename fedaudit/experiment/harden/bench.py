@@ -1,17 +1,21 @@
 """Runs choices, one cell per choice and seed: `sweep`'s cells, kept as ordinary run directories.
 
-A cell is named by the hash of its config, so what was measured before is not run again, in this
-search or in a later one with other limits. Cells that a budget or Ctrl-C cuts off go on where they
-stopped.
+A cell is named by the hash of what its config may show, and by a running number for the rest: the
+seed, keys of marks, names of clients. So what was measured before is not run again, in this search
+or in a later one with other limits. Names stand in what may be published, and a hash of a small
+seed gives it away: what a number stands for is in the truth of the cells alone. Cells that a budget
+or Ctrl-C cuts off go on where they stopped.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import active_children, get_context
 from pathlib import Path
@@ -68,6 +72,7 @@ class Bench:
         self._took: list[float] = []
         self._reused_last = False
         self._seen: dict[str, Evidence | FedauditError] = {}
+        self._numbers, self._last = _numbered(path / "cells")
 
     def __enter__(self) -> Bench:
         return self
@@ -99,7 +104,14 @@ class Bench:
     # -- cells ---------------------------------------------------------------------------------
 
     def folder(self, config: Config) -> Path:
-        return self.path / "cells" / config.full_sha256[:16]
+        """Where a config is run: `HASH-NUMBER`, neither of which tells the seed."""
+        own = _private(config.raw)
+        if own not in self._numbers:
+            self._last += 1
+            self._numbers[own] = self._last
+        plain = json.dumps(config.public(), sort_keys=True).encode()
+        made = hashlib.sha256(plain).hexdigest()
+        return self.path / "cells" / f"{made[:16]}-{self._numbers[own]}"
 
     def measure(self, wanted: Iterable[tuple[str, Config]]) -> dict[str, Evidence | FedauditError]:
         """Cell name -> its evidence, or why it failed; `wanted` are labels and configs.
@@ -207,6 +219,32 @@ class Bench:
     def _say(self, label: str, more: int) -> None:
         done = self.reused + self.ran
         self._progress("harden", done, done + more, label)
+
+
+def _private(raw: Mapping[str, Any]) -> str:
+    """What `Config.public` leaves out, as one text."""
+    inner = (raw.get("marks", {}).get("keys"), raw.get("topology", {}).get("clients"))
+    return json.dumps([raw["seed"], *inner], sort_keys=True)
+
+
+def _numbered(cells: Path) -> tuple[dict[str, int], int]:
+    """The running numbers that the cells of a folder have by now, and the last of them.
+
+    The number of a cell whose truth is gone is never given again.
+    """
+    numbers: dict[str, int] = {}
+    last = 0
+    for folder in sorted(cells.glob("*-*")):
+        tail = folder.name.rpartition("-")[2]
+        if not tail.isdecimal():
+            continue
+        last = max(last, int(tail))
+        try:
+            truth = (folder / "truth" / "config.toml").read_text(encoding="utf-8")
+            numbers.setdefault(_private(tomllib.loads(truth)), int(tail))
+        except (OSError, ValueError, KeyError, AttributeError):
+            continue
+    return numbers, last
 
 
 def _is_done(folder: Path) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedaudit.errors import ConfigError, UsageError
 from fedaudit.experiment.gate.check import held, held_estimate, rule_of
-from fedaudit.experiment.gate.evidence import Evidence
+from fedaudit.experiment.gate.evidence import Evidence, nothing_left
 from fedaudit.experiment.gate.measures import EPSILON, LOSS, UTILITY, VERDICT
 from fedaudit.experiment.gate.policy import Limit, Policy, load_policy, read_limit
 from fedaudit.experiment.sweep import over_seeds
@@ -22,7 +22,6 @@ POOLED = 0.95
 
 WORST: tuple[Status, ...] = ("failed", "missing", "allowed", "passed")
 
-UNSEEN = "sees no single client's update"
 NOTHING_LEFT = (
     "met by rule: nothing is left to link. No single client's update reaches the observer, and "
     "the sums that do cannot be taken apart"
@@ -55,7 +54,20 @@ def load_limits(file: str | Path | None = None, lines: Sequence[str] = ()) -> Po
                 got=limit.federation or limit.variant,
                 remedy="remove federation and variant from it",
             )
+    refuse_zero(policy)
     return policy
+
+
+def refuse_zero(policy: Policy) -> None:
+    """An epsilon of 0 means that nothing depends on the data: no noise gets there."""
+    for limit in epsilon_limits(policy):
+        if limit.at_most is not None and limit.at_most <= 0:
+            raise ConfigError(
+                f"limit {limit.name!r} cannot be kept by any noise",
+                expected="an epsilon above 0: at 0 the model may not depend on the data at all",
+                got=f"epsilon <= {limit.at_most:g}",
+                remedy='--limit "epsilon <= 8"',
+            )
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -184,27 +196,6 @@ def mean_of(found: Sequence[Estimate], share: bool = True) -> Estimate:
         baseline=sum(chance) / len(chance) if len(chance) == len(found) else None,
         method=by,
     )
-
-
-def nothing_left(metric: str, runs: Sequence[Evidence]) -> bool:
-    """The one rule by which an audit that is not applicable keeps its limit.
-
-    Linking needs updates of single clients. Where the observer receives none in any run, and no
-    algebra of the sums gives one back, no link is left to be made. Uploads that carry their
-    senders' names make linking "not applicable" too: that is no protection, and does not count.
-    """
-    if not metric.startswith("fingerprint."):
-        return False
-    for e in runs:
-        result = e.results.get("fingerprint")
-        if e.lacking or result is None or UNSEEN not in (result.not_applicable or ""):
-            return False
-        sums = e.results.get("query_plan")
-        if "secure_aggregation" in e.config.get("protections", {}):
-            found = None if sums is None else sums.estimates.get("recoverable_updates")
-            if found is None or found.high > 0:
-                return False
-    return True
 
 
 def beyond_noise(checks: Sequence[Check], runs: Sequence[Evidence]) -> str:

@@ -29,7 +29,7 @@ from typing import Any
 
 from fedaudit.errors import FedauditError, TraceError, UsageError
 from fedaudit.experiment.build import build
-from fedaudit.experiment.config import Config, check, load, to_toml
+from fedaudit.experiment.config import Config, check, load_variants, to_toml
 from fedaudit.experiment.gate.check import rule_of
 from fedaudit.experiment.gate.evidence import Evidence
 from fedaudit.experiment.gate.measures import LOSS, UTILITY
@@ -87,6 +87,8 @@ def harden(
         policy = load_policy(limits_from)
     else:
         policy = limits.load_limits(limits_from, lines)
+    limits.refuse_zero(policy)
+    base, *others = load_variants(config, overrides=overrides).items()
     path = Path(out)
     try:
         (path / "cells").mkdir(parents=True, exist_ok=True)
@@ -101,7 +103,11 @@ def harden(
     with Bench(
         path, workers=max(1, workers or os.cpu_count() or 1), budget=time, progress=progress
     ) as bench:
-        found = Search(load(config, overrides=overrides), policy, bench, seeds, only)
+        found = Search(base[1], policy, bench, seeds, only)
+        if others:
+            named = ", ".join(repr(name) for name, _ in others)
+            why = f"only the base variant {base[0]!r} is hardened"
+            found.left_out.append((f"[compare] {named}", why))
         outcome = found.go(curve)
     return _write(outcome, found)
 
@@ -195,7 +201,7 @@ class Search:
     def _explore(self) -> None:
         self.try_out([Choice(way) for way in self.ways])
         ways = [way for way in self.ways if self._worth_noise(way)]
-        if any(self._cost(c) == 0 for c in self._kept()):
+        if any(self._is_free(c) for c in self._kept()):
             if ways and self.ladders:
                 names = ", ".join(way.name for way in ways)
                 self.left_out.append(
@@ -436,9 +442,18 @@ class Search:
     # -- deciding ------------------------------------------------------------------------------
 
     def _cost(self, choice: Choice) -> float:
-        """Points of a tenth of a hundredth: closer costs are no reason to trust somebody more."""
+        """Points of a tenth of a hundredth: closer costs are no reason to trust somebody more.
+
+        What is not known is not cheap: it comes last.
+        """
         cost = self.points[choice].cost
-        return 0.0 if cost is None else round(cost.value, 3) + 0.0
+        return math.inf if cost is None else round(cost.value, 3) + 0.0
+
+    def _is_free(self, choice: Choice) -> bool:
+        """Whether it costs nothing: as measured, or as a way that changes no model."""
+        if choice.ladder is None and choice.way.name != AS_CONFIGURED:
+            return self._cost(choice) in (0.0, math.inf)
+        return self._cost(choice) == 0.0
 
     def _kept(self) -> list[Choice]:
         """Choices that keep all limits, cheapest first; then the fewest to trust, least noise."""
@@ -547,6 +562,7 @@ def _config_text(found: Hardened, search: Search, point: Point) -> str:
     raw = dict(search.config.raw)
     raw["audits"] = {**{name: {} for name in search.audits}, **raw["audits"]}
     raw["protections"] = search.made(search.choice, search.config.seed)
+    made = {k: v for k, v in check(raw).raw.items() if k != "seed"}
     if found.confirmed is not None:
         kept = "keeps every limit"
     elif point.met:
@@ -561,5 +577,10 @@ def _config_text(found: Hardened, search: Search, point: Point) -> str:
     ]
     if found.confirmed is not None:
         lines.append(f"Measured on {found.seeds} fresh seed(s) that the search had not seen.")
+    lines += [
+        "The seed of the search is not in here: whoever has it can redraw the noise. A run takes",
+        "the default seed unless --seed gives one. The seed also draws the partition: noise that",
+        "was worked out for an epsilon, or per client, fits that of the search's own seed.",
+    ]
     noted = "".join(f"# {' '.join(line.split())}\n" for line in lines)
-    return noted + "\n" + to_toml(check(raw).raw).lstrip()
+    return noted + "\n" + to_toml(made).lstrip()
