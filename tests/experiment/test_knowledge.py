@@ -311,6 +311,85 @@ def test_noise_whose_size_cannot_be_told_is_said_to_be_there(known):
     assert "of unknown size" in noise.rule
 
 
+def in_half_precision(config, folder):
+    """The trace of a config in float16."""
+    federation, facts = build(config)
+    about = {"layouts": federation.layouts(), "federation": federation.describe()}
+    federation.run(Recorder(folder, dtype="float16", **about), MemoryTruth(facts))
+    return Trace.open(folder)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.5])
+@pytest.mark.parametrize("hidden", [False, True])
+def test_rounding_of_a_trace_in_half_precision_as_measured(tmp_path, rate, hidden):
+    """The step of the model minus the sum of the updates is nothing but rounding."""
+    sections = {
+        "federation": {"clients": 5, "rounds": 2, "weighting": "size", "server_learning_rate": rate}
+    }
+    config = load(SMALL | sections | ({"protections": {"shuffle": {}}} if hidden else {}))
+    trace = in_half_precision(config, tmp_path / "half")
+    noise = noise_of(trace, None, config)
+    _, exact, _ = played(**sections)
+    assert noise.complete
+    assert noise.rule == "quantisation: recorded in float16, rounding step / sqrt(12)"
+    view, full = trace.seen_by(SERVER), exact.seen_by(SERVER)
+    updates = view.updates(1)
+    share = updates.weights / updates.weights.sum()
+    sent = [view.received(n, "client-00", before=1).astype(np.float64) for n in (1, 2)]
+    left = (sent[1] - sent[0]) / rate - share @ updates.rows.astype(np.float64)
+    assert noise.aggregate == pytest.approx(float(left.std()), rel=0.1)
+    if hidden:
+        assert [*noise.own] == trace.manifest.federation["clients"]
+        return
+    # a few large numbers bear most of it: all clients together, and a wide margin
+    off = share * np.linalg.norm(updates.rows - full.updates(1).rows, axis=1)
+    stated = [noise.own[name] for name in updates.senders]
+    width = trace.layout.width
+    assert np.linalg.norm(stated) == pytest.approx(np.linalg.norm(off) / width**0.5, rel=0.25)
+    assert noise_of(exact, None, config) is None
+
+
+def test_half_precision_of_a_trace_that_names_no_clients(tmp_path):
+    """Whole models from other software: every upload is read against the model that was sent."""
+    rng = np.random.default_rng(0)
+    start = rng.normal(size=2000).astype(np.float32)
+    recorder = Recorder(tmp_path / "trace", like={"w": start}, dtype="float16")
+    with recorder.round() as wire:
+        for name in ("A", "B"):
+            wire.send("model", SERVER, name, {"w": start})
+        ups = {n: start + rng.normal(size=2000).astype(np.float32) for n in ("A", "B")}
+        for name, up in ups.items():
+            wire.send("model", name, SERVER, {"w": up})
+    trace = Trace.open(tmp_path / "trace")
+    noise = noise_of(trace)
+    rows = trace.seen_by(SERVER).updates(1).rows
+    for name, row in zip(("A", "B"), rows, strict=True):
+        off = (row - (ups[name] - start)).std()
+        assert noise.own[name] == pytest.approx(float(off) / 2, rel=0.1)
+    assert noise.aggregate > np.sqrt(sum(v**2 for v in noise.own.values()))
+
+
+@pytest.mark.parametrize("weighting", ["equal", "size"])
+def test_rounding_of_a_secure_sum_as_measured(weighting):
+    """A ring of few steps, so that rounding stands out of single precision."""
+    part = {"clients": 5, "rounds": 1, "weighting": weighting}
+    ring = {"secure_aggregation": {"threshold": 3, "bound": 1e5}}
+    config, trace, truth = played(federation=part, protections=ring)
+    noise = noise_of(trace, truth, config)
+    _, plain, _ = played(federation=part)
+    ended = [t.seen_by(SERVER).released().astype(np.float64) for t in (trace, plain)]
+    # what no client moved at all is not rounded either
+    moving = (plain.seen_by(SERVER).updates(1).rows != 0).all(axis=0)
+    assert moving.sum() > 300
+    off = float((ended[0] - ended[1])[moving].std())
+    assert noise.aggregate == pytest.approx(off, rel=0.15)
+    assert noise.rule.startswith("quantisation: secure_aggregation")
+    assert noise.complete
+    # other software may not say how fine its ring is
+    trace.manifest.declared[0].pop("bound")
+    assert noise_of(trace, truth, config) is None
+
+
 # -- the desk -------------------------------------------------------------------------------------
 
 

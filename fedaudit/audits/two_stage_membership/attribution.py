@@ -1,7 +1,8 @@
 """Stage II of all clients of a round: what a surviving update does to the scores of records.
 
-`increments` serves the attack and TS-MIA; `path` looks closely at a few records of one client:
-slopes, curvature, the remainder by quadrature, everything that Lemma 6 and Theorem 1 speak of.
+`leave_one_out` and `put_on` serve the attack and TS-MIA; `path` looks closely at a few records of
+one client: slopes, curvature, the remainder by quadrature, everything that Lemma 6 and Theorem 1
+speak of.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedaudit.audits.two_stage_membership.scoring import Asked, Scorer
+from fedaudit.audits.two_stage_membership.scoring import NUMBERS_AT_ONCE, Asked, Scorer
 from fedaudit.audits.two_stage_membership.theory import published_smoothness
 
 Floats = npt.NDArray[np.float64]
@@ -28,13 +29,43 @@ GRID = (0.0, 0.25, 0.5, 0.75, 1.0)
 def on_pools(
     scorer: Scorer, models: Tensor, pools: Asked, pairs: Sequence[Sequence[int]]
 ) -> Tensor:
-    """Scores (K, R, n) of K models (K, d), model j on the pools `pairs[j]` (R,), in one batched
-    pass; `pools` x (P, n, ...)."""
+    """Scores (K, R, n) of K models (K, d), model j on the pools `pairs[j]` (R,); `pools` x
+    (P, n, ...).
+
+    Records are put together for a block of models at a time, never for all: for every model and
+    every pool that would take K x P x n records. Where all models are asked about the same pools,
+    they share one view of them.
+    """
     which = torch.as_tensor(np.asarray(pairs, dtype=np.int64))
-    rows, asked_pools = which.shape
+    count, asked_pools = which.shape
+    if bool((which == which[0]).all()):
+        shared = _side_by_side(pools, which[:1])
+        return scorer.each(models, _for_all(shared, count)).view(count, asked_pools, -1)
+    numbers = asked_pools * (pools.x[0].numel() + _draws(pools))
+    rows = max(1, NUMBERS_AT_ONCE // max(1, numbers))
+    parts = [
+        scorer.each(models[low : low + rows], _side_by_side(pools, which[low : low + rows]))
+        for low in range(0, count, rows)
+    ]
+    return torch.cat(parts).view(count, asked_pools, -1)
+
+
+def _draws(pools: Asked) -> int:
+    """Random numbers of one pool."""
+    return 0 if pools.noise is None else pools.noise[:, 0].numel()
+
+
+def _side_by_side(pools: Asked, which: Tensor) -> Asked:
+    """The pools that each of K models is asked about (K, R), one after the other: (K, R n, ...)."""
     noise = None if pools.noise is None else pools.noise[:, which].flatten(2, 3)
-    own = Asked(pools.x[which].flatten(1, 2), pools.y[which].flatten(1, 2), noise)
-    return scorer.each(models, own).view(rows, asked_pools, -1)
+    return Asked(pools.x[which].flatten(1, 2), pools.y[which].flatten(1, 2), noise)
+
+
+def _for_all(one: Asked, count: int) -> Asked:
+    """The records of one model (1, n, ...) as those of `count` models, without a copy."""
+    noise = None if one.noise is None else one.noise.expand(-1, count, *one.noise.shape[2:])
+    x = one.x.expand(count, *one.x.shape[1:])
+    return Asked(x, one.y.expand(count, *one.y.shape[1:]), noise)
 
 
 def leave_one_out(

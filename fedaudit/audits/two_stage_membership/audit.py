@@ -232,7 +232,7 @@ class TwoStageMembership:
             rough=rough,
             noise=knowledge.noise,
             notes=(*knowledge.notes, *(f"round {n} was left out: {e.what}" for n, e in left)),
-            threshold_rule="sigma sqrt(d) / |dW|" if self.threshold == "noise" else "given",
+            threshold_rule=_rule(self.threshold, knowledge.noise),
             vantage=view.vantage,
             trace_sha256=view.trace_sha256,
         )
@@ -458,6 +458,15 @@ def _arranged(
 ) -> npt.NDArray[np.float32]:
     """Rows (..., d) in the model's order of tensors."""
     return rows if columns is None else rows[..., columns]
+
+
+def _rule(threshold: float | Literal["noise"], noise: Noise | None) -> str:
+    """What tau of stage I follows from."""
+    if threshold != "noise":
+        return "given"
+    return "sigma sqrt(d) / |dW|, " + (
+        "sigma of " + noise.rule if noise is not None else "no noise is known of"
+    )
 
 
 def _noise_in(noise: Noise | None, senders: Sequence[str], scale: float) -> tuple[float, Floats]:

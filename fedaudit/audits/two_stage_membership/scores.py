@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.audits.two_stage_membership import theory
+from fedaudit.audits.two_stage_membership import survival, theory
 from fedaudit.results import AuditResult, Bound, Estimate, Underpowered
 from fedaudit.trace import Truth
 
@@ -22,6 +22,10 @@ Bools = npt.NDArray[np.bool_]
 
 RESAMPLES = 200
 """Draws of m records behind every Pr(J_m > 0)."""
+SPLITS = 4
+"""Times that a client's candidates are halved to ask whether the risk predicts the attack."""
+TOSSES_AT_ONCE = 20
+"""Tosses of signs that are ranked in one go."""
 RATES = (0.01, 0.001)
 """False-positive rates at which an ROC curve is read."""
 
@@ -30,7 +34,8 @@ RATES = (0.01, 0.001)
 class Contribution:
     """One client's update in one round: its row, and the candidates' increments delta (n,).
 
-    `deviation` (n,) the empirical minus the true score advantage, where rows bear names.
+    `deviation` (n,) the empirical minus the true score advantage, where rows bear names;
+    `evidence` (n,) the headline attack's statistic of this round, `classes` (n,) of the candidates.
     """
 
     round: int
@@ -40,6 +45,8 @@ class Contribution:
     delta: Floats
     member: Bools
     deviation: Floats | None
+    evidence: Floats
+    classes: npt.NDArray[np.int64]
 
 
 def scored(
@@ -99,7 +106,7 @@ def scored(
 
 def contributions(guess: Survey, truth: Truth, member: Bools):  # type: ignore[no-untyped-def]
     """Every (round, client) whose single update was seen, with the client's own candidates."""
-    for survey in guess.rounds:
+    for survey, evidence in zip(guess.rounds, round_statistics(guess), strict=True):
         if survey.seen == "sum":
             continue
         # names are on the wire, or in the truth alone
@@ -119,7 +126,15 @@ def contributions(guess: Survey, truth: Truth, member: Bools):  # type: ignore[n
                 assert survey.by_row is not None
                 delta = survey.by_row[row, p]
             yield Contribution(
-                survey.number, party, row, survey, delta[keep], member[p][keep], deviation
+                round=survey.number,
+                party=party,
+                row=row,
+                survey=survey,
+                delta=delta[keep],
+                member=member[p][keep],
+                deviation=deviation,
+                evidence=evidence[p][keep],
+                classes=guess.classes[p][keep],
             )
 
 
@@ -138,10 +153,10 @@ def statistics_of(guess: Survey) -> dict[str, Floats]:
     kinds = {r.seen for r in guess.rounds}
 
     def rounds(values: list[Floats]) -> list[Floats]:
-        return [_standardised(_centred(v, guess), guess.present) for v in values]
+        return _comparable(values, guess)
 
     if kinds == {"named"}:
-        calibrated = rounds([_likelihood_ratio(r, guess.present) for r in guess.rounds])
+        calibrated = round_statistics(guess)
         plain = rounds([r.own for r in guess.rounds if r.own is not None])
         worst = rounds([r.isolated for r in guess.rounds if r.isolated is not None])
         out["own model against other clients', all rounds"] = _stouffer(calibrated)
@@ -149,7 +164,7 @@ def statistics_of(guess: Survey) -> dict[str, Floats]:
         out["update on top of the others, all rounds (Eq. 16)"] = _stouffer(plain)
         out["update alone, all rounds (Eq. 11)"] = _stouffer(worst)
     elif kinds == {"anonymous"}:
-        linked = rounds([_own_row(r, guess.present) for r in guess.rounds])
+        linked = round_statistics(guess)
         best = rounds([_best_row(r, guess.present) for r in guess.rounds])
         out["row linked by a client's candidates against other rows, all rounds"] = _stouffer(
             linked
@@ -161,6 +176,23 @@ def statistics_of(guess: Survey) -> dict[str, Floats]:
     out["what the model moved by, last round (Eq. 12)"] = aggregate[-1]
     out["score of the final model"] = _centred(guess.final, guess)
     return out
+
+
+def round_statistics(guess: Survey) -> list[Floats]:
+    """The headline attack's statistic of every single round, (P, n) each."""
+    kinds = {r.seen for r in guess.rounds}
+    if kinds == {"named"}:
+        values = [_likelihood_ratio(r, guess.present) for r in guess.rounds]
+    elif kinds == {"anonymous"}:
+        values = [_own_row(r, guess.present) for r in guess.rounds]
+    else:
+        values = [r.aggregate for r in guess.rounds]
+    return _comparable(values, guess)
+
+
+def _comparable(values: list[Floats], guess: Survey) -> list[Floats]:
+    """Rounds (P, n) centred over client and class, in units of their spread."""
+    return [_standardised(_centred(v, guess), guess.present) for v in values]
 
 
 def _centred(values: Floats, guess: Survey) -> Floats:
@@ -493,41 +525,153 @@ def _power(audit: TwoStageMembership, c: Contribution) -> float:
 def prediction(
     parts: list[Contribution], audit: TwoStageMembership, rng: np.random.Generator
 ) -> dict[str, Estimate]:
-    """Does the risk predict the attack? Rank correlation over (client, round) of J on members with
-    the AUC that the same increments give, resampling clients."""
+    """Does the risk predict the attack? Rank correlation over (client, round) of J on members, and
+    of TS-MIA, with the AUC of the headline attack.
+
+    The risk is that of one half of a client's candidates, the AUC that of the other: on the same
+    records both would rise with the same lucky draw, whether anything leaks or not.
+    """
+    tables = crossed(parts, audit, rng)
+    names = sorted(tables)
+    out: dict[str, Estimate] = {}
+    for column, risk_name in enumerate(("J", "TS-MIA")):
+        groups = [tables[n][..., [column, 2]] for n in names]
+        both = np.concatenate(groups) if groups else np.zeros((0, 0, 2))
+        if len(names) < 3 or any(len(np.unique(both[..., i])) < 3 for i in (0, 1)):
+            continue
+        out[f"rank correlation of {risk_name} with the attack's AUC"] = _correlation(
+            groups, audit.confidence, rng
+        )
+    return out
+
+
+def crossed(
+    parts: list[Contribution], audit: TwoStageMembership, rng: np.random.Generator
+) -> dict[str, Floats]:
+    """Party -> (rounds, 2 SPLITS, 3): J and TS-MIA on one half of its candidates, AUC on the other.
+
+    A client is halved alike in all rounds: records carry their luck from round to round.
+    """
+    mine: dict[str, list[Contribution]] = {}
+    for c in parts:
+        if np.isfinite(_ratio(c)) and np.isfinite(c.evidence).all():
+            mine.setdefault(c.party, []).append(c)
+    out = {}
+    for party, own in mine.items():
+        sides = [
+            side for _ in range(SPLITS) for side in _halved(own[0].member, own[0].classes, rng)
+        ]
+        if sides:
+            out[party] = np.array([[_risk_and_auc(c, *s, audit, rng) for s in sides] for c in own])
+    return out
+
+
+def _halved(
+    member: Bools, classes: npt.NDArray[np.int64], rng: np.random.Generator
+) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    """Numbers of one half of the candidates and of the other, and the same turned round.
+
+    Pairs of a member and another of its class stay together, so that whichever of a pair is the
+    member in one half, nothing follows for the other half. Nothing where there is one pair only.
+    """
+    pairs = []
+    for kind in np.unique(classes):
+        inside = rng.permutation(np.flatnonzero(member & (classes == kind)))
+        outside = rng.permutation(np.flatnonzero(~member & (classes == kind)))
+        pairs += list(zip(inside, outside, strict=False))  # who finds no partner is left out
+    if len(pairs) < 2:
+        return []
+    mixed = rng.permutation(np.array(pairs))
+    one, other = mixed[: len(mixed) // 2].ravel(), mixed[len(mixed) // 2 :].ravel()
+    return [(one, other), (other, one)]
+
+
+def _risk_and_auc(
+    c: Contribution,
+    one: npt.NDArray[np.int64],
+    other: npt.NDArray[np.int64],
+    audit: TwoStageMembership,
+    rng: np.random.Generator,
+) -> tuple[float, float, float]:
+    """J and TS-MIA of one half, AUC of the other."""
+    delta = c.delta[one][c.member[one]]
+    risk_of = _survives(c) * positive_share(delta, audit.sample, rng)
+    j = float(theory.phi(delta).mean())
+    return j, risk_of, _plain_auc(c.evidence[other], c.member[other])
+
+
+def _correlation(groups: list[Floats], confidence: float, rng: np.random.Generator) -> Estimate:
+    """Spearman's correlation of two columns of clients (rounds, halvings, 2), mean over halvings.
+
+    The interval is the wider of two. Clients resampled: far too narrow where they are few. And the
+    spread that is left if the second column goes up or down from its mean at the toss of a coin
+    per client, as it does if the first says nothing about it.
+    """
+    from scipy.special import ndtri
+
     from fedaudit.stats import intervals
 
-    rows = [
-        (c.party, float(theory.phi(c.delta[c.member]).mean()), _plain_auc(c.delta, c.member))
-        for c in parts
-        if c.member.any() and (~c.member).any()
-    ]
-    names = sorted({r[0] for r in rows})
-    if len(names) < 3 or len({r[1] for r in rows}) < 3 or len({r[2] for r in rows}) < 3:
-        return {}
-    groups = {n: np.array([[r[1], r[2]] for r in rows if r[0] == n]) for n in names}
+    alpha = intervals.check_confidence(confidence)
+    count, halvings = len(groups), groups[0].shape[1]
 
-    def correlation(chosen: npt.NDArray[np.int64]) -> float:
-        both = np.concatenate([groups[names[i]] for i in chosen])
-        if len(np.unique(both[:, 0])) < 2 or len(np.unique(both[:, 1])) < 2:
-            return 0.0
-        return float(np.corrcoef(_midranks(both[:, 0]), _midranks(both[:, 1]))[0, 1])
+    def of(chosen: npt.NDArray[np.int64]) -> float:
+        both = np.concatenate([groups[i] for i in chosen])
+        ranks = _column_ranks(np.concatenate([both[..., 0], both[..., 1]], axis=1))
+        return float(_products(ranks[:, :halvings], ranks[:, halvings:]).mean())
 
-    value = correlation(np.arange(len(names)))
-    draws = [correlation(rng.integers(0, len(names), len(names))) for _ in range(RESAMPLES)]
-    alpha = intervals.check_confidence(audit.confidence)
-    low, high = np.quantile(draws, [alpha / 2, 1 - alpha / 2])
-    return {
-        "rank correlation of J with the attack's AUC": Estimate(
-            value=value,
-            low=min(float(low), value),
-            high=max(float(high), value),
-            n=len(names),
-            confidence=audit.confidence,
-            baseline=0.0,
-            method="Spearman, percentile bootstrap over clients",
-        )
-    }
+    value = of(np.arange(count))
+    drawn = [of(rng.integers(0, count, count)) for _ in range(RESAMPLES)]
+    low, high = np.quantile(drawn, [alpha / 2, 1 - alpha / 2])
+    both = np.concatenate(groups)
+    client = np.repeat(np.arange(count), [len(g) for g in groups])
+    first, apart = _column_ranks(both[..., 0]), both[..., 1] - both[..., 1].mean()
+    tossed = []
+    for _ in range(RESAMPLES // TOSSES_AT_ONCE):
+        signs = rng.choice([-1.0, 1.0], (count, TOSSES_AT_ONCE))[client]
+        ranks = _column_ranks((apart[:, None] * signs[:, :, None]).reshape(len(both), -1))
+        products = _products(np.tile(first, TOSSES_AT_ONCE), ranks)
+        tossed += [products.reshape(TOSSES_AT_ONCE, halvings).mean(axis=1)]
+    reach = float(ndtri(1 - alpha / 2)) * math.sqrt(np.square(tossed).mean())
+    return Estimate(
+        value=value,
+        low=max(-1.0, min(float(low), value - reach)),
+        high=min(1.0, max(float(high), value + reach)),
+        n=count,
+        confidence=confidence,
+        baseline=0.0,
+        method="Spearman on disjoint halves of a client's candidates; the wider of a bootstrap "
+        "over clients and of signs tossed per client",
+    )
+
+
+def _column_ranks(values: Floats) -> Floats:
+    """Ranks within every column of (n, m), centred and of length one; zero where all are equal."""
+    ranks = _midranks_of_columns(values)
+    ranks -= ranks.mean(axis=0)
+    size = np.linalg.norm(ranks, axis=0)
+    return np.asarray(ranks / np.where(size > 0, size, 1.0))
+
+
+def _midranks_of_columns(values: Floats) -> Floats:
+    """`_midranks` of all columns (n, m) at once: resampling asks for thousands."""
+    order = np.argsort(values, axis=0)
+    ordered = np.take_along_axis(values, order, axis=0)
+    at = np.arange(1.0, len(values) + 1)[:, None]
+    fresh = np.ones(values.shape, bool)
+    fresh[1:] = ordered[1:] != ordered[:-1]
+    # a run of ties has the mean of its first and its last place
+    first = np.maximum.accumulate(np.where(fresh, at, 0.0), axis=0)
+    ends = np.ones(values.shape, bool)
+    ends[:-1] = fresh[1:]
+    last = np.minimum.accumulate(np.where(ends, at, np.inf)[::-1], axis=0)[::-1]
+    out = np.empty(values.shape)
+    np.put_along_axis(out, order, (first + last) / 2, axis=0)
+    return out
+
+
+def _products(first: Floats, second: Floats) -> Floats:
+    """Correlations (m,), column by column, of ranks (n, m) that `_column_ranks` made."""
+    return np.asarray((first * second).sum(axis=0))
 
 
 # -- the bound -----------------------------------------------------------------------------------
@@ -582,23 +726,38 @@ def bound_checks(guess: Survey, member: Bools) -> tuple[dict[str, Estimate], dic
 
 
 def violations(guess: Survey, audit: TwoStageMembership) -> dict[str, Estimate]:
-    """Share of checked increments beyond Lemma 6 with L as the paper calibrates it, on shorter
-    steps along the same segment: no bound, hence no disagreement. [TwoStage] Section 6.2"""
+    """Share of checked increments beyond Lemma 6 with two constants that are smaller than L.
+
+    As the paper calibrates it, on shorter steps along the same segment ([TwoStage] Section 6.2):
+    no bound. And the curvature along u alone, sup |u' Hess u| / |u|^2: sharper than L and a bound
+    as well, but of a supremum on five points it leaves no margin. Hence neither is a disagreement.
+    """
     from fedaudit.stats import intervals
 
-    beyond = count = 0
+    constants: dict[str, list[tuple[Path, npt.ArrayLike]]] = {
+        "the published L": [],
+        "the curvature along u": [],
+    }
     for survey in guess.rounds:
         for path in survey.paths.values():
             if path.norm == 0:
                 continue
-            off = np.abs(path.increment - path.slope)
-            limit = float(theory.remainder_bound(path.calibrated, path.norm))
-            beyond += int((off - path.error > limit).sum())
-            count += len(off)
-    if not count:
-        return {}
-    name = "increments beyond Lemma 6 with the published L"
-    return {name: intervals.wilson(beyond, count, audit.confidence)}
+            constants["the published L"].append((path, path.calibrated))
+            if path.directional is not None:
+                constants["the curvature along u"].append((path, path.directional))
+    out = {}
+    for name, found in constants.items():
+        beyond = [
+            np.abs(path.increment - path.slope) - path.error
+            > theory.remainder_bound(constant, path.norm)
+            for path, constant in found
+        ]
+        if beyond:
+            every = np.concatenate(beyond)
+            out[f"increments beyond Lemma 6 with {name}"] = intervals.wilson(
+                int(every.sum()), len(every), audit.confidence
+            )
+    return out
 
 
 def _members_of(guess: Survey, member: Bools, party: str) -> Bools:
@@ -729,6 +888,7 @@ def curves(
             for own in by_round.values()
         ),
     }
+    out |= _energy(parts)
     stage = [(c.survey.stage_one, c.row) for c in parts if c.survey.stage_one is not None]
     points = [
         (float(s.alignment[r]), float(s.magnitude_ratio[r]), float(s.ratio[r])) for s, r in stage
@@ -739,20 +899,44 @@ def curves(
         out["survival"] = {"lambda": lam, "r": r, "SUR": sur}
     bound = [
         (path.norm, float(abs(path.increment[i] - path.slope[i])), float(abs(path.remainder[i])),
-         float(path.error[i]), float(theory.remainder_bound(path.smoothness[i], path.norm)))
-        for s in guess.rounds for path in s.paths.values() if path.smoothness is not None
+         float(path.error[i]), float(theory.remainder_bound(path.smoothness[i], path.norm)),
+         float(theory.remainder_bound(path.directional[i], path.norm)))
+        for s in guess.rounds for path in s.paths.values()
+        if path.smoothness is not None and path.directional is not None
         for i in range(len(path.slope))
     ]  # fmt: skip
     if bound:
-        norm, off, integral, error, limit = zip(*bound, strict=True)
+        norm, off, integral, error, limit, along = zip(*bound, strict=True)
         out["bound check"] = {
             "|u|": norm,
             "remainder": off,
             "by quadrature": integral,
             "its error": error,
             "L |u|^2 / 2": limit,
+            "sup |u' Hess u| / 2": along,
         }
     return out
+
+
+def _energy(parts: list[Contribution]) -> dict[str, dict[str, tuple[float, ...]]]:
+    """Of what |dW|^2 of each round is made, in its own units, mean over clients: the update's own
+    energy, the background's, and what the two share (below 0: they cancel). [TwoStage] Lemma 2
+    """
+    rows: dict[int, list[tuple[float, float, float, float]]] = {}
+    for c in parts:
+        stage = c.survey.stage_one
+        if stage is None or not stage.moved[c.row] > 0:
+            continue
+        of = survival.energy(stage)
+        rows.setdefault(c.round, []).append(
+            (of.own[c.row], of.background[c.row], of.shared[c.row], of.total[c.row])
+        )
+    if not rows:
+        return {}
+    means = np.array([np.mean(rows[t], axis=0) for t in sorted(rows)])
+    names = ("|u|^2 / |dW|^2", "|B|^2 / |dW|^2", "2 <u, B> / |dW|^2", "sum")
+    columns = {n: tuple(map(float, means[:, i])) for i, n in enumerate(names)}
+    return {"energy by round": {"round": tuple(map(float, sorted(rows))), **columns}}
 
 
 def notes(

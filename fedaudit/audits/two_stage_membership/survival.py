@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.audits.two_stage_membership.theory import aggregate_energy
 from fedaudit.errors import NotApplicable
 
 Floats = npt.NDArray[np.float64]
@@ -133,6 +134,33 @@ def survival(parts: Contributions, noise: float = 0.0, own_noise: npt.ArrayLike 
         snr=snr,
         blind=blind,
     )
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Of what |dW|^2 is made, in its own units, each (K,): |u|^2, |B|^2, 2 <u, B>, and `total`, 1
+    up to rounding. NaN in a round without movement. [TwoStage] Eq. (7), Lemma 2"""
+
+    own: Floats
+    background: Floats
+    shared: Floats
+    total: Floats
+
+
+def energy(stage: Survival) -> Energy:
+    """The energy decomposition of every client's round."""
+    own, background = stage.own, stage.background
+    # of a zero vector lambda is undefined, and what it shares is nothing
+    alignment = np.where(own * background > 0, stage.alignment, 0.0)
+    total = aggregate_energy(own, background, alignment)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        unit = np.where(stage.moved > 0, stage.moved**2, np.nan)
+        return Energy(
+            own=own**2 / unit,
+            background=background**2 / unit,
+            shared=(total - own**2 - background**2) / unit,
+            total=total / unit,
+        )
 
 
 def noise_floor(

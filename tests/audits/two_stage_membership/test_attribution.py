@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedaudit.audits.two_stage_membership import theory
+from fedaudit.audits.two_stage_membership import attribution, theory
 from fedaudit.audits.two_stage_membership.attribution import (
     leave_one_out,
     on_pools,
@@ -57,6 +57,44 @@ def test_models_are_asked_about_the_pools_they_are_paired_with(case):
         for i, p in enumerate(own):
             expected = scorer.one(model + updates[j], of_pool(pools, p))
             torch.testing.assert_close(found[j, i], expected, rtol=1e-4, atol=1e-4)
+
+
+def put_together_at_once(scorer, models, pools, pairs):
+    """The naive way: all records of all models in one tensor (K, R n, ...)."""
+    which = torch.tensor([list(own) for own in pairs])
+    noise = None if pools.noise is None else pools.noise[:, which].flatten(2, 3)
+    asked = Asked(pools.x[which].flatten(1, 2), pools.y[which].flatten(1, 2), noise)
+    return scorer.each(models, asked).view(*which.shape, -1)
+
+
+@pytest.mark.parametrize(
+    "pairs", [[range(4)] * 4, [[0, 2], [3, 1], [1, 1], [2, 0]], [[2]] * 4], ids=str
+)
+@pytest.mark.parametrize("at_once", [1, 700, 10**6])
+def test_blocks_of_models_give_what_one_tensor_gives(case, monkeypatch, pairs, at_once):
+    task, updates, model, pools = case
+    expected = put_together_at_once(Scorer(task), model + updates, pools, pairs)
+    monkeypatch.setattr(attribution, "NUMBERS_AT_ONCE", at_once)
+    found = on_pools(Scorer(task), model + updates, pools, pairs)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_records_are_not_copied_for_every_model(case):
+    """Every model on every pool: the same memory as one model on every pool."""
+    task, updates, model, pools = case
+    shared = []
+
+    class Seeing(Scorer):
+        def each(self, models, asked):
+            shared.append((len(models), asked))
+            return super().each(models, asked)
+
+    on_pools(Seeing(task), model + updates, pools, [range(4)] * 4)
+    ((count, asked),) = shared
+    assert (count, len(asked.x), asked.x.shape[1]) == (4, 4, 20)
+    assert asked.x.untyped_storage().nbytes() == pools.x.numel() * 4
+    if asked.noise is not None:
+        assert asked.noise.untyped_storage().nbytes() == pools.noise.numel() * 4
 
 
 def test_increments_equal_a_loop_over_clients(case):

@@ -12,11 +12,12 @@ from fedaudit.audits.audit import Candidates, Knowledge, Noise
 from fedaudit.audits.two_stage_membership import TwoStageMembership
 from fedaudit.audits.two_stage_membership.audit import sent_models
 from fedaudit.errors import ConfigError, NotApplicable, NotObservable
+from fedaudit.experiment.build import build
 from fedaudit.experiment.knowledge import Records
 from fedaudit.layout import Layout
 from fedaudit.report.findings import judge
 from fedaudit.results import AuditResult
-from fedaudit.trace import ANONYMOUS, SERVER, MemoryRecorder
+from fedaudit.trace import ANONYMOUS, SERVER, MemoryRecorder, MemoryTruth, Recorder, Trace
 
 FEW = {"checked_rounds": 0, "records": 24}
 CHECKED = {"checked_rounds": 1, "checked_records": 2}
@@ -524,6 +525,22 @@ def test_noise_of_unknown_size_states_no_power(by_hand):
     assert not any(name.startswith("power") for name in result.estimates)
     assert result.per_client["client-00"]["SNR"] is None
     assert any("power of stage I is not stated" in n for n in result.notes)
+
+
+def test_rounding_alone_gives_a_threshold_and_its_rule(play, tmp_path):
+    """A run that was recorded in half precision: tau is what rounding could be taken for."""
+    played = play()
+    federation, facts = build(played.config)
+    about = {"layouts": federation.layouts(), "federation": federation.describe()}
+    federation.run(Recorder(tmp_path / "half", dtype="float16", **about), MemoryTruth(facts))
+    half = replace(played, trace=Trace.open(tmp_path / "half"))
+    result = half.audit(**FEW, threshold="noise")
+    (tau,) = [n for n in result.notes if n.startswith("tau = ")]
+    assert "quantisation: recorded in float16" in tau
+    assert 0 < float(tau.split()[2]) < 0.01
+    assert result.estimates["stage I: share of updates that survive"].value == 1.0
+    exact = played.audit(**FEW, threshold="noise")
+    assert any(n.startswith("tau = 0 (") and "no noise is known of" in n for n in exact.notes)
 
 
 def test_noise_takes_the_power_of_stage_one(by_hand):

@@ -93,9 +93,16 @@ def test_ranks_and_rank_correlation_are_those_of_scipy():
     np.testing.assert_array_equal(scores._midranks(values), rankdata(values))
     member = np.array([True] * 5 + [False] * 5)
     parts = [part(name, t, rng.normal(size=10), member) for name in "abcdef" for t in (1, 2)]
-    (found,) = scores.prediction(parts, fake_audit(), rng).values()
-    pairs = [(theory.phi(p.delta[:5]).mean(), scores._plain_auc(p.delta, member)) for p in parts]
-    assert found.value == pytest.approx(float(spearmanr(*zip(*pairs, strict=True)).statistic))
+    table = np.round(rng.normal(size=(30, 4)), 1)
+    np.testing.assert_array_equal(scores._midranks_of_columns(table), rankdata(table, axis=0))
+    # two halvings each way: the mean of the correlations of the two columns
+    groups = [g[..., [0, 2]] for g in scores.crossed(parts, fake_audit(), rng).values()]
+    found = scores._correlation(groups, 0.95, rng)
+    both = np.concatenate(groups)
+    naive = [spearmanr(*both[:, s].T).statistic for s in range(2 * scores.SPLITS)]
+    assert found.value == pytest.approx(float(np.mean(naive)))
+    same = np.zeros((4, 2))
+    assert (scores._column_ranks(same) == 0).all()
 
 
 def test_the_plain_auc_counts_pairs():
@@ -186,10 +193,22 @@ def test_rates_are_stated_only_with_enough_records():
 # -- the risk as published ------------------------------------------------------------------------
 
 
-def part(party, number, delta, member, ratio=1.0, threshold=0.1, snr=np.inf):
+def part(
+    party, number, delta, member, ratio=1.0, threshold=0.1, snr=np.inf, evidence=None, classes=None
+):
     stage = SimpleNamespace(ratio=np.array([ratio]), snr=np.array([snr]))
     survey = SimpleNamespace(stage_one=stage, threshold=threshold)
-    return Contribution(number, party, 0, survey, np.asarray(delta), np.asarray(member), None)
+    return Contribution(
+        round=number,
+        party=party,
+        row=0,
+        survey=survey,
+        delta=np.asarray(delta),
+        member=np.asarray(member),
+        deviation=None,
+        evidence=np.asarray(delta if evidence is None else evidence),
+        classes=np.zeros(len(delta), int) if classes is None else classes,
+    )
 
 
 def fake_audit(**more):
@@ -240,19 +259,97 @@ def test_risk_is_survival_times_attribution():
     assert scores.risk(fake_audit(), parts[-1:], rng) == {}
 
 
-def test_rank_correlation_of_risk_and_attack():
+J_FORETELLS, RISK_FORETELLS = (
+    f"rank correlation of {risk} with the attack's AUC" for risk in ("J", "TS-MIA")
+)
+
+
+def federation_of(rng, clients, rounds, pairs, leak=0.0):
+    """Clients that differ in how far scores rise, records that keep their luck from round to
+    round, evidence that leans on increments. `leak` is the largest shift of members."""
+    member = np.arange(2 * pairs) < pairs
+    classes = np.tile(np.arange(pairs) % 3, 2)
+    parts = []
+    for c in range(clients):
+        level, shift = 0.3 * rng.normal(), leak * rng.random()
+        record = rng.normal(size=2 * pairs)
+        for t in range(rounds):
+            delta = level + record + 0.7 * rng.normal(size=2 * pairs) + shift * member
+            evidence = 0.6 * delta + 0.8 * rng.normal(size=2 * pairs)
+            parts.append(part(f"{c:03d}", t, delta, member, evidence=evidence, classes=classes))
+    return parts
+
+
+@pytest.mark.parametrize(("clients", "rounds"), [(4, 3), (8, 1)])
+def test_exchangeable_members_give_no_correlation_of_risk_and_attack(clients, rounds):
+    """On the same records J and the AUC rise and fall together, whether anything leaks or not."""
+    rng = np.random.default_rng(21)
+    values, same, outside, count = [], [], 0, 40
+    for _ in range(count):
+        parts = federation_of(rng, clients, rounds, 12)
+        found = scores.prediction(parts, fake_audit(), rng)[J_FORETELLS]
+        values.append(found.value)
+        outside += not found.low <= 0 <= found.high
+        both = np.array(
+            [
+                (theory.phi(c.delta[c.member]).mean(), scores._plain_auc(c.delta, c.member))
+                for c in parts
+            ]
+        )
+        same += [*scores._products(*(scores._column_ranks(both[:, [i]]) for i in (0, 1)))]
+    # 5 % of 40 is 2; 8 or more would happen once in 1,500
+    assert outside <= 7
+    assert abs(np.mean(values)) < 4 * np.std(values) / np.sqrt(count)
+    assert np.mean(same) > 5 * np.std(same) / np.sqrt(count)
+
+
+def test_a_risk_that_follows_the_leak_is_found_to_predict_the_attack():
     rng = np.random.default_rng(11)
-    member = np.array([True] * 10 + [False] * 10)
-    parts = [
-        part(name, t, rng.normal(size=20) + strength * member, member)
-        for name, strength in zip("abcdefgh", np.linspace(0, 4, 8), strict=True)
-        for t in (1, 2)
+    found = [
+        scores.prediction(federation_of(rng, 24, 2, 24, leak=3.0), fake_audit(), rng)
+        for _ in range(6)
     ]
-    (found,) = scores.prediction(parts, fake_audit(), rng).values()
-    assert found.value > 0.6
-    assert found.low > 0
-    assert found.baseline == 0.0
+    for name in (J_FORETELLS, RISK_FORETELLS):
+        assert sum(f[name].low > 0 for f in found) >= 5
+        assert {f[name].baseline for f in found} == {0.0}
+        assert {f[name].n for f in found} == {24}
+
+
+def test_what_cannot_be_correlated_is_not():
+    rng = np.random.default_rng(12)
+    parts = federation_of(rng, 3, 2, 6)
     assert scores.prediction(parts[:4], fake_audit(), rng) == {}
+    assert scores.prediction([], fake_audit(), rng) == {}
+    # every draw has J > 0: TS-MIA is 1 for all, and says nothing about who is attacked
+    sure = [replace(c, delta=np.abs(c.delta) + 1) for c in parts]
+    assert [*scores.prediction(sure, fake_audit(), rng)] == [J_FORETELLS]
+    # rows that were linked to nobody have no evidence, rounds without movement no SUR
+    unlinked = [replace(c, evidence=np.full(12, np.nan)) for c in parts[:2]]
+    assert scores.prediction([*unlinked, *parts[2:]], fake_audit(), rng) == {}
+
+
+def test_halves_keep_pairs_of_a_class_together():
+    rng = np.random.default_rng(13)
+    member = np.array([True, False, True, False, True, False, True, True])
+    classes = np.array([0, 0, 1, 1, 2, 2, 3, 3])  # nobody's records of class 3 are lacking
+    for _ in range(20):
+        (one, other), (second, first) = scores._halved(member, classes, rng)
+        assert (set(one), set(other)) == (set(first), set(second))
+        assert set(one) | set(other) == set(range(6))
+        assert not set(one) & set(other)
+        for half in (one, other):
+            inside, outside = half[member[half]], half[~member[half]]
+            assert sorted(classes[inside]) == sorted(classes[outside])
+    assert scores._halved(member[:2], classes[:2], rng) == []
+
+
+def test_a_client_is_halved_alike_in_all_rounds():
+    """Twice the same round: the same J and the same AUC, halving by halving."""
+    rng = np.random.default_rng(14)
+    parts = [replace(c, round=t) for c in federation_of(rng, 3, 1, 6) for t in (1, 2)]
+    for table in scores.crossed(parts, fake_audit(), rng).values():
+        assert table.shape == (2, 2 * scores.SPLITS, 3)
+        np.testing.assert_array_equal(table[0][:, [0, 2]], table[1][:, [0, 2]])
 
 
 # -- the bound, and what happens when it breaks ---------------------------------------------------
@@ -288,6 +385,38 @@ def test_the_bounds_hold_on_a_smooth_model(surveyed):
     curve = result.curves["bound check"]
     assert (np.array(curve["remainder"]) <= curve["L |u|^2 / 2"]).all()
     np.testing.assert_allclose(curve["remainder"], curve["by quadrature"], atol=1e-6)
+    # the curvature along u bounds it more sharply
+    along = np.array(curve["sup |u' Hess u| / 2"])
+    assert (along < curve["L |u|^2 / 2"]).all()
+    beyond = result.estimates["increments beyond Lemma 6 with the curvature along u"]
+    assert beyond.n == len(along)
+    over = np.array(curve["remainder"]) > along + np.array(curve["its error"])
+    assert beyond.value == pytest.approx(over.mean())
+
+
+def test_the_energy_of_every_round_adds_up(surveyed):
+    audit, guess, truth = surveyed
+    curve = scored(audit, guess, truth).curves["energy by round"]
+    assert curve["round"] == (1.0, 2.0, 3.0)
+    np.testing.assert_allclose(curve["sum"], 1.0, atol=1e-6)
+    three = [curve[n] for n in ("|u|^2 / |dW|^2", "|B|^2 / |dW|^2", "2 <u, B> / |dW|^2")]
+    np.testing.assert_allclose(np.sum(three, axis=0), 1.0, atol=1e-6)
+    own = [np.mean(r.stage_one.ratio**2) for r in guess.rounds]
+    np.testing.assert_allclose(three[0], own)
+
+
+def test_the_headline_is_made_of_the_rounds_that_risk_is_held_against(surveyed):
+    _, guess, truth = surveyed
+    rounds = scores.round_statistics(guess)
+    headline = next(iter(scores.statistics_of(guess).values()))
+    np.testing.assert_array_equal(scores._stouffer(rounds), headline)
+    member = np.zeros_like(guess.present)
+    for i, party in enumerate(guess.parties):
+        member[i, : len(truth.members[party])] = truth.members[party]
+    for c in scores.contributions(guess, truth, member):
+        p = guess.parties.index(c.party)
+        np.testing.assert_array_equal(c.evidence, rounds[c.round - 1][p][guess.present[p]])
+        np.testing.assert_array_equal(c.classes, guess.classes[p][guess.present[p]])
 
 
 def test_a_constant_that_is_too_small_is_the_top_finding(surveyed):
@@ -339,12 +468,18 @@ def test_the_worst_is_what_is_surely_outside(surveyed):
 def test_violations_of_the_published_constant_have_a_wilson_interval(surveyed):
     audit, guess, _ = surveyed
     tight = with_paths(guess, lambda p: replace(p, calibrated=0.0))
-    (found,) = scores.violations(tight, audit).values()
+    published = "increments beyond Lemma 6 with the published L"
+    found = scores.violations(tight, audit)[published]
     assert (found.value, found.n) == (1.0, 24)
     loose = with_paths(guess, lambda p: replace(p, calibrated=1e6))
-    (found,) = scores.violations(loose, audit).values()
+    found = scores.violations(loose, audit)[published]
     assert found.value == 0.0
     assert found.high == pytest.approx(0.138, abs=0.01)
+    flat = with_paths(guess, lambda p: replace(p, directional=0 * p.directional))
+    along = scores.violations(flat, audit)["increments beyond Lemma 6 with the curvature along u"]
+    assert (along.value, along.n) == (1.0, 24)
+    rough = with_paths(guess, lambda p: replace(p, directional=None, smoothness=None))
+    assert [*scores.violations(rough, audit)] == [published]
     assert scores.violations(with_paths(guess, lambda p: replace(p, norm=0.0)), audit) == {}
 
 

@@ -6,6 +6,7 @@ import pytest
 from fedaudit.audits.two_stage_membership import theory
 from fedaudit.audits.two_stage_membership.survival import (
     contributions,
+    energy,
     noise_floor,
     server_rate,
     survival,
@@ -182,3 +183,27 @@ def test_the_noise_floor_and_its_rule():
     # in units of |dW|: above tau means above the noise
     found = survival(parts)
     np.testing.assert_array_equal(found.ratio > tau, found.own > 0.02 * np.sqrt(60))
+
+
+def test_energy_adds_up_to_what_the_model_moved_by():
+    rng = np.random.default_rng(3)
+    parts = contributions(rng.normal(size=(5, 30)).astype(np.float32), np.arange(1.0, 6))
+    found = energy(survival(parts))
+    w = parts.moved.astype(np.float64)
+    for k, u in enumerate(parts.u.astype(np.float64)):
+        rest = w - u
+        assert found.own[k] == pytest.approx(u @ u / (w @ w), rel=1e-5)
+        assert found.background[k] == pytest.approx(rest @ rest / (w @ w), rel=1e-5)
+        assert found.shared[k] == pytest.approx(2 * u @ rest / (w @ w), rel=1e-4, abs=1e-6)
+    np.testing.assert_allclose(found.total, 1.0, rtol=1e-6)
+
+
+def test_energy_of_updates_that_cancel_or_are_nothing():
+    u = np.array([[1.0, 0.0], [-0.9, 0.0], [0.0, 0.0]], dtype=np.float32)
+    found = energy(survival(contributions(u, np.ones(3))))
+    assert found.own[0] == pytest.approx(100.0, rel=1e-4)
+    assert found.shared[0] == pytest.approx(-180.0, rel=1e-4)
+    np.testing.assert_allclose(found.total, 1.0, rtol=1e-3)
+    assert (found.own[2], found.shared[2]) == (0.0, 0.0)
+    still = energy(survival(contributions(np.array([[1.0], [-1.0]], np.float32), np.ones(2))))
+    assert np.isnan(still.total).all()
