@@ -295,7 +295,11 @@ def batches_section(r: Results) -> str:
                 )
     head = [
         *("set", "training", "scenario", "seeds", "TS-MIA", "baseline", "J, last round"),
-        *("nobody's", "attack", "rank correlation of J with the attack"),
+        *(
+            "nobody's",
+            "attack",
+            "rank correlation of J with the attack on the same records (biased upwards)",
+        ),
     ]
     s = r.scale
     words = prose.BATCHED.format(epochs=s["epochs"], long=s["long_epochs"])
