@@ -16,11 +16,8 @@ Trust: the client's own code and its random numbers.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -32,9 +29,6 @@ from fedaudit.randomness import Seed
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-WORTH_THREADS = 1 << 17
-"""Numbers in a step from which two threads draw faster than one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,26 +124,17 @@ class DPSGD(Hook):
         rows = sums.numpy()
         streams = seed.streams("dp_sgd", clients, round_number, step, sums.shape[1])
 
-        def share(part: slice) -> None:
-            noise = torch.empty(sums.shape[1])
-            values = noise.numpy()
-            for row, client, stream in zip(rows[part], clients[part], streams[part], strict=True):
-                # drawn even where nothing is added, so that a stream stays in step
-                torch.randn(noise.shape, generator=stream, out=noise)
-                z = self.multiplier(int(client))
-                if z:
-                    # by numpy: torch would start threads of its own within each of these
-                    np.multiply(values, np.float32(z * self.clip), out=values)
-                    np.add(row, values, out=row)
-
-        threads = min(torch.get_num_threads(), len(clients))
-        if threads < 2 or sums.numel() < WORTH_THREADS:
-            share(slice(None))
-            return
-        # torch draws normal numbers on one core; every client has a stream of its own, so the
-        # numbers do not depend on who draws them
-        cuts = [len(clients) * i // threads for i in range(threads + 1)]
-        list(_pool().map(share, map(slice, cuts[:-1], cuts[1:])))
+        noise = torch.empty(sums.shape[1])
+        values = noise.numpy()
+        # on one core: two threads that draw take turns more than they gain (benchmarks/dp_sgd.py)
+        for row, client, stream in zip(rows, clients, streams, strict=True):
+            # drawn even where nothing is added, so that a stream stays in step
+            torch.randn(noise.shape, generator=stream, out=noise)
+            z = self.multiplier(int(client))
+            if z:
+                # by numpy: torch would start threads of its own for each of these
+                np.multiply(values, np.float32(z * self.clip), out=values)
+                np.add(row, values, out=row)
 
     def guarantee(self, client: int, exposure: Exposure) -> Guarantee:
         """What client number `client` is promised after `exposure`."""
@@ -199,15 +184,6 @@ class DPSGD(Hook):
                 if epsilon(e, z, delta, by=accountant) > target:
                     z = calibrate(target, e, delta, by=accountant)
         return cls(noise_multiplier=z, clip=clip, delta=delta, accountant=accountant)
-
-
-@lru_cache(maxsize=1)
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(thread_name_prefix="fedaudit-noise")
-
-
-# threads do not survive a fork
-os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def rough_cost(exposure: Exposure) -> float:
