@@ -1,0 +1,149 @@
+"""Do the published bounds hold on what was measured?
+
+[TwoStage] Eq. (19), Lemma 6 for increments; [TwoStage] Eq. (23), Theorem 1 and [TwoStage] Lemma 7
+for J; [TwoStage] Lemma 8 as printed and in its sound form, with the geometry of
+[TwoStage] Eqs. (24), (25); and Lemma 6 again with the constant of [TwoStage] Section 6.2.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.audits.two_stage_membership import theory
+from fedaudit.results import Bound, Estimate
+
+if TYPE_CHECKING:
+    from fedaudit.audits.two_stage_membership.attribution import Path
+    from fedaudit.audits.two_stage_membership.audit import Survey, TwoStageMembership
+
+Bools = npt.NDArray[np.bool_]
+
+
+def bound_checks(guess: Survey, member: Bools) -> tuple[dict[str, Estimate], dict[str, Bound]]:
+    """How far measured J and increments lie beyond Theorem 1, Lemma 7 and Lemma 6, worst case over
+    all checked clients and rounds; the interval is the numerical error of the quadrature."""
+    theorem, concentrated, lemma = [], [], []
+    for survey in guess.rounds:
+        for party, path in survey.paths.items():
+            if path.smoothness is None:
+                continue
+            inside = members_of(guess, member, party)
+            off = np.abs(path.increment - path.slope)
+            smooth = float(path.smoothness.max())
+            slack = float(theory.remainder_bound(smooth, path.norm))
+            lemma += list(zip(off - slack, path.error, strict=True))
+            if inside.any():
+                j = float(theory.phi(path.increment[inside]).mean())
+                proxy = float(theory.phi(path.slope[inside]).mean())
+                error = float(path.error[inside].mean()) / 4
+                theorem.append((abs(j - proxy) - slack / 4, error))
+                mean, variance = float(path.slope[inside].mean()), float(path.slope[inside].var())
+                wide = float(theory.mean_score_slack(variance, smooth, path.norm))
+                concentrated.append((abs(j - float(theory.phi(mean))) - wide, error))
+    estimates, bounds = {}, {}
+    for name, found, source in (
+        ("J beyond Theorem 1", theorem, "[TwoStage] Eq. (23), Theorem 1"),
+        ("J beyond Lemma 7", concentrated, "[TwoStage] Lemma 7"),
+        ("increment beyond Lemma 6", lemma, "[TwoStage] Eq. (19), Lemma 6"),
+    ):
+        if not found:
+            continue
+        # the worst is what is surely outside, not what may be
+        value, error = max(found, key=lambda f: f[0] - f[1])
+        estimates[name] = Estimate(
+            value=float(value),
+            low=float(value - error),
+            high=float(value + error),
+            n=len(found),
+            method="worst of all checked clients and rounds; interval: quadrature error",
+        )
+        bounds[name] = Bound(
+            value=0.0,
+            kind="upper",
+            of=name,
+            source=source,
+            assumes="L is the largest |Hessian u|/|u| on five points of the segment",
+        )
+    return estimates, bounds
+
+
+def violations(guess: Survey, audit: TwoStageMembership) -> dict[str, Estimate]:
+    """Share of checked increments beyond Lemma 6 with two constants that are smaller than L.
+
+    As the paper calibrates it, on shorter steps along the same segment ([TwoStage] Section 6.2):
+    no bound. And the curvature along u alone, sup |u' Hess u| / |u|^2: sharper than L and a bound
+    as well, but of a supremum on five points it leaves no margin. Hence neither is a disagreement.
+    """
+    from fedaudit.stats import intervals
+
+    constants: dict[str, list[tuple[Path, npt.ArrayLike]]] = {
+        "the published L": [],
+        "the curvature along u": [],
+    }
+    for survey in guess.rounds:
+        for path in survey.paths.values():
+            if path.norm == 0:
+                continue
+            constants["the published L"].append((path, path.calibrated))
+            if path.directional is not None:
+                constants["the curvature along u"].append((path, path.directional))
+    out = {}
+    for name, found in constants.items():
+        beyond = [
+            np.abs(path.increment - path.slope) - path.error
+            > theory.remainder_bound(constant, path.norm)
+            for path, constant in found
+        ]
+        if beyond:
+            every = np.concatenate(beyond)
+            out[f"increments beyond Lemma 6 with {name}"] = intervals.wilson(
+                int(every.sum()), len(every), audit.confidence
+            )
+    return out
+
+
+def conditions(guess: Survey, member: Bools) -> list[str]:
+    """How often Lemma 8 holds as printed and in its sound form, and what J then is."""
+    checked = published = wrong = sound = 0
+    for survey in guess.rounds:
+        for party, path in survey.paths.items():
+            inside = members_of(guess, member, party)
+            g = geometry(path, inside)
+            if not g or path.smoothness is None:
+                continue
+            checked += 1
+            smooth = float(path.smoothness.max())
+            j = float(theory.phi(path.increment[inside]).mean())
+            if theory.published_condition(path.norm, g["score"], g["gamma"], smooth):
+                published += 1
+                wrong += j <= 0
+            sound += theory.sound_condition(g["mean"], g["variance"], smooth, path.norm)
+    if not checked:
+        return []
+    return [
+        f"Lemma 8 as printed holds for {published} of {checked} checked updates (J <= 0 in {wrong} "
+        f"of them); its sound form for {sound}"
+    ]
+
+
+def geometry(path: Path, inside: Bools) -> dict[str, float]:
+    """|s|, gamma = cos(u, s), Var of directional scores, over members. [TwoStage] Eqs. (24), (25)
+
+    <s, u> is the mean slope; |s|^2 the mean inner product of the members' score gradients.
+    """
+    if not inside.any() or path.norm == 0:
+        return {}
+    slope = path.slope[inside]
+    size = math.sqrt(max(float(path.products[np.ix_(inside, inside)].mean()), 0.0))
+    mean = float(slope.mean())
+    gamma = mean / (size * path.norm) if size > 0 else 0.0
+    return {"score": size, "gamma": gamma, "mean": mean, "variance": float(slope.var())}
+
+
+def members_of(guess: Survey, member: Bools, party: str) -> Bools:
+    """Which of the checked records of a client are members."""
+    return np.asarray(member[guess.parties.index(party)][guess.checked[party]])

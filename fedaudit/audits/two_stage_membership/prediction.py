@@ -1,0 +1,188 @@
+"""Does the risk predict the attack?
+
+J and TS-MIA ([TwoStage] Eqs. (30), (32)) of one half of a client's candidates against the AUC of
+the attack on the other half, as a rank correlation over clients and rounds. Ours: the paper runs
+no attack.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.audits.two_stage_membership import theory
+from fedaudit.audits.two_stage_membership.attack import plain_auc
+from fedaudit.audits.two_stage_membership.risk import (
+    RESAMPLES,
+    Contribution,
+    positive_share,
+    ratio_of,
+    survives,
+)
+from fedaudit.results import Estimate
+
+if TYPE_CHECKING:
+    from fedaudit.audits.two_stage_membership.audit import TwoStageMembership
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+SPLITS = 4
+"""Times that a client's candidates are halved to ask whether the risk predicts the attack."""
+TOSSES_AT_ONCE = 20
+"""Tosses of signs that are ranked in one go."""
+
+
+def prediction(
+    parts: list[Contribution], audit: TwoStageMembership, rng: np.random.Generator
+) -> dict[str, Estimate]:
+    """Does the risk predict the attack? Rank correlation over (client, round) of J on members, and
+    of TS-MIA, with the AUC of the headline attack.
+
+    The risk is that of one half of a client's candidates, the AUC that of the other: on the same
+    records both would rise with the same lucky draw, whether anything leaks or not.
+    """
+    tables = crossed(parts, audit, rng)
+    names = sorted(tables)
+    out: dict[str, Estimate] = {}
+    for column, risk_name in enumerate(("J", "TS-MIA")):
+        groups = [tables[n][..., [column, 2]] for n in names]
+        both = np.concatenate(groups) if groups else np.zeros((0, 0, 2))
+        if len(names) < 3 or any(len(np.unique(both[..., i])) < 3 for i in (0, 1)):
+            continue
+        out[f"rank correlation of {risk_name} with the attack's AUC"] = _correlation(
+            groups, audit.confidence, rng
+        )
+    return out
+
+
+def crossed(
+    parts: list[Contribution], audit: TwoStageMembership, rng: np.random.Generator
+) -> dict[str, Floats]:
+    """Party -> (rounds, 2 SPLITS, 3): J and TS-MIA on one half of its candidates, AUC on the other.
+
+    A client is halved alike in all rounds: records carry their luck from round to round.
+    """
+    mine: dict[str, list[Contribution]] = {}
+    for c in parts:
+        if np.isfinite(ratio_of(c)) and np.isfinite(c.evidence).all():
+            mine.setdefault(c.party, []).append(c)
+    out = {}
+    for party, own in mine.items():
+        sides = [
+            side for _ in range(SPLITS) for side in _halved(own[0].member, own[0].classes, rng)
+        ]
+        if sides:
+            out[party] = np.array([[_risk_and_auc(c, *s, audit, rng) for s in sides] for c in own])
+    return out
+
+
+def _halved(
+    member: Bools, classes: npt.NDArray[np.int64], rng: np.random.Generator
+) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    """Numbers of one half of the candidates and of the other, and the same turned round.
+
+    Pairs of a member and another of its class stay together, so that whichever of a pair is the
+    member in one half, nothing follows for the other half. Nothing where there is one pair only.
+    """
+    pairs = []
+    for kind in np.unique(classes):
+        inside = rng.permutation(np.flatnonzero(member & (classes == kind)))
+        outside = rng.permutation(np.flatnonzero(~member & (classes == kind)))
+        pairs += list(zip(inside, outside, strict=False))  # who finds no partner is left out
+    if len(pairs) < 2:
+        return []
+    mixed = rng.permutation(np.array(pairs))
+    one, other = mixed[: len(mixed) // 2].ravel(), mixed[len(mixed) // 2 :].ravel()
+    return [(one, other), (other, one)]
+
+
+def _risk_and_auc(
+    c: Contribution,
+    one: npt.NDArray[np.int64],
+    other: npt.NDArray[np.int64],
+    audit: TwoStageMembership,
+    rng: np.random.Generator,
+) -> tuple[float, float, float]:
+    """J and TS-MIA of one half, AUC of the other."""
+    delta = c.delta[one][c.member[one]]
+    risk_of = survives(c) * positive_share(delta, audit.sample, rng)
+    j = float(theory.phi(delta).mean())
+    return j, risk_of, plain_auc(c.evidence[other], c.member[other])
+
+
+def _correlation(groups: list[Floats], confidence: float, rng: np.random.Generator) -> Estimate:
+    """Spearman's correlation of two columns of clients (rounds, halvings, 2), mean over halvings.
+
+    The interval is the wider of two. Clients resampled: far too narrow where they are few. And the
+    spread that is left if the second column goes up or down from its mean at the toss of a coin
+    per client, as it does if the first says nothing about it.
+    """
+    from scipy.special import ndtri
+
+    from fedaudit.stats import intervals
+
+    alpha = intervals.check_confidence(confidence)
+    count, halvings = len(groups), groups[0].shape[1]
+
+    def of(chosen: npt.NDArray[np.int64]) -> float:
+        both = np.concatenate([groups[i] for i in chosen])
+        ranks = _column_ranks(np.concatenate([both[..., 0], both[..., 1]], axis=1))
+        return float(_products(ranks[:, :halvings], ranks[:, halvings:]).mean())
+
+    value = of(np.arange(count))
+    drawn = [of(rng.integers(0, count, count)) for _ in range(RESAMPLES)]
+    low, high = np.quantile(drawn, [alpha / 2, 1 - alpha / 2])
+    both = np.concatenate(groups)
+    client = np.repeat(np.arange(count), [len(g) for g in groups])
+    first, apart = _column_ranks(both[..., 0]), both[..., 1] - both[..., 1].mean()
+    tossed = []
+    for _ in range(RESAMPLES // TOSSES_AT_ONCE):
+        signs = rng.choice([-1.0, 1.0], (count, TOSSES_AT_ONCE))[client]
+        ranks = _column_ranks((apart[:, None] * signs[:, :, None]).reshape(len(both), -1))
+        products = _products(np.tile(first, TOSSES_AT_ONCE), ranks)
+        tossed += [products.reshape(TOSSES_AT_ONCE, halvings).mean(axis=1)]
+    reach = float(ndtri(1 - alpha / 2)) * math.sqrt(np.square(tossed).mean())
+    return Estimate(
+        value=value,
+        low=max(-1.0, min(float(low), value - reach)),
+        high=min(1.0, max(float(high), value + reach)),
+        n=count,
+        confidence=confidence,
+        baseline=0.0,
+        method="Spearman on disjoint halves of a client's candidates; the wider of a bootstrap "
+        "over clients and of signs tossed per client",
+    )
+
+
+def _column_ranks(values: Floats) -> Floats:
+    """Ranks within every column of (n, m), centred and of length one; zero where all are equal."""
+    ranks = _midranks_of_columns(values)
+    ranks -= ranks.mean(axis=0)
+    size = np.linalg.norm(ranks, axis=0)
+    return np.asarray(ranks / np.where(size > 0, size, 1.0))
+
+
+def _midranks_of_columns(values: Floats) -> Floats:
+    """`attack._midranks` of all columns (n, m) at once: resampling asks for thousands."""
+    order = np.argsort(values, axis=0)
+    ordered = np.take_along_axis(values, order, axis=0)
+    at = np.arange(1.0, len(values) + 1)[:, None]
+    fresh = np.ones(values.shape, bool)
+    fresh[1:] = ordered[1:] != ordered[:-1]
+    # a run of ties has the mean of its first and its last place
+    first = np.maximum.accumulate(np.where(fresh, at, 0.0), axis=0)
+    ends = np.ones(values.shape, bool)
+    ends[:-1] = fresh[1:]
+    last = np.minimum.accumulate(np.where(ends, at, np.inf)[::-1], axis=0)[::-1]
+    out = np.empty(values.shape)
+    np.put_along_axis(out, order, (first + last) / 2, axis=0)
+    return out
+
+
+def _products(first: Floats, second: Floats) -> Floats:
+    """Correlations (m,), column by column, of ranks (n, m) that `_column_ranks` made."""
+    return np.asarray((first * second).sum(axis=0))

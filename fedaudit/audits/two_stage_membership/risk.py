@@ -1,0 +1,171 @@
+"""The risk as published: TS-MIA and the shares of its two stages.
+
+[TwoStage] Eqs. (28), (30), (31) and (32): an update survives if SUR > tau, it attributes if J_m > 0
+over a draw of m members; and [TwoStage] Eqs. (11), (12), whose difference is stated beside it.
+All is measured on contributions: one client's single update in one round, where it was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.audits.two_stage_membership import theory
+from fedaudit.audits.two_stage_membership.attack import round_statistics
+from fedaudit.results import Estimate
+from fedaudit.trace import Truth
+
+if TYPE_CHECKING:
+    from fedaudit.audits.two_stage_membership.audit import RoundSurvey, Survey, TwoStageMembership
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+RESAMPLES = 200
+"""Draws of m records behind every Pr(J_m > 0)."""
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One client's update in one round: its row, and the candidates' increments delta (n,).
+
+    `deviation` (n,) the empirical minus the true score advantage, where rows bear names;
+    `evidence` (n,) the headline attack's statistic of this round, `classes` (n,) of the candidates.
+    """
+
+    round: int
+    party: str
+    row: int
+    survey: RoundSurvey
+    delta: Floats
+    member: Bools
+    deviation: Floats | None
+    evidence: Floats
+    classes: npt.NDArray[np.int64]
+
+
+def contributions(guess: Survey, truth: Truth, member: Bools) -> Iterator[Contribution]:
+    """Every (round, client) whose single update was seen, with the client's own candidates."""
+    for survey, evidence in zip(guess.rounds, round_statistics(guess), strict=True):
+        if survey.seen == "sum":
+            continue
+        # names are on the wire, or in the truth alone
+        senders = {} if survey.seen == "named" else truth.senders(survey.number)
+        for row, message in enumerate(survey.messages):
+            party = senders.get(message, survey.senders[row])
+            if party not in guess.parties:
+                continue
+            p = guess.parties.index(party)
+            keep, deviation = guess.present[p], None
+            if survey.seen == "named":
+                assert survey.own is not None
+                assert survey.isolated is not None
+                delta = survey.own[p]
+                deviation = (survey.aggregate[p] - survey.isolated[p])[keep]
+            else:
+                assert survey.by_row is not None
+                delta = survey.by_row[row, p]
+            yield Contribution(
+                round=survey.number,
+                party=party,
+                row=row,
+                survey=survey,
+                delta=delta[keep],
+                member=member[p][keep],
+                deviation=deviation,
+                evidence=evidence[p][keep],
+                classes=guess.classes[p][keep],
+            )
+
+
+def risk(
+    audit: TwoStageMembership,
+    parts: list[Contribution],
+    rng: np.random.Generator,
+    *,
+    noise_known: bool = True,
+) -> dict[str, Estimate]:
+    """TS-MIA_m and its two stages over rounds and clients. [TwoStage] Eqs. (28), (31), (32)
+
+    The baseline of TS-MIA, of Pr(A | S) and of J is the same quantity on matched records that
+    nobody trained on: what is not above it says nothing about membership.
+    """
+    from fedaudit.stats import intervals
+
+    parts = [c for c in parts if np.isfinite(ratio_of(c))]
+    if not parts:
+        return {}
+    clients = [c.party for c in parts]
+    survived = np.array([survives(c) for c in parts], dtype=float)
+    inside = np.array([positive_share(c.delta[c.member], audit.sample, rng) for c in parts])
+    outside = np.array([positive_share(c.delta[~c.member], audit.sample, rng) for c in parts])
+    advantage = np.array([float(theory.phi(c.delta[c.member]).mean()) for c in parts])
+    foreign = np.array([float(theory.phi(c.delta[~c.member]).mean()) for c in parts])
+    ratio = np.array([ratio_of(c) for c in parts])
+    out: dict[str, Estimate] = {}
+
+    def add(name: str, values: Floats, baseline: float | None, keep: Bools | None = None) -> None:
+        chosen = np.ones(len(values), bool) if keep is None else keep
+        if not chosen.any():
+            return
+        found = intervals.cluster_mean(
+            values[chosen],
+            np.array(clients)[chosen],
+            rng=rng,
+            confidence=audit.confidence,
+            baseline=baseline,
+        )
+        if isinstance(found, Estimate):
+            out[name] = found
+
+    add("ts_mia", survived * inside, float((survived * outside).mean()))
+    add("stage I: share of updates that survive", survived, None)
+    held = survived > 0
+    given = float(outside[held].mean()) if held.any() else None
+    add("stage II: share of draws with J > 0, given survival", inside, given, held)
+    add("J on members", advantage, float(foreign.mean()))
+    if all(c.deviation is not None for c in parts):
+        apart = np.array([_deviation(c, c.member) for c in parts])
+        abroad = float(np.mean([_deviation(c, ~c.member) for c in parts]))
+        add("empirical from true score advantage (Eqs. 11, 12)", apart, abroad)
+    add("SUR", ratio, None)
+    if not noise_known:
+        return out
+    power = np.array([float(_power(audit, c)) for c in parts])
+    add(
+        f"power to find an update at {100 * audit.false_positive_rate:g} % false positives",
+        power,
+        audit.false_positive_rate,
+    )
+    return out
+
+
+def positive_share(delta: Floats, sample: int, rng: np.random.Generator) -> float:
+    """Pr(J_m > 0) over draws of m records with replacement. [TwoStage] Eqs. (30), (31)"""
+    values = theory.phi(delta)
+    draws = values[rng.integers(0, len(values), size=(RESAMPLES, sample))].mean(axis=1)
+    return float((draws > 0).mean())
+
+
+def _deviation(c: Contribution, of: Bools) -> float:
+    """Mean |advantage under the aggregate - under u alone|. [TwoStage] Eqs. (11), (12)"""
+    assert c.deviation is not None
+    return float(np.abs(c.deviation[of]).mean())
+
+
+def ratio_of(c: Contribution) -> float:
+    assert c.survey.stage_one is not None
+    return float(c.survey.stage_one.ratio[c.row])
+
+
+def survives(c: Contribution) -> bool:
+    return ratio_of(c) > c.survey.threshold
+
+
+def _power(audit: TwoStageMembership, c: Contribution) -> float:
+    assert c.survey.stage_one is not None
+    return float(audit.power(c.survey.stage_one)[c.row])

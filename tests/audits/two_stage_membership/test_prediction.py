@@ -1,0 +1,141 @@
+"""Does the risk predict the attack? Null, power, and the ranks of scipy."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fedaudit.audits.two_stage_membership import attack, prediction, theory
+from fedaudit.audits.two_stage_membership.risk import Contribution
+
+J_FORETELLS, RISK_FORETELLS = (
+    f"rank correlation of {risk} with the attack's AUC" for risk in ("J", "TS-MIA")
+)
+
+
+def part(party, number, delta, member, evidence, classes):
+    """A client's update of one round that survives."""
+    return Contribution(
+        round=number,
+        party=party,
+        row=0,
+        survey=SimpleNamespace(stage_one=SimpleNamespace(ratio=np.array([1.0])), threshold=0.1),
+        delta=delta,
+        member=member,
+        deviation=None,
+        evidence=evidence,
+        classes=classes,
+    )
+
+
+AUDIT = SimpleNamespace(confidence=0.95, sample=4)
+
+
+def federation_of(rng, clients, rounds, pairs, leak=0.0):
+    """Clients that differ in how far scores rise, records that keep their luck from round to
+    round, evidence that leans on increments. `leak` is the largest shift of members."""
+    member = np.arange(2 * pairs) < pairs
+    classes = np.tile(np.arange(pairs) % 3, 2)
+    parts = []
+    for c in range(clients):
+        level, shift = 0.3 * rng.normal(), leak * rng.random()
+        record = rng.normal(size=2 * pairs)
+        for t in range(rounds):
+            delta = level + record + 0.7 * rng.normal(size=2 * pairs) + shift * member
+            evidence = 0.6 * delta + 0.8 * rng.normal(size=2 * pairs)
+            parts.append(part(f"{c:03d}", t, delta, member, evidence=evidence, classes=classes))
+    return parts
+
+
+def test_ranks_of_columns_and_rank_correlation_are_those_of_scipy():
+    from scipy.stats import rankdata, spearmanr
+
+    rng = np.random.default_rng(12)
+    member = np.array([True] * 5 + [False] * 5)
+    parts = []
+    for name in "abcdef":
+        for t in (1, 2):
+            delta = rng.normal(size=10)
+            parts.append(part(name, t, delta, member, evidence=delta, classes=np.zeros(10, int)))
+    table = np.round(rng.normal(size=(30, 4)), 1)
+    np.testing.assert_array_equal(prediction._midranks_of_columns(table), rankdata(table, axis=0))
+    # two halvings each way: the mean of the correlations of the two columns
+    groups = [g[..., [0, 2]] for g in prediction.crossed(parts, AUDIT, rng).values()]
+    found = prediction._correlation(groups, 0.95, rng)
+    both = np.concatenate(groups)
+    naive = [spearmanr(*both[:, s].T).statistic for s in range(2 * prediction.SPLITS)]
+    assert found.value == pytest.approx(float(np.mean(naive)))
+    same = np.zeros((4, 2))
+    assert (prediction._column_ranks(same) == 0).all()
+
+
+@pytest.mark.parametrize(("clients", "rounds"), [(4, 3), (8, 1)])
+def test_exchangeable_members_give_no_correlation_of_risk_and_attack(clients, rounds):
+    """On the same records J and the AUC rise and fall together, whether anything leaks or not."""
+    rng = np.random.default_rng(21)
+    values, same, outside, count = [], [], 0, 40
+    for _ in range(count):
+        parts = federation_of(rng, clients, rounds, 12)
+        found = prediction.prediction(parts, AUDIT, rng)[J_FORETELLS]
+        values.append(found.value)
+        outside += not found.low <= 0 <= found.high
+        both = np.array(
+            [
+                (theory.phi(c.delta[c.member]).mean(), attack.plain_auc(c.delta, c.member))
+                for c in parts
+            ]
+        )
+        same += [*prediction._products(*(prediction._column_ranks(both[:, [i]]) for i in (0, 1)))]
+    # 5 % of 40 is 2; 8 or more would happen once in 1,500
+    assert outside <= 7
+    assert abs(np.mean(values)) < 4 * np.std(values) / np.sqrt(count)
+    assert np.mean(same) > 5 * np.std(same) / np.sqrt(count)
+
+
+def test_a_risk_that_follows_the_leak_is_found_to_predict_the_attack():
+    rng = np.random.default_rng(11)
+    found = [
+        prediction.prediction(federation_of(rng, 24, 2, 24, leak=3.0), AUDIT, rng) for _ in range(6)
+    ]
+    for name in (J_FORETELLS, RISK_FORETELLS):
+        assert sum(f[name].low > 0 for f in found) >= 5
+        assert {f[name].baseline for f in found} == {0.0}
+        assert {f[name].n for f in found} == {24}
+
+
+def test_what_cannot_be_correlated_is_not():
+    rng = np.random.default_rng(12)
+    parts = federation_of(rng, 3, 2, 6)
+    assert prediction.prediction(parts[:4], AUDIT, rng) == {}
+    assert prediction.prediction([], AUDIT, rng) == {}
+    # every draw has J > 0: TS-MIA is 1 for all, and says nothing about who is attacked
+    sure = [replace(c, delta=np.abs(c.delta) + 1) for c in parts]
+    assert [*prediction.prediction(sure, AUDIT, rng)] == [J_FORETELLS]
+    # rows that were linked to nobody have no evidence, rounds without movement no SUR
+    unlinked = [replace(c, evidence=np.full(12, np.nan)) for c in parts[:2]]
+    assert prediction.prediction([*unlinked, *parts[2:]], AUDIT, rng) == {}
+
+
+def test_halves_keep_pairs_of_a_class_together():
+    rng = np.random.default_rng(13)
+    member = np.array([True, False, True, False, True, False, True, True])
+    classes = np.array([0, 0, 1, 1, 2, 2, 3, 3])  # nobody's records of class 3 are lacking
+    for _ in range(20):
+        (one, other), (second, first) = prediction._halved(member, classes, rng)
+        assert (set(one), set(other)) == (set(first), set(second))
+        assert set(one) | set(other) == set(range(6))
+        assert not set(one) & set(other)
+        for half in (one, other):
+            inside, outside = half[member[half]], half[~member[half]]
+            assert sorted(classes[inside]) == sorted(classes[outside])
+    assert prediction._halved(member[:2], classes[:2], rng) == []
+
+
+def test_a_client_is_halved_alike_in_all_rounds():
+    """Twice the same round: the same J and the same AUC, halving by halving."""
+    rng = np.random.default_rng(14)
+    parts = [replace(c, round=t) for c in federation_of(rng, 3, 1, 6) for t in (1, 2)]
+    for table in prediction.crossed(parts, AUDIT, rng).values():
+        assert table.shape == (2, 2 * prediction.SPLITS, 3)
+        np.testing.assert_array_equal(table[0][:, [0, 2]], table[1][:, [0, 2]])

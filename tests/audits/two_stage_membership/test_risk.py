@@ -1,0 +1,72 @@
+"""The risk as published: what it is made of, known shares, its stages against each other."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fedaudit.audits.two_stage_membership import risk, theory
+from fedaudit.audits.two_stage_membership.risk import Contribution
+
+
+def part(party, number, delta, member, ratio=1.0):
+    """A client's update of one round, which stage I finds for certain and at SUR `ratio`."""
+    stage = SimpleNamespace(ratio=np.array([ratio]), snr=np.array([np.inf]))
+    return Contribution(
+        round=number,
+        party=party,
+        row=0,
+        survey=SimpleNamespace(stage_one=stage, threshold=0.1),
+        delta=np.asarray(delta),
+        member=np.asarray(member),
+        deviation=None,
+        evidence=np.asarray(delta),
+        classes=np.zeros(len(delta), int),
+    )
+
+
+def fake_audit():
+    def power(stage):
+        return theory.detection_power(stage.snr, 0.05)
+
+    return SimpleNamespace(confidence=0.95, sample=4, false_positive_rate=0.05, power=power)
+
+
+def test_the_share_of_draws_with_positive_advantage():
+    rng = np.random.default_rng(9)
+    assert risk.positive_share(np.array([0.1, 2.0]), 5, rng) == 1.0
+    assert risk.positive_share(np.array([-0.1, -2.0]), 5, rng) == 0.0
+    # nothing moved: J is 0, which is not above 0
+    assert risk.positive_share(np.zeros(4), 5, rng) == 0.0
+    # one record drawn: the share of records with a positive increment
+    delta = np.array([1.0] * 30 + [-3.0] * 70)
+    shares = [risk.positive_share(delta, 1, rng) for _ in range(50)]
+    assert np.mean(shares) == pytest.approx(0.3, abs=0.02)
+
+
+def test_risk_is_survival_times_attribution():
+    rng = np.random.default_rng(10)
+    member = np.array([True, True, False, False])
+    up, down = [1.0, 1.0, -1.0, -1.0], [-1.0, -1.0, -1.0, -1.0]
+    parts = [
+        part("a", 1, up, member),
+        part("a", 2, up, member, ratio=0.05),  # does not survive
+        part("b", 1, down, member),
+        part("b", 2, up, member),
+        part("c", 1, up, member, ratio=np.nan),  # the model did not move: undefined
+    ]
+    found = risk.risk(fake_audit(), parts, rng)
+    assert found["ts_mia"].value == pytest.approx(2 / 4)
+    assert found["ts_mia"].baseline == 0.0
+    survive = found["stage I: share of updates that survive"]
+    attribute = found["stage II: share of draws with J > 0, given survival"]
+    assert survive.value == pytest.approx(3 / 4)
+    assert attribute.value == pytest.approx(2 / 3)
+    # Pr(S and A) = Pr(S) Pr(A | S)
+    assert found["ts_mia"].value == pytest.approx(survive.value * attribute.value)
+    expected = np.mean([theory.phi(1.0), theory.phi(1.0), theory.phi(-1.0), theory.phi(1.0)])
+    assert found["J on members"].value == pytest.approx(float(expected))
+    assert found["J on members"].baseline == pytest.approx(float(theory.phi(-1.0)))
+    assert found["power to find an update at 5 % false positives"].value == 1.0
+    assert "power" not in " ".join(risk.risk(fake_audit(), parts, rng, noise_known=False))
+    assert risk.risk(fake_audit(), parts[-1:], rng) == {}
