@@ -18,6 +18,7 @@ from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.fingerprint import Fingerprint
 from fedaudit.errors import FormatError, NotApplicable, TraceError, UsageError
 from fedaudit.experiment import sites
+from fedaudit.experiment.sites.files import sha256
 from fedaudit.randomness import Seed
 from fedaudit.trace import ANONYMOUS, SERVER, Recorder, Trace, Truth, TruthRecorder
 from fedaudit.trace.purge import NOTE, ends, purge, traces_below
@@ -362,7 +363,7 @@ def test_sites_keep_the_key_to_the_records_that_they_ask_about(trained):
         sites.score(guesses, trained / name / "trace", counts[-1], site=name, key=key)
         # a slow twin: all pairs, one by one
         member = json.loads(key.read_text())["member"]
-        own = raw["audits"]["two_stage_membership"]["scores"][sites._sha256(file)]
+        own = raw["audits"]["two_stage_membership"]["scores"][sha256(file)]
         for a, inside in zip(own, member, strict=True):
             for b, other in zip(own, member, strict=True):
                 if inside and not other:

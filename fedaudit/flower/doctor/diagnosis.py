@@ -1,0 +1,98 @@
+"""What the doctor says of an app, as data and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fedaudit.accounting import Guarantee
+
+KIND = {
+    "message": "Message API",
+    "legacy": "older API: NumPyClient, configure_fit",
+    "loop": "a loop of its own, no strategy",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protection:
+    """Something that protects: what it covers, who must be honest, what it promises."""
+
+    name: str
+    where: str
+    covers: str
+    trust: str
+    guarantee: Guarantee | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What the code of an app says.
+
+    `kind` "message" or "legacy"; `strategies` outermost first; `fields` what travels beside the
+    model; `secure_aggregation` whether Flower's is in use or could be; `sees` observer -> what;
+    `audits` name -> (whether it will apply, why or how); `problems` what does not do what it seems
+    to; `lines` what to change to record the app.
+    """
+
+    app: str
+    kind: str
+    strategies: tuple[str, ...] = ()
+    mods: tuple[str, ...] = ()
+    rounds: int | None = None
+    recorded: bool = False
+    fields: tuple[str, ...] = ()
+    protections: tuple[Protection, ...] = ()
+    secure_aggregation: str = ""
+    sees: Mapping[str, str] = field(default_factory=dict)
+    audits: Mapping[str, tuple[bool, str]] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        raw = asdict(self)
+        for own, p in zip(raw["protections"], self.protections, strict=True):
+            own["guarantee"] = None if p.guarantee is None else p.guarantee.to_dict()
+        return raw
+
+    def text(self) -> str:
+        """For a terminal."""
+        out = [
+            f"app         {self.app} ({KIND.get(self.kind, self.kind)})",
+            f"strategy    {' around '.join(self.strategies) or 'none that can be read'}",
+            f"mods        {', '.join(self.mods) or 'none'}",
+            f"rounds      {self.rounds or 'not written down'}",
+            f"recorded    {'yes' if self.recorded else 'no'}",
+            "",
+            "Protected by",
+        ]
+        for p in self.protections:
+            out += [
+                f"  {p.name} ({p.where})",
+                f"    covers    {p.covers}",
+                f"    trusts    {p.trust}",
+            ]
+            if p.guarantee is not None:
+                g = p.guarantee
+                out.append(
+                    f"    promises  epsilon {g.epsilon:.4g} per {g.unit} at delta {g.delta:g}, "
+                    f"{g.relation.replace('_', ' ')} ({g.covers})"
+                )
+            if p.note:
+                out.append(f"    note      {p.note}")
+        out += ["  nothing"] if not self.protections else []
+        out += ["", f"Secure aggregation: {self.secure_aggregation}"]
+        out += ["", "Who would see what"]
+        out += [f"  {who:<10} {what}" for who, what in self.sees.items()]
+        out += ["", "Audits of a recording"]
+        for name, (applies, why) in self.audits.items():
+            out.append(f"  {'yes' if applies else 'no ':<4} {name}: {why}")
+        if self.problems:
+            out += ["", "Does not do what it seems to"]
+            out += [f"  - {p}" for p in self.problems]
+        if self.lines:
+            out += ["", "To record it, change"]
+            out += [f"  {line}" for line in self.lines]
+        return "\n".join(out) + "\n"
