@@ -7,7 +7,6 @@ python -m reproductions.attribution.run --render   the page alone, from stored r
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import sys
@@ -23,9 +22,9 @@ from fedaudit.audits.attribution import baselines, calibration
 from fedaudit.results import Underpowered
 from fedaudit.trace.store import write_atomically
 from reproductions.attribution import overhead, page, setting
+from reproductions.pieces import PAGE, parser
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent.parent / "docs" / "reproductions"
 
 Row = dict[str, Any]
 KINDS = ("fictitious", "kgw")
@@ -171,13 +170,16 @@ def pieces(quick: bool) -> dict[str, Callable[[int, int], Row]]:
     return out
 
 
+def save(file: Path, results: Row) -> None:
+    write_atomically(file, json.dumps(results, indent=1, sort_keys=True) + "\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a small version, under a minute")
-    parser.add_argument("--render", action="store_true", help="write the page from stored results")
-    parser.add_argument("--only", default="", help="measure pieces that start with this")
-    parser.add_argument("--out", type=Path, help="folder for results and page (default: in place)")
-    asked = parser.parse_args(arguments)
+    asked = parser(
+        __doc__,
+        quick="a small version, under a minute",
+        only={"default": "", "help": "measure pieces that start with this"},
+    ).parse_args(arguments)
     seeds, unused = ((1,), 199) if asked.quick else ((1, 2, 3), 999)
     home = asked.out or (Path(tempfile.mkdtemp(prefix="attribution-")) if asked.quick else None)
     file = (home or HERE) / "results.json"
@@ -194,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if name.startswith(asked.only) and key not in results["measured"]:
                     results["measured"][key] = measure(seed, unused)
                     file.parent.mkdir(parents=True, exist_ok=True)
-                    write_atomically(file, json.dumps(results, indent=1, sort_keys=True) + "\n")
+                    save(file, results)
                     print(f"{time.monotonic() - began:5.0f} s  {key}", flush=True)
     written = page.write(results, home or PAGE)
     print(f"page: {written}")

@@ -24,9 +24,8 @@ from fedaudit.experiment.knowledge import Desk
 from fedaudit.experiment.run import simulate
 from fedaudit.randomness import Seed
 from fedaudit.trace import Trace, Truth
-from fedaudit.trace.store import write_atomically
 from reproductions.attribution import page
-from reproductions.attribution.run import HERE, PAGE
+from reproductions.attribution.run import HERE, PAGE, save
 
 Row = dict[str, Any]
 
@@ -102,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(key, json.dumps(found), flush=True)
             if not quick:
                 results["measured"][key] = found
-                write_atomically(file, json.dumps(results, indent=1, sort_keys=True) + "\n")
+                save(file, results)
     if not quick:
         print(f"page: {page.write(results, PAGE)}")
     return 0

@@ -8,104 +8,40 @@ python -m reproductions.two_stage.run --only faults   some experiments
 
 from __future__ import annotations
 
-import argparse
-import json
-import multiprocessing
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from fedaudit.data import fetch
-from fedaudit.trace.store import write_atomically
+from reproductions import pieces
+from reproductions.pieces import PAGE, Results, save
 from reproductions.two_stage import experiments
 from reproductions.two_stage.page import write
 from reproductions.two_stage.setting import FULL, QUICK, Scale
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent.parent / "docs" / "reproductions"
 
 
-def available(scale: Scale) -> tuple[Scale, list[str]]:
-    """The scale without data sets that are not on this machine, and their names."""
-    missing = [
-        name
-        for name in scale.sets
-        if name in fetch.SOURCES
-        and not (fetch.cache_folder() / fetch.source(name).filename).is_file()
-    ]
-    return replace(scale, sets=tuple(s for s in scale.sets if s not in missing)), missing
-
-
-def load(file: Path, scale: Scale) -> dict[str, Any]:
-    """Stored results; those of another scale are not mixed with these."""
-    asked = experiments.described(scale)
-    try:
-        stored: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        stored = {}
-    same = {k: v for k, v in asked.items() if k not in ("sets", "seeds")}
-    if any(stored.get("scale", {}).get(k) != v for k, v in same.items()):
-        stored = {"measured": {}}
-    return {**stored, "scale": asked}
-
-
-def save(file: Path, results: dict[str, Any]) -> None:
-    """One line per measurement: small, and a change shows where it is."""
-    rows = ",\n".join(
-        f"  {json.dumps(k)}: {json.dumps(v, separators=(',', ':'))}"
-        for k, v in sorted(results["measured"].items())
-    )
-    head = json.dumps({k: v for k, v in results.items() if k != "measured"}, indent=1)
-    write_atomically(file, head.removesuffix("\n}") + f',\n "measured": {{\n{rows}\n }}\n}}\n')
-
-
-def measure(
-    results: dict[str, Any], file: Path, scale: Scale, only: tuple[str, ...], workers: int
-) -> None:
-    """Run the pieces that are missing, several at a time, and store each when it is there."""
-    todo = [p for p in experiments.pieces(scale, only) if p.key not in results["measured"]]
-    if not todo:
-        return
-    began = time.monotonic()
-    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        futures = {pool.submit(experiments.measure, p, scale): p for p in todo}
-        try:
-            for done, future in enumerate(as_completed(futures), start=1):
-                piece = futures[future]
-                results["measured"][piece.key] = future.result()
-                save(file, results)
-                took = time.monotonic() - began
-                print(f"[{done}/{len(todo)}] {took:5.0f} s  {piece.key}", flush=True)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+def load(file: Path, scale: Scale) -> Results:
+    """Stored results of this scale, whatever its sets and seeds."""
+    return pieces.load(file, experiments.described(scale), free=("sets", "seeds"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a tiny version, about a minute")
-    parser.add_argument("--render", action="store_true", help="write the page from stored results")
-    parser.add_argument("--only", nargs="+", default=(), choices=list(experiments.EXPERIMENTS))
-    parser.add_argument("--seeds", type=int, nargs="+", help="measure these seeds alone")
-    parser.add_argument("--sets", nargs="+", help="measure these data sets alone")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="folder for results and page (default: in place)")
-    given = parser.parse_args(arguments)
-    scale, missing = available(QUICK if given.quick else FULL)
-    for name in missing:
-        print(f"skipped {name}: not fetched (fedaudit data get {name})", file=sys.stderr)
-    out = given.out
-    if given.quick and out is None:
-        out = Path(tempfile.gettempdir()) / "fedaudit-reproductions"
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-    file = (out or HERE) / "two_stage.json" if given.quick else (out or HERE) / "results.json"
+    given = pieces.parser(
+        __doc__,
+        quick="a tiny version, about a minute",
+        only=pieces.some_of(experiments.EXPERIMENTS),
+        seeds=pieces.SEEDS,
+        sets={"nargs": "+", "help": "measure these data sets alone"},
+        workers=pieces.WORKERS,
+    ).parse_args(arguments)
+    full = QUICK if given.quick else FULL
+    missing = pieces.not_fetched(full.sets)
+    pieces.say_skipped(missing)
+    scale = replace(full, sets=tuple(s for s in full.sets if s not in missing))
+    out = pieces.place(given)
+    file = (out or HERE) / ("two_stage.json" if given.quick else "results.json")
     results = load(file, scale)
     if not given.render:
         asked = replace(
@@ -113,10 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             seeds=tuple(given.seeds or scale.seeds),
             sets=tuple(s for s in scale.sets if not given.sets or s in given.sets),
         )
-        measure(results, file, asked, tuple(given.only), given.workers)
-    lacking = [p.key for p in experiments.pieces(scale) if p.key not in results["measured"]]
-    page = write(results, HERE / "published.json", out or PAGE, missing, lacking)
-    print(page)
+        todo = pieces.lacking(experiments.pieces(asked, tuple(given.only)), results)
+        with pieces.workers(given.workers) as pool:
+            pieces.Store(file, results, save).side_by_side(
+                todo, lambda p: pool.submit(experiments.measure, p, asked)
+            )
+    lacking = [p.key for p in pieces.lacking(experiments.pieces(scale), results)]
+    print(write(results, HERE / "published.json", out or PAGE, missing, lacking))
     return 0
 
 
