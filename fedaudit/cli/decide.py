@@ -9,15 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from fedaudit.cli.app import app
-from fedaudit.cli.output import console, interruptible
+from fedaudit.cli.output import Names, console, interruptible
 
 POLICY_FAILED = 4
 """Exit code of a policy that is not kept, and of `diff --fail-on-worse`."""
 
 PrintJson = Annotated[bool, typer.Option("--json", help="Print as JSON on standard output.")]
-Names = Annotated[
-    bool, typer.Option("--names", help='Clients by name instead of "client 3" everywhere.')
-]
 
 
 @app.command("gate")

@@ -237,8 +237,9 @@ def report_command(
     """Write and print the report of a run again, from its stored results."""
     from fedaudit import experiment
     from fedaudit.experiment import study
+    from fedaudit.experiment.folders import is_study
 
-    if study.is_study(run):
+    if is_study(run):
         print_study(study.report(run, names=names), quiet, as_json)
     else:
         print_run(experiment.report(run, names=names), quiet, as_json)

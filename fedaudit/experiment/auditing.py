@@ -25,6 +25,7 @@ from fedaudit.errors import (
 from fedaudit.experiment import promised
 from fedaudit.experiment.catalogue import AUDITS, find
 from fedaudit.experiment.config import Config, load, plain
+from fedaudit.experiment.folders import config_of
 from fedaudit.experiment.reporting import (
     ALLOCATION,
     UNNAMED,
@@ -318,7 +319,7 @@ def audit(
     opened = Trace.open(trace)
     home = opened.path.parent
     in_run = (home / "run.json").is_file() and opened.path.name == "trace"
-    configured = _configured(home / "config.toml") if in_run else {}
+    configured = config_of(home).get("audits", {}) if in_run else {}
     named: Mapping[str, Any]
     if isinstance(audits, Mapping):
         named = audits
@@ -387,15 +388,6 @@ def _private(home: Path, in_run: bool) -> Config | None:
         return load({k: v for k, v in raw.items() if k != "audits"})
     except (OSError, ValueError, ConfigError):
         return None  # audits that need it say so
-
-
-def _configured(file: Path) -> dict[str, Any]:
-    """The audits of a run's config."""
-    try:
-        found: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")).get("audits", {})
-    except (OSError, ValueError):
-        return {}
-    return found
 
 
 def _fits(truth: Truth, trace: Trace) -> None:

@@ -201,6 +201,7 @@ def build(config: Config) -> tuple[Federation, dict[str, Any]]:
         },
         "guarantees": promises(federation),
         "held_out": len(test),
+        "guessing": guessing(test.y, classes) if config.task.kind in CLASSIFIERS else {},
         "data_sha256": fingerprint_of(train, test),
         "notes": [*train.notes, *parts.notes],
         "torch": str(torch.__version__),
@@ -208,6 +209,13 @@ def build(config: Config) -> tuple[Federation, dict[str, Any]]:
     if planted is not None:
         facts["marked"] = {federation.party[c]: key for c, key in planted.marked.items()}
     return federation, facts
+
+
+def guessing(y: npt.NDArray[np.int64], classes: int) -> dict[str, float]:
+    """Accuracy of always naming the commonest class, and the loss of stating class frequencies."""
+    share = np.bincount(y, minlength=classes) / len(y)
+    seen = share[share > 0]
+    return {"accuracy": float(share.max()), "loss": float(-(seen * np.log(seen)).sum())}
 
 
 def fingerprint_of(*parts: Dataset) -> str:

@@ -12,10 +12,10 @@ from statistics import NormalDist
 from typing import Any
 
 from fedaudit.errors import UsageError
+from fedaudit.experiment.folders import is_study
 from fedaudit.experiment.gate.evidence import (
     Evidence,
     gather,
-    is_study,
     need_results,
     nothing_left,
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import math
 import os
 import platform
 import re
@@ -18,11 +19,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 from fedaudit import __version__
 from fedaudit.errors import TraceError, UsageError
 from fedaudit.experiment.catalogue import AUDITS, find
+from fedaudit.experiment.folders import config_text, places
 from fedaudit.experiment.promised import promised
 from fedaudit.report.chapter import Chapter
 from fedaudit.report.findings import FAILED, REMEDY, judge_all
@@ -98,7 +101,8 @@ def summarise(
     elif len(trace.rounds):
         metrics = truth.metrics(trace.rounds[-1])
         if metrics:
-            lines["held out"] = _held_out(metrics, int(truth.facts.get("held_out", 0)))
+            guessing = truth.facts.get("guessing", {})
+            lines["held out"] = _held_out(metrics, int(truth.facts.get("held_out", 0)), guessing)
     if not trace.manifest.complete:
         lines["state"] = "unfinished: what was recorded so far"
     return lines
@@ -127,16 +131,25 @@ def _speakers(trace: Trace) -> list[str]:
     return [party for party in trace.parties() if party not in others]
 
 
-def _held_out(metrics: Mapping[str, float], records: int) -> str:
-    """Held-out metrics of the last model; an accuracy is a share, and has an interval."""
+def _held_out(
+    metrics: Mapping[str, float], records: int, guessing: Mapping[str, float] | None = None
+) -> str:
+    """Held-out metrics of the last model with intervals, and what guessing by frequency gives."""
     parts = []
     for name, value in metrics.items():
+        if name.endswith("_error"):
+            continue
         text = f"{name} {value:.3f}"
         if name == "accuracy" and records:
             e = wilson(round(value * records), records)
             text += f" [{e.low:.3f}, {e.high:.3f}] at 95 % (Wilson, n = {records})"
+        elif f"{name}_error" in metrics and math.isfinite(value):
+            wide = NormalDist().inv_cdf(0.975) * metrics[f"{name}_error"]
+            text += f" [{value - wide:.3f}, {value + wide:.3f}] at 95 % (normal)"
+        if guessing and name in guessing:
+            text += f", by guessing {guessing[name]:.3f}"
         parts.append(text)
-    return ", ".join(parts)
+    return "; ".join(parts)
 
 
 def _named(declared: Mapping[str, Any]) -> str:
@@ -170,7 +183,7 @@ def chapter_of(
     """What a report says of one run or audited trace, under the names of the trace."""
     guarantees = promised(path, trace, truth)
     known = {} if truth is None else truth.facts.get("clients", {})
-    config = _config(path / "config.toml")
+    config = config_text(path)
     return Chapter(
         federation=federation or _name(path, trace, config),
         variant=variant,
@@ -208,14 +221,6 @@ def chapter_at(
     """The chapter of a folder with a run or an audited trace, from what is stored there."""
     folder = Path(path)
     return chapter_of(folder, *_stored(folder), federation=federation, variant=variant)
-
-
-def _config(file: Path) -> str:
-    """The public settings of a run; none beside a foreign trace."""
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return ""
 
 
 def _table(config: str, name: str) -> dict[str, Any]:
@@ -433,9 +438,9 @@ def report(path: str | os.PathLike[str], *, names: bool = False) -> Run:
 
 def _stored(folder: Path) -> tuple[Trace, Truth | None, list[AuditResult]]:
     """What a folder holds; refused where nothing was recorded or audited."""
-    places = _places(folder)
-    trace = Trace.open(places["trace"])
-    truth = Truth.open(places["truth"]) if (places["truth"] / "truth.json").exists() else None
+    recorded, known = places(folder)
+    trace = Trace.open(recorded)
+    truth = Truth.open(known) if (known / "truth.json").exists() else None
     if not len(trace.rounds):
         raise TraceError(
             f"{folder} is empty: nothing was recorded yet",
@@ -457,16 +462,6 @@ def _stored(folder: Path) -> tuple[Trace, Truth | None, list[AuditResult]]:
             remedy=f"fedaudit audit {folder}",
         )
     return trace, truth, results
-
-
-def _places(folder: Path) -> dict[str, Path]:
-    """Where the trace and the truth of a report are: inside, or where audit.json says."""
-    places = {"trace": folder / "trace", "truth": folder / "truth"}
-    try:
-        told = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
-        return places | {k: folder / str(told[k]) for k in places if k in told}
-    except (OSError, ValueError, TypeError):
-        return places
 
 
 def stored_results(folder: Path) -> list[AuditResult]:

@@ -195,7 +195,7 @@ def simulate(
     progress("train", recorder.rounds, total, "training")
 
     def after_round(number: int, metrics: dict[str, float]) -> None:
-        note = ", ".join(f"{k} {v:.3f}" for k, v in metrics.items())
+        note = ", ".join(f"{k} {v:.3f}" for k, v in metrics.items() if not k.endswith("_error"))
         progress("train", number, total, note)
 
     game = federation.play(

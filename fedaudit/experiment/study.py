@@ -24,6 +24,7 @@ from typing import Any
 from fedaudit import __version__
 from fedaudit.errors import ConfigError, FedauditError, TraceError
 from fedaudit.experiment.config import Config, load_variants, read
+from fedaudit.experiment.folders import STUDY, entries
 from fedaudit.experiment.foresee import Foreseen, foresee
 from fedaudit.experiment.reporting import Progress, Run, chapter_at, quietly, write_study
 from fedaudit.experiment.reporting import report as report_run
@@ -32,7 +33,6 @@ from fedaudit.experiment.run import Engine, run
 from fedaudit.report.chapter import Chapter
 from fedaudit.trace.store import write_atomically
 
-FILE = "study.json"
 BUILT_IN = ("digits", "docs")
 
 
@@ -245,30 +245,18 @@ def _left_out(failed: Mapping[str, FedauditError]) -> list[str]:
     return [f"Not in this report: {title}: {error.what}" for title, error in failed.items()]
 
 
-def is_study(path: str | os.PathLike[str]) -> bool:
-    return (Path(path) / FILE).is_file()
-
-
 def report(path: str | os.PathLike[str], *, names: bool = False) -> Study:
     """Write the report of a study again from what is stored; parts without results are named."""
     folder = Path(path)
-    try:
-        told = json.loads((folder / FILE).read_text(encoding="utf-8"))["runs"]
-        listed = [(str(r["federation"]), str(r["variant"]), str(r["path"])) for r in told]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TraceError(
-            f"{folder / FILE} cannot be read",
-            expected="the list of runs that `fedaudit run` writes",
-            got=str(error) or type(error).__name__,
-            remedy="run the study again into the same folder",
-        ) from None
     runs, chapters, failed = [], [], {}
-    for federation, variant, name in listed:
+    for entry in entries(folder):
         try:
-            chapters.append(chapter_at(folder / name, federation=federation, variant=variant))
-            runs.append(report_run(folder / name, names=names))
+            chapters.append(
+                chapter_at(entry.path, federation=entry.federation, variant=entry.variant)
+            )
+            runs.append(report_run(entry.path, names=names))
         except FedauditError as error:
-            failed[f"{federation}, {variant}"] = error
+            failed[f"{entry.federation}, {entry.variant}"] = error
     if not chapters:
         raise next(iter(failed.values()))
     shown = tuple(write_study(folder, chapters, names=names, notices=_left_out(failed)))
@@ -289,7 +277,7 @@ def _claim(path: Path, parts: Sequence[Part]) -> None:
             for p in parts
         ],
     }
-    stamp = path / FILE
+    stamp = path / STUDY
     try:
         if stamp.exists():
             before = json.loads(stamp.read_text(encoding="utf-8"))

@@ -22,12 +22,14 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 from fedaudit import __version__
 from fedaudit.errors import FedauditError, TraceError, UsageError
 from fedaudit.experiment.config import check, load, override
 from fedaudit.experiment.reporting import Progress, quietly
+from fedaudit.experiment.reuse import code_sha256
 from fedaudit.report.plots import Line, lines
 from fedaudit.results import Estimate
 from fedaudit.trace.store import write_atomically
@@ -120,12 +122,14 @@ def run_cell(raw: dict[str, Any], folder: str, keep_traces: bool) -> dict[str, A
         for name, e in result.estimates.items():
             measured[f"{result.audit}.{name}"] = [e.value, e.low, e.high, e.baseline]
     for name, value in finished.metrics.items():
-        if math.isfinite(value):  # a diverged model has no loss to average
-            measured[f"held_out.{name}"] = [value, value, value, None]
+        # a diverged model has no loss to average
+        if math.isfinite(value) and not name.endswith("_error"):
+            wide = NormalDist().inv_cdf(0.975) * finished.metrics.get(f"{name}_error", 0.0)
+            measured[f"held_out.{name}"] = [value, value - wide, value + wide, None]
     spent = [float(g["epsilon"]) for of in finished.guarantees.values() for g in of.values()]
     if spent and math.isfinite(max(spent)):
         measured["epsilon.largest"] = [max(spent), max(spent), max(spent), None]
-    summary = {"fedaudit": __version__, "measured": measured}
+    summary = {"fedaudit": __version__, "code": code_sha256(), "measured": measured}
     _keep(path, summary)
     if not keep_traces:
         for part in ("trace", "truth", "checkpoint"):
@@ -134,18 +138,18 @@ def run_cell(raw: dict[str, Any], folder: str, keep_traces: bool) -> dict[str, A
 
 
 def _stored(folder: Path) -> dict[str, Any] | None:
-    """The summary of a cell that was run before, by this version."""
+    """The summary of a cell that was run before, by this very code."""
     done = folder / "cell.json"
     if done.exists():
         stored: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
-        if stored.get("fedaudit") == __version__:
+        if stored.get("code") == code_sha256():
             return {**stored, "reused": True}
     return None
 
 
 def _keep(folder: Path, summary: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    own = {k: summary[k] for k in ("fedaudit", "measured")}
+    own = {k: summary[k] for k in ("fedaudit", "code", "measured")}
     write_atomically(folder / "cell.json", json.dumps(own, indent=1, allow_nan=False) + "\n")
 
 

@@ -118,9 +118,13 @@ class Task:
         return None
 
     def metrics(self, flat: Tensor, examples: Examples, seed: Seed) -> dict[str, float]:
-        """Held-out means of what `measures` gives per example, the model in evaluation mode."""
+        """Held-out means of what `measures` gives per example, the model in evaluation mode.
+
+        `loss_error` is the standard error of the mean loss, over examples.
+        """
         noise = self.draw_noise(len(examples), seed, "evaluation")
         sums: dict[str, float] = {}
+        squares = 0.0
         with torch.no_grad(), self.evaluating():
             for low in range(0, len(examples), EVALUATED_AT_ONCE):
                 rows = slice(low, low + EVALUATED_AT_ONCE)
@@ -128,7 +132,13 @@ class Task:
                 each = self.measures(self.named(flat), examples.x[rows], examples.y[rows], z)
                 for name, values in each.items():
                     sums[name] = sums.get(name, 0.0) + float(values.double().sum())
-        return {name: total / len(examples) for name, total in sums.items()}
+                squares += float(each["loss"].double().square().sum())
+        n = len(examples)
+        means = {name: total / n for name, total in sums.items()}
+        if n > 1:
+            variance = max(squares / n - means["loss"] ** 2, 0.0) * n / (n - 1)
+            means["loss_error"] = (variance / n) ** 0.5
+        return means
 
     def measures(
         self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None

@@ -8,6 +8,7 @@ import pytest
 from fedaudit.errors import ConfigError, TraceError
 from fedaudit.experiment import study
 from fedaudit.experiment.config import load, load_variants, overlaid
+from fedaudit.experiment.folders import is_study
 from fedaudit.experiment.reuse import code_sha256
 
 SMALL = """
@@ -188,7 +189,7 @@ def test_a_part_that_fails_is_named_and_the_others_are_reported(config, tmp_path
 def test_one_config_without_variants_is_one_run(config, tmp_path):
     raw = load(config).raw
     done = study.study(study.plan([raw]), tmp_path / "one")
-    assert not study.is_study(tmp_path / "one")
+    assert not is_study(tmp_path / "one")
     assert (tmp_path / "one" / "run.json").is_file()
     assert len(done.runs) == 1
 

@@ -116,7 +116,10 @@ def npz_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
         raise DataError(
             f"{path} cannot be read as NPZ",
             expected="a file written by numpy.savez",
-            got=str(error) or type(error).__name__,
+            # numpy takes every other file for a pickle, and advises to trust it
+            got="something else"
+            if isinstance(error, ValueError)
+            else str(error) or type(error).__name__,
             remedy="write it again with numpy.savez(path, x=..., y=...)",
         ) from None
     return out

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedaudit.errors import FormatError, TraceError
+from fedaudit.errors import TraceError
+from fedaudit.experiment.folders import config_of, entries, is_study, places
 from fedaudit.experiment.promised import promised
 from fedaudit.experiment.reporting import clients_of, is_about, result_sha256, stored_results
 from fedaudit.report.names import Renaming, pseudonyms
 from fedaudit.results import AuditResult, Estimate
 from fedaudit.stats.intervals import wilson
 from fedaudit.trace import Trace, Truth
-
-STUDY = "study.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +72,6 @@ class Evidence:
         return wilson(round(value * self.held_out), self.held_out, confidence)
 
 
-def is_study(path: str | os.PathLike[str]) -> bool:
-    return (Path(path) / STUDY).is_file()
-
-
 def gather(path: str | os.PathLike[str]) -> list[Evidence]:
     """The evidence of a run, or of every run of a study."""
     folder = Path(path)
@@ -90,22 +84,16 @@ def gather(path: str | os.PathLike[str]) -> list[Evidence]:
         )
     if not is_study(folder):
         return [of_run(folder)]
-    out, seen = [], set()
-    for entry in _entries(folder / STUDY):
-        name = (entry["federation"], entry["variant"])
-        if name in seen:
-            raise _bad_study(folder / STUDY, f"{name} twice")
-        seen.add(name)
-        place = folder / entry["path"]
-        if not place.resolve().is_relative_to(folder.resolve()):
-            raise _bad_study(folder / STUDY, f"the path {entry['path']!r}, which leads outside")
+    out = []
+    for entry in entries(folder):
+        place = entry.path
         try:
             found = of_run(place)
         except TraceError as error:
             if place.exists() and not _is_empty(place):
                 raise  # torn or foreign: say so rather than call it missing
             found = Evidence(path=place, lacking=f"the run is not there: {error.what}")
-        out.append(replace(found, federation=name[0], variant=name[1]))
+        out.append(replace(found, federation=entry.federation, variant=entry.variant))
     return out
 
 
@@ -113,37 +101,11 @@ def _is_empty(folder: Path) -> bool:
     return folder.is_dir() and not any(folder.iterdir())
 
 
-def _entries(file: Path) -> list[dict[str, str]]:
-    try:
-        listed = json.loads(file.read_text(encoding="utf-8"))["runs"]
-        out = [
-            {
-                "federation": str(entry["federation"]),
-                "variant": str(entry.get("variant", "")),
-                "path": str(entry["path"]),
-            }
-            for entry in listed
-        ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _bad_study(file, f"{type(error).__name__}: {error}") from None
-    if not out:
-        raise _bad_study(file, "no runs")
-    return out
-
-
-def _bad_study(file: Path, got: str) -> FormatError:
-    return FormatError(
-        f"{file} does not list the runs of a study",
-        expected='{"runs": [{"federation": ..., "variant": ..., "path": ...}, ...]}, each once',
-        got=got,
-        remedy="run the study again: what is complete is kept",
-    )
-
-
 def of_run(folder: Path) -> Evidence:
     """The evidence of one run directory, every hash of its trace checked."""
-    trace_at, truth_at = _places(folder)
-    config = _config(folder)
+    _refuse_trace(folder)
+    trace_at, truth_at = places(folder)
+    config = config_of(folder)
     configured = tuple(config.get("audits", {}))
     if not (trace_at / "manifest.json").is_file():
         if (folder / "run.json").is_file():
@@ -222,8 +184,8 @@ def _lacking(trace: Trace, config: Mapping[str, Any]) -> str:
     return f"the run is half finished: {many} rounds are recorded"
 
 
-def _places(folder: Path) -> tuple[Path, Path]:
-    """Trace and truth: inside, or where the audit of a foreign trace says they are."""
+def _refuse_trace(folder: Path) -> None:
+    """A trace alone has no results to hold against anything."""
     if (folder / "manifest.json").is_file() and not (folder / "trace").is_dir():
         raise TraceError(
             f"{folder} is a trace, not a run",
@@ -231,21 +193,6 @@ def _places(folder: Path) -> tuple[Path, Path]:
             got="a trace alone",
             remedy=f"fedaudit audit {folder}, then name the folder that it writes",
         )
-    try:
-        told = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
-        return (
-            folder / str(told.get("trace", "trace")),
-            folder / str(told.get("truth", "truth")),
-        )
-    except (OSError, ValueError, AttributeError):
-        return folder / "trace", folder / "truth"
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}  # the audit of a foreign trace has none
 
 
 UNSEEN = "sees no single client's update"

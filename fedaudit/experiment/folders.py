@@ -1,0 +1,89 @@
+"""Where things lie in the folder of a run, of an audited trace, or of a study; read in one place.
+
+RUN/trace, RUN/truth     or, for a trace that lies elsewhere, where RUN/audit.json says
+RUN/config.toml          the public settings
+STUDY/study.json         federation, variant and path of every run
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedaudit.errors import FormatError
+
+STUDY = "study.json"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run of a study."""
+
+    federation: str
+    variant: str
+    path: Path
+
+
+def is_study(folder: str | os.PathLike[str]) -> bool:
+    return (Path(folder) / STUDY).is_file()
+
+
+def entries(folder: Path) -> list[Entry]:
+    """The runs of a study, in order: each once, and all of them inside its folder."""
+    file = folder / STUDY
+    try:
+        listed = json.loads(file.read_text(encoding="utf-8"))["runs"]
+        out = [
+            Entry(str(e["federation"]), str(e.get("variant", "")), folder / str(e["path"]))
+            for e in listed
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _bad_study(file, f"{type(error).__name__}: {error}") from None
+    if not out:
+        raise _bad_study(file, "no runs")
+    named = [(e.federation, e.variant) for e in out]
+    for e in out:
+        if named.count((e.federation, e.variant)) > 1:
+            raise _bad_study(file, f"{(e.federation, e.variant)} twice")
+        if not e.path.resolve().is_relative_to(folder.resolve()):
+            raise _bad_study(file, f"the path {str(e.path)!r}, which leads outside")
+    return out
+
+
+def _bad_study(file: Path, got: str) -> FormatError:
+    return FormatError(
+        f"{file} does not list the runs of a study",
+        expected='{"runs": [{"federation": ..., "variant": ..., "path": ...}, ...]}, each once',
+        got=got,
+        remedy="run the study again: what is complete is kept",
+    )
+
+
+def places(folder: Path) -> tuple[Path, Path]:
+    """Trace and truth of a run: inside, or where audit.json says."""
+    try:
+        told = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
+        trace, truth = told.get("trace", "trace"), told.get("truth", "truth")
+        return folder / str(trace), folder / str(truth)
+    except (OSError, ValueError, AttributeError):
+        return folder / "trace", folder / "truth"
+
+
+def config_text(folder: Path) -> str:
+    """The public settings of a run as written; none beside a foreign trace."""
+    try:
+        return (folder / "config.toml").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """The same as plain values."""
+    try:
+        return tomllib.loads(config_text(folder))
+    except ValueError:
+        return {}
