@@ -32,6 +32,7 @@ from fedaudit.federation.topology import Topology
 from fedaudit.hooks import Hook, Uploads
 from fedaudit.layout import Layout
 from fedaudit.randomness import Seed
+from fedaudit.rows import taken, tensor
 from fedaudit.tasks.lora import DenseLoRA
 from fedaudit.tasks.task import Examples, Task
 from fedaudit.trace.ledger import QUERY, query_layout
@@ -434,8 +435,8 @@ class Federation:
         means, totals, numbers = [], [], []
         for r in np.unique(region):
             inside = np.flatnonzero(region == r)
-            start = sent if sent.dim() == 1 else sent[inside]
-            uploads = self._uploads(deltas[inside], clients[inside], number)
+            start = sent if sent.dim() == 1 else taken(sent, inside)
+            uploads = self._uploads(taken(deltas, inside), clients[inside], number)
             senders |= self._record_uploads(
                 wire, uploads, start, clients[inside], f"region-{r}", step=2
             )
@@ -480,11 +481,11 @@ class Federation:
             if wire is not None:
                 everyone = np.arange(n)
                 self._record_downlink(wire, state.models[0], everyone, [SERVER] * n, step=0)
-            state.models = state.models.repeat(n, 1)
+            state.models = tensor(n, state.models.shape[1]).copy_(state.models)
         # 1. the nodes that take part train from their own models
-        deltas = yield Request(state.models[clients], clients, number)
-        trained = state.models.clone()
-        trained[clients] += deltas
+        deltas = yield Request(taken(state.models, clients), clients, number)
+        trained = tensor(*state.models.shape).copy_(state.models)
+        trained.index_add_(0, torch.from_numpy(clients), deltas)
         # 2. they send their models to the neighbours that take part
         mixing = mixing_among(self.topology.metropolis_weights(), clients)
         senders: dict[int, str] = {}
@@ -504,7 +505,8 @@ class Federation:
                 )
                 senders |= {first + a: self.party[i] for a in range(len(near))}
         # 3. every node mixes what it received: x_i <- sum_j W_ij x_j
-        state.models = torch.from_numpy(mixing).to(trained.dtype) @ trained
+        weights = torch.from_numpy(mixing).to(trained.dtype)
+        state.models = torch.matmul(weights, trained, out=tensor(*trained.shape))
         return senders, deltas.numpy()
 
     # -- the wire ----------------------------------------------------------------------------
@@ -536,7 +538,7 @@ class Federation:
         if self.rounds.wire != "model" or uploads.kind != "delta":
             return uploads
         if sent.dim() == 1:
-            return replace(uploads, rows=uploads.rows + sent, kind="model")
+            return replace(uploads, rows=_plus(uploads.rows, sent), kind="model")
         if ANONYMOUS in uploads.senders or (uploads.origin < 0).any():
             raise ConfigError(
                 "nobody could compare anonymous models with planted ones",
@@ -545,8 +547,8 @@ class Federation:
                 remedy='set federation.wire = "delta"',
             )
         at = {int(c): i for i, c in enumerate(clients)}
-        planted = sent[[at[int(c)] for c in uploads.origin]]
-        return replace(uploads, rows=uploads.rows + planted, kind="model")
+        planted = taken(sent, [at[int(c)] for c in uploads.origin])
+        return replace(uploads, rows=planted.add_(uploads.rows), kind="model")
 
     def _record_downlink(
         self,
@@ -666,6 +668,10 @@ class Federation:
             "edges": edges,
             "organisations": None if self.region is None else [int(r) for r in self.region],
         }
+
+
+def _plus(rows: Tensor, model: Tensor) -> Tensor:
+    return torch.add(rows, model, out=tensor(*rows.shape))
 
 
 def _next_step(wire: RoundWriter) -> int:

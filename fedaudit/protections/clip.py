@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from fedaudit.errors import ConfigError
 from fedaudit.hooks import Hook, Uploads
 from fedaudit.randomness import Seed
+from fedaudit.rows import tensor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
 
 def clip_rows(rows: Tensor, bound: float) -> Tensor:
     """Rows (n, d) scaled down to norm `bound` where they exceed it."""
+    import torch
+
     norms = rows.norm(dim=1, keepdim=True).clamp_min(1e-12)
-    return rows * (bound / norms).clamp_max(1.0)
+    return torch.mul(rows, (bound / norms).clamp_max(1.0), out=tensor(*rows.shape))
 
 
 @dataclass(frozen=True, kw_only=True)

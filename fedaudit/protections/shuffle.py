@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from fedaudit.hooks import Hook, Leg, Uploads
 from fedaudit.randomness import Seed
+from fedaudit.rows import taken
 from fedaudit.trace.schema import ANONYMOUS, SHUFFLER
 
 
@@ -35,7 +36,7 @@ class Shuffle(Hook):
         metadata = uploads.metadata
         return replace(
             uploads,
-            rows=uploads.rows[order],
+            rows=taken(uploads.rows, order),
             senders=(ANONYMOUS,) * len(order),
             weights=uploads.weights[order],
             origin=uploads.origin[order],

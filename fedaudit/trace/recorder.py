@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from fedaudit.errors import TraceError, UsageError, nearest
 from fedaudit.layout import Layout, column_runs
+from fedaudit.rows import space
 from fedaudit.trace.schema import DTYPES, Manifest, Message, RoundFile, Scalar
 from fedaudit.trace.store import (
     RoundReader,
@@ -42,6 +43,7 @@ INTEGERS = "integers"
 
 #: columns of a row that tell it apart from most others; equality is decided by a full hash
 _SAMPLE = 64
+_FITTED = 1 << 22  # numbers that are narrowed at once
 
 
 def layouts_like(tensors: Mapping[str, npt.ArrayLike]) -> dict[str, Layout]:
@@ -98,24 +100,36 @@ class _Block:
                 got=f"{rows.dtype.name} {rows.shape}",
                 remedy="send every tensor of the layout, flattened in its order",
             )
-        if self.kept.width != self.full.width:
-            parts = [rows[:, run] for run in self.runs]
-            rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         narrow = np.dtype(self.kept.dtype)
-        if rows.dtype == narrow:
+        if self.kept.width == self.full.width and rows.dtype == narrow:
             return np.ascontiguousarray(rows)
+        kept = space(len(rows), self.kept.width, narrow)
+        together = max(1, _FITTED // max(1, self.full.width))
+        for low in range(0, len(rows), together):
+            self._narrow(rows[low : low + together], kept[low : low + together])
+        return kept
+
+    def _narrow(self, rows: Rows, out: Rows) -> None:
+        """The columns that are kept, in the type that is stored, into `out`."""
         with np.errstate(over="ignore"):
-            cast = np.ascontiguousarray(rows, dtype=narrow)
-        if narrow.kind == "f" and narrow.itemsize < rows.dtype.itemsize:
-            lost = np.isinf(cast) & np.isfinite(rows)
-            if lost.any():
-                raise UsageError(
-                    f"a payload does not fit {narrow.name}",
-                    expected=f"numbers up to {np.finfo(narrow).max:g}",
-                    got=f"{float(np.abs(rows[lost]).max()):g}",
-                    remedy=f"record with a wider dtype than {narrow.name}",
-                )
-        return cast
+            at = 0
+            for run in self.runs:
+                part = rows[:, run]
+                out[:, at : at + part.shape[1]] = part
+                at += part.shape[1]
+        if out.dtype.kind != "f" or out.dtype.itemsize >= rows.dtype.itemsize:
+            return
+        lost = np.isinf(out)
+        if not lost.any():
+            return
+        before = np.concatenate([rows[:, run] for run in self.runs], axis=1)[lost]
+        if np.isfinite(before).any():
+            raise UsageError(
+                f"a payload does not fit {out.dtype.name}",
+                expected=f"numbers up to {np.finfo(out.dtype).max:g}",
+                got=f"{float(np.abs(before[np.isfinite(before)]).max()):g}",
+                remedy=f"record with a wider dtype than {out.dtype.name}",
+            )
 
     def put(self, rows: Rows) -> list[int]:
         """Row numbers of `rows` (n, width), storing those that are not there yet."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from fedaudit.errors import ConfigError
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData, Trainer
+from fedaudit.rows import tensor
 from fedaudit.tasks.lora import DenseLoRA, LoRA
 from fedaudit.tasks.task import Task
 
@@ -46,7 +47,7 @@ class LowRankTrainer:
 
     def train(self, start: Tensor, clients: Indices, data: ClientData, round_number: int) -> Tensor:
         """Products (K, d) of `clients`, trained on weights start (d,) or a row each (K, d)."""
-        out = torch.empty(len(clients), self.task.layout.width)
+        out = tensor(len(clients), self.task.layout.width)
         ranks = self._ranks[clients % len(self._ranks)]
         for rank in np.unique(ranks):
             local, trainer = self._of(int(rank))

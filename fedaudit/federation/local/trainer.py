@@ -26,6 +26,7 @@ from fedaudit.federation.local.schedule import Schedule, Training, plan
 from fedaudit.federation.local.stacked import Stacked
 from fedaudit.federation.local.vmapped import Vmapped
 from fedaudit.randomness import Seed
+from fedaudit.rows import taken, tensor
 from fedaudit.tasks.task import Task
 
 Indices = npt.NDArray[np.int64]
@@ -208,7 +209,7 @@ class Trainer:
         n = data.sizes[clients]
         steps = self.training.steps_of(n)
         batch = self.training.expected_batch(int(n.max()))
-        out = torch.empty(len(clients), self.task.layout.width)
+        out = tensor(len(clients), self.task.layout.width)
         # what is planned together is bounded by memory, what is trained together by the cache
         noise = math.prod(self.task.noise_shape() or (1,))
         planned = max(1, PLANNED // (int(steps.max()) * batch * noise))
@@ -232,7 +233,8 @@ class Trainer:
             for low in range(0, len(together), block):
                 rows = together[low : low + block]
                 # a block is trained where its deltas will stand: a copy costs as much as a step
-                p = out[first + low : first + low + len(rows)]
+                at = first + low if block > 1 else int(rows[0])
+                p = out[at : at + len(rows)]
                 base = start if start.dim() == 1 else start[torch.from_numpy(rows)]
                 p.copy_(base)
                 own = schedule.part(slice(low, low + block))
@@ -240,8 +242,8 @@ class Trainer:
                     self._train_block(kernel, p, own, clients[rows], data, round_number)
                 p.sub_(base)
         done = np.concatenate(trained)
-        if not np.array_equal(done, np.arange(len(done))):
-            out = out[torch.from_numpy(np.argsort(done))]
+        if block > 1 and not np.array_equal(done, np.arange(len(done))):
+            out = taken(out, np.argsort(done))
         return out
 
     @contextmanager
