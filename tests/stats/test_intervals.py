@@ -263,3 +263,23 @@ def test_permutation_within_interleaved_groups():
         same_group, labels, labels, rng=np.random.default_rng(1), within=group, permutations=50
     )
     assert found.null_mean == 1.0
+
+
+def test_a_share_whose_values_agree_is_not_certain():
+    names = np.repeat(list("abcdef"), 4)
+    sure = cluster_mean(np.ones(24), names, rng=np.random.default_rng(0))
+    assert sure.low == sure.high == 1.0
+    found = cluster_mean(np.ones(24), names, rng=np.random.default_rng(0), share=True)
+    six = wilson(6, 6)  # all trials of a cluster agree: six clusters are six trials
+    assert (found.low, found.value, found.high) == pytest.approx((six.low, 1.0, 1.0))
+
+
+def test_the_interval_of_a_share_covers_it():
+    """Clusters with shares of their own, around 0.9: the mean is covered as often as stated."""
+    rng, hits = np.random.default_rng(1), 0
+    for _ in range(300):
+        own = rng.beta(9, 1, size=10)
+        values = (rng.random((10, 5)) < own[:, None]).astype(float)
+        found = cluster_mean(values.ravel(), np.repeat(np.arange(10), 5), rng=rng, share=True)
+        hits += found.low <= 0.9 <= found.high
+    assert hits >= 279  # 93 %

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import NormalDist
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -279,6 +280,7 @@ class Attribution:
                     (total > self.threshold).sum(axis=0),
                     np.full(total.shape[1], len(total)),
                     self.confidence,
+                    baseline=NormalDist().cdf(-self.threshold),
                 )
         return out
 
@@ -331,15 +333,16 @@ class Attribution:
         z = np.take_along_axis(own, fitting[None, :, None], axis=2)[:, :, 0]
         found = calibration.assumption_constants(z, marked, rng, confidence=self.confidence)
         out, short = {}, []
-        for name, value in (
-            ("signal", found.signal),
-            ("drift", found.drift),
-            ("noise", found.noise),
+        # beside each, what a standard normal score without any mark has
+        for name, value, unmarked in (
+            ("signal", found.signal, 0.0),
+            ("drift", found.drift, 0.0),
+            ("noise", found.noise, 1.0),
         ):
             if isinstance(value, Underpowered):
                 short.append(replace(value, what=f"{name}: {value.what}"))
             else:
-                out[name] = value
+                out[name] = replace(value, baseline=unmarked)
         bounds = {}
         if "drift" in out and "noise" in out and out["noise"].value > 0:
             signal = out["signal"].value if "signal" in out else 0.0

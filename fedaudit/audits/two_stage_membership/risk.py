@@ -7,6 +7,7 @@ All is measured on contributions: one client's single update in one round, where
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -92,7 +93,8 @@ def risk(
     """TS-MIA_m and its two stages over rounds and clients. [TwoStage] Eqs. (28), (31), (32)
 
     The baseline of TS-MIA, of Pr(A | S) and of J is the same quantity on matched records that
-    nobody trained on: what is not above it says nothing about membership.
+    nobody trained on: what is not above it says nothing about membership. That of SUR and of
+    stage I is what n equal updates at right angles have: SUR = 1 / sqrt(n).
     """
     from fedaudit.stats import intervals
 
@@ -108,7 +110,14 @@ def risk(
     ratio = np.array([ratio_of(c) for c in parts])
     out: dict[str, Estimate] = {}
 
-    def add(name: str, values: Floats, baseline: float | None, keep: Bools | None = None) -> None:
+    def add(
+        name: str,
+        values: Floats,
+        baseline: float | None,
+        keep: Bools | None = None,
+        *,
+        share: bool = True,
+    ) -> None:
         chosen = np.ones(len(values), bool) if keep is None else keep
         if not chosen.any():
             return
@@ -118,21 +127,25 @@ def risk(
             rng=rng,
             confidence=audit.confidence,
             baseline=baseline,
+            share=share,
         )
         if isinstance(found, Estimate):
             out[name] = found
 
     add("ts_mia", survived * inside, float((survived * outside).mean()))
-    add("stage I: share of updates that survive", survived, None)
+    # equal and unrelated updates stand at right angles
+    apart = np.array([1.0 / math.sqrt(len(c.survey.messages)) for c in parts])
+    floors = np.array([c.survey.threshold for c in parts])
+    add("stage I: share of updates that survive", survived, float((apart > floors).mean()))
     held = survived > 0
     given = float(outside[held].mean()) if held.any() else None
     add("stage II: share of draws with J > 0, given survival", inside, given, held)
-    add("J on members", advantage, float(foreign.mean()))
+    add("J on members", advantage, float(foreign.mean()), share=False)
     if all(c.deviation is not None for c in parts):
-        apart = np.array([_deviation(c, c.member) for c in parts])
+        off = np.array([_deviation(c, c.member) for c in parts])
         abroad = float(np.mean([_deviation(c, ~c.member) for c in parts]))
-        add("empirical from true score advantage (Eqs. 11, 12)", apart, abroad)
-    add("SUR", ratio, None)
+        add("empirical from true score advantage (Eqs. 11, 12)", off, abroad, share=False)
+    add("SUR", ratio, float(apart.mean()), share=False)
     if not noise_known:
         return out
     power = np.array([float(_power(audit, c)) for c in parts])

@@ -16,7 +16,7 @@ def part(party, number, delta, member, ratio=1.0):
         round=number,
         party=party,
         row=0,
-        survey=SimpleNamespace(stage_one=stage, threshold=0.1),
+        survey=SimpleNamespace(stage_one=stage, threshold=0.1, messages=range(16)),
         delta=np.asarray(delta),
         member=np.asarray(member),
         deviation=None,
@@ -68,5 +68,9 @@ def test_risk_is_survival_times_attribution():
     assert found["J on members"].value == pytest.approx(float(expected))
     assert found["J on members"].baseline == pytest.approx(float(theory.phi(-1.0)))
     assert found["power to find an update at 5 % false positives"].value == 1.0
+    # 16 equal updates at right angles: SUR 1/4, above the floor of 0.1
+    assert (found["SUR"].baseline, survive.baseline) == (0.25, 1.0)
+    # two clients agree: that is no certainty
+    assert found["power to find an update at 5 % false positives"].low < 0.5
     assert "power" not in " ".join(risk.risk(fake_audit(), parts, rng, noise_known=False))
     assert risk.risk(fake_audit(), parts[-1:], rng) == {}
