@@ -737,6 +737,16 @@ def test_groups_of_one_are_no_groups():
     assert [c for c in ch.PARTS if ch.usable(c, star)] == ["A1"]
 
 
+def test_a_lone_member_among_groups_is_said():
+    groups = (0, *GROUPS[1:-1], 99)
+    guess, result, _ = audited(groups=groups)
+    assert place_of(toy(np.random.default_rng(0), groups=groups)[0]).lone_members()
+    note = next(n for n in guess.notes if "have one member" in n)
+    assert f"client-{len(GROUPS) - 1:02d}" in note
+    assert not any("have one member" in n for n in audited()[0].notes)
+    assert any("level 0.001" in n and "would pass" in n for n in result.notes)
+
+
 def test_components_are_named_and_far_from_the_root():
     edges = tuple(e for e in EDGES if GROUPS[e[0]] == GROUPS[e[1]])
     guess, _, _ = audited(edges=edges)

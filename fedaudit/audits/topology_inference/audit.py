@@ -339,6 +339,13 @@ class TopologyInference:
             )
         parts = {part: why for part, why in missing.items() if part != "neighbours"}
         said += [f"no {part} channel: {why}" for part, why in parts.items()]
+        if "organisation" not in missing and (alone := place.lone_members()):
+            said.append(
+                f"{len(alone)} of {len(set(place.organisations or ()))} organisations have one "
+                "member: its label names that client, so what the organisation channel says of "
+                f"{', '.join(alone[:3])}{', ...' if len(alone) > 3 else ''} is learnt from shadows "
+                "of this very place, not of a group"
+            )
         pieces = place.components() if place.edges else []
         if len(pieces) > 1:
             shown = "; ".join(
@@ -516,8 +523,11 @@ class TopologyInference:
         shown = ", ".join(f"{c} {q:.2g}" for c, q in adjusted.items())
         said.append(f"p-values of no lift, paired bootstrap over clients, Holm: {shown}")
         said.append(
-            f"the null held: with p dealt at random the largest lift on shadows is "
-            f"{max(float(v.mean()) for v in guess.null.values()):.2g}"
+            f"null check passed: with p dealt at random in {len(next(iter(guess.null.values())))} "
+            f"shadow federations no channel has lift (one-sided t, Holm, level "
+            f"{channels.ALARM:g}); the largest mean is "
+            f"{max(float(v.mean()) for v in guess.null.values()):.2g}. A fault too small to show "
+            "in so many federations would pass"
         )
         if guess.by_rounds:
             enough = next(

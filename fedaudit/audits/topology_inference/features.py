@@ -167,6 +167,13 @@ class Place:
         groups = len(set(self.organisations))
         return 1 < groups < self.n
 
+    def lone_members(self) -> tuple[str, ...]:
+        """Clients that are the only member of their organisation."""
+        own = self.organisations
+        if own is None:
+            return ()
+        return tuple(c for c, o in zip(self.clients, own, strict=True) if own.count(o) == 1)
+
     def one_hot(self) -> Floats:
         """(n, organisations), one column per organisation in the order of their numbers."""
         assert self.organisations is not None
