@@ -6,7 +6,7 @@ into an attack would show in a signature.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -57,9 +57,9 @@ class Noise:
 class Shadows(Protocol):
     """Federations of the adversary's own, of the target's shape, with all their labels.
 
-    Each pass trains the same ones anew and hands them out one by one: what was looked at can be
-    dropped. `prior` says how they deal out records, `coupled` whether that ties a class mix to a
-    client's place; `classes` there are; `notes` what a reader should know.
+    Each pass trains the same ones anew, and each is dropped once it was looked at. `prior` says
+    how they deal out records, `coupled` whether that ties a class mix to a client's place;
+    `classes` there are; `notes` what a reader should know.
     """
 
     @property
@@ -76,7 +76,13 @@ class Shadows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __iter__(self) -> Iterator[tuple[View, Truth]]: ...
+    def each(self, look: Callable[[int, View, Truth], Any]) -> Iterator[Any]:
+        """look(number, view, truth) of every federation, in their order.
+
+        Federations may be trained and looked at by other processes: `look` is a plain value with
+        a `__call__`, and what it returns is small.
+        """
+        ...
 
     def rewired(
         self,

@@ -29,6 +29,16 @@ ExplainCache = Annotated[
 ]
 
 
+SplitWork = Annotated[
+    str | None,
+    typer.Option(
+        "--workers",
+        help="Who trains shadow federations: a number of processes, ray, or ray://HOST:PORT; "
+        "default: this process.",
+    ),
+]
+
+
 @app.command("run")
 def run_command(
     configs: Annotated[
@@ -64,6 +74,7 @@ def run_command(
     timeout: Annotated[
         float, typer.Option(help="With --engine flower: seconds that a round may take.")
     ] = 600.0,
+    workers: SplitWork = None,
     names: Names = False,
     explain_cache: ExplainCache = False,
     quiet: Quiet = False,
@@ -77,7 +88,9 @@ def run_command(
         from fedaudit.cli.flower_engine import chosen
         from fedaudit.experiment import study
         from fedaudit.experiment.config import DEFAULT
+        from fedaudit.experiment.workers import parse_workers, using
 
+        helped = parse_workers(workers)
         given: list[Any] = list(configs or [])
         if not given and set_:
             given = [tomllib.loads(DEFAULT)]
@@ -93,7 +106,7 @@ def run_command(
         assert foreseen is not None
         print_plan(study.describe(parts, foreseen), foreseen, as_json)
         return
-    with interruptible(again()), Bar(silent) as bar:
+    with interruptible(again()), Bar(silent) as bar, using(helped):
         heard: list[tuple[str, Any]] = []
         done = study.study(
             parts,
@@ -144,6 +157,7 @@ def audit_command(
     ] = None,
     delta: Annotated[float, typer.Option(help="At which --opacus is accounted.")] = 1e-5,
     seed: Annotated[int, typer.Option(help="Of the audits' own random draws.")] = 1,
+    workers: SplitWork = None,
     names: Names = False,
     explain_cache: ExplainCache = False,
     quiet: Quiet = False,
@@ -153,25 +167,28 @@ def audit_command(
     with interruptible(again()), Bar(quiet or as_json) as bar:
         bar("audit", 0, 1, "starting")
         from fedaudit import experiment
+        from fedaudit.experiment.workers import parse_workers, using
 
         heard: list[tuple[str, Any]] = []
+        helped = parse_workers(workers)
         columns = {k: v for k, v in (("label", label), ("client", client)) if v is not None}
-        result = experiment.audit(
-            trace,
-            only or None,
-            truth=truth,
-            out=out,
-            as_if=as_ or (),
-            data=data,
-            model=model,
-            columns=columns,
-            opacus=opacus,
-            delta=delta,
-            seed=seed,
-            progress=bar,
-            names=names,
-            explain=lambda reuse: heard.append(("", reuse)),
-        )
+        with using(helped):
+            result = experiment.audit(
+                trace,
+                only or None,
+                truth=truth,
+                out=out,
+                as_if=as_ or (),
+                data=data,
+                model=model,
+                columns=columns,
+                opacus=opacus,
+                delta=delta,
+                seed=seed,
+                progress=bar,
+                names=names,
+                explain=lambda reuse: heard.append(("", reuse)),
+            )
     print_run(result, quiet, as_json)
     if explain_cache:
         explain_reuse(heard)
@@ -203,7 +220,8 @@ def sweep_command(
     """Run a grid of settings times seeds: one table and one figure. Resumes where it stopped."""
     with interruptible(again()), Bar(quiet or as_json) as bar:
         bar("sweep", 0, 1, "starting")
-        from fedaudit.experiment.sweep import parse_workers, sweep
+        from fedaudit.experiment.sweep import sweep
+        from fedaudit.experiment.workers import parse_workers
 
         done = sweep(
             config,

@@ -16,16 +16,18 @@ how places and classes hang together).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.errors import DataError, NotApplicable
+from fedaudit.errors import DataError, FedauditError, NotApplicable
 from fedaudit.experiment.build import deal, fingerprint_of, load_data
 from fedaudit.experiment.config import Config
+from fedaudit.experiment.workers import Failed, chosen, fan_out
 from fedaudit.randomness import Seed
 from fedaudit.trace import MemoryRecorder, MemoryTruth, Trace, Truth, View
 from fedaudit.trace.recorder import MODEL
@@ -94,28 +96,63 @@ class ShadowFederations:
         )
 
     def __iter__(self) -> Iterator[tuple[View, Truth]]:
+        for together in self._blocks():
+            yield from self._trained(together)
+
+    def each(self, look: Callable[[int, View, Truth], Any]) -> Iterator[Any]:
+        """look(number, view, truth) of every shadow, by the command's `--workers` if it has some.
+
+        Whoever trains them, the same ones are trained together: nothing depends on the number of
+        workers.
+        """
+        workers = chosen()
+        blocks = self._blocks()
+        if workers is None:
+            for together in blocks:
+                yield from _looked_at(self, look, together)
+            return
+        jobs = {i: (self, look, together) for i, together in enumerate(blocks)}
+        found: dict[int, list[Any]] = {}
+        with closing(fan_out(_looked_at, jobs, workers)) as outcomes:
+            for i, outcome in outcomes:
+                if isinstance(outcome, Failed):
+                    raise FedauditError(
+                        "a worker could not train its shadow federations",
+                        expected=f"{len(jobs[i][2])} federations from one of the workers",
+                        got=outcome.why,
+                        remedy="without --workers this process trains them all",
+                    )
+                found[i] = outcome
+        for i in range(len(blocks)):
+            yield from found[i]
+
+    def _blocks(self) -> list[range]:
+        """Shadows that are trained as one computation."""
+        block = self._at_once()
+        ends = range(block, self.count + block, block)
+        return [range(end - block, min(end, self.count)) for end in ends]
+
+    def _trained(self, numbers: range) -> Iterator[tuple[View, Truth]]:
         from fedaudit.federation.many import run_many
 
-        block = self._at_once()
-        for first in range(0, self.count, block):
-            made = [self._one(s) for s in range(first, min(first + block, self.count))]
-            federations = [f for f, _ in made]
-            declared = [p.declare() for p in self.protections]
-            recorders = [
-                MemoryRecorder(
-                    layouts=f.layouts(),
-                    federation={**f.describe(), "topology": self.topology},
-                    declared=declared,
-                    task=f.task.settings,
-                )
-                for f in federations
-            ]
-            truths = [truth for _, truth in made]
-            run_many(federations, recorders, truths)
-            del made, federations
-            while recorders:
-                # dropped here as soon as the caller asks for the next one
-                yield recorders.pop(0).trace().seen_by(*self.vantage.split("+")), truths.pop(0)
+        made = [self._one(s) for s in numbers]
+        federations = [f for f, _ in made]
+        declared = [p.declare() for p in self.protections]
+        recorders = [
+            MemoryRecorder(
+                layouts=f.layouts(),
+                federation={**f.describe(), "topology": self.topology},
+                declared=declared,
+                task=f.task.settings,
+            )
+            for f in federations
+        ]
+        truths = [truth for _, truth in made]
+        run_many(federations, recorders, truths)
+        del made, federations
+        while recorders:
+            # dropped here as soon as the caller asks for the next one
+            yield recorders.pop(0).trace().seen_by(*self.vantage.split("+")), truths.pop(0)
 
     def _at_once(self) -> int:
         rounds = self.config.federation.rounds
@@ -224,6 +261,15 @@ class ShadowFederations:
             self.__dict__["_encoded_corpus"] = found  # frozen for readers: this is a cache
         cached: tuple[Tensor, Tensor, Indices, Indices] = self.__dict__["_encoded_corpus"]
         return cached
+
+
+def _looked_at(
+    shadows: ShadowFederations, look: Callable[[int, View, Truth], Any], numbers: range
+) -> list[Any]:
+    trained = shadows._trained(numbers)
+    return [
+        look(number, view, truth) for number, (view, truth) in zip(numbers, trained, strict=True)
+    ]
 
 
 # -- from a run to its shadows ---------------------------------------------------------------------

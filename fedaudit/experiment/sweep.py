@@ -16,20 +16,19 @@ import math
 import os
 import shutil
 import tomllib
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from multiprocessing import active_children, get_context
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
 from fedaudit import __version__
-from fedaudit.errors import FedauditError, TraceError, UsageError
+from fedaudit.errors import TraceError, UsageError
 from fedaudit.experiment.config import check, load, override
 from fedaudit.experiment.reporting import Progress, quietly
 from fedaudit.experiment.reuse import code_sha256
+from fedaudit.experiment.workers import Failed, fan_out, parse_workers
 from fedaudit.report.plots import Line, lines
 from fedaudit.results import Estimate
 from fedaudit.trace.store import write_atomically
@@ -153,155 +152,26 @@ def _keep(folder: Path, summary: Mapping[str, Any]) -> None:
     write_atomically(folder / "cell.json", json.dumps(own, indent=1, allow_nan=False) + "\n")
 
 
-# -- who runs the cells ----------------------------------------------------------------------------
-
-Outcome = tuple[str, dict[str, Any] | str]
-"""A cell's name, and its summary or why there is none."""
-
-
-def parse_workers(text: str | None) -> int | str | None:
-    """Processes (a number), or Ray: "ray" starts it here, "ray://HOST:PORT" joins a cluster."""
-    if text is None or text == "ray":
-        return text
-    if text.isdigit() and int(text) >= 1:
-        return int(text)
-    host, colon, port = text.removeprefix("ray://").rpartition(":")
-    if text.startswith("ray://") and host and colon and port.isdigit():
-        return text
-    raise UsageError(
-        "--workers says who runs the cells",
-        expected="a number of processes, ray, or ray://HOST:PORT",
-        got=repr(text),
-        remedy="--workers 4",
-    )
-
-
-def _prepare_worker() -> None:
-    """One thread per process, however many there are: sums then round the same way.
-
-    Ctrl-C ends a worker at once and without a word; the parent says what is kept.
-    """
-    import signal
-
-    import torch
-
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    torch.set_num_threads(1)
-
-
-def _on_processes(
-    jobs: Mapping[str, tuple[dict[str, Any], str, bool]], workers: int
-) -> Generator[Outcome, None, None]:
-    # spawn: torch's threads do not survive a fork
-    pool = ProcessPoolExecutor(
-        workers,
-        mp_context=get_context("spawn"),
-        initializer=_prepare_worker,
-    )
-    try:
-        running = {pool.submit(run_cell, *job): name for name, job in jobs.items()}
-        for job in as_completed(running):
-            try:
-                yield running[job], job.result()
-            except Exception as error:  # one broken cell must not stop the others
-                yield running[job], _why(error)
-    except KeyboardInterrupt:
-        # cells resume by themselves: nothing is gained by waiting for the ones under way
-        for worker in active_children():
-            worker.terminate()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _why(error: Exception) -> str:
-    own = isinstance(error, FedauditError)
-    return str(error) if own else f"{type(error).__name__}: {error}"
-
-
-def _ray_cell(
-    raw: dict[str, Any], folder: str, keep_traces: bool, here: str
-) -> dict[str, Any] | str:
-    """A cell in a worker of Ray; errors travel as words, not as objects."""
-    import torch
-
-    torch.set_num_threads(1)
-    if os.path.isdir(here):
-        os.chdir(here)  # paths of a config are relative to where the sweep was started
-    try:
-        return run_cell(raw, folder, keep_traces)
-    except Exception as error:
-        return _why(error)
-
-
-@contextmanager
-def _ray(address: str) -> Iterator[Any]:
-    """Ray, started here for the sweep or joined at an address; left as it was found."""
-    # before the import: nothing is reported home, and no advice is given
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
-        import ray
-    except ImportError:
-        raise UsageError(
-            "Ray is not installed",
-            expected="the package ray, which Flower's extra brings",
-            got="no such package",
-            remedy='pip install "fedaudit[flower]", or --workers N for processes',
-        ) from None
-    if ray.is_initialized():  # the caller's own
-        yield ray
+def _outcomes(
+    jobs: Mapping[str, tuple[dict[str, Any], str, bool]], workers: int | str
+) -> Generator[tuple[str, Any], None, None]:
+    """(name, summary or `Failed`) of every cell. Workers of Ray may be on other machines, with
+    folders of their own: what is here already is not asked for, what they found is kept here."""
+    if not isinstance(workers, str):
+        yield from fan_out(run_cell, jobs, workers)
         return
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if address == "ray":
-        options |= {"address": "local", "include_dashboard": False}
-    else:
-        options["address"] = address
-    try:
-        try:
-            ray.init(**options)
-        except Exception as error:  # whatever its client makes of an address where nobody is
-            raise UsageError(
-                f"Ray could not be reached as {address}",
-                expected="a running cluster of the same versions of Python and Ray",
-                got=(str(error).strip() or type(error).__name__).splitlines()[0],
-                remedy="--workers ray starts one here",
-            ) from None
-        yield ray
-    finally:
-        ray.shutdown()
-
-
-def _on_ray(
-    jobs: Mapping[str, tuple[dict[str, Any], str, bool]], address: str
-) -> Generator[Outcome, None, None]:
-    with _ray(address) as ray:
-        # a node may be lost with all that ran on it: once more, elsewhere
-        remote = ray.remote(num_cpus=1, max_retries=1)(_ray_cell)
-        running = {}
-        for name, (raw, folder, keep_traces) in jobs.items():
-            stored = _stored(Path(folder))
-            if stored is not None:
-                yield name, stored
-                continue
-            place = str(Path(folder).resolve())
-            running[remote.remote(raw, place, keep_traces, os.getcwd())] = name
-        try:
-            while running:
-                (ready, *_), _ = ray.wait(list(running), num_returns=1)
-                name = running.pop(ready)
-                try:
-                    found = ray.get(ready)
-                except Exception as error:
-                    found = _why(error)
-                if not isinstance(found, str):
-                    # a worker of another machine has a folder of its own
-                    _keep(Path(jobs[name][1]), found)
-                yield name, found
-        finally:
-            for left in running:
-                ray.cancel(left, force=True)
+    asked = {}
+    for name, (raw, folder, keep_traces) in jobs.items():
+        stored = _stored(Path(folder))
+        if stored is None:
+            asked[name] = (raw, str(Path(folder).resolve()), keep_traces)
+        else:
+            yield name, stored
+    with closing(fan_out(run_cell, asked, str(parse_workers(workers)))) as outcomes:
+        for name, found in outcomes:
+            if not isinstance(found, Failed):
+                _keep(Path(jobs[name][1]), found)
+            yield name, found
 
 
 def sweep(
@@ -338,16 +208,12 @@ def sweep(
     failed: list[tuple[str, str]] = []
     reused = 0
     progress("sweep", 0, len(unique), "")
-    if isinstance(workers, str):
-        outcomes = _on_ray(jobs, str(parse_workers(workers)))
-    else:
-        outcomes = _on_processes(jobs, max(1, min(workers or os.cpu_count() or 1, len(unique))))
-    with closing(outcomes):
+    with closing(_outcomes(jobs, workers or os.cpu_count() or 1)) as outcomes:
         for done, (name, found) in enumerate(outcomes, start=1):
             cell = unique[name]
             label = ", ".join(f"{a.key}={v}" for a, v in zip(axes, cell.point, strict=True))
-            if isinstance(found, str):
-                failed.append((f"{label} (seed {cell.seed})", found))
+            if isinstance(found, Failed):
+                failed.append((f"{label} (seed {cell.seed})", found.why))
             else:
                 measured[name] = found["measured"]
                 reused += bool(found["reused"])

@@ -112,6 +112,9 @@ class ToyShadows:
             trace, truth = toy(np.random.default_rng(self.seed + s), **own)
             yield trace.seen_by(WIRETAP), truth
 
+    def each(self, look):
+        return (look(s, view, truth) for s, (view, truth) in enumerate(self))
+
     def rewired(self, *, edges, organisations):
         return replace(self, where=tuple(zip(edges, organisations, strict=True)))
 

@@ -6,11 +6,12 @@ import json
 import numpy as np
 import pytest
 
-from fedaudit.errors import DataError, NotApplicable
+from fedaudit.errors import DataError, FedauditError, NotApplicable
 from fedaudit.experiment import shadows as sh
 from fedaudit.experiment.build import build, load_data
 from fedaudit.experiment.config import load
 from fedaudit.experiment.run import run
+from fedaudit.experiment.workers import using
 from fedaudit.randomness import Seed
 from fedaudit.trace import MemoryRecorder, MemoryTruth
 
@@ -106,6 +107,36 @@ def test_each_pass_trains_the_same_ones_again():
         np.testing.assert_array_equal(a, b)
     other = [v.updates(2).rows for v, _ in shadows_of(config, trace, seed=6)]
     assert not np.array_equal(first[0], other[0])
+
+
+def last_updates(number, view, truth):
+    return number, np.array(view.updates(2).rows), truth.clients
+
+
+def falls_over(number, view, truth):
+    raise ValueError("no such thing")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nothing_depends_on_the_number_of_workers(monkeypatch, workers):
+    config = config_of(protections={"dp_sgd": {"noise_multiplier": 0.5, "clip": 2.0}})
+    trace, _, _ = recorded(config)
+    own = shadows_of(config, trace, count=5)
+    monkeypatch.setattr(type(own), "_at_once", lambda _: 2)
+    alone = list(own.each(last_updates))
+    assert [number for number, _, _ in alone] == [*range(5)]
+    with using(workers):
+        helped = list(own.each(last_updates))
+    for (a, rows_a, mixes_a), (b, rows_b, mixes_b) in zip(alone, helped, strict=True):
+        assert (a, mixes_a) == (b, mixes_b)
+        np.testing.assert_array_equal(rows_a, rows_b)
+
+
+def test_a_worker_that_fails_is_told():
+    config = config_of()
+    trace, _, _ = recorded(config)
+    with using(1), pytest.raises(FedauditError, match=r"ValueError: no such thing"):
+        list(shadows_of(config, trace, count=2).each(falls_over))
 
 
 def test_few_are_held_at_once(monkeypatch):

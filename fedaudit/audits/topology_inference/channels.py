@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -107,26 +107,47 @@ def gather(
     """Signals and labels of all shadows; a federation is dropped once its signals are taken."""
     places = (where,) * len(shadows) if isinstance(where, Place) else tuple(where)
     regressors.enough(len(shadows), len(shadows) * places[0].n)
-    single, summed, p = [], [], []
-    names: tuple[str, ...] = ()
-    seen = "nothing"
-    for place, (view, truth) in zip(places, shadows, strict=True):
-        p.append(share_of(truth, place.clients, sensitive))
-        if not parameters:
-            continue
-        own = observe(view, place, shadows.classes, sensitive)
-        names, seen = own.names, own.seen
-        single.append(own.values)
-        if sums:
-            summed.append(observe(view, place, shadows.classes, sensitive, sums=True).values)
+    look = Look(places, shadows.classes, tuple(sensitive), parameters, sums)
+    found = list(shadows.each(look))
+    single = [one.single for one in found if one.single is not None]
     return Corpus(
         places=places,
-        single=np.stack(single) if single else None,
-        sums=np.stack(summed) if summed else None,
-        names=names,
-        p=np.stack(p),
-        seen=seen,
+        single=np.stack([own.values for own in single]) if single else None,
+        sums=np.stack([one.sums for one in found if one.sums is not None]) if sums else None,
+        names=single[-1].names if single else (),
+        p=np.stack([one.p for one in found]),
+        seen=single[-1].seen if single else "nothing",
     )
+
+
+class Looked(NamedTuple):
+    """What is kept of one shadow: p (n,), signals (T, n, S), the same through sums."""
+
+    p: Floats
+    single: Observed | None
+    sums: Table | None
+
+
+@dataclass(frozen=True)
+class Look:
+    """Takes signals and labels of one shadow, wherever it was trained."""
+
+    places: tuple[Place, ...]
+    classes: int
+    sensitive: tuple[int, ...]
+    parameters: bool
+    sums: bool
+
+    def __call__(self, number: int, view: View, truth: Truth) -> Looked:
+        place = self.places[number]
+        p = share_of(truth, place.clients, self.sensitive)
+        if not self.parameters:
+            return Looked(p, None, None)
+        own = observe(view, place, self.classes, self.sensitive)
+        if not self.sums:
+            return Looked(p, own, None)
+        summed = observe(view, place, self.classes, self.sensitive, sums=True)
+        return Looked(p, own, summed.values)
 
 
 def observe(

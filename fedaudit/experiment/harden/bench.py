@@ -25,7 +25,8 @@ from fedaudit.errors import FedauditError, UsageError
 from fedaudit.experiment.config import Config
 from fedaudit.experiment.gate.evidence import Evidence, of_run
 from fedaudit.experiment.reporting import Progress
-from fedaudit.experiment.sweep import _prepare_worker, run_cell
+from fedaudit.experiment.sweep import run_cell
+from fedaudit.experiment.workers import prepare_worker
 
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -186,7 +187,7 @@ class Bench:
             self._others = {child.pid for child in active_children()}
             # spawn: torch's threads do not survive a fork
             self._pool = ProcessPoolExecutor(
-                self._workers, mp_context=get_context("spawn"), initializer=_prepare_worker
+                self._workers, mp_context=get_context("spawn"), initializer=prepare_worker
             )
         return self._pool
 

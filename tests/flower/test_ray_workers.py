@@ -1,4 +1,4 @@
-"""A sweep on Ray's workers: the table of the processes, and nothing left running."""
+"""Sweeps and shadows on Ray's workers: the results of this machine, and nothing left running."""
 
 import csv
 import gc
@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from fedaudit.errors import UsageError
-from fedaudit.experiment.sweep import parse_workers, sweep
+from fedaudit.experiment.config import load
+from fedaudit.experiment.run import run
+from fedaudit.experiment.sweep import sweep
+from fedaudit.experiment.workers import using
 
 ray = pytest.importorskip("ray", reason='Ray is not installed: pip install "fedaudit[flower]"')
 
@@ -105,11 +108,27 @@ def test_a_cluster_that_is_not_there(port, tmp_path):
         sweep(None, GRID, tmp_path, overrides=TINY, workers=f"ray://127.0.0.1:{port.free()}")
 
 
-def test_workers_have_names():
-    assert parse_workers(None) is None
-    assert parse_workers("3") == 3
-    assert parse_workers("ray") == "ray"
-    assert parse_workers("ray://head:10001") == "ray://head:10001"
-    for text in ("0", "-1", "many", "ray://", "ray://head", "rays"):
-        with pytest.raises(UsageError, match="who runs the cells"):
-            parse_workers(text)
+def test_shadows_trained_by_ray_are_those_of_this_process(tmp_path):
+    raw = {
+        "data": {"name": "digits"},
+        "partition": {"kind": "coupled", "eta": 0.6, "position": "region"},
+        "topology": {"kind": "hierarchical"},
+        "task": {"kind": "mlp", "hidden": [8]},
+        "federation": {"clients": 10, "rounds": 2},
+        "audits": {"topology_inference": {"shadows": 20, "regressor": "ridge"}},
+    }
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as every worker does
+    try:
+        alone = run(load(raw), tmp_path / "alone")
+        with using("ray"):
+            helped = run(load(raw), tmp_path / "ray")
+    finally:
+        torch.set_num_threads(threads)
+    assert not ray.is_initialized()
+    (a,), (b,) = (
+        [r for r in done.results if r.audit == "topology_inference"] for done in (alone, helped)
+    )
+    assert a.estimates
+    assert a == b
