@@ -16,7 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,7 @@ def memory() -> int:
     return min(total, int(allowed)) if allowed.isdigit() else total
 
 
-def space(n: int, width: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[np.generic]:
+def space(n: int, width: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
     """Room for rows (n, width): uninitialised memory, or zeros in a mapped temporary file."""
     size = math.prod((n, width, np.dtype(dtype).itemsize))
     if size <= memory() // SHARE:

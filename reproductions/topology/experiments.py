@@ -3,6 +3,7 @@
 gap        figure 3: gaps of the allocation on nine topologies, over seeds of random graphs
 pareto     figure 4: worst cases over budgets and windows, three settings
 utility    table II: one pair of runs
+elsewhere  the same on other data
 channels   figures 5 and 6: lifts and AUROC of one eta, over target runs
 mismatched the same with shadows that deal by Dirichlet shares
 published  the same with classes by client index, and that index as "organisation"
@@ -29,7 +30,7 @@ from fedaudit.randomness import Seed
 from fedaudit.results import Estimate
 from fedaudit.stats import intervals
 from fedaudit.trace import WIRETAP
-from reproductions.topology import setting, utility
+from reproductions.topology import elsewhere, setting, utility
 from reproductions.topology.setting import CLASSES, SENSITIVE, Scale
 
 Result = dict[str, Any]
@@ -73,6 +74,13 @@ def pieces(scale: Scale, only: tuple[str, ...] = ()) -> list[Piece]:
     wanted += [
         ("utility", f"{t} {u:g} {s}")
         for t in scale.utility_rounds
+        for s in scale.utility_seeds
+        for u in scale.budgets
+    ]
+    wanted += [
+        ("elsewhere", f"{name} {t} {u:g} {s}")
+        for name in scale.sets
+        for t in elsewhere.OWN[name].rounds
         for s in scale.utility_seeds
         for u in scale.budgets
     ]
@@ -142,6 +150,11 @@ def pareto(name: str, scale: Scale, published: Mapping[str, Any]) -> Result:
 def paired_run(variant: str, scale: Scale, published: Mapping[str, Any]) -> Result:
     rounds, budget, seed = variant.split()
     return dict(utility.pair(scale, int(rounds), float(budget), int(seed)))
+
+
+def paired_elsewhere(variant: str, scale: Scale, published: Mapping[str, Any]) -> Result:
+    name, rounds, budget, seed = variant.split()
+    return dict(elsewhere.pair(name, scale, int(rounds), float(budget), int(seed)))
 
 
 # -- the channels ----------------------------------------------------------------------------------
@@ -285,4 +298,5 @@ EXPERIMENTS: dict[str, Callable[[str, Scale, Mapping[str, Any]], Result]] = {
     "noise": by_noise,
     "published": as_published,
     "utility": paired_run,
+    "elsewhere": paired_elsewhere,
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 
 def load(file: Path, scale: Scale) -> Results:
     """Stored results of this very scale."""
-    return pieces.load(file, described(scale))
+    return pieces.load(file, described(scale), free=("sets",))
 
 
 def save(file: Path, results: Results) -> None:
@@ -49,6 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         only=pieces.some_of(experiments.EXPERIMENTS),
     ).parse_args(arguments)
     scale = QUICK if given.quick else FULL
+    missing = pieces.not_fetched(scale.sets)
+    pieces.say_skipped(missing)
+    scale = replace(scale, sets=tuple(s for s in scale.sets if s not in missing))
     out = pieces.place(given)
     file = HERE / "results.json" if out is None else out / "topology.json"
     published = json.loads((HERE / "published.json").read_text(encoding="utf-8"))

@@ -54,6 +54,7 @@ class Scale:
     utility_seeds: tuple[int, ...] = (1, 2, 3)
     utility_rate: float = 0.5
     graph_seeds: int = 200
+    sets: tuple[str, ...] = ("adult", "cifar10")
 
     @property
     def clients(self) -> int:
@@ -79,6 +80,7 @@ QUICK = Scale(
     budgets=(0.25, 1.0),
     utility_seeds=(1, 2),
     graph_seeds=5,
+    sets=(),
 )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reproductions.topology import experiments, page, run, setting, utility
+from reproductions.topology import elsewhere, experiments, page, run, setting, utility
 from reproductions.topology.setting import QUICK
 
 PUBLISHED = json.loads((run.HERE / "published.json").read_text(encoding="utf-8"))
@@ -109,3 +109,31 @@ def test_the_stored_page_is_what_the_stored_results_give() -> None:
     lacking = [p.key for p in experiments.pieces(scale) if p.key not in results["measured"]]
     stored = (run.PAGE / "topology.md").read_text(encoding="utf-8")
     assert page.render(results, PUBLISHED, lacking) == stored
+
+
+def test_other_data_are_paired_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A file with a client column, by way of the config; the census itself is not fetched here."""
+
+    def people(path: Path, records: int) -> int:
+        rng = np.random.default_rng(1)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("age,hours,occupation,income\n")
+            for i in range(records):
+                y = int(rng.integers(2))
+                age, hours = rng.normal(size=2) + y
+                site = "abc"[0 if i % 2 else 1 + i % 3 % 2]
+                file.write(f"{age:.4f},{hours:.4f},{site},{'>50K' if y else '<=50K'}\n")
+        return 3
+
+    monkeypatch.setattr(elsewhere, "write_people", people)
+    small = replace(elsewhere.OWN["adult"], records=900)
+    monkeypatch.setitem(elsewhere.OWN, "adult", small)
+    first, again = (elsewhere.pair("adult", QUICK, 6, 0.5, 1) for _ in range(2))
+    assert first == again
+    assert first["gap"] > 0  # sites of unequal size
+    assert 40 < first["uniform"] <= 100
+    assert first["uniform"] != first["allocated"]
+    keys = [f"elsewhere/adult 25 {u:g} {s}" for u in QUICK.budgets for s in QUICK.utility_seeds]
+    pairs = {k: {**first, "allocated": first["uniform"] + 0.1 * i} for i, k in enumerate(keys)}
+    text = page.table_2(pairs, setting.described(QUICK), PUBLISHED)
+    assert "| adult, T = 25 |" in text

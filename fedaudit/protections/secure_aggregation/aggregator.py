@@ -38,8 +38,15 @@ from fedaudit.protections.secure_aggregation.protocol import (
     TooFewLeft,
     too_few,
 )
-from fedaudit.protections.secure_aggregation.ring import Quantiser, Ring, RingOverflow, subset_sum
+from fedaudit.protections.secure_aggregation.ring import (
+    Quantiser,
+    Ring,
+    RingOverflow,
+    ring_dtype,
+    subset_sum,
+)
 from fedaudit.protections.secure_aggregation.shamir import SHARE_BYTES
+from fedaudit.rows import space
 from fedaudit.stats.query_algebra import rank, smallest_support
 
 Floats = npt.NDArray[np.float64]
@@ -147,21 +154,23 @@ class SecureAggregator:
     def begin(self, round_number: int, updates: Mapping[int, npt.ArrayLike]) -> None:
         """The round's clients quantise their updates (d,); RingOverflow names who does not fit.
 
-        The updates of the round before are gone.
+        The updates of the round before are gone. Each update is asked for once, and one after the
+        other: a mapping may make them as they are needed.
         """
-        if not updates or len({np.shape(u) for u in updates.values()}) != 1:
-            raise UsageError(
-                "the updates of a round do not fit together",
-                expected="vectors of one length, from at least one client",
-                got=f"shapes {sorted({np.shape(u) for u in updates.values()})}",
-                remedy="give every client's update as one flat vector",
-            )
         self._vectors, self._round = {}, 0
-        self._quantiser = Quantiser(self.bound, len(updates), self.modulus_bits)
-        vectors = {}
-        for client, update in updates.items():
+        self._quantiser = Quantiser(self.bound, max(1, len(updates)), self.modulus_bits)
+        vectors: dict[int, Ring] = {}
+        shapes: set[tuple[int, ...]] = set()
+        rows: Ring | None = None
+        for at, (client, given) in enumerate(updates.items()):
+            update = np.asarray(given)
+            shapes.add(update.shape)
+            if update.ndim != 1 or len(shapes) > 1:
+                break
+            if rows is None:
+                rows = space(len(updates), len(update), ring_dtype(self.modulus_bits))
             try:
-                vectors[int(client)] = self._quantiser.encode(update)
+                vectors[int(client)] = self._quantiser.encode(update, out=rows[at])
             except RingOverflow as error:
                 raise RingOverflow(
                     f"the update of client {client} does not fit the ring",
@@ -169,6 +178,13 @@ class SecureAggregator:
                     got=error.got,
                     remedy=error.remedy,
                 ) from None
+        if not vectors or len(vectors) != len(updates):
+            raise UsageError(
+                "the updates of a round do not fit together",
+                expected="vectors of one length, from at least one client",
+                got=f"shapes {sorted(shapes)}",
+                remedy="give every client's update as one flat vector",
+            )
         self._vectors, self._round = vectors, round_number
 
     @property

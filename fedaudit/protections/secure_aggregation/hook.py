@@ -7,11 +7,13 @@ seen: the questions, the size of every masked upload, the answers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from fedaudit.errors import ConfigError
 from fedaudit.hooks import Hook, Indices, Leg, Question, Uploads
@@ -31,6 +33,25 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Plan = Literal["none", "groups", "swapped", "partitions", "paired"]
+
+
+class _Weighted(Mapping[int, npt.NDArray[np.float64]]):
+    """Client -> its update times its share, with the weight behind; made when it is asked for."""
+
+    def __init__(self, uploads: Uploads, shares: npt.NDArray[np.float64], unit: float) -> None:
+        self._rows, self._shares = uploads.rows.numpy(), shares
+        self._last = uploads.weights * unit
+        self._at = {int(c): i for i, c in enumerate(uploads.origin)}
+
+    def __getitem__(self, client: int) -> npt.NDArray[np.float64]:
+        i = self._at[client]
+        return np.append(self._rows[i] * self._shares[i], self._last[i])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._at)
+
+    def __len__(self) -> int:
+        return len(self._at)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,12 +182,7 @@ class SecureAggregation(Hook):
         )
         # the weight travels as one more number, in units of the ring, so that their sum is exact
         unit = Quantiser(self.bound, len(uploads.rows), self.modulus_bits).step
-        rows = uploads.rows.numpy()
-        updates = {
-            int(c): np.append(rows[i] * shares[i], uploads.weights[i] * unit)
-            for i, c in enumerate(uploads.origin)
-        }
-        aggregator.begin(round_number, updates)
+        aggregator.begin(round_number, _Weighted(uploads, shares, unit))
         gone = self._gone(uploads.origin, round_number, seed)
         names = dict(zip(map(int, uploads.origin), uploads.senders, strict=True))
         everybody = [int(c) for c in uploads.origin]

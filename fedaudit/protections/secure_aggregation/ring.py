@@ -24,6 +24,8 @@ Floats = npt.NDArray[np.float64]
 
 CHUNK = 1 << 17
 """Bytes of a mask made at a time: buffer and sum stay in the cache."""
+QUANTISED = 1 << 18
+"""Numbers that are quantised at a time."""
 _ZEROS = memoryview(bytes(CHUNK))
 _EXACT = 2**52  # integers that a float64 holds exactly, with a bit to spare
 
@@ -102,10 +104,15 @@ class Quantiser:
         whole = np.multiply(x, 1.0 / self.step)  # exact: the step is a power of two
         return np.rint(whole, out=whole)
 
-    def encode(self, values: npt.ArrayLike) -> Ring:
-        """Ring elements (d,) for real numbers (d,)."""
-        whole = self.integers(values).astype("<i4" if self.bits == 32 else "<i8")
-        return whole.view(ring_dtype(self.bits))
+    def encode(self, values: npt.ArrayLike, out: Ring | None = None) -> Ring:
+        """Ring elements (d,) for real numbers (d,), into `out` if given."""
+        x = np.asarray(values)
+        ring = np.empty(x.shape, ring_dtype(self.bits)) if out is None else out
+        signed = ring.view("<i4" if self.bits == 32 else "<i8")
+        for low in range(0, len(x), QUANTISED):
+            part = slice(low, low + QUANTISED)
+            signed[part] = self.integers(x[part])
+        return ring
 
     def decode(self, total: Ring) -> Floats:
         """Real numbers for a sum of ring elements: above half the modulus is negative."""

@@ -5,6 +5,7 @@ import csv
 import numpy as np
 import pytest
 
+from fedaudit import rows
 from fedaudit.errors import UsageError
 from fedaudit.protections.secure_aggregation import (
     QueryRefused,
@@ -205,3 +206,24 @@ def test_the_ledger_is_a_table_that_says_who_was_in_which_sum(tmp_path):
 def test_bad_input_is_refused_with_words(call, words):
     with pytest.raises(UsageError, match=words):
         call()
+
+
+def test_updates_are_made_one_by_one_and_may_stand_in_a_file(monkeypatch):
+    """A mapping that makes updates when asked is asked once for each; memory changes no sum."""
+    updates = {c: np.random.default_rng(c).normal(size=50) for c in range(5)}
+    made = []
+
+    class Lazy(dict):
+        def items(self):
+            for c, u in super().items():
+                made.append(c)
+                yield c, u
+
+    plain = SecureAggregator(threshold=3)
+    plain.begin(1, updates)
+    expected = plain.query(1, range(5))
+    monkeypatch.setattr(rows, "memory", lambda: 4)
+    mapped = SecureAggregator(threshold=3)
+    mapped.begin(1, Lazy(updates))
+    assert made == [0, 1, 2, 3, 4]
+    np.testing.assert_array_equal(mapped.query(1, range(5)), expected)

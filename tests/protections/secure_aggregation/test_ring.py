@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedaudit.errors import UsageError
+from fedaudit.protections.secure_aggregation import ring
 from fedaudit.protections.secure_aggregation.ring import (
     CHUNK,
     Quantiser,
@@ -85,3 +86,14 @@ def test_a_sum_at_hand_can_be_made_in_a_place_that_exists():
     assert subset_sum(rows, room) is room
     assert room.tolist() == [0, 6, 12, 18, 24]
     assert subset_sum(rows[:1]).tolist() == rows[0].tolist()
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_what_is_quantised_piece_by_piece_is_the_whole(bits, monkeypatch):
+    values = np.random.default_rng(3).uniform(-1, 1, size=1000)
+    quantiser = Quantiser(1.0, 10, bits)
+    whole = quantiser.encode(values)
+    monkeypatch.setattr(ring, "QUANTISED", 64)
+    place = np.empty(1000, ring.ring_dtype(bits))
+    assert quantiser.encode(values, out=place) is place
+    np.testing.assert_array_equal(place, whole)
