@@ -1,0 +1,175 @@
+"""Whose records are whose: of a run, of a config, or of files beside a foreign trace."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedaudit.audits.audit import columns_for
+from fedaudit.errors import ConfigError, DataError, NotApplicable
+from fedaudit.experiment.build import deal, fingerprint_of, load_data
+from fedaudit.experiment.config import Config, load
+from fedaudit.randomness import Seed
+from fedaudit.trace import (
+    AGGREGATOR,
+    ANONYMOUS,
+    NETWORK,
+    PUBLIC,
+    SERVER,
+    SHUFFLER,
+    WIRETAP,
+    Trace,
+    Truth,
+)
+
+if TYPE_CHECKING:
+    from fedaudit.data.dataset import Dataset
+    from fedaudit.tasks.task import Task
+
+NO_CLIENT = frozenset({SERVER, SHUFFLER, AGGREGATOR, ANONYMOUS, PUBLIC, NETWORK, WIRETAP})
+
+
+@dataclass(frozen=True)
+class Records:
+    """Whose records are whose: `own` party -> what it trained on; `others` nobody's records.
+
+    `inverted` parties see 1 - x. `owner` party -> the natural owner its records come from, where
+    held-out records of that owner exist to match them with.
+    """
+
+    task: Task
+    own: Mapping[str, Dataset]
+    others: Dataset
+    inverted: frozenset[str] = frozenset()
+    owner: Mapping[str, str] = field(default_factory=dict)
+
+
+def of_run(home: Path, trace: Trace, truth: Truth | None = None) -> Records:
+    """The records of a run, loaded again as its private config says."""
+    file = home / "truth" / "config.toml"
+    try:
+        raw = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise NotApplicable(
+            "no records to ask about",
+            expected=f"the config with its seed in {file}",
+            got="no such file, or not TOML",
+            remedy="give records with --data, and the model with --model",
+        ) from None
+    config = load({k: v for k, v in raw.items() if k != "audits"})
+    return of_config(config, trace, truth)
+
+
+def of_config(config: Config, trace: Trace, truth: Truth | None = None) -> Records:
+    """The records of a config, dealt out as in its run; `truth` says whether they are the same."""
+    seed = Seed(config.seed)
+    try:
+        train, test = load_data(config, seed)
+    except DataError as error:
+        # data that were moved are a missing need: other audits go on
+        raise NotApplicable(
+            f"the records of the run cannot be read: {error.what}",
+            expected=error.expected,
+            got=error.got,
+            remedy="bring them back, or give records with --data",
+        ) from None
+    before = None if truth is None else truth.facts.get("data_sha256")
+    if before is not None and before != fingerprint_of(train, test):
+        raise NotApplicable(
+            "the records are not those that the run trained on",
+            expected="the data as they were when the run began",
+            got="other records or labels",
+            remedy="restore the data, or give records with --data",
+        )
+    dealt = deal(config, train, seed)
+    task = config.task.build(train, seed)
+    fits(task, trace)
+    parties = trace.manifest.federation.get("clients", ())
+    by_owner = config.partition["kind"] == "by_owner" and test.client is not None
+    own = {p: dealt.parts.client_data(train, c) for c, p in enumerate(parties)}
+    return Records(
+        task=task,
+        own=own,
+        others=test,
+        inverted=frozenset(p for c, p in enumerate(parties) if dealt.parts.inverted[c]),
+        owner={p: str(dealt.parts.names[c]) for c, p in enumerate(parties)} if by_owner else {},
+    )
+
+
+def of_files(
+    trace: Trace,
+    data: str | Path,
+    *,
+    model: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Records:
+    """Records for a trace that other software wrote.
+
+    `data` is a file of records with a client column: a name of the trace marks what that client
+    trained on, any other word marks a record of nobody (an empty cell is refused: it may be a
+    mistake). `model` is "package.module:function" that builds the torch module.
+    """
+    from fedaudit.data import files
+    from fedaudit.settings import check_arguments
+    from fedaudit.tasks.catalogue import Module
+
+    asked = dict(settings or {})
+    dataset = files.read(data, **check_arguments(files.read, asked, "data"))
+    if dataset.client is None:
+        raise DataError(
+            f"{data} does not say whose records these are",
+            expected="a client column with the names of the trace's parties",
+            got="no client column",
+            remedy="name it with --client",
+        )
+    kind: Any = Module(factory=model) if model is not None else _declared_task(trace)
+    task = kind.build(dataset, Seed(0))
+    fits(task, trace)
+    # a record of "public" or "server" is nobody's
+    senders = set(trace.parties()) - {*trace.manifest.federation.get("hubs", ()), *NO_CLIENT}
+    whose = np.array(dataset.client)
+    own = {
+        party: dataset.take(np.flatnonzero(whose == party))
+        for party in dict.fromkeys(dataset.client)
+        if party in senders
+    }
+    nobody = np.flatnonzero(~np.isin(whose, [*own]))
+    if not own or not len(nobody):
+        raise DataError(
+            f"{data} has no records of {'clients' if not own else 'nobody'}",
+            expected="records of the trace's parties, and records that none of them trained on",
+            got=f"clients {', '.join(sorted(set(dataset.client))[:5])}; the trace has "
+            f"{', '.join(sorted(senders)[:5])}",
+            remedy="write the party's name in the client column, and 'held-out' for the others",
+        )
+    return Records(task=task, own=own, others=dataset.take(nobody))
+
+
+def _declared_task(trace: Trace) -> Any:
+    """The task that a manifest names, if fedaudit builds it.
+
+    Never a module of somebody's own: a recording does not decide which code is run.
+    """
+    from fedaudit.settings import check
+    from fedaudit.tasks.catalogue import CATALOGUE
+
+    known = dict(trace.manifest.task)
+    name = known.pop("kind", None)
+    if name not in CATALOGUE or name == "module":
+        raise ConfigError(
+            "the model behind this trace is not known",
+            expected="a task that fedaudit builds, named in the manifest",
+            got=repr(name),
+            remedy="name the function that builds the torch module: --model package.module:fn",
+        )
+    return check(CATALOGUE[name], known, "the manifest's task")
+
+
+def fits(task: Task, trace: Trace) -> None:
+    """Refuse a model whose tensors are not those that the trace recorded."""
+    columns_for(task.layout, trace.layout)
