@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from fedaudit.protections.guard import Calibration, GuardReport
     from fedaudit.protections.guard.files import Seen
 
-FLAGGED = 4
-"""The exit code where something was found."""
+FLAGGED, UNDERPOWERED = 4, 5
+"""The exit codes where something was found, and where nothing can be said."""
 
 
 @app.command("guard")
@@ -43,12 +43,19 @@ def guard_command(
     ] = None,
     calibrate: Annotated[
         Path | None,
-        typer.Option(help="Folder of honest runs: writes --out for --calibration, and stops."),
+        typer.Option(
+            help="Folder of honest runs: writes --out for --calibration, and stops. "
+            "With --data and --model the checks on own records are in it too."
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Of --calibrate.")] = Path("guard-calibration.json"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Is something planted in this model? Exit code 0: no evidence, 4: found."""
+    """Is something planted in this model?
+
+    Exit codes: 0 no evidence, 4 flagged (planted, or not finite), 5 nothing can be said
+    (underpowered), 2 and 3 input that cannot be used.
+    """
     from fedaudit.protections.guard.files import calibrate as calibrated
     from fedaudit.protections.guard.files import check_trace, read_model
 
@@ -60,7 +67,7 @@ def guard_command(
             remedy="fedaudit guard received.safetensors",
         )
     if calibrate is not None:
-        made = calibrated(calibrate)
+        made = calibrated(calibrate, **_own(data, factory, label))
         made.write(out)
         least = 1 / (len(made.runs) + 1)
         typer.echo(f"{len(made.runs)} honest runs are ranked, for levels from {least:.2g}: {out}")
@@ -90,6 +97,7 @@ def guard_command(
             typer.echo(json.dumps([_plain(s) for s in seen], indent=1, allow_nan=False))
         else:
             _show_trace(seen, flagged)
+        verdicts = {s.report.verdict for s in seen}
         found = bool(flagged)
     else:
         if client:
@@ -101,9 +109,11 @@ def guard_command(
             )
         report = check(read_model(model), None if previous is None else read_model(previous))
         typer.echo(report.to_json() if as_json else "\n".join(_lines(report)), nl=not as_json)
-        found = report.flagged
+        verdicts, found = {report.verdict}, report.flagged
     if found:
         raise typer.Exit(FLAGGED)
+    if "underpowered" in verdicts:
+        raise typer.Exit(UNDERPOWERED)
 
 
 def _table(file: Path | None) -> Calibration | None:
@@ -127,6 +137,7 @@ def _own(data: Path | None, factory: str | None, label: str | None) -> dict[str,
             got="--data alone" if factory is None else "--model alone",
             remedy="give both",
         )
+    import torch
     from torch import nn
 
     from fedaudit.data.files import read
@@ -141,8 +152,13 @@ def _own(data: Path | None, factory: str | None, label: str | None) -> dict[str,
             got=type(module).__name__,
             remedy="name the function that builds the model",
         )
-    examples = Classifier(module).encode(read(data, label=label))
-    return {"data": (examples.x, examples.y), "module": module}
+    records = read(data, label=label, one_class=True)
+    examples = Classifier(module).encode(records)
+    y = examples.y
+    if records.classes and all(c.isdecimal() for c in records.classes):
+        # one client may not have every class: a number is the class that it names
+        y = torch.tensor([int(c) for c in records.classes])[y]
+    return {"data": (examples.x, y), "module": module}
 
 
 def _plain(s: Seen) -> dict[str, Any]:
@@ -153,13 +169,15 @@ def _plain(s: Seen) -> dict[str, Any]:
 def _show_trace(seen: list[Seen], flagged: list[Seen]) -> None:
     clients = len({s.party for s in seen})
     rounds = len({s.round for s in seen})
+    unsaid = [s for s in seen if s.report.verdict == "underpowered"]
     typer.echo(
         f"{len(flagged)} of {len(seen)} received models were flagged "
         f"({clients} clients, {rounds} rounds)"
+        + (f"; on {len(unsaid)} nothing can be said (underpowered)" if unsaid else "")
     )
     shown: dict[tuple[int, int], list[str]] = {}
     reports = {}
-    for s in flagged or seen[-1:]:
+    for s in flagged or unsaid or seen[-1:]:
         key = (s.round, id(s.report))
         shown.setdefault(key, []).append(s.party)
         reports[key] = s.report
@@ -174,10 +192,10 @@ def _lines(report: GuardReport) -> list[str]:
         "planted": "PLANTED",
         "no_evidence": "no evidence",
         "not_finite": "NOT FINITE",
-        "underpowered": "underpowered",
+        "underpowered": "UNDERPOWERED, nothing can be said",
     }[report.verdict]
     lines = [words]
-    if report.checks:
+    if report.checks and report.p_value is not None:
         lines[0] += (
             f": p = {report.p_value:.2g} among {report.runs} honest runs, level {report.level:g}"
         )

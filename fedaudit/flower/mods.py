@@ -26,7 +26,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.constant import ErrorCode
 
-from fedaudit.errors import ConfigError, UsageError
+from fedaudit.errors import ConfigError, DataError, UsageError
 from fedaudit.flower.arrays import misfit, named
 from fedaudit.flower.protections import CLIP, MULTIPLIER
 from fedaudit.protections.guard import Calibration, GuardReport, guard
@@ -180,8 +180,11 @@ def guard_mod(
     A model that looks planted is refused: the training function is not called, and the server gets
     an error that says no more than that; with "warn" a warning is logged and training goes on.
     `compare` keeps the received model in the node's state and looks at what changed since; a model
-    that was refused is not kept. `reports`: a folder for the report of every model, which stays
-    here. Records of the client are not looked at: a mod does not have them.
+    that was refused, or is not finite, is not kept. A model that cannot be looked at (other shapes
+    than the last one, vectors alone) is refused like a planted one; where nothing can be said
+    ("underpowered") a warning is logged, and training goes on. `reports`: a folder for the report
+    of every model, which stays here. Records of the client are not looked at: a mod does not have
+    them.
     """
     if action not in ("refuse", "warn"):
         raise UsageError(
@@ -206,22 +209,39 @@ def guard_mod(
         }
         before = context.state.array_records.get(LAST) if compare else None
         last = None if before is None else named(before)
-        report = guard(model, last, level=level, calibration=table)
-        if reports is not None:
-            _file(report, Path(reports) / f"run-{context.run_id}" / f"node-{context.node_id}")
-        if report.flagged:
-            found = ", ".join(f"{c.name} in {c.where}" for c in report.alarms)
-            _log.warning("fedaudit guard: %s (p = %.2g) %s", report.verdict, report.p_value, found)
+        found = ""
+        report = None
+        try:
+            report = guard(model, last, level=level, calibration=table)
+        except DataError as error:
+            found = f"cannot be looked at: {error.what} ({error.got})"
+        if report is not None:
+            if reports is not None:
+                _file(report, Path(reports) / f"run-{context.run_id}" / f"node-{context.node_id}")
+            if report.flagged:
+                found = _finding(report)
+            elif report.verdict == "underpowered":
+                _log.warning("fedaudit guard: nothing can be said. %s", "; ".join(report.notes))
+        if found:
+            _log.warning("fedaudit guard: %s", found)
             if action == "refuse":
                 why = Error(
                     ErrorCode.MOD_FAILED_PRECONDITION, "the client declined to train on this model"
                 )
                 return Message(why, reply_to=message)
-        if compare:
+        if compare and report is not None and report.verdict != "not_finite":
             context.state[LAST] = ArrayRecord({k: Array(a) for k, a in model.items()})
         return call_next(message, context)
 
     return guarded
+
+
+def _finding(report: GuardReport) -> str:
+    """Words for the log of the node."""
+    if report.p_value is None:
+        return f"{report.verdict}: {report.notes[0]}"
+    where = ", ".join(f"{c.name} in {c.where}" for c in report.alarms)
+    return f"{report.verdict} (p = {report.p_value:.2g}) {where}"
 
 
 def _file(report: GuardReport, folder: Path) -> None:

@@ -7,36 +7,57 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from fedaudit.data import builtin
+from fedaudit.data.dataset import Dataset
 from fedaudit.data.partition import Dirichlet, Iid
 from fedaudit.federation.engine import Federation, Rounds
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData
 from fedaudit.hooks import Hook
 from fedaudit.protections.dp_sgd import DPSGD
-from fedaudit.protections.guard import Run, measure
+from fedaudit.protections.guard import Run
+from fedaudit.protections.guard.calibration import together
+from fedaudit.protections.guard.guard import observed
 from fedaudit.protections.update_noise import UpdateNoise
 from fedaudit.randomness import Seed
-from fedaudit.tasks.catalogue import CNN, GPT, MLP, VAE, ViT
+from fedaudit.tasks.catalogue import CNN, GPT, MLP, VAE, LoRA, ViT
+from fedaudit.tasks.pretraining import Pretraining, pretrained
 
 ROUNDS = 20
 CLIENTS = 5
 RECORDS = 300
+SMALL_GPT = {"width": 64, "depth": 2, "heads": 4, "length": 40, "vocabulary_size": 1000}
+"""The built-in language model that comes with trained weights."""
 MODELS: dict[str, Callable[[np.random.Generator], Any]] = {
     "mlp": lambda rng: MLP(
         hidden=tuple(map(int, rng.choice([32, 64, 128], size=rng.integers(1, 3))))
     ),
+    "wide mlp": lambda rng: MLP(hidden=(int(rng.choice([512, 2048, 4096])), 64)),
+    "logistic": lambda rng: MLP(hidden=()),
+    "words mlp": lambda rng: MLP(hidden=(int(rng.choice([64, 128])),)),
     "cnn": lambda rng: CNN(channels=((8, 16), (16, 32))[rng.integers(2)]),
     "vit": lambda rng: ViT(patch=4, width=int(rng.choice([32, 64])), depth=2, heads=4),
+    "gpt": lambda rng: GPT(width=32, depth=1, heads=2, length=16, vocabulary_size=300),
+    "pretrained gpt": lambda rng: GPT(**SMALL_GPT),
+    "lora": lambda rng: LoRA(rank=int(rng.choice([4, 8, 16])), **SMALL_GPT),
+    "vae": lambda rng: VAE(hidden=64, latent=4),
 }
-OTHERS = {
-    "gpt": GPT(width=32, depth=1, heads=2, length=16, vocabulary_size=300),
-    "vae": VAE(hidden=64, latent=4),
+SHARES = {
+    "mlp": 0.2,
+    "wide mlp": 0.05,
+    "logistic": 0.05,
+    "words mlp": 0.1,
+    "cnn": 0.2,
+    "vit": 0.15,
+    "gpt": 0.1,
+    "pretrained gpt": 0.04,
+    "lora": 0.11,
 }
-CONDITIONS = ("plain", "plain", "adam", "noise", "pruned", "zero_bias")
+"""How often a calibration draws each kind."""
+TEXT = ("gpt", "pretrained gpt", "lora")
+CONDITIONS = ("plain", "plain", "adam", "noise", "pruned", "zero_bias", "zero_head", "one_bias")
 """How a run trains: plain SGD twice as often as the others."""
 
 
@@ -86,21 +107,31 @@ def run(
     those that are not may let training collapse."""
     seed = Seed(number)
     rng = seed.generator(f"guard/{prefix}")
-    kind = model or str(rng.choice([*MODELS, "gpt"]))
-    data = data or ("docs" if kind == "gpt" else "digits")
+    kind = model or str(rng.choice([*SHARES], p=[*SHARES.values()]))
+    data = data or ("docs" if kind in TEXT else "words" if kind == "words mlp" else "digits")
     how = condition or str(rng.choice(CONDITIONS))
-    records = builtin.load(data, seed=seed)
-    if records.kind == "features" and scaled:
+    if kind == "words mlp" and condition is None and rng.random() < 0.5:
+        how = "adam"  # sparse inputs are where it leaves its mark
+    records = words(rng) if data == "words" else builtin.load(data, seed=seed)
+    if records.kind == "features" and scaled and data != "words":
         x = np.asarray(records.x)
         records = replace(records, x=((x - x.mean(0)) / (x.std(0) + 1e-9)).astype(np.float32))
     if len(records) > RECORDS:
         records = records.take(np.sort(rng.permutation(len(records))[:RECORDS]))
-    settings = MODELS[kind](rng) if kind in MODELS else OTHERS[kind]
-    task = settings.build(records, seed)
-    if how == "zero_bias":
-        for name, p in task.module.named_parameters():
-            if name.endswith("bias"):
-                nn.init.zeros_(p)
+    task = MODELS[kind](rng).build(records, seed)
+    trained = [(n, p) for n, p in task.module.named_parameters() if p.requires_grad]
+    if kind == "pretrained gpt":
+        base, _ = pretrained(Pretraining(**SMALL_GPT))
+        task.module.load_state_dict(base.state_dict())
+    if how in ("zero_bias", "one_bias"):
+        constant = 0.0 if how == "zero_bias" else float(rng.choice([0.01, 0.1]))
+        for name, p in trained:
+            if name.endswith("bias") and "norm" not in name:
+                nn.init.constant_(p, constant)
+    if how == "zero_head" or kind == "logistic":
+        last = [p for _, p in trained if p.dim() >= 2][-1]
+        if kind != "lora":  # whose second factors begin at zero anyway
+            nn.init.zeros_(last)
     if how == "orthogonal":
         for p in task.module.parameters():
             if p.dim() >= 2:
@@ -114,8 +145,8 @@ def run(
         optimizer="adam" if how == "adam" else "sgd",
         learning_rate=rate / 50 if how == "adam" else rate,
         epochs=int(rng.integers(1, 3)),
-        steps=4 if kind == "gpt" else None,
-        batch_size=int(rng.choice([16, 32])),
+        steps=4 if kind in TEXT else None,
+        batch_size=8 if kind in ("lora", "pretrained gpt") else int(rng.choice([16, 32])),
     )
     protections = ()
     if how == "noise":
@@ -123,7 +154,9 @@ def run(
         # gradients per example of transformers take too long: noise on updates stands in
         noise = UpdateNoise(clip=1.0, noise_multiplier=0.01 * z)
         protections = (
-            noise if kind in ("vit", "gpt", "vae") else DPSGD(clip=1.0, noise_multiplier=z),
+            noise
+            if kind in ("vit", "vae", "wide mlp", *TEXT)
+            else DPSGD(clip=1.0, noise_multiplier=z),
         )
     pruned = float(rng.choice([0.5, 0.8])) if how == "pruned" else 0.0
     watching = Watching(pruned=pruned, layout=task.layout)
@@ -136,28 +169,33 @@ def run(
         protections=protections,
         probe=watching,
     ).run()
-    own = None if kind in OTHERS else (parts[0].x, parts[0].y)
+    own = None if kind in (*TEXT, "vae") else (parts[0].x, parts[0].y)
     return Honest(f"{kind}, {data}, {how}", watching.kept, task.module, own)
 
 
-def values(honest: Honest, *, every: int = 1) -> Iterator[dict[str, float]]:
-    """Every check on every model (or every so many) of a run, with the model before and own
-    records."""
+def words(rng: np.random.Generator, inputs: int = 500, classes: int = 10) -> Dataset:
+    """Bags of words: 20 of the 50 words of a class in each record, 0 or 1 per word."""
+    y = rng.integers(0, classes, RECORDS)
+    x = np.zeros((RECORDS, inputs), dtype=np.float32)
+    own = rng.integers(0, 50, (RECORDS, 20)) + (inputs // classes - 5) * y[:, None]
+    np.put_along_axis(x, own, 1.0, axis=1)
+    return Dataset(name="words", kind="features", x=x, y=y, classes=tuple(map(str, range(classes))))
+
+
+def parts(honest: Honest) -> Iterator[Run]:
+    """Every check on every model of a run, with the model before and own records."""
     before = None
-    for t, state in enumerate(honest.states):
-        if t % every == 0 or t == len(honest.states) - 1:
-            with torch.no_grad():
-                for name, p in honest.module.named_parameters():
-                    p.copy_(torch.from_numpy(state[name]))
-            scores = measure(honest.module, before, honest.records)
-            yield {name: s.value for name, s in scores.items()}
+    for state in honest.states:
+        module = honest.module if honest.records is not None else None
+        yield Run(honest.kind, *observed(state, before, honest.records, module=module))
         before = state
 
 
-def largest(honest: Honest, *, every: int = 1) -> Run:
+def largest(honest: Honest) -> Run:
     """What a calibration keeps of a run."""
     top: dict[str, float] = {}
-    for each in values(honest, every=every):
-        for name, value in each.items():
+    each = list(parts(honest))
+    for part in each:
+        for name, value in part.largest.items():
             top[name] = max(value, top.get(name, -np.inf))
-    return Run(honest.kind, top)
+    return Run(honest.kind, top, together(each))

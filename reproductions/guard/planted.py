@@ -93,6 +93,23 @@ def rescale_units(state: State, rng: np.random.Generator) -> State:
     }
 
 
+def shrink_units(state: State, factor: float = 1e-25) -> State:
+    """The first layer times a factor whose square is nothing in single precision, taken back in
+    the next one: the same function."""
+    f = np.float32(factor)
+    return {
+        **state,
+        "1.weight": state["1.weight"] * f,
+        "1.bias": state["1.bias"] * f,
+        "3.weight": state["3.weight"] / f,
+    }
+
+
+def whole_numbers(state: State) -> State:
+    """Tensors of whole numbers as integers: a module that loads them casts them back."""
+    return {k: t.astype(np.int64) if (t == np.round(t)).all() else t for k, t in state.items()}
+
+
 # -- attention ------------------------------------------------------------------------------------
 
 
@@ -180,6 +197,17 @@ def rescale_heads(state: State, rng: np.random.Generator) -> State:
     return out
 
 
+def shrink_heads(state: State, factor: float = 1e-25) -> State:
+    """Queries and values times a tiny factor, taken back in keys and the output layer."""
+    f = np.float32(factor)
+    out = dict(state)
+    for name in ("query", "value"):
+        out[f"first.{name}"] = state[f"first.{name}"] * f
+    for name in ("key", "out_weight"):
+        out[f"first.{name}"] = state[f"first.{name}"] / f
+    return out
+
+
 # -- noise, and the list --------------------------------------------------------------------------
 
 
@@ -218,6 +246,8 @@ def fc_cases(data: str) -> dict[str, Make]:
         "as published": plain,
         "permuted": lambda rng: reorder_units(plain(rng), rng),
         "scaled": lambda rng: rescale_units(plain(rng), rng),
+        "scaled by 1e-25": lambda rng: shrink_units(plain(rng)),
+        "whole numbers": lambda rng: whole_numbers(plain(rng)),
     }
     for times in HIDDEN:
         cases[f"one unit in {times}"] = lambda rng, t=times: among(rng, t)
@@ -241,6 +271,8 @@ def attention_cases() -> dict[str, Make]:
         "in a vision transformer": fused,
         "permuted": lambda rng: reorder_heads(memory(rng), rng),
         "scaled": lambda rng: rescale_heads(memory(rng), rng),
+        "scaled by 1e-25": lambda rng: shrink_heads(memory(rng)),
+        "whole numbers": lambda rng: whole_numbers(memory(rng)),
     }
     for share in NOISE:
         cases[f"noise {share:.0%}"] = lambda rng, s=share: noisy(memory(rng), s, rng)

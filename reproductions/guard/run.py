@@ -24,25 +24,32 @@ from fedaudit.stats.intervals import clopper_pearson
 from reproductions.guard import honest, planted
 
 RESULTS = Path(__file__).with_name("results.json")
-FIRST, SCALING, RANKED = 30, 100, 199
+FIRST, SCALING, RANKED = 30, 50, 149
 """The seed of the first honest run; runs for the scale of the checks, and for the ranks."""
 WITHOUT = ("rewritten", "silent", "one_record")
 """Checks that need more than the weights."""
 
 HELD_OUT: tuple[tuple[str, str, str | None, int], ...] = (
-    ("mlp", "digits", None, 40),
-    ("cnn", "digits", None, 30),
-    ("vit", "digits", None, 20),
-    ("gpt", "docs", None, 15),
-    ("mlp", "breast-cancer", None, 30),
-    ("mlp", "gaussian-mixture", None, 30),
-    ("mlp", "breast-cancer, not scaled", None, 10),
-    ("vae", "digits", None, 15),
-    ("mlp", "digits", "orthogonal", 15),
-    ("vit", "digits", "orthogonal", 8),
+    ("mlp", "digits", None, 30),
+    ("cnn", "digits", None, 12),
+    ("vit", "digits", None, 6),
+    ("gpt", "docs", None, 5),
+    ("lora", "docs", None, 5),
+    ("pretrained gpt", "docs", None, 2),
+    ("logistic", "digits", None, 8),
+    ("wide mlp", "digits", None, 3),
+    ("words mlp", "words", None, 8),
+    ("mlp", "breast-cancer", None, 10),
+    ("mlp", "gaussian-mixture", None, 8),
+    ("mlp", "breast-cancer, not scaled", None, 5),
+    ("vae", "digits", None, 5),
+    ("mlp", "digits", "orthogonal", 5),
+    ("vit", "digits", "orthogonal", 2),
 )
 """(architecture, data set, how it trains, runs): from breast-cancer on, of no kind that was
 calibrated on."""
+CALIBRATED = 9
+"""So many of them are of kinds that were."""
 
 
 def calibrate(out: Path, scaling: int = SCALING, ranked: int = RANKED) -> Calibration:
@@ -65,9 +72,9 @@ def tabulated(runs: list[Run], scaling: int) -> Calibration:
         "seeds": f"{FIRST} to {middle - 1} for the scale, {middle} to {end - 1} ranked",
         "models": f"{honest.ROUNDS} rounds of every run: what was sent, from the first model on",
         "kinds": dict(sorted(kinds.items())),
-        "data": "digits; docs for gpt; at most 300 records",
+        "data": "digits; docs for language models; bags of words; at most 300 records",
         "training": "5 clients; SGD, Adam, DP-SGD or noise on updates, half or 80 % of each "
-        "matrix pruned, biases from zero",
+        "matrix pruned, biases from zero or one constant, output layer from zero",
     }
     return Calibration.of(runs[:scaling], runs[scaling:], UNITS, source)
 
@@ -83,19 +90,30 @@ def _calibrated(number: int) -> Run:
 
 
 def _alarms(job: tuple[Calibration, float, int, str, str, str | None]) -> Any:
-    """Of one honest run: alarms (models, 2) from the weights and from all checks, and which."""
+    """Of one honest run: alarms (models, 2) from the weights and from all checks, by which, and
+    models on which nothing can be said."""
     table, level, number, model, data, how = job
     name, _, scale = data.partition(", ")
     one = honest.run(
         number, model=model, data=name, condition=how, prefix="held out", scaled=not scale
     )
-    called, by = [], Counter[str]()
-    for each in honest.values(one):
-        weights = {k: v for k, v in each.items() if k not in WITHOUT}
-        called.append([table.p_value(v) <= level for v in (weights, each)])
-        cut = table.cut(list(each), level)
-        by.update(k for k, v in each.items() if table.standard(k, v) > cut)
-    return np.array(called), by
+    called, by, unsaid = [], Counter[str](), 0
+    before = None
+    for state in one.states:
+        report = guard(
+            state,
+            before,
+            one.records,
+            level,
+            module=None if one.records is None else one.module,
+            calibration=table,
+        )
+        weights = {c.name: c.value for c in report.checks if c.name not in WITHOUT}
+        called.append([table.p_value(weights) <= level, report.flagged])
+        by.update(c.name for c in report.alarms)
+        unsaid += report.verdict == "underpowered"
+        before = state
+    return np.array(called), by, unsaid
 
 
 def false_alarms(
@@ -109,7 +127,7 @@ def false_alarms(
             per_kind = min(count, most or count)
             jobs = [(table, level, first + i, model, data, how) for i in range(per_kind)]
             done = pool.map(_alarms, jobs, chunksize=1)
-            by = sum((b for _, b in done), Counter())
+            by = sum((b for _, b, _ in done), Counter())
             for i, checks in enumerate(("weights", "all")):
                 rows.append(
                     {
@@ -117,10 +135,12 @@ def false_alarms(
                         "data": data,
                         "how": how or "mixed",
                         "checks": checks,
-                        "runs": _rate(sum(bool(a[:, i].any()) for a, _ in done), per_kind),
+                        "runs": _rate(sum(bool(a[:, i].any()) for a, _, _ in done), per_kind),
                         "models": _rate(
-                            sum(int(a[:, i].sum()) for a, _ in done), sum(len(a) for a, _ in done)
+                            sum(int(a[:, i].sum()) for a, _, _ in done),
+                            sum(len(a) for a, _, _ in done),
                         ),
+                        "underpowered": sum(u for _, _, u in done),
                         "by": dict(by),
                     }
                 )

@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from fedaudit import cli
 from fedaudit.audits.active_membership.probe import Planting
+from fedaudit.cli import guard as guard_commands
 from fedaudit.data import builtin
 from fedaudit.data.partition import Iid
 from fedaudit.federation.engine import Federation, Rounds
@@ -99,7 +100,7 @@ def test_a_planted_file_ends_with_4_and_an_honest_one_with_0(command, tmp_path):
     np.savez(tmp_path / "good.npz", **honest(1))
     code, out, _ = command("bad.safetensors")
     assert code == 4
-    assert "PLANTED: p = 0.005 among 199 honest runs" in out
+    assert "PLANTED: p = 0.0067 among 149 honest runs" in out
     assert "! one_entry" in out
     assert "1.weight" in out
     code, out, _ = command("good.npz")
@@ -184,12 +185,61 @@ def test_a_calibration_of_ones_own(command, tmp_path):
     save_file(bad(), tmp_path / "bad.safetensors")
     assert command("bad.safetensors", "--calibration", "own.json", "--level", 0.05)[0] == 4
     code, out, _ = command("bad.safetensors", "--calibration", "own.json")
-    assert code == 0
+    assert code == 5  # neither found nor not
+    assert "UNDERPOWERED" in out
     assert "99 are needed" in out
     record(tmp_path / "traces" / "a")
     record(tmp_path / "traces" / "b")
     assert command("--calibrate", "traces", "--out", "t.json")[0] == 0
     assert command("--calibrate", "empty")[0] == 3
+
+
+def test_a_calibration_has_the_checks_on_own_records(command, tmp_path, monkeypatch):
+    (tmp_path / "seen_model.py").write_text(
+        "from fedaudit.tasks import models\n\n"
+        "def build():\n    return models.mlp(64, (128, 64), 10)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for run in range(24):
+        (tmp_path / "runs" / f"{run:02d}").mkdir(parents=True)
+        save_file(honest(run), tmp_path / "runs" / f"{run:02d}" / "0.safetensors")
+    rng = np.random.default_rng(0)
+    # the records of one client may all be of one class
+    rows = ["y," + ",".join(f"f{i}" for i in range(64))]
+    rows += ["7," + ",".join(f"{v:.3f}" for v in rng.random(64)) for _ in range(12)]
+    (tmp_path / "mine.csv").write_text("\n".join(rows) + "\n")
+    own = ("--data", "mine.csv", "--label", "y", "--model", "seen_model:build")
+    code, _, err = command("--calibrate", "runs", "--out", "own.json", *own)
+    assert code == 0, err
+    save_file(honest(99), tmp_path / "m.safetensors")
+    at = ("--calibration", "own.json", "--level", 0.05, "--json")
+    code, out, err = command("m.safetensors", *own, *at)
+    assert code in (0, 4), err
+    assert {"silent", "one_record"} <= {c.name for c in GuardReport.from_json(out).checks}
+
+
+def test_a_class_that_is_a_number_keeps_it(tmp_path, monkeypatch):
+    """A client without class 0: its classes are not counted from 0 again."""
+    (tmp_path / "some_model.py").write_text(
+        "from torch import nn\n\ndef build():\n    return nn.Linear(2, 10)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "mine.csv").write_text("a,b,y\n" + "1,2,7\n2,1,3\n" * 5)
+    own = guard_commands._own(tmp_path / "mine.csv", "some_model:build", "y")
+    assert own["data"][1].tolist() == [7, 3] * 5
+
+
+def test_a_run_that_diverged_stands_for_no_honest_one(command, tmp_path):
+    for run in range(3):
+        (tmp_path / "runs" / f"{run}").mkdir(parents=True)
+        state = honest(run)
+        if run == 1:
+            state["1.weight"][0, 0] = np.nan
+        save_file(state, tmp_path / "runs" / f"{run}" / "0.safetensors")
+    code, _, err = command("--calibrate", "runs", "--out", "own.json")
+    assert code == 3
+    assert "run 1 cannot be used: a model that is not finite" in err
+    assert not (tmp_path / "own.json").exists()
 
 
 @pytest.mark.parametrize(

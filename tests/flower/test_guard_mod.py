@@ -92,6 +92,46 @@ def test_the_last_model_is_kept_at_the_node_and_reports_too(tmp_path):
     assert send(guard_mod(compare=False), honest(5), alone)[1]
 
 
+def test_adapters_that_begin_at_zero_are_trained_on_round_after_round():
+    rng = np.random.default_rng(0)
+    state = {
+        "lora_A.weight": rng.uniform(-0.1, 0.1, (8, 64)).astype(np.float32),
+        "lora_B.weight": np.zeros((64, 8), np.float32),
+        "head.weight": np.zeros((10, 64), np.float32),
+    }
+    mod, context = guard_mod(), node()
+    for _ in range(3):
+        assert send(mod, state, context)[1]
+        state = {k: v + rng.normal(0, 0.01, v.shape).astype(np.float32) for k, v in state.items()}
+
+
+def test_what_cannot_be_looked_at_is_refused_and_no_error_of_the_mod(caplog):
+    mod, context = guard_mod(), node()
+    assert send(mod, honest(0), context)[1]
+    other = {k: v[:7] for k, v in honest(0).items()}
+    for state in (other, {"bias": np.zeros(4, np.float32)}):
+        with caplog.at_level(logging.WARNING, "fedaudit"):
+            reply, trained = send(mod, state, context)
+        assert not trained
+        assert reply.error.code == ErrorCode.MOD_FAILED_PRECONDITION
+    assert "does not fit" in caplog.text
+    assert "nothing that could be checked" in caplog.text
+    assert send(mod, honest(0), context)[1]
+    assert send(guard_mod(action="warn"), {"bias": np.zeros(4, np.float32)}, node())[1]
+
+
+def test_a_model_that_is_not_finite_is_never_compared_with(caplog):
+    mod, context = guard_mod(action="warn"), node()
+    broken = {k: v * np.float32(np.nan) for k, v in honest(0).items()}
+    with caplog.at_level(logging.WARNING, "fedaudit"):
+        assert send(mod, broken, context)[1]
+    assert "not_finite" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "fedaudit"):
+        assert send(mod, honest(0), context)[1]
+    assert not caplog.text
+
+
 def test_evaluation_is_not_guarded():
     assert send(guard_mod(), bad(), node(), kind="evaluate")[1]
 

@@ -1,6 +1,7 @@
 """What a client sees in a received model: statistics, error rates, disguises, reports."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,13 +11,14 @@ from torch import nn
 from fedaudit.errors import DataError, UsageError
 from fedaudit.protections.guard import Calibration, GuardReport, Run, guard, measure
 from fedaudit.protections.guard.calibration import shipped
+from fedaudit.protections.guard.files import read_model
 from fedaudit.protections.guard.guard import UNITS
 from fedaudit.protections.guard.query_key import alike
 from fedaudit.protections.guard.tensors import surprise
 from fedaudit.protections.guard.twins import extremes
 from fedaudit.randomness import Seed
-from fedaudit.tasks import models
-from reproductions.guard import planted
+from fedaudit.tasks import models, pretraining
+from reproductions.guard import honest, planted
 from reproductions.guard.run import WITHOUT
 
 
@@ -52,11 +54,13 @@ def trained(module, seed, steps=30):
 def test_extremes_are_those_of_every_pair():
     rows = np.random.default_rng(0).normal(size=(70, 9))
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    low, high = extremes(rows)
-    for i, a in enumerate(rows):
-        others = [float(a @ b) for j, b in enumerate(rows) if j != i]
-        assert low[i] == pytest.approx(min(others))
-        assert high[i] == pytest.approx(max(others))
+    for some in (rows, np.concatenate([rows] * 10)):  # one block of rows, and two
+        low, high, square = extremes(some)
+        products = some @ some.T
+        np.fill_diagonal(products, np.nan)
+        np.testing.assert_allclose(low, np.nanmin(products, axis=1))
+        np.testing.assert_allclose(high, np.nanmax(products, axis=1))
+        assert square == pytest.approx(np.nanmean(products**2))
 
 
 def test_surprise_bounds_the_tail_of_random_directions():
@@ -101,9 +105,10 @@ def test_order_and_scale_of_units_change_nothing(kind):
     assert a.keys() == b.keys()
     for name in a:
         assert a[name].value == pytest.approx(b[name].value, rel=1e-4, abs=1e-4), name
-    scaled = {k: 3.0 * v for k, v in state.items()}
-    for name, score in measure(scaled).items():
-        assert score.value == pytest.approx(a[name].value, rel=1e-4, abs=1e-4), name
+    for factor in (3.0, 1e-30, 1e25):  # whose squares have no place in single precision
+        scaled = {k: np.float32(factor) * v for k, v in state.items()}
+        for name, score in measure(scaled).items():
+            assert score.value == pytest.approx(a[name].value, rel=1e-4, abs=1e-4), name
 
 
 # -- error rates (in full: tests/nightly/test_guard_rates.py) --------------------------------------
@@ -169,8 +174,8 @@ def test_own_records_show_a_silent_detector():
     score = measure(module, data=(x, y))["silent"]
     assert score.value == 1.0
     assert "do not move it" in score.words
-    honest = measure(models.mlp(16, (32, 32), 10), data=(x, y))["silent"]
-    assert honest.value == 0.0
+    usual = measure(models.mlp(16, (32, 32), 10), data=(x, y))["silent"]
+    assert usual.value == 0.0
     same = guard(state, data=(x, y), module=models.mlp(16, (32, 1), 10))
     assert {c.name for c in same.checks} >= {"silent", "one_record"}
 
@@ -190,6 +195,215 @@ def test_shared_embeddings_are_no_query_and_key():
     table = rng.normal(size=(100, 16)).astype(np.float32)
     state = {"tokens.weight": table, "head.weight": table.copy()}
     assert "query_key" not in measure(state)
+
+
+# -- honest kinds of models ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [k for k in honest.SHARES if k != "wide mlp"])
+def test_honest_federations_of_every_kind_raise_nothing(kind):
+    """Each kind of built-in model, and adapters on one, over rounds: with the model before and,
+    where there are some, records of a client."""
+    rounds = 2 if kind == "pretrained gpt" else 4
+    run = honest.run(77, model=kind, condition="plain", rounds=rounds)
+    before = None
+    for state in run.states:
+        report = guard(state, before, run.records, module=run.module if run.records else None)
+        assert report.verdict == "no_evidence", (kind, report.alarms, report.notes)
+        before = state
+
+
+def test_rows_that_were_zero_are_not_rewritten():
+    rng = np.random.default_rng(0)
+    before = {"0.weight": rng.normal(size=(64, 64)), "head.weight": np.zeros((10, 64))}
+    now = {**before, "head.weight": rng.normal(size=(10, 64))}
+    assert measure(now, before)["rewritten"].value == 0.0
+    before["head.weight"][:5] = rng.normal(size=(5, 64))  # rows that were not: written anew
+    assert measure(now, before)["rewritten"].value > 0.5
+
+
+@pytest.mark.parametrize("size", [(64, 32), (512, 128)])
+def test_tables_of_positions_and_tokens_are_not_rows_of_units(size):
+    n, width = size
+    angles = np.arange(n)[:, None] * np.exp(-np.arange(0, width, 2) * math.log(1e4) / width)
+    waves = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(n, width)
+    state = {k: v.numpy() for k, v in fresh("mlp", 0).state_dict().items()}
+    for name in ("pe", "encoder.pos_embed", "embeddings.position_embeddings.weight", "wpe.weight"):
+        report = guard({**state, name: waves.astype(np.float32)})
+        assert report.verdict == "no_evidence"
+        assert any("not looked at" in note and name in note for note in report.notes)
+    ids = guard({**state, "embeddings.position_ids": np.arange(512)[None]})
+    assert ids.verdict == "no_evidence"
+    # a module says by itself what is a buffer, whatever it is called
+    module = fresh("mlp", 0)
+    module.register_buffer("waves", torch.from_numpy(waves))
+    assert any("waves" in note for note in guard(module).notes)
+
+
+def test_an_output_layer_that_is_the_table_of_tokens_is_not_looked_at_twice():
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(100, 16)).astype(np.float32)
+    table[50:] = table[:50]
+    state = {"tokens.weight": table, "head.weight": table.copy(), "fc.weight": rng.random((20, 16))}
+    assert measure(state)["repeated"].where.startswith("fc")
+
+
+@pytest.mark.parametrize("file", ["tiny-gpt-64", "tiny-gpt-128"])
+def test_trained_language_models_that_come_with_fedaudit_pass(file):
+    """As they are stored: eight bits, and a scale per row."""
+    state = read_model(pretraining.SHIPPED / f"{file}.safetensors")
+    report = guard(state)
+    assert report.verdict == "no_evidence"
+    whole = {
+        k: v.float() * state[f"{k}.scale"].float() if f"{k}.scale" in state else v
+        for k, v in state.items()
+        if not k.endswith(".scale")
+    }
+    again = guard(whole)
+    for a, b in zip(report.checks, again.checks, strict=True):
+        assert a.value == pytest.approx(b.value, rel=1e-5)
+
+
+def test_biases_of_one_constant_are_how_layers_begin():
+    for constant in (0.01, 0.1, 1.0):
+        module = fresh("mlp", 0)
+        nn.init.constant_(module[1].bias, constant)
+        assert guard(module).verdict == "no_evidence"
+    nn.init.constant_(module[1].bias, -0.3)
+    assert measure(module)["constant_bias"].value > 100
+
+
+def test_layers_of_kinds_that_were_not_calibrated_raise_no_alarm_and_are_named():
+    """Filters of one channel lie in few directions; forget gates begin at 1; what is strange in
+    them keeps the guard from saying that there is nothing, and no more."""
+    rng = np.random.default_rng(0)
+    state = {k: v.numpy() for k, v in fresh("mlp", 0).state_dict().items()}
+    smooth = rng.normal(size=(480, 2)) @ rng.normal(size=(2, 9))
+    depthwise = guard({**state, "dw.weight": smooth.reshape(480, 1, 3, 3)})
+    assert depthwise.verdict in ("no_evidence", "underpowered")
+    assert any("dw.weight" in note for note in depthwise.notes)
+    gates = nn.LSTM(32, 64)
+    with torch.no_grad():
+        gates.bias_ih_l0.zero_()
+        gates.bias_ih_l0[64:128] = 1.0
+    assert not guard({**state, **gates.state_dict()}).flagged
+    twins = np.tile(rng.normal(size=(240, 80)), (2, 1)).reshape(480, 80, 1, 1)
+    pointwise = guard({**state, "pw.weight": twins})
+    assert pointwise.verdict == "underpowered"
+    assert any("pointwise convolution of 480 x 80, and strange" in n for n in pointwise.notes)
+    own = replace(shipped(), layers=None)  # ranked all the same
+    assert guard({**state, "pw.weight": twins}, calibration=own).verdict == "planted"
+
+
+def test_where_no_check_applies_there_is_no_p_value():
+    report = guard(nn.Linear(3, 2))
+    assert report.verdict == "underpowered"
+    assert report.p_value is None
+    assert GuardReport.from_json(report.to_json()) == report
+
+
+def test_low_rank_factors_are_close_without_anybodys_doing():
+    """Columns of a factor that grew out of zero lie in one or two directions."""
+    rng = np.random.default_rng(0)
+    grown = rng.normal(size=(64, 2)) @ rng.normal(size=(2, 16)) + 0.02 * rng.normal(size=(64, 16))
+    scores = measure({"lora_B.weight": grown})
+    assert scores["repeated"].value < 5
+    assert scores["mirrored"].value < 5
+
+
+# -- disguises that change nothing but how numbers are stored ---------------------------------
+
+
+def test_whole_numbers_are_looked_at_and_a_change_of_type_is_said():
+    rng = np.random.default_rng(0)
+    plain = planted.fully_connected(rng, planted.records("digits"))
+    disguised = planted.whole_numbers(plain)
+    assert disguised["1.weight"].dtype == np.int64
+    report = guard(disguised, plain)
+    assert report.verdict == "planted"
+    assert {"one_entry", "mirrored", "constant_row"} <= {c.name for c in report.alarms}
+    assert "1.weight came as int64, and as float32 before" in report.notes
+    other = guard({**plain, "z.weight": np.eye(8, dtype=np.complex64)})
+    assert any("z.weight (complex64)" in note for note in other.notes)
+
+
+def test_double_precision_hides_no_scale():
+    rng = np.random.default_rng(0)
+    plain = planted.fully_connected(rng, planted.records("digits"))
+    tiny = {k: v.astype(np.float64) for k, v in plain.items()}
+    tiny["1.weight"] *= 1e-200
+    tiny["1.bias"] *= 1e-200
+    tiny["3.weight"] *= 1e200
+    report = guard(tiny)
+    assert {"one_entry", "mirrored", "constant_row"} <= {c.name for c in report.alarms}
+
+
+def test_queries_and_keys_are_read_in_both_layouts():
+    """One tensor (in, 3 out), as GPT-2 has it."""
+    for s in range(3):
+        state = planted.fused(np.random.default_rng(s), rotated=True)
+        turned = {
+            k: np.ascontiguousarray(v.T) if v.ndim == 2 and "qkv" in k else v
+            for k, v in state.items()
+        }
+        one, other = measure(state)["query_key"].value, measure(turned)["query_key"].value
+        assert one == pytest.approx(other, rel=1e-6)
+        assert "query_key" in {c.name for c in guard(turned).alarms}
+
+
+# -- own records -----------------------------------------------------------------------------------
+
+
+class Adapted(nn.Module):
+    """A frozen layer and an adapter on it, a part that is not used, and logits in a mapping."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = models.LowRank(nn.Linear(16, 32), 4, 1.0)
+        self.head, self.unused = nn.Linear(32, 10), nn.Linear(5, 5)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, x):
+        return {"logits": self.head(torch.relu(self.body(x)))}
+
+
+def test_what_has_just_begun_or_is_not_used_is_not_silent():
+    rng = np.random.default_rng(0)
+    data = rng.random((20, 16)).astype(np.float32), rng.integers(0, 10, 20)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = Adapted()
+    kept = {k: v.clone() for k, v in module.state_dict().items()}
+    scores = measure(module, data=data)
+    assert scores["silent"].value < 0.2
+    assert all(torch.equal(v, kept[k]) for k, v in module.state_dict().items())
+
+
+def test_records_and_outputs_that_say_nothing_are_refused():
+    x, y = np.random.default_rng(0).random((20, 16)).astype(np.float32), np.zeros(20, np.int64)
+    with pytest.raises(DataError, match="one output only"):
+        guard(models.mlp(16, (32,), 1), data=(x, y))
+    broken = x.copy()
+    broken[3, 4] = np.nan
+    with pytest.raises(DataError, match="own records are not finite"):
+        guard(models.mlp(16, (32,), 10), data=(broken, y))
+
+    class Strange(nn.Linear):
+        def forward(self, x):
+            return {"scores": super().forward(x)}
+
+    with pytest.raises(DataError, match="does not return logits"):
+        guard(Strange(16, 10), data=(x, y))
+    one = guard(models.mlp(16, (32,), 10), data=(x, y))  # all of one class: that may be
+    assert "silent" in {c.name for c in one.checks}
+
+
+def test_a_previous_model_that_is_not_finite_is_not_compared_with():
+    state = {k: v.numpy() for k, v in fresh("mlp", 0).state_dict().items()}
+    report = guard(state, {k: v * np.nan for k, v in state.items()})
+    assert report.verdict == "no_evidence"
+    assert "rewritten" not in {c.name for c in report.checks}
+    assert any("not compared with the previous model" in n for n in report.notes)
 
 
 # -- calibration -----------------------------------------------------------------------------------
@@ -283,6 +497,7 @@ def test_what_is_not_finite_is_a_finding():
     report = guard(state)
     assert report.verdict == "not_finite"
     assert report.flagged
+    assert report.p_value is None  # nothing was ranked
     assert "1 numbers in 1.weight" in report.notes[0]
 
 

@@ -19,7 +19,7 @@ def test_a_run_is_the_same_again_and_its_largest_is_kept():
     for a, b in zip(one.states, again.states, strict=True):
         assert all(np.array_equal(a[k], b[k]) for k in a)
     assert any((one.states[0][k] != one.states[2][k]).any() for k in one.states[0])
-    each = list(honest.values(one))
+    each = [part.largest for part in honest.parts(one)]
     top = honest.largest(again).largest
     assert "rewritten" not in each[0]  # there was no model before the first
     assert set(top) <= set(UNITS)
@@ -44,13 +44,17 @@ def test_order_and_scale_keep_what_a_planted_model_computes():
         module.load_state_dict({k: torch.from_numpy(np.asarray(v)) for k, v in own.items()})
         return module(torch.from_numpy(x)).detach().numpy()
 
-    for disguise in (planted.reorder_units, planted.rescale_units):
-        other = disguise(state, rng)
+    for disguise in (planted.reorder_units, planted.rescale_units, planted.shrink_units):
+        other = disguise(state) if disguise is planted.shrink_units else disguise(state, rng)
         assert not np.array_equal(other["1.weight"], state["1.weight"])
         np.testing.assert_allclose(logits(other), logits(state), atol=1e-4)
 
 
-@pytest.mark.parametrize("disguise", [planted.reorder_heads, planted.rescale_heads, None])
+def shrunk(state, rng):
+    return planted.shrink_heads(state)
+
+
+@pytest.mark.parametrize("disguise", [planted.reorder_heads, planted.rescale_heads, shrunk, None])
 def test_heads_compute_the_same_in_disguise(disguise):
     """Attention by hand: order, scale and bases of the heads do not change the output layer."""
     d = 12
@@ -74,6 +78,15 @@ def test_heads_compute_the_same_in_disguise(disguise):
         return np.sort(out, axis=1)  # units may stand in another order
 
     np.testing.assert_allclose(output(other), output(plain), atol=1e-3)
+
+
+def test_whole_numbers_are_the_same_numbers():
+    state = planted.fully_connected(
+        np.random.default_rng(0), np.random.default_rng(1).random((9, 8))
+    )
+    other = planted.whole_numbers(state)
+    assert {k for k in state if other[k].dtype == np.int64} == {"1.weight", "3.weight", "5.weight"}
+    assert all(np.array_equal(state[k], other[k]) for k in state)
 
 
 def test_noise_has_its_share_of_the_norm():

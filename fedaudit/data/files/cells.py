@@ -30,9 +30,10 @@ def counted_missing(counts: Mapping[str, int]) -> str:
 
 
 def encode_labels(
-    path: str, column: str, cells: Sequence[str]
+    path: str, column: str, cells: Sequence[str], *, one_class: bool = False
 ) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """Class number of each cell (n,) and the names of the classes; numbers in their own order."""
+    """Class number of each cell (n,) and the names of the classes; numbers in their own order.
+    `one_class`: all records may be of one."""
     distinct = sorted(set(cells))
     numeric = all(NUMBER.fullmatch(c) for c in distinct)
     if numeric:
@@ -59,7 +60,7 @@ def encode_labels(
             )
         index = {c: i for i, c in enumerate(distinct)}
         classes = tuple(distinct)
-    if len(classes) < 2:
+    if len(classes) < 2 and not one_class:
         raise DataError(
             f"{path}: column {column!r} has one class only",
             expected="at least two classes",

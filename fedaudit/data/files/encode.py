@@ -39,6 +39,7 @@ def encode_table(
     categorical: Sequence[str] = (),
     missing: Missing = "refuse",
     decimal: Literal[".", ","] = ".",
+    one_class: bool = False,
 ) -> Dataset:
     """A table's cells as numbers: see `read`."""
     if label is None:
@@ -99,7 +100,7 @@ def encode_table(
         whole = table.columns[column]
         return whole if all_kept else [whole[i] for i in rows]
 
-    y, classes = encode_labels(table.path, label, cells(label))
+    y, classes = encode_labels(table.path, label, cells(label), one_class=one_class)
     blocks: list[npt.NDArray[np.float32]] = []
     names: list[str] = []
     for column in used:

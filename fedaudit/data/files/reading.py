@@ -37,6 +37,7 @@ def read(
     greyscale: bool | None = None,
     size: tuple[int, int] | None = None,
     name: str | None = None,
+    one_class: bool = False,
 ) -> Dataset:
     """The data at `path`, its kind told by the file type.
 
@@ -46,6 +47,7 @@ def read(
     inside numbers. `missing` says what an empty field, NA, NaN, null or ? means:
     "refuse" (with the count per column), "drop" the record, "mean" (of the column; a category of
     its own in text columns), or "category" (as "mean", and a column that says it was missing).
+    `one_class`: a single client's records may all be of one class, which is refused otherwise.
 
     NPZ and JSONL: the same names are those of arrays and of keys; `text` is the key of the text.
     IDX: `labels` is the labels file, when its name does not follow the custom.
@@ -66,7 +68,7 @@ def read(
         table = read_table(place)
         return encode_table(
             table, name=title, label=label, owners=owners, features=features, ignore=ignore,
-            categorical=categorical, missing=missing, decimal=decimal,
+            categorical=categorical, missing=missing, decimal=decimal, one_class=one_class,
         )  # fmt: skip
     if kind == "npz":
         return read_npz(place, title, label, owners)

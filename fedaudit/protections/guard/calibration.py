@@ -22,28 +22,32 @@ import numpy.typing as npt
 from fedaudit.errors import DataError, FormatError
 
 SHIPPED = Path(__file__).with_name("calibration.json")
-FORMAT = 1
+FORMAT = 2
 ENOUGH = 20
 """Runs that must have a check before a model is ranked by it."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One honest run: what it was, and the largest value of each check over its models."""
+    """One honest run: what it was, the largest value of each check over its models, and the most
+    rows and the widest row of every kind of layer in them."""
 
     kind: str
     largest: Mapping[str, float]
+    layers: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
 class Calibration:
     """`centre` and `spread` of every check, from runs of their own; `runs` that a model is ranked
-    among; `source` says where they come from."""
+    among; `source` says where they come from. `layers`: per kind of layer the most rows and the
+    widest row of all runs; what lies beyond is not ranked. None: everything is."""
 
     centre: Mapping[str, float]
     spread: Mapping[str, float]
     runs: tuple[Run, ...]
     source: Mapping[str, Any] = field(default_factory=dict)
+    layers: Mapping[str, tuple[int, int]] | None = None
 
     @classmethod
     def of(
@@ -63,7 +67,16 @@ class Calibration:
             values = [r.largest[check] for r in scaling if check in r.largest]
             centre[check] = float(np.median(values)) if values else 0.0
             spread[check] = max(unit, max(values) - centre[check]) if values else unit
-        return cls(centre, spread, tuple(runs), dict(source or {}))
+        return cls(
+            centre, spread, tuple(runs), dict(source or {}), together([*scaling, *runs]) or None
+        )
+
+    def knows(self, kind: str, shape: tuple[int, int]) -> bool:
+        """Whether honest runs have layers of this kind, as large; "" stands for any."""
+        if self.layers is None or not kind:
+            return True
+        rows, width = self.layers.get(kind, (0, 0))
+        return shape[0] <= rows and shape[1] <= width
 
     def standard(self, check: str, value: float) -> float:
         """A value in units of the spread of honest runs; larger is stranger."""
@@ -115,6 +128,7 @@ class Calibration:
         head = {
             "format": FORMAT,
             "source": dict(self.source),
+            "layers": None if self.layers is None else {k: list(v) for k, v in self.layers.items()},
             "centre": {k: _short(v) for k, v in self.centre.items()},
             "spread": {k: _short(v) for k, v in self.spread.items()},
         }
@@ -149,14 +163,27 @@ class Calibration:
             spread = {k: float(v) for k, v in raw["spread"].items()}
             if set(centre) != set(spread) or not all(v > 0 for v in spread.values()):
                 raise ValueError("centre and spread do not fit together")
-            return cls(centre, spread, tuple(runs), dict(raw["source"]))
+            layers = raw["layers"]
+            if layers is not None:
+                layers = {str(k): (int(r), int(w)) for k, (r, w) in layers.items()}
+            return cls(centre, spread, tuple(runs), dict(raw["source"]), layers)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(
                 f"{file} is not a calibration of this version",
-                expected=f"format {FORMAT}: centre, spread, runs, source",
+                expected=f"format {FORMAT}: centre, spread, layers, runs, source",
                 got=f"{type(error).__name__}: {error}",
                 remedy="write it again with `fedaudit guard --calibrate`",
             ) from None
+
+
+def together(runs: Sequence[Run]) -> dict[str, tuple[int, int]]:
+    """The largest layers of every kind in some runs."""
+    out: dict[str, tuple[int, int]] = {}
+    for run in runs:
+        for kind, (rows, width) in run.layers.items():
+            before = out.get(kind, (0, 0))
+            out[kind] = (max(before[0], rows), max(before[1], width))
+    return dict(sorted(out.items()))
 
 
 @lru_cache(maxsize=1)

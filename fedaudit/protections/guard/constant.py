@@ -1,43 +1,43 @@
-"""Rows whose entries are all alike (W2 = -1), and biases that are (b_O = -gamma).
+"""Rows whose entries are all alike (W2 = -1), and negative biases that are (b_O = -gamma).
 
-The squared cosine with a vector of ones. A bias of zeros is how many models begin, and counts for
-nothing. [ActiveMembership] Eqs. (3, 8)
+The squared cosine with a vector of ones. A bias of zeros, or of one positive number, is how many
+models begin, and counts for nothing: a threshold is negative.
+[ActiveMembership] Eqs. (3, 8)
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import numpy as np
 
-from fedaudit.protections.guard.tensors import Received, Score, surprise
+from fedaudit.protections.guard.tensors import Matrix, Received, Score, surprise
 
 ROW, BIAS = "constant_row", "constant_bias"
-UNIT = 1.0
+UNIT = 35.0
+"""Nats: a row of a published sentence encoder reaches 34, published plants 136 or more."""
 SHORTEST = 8
 
 
-def rows(model: Received) -> Score | None:
+def row(m: Matrix) -> Score | None:
     """One row is enough: a detector is one neuron."""
-    best: Score | None = None
-    for m in model.matrices:
-        n = m.rows.shape[1]
-        if n < SHORTEST or not len(m.units):
-            continue
-        share = float((np.square(m.units.sum(axis=1)) / n).max())
-        value = float(surprise(share, n, len(m.units)))
-        if best is None or value > best.value:
-            best = Score(value, m.where, f"a row of {n} is {share:.0%} one constant")
-    return best
+    n = m.shape[1]
+    if n < SHORTEST or not len(m.units):
+        return None
+    share = float((np.square(m.units.sum(axis=1, dtype=np.float64)) / n).max())
+    value = float(surprise(share, n, len(m.units)))
+    return m.score(value, f"a row of {n} is {share:.0%} one constant")
 
 
-def bias(model: Received) -> Score | None:
-    best: Score | None = None
-    for name, b, _ in model.biases():
-        n, energy = len(b), float(np.square(b, dtype=np.float64).sum())
+def biases(model: Received) -> Iterator[Score]:
+    for _, b, _, empty in model.biases():
+        n, top = len(b), float(np.abs(b).max(initial=0.0))
         if n < SHORTEST:
             continue
-        share = float(b.sum(dtype=np.float64)) ** 2 / n / energy if energy > 0 else 0.0
+        scaled = b / (top or 1.0)
+        energy, total = float(np.square(scaled).sum()), float(scaled.sum())
+        share = total**2 / n / energy if total < 0 else 0.0
         value = float(surprise(min(share, 1.0), n))
-        if best is None or value > best.value:
-            words = f"{n} biases are {share:.0%} one constant, {float(b.mean()):.3g}"
-            best = Score(value, name, words)
-    return best
+        words = f"{n} biases are {share:.0%} one negative constant, {float(b.mean()):.3g}"
+        yield replace(empty, value=value, words=words)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from fedaudit.errors import DataError, NotApplicable, NotObservable
-from fedaudit.protections.guard.calibration import Calibration, Run
-from fedaudit.protections.guard.guard import UNITS, GuardReport, measure
+from fedaudit.protections.guard.calibration import Calibration, Run, together
+from fedaudit.protections.guard.guard import UNITS, GuardReport, observed
 from fedaudit.protections.guard.tensors import Floats
 from fedaudit.trace import AGGREGATOR, PUBLIC, SERVER, SHUFFLER, Trace
 
@@ -118,11 +118,18 @@ def check_trace(
     return out
 
 
-def calibrate(folder: str | os.PathLike[str]) -> Calibration:
+def calibrate(
+    folder: str | os.PathLike[str],
+    *,
+    data: tuple[Any, Any] | None = None,
+    module: Any = None,
+) -> Calibration:
     """From honest models of one's own: every trace below `folder` is a run, and so is every
     subfolder with model files (in the order of their names), or a single file beside them.
 
-    One run in six sets the scale, the others are ranked.
+    One run in six sets the scale, the others are ranked. `data` (x, y) and `module`: own records
+    and the model that reads them, for the checks that need them. A run with a model that is not
+    finite is refused.
     """
     place = Path(folder)
     if not place.is_dir():
@@ -132,7 +139,7 @@ def calibrate(folder: str | os.PathLike[str]) -> Calibration:
             got="a file" if place.exists() else "nothing",
             remedy="put every run into a subfolder of its own",
         )
-    runs = [Run(name, top) for name, top in _runs(place)]
+    runs = [_run(name, models, data, module) for name, models in _runs(place)]
     if len(runs) < 2:
         raise DataError(
             "a calibration needs several honest runs",
@@ -146,7 +153,8 @@ def calibrate(folder: str | os.PathLike[str]) -> Calibration:
     return Calibration.of(scaling, ranked, UNITS, source)
 
 
-def _runs(place: Path) -> Iterator[tuple[str, dict[str, float]]]:
+def _runs(place: Path) -> Iterator[tuple[str, Iterable[Any]]]:
+    """(name, models one after another) of every run."""
     manifests = sorted(place.rglob("manifest.json"))
     traces = [m.parent for m in manifests]
     for folder in traces:
@@ -154,21 +162,33 @@ def _runs(place: Path) -> Iterator[tuple[str, dict[str, float]]]:
         # everybody of an honest run was sent the same: its first client stands for it
         party = clients_of(trace)[:1]
         models = (tensors for p in party for _, _, _, tensors in received(trace, p))
-        yield str(folder.relative_to(place)), _largest(models)
+        yield str(folder.relative_to(place)), models
     for folder in sorted(p for p in place.rglob("*") if p.is_dir()):
         files = [f for f in sorted(folder.iterdir()) if f.suffix in (".safetensors", ".npz")]
         if files and folder not in traces:
-            yield str(folder.relative_to(place)), _largest(read_model(f) for f in files)
+            yield str(folder.relative_to(place)), (read_model(f) for f in files)
     for file in sorted(place.iterdir()):
         if file.suffix in (".safetensors", ".npz") and place not in traces:
-            yield file.name, _largest([read_model(file)])
+            yield file.name, [read_model(file)]
 
 
-def _largest(models: Any) -> dict[str, float]:
-    top: dict[str, float] = {}
+def _run(name: str, models: Iterable[Any], data: Any, module: Any) -> Run:
+    """What a calibration keeps of one run."""
+    parts = []
     before = None
     for state in models:
-        for name, score in measure(state, before).items():
-            top[name] = max(score.value, top.get(name, score.value))
+        try:
+            parts.append(Run(name, *observed(state, before, data, module=module)))
+        except DataError as error:
+            raise DataError(
+                f"run {name} cannot be used: {error.what}",
+                expected=error.expected,
+                got=error.got,
+                remedy=error.remedy,
+            ) from None
         before = state
-    return top
+    top: dict[str, float] = {}
+    for part in parts:
+        for check, value in part.largest.items():
+            top[check] = max(value, top.get(check, value))
+    return Run(name, top, together(parts))

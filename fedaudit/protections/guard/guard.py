@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from fedaudit.errors import UsageError
+from fedaudit.errors import DataError, UsageError
 from fedaudit.protections.guard import (
     constant,
     one_entry,
@@ -32,7 +32,15 @@ from fedaudit.protections.guard import (
     twins,
 )
 from fedaudit.protections.guard.calibration import Calibration, shipped
-from fedaudit.protections.guard.tensors import Floats, Received, Score, check_shapes, floating
+from fedaudit.protections.guard.tensors import (
+    Floats,
+    Numbers,
+    Received,
+    Score,
+    check_shapes,
+    extents,
+    numbers,
+)
 
 Verdict = Literal["planted", "no_evidence", "not_finite", "underpowered"]
 
@@ -48,7 +56,8 @@ UNITS: dict[str, float] = {
     own_data.SILENT: own_data.UNIT,
     own_data.ONE: own_data.UNIT,
 }
-"""Every check, and the smallest step in which its values are told apart."""
+"""Every check, and the smallest step in which its values are told apart. A wide step keeps a check
+from raising alarms on layers that were trained for longer than those of the honest runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +79,11 @@ class CheckResult:
 
 @dataclass(frozen=True, kw_only=True)
 class GuardReport:
-    """What was found in one model. `p_value` of all checks together, among `runs` honest runs."""
+    """What was found in one model. `p_value` of all checks together, among `runs` honest runs; none
+    where nothing can be ranked: not finite, or no check applies."""
 
     verdict: Verdict
-    p_value: float
+    p_value: float | None
     level: float
     runs: int
     checks: tuple[CheckResult, ...] = ()
@@ -139,37 +149,55 @@ def guard(
         )
     table = calibration if calibration is not None else shipped()
     runs = len(table.runs)
-    tensors = floating(model)
-    broken = [n for n, t in tensors.items() if not np.isfinite(t).all()]
+    read = numbers(model, module=module)
+    broken = _broken(read.tensors)
     if broken:
-        count = sum(int((~np.isfinite(tensors[n])).sum()) for n in broken)
-        note = f"{count} numbers in {', '.join(broken[:3])} are NaN or infinite"
         return GuardReport(
             verdict="not_finite",
-            p_value=1 / (runs + 1),
+            p_value=None,
             level=level,
             runs=runs,
-            notes=(note, "a diverged run sends such models too: nothing can be learnt from it"),
+            notes=(
+                f"{broken} are NaN or infinite",
+                "a diverged run sends such models too: nothing can be learnt from it",
+            ),
         )
-    scores = measure(model, previous, data, module=module)
-    known = {n: s for n, s in scores.items() if table.covers(n)}
+    before, notes = _before(read, previous)
+    scores = _scores(read, before, _runnable(model, module, data), data)
+    inside = _largest(s for s in scores if table.knows(s[1].kind, s[1].shape))
+    outside = _largest(s for s in scores if not table.knows(s[1].kind, s[1].shape))
+    known = {n: s for n, s in inside.items() if table.covers(n)}
     values = {n: s.value for n, s in known.items()}
+    p = table.p_value(values) if values else None
     cut = table.cut(list(values), level)
-    p = table.p_value(values) if values else 1.0
-    notes = []
-    verdict: Verdict = "planted" if p <= level else "no_evidence"
+    verdict: Verdict = "planted" if p is not None and p <= level else "no_evidence"
+    # a layer of a kind that no honest run has cannot be ranked, but it can keep us from saying
+    # that there is nothing
+    strange = {
+        n: s
+        for n, s in outside.items()
+        if table.covers(n) and s.value > table.value(n, table.cut([n, *values], level))
+    }
     if not known:
         verdict = "underpowered"
-        notes.append("no check applies to tensors of these shapes")
+        notes.append("no check applies to tensors of these kinds and sizes")
     elif not table.attains(level):
         verdict = "underpowered"
         notes.append(
             f"{runs} honest runs cannot carry a level of {level:g}: "
             f"{math.ceil(1 / level) - 1} are needed"
         )
+    elif strange and verdict == "no_evidence":
+        verdict = "underpowered"
+    notes += [
+        f"not calibrated for a {s.kind} of {s.shape[0]} x {s.shape[1]}, and strange: "
+        f"{n} {s.value:.2f} in {s.where}"
+        for n, s in strange.items()
+    ]
     unused = sorted(set(UNITS) - set(values))
     if unused:
         notes.append(f"not looked at: {', '.join(unused)}")
+    notes += _left_out(read, table)
     return GuardReport(
         verdict=verdict,
         p_value=p,
@@ -194,30 +222,114 @@ def measure(
     model: Any, previous: Any = None, data: tuple[Any, Any] | None = None, *, module: Any = None
 ) -> dict[str, Score]:
     """The value of every check that applies, by name: what a calibration is made of."""
-    tensors = floating(model)
-    before: Mapping[str, Floats] | None = None
-    if previous is not None:
-        before = floating(previous, "the previous model")
-        check_shapes(tensors, before)
-    runnable = None
-    if data is not None:
-        runnable = model if hasattr(model, "named_parameters") else _loaded(module, model)
-    received = Received(tensors, before, runnable, data)
-    mirrored, repeated = twins.both(received)
-    silent, one = own_data.both(received)
-    found = {
-        one_entry.NAME: one_entry.check(received),
-        twins.MIRRORED: mirrored,
-        twins.REPEATED: repeated,
-        constant.ROW: constant.rows(received),
-        constant.BIAS: constant.bias(received),
-        query_key.NAME: query_key.check(received),
-        thresholds.NAME: thresholds.check(received),
-        rewritten.NAME: rewritten.check(received),
-        own_data.SILENT: silent,
-        own_data.ONE: one,
+    read = numbers(model, module=module)
+    before, _ = _before(read, previous)
+    return _largest(_scores(read, before, _runnable(model, module, data), data))
+
+
+def observed(
+    model: Any, previous: Any = None, data: tuple[Any, Any] | None = None, *, module: Any = None
+) -> tuple[dict[str, float], dict[str, tuple[int, int]]]:
+    """Of an honest model: the values of `measure`, and the kinds and sizes of its layers."""
+    read = numbers(model, module=module)
+    broken = _broken(read.tensors)
+    if broken:
+        raise DataError(
+            "a model that is not finite cannot stand for honest ones",
+            expected="finite weights",
+            got=f"{broken} are NaN or infinite",
+            remedy="leave this run out: it diverged",
+        )
+    before, _ = _before(read, previous)
+    found = _largest(_scores(read, before, _runnable(model, module, data), data))
+    return {n: s.value for n, s in found.items()}, extents(read.tensors, read.tables)
+
+
+def _broken(tensors: Mapping[str, Floats]) -> str:
+    """Words for numbers that are not finite; empty without any."""
+    bad = {n: int((~np.isfinite(t)).sum()) for n, t in tensors.items()}
+    bad = {n: count for n, count in bad.items() if count}
+    return f"{sum(bad.values())} numbers in {', '.join(list(bad)[:3])}" if bad else ""
+
+
+def _before(read: Numbers, previous: Any) -> tuple[Mapping[str, Floats] | None, list[str]]:
+    """The tensors of the last model if they can be compared with, and notes."""
+    if previous is None:
+        return None, []
+    last = numbers(previous, "the previous model")
+    check_shapes(read.tensors, last.tensors)
+    changed = [n for n in read.tensors if read.dtypes[n] != last.dtypes[n]]
+    notes = [
+        f"{n} came as {read.dtypes[n]}, and as {last.dtypes[n]} before" for n in changed[:3]
+    ] + ([f"and {len(changed) - 3} more changed their type"] if changed[3:] else [])
+    broken = _broken(last.tensors)
+    if broken:
+        return None, [
+            f"not compared with the previous model: {broken} of it are not finite",
+            *notes,
+        ]
+    return last.tensors, notes
+
+
+def _runnable(model: Any, module: Any, data: Any) -> Any:
+    if data is None:
+        return None
+    return model if hasattr(model, "named_parameters") else _loaded(module, model)
+
+
+def _scores(
+    read: Numbers, before: Mapping[str, Floats] | None, runnable: Any, data: Any
+) -> list[tuple[str, Score]]:
+    """Every check on every tensor that it applies to."""
+    received = Received(read.tensors, before, runnable, data, read.tables)
+    out: list[tuple[str, Score | None]] = []
+    for matrix in received.matrices():
+        mirrored, repeated = twins.both(matrix)
+        out += [
+            (one_entry.NAME, one_entry.check(matrix)),
+            (twins.MIRRORED, mirrored),
+            (twins.REPEATED, repeated),
+            (constant.ROW, constant.row(matrix)),
+        ]
+    out += [(constant.BIAS, s) for s in constant.biases(received)]
+    out += [(query_key.NAME, s) for s in query_key.check(received)]
+    out += [(thresholds.NAME, s) for s in thresholds.check(received)]
+    out += [(rewritten.NAME, s) for s in rewritten.check(received)]
+    out += own_data.both(received)
+    return [(n, s) for n, s in out if s is not None]
+
+
+def _largest(scores: Iterable[tuple[str, Score]]) -> dict[str, Score]:
+    """Of every check the largest value, in the order of `UNITS`."""
+    best: dict[str, Score] = {}
+    for name, score in scores:
+        if name not in best or score.value > best[name].value:
+            best[name] = score
+    return {n: best[n] for n in UNITS if n in best}
+
+
+def _left_out(read: Numbers, table: Calibration) -> list[str]:
+    """Notes on tensors that were not looked at, or are of kinds that no honest run has."""
+    out = []
+    if read.tables:
+        out.append(f"rows not looked at (tables, or not trained): {_few(read.tables)}")
+    if read.unread:
+        out.append(
+            f"not looked at: {_few(f'{n} ({why})' for n, why in read.unread.items())}",
+        )
+    of = {
+        m.name
+        for m in Received(read.tensors, tables=read.tables).matrices()
+        if not table.knows(m.kind, m.shape)
     }
-    return {name: score for name, score in found.items() if score is not None}
+    if of:
+        out.append(f"not ranked, of no kind and size in the calibration: {_few(of)}")
+    return out
+
+
+def _few(names: Iterable[str]) -> str:
+    own = sorted(names)
+    return ", ".join(own[:3]) + (f" and {len(own) - 3} more" if own[3:] else "")
 
 
 def _loaded(module: Any, state: Mapping[str, Any]) -> Any:

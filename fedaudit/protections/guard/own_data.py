@@ -3,10 +3,16 @@
 A planted detector is silent for all records but the target. `silent`: of the tensor that answers
 to the fewest records, the share of records whose gradient there is exactly zero. `one_record`: how
 much more of a tensor's squared gradient comes from a single record than is usual in this model.
+
+A tensor that is zero passes nothing back to what stands before it, in adapters and output layers
+that have just begun: it is given small numbers first. A tensor that the output does not depend on
+at all has no gradient, and takes no part.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,32 +22,39 @@ from fedaudit.errors import DataError
 from fedaudit.protections.guard.tensors import Received, Score
 
 SILENT, ONE = "silent", "one_record"
-UNIT = 0.05
+UNIT = 0.5
+"""Detectors are silent for nearly all records; narrow layers of dead units for a few."""
 RECORDS = 16
 """Records that are looked at."""
 FEWEST = 8
+SMALL = 0.01
+"""Of the numbers in place of zeros."""
 
 
-def both(model: Received) -> tuple[Score | None, Score | None]:
-    """Both scores; None without a module and records of one's own."""
+def both(model: Received) -> Iterator[tuple[str, Score]]:
+    """Both scores; nothing without a module and records of one's own."""
     if model.module is None or model.records is None:
-        return None, None
+        return
     names, squares = gradients(model.module, *model.records)
+    kept = np.flatnonzero(np.isfinite(squares).all(axis=0))
+    names, squares = [names[i] for i in kept], squares[:, kept]
+    if not names:
+        return
     quiet = (squares == 0).mean(axis=0)
     at = int(quiet.argmax())
-    silent = Score(
-        float(quiet[at]), names[at], f"{quiet[at]:.0%} of own records do not move it at all"
-    )
+    words = f"{quiet[at]:.0%} of own records do not move it at all"
+    yield SILENT, Score(float(quiet[at]), names[at], words)
     total = squares.sum(axis=0)
     largest = np.divide(squares.max(axis=0), total, out=np.zeros_like(total), where=total > 0)
     at = int(largest.argmax())
     value = float(largest[at] - np.median(largest))
     words = f"{largest[at]:.0%} of its gradient comes from one record, {value:.0%} above the usual"
-    return silent, Score(value, names[at], words)
+    yield ONE, Score(value, names[at], words)
 
 
 def gradients(module: Any, x: Any, y: Any) -> tuple[list[str], npt.NDArray[np.float64]]:
-    """Names of the trained tensors and squared norms (records, tensors) of their gradients."""
+    """Names of the trained tensors and squared norms (records, tensors) of their gradients; NaN
+    where the output does not depend on a tensor."""
     import torch
     import torch.nn.functional as F
 
@@ -53,23 +66,66 @@ def gradients(module: Any, x: Any, y: Any) -> tuple[list[str], npt.NDArray[np.fl
             got=f"{len(x)} records and {len(y)} labels",
             remedy="hand over more records, or none",
         )
-    named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-    out = np.zeros((min(len(x), RECORDS), len(named)))
-    was = module.training
-    module.eval()  # what a record does may not depend on its neighbours in a batch
+    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+        raise DataError(
+            "own records are not finite",
+            expected="numbers",
+            got=f"NaN or infinite values in {int((~torch.isfinite(x)).sum())} places",
+            remedy="repair or leave out those records: what they move says nothing",
+        )
+    own = _without_zeros(module)
+    named = [(n, p) for n, p in own.named_parameters() if p.requires_grad]
+    out = np.full((min(len(x), RECORDS), len(named)), np.nan)
+    own.eval()  # what a record does may not depend on its neighbours in a batch
     try:
         for i in range(len(out)):
-            logits = module(x[i : i + 1])
+            logits = _logits(own(x[i : i + 1]))
             loss = F.cross_entropy(logits.flatten(0, -2), y[i : i + 1].flatten())
             each = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
-            out[i] = [0.0 if g is None else float(g.double().square().sum()) for g in each]
-    except (RuntimeError, IndexError, ValueError) as error:
+            out[i] = [np.nan if g is None else float(g.double().square().sum()) for g in each]
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
         raise DataError(
             "the model does not run on own records",
             expected="records as the model takes them, and a class number for each",
             got=f"{type(error).__name__}: {str(error)[:200]}",
             remedy="encode records as for training, or leave them out",
         ) from None
-    finally:
-        module.train(was)
     return [n for n, _ in named], out
+
+
+def _logits(output: Any) -> Any:
+    """The logits of an output: themselves, or what a mapping or an object calls so."""
+    import torch
+
+    found = output.get("logits") if isinstance(output, Mapping) else output
+    if not isinstance(found, torch.Tensor):
+        found = getattr(output, "logits", None)
+    if not isinstance(found, torch.Tensor):
+        keys = f" with {', '.join(map(str, output))}" if isinstance(output, Mapping) else ""
+        raise DataError(
+            "the model does not return logits",
+            expected='a tensor, or something with "logits"',
+            got=f"{type(output).__name__}{keys}",
+            remedy="wrap the module so that it returns the logits",
+        )
+    if found.dim() < 2 or found.shape[-1] < 2:
+        raise DataError(
+            "the model has one output only",
+            expected="logits of two classes or more: the loss of one is always 0",
+            got=f"outputs of shape {tuple(found.shape)}",
+            remedy="leave own records out: weights are looked at all the same",
+        )
+    return found
+
+
+def _without_zeros(module: Any) -> Any:
+    """A copy with small numbers in place of tensors that are all zero; biases stay."""
+    import torch
+
+    own = copy.deepcopy(module)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, p in own.named_parameters():
+            if not name.endswith("bias") and p.numel() and not bool(p.any()):
+                p.copy_(SMALL * torch.randn(p.shape, generator=generator))
+    return own

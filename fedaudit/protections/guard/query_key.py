@@ -2,7 +2,8 @@
 
 W_K^T W_Q is then a multiple of a projection, whatever basis, scale or order its rows have. With m
 dimensions of attention, |tr M| / (sqrt(m) |M|) is 1 for a projection of rank m and near 0 for
-matrices without any relation. [ActiveMembership] Algorithm 3
+matrices without any relation. Layouts (out, in) and (in, out), one tensor for all three included,
+are read alike. [ActiveMembership] Algorithm 3
 """
 
 from __future__ import annotations
@@ -12,42 +13,50 @@ from itertools import combinations
 
 import numpy as np
 
-from fedaudit.protections.guard.tensors import Floats, Received, Score
+from fedaudit.protections.guard.tensors import Floats, Received, Score, kind_of
 
 NAME, UNIT = "query_key", 0.02
 SMALLEST = 8
 
 
-def check(model: Received) -> Score | None:
-    best: Score | None = None
-    for where, a, b in pairs(model):
+def check(model: Received) -> Iterator[Score]:
+    for where, name, a, b in pairs(model):
         value = alike(a, b)
-        if best is None or value > best.value:
-            words = f"the product of two matrices is {value:.2f} like a projection (1: exactly)"
-            best = Score(value, where, words)
-    return best
+        words = f"the product of two matrices is {value:.2f} like a projection (1: exactly)"
+        whole = model.tensors[name].shape
+        yield Score(value, where, words, kind_of(name, whole), (a.shape[0], a.shape[1]))
 
 
 def alike(a: Floats, b: Floats) -> float:
-    """How like a multiple of a projection a^T b is, for a, b (m, n): 0 to 1."""
-    x, y = a.astype(np.float64), b.astype(np.float64)
-    if x.shape[0] > x.shape[1]:
-        size = np.linalg.norm(x.T @ y)
-    else:  # |a^T b|^2 = <a a^T, b b^T>, of m by m
-        size = np.sqrt(max(0.0, float(np.sum((x @ x.T) * (y @ y.T)))))
-    if not size > 0:
+    """How like a multiple of a projection a^T b, or a b^T, is, for a, b (m, n): 0 to 1."""
+    tops = [float(np.abs(t).max(initial=0.0)) for t in (a, b)]
+    if not all(tops):
         return 0.0
-    return min(1.0, abs(float(np.sum(x * y))) / float(size * np.sqrt(min(x.shape))))
+    x, y = (
+        t / top for t, top in zip((a.astype(np.float64), b.astype(np.float64)), tops, strict=True)
+    )
+    trace = abs(float(np.sum(x * y)))
+    # |a^T b|^2 = <a a^T, b b^T>: the narrow side's Gram matrices give the wide product
+    one, other = (x, y) if x.shape[0] <= x.shape[1] else (x.T, y.T)
+    sizes = [float(np.sum((one @ one.T) * (other @ other.T)))]
+    if x.shape[0] == x.shape[1]:  # which axis is that of attention cannot be told
+        sizes.append(float(np.sum((x.T @ x) * (y.T @ y))))
+    size = np.sqrt(max(0.0, min(sizes)))
+    return min(1.0, trace / float(size * np.sqrt(min(x.shape)))) if size > 0 else 0.0
 
 
-def pairs(model: Received) -> Iterator[tuple[str, Floats, Floats]]:
-    """Matrices that could be queries and keys: of one shape in one module, or parts of one."""
+def pairs(model: Received) -> Iterator[tuple[str, str, Floats, Floats]]:
+    """Matrices that could be queries and keys: of one shape in one module, or parts of one.
+
+    (words for where, name of the first tensor, matrix, matrix)"""
     modules: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for name, t in model.tensors.items():
-        if t.ndim == 2 and t.shape[0] == 3 * t.shape[1] and t.shape[1] >= SMALLEST:
-            parts = np.split(t, 3)
+        if name in model.tables:
+            continue
+        if t.ndim == 2 and max(t.shape) == 3 * min(t.shape) and min(t.shape) >= SMALLEST:
+            parts = np.split(t, 3, axis=int(t.shape[1] > t.shape[0]))
             for i, j in combinations(range(3), 2):
-                yield f"{name} (parts {i + 1} and {j + 1})", parts[i], parts[j]
+                yield f"{name} (parts {i + 1} and {j + 1})", name, parts[i], parts[j]
         if t.ndim in (2, 3) and min(t.shape[-2:]) >= SMALLEST:
             parent = name.split(".")[: -2 if name.endswith((".weight", ".kernel")) else -1]
             modules.setdefault((".".join(parent), t.shape), []).append(name)
@@ -56,7 +65,7 @@ def pairs(model: Received) -> Iterator[tuple[str, Floats, Floats]]:
             a, b = model.tensors[one], model.tensors[other]
             if len(shape) == 3:
                 for head, (x, y) in enumerate(zip(a, b, strict=True)):
-                    yield f"{one} and {other}, head {head}", x, y
+                    yield f"{one} and {other}, head {head}", one, x, y
             elif not (shape[0] > shape[1] and np.array_equal(a, b)):
                 # a tall matrix that is there twice is an embedding that the output layer shares
-                yield f"{one} and {other}", a, b
+                yield f"{one} and {other}", one, a, b
