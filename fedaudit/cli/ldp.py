@@ -20,6 +20,10 @@ ldp_app = typer.Typer(help="Local differential privacy: claims and facts.", no_a
 app.add_typer(ldp_app, name="ldp")
 
 
+REFUTED = 4
+"""The exit code where a claim does not hold."""
+
+
 @ldp_app.callback()
 def ldp() -> None:
     """Local differential privacy: claims and facts."""
@@ -71,7 +75,10 @@ def ldp_check(
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Claimed, exact and measured epsilon of a local mechanism, and a verdict."""
+    """Claimed, exact and measured epsilon of a local mechanism, and a verdict.
+
+    Exit code 4: refuted. 0: consistent, or underpowered.
+    """
     from fedaudit.protections.local_dp import make
     from fedaudit.protections.local_dp.check import check_callable, check_mechanism, load_callable
     from fedaudit.randomness import Seed
@@ -131,6 +138,8 @@ def ldp_check(
         typer.echo(json.dumps(done.to_dict(), indent=1, allow_nan=False))
     else:
         _show(done)
+    if done.verdict == "refuted":
+        raise typer.Exit(REFUTED)
 
 
 def _inputs(texts: list[str] | None) -> list[Any]:
@@ -172,9 +181,14 @@ def _show(done: Check) -> None:
     settings = ", ".join(f"{k} {_word(v)}" for k, v in done.settings.items())
     at = f" at delta {done.delta:g}" if done.delta else ""
     m = done.measured
+    lasting = () if done.permanent is None else (f"{done.permanent:,.6g}",)
     lines = (
         ("claimed", f"{done.claimed:,.6g} per record{at}"),
         ("exact", "unknown" if done.exact is None else f"{done.exact:,.6g} in the worst case"),
+        *(
+            ("permanent", f"{p} at most, for any number of reports on one permanent response")
+            for p in lasting
+        ),
         (
             "measured",
             f"at least {m.low:.4g} at {100 * m.confidence:g} %, by {m.n:,} of {done.samples:,} "

@@ -20,15 +20,23 @@ from fedaudit import settings
 from fedaudit.audits.active_membership import games, patterns
 from fedaudit.audits.active_membership.adversary import own_patterns
 from fedaudit.audits.active_membership.audit import ActiveMembership, Played
-from fedaudit.audits.active_membership.channel import OPEN, Channel, Codebook
+from fedaudit.audits.active_membership.channel import (
+    LARGEST_ALPHABET,
+    MOST_BITS,
+    OPEN,
+    Channel,
+    Codebook,
+)
 from fedaudit.audits.active_membership.games import Challenge, Universe
 from fedaudit.audits.active_membership.probe import gain_for
-from fedaudit.errors import ConfigError, NotApplicable
+from fedaudit.data import prepare
+from fedaudit.data.text import IGNORE
+from fedaudit.errors import ConfigError, DataError, NotApplicable
 from fedaudit.experiment.catalogue import PROTECTIONS, find
 from fedaudit.hooks import Hook
-from fedaudit.protections.local_dp import Discrete
-from fedaudit.protections.local_dp.encoders import FloatBits, Interval, Quantiser
-from fedaudit.protections.local_dp.protection import LocalDP
+from fedaudit.protections.local_dp import GRR, Discrete
+from fedaudit.protections.local_dp.encoders import FloatBits, Interval, OneHot, Patches, Quantiser
+from fedaudit.protections.local_dp.protection import CATEGORICAL, LocalDP
 from fedaudit.protections.secure_aggregation import SecureAggregation
 from fedaudit.randomness import Seed
 
@@ -39,6 +47,7 @@ if TYPE_CHECKING:
     from fedaudit.experiment.config import Config
     from fedaudit.experiment.knowledge import Records
     from fedaudit.federation.engine import Federation
+    from fedaudit.tasks.task import Examples, Task
     from fedaudit.trace import Trace
 
 Floats = npt.NDArray[np.float64]
@@ -50,6 +59,8 @@ HELD_BYTES = 1 << 26
 MOST_NUMBERS = 1 << 31
 """Parameters of all planted models together: a wide model is played fewer times."""
 LEAST_PLAYED = 20
+MOST_MARKED = 200
+"""Games that ask who holds a record: each takes a detector for every client."""
 
 
 # -- the mechanism as the server knows it ---------------------------------------------------------
@@ -85,6 +96,8 @@ def _codebook(
     if isinstance(encoder, Interval) or local.decoder == "unbiased":
         return None
     if isinstance(encoder, FloatBits):
+        if encoder.bits > MOST_BITS:
+            return None  # played in floats
         ones = np.stack([mechanism.one_from_zero, mechanism.one_from_one])
         if local.decoder == "likelihood":
             # bits that flip more often than not are turned back
@@ -93,13 +106,29 @@ def _codebook(
         return Codebook(
             step=1.0 / encoder.scale, encode=lambda x: encoder.encode(x).values, ones=ones
         )
-    discrete: Discrete = mechanism
+    law = _law(mechanism, encoder.alphabet, local.decoder)
+    if law is None:
+        return None
     return Codebook(
         step=(encoder.high - encoder.low) / (encoder.alphabet - 1),
         origin=encoder.low,
         encode=lambda x: encoder.encode(x).values,
-        table=discrete.decoded_transition(decoder=local.decoder),
+        **law,
     )
+
+
+def _law(mechanism: Any, alphabet: int, decoder: Any) -> dict[str, Any] | None:
+    """The law of the code that is read back, as a `Codebook` takes it; None where it has no closed
+    form (a Bloom filter) or is not written out: games are then played with the mechanism itself."""
+    if getattr(mechanism, "filter_bits", None) is not None:
+        return None
+    discrete: Discrete = mechanism
+    if alphabet <= LARGEST_ALPHABET:
+        return {"table": discrete.decoded_transition(decoder=decoder)}
+    if isinstance(mechanism, GRR):
+        return {"symmetric": (alphabet, mechanism.truth)}
+    # unary reports, read by the likeliest value: errors are uniform
+    return {"symmetric": (alphabet, mechanism.hit_probability)} if decoder == "likelihood" else None
 
 
 # -- the table ------------------------------------------------------------------------------------
@@ -129,6 +158,8 @@ class Games:
     raw: Floats
     labels: Indices
     shape: tuple[int, ...]
+    words: int
+    given: patterns.Embedding | None
     records: int
     classes: int
     parties: Mapping[str, Indices]
@@ -138,12 +169,14 @@ class Games:
     mixed: bool = field(init=False)
     noisy: bool = field(init=False)
     step_noise: float = field(init=False)
+    upload_noise: float = field(init=False)
     dealt: Dealt = field(init=False)
 
     def __post_init__(self) -> None:
         self.mixed = any("sender" in p.covers for p in self.protections)
         noise = {d["name"]: d.get("noise_multiplier", 0.0) for d in self._declared()}
         self.step_noise = float(np.min(noise.get("dp_sgd", 0.0)))
+        self.upload_noise = float(np.min(noise.get("update_noise", 0.0)))
         self.noisy = any(np.max(noise.get(name, 0.0)) > 0 for name in ("dp_sgd", "update_noise"))
         self.dealt = self._deal()
 
@@ -174,9 +207,8 @@ class Games:
             if a.client_games and 2 <= len(mine) < size
         }
         recorded = games.challenge(size, self.together, self.played, rng)
-        marked = games.challenge(
-            size, self.records_in_sum * self.clients, self.played if self.asks_whose else 0, rng
-        )
+        whose = min(self.played, MOST_MARKED) if self.asks_whose else 0
+        marked = games.challenge(size, self.records_in_sum * self.clients, whose, rng)
         at = (marked.data == marked.target[:, None]).argmax(axis=1) // self.records_in_sum
         return Dealt(figure, own, recorded, marked, np.where(marked.member, at, -1))
 
@@ -195,10 +227,6 @@ class Games:
         return self.records_in_sum * self.clients if self.mixed else self.records
 
     @property
-    def gain(self) -> float:
-        return gain_for(self._declared(), self.classes)
-
-    @property
     def asks_whose(self) -> bool:
         """Whether there is a client to be told apart from the others."""
         return self.mixed and self.audit.adversary == "fc"
@@ -206,7 +234,8 @@ class Games:
     @cached_property
     def played(self) -> int:
         """Games through the engine: as asked for, fewer where planted models are wide."""
-        r, d = self.universe.features, self.audit.dimension
+        r = self.universe.features
+        d = self.audit.dimension if self.given is None else self.given.dimension
         width = 2 * r * r if self.audit.adversary == "fc" else 20 * d * d
         each = width * (self.clients if self.mixed else 1)
         return min(self.audit.recorded, max(LEAST_PLAYED, MOST_NUMBERS // each))
@@ -254,14 +283,20 @@ class Games:
         width = adversary.task(classes=self.classes, detectors=detectors).layout.width
         return max(1, HELD_BYTES // (4 * width * self.clients))
 
+    def _gain(self, adversary: Adversary, records: int) -> float:
+        """Of the planted output, for clients with so many records."""
+        rate = adversary.rate(records, self.classes)
+        return gain_for(self._declared(), self.classes, records=records, rate=rate)
+
     def _alone(
         self, c: Challenge, first: int, adversary: Adversary, probing: ActiveMembership
     ) -> Iterator[Played]:
         """Every client plays a game of its own."""
         groups = [c.part(slice(low, low + self.clients)) for low in range(0, len(c), self.clients)]
+        gain = self._gain(adversary, c.data.shape[1])
         setups = []
         for i, group in enumerate(groups):
-            hook = probing.probe(adversary, group.target, classes=self.classes, gain=self.gain)
+            hook = probing.probe(adversary, group.target, classes=self.classes, gain=gain)
             setups.append((group.data, hook, group.target, first + i * self.clients))
         yield from self._play(setups, adversary, detectors=1)
 
@@ -270,6 +305,7 @@ class Games:
     ) -> Iterator[Played]:
         """All clients of a federation play one game."""
         detectors = self.clients if mark else 1
+        gain = self._gain(adversary, self.records_in_sum)
         step = self._at_once(adversary, detectors)
         for low in range(0, len(c), step):
             setups = []
@@ -280,7 +316,7 @@ class Games:
                     target,
                     classes=self.classes,
                     mark=self.clients if mark else 0,
-                    gain=self.gain,
+                    gain=gain,
                 )
                 data = c.data[g].reshape(self.clients, -1)
                 setups.append((data, hook, target, g + (1 << 20) * (1 + mark)))
@@ -370,9 +406,12 @@ def for_clients(hook: Hook, count: int) -> Hook:
 
 
 def protections_of(
-    audit: ActiveMembership, config: Config | None, trace: Trace
+    audit: ActiveMembership, config: Config | None, trace: Trace, *, words: int = 0
 ) -> tuple[LocalDP | None, tuple[Hook, ...], list[str]]:
-    """The local mechanism of the games, all protections they are played behind, and remarks."""
+    """The local mechanism of the games, all protections they are played behind, and remarks.
+
+    Records that are tokens are randomised token by token: their alphabet is all `words`.
+    """
     remarks = []
     hooks = () if config is None else tuple(config.protections.values())
     declared = {d.get("name"): d for d in trace.manifest.declared}
@@ -404,11 +443,101 @@ def protections_of(
     if audit.local_dp is not None:
         if local is not None:
             remarks.append("games use the audit's own local mechanism in place of the run's")
-        local = settings.check(LocalDP, audit.local_dp, "audits.active_membership.local_dp")
+        own = audit.local_dp
+        if words and own.get("mechanism", "grr") in CATEGORICAL:
+            own = {"alphabet": words, "low": 0.0, "high": words - 1.0, **own}
+        local = settings.check(LocalDP, own, "audits.active_membership.local_dp")
+        if words and (
+            (local.alphabet, local.low, local.high) != (words, 0.0, words - 1.0)
+            or local.decoder == "unbiased"
+        ):
+            raise ConfigError(
+                "audits.active_membership.local_dp does not fit tokens",
+                expected="grr, rappor or dbitflip on the vocabulary, read back as a token",
+                got=f"{local.mechanism}, alphabet {local.alphabet}, decoder {local.decoder}",
+                remedy="leave out alphabet, low, high and decoder",
+            )
     if local is None:
         return None, tuple(ready), remarks
     local = replace(local)  # what it learns of its data belongs to the run, not to games
     return local, (local, *ready), remarks
+
+
+@dataclass(frozen=True)
+class Dealing:
+    """Records of all clients and of nobody as rows of numbers: `pool` (m, r), `label` (m,) and
+    `owner` (m,), in the order given; `shape` of one; `words` of the vocabulary, 0 for features."""
+
+    pool: Floats
+    label: Indices
+    owner: Indices
+    shape: tuple[int, ...]
+    words: int
+    remarks: list[str]
+
+    @classmethod
+    def of(cls, task: Task, parts: Sequence[Examples]) -> Dealing:
+        """From examples of a task: features and images, or windows of tokens."""
+        y = [e.y.numpy() for e in parts]
+        first, words, remarks = parts[0].x, 0, []
+        if first.is_floating_point():
+            x = [e.x.flatten(1).double().numpy() for e in parts]
+            shape = tuple(first.shape[1:])
+        elif vocabulary := getattr(task, "vocabulary", None):
+            # what a language model reads of a window; the last token is only predicted
+            read = [e.x[:, :-1].numpy() for e in parts]
+            full = [(x != IGNORE).all(axis=1) for x in read]
+            x = [r[f].astype(np.float64) for r, f in zip(read, full, strict=True)]
+            y = [of[f] for of, f in zip(y, full, strict=True)]
+            shape, words = (first.shape[1] - 1,), len(vocabulary)
+            remarks.append(f"a record is a full window of {shape[0]} of {words:,} tokens")
+        else:
+            raise NotApplicable(
+                "games are played with records of features, or of tokens",
+                expected="features or images (floating-point numbers), or a language model",
+                got=f"examples of {first.dtype}",
+                remedy="embed them first, and audit the embeddings as data of your own",
+            )
+        owner = np.concatenate([np.full(len(p), i) for i, p in enumerate(x)])
+        return cls(np.concatenate(x), np.concatenate(y), owner, shape, words, remarks)
+
+
+def _embedding(
+    audit: ActiveMembership, task: Task, shape: tuple[int, ...], words: int
+) -> patterns.Embedding | None:
+    """The embedding that attention is to see, where it is not drawn at random."""
+    if audit.adversary != "attention" or audit.embedding not in ("one_hot", "model"):
+        return None
+    if audit.embedding == "one_hot" and words:
+        # one column more than tokens, which none of them uses
+        size = shape[0] * words * (words + 1)
+        if size > patterns.LARGEST_TABLE:
+            raise NotApplicable(
+                "one-hot tokens are too wide",
+                expected=f"at most {patterns.LARGEST_TABLE:,} numbers in all places",
+                got=f"{shape[0]} places x {words:,} tokens x {words + 1:,} dimensions",
+                remedy="a smaller task.vocabulary_size, or leave embedding out",
+            )
+        rows = OneHot(vocabulary=words + 1).encode(np.arange(words)).astype(np.float64)
+        return patterns.looked_up(np.broadcast_to(rows, (shape[0], *rows.shape)))
+    if audit.embedding == "model":
+        module = task.module
+        weights = {n: p.detach().double().numpy() for n, p in module.named_parameters()}
+        position = weights.get("position")
+        if words and position is not None and "tokens.weight" in weights:
+            return patterns.looked_up(weights["tokens.weight"][None] + position[:, None])
+        if position is not None and len(shape) == 3 and "embed.weight" in weights:
+            size = int(getattr(module, "patch", 0))
+            numbers = np.arange(int(np.prod(shape))).reshape(1, *shape)
+            cut = Patches(size=size).encode(numbers)[0]
+            shift = position + weights["embed.bias"]
+            return patterns.Embedding(cut, weights["embed.weight"].T, shift)
+    raise NotApplicable(
+        f'audits.active_membership.embedding = "{audit.embedding}" has nothing to take',
+        expected='tokens for "one_hot"; task.kind = "vit" or "gpt" for "model"',
+        got=f"a {task.settings.get('kind', 'task')} on {'tokens' if words else 'features'}",
+        remedy="leave embedding out",
+    )
 
 
 def table(
@@ -424,35 +553,58 @@ def table(
         )
     task = records.task
     encoded = {party: task.encode(data) for party, data in records.own.items()}
-    others = task.encode(records.others)
-    first = next(iter(encoded.values())).x if encoded else others.x
-    if not first.is_floating_point():
-        raise NotApplicable(
-            "games are played with records of features",
-            expected="features or images (floating-point numbers)",
-            got=f"examples of {first.dtype}",
-            remedy="embed texts first, and audit the embeddings as data of your own",
-        )
-    parts = [e.x.flatten(1).double().numpy() for e in (*encoded.values(), others)]
-    pool = np.concatenate(parts)
-    label = np.concatenate([e.y.numpy() for e in (*encoded.values(), others)])
-    owner = np.concatenate([np.full(len(p), i) for i, p in enumerate(parts)])
+    dealt = Dealing.of(task, [*encoded.values(), task.encode(records.others)])
+    pool, label, owner = dealt.pool, dealt.label, dealt.owner
     rng = seed.generator("games/universe")
     if len(pool) > audit.universe:
         kept = np.sort(rng.permutation(len(pool))[: audit.universe])
         pool, label, owner = pool[kept], label[kept], owner[kept]
-    local, protections, remarks = protections_of(audit, config, trace)
-    universe = Universe.of(pool, channel_of(local, pool.shape[1]))
-    shape = tuple(first.shape[1:])
+    local, protections, remarks = protections_of(audit, config, trace, words=dealt.words)
+    remarks += dealt.remarks
+    plan = {} if config is None else config.data
+    standardised = plan.get("standardise", prepare.is_table(records.others))
+    if standardised and audit.local_dp is not None:
+        remarks.append(
+            "columns are standardised by all clients' records before the audit's own mechanism "
+            "sees them: its budget does not count that"
+        )
+    try:
+        universe = Universe.of(pool, channel_of(local, pool.shape[1]))
+    except DataError as error:
+        if not standardised:
+            raise
+        raise DataError(
+            error.what,
+            expected=error.expected,
+            got=error.got,
+            remedy=f"{error.remedy}; the columns of this run are standardised, which "
+            "data.standardise = false switches off",
+        ) from None
+    shape = dealt.shape
+    given = _embedding(audit, task, shape, dealt.words)
     if universe.merged:
         remarks.append(f"{universe.merged} records equal another after encoding, and count once")
     if audit.adversary == "attention":
-        cut = patterns.cut_record(shape, audit.patch)
-        free = own_patterns(universe.values[:, cut], placed=audit.embedding == "linear")
+        if given is not None:
+            cut, placed = given.cut, given.placed
+        else:
+            cut = patterns.cut_record(shape, 1 if dealt.words else audit.patch)
+            placed = bool(dealt.words) or audit.embedding == "linear"
+        free = own_patterns(universe.values[:, cut], placed=placed)
         rows = np.array([i for i, own in enumerate(free) if own], dtype=np.int64)
         if len(rows) < len(universe):
+            what = "token" if dealt.words else "patch"
             remarks.append(
-                f"{len(universe) - len(rows)} records have no patch of their own, and take no part"
+                f"{len(universe) - len(rows)} records have no {what} of their own, and take no part"
+            )
+        if len(rows) < 2:
+            raise NotApplicable(
+                "too few records can be asked about",
+                expected=f"records with a {what} that no other has",
+                got=f"{len(rows)} of {len(universe)}",
+                remedy="a larger task.vocabulary_size, or leave embedding out"
+                if dealt.words
+                else "give more records, or choose larger patches",
             )
         universe = universe.restricted(rows)
     # numbers of the parties' records: those that are equal to others share a number
@@ -475,6 +627,8 @@ def table(
         raw=pool[first_of],
         labels=label[first_of],
         shape=shape,
+        words=dealt.words,
+        given=given,
         records=n,
         classes=max(2, int(label.max()) + 1),
         parties=parties,

@@ -42,6 +42,8 @@ Result = dict[str, Any]
 Floats = npt.NDArray[np.float64]
 DRAWS = Seed(20)
 TEXT = "newsgroups"
+DECODED = ("bitrand", "rappor", "dbitflip")
+"""Mechanisms whose reports are not what is trained on: they were published with a decoder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,8 @@ def pieces(scale: Scale, only: tuple[str, ...] = ()) -> list[Piece]:
     image = images[-1]
     for mechanism in ("bitrand", "ome", *CATEGORICAL):
         add("utility", image, mechanism)
+    for mechanism in DECODED:
+        add("decoder", image, mechanism)
     add("budget", "512 features", "5")
     add("spread", image, "bitrand 7.5")
     if TEXT in scale.sets:
@@ -246,6 +250,25 @@ def _protected(piece: Piece, scale: Scale) -> Result:
     return out
 
 
+def _decoder(piece: Piece, scale: Scale) -> Result:
+    """The same games over epsilon where reports are decoded as published."""
+    data, rng = features(piece.data), piece.rng
+    out: Result = {}
+    for epsilon in scale.categorical if piece.variant in CATEGORICAL else scale.bitwise:
+        sound = local(piece.variant, epsilon, data.low, data.high)
+        universe = universe_of(data.x, replace(sound, decoder="published"), scale.universe)
+        away = games.outside(universe, universe.snapped(universe.radius), rng)
+        made = FullyConnected.prepare(universe, scale.records, rng)
+        played = games.trials(len(universe), scale.records, scale.trials, scale.games, rng)
+        values = made.scores(played, rng)
+        found = scores.by_trial(values, played.member, played.trial, made.cut, 0.95, rng)
+        out[f"{epsilon:g}"] = {
+            "P_M": [round(v, 5) for v in (away.value, away.low, away.high)],
+            "success": _triple(found["success"]),
+        }
+    return out
+
+
 def _spread(piece: Piece, scale: Scale) -> Result:
     """What P_M owes to the spread of features: BitRand's noise is absolute, distances are not."""
     mechanism, budget = piece.variant.split()
@@ -338,7 +361,7 @@ def _beta(piece: Piece, scale: Scale) -> Result:
         out[f"{beta:g}"] = {"success": _triple(found["success"]), "AUC": _triple(found["AUC"])}
     clean, shown = made.sample(DRAWS.generator(piece.key + "/measured"), 1 << 22)
     m = attention.measure(clean, shown)
-    enough = theory.smallest_beta(m.separation, m.patterns, m.norm)
+    enough = theory.smallest_beta(m.separation, m.patterns, m.bound)
     out["theory"] = {
         "separation": round(m.separation, 4),
         "beta": None if enough is None else round(enough, 4),
@@ -456,6 +479,7 @@ EXPERIMENTS: dict[str, Callable[[Piece, Scale], Result]] = {
     "random": _attention,
     "wide": _attention,
     "beta": _beta,
+    "decoder": _decoder,
     "spread": _spread,
     "utility": _protected,
     "text": _text,

@@ -106,8 +106,8 @@ def summary_section(r: Results) -> str:
         for variant in r.variants(kind, name):
             count, batch, mechanism, epsilon = variant.split()
             if (mechanism, epsilon) == ("bitrand", "3"):
-                value = (r.of(kind, name, variant) or {})["success"][0]
-                told.append(f"N = {count}, batch {batch}{words}: {value:.3f}")
+                value = cell((r.of(kind, name, variant) or {})["success"])
+                told.append(f"N = {count}, batch {batch}{words}: {value}")
     if told:
         claim = "approaches 100 %, whatever the batch size"
         rows.append(["attention, BitRand, eps 3", claim, "; ".join(told)])
@@ -155,6 +155,7 @@ def fc_section(r: Results) -> str:
     for name in r.sets("fc"):
         rows = []
         for mechanism in MECHANISMS:
+            decoded = r.of("decoder", name, mechanism) or {}
             for epsilon, v in r.over("fc", name, mechanism):
                 rows.append(
                     [
@@ -162,6 +163,7 @@ def fc_section(r: Results) -> str:
                         f"{epsilon:g}",
                         f"{v['claimed']:,.6g} / {v['exact']:,.0f}",
                         cell(v["tuned"]),
+                        cell((decoded.get(f"{epsilon:g}") or {}).get("success")),
                         cell(v["published"]),
                         cell(v["theory"]),
                         cell(v["AUC"]),
@@ -190,6 +192,7 @@ def fc_section(r: Results) -> str:
                     "eps",
                     "claimed / exact",
                     "success, tuned",
+                    "tuned, published decoder",
                     "midpoint",
                     "tau = Delta",
                     "AUC",
@@ -206,6 +209,18 @@ def fc_section(r: Results) -> str:
     return "\n".join(out)
 
 
+def _decoders(r: Results, name: str, mechanism: str, epsilon: str) -> str:
+    """P_M by both decoders, where both were measured."""
+    own = dict(r.over("fc", name, mechanism)).get(float(epsilon))
+    other = (r.of("decoder", name, mechanism) or {}).get(epsilon)
+    if own is None or other is None:
+        return ""
+    return (
+        f"By decoder P_M is {cell(own['P_M'])} (bits turned back that flip more often than not) "
+        f"and {cell(other['P_M'])} (bits as they came): that is not what sets it.\n"
+    )
+
+
 def spread_section(r: Results) -> str:
     out = []
     for name in r.sets("spread"):
@@ -219,7 +234,8 @@ def spread_section(r: Results) -> str:
             out += [
                 f"### The spread of features, {named(mechanism)} at eps = {epsilon}, `{name}`\n",
                 prose.SPREAD,
-                "",
+                _decoders(r, name, mechanism, epsilon),
+                "Features times a factor, all else equal:\n",
                 table(["spread", "Delta", "P_M", "success at tau = Delta"], rows),
             ]
     return "\n".join(out)

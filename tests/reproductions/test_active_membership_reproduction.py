@@ -12,7 +12,7 @@ import pytest
 from fedaudit.audits.active_membership import games
 from fedaudit.audits.active_membership.adversary import Attention
 from fedaudit.audits.active_membership.games import Universe
-from fedaudit.audits.active_membership.patterns import identity
+from fedaudit.audits.active_membership.patterns import Embedding, identity, looked_up
 from fedaudit.experiment.probing import channel_of
 from reproductions.active_membership import embedding, experiments, page, run, text
 from reproductions.active_membership.figures import figures
@@ -23,6 +23,7 @@ WANTED = (
     "floor/one-hot/5 20",
     "fc/digits/grr 4",
     "spread/digits/bitrand 7.5",
+    "decoder/digits/rappor",
     "budget/512 features/5",
     "attention/digits/4 4 bitrand 6",
     "beta/digits/4 4 bitrand 6",
@@ -143,9 +144,9 @@ def arrays() -> dict[str, np.ndarray]:
 
 
 @pytest.fixture
-def tokens(arrays: dict[str, np.ndarray]) -> text.Tokens:
+def tokens(arrays: dict[str, np.ndarray]) -> Embedding:
     """Five of its tokens in four places."""
-    return text.Tokens.of(text.embedded(arrays, np.array([8, 2, 5, 0, 1]), 4))
+    return looked_up(text.embedded(arrays, np.array([8, 2, 5, 0, 1]), 4))
 
 
 def test_the_embedding_layer_is_that_of_the_model(arrays: dict[str, np.ndarray]) -> None:
@@ -170,7 +171,7 @@ def test_rows_hold_the_first_words_of_the_alphabet() -> None:
     np.testing.assert_array_equal(text.rows_of(texts, number, 1), [[1], [2]])
 
 
-def test_distances_of_tokens_are_those_of_embedded_records(tokens: text.Tokens) -> None:
+def test_distances_of_tokens_are_those_of_embedded_records(tokens: Embedding) -> None:
     rng = np.random.default_rng(4)
     x = np.unique(rng.integers(0, 5, (60, 4)), axis=0).astype(float)
     universe = Universe.of(x, channel_of(local("grr", 2.0, 0.0, 4.0, levels=5), 4))
@@ -184,7 +185,7 @@ def test_distances_of_tokens_are_those_of_embedded_records(tokens: text.Tokens) 
     np.testing.assert_allclose(got, np.abs(apart).sum(axis=2).min(axis=1))
 
 
-def test_attention_takes_tokens_as_patterns(tokens: text.Tokens) -> None:
+def test_attention_takes_tokens_as_patterns(tokens: Embedding) -> None:
     rng = np.random.default_rng(6)
     x = np.zeros((16, 4))
     x[np.arange(16), np.arange(16) // 4] = 1 + np.arange(16) % 4

@@ -149,7 +149,8 @@ class Attention:
 
     `pattern` (N,): which pattern of each record of the universe is its target; no other record has
     it. `other` (N, d): the direction that heads 2 and 4 leave out when the record is the target.
-    `measured`: what Theorem 3 asks of protected data, where it was looked at.
+    `sampled`: the patterns, clean and protected, that Theorem 3's beta and gamma were taken from,
+    and `measured` what they show, with a margin.
     """
 
     read: ClassVar[str] = attention.READ
@@ -160,6 +161,8 @@ class Attention:
     other: Floats = field(repr=False)
     beta: float
     gamma: float
+    sampled: tuple[Floats, Floats] | None = field(default=None, repr=False, compare=False)
+    measured: attention.Measured | None = None
 
     @classmethod
     def prepare(
@@ -198,14 +201,15 @@ class Attention:
         )
         if threshold == "theory":
             clean, shown = blank.sample(rng, 4 * PATTERN_BYTES // 64)
-            m = attention.measure(clean, shown)
+            m = attention.measure(clean, shown).with_margin()
             if beta is None:
-                theory.check_beta(np.inf, m.separation, m.patterns, m.norm)
-                found = theory.smallest_beta(m.separation, m.patterns, m.norm)
+                theory.check_beta(np.inf, m.separation, m.patterns, m.bound)
+                found = theory.smallest_beta(m.separation, m.patterns, m.bound)
                 beta = max(float(found or 0.0), 1e-9) * (1 + 1e-6)
-            theory.check_beta(beta, m.separation, m.patterns, m.norm)
-            error = theory.retrieval_error(beta, m.separation, m.patterns, m.norm)
-            return replace(blank, beta=beta, gamma=2.0 * error)
+            theory.check_beta(beta, m.separation, m.patterns, m.bound)
+            error = theory.retrieval_error(beta, m.separation, m.patterns, m.bound)
+            # the floor is checked on the draws that beta was taken from
+            return replace(blank, beta=beta, gamma=2.0 * error, sampled=(clean, shown), measured=m)
         played = games.challenge(len(universe), records, simulated, rng)
         if beta is None or len(offered) > 1:
             tried = []

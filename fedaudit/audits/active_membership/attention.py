@@ -20,7 +20,7 @@ Shapes: n records of N patterns of d numbers; G games.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -144,13 +144,19 @@ def _softmax(logits: Floats) -> Floats:
 # -- Theorem 3 ------------------------------------------------------------------------------------
 
 
+MARGIN = 0.05
+"""Taken off a separation, and added to a noise, on which beta is to rest: other draws of the noise
+may go a little further than those that were seen."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What Theorem 3 asks of protected data, measured on records of the known distribution.
+    """What Theorem 3 asks of protected data: extremes over sampled records of the known
+    distribution.
 
-    `separation` (Delta): the smallest over all patterns of |x_i|^2 - max_j x_i x_j; `norm` (M) and
-    `noise` (R) largest norms of a protected pattern and of what the mechanism added; `spread`
-    (m_max) the largest distance of a pattern from the mean of its record.
+    `separation` (Delta): the smallest over all patterns of |x_i|^2 - max_j x_i x_j; `norm` (M) the
+    largest of a pattern without noise, `noise` (R) of what the mechanism added; `spread` (m_max)
+    the largest distance of a pattern from the mean of its record. `records` that were sampled.
     """
 
     patterns: int
@@ -158,14 +164,27 @@ class Measured:
     norm: float
     noise: float
     spread: float
+    records: int
+
+    @property
+    def bound(self) -> float:
+        """M + R: no protected pattern is longer."""
+        return self.norm + self.noise
+
+    def with_margin(self) -> Measured:
+        """What is counted on before more is drawn: less separation and more noise than was seen.
+        Without noise nothing is drawn, and nothing changes."""
+        if not self.noise:
+            return self
+        less = self.separation - MARGIN * abs(self.separation)
+        return replace(self, separation=less, noise=(1.0 + MARGIN) * self.noise)
 
 
 def measure(clean: Floats, shown: Floats) -> Measured:
     """From patterns (n, N, d) without noise and as they are trained on.
 
-    Differs: M^eps is printed as sqrt(M^2 + R^2), which is no bound; the largest protected norm is
-    measured instead, and never exceeds M + R. "Delta^eps >= Delta" holds in the mean only, so
-    Delta^eps is measured too.
+    Differs: M^eps is printed as sqrt(M^2 + R^2), which is no bound on a protected norm; M + R is.
+    "Delta^eps >= Delta" holds in the mean only, so Delta^eps is measured.
     """
     gram = shown @ np.swapaxes(shown, -1, -2)
     n = shown.shape[-2]
@@ -174,9 +193,10 @@ def measure(clean: Floats, shown: Floats) -> Measured:
     return Measured(
         patterns=n,
         separation=float((own - others.max(axis=-1)).min()),
-        norm=float(np.linalg.norm(shown, axis=-1).max()),
+        norm=float(np.linalg.norm(clean, axis=-1).max()),
         noise=float(np.linalg.norm(shown - clean, axis=-1).max()),
         spread=float(np.linalg.norm(shown - shown.mean(axis=-2, keepdims=True), axis=-1).max()),
+        records=len(shown),
     )
 
 
@@ -185,6 +205,7 @@ class Floor:
     """Theorem 3 at one beta: the lower bound on the advantage and what it is made of.
 
     `low` takes the unfavourable ends of the Monte-Carlo intervals of the three probabilities.
+    `sampled` records gave the extremes that it rests on.
     """
 
     beta: float
@@ -195,6 +216,7 @@ class Floor:
     near_other: float
     in_box: float
     draws: int
+    sampled: int
 
 
 def floor(
@@ -207,16 +229,18 @@ def floor(
     draws: int = 20_000,
     confidence: float = 0.95,
     other: Floats | None = None,
+    measured: Measured | None = None,
 ) -> Floor:
     """[ActiveMembership] Theorem 3 by Monte-Carlo: patterns (n, N, d) clean and protected.
 
     `other` (m, d): directions that heads 2 and 4 leave out; random ones by default. Raises where
-    beta is too small for the theorem, with one that would do.
+    beta is too small for the theorem, with one that would do. `measured`: what beta and gamma were
+    taken from; by default what these patterns show.
     """
-    m = measure(clean, shown)
-    theory.check_beta(beta, m.separation, m.patterns, m.norm)
-    error = theory.retrieval_error(beta, m.separation, m.patterns, m.norm)
-    radius = theory.projection_radius(beta, m.patterns, m.norm)
+    m = measure(clean, shown) if measured is None else measured
+    theory.check_beta(beta, m.separation, m.patterns, m.bound)
+    error = theory.retrieval_error(beta, m.separation, m.patterns, m.bound)
+    radius = theory.projection_radius(beta, m.patterns, m.bound)
     box = theory.box_radius(beta, error, m.spread, m.noise)
     flat, free = shown.reshape(-1, shown.shape[-1]), clean.reshape(-1, clean.shape[-1])
     target = free[rng.integers(0, len(free), draws)]
@@ -245,4 +269,5 @@ def floor(
         near_other=near[1] / n,
         in_box=boxed / n,
         draws=n,
+        sampled=m.records,
     )

@@ -16,6 +16,7 @@ from fedaudit.audits.active_membership.adversary import (
     Threshold,
 )
 from fedaudit.audits.active_membership.games import Floats, Indices, Mask, Outside, Universe
+from fedaudit.audits.active_membership.probe import Answer, Noise
 from fedaudit.audits.audit import Knowledge
 from fedaudit.errors import ConfigError, NotApplicable, UsageError
 from fedaudit.hooks import Hook
@@ -46,19 +47,25 @@ class Played:
 class Table(Protocol):
     """Where games are played: the challenger, who keeps data and coins to itself.
 
-    `universe` of records that can occur, as the server knows it; `shape` of a record; `records` per
+    `universe` of records that can occur, as the server knows it; `shape` of a record; `words` of
+    the vocabulary where records are tokens (0: they are not); `given`, an embedding that is not
+    drawn but comes with the model; `records` per
     client in a game, and `together` behind one answer through the engine; `classes`; `mixed`
     whether uploads reach the server as a sum or without names; `noisy` whether noise is added to
-    them, `step_noise` the smallest noise multiplier of a client's step (0: none).
+    them, `step_noise` the smallest noise multiplier of a client's step (0: none), `upload_noise`
+    that of its update.
     """
 
     universe: Universe
     shape: tuple[int, ...]
+    words: int
+    given: patterns.Embedding | None
     records: int
     classes: int
     mixed: bool
     noisy: bool
     step_noise: float
+    upload_noise: float
 
     @property
     def together(self) -> int: ...
@@ -91,8 +98,8 @@ class Guess:
     """What the attack says, and what theory says beside it.
 
     `figure` (G,) scores with their `trial` (G,); `cut`; `own` party -> scores; `recorded` (R,)
-    strengths with `recorded_cut` and what the closed form said, `agreed`; `marked` (M, K) strengths
-    by client. `outside` P_M at `radius`; `floor` of Theorem 3, or why there is none.
+    strengths, above 0 for yes, and whether the closed form said the same, `agreed`; `marked` (M, K)
+    strengths by client. `outside` P_M at `radius`; `floor` of Theorem 3, or why there is none.
     """
 
     figure: Floats
@@ -100,7 +107,6 @@ class Guess:
     cut: float
     own: Mapping[str, Floats]
     recorded: Floats
-    recorded_cut: float
     agreed: Mask
     marked: Floats
     radius: float
@@ -127,7 +133,8 @@ class ActiveMembership:
     (tau = Delta; gamma = 2 Delta-bar), or "published". `client_games` against every client as it
     is. `local_dp`: a mechanism in place of the run's, with the settings of that protection.
     Attention: `patch` size, `dimension` and `embedding` of patterns ("fourier" is ours, "linear"
-    published), `beta` (default: searched, or from Theorem 3).
+    published; of tokens, rows of their own in every place, or tokens plus places; "one_hot" tokens;
+    "model": that of the run's own vit or gpt), `beta` (default: searched, or from Theorem 3).
     """
 
     name: ClassVar[str] = "active_membership"
@@ -141,7 +148,7 @@ class ActiveMembership:
     threshold: Threshold = "tuned"
     games: int = 2400
     trials: int = 1
-    recorded: int = 200
+    recorded: int = 400
     client_games: int = 200
     simulated: int = 1000
     records: int | None = None
@@ -149,7 +156,7 @@ class ActiveMembership:
     local_dp: dict[str, Any] | None = None
     patch: int = 4
     dimension: int = 64
-    embedding: Literal["fourier", "linear"] = "fourier"
+    embedding: Literal["fourier", "linear", "one_hot", "model"] = "fourier"
     beta: float | None = None
     confidence: float = 0.95
 
@@ -218,7 +225,19 @@ class ActiveMembership:
                 simulated=self.simulated,
             )
         offered: list[patterns.Embedding]
-        if self.embedding == "linear":
+        if table.given is not None:
+            offered = [table.given]
+        elif table.words:
+            offered = [
+                patterns.tokens(
+                    table.shape[0],
+                    table.words,
+                    self.dimension,
+                    rng,
+                    additive=self.embedding == "linear",
+                )
+            ]
+        elif self.embedding == "linear":
             offered = [patterns.linear(table.shape, self.patch, self.dimension, rng)]
         else:
             offered = [
@@ -276,7 +295,6 @@ class ActiveMembership:
             self._marks(p, adversary)
             for p in (table.marked(adversary, self) if self.adversary == "fc" else ())
         ]
-        cuts = {r[1] for r in read}
         outside, floor, why = self._theory(table, adversary, rng)
         return Guess(
             figure=figure,
@@ -284,8 +302,7 @@ class ActiveMembership:
             cut=adversary.cut,
             own=table.own(adversary),
             recorded=np.concatenate([r[0] for r in read]) if read else np.empty(0),
-            recorded_cut=max(cuts, default=0.0),
-            agreed=np.concatenate([r[2] for r in read]) if read else np.empty(0, dtype=bool),
+            agreed=np.concatenate([r[1] for r in read]) if read else np.empty(0, dtype=bool),
             marked=np.concatenate(marked) if marked else np.empty((0, 0)),
             radius=table.universe.radius if isinstance(adversary, FullyConnected) else 0.0,
             outside=outside,
@@ -297,25 +314,35 @@ class ActiveMembership:
             trace_sha256=view.trace_sha256,
         )
 
-    def _read(self, played: Played, adversary: Adversary) -> tuple[Floats, float, Mask]:
-        """Strengths (g,) of a federation's games, the cut, and whether the closed form agrees."""
+    def _read(self, played: Played, adversary: Adversary) -> tuple[Floats, Mask]:
+        """Strengths (g,) of a federation's games, above 0 for yes, and whether the closed form
+        agrees."""
         answer = probe.read(played.view, adversary.read)
-        cut = probe.noise_cut(played.view.declared, played.rate, played.records)
-        each = probe.strength(answer.rows if cut else np.abs(answer.rows))
+        noise = self._noise(played, answer)
+        each = probe.strength(answer.rows) if noise is None else answer.rows[:, 0]
         if len(played.target) == len(each) and answer.named:
             where = {s: i for i, s in enumerate(answer.senders)}
             strengths = each[[where[n] for n in played.names]]
-        else:
+            if noise is not None:
+                strengths = np.array([noise.log_ratio(x, i) for i, x in enumerate(strengths)])
+        elif noise is None:
             strengths = np.array([each.max()])  # some client of the federation
-        closed = played.closed > adversary.cut
-        return strengths, cut, (strengths > cut) == closed
+        else:
+            strengths = np.array([noise.evidence(each)])
+        return strengths, (strengths > 0) == (played.closed > adversary.cut)
 
     def _marks(self, played: Played, adversary: Adversary) -> Floats:
         """Strengths (1, K) by client: each left its mark in a neuron of its own."""
         answer = probe.read(played.view, adversary.read)
-        cut = probe.noise_cut(played.view.declared, played.rate, played.records)
-        rows = answer.rows if cut else np.abs(answer.rows)
-        return rows.max(axis=0)[None, :] - cut
+        noise = self._noise(played, answer)
+        if noise is None:
+            return np.asarray(np.abs(answer.rows).max(axis=0)[None, :])
+        return noise.evidence(answer.rows)[None, :]
+
+    @staticmethod
+    def _noise(played: Played, answer: Answer) -> Noise | None:
+        noise = probe.noise_of(played.view.declared, played.rate, played.records, len(played.names))
+        return noise.of_sum if noise is not None and not answer.senders else noise
 
     def _theory(
         self, table: Table, adversary: Adversary, rng: np.random.Generator
@@ -326,7 +353,7 @@ class ActiveMembership:
             radius = universe.snapped(universe.radius)
             return games.outside(universe, radius, rng, confidence=self.confidence), None, ""
         assert isinstance(adversary, Attention)
-        clean, shown = adversary.sample(rng, 1 << 22)
+        clean, shown = adversary.sampled or adversary.sample(rng, 1 << 22)
         try:
             found = attention.floor(
                 clean,
@@ -336,30 +363,39 @@ class ActiveMembership:
                 rng=rng,
                 confidence=self.confidence,
                 other=adversary.other,
+                measured=adversary.measured,
             )
         except UsageError as error:
             return None, None, f"Theorem 3 says nothing here: {error.what}; {error.remedy}"
         return None, found, ""
 
     def _about(self, table: Table, adversary: Adversary) -> dict[str, Any]:
-        channel = table.universe.channel
-        book = channel.codes
+        universe = table.universe
+        channel, book = universe.channel, universe.channel.codes
         ceiling = None
         if book is not None and book.transition is not None:
-            ceiling = theory.ceiling(book.transition, table.universe.features)
+            ceiling = theory.ceiling(book.transition, universe.features)
+        elif book is not None and book.symmetric is not None:
+            ceiling = theory.symmetric_ceiling(*book.symmetric, universe.features)
+        balls = None
+        if channel.name == "grr" and universe.features == 1 and universe.codes is not None:
+            balls = universe.balls(universe.snapped(universe.radius)).tolist()
         return {
             "mechanism": channel.name,
             "claimed_epsilon": channel.claimed_epsilon,
             "exact_epsilon": channel.exact_epsilon,
             "delta": channel.delta,
             "universe": len(adversary.universe),
-            "features": table.universe.features,
+            "features": universe.features,
             "records": table.records,
             "mixed": table.mixed,
             "noisy": table.noisy,
             "step_noise": table.step_noise,
+            "upload_noise": table.upload_noise,
             "ceiling": ceiling,
             "alphabet": None if book is None else book.alphabet,
+            "balls": balls,
+            "margin": isinstance(adversary, Attention) and adversary.measured is not None,
             "tau": adversary.tau if isinstance(adversary, FullyConnected) else None,
             "beta": adversary.beta if isinstance(adversary, Attention) else None,
             "gamma": adversary.gamma if isinstance(adversary, Attention) else None,

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.audits.active_membership.draws import Flips, Rows
+from fedaudit.audits.active_membership.draws import Flips, Rows, Symmetric
 from fedaudit.errors import UsageError
 
 Floats = npt.NDArray[np.float64]
@@ -30,10 +30,11 @@ LARGEST_ALPHABET = 1 << 10
 class Codebook:
     """Features that are `origin` + `step` x level, a level being a whole number.
 
-    `encode` turns features (n, r) into codes. Either `table` (k, k), Pr[code that is trained on |
-    code], with level = code; or `ones` (2, l), the probability that a bit of the code that is
-    trained on is one if the bit was zero, and if it was one: bits are independent, most significant
-    first, the first one the sign and the rest the magnitude of the level.
+    `encode` turns features (n, r) into codes. The law is one of: `table` (k, k), Pr[code that is
+    trained on | code], with level = code; `symmetric` (k, hit), a code that is kept with `hit` and
+    becomes any other alike, with level = code; or `ones` (2, l), the probability that a bit of the
+    code that is trained on is one if the bit was zero, and if it was one: bits are independent,
+    most significant first, the first one the sign and the rest the magnitude of the level.
     """
 
     step: float
@@ -41,13 +42,15 @@ class Codebook:
     origin: float = 0.0
     table: Floats | None = None
     ones: Floats | None = None
+    symmetric: tuple[int, float] | None = None
 
     def __post_init__(self) -> None:
-        if (self.table is None) == (self.ones is None):
+        given = sum(law is not None for law in (self.table, self.ones, self.symmetric))
+        if given != 1:
             raise UsageError(
                 "a codebook has one law",
-                expected="a table of transitions, or probabilities of bits",
-                got="both" if self.table is not None else "neither",
+                expected="a table of transitions, a symmetric law, or probabilities of bits",
+                got="none" if not given else f"{given} of them",
                 remedy="give one of them",
             )
         if self.bits > MOST_BITS:
@@ -67,15 +70,21 @@ class Codebook:
     def alphabet(self) -> int:
         if self.table is not None:
             return len(self.table)
-        return int(1 << self.bits)
+        return self.symmetric[0] if self.symmetric is not None else int(1 << self.bits)
 
     @cached_property
     def transition(self) -> Floats | None:
         """Pr[code that is trained on | code] (k, k), None for large alphabets."""
         if self.table is not None:
             return self.table if len(self.table) <= LARGEST_ALPHABET else None
-        if self.ones is None or self.alphabet > LARGEST_ALPHABET:
+        if self.alphabet > LARGEST_ALPHABET:
             return None
+        if self.symmetric is not None:
+            k, hit = self.symmetric
+            even = np.full((k, k), (1.0 - hit) / (k - 1))
+            np.fill_diagonal(even, hit)
+            return even
+        assert self.ones is not None
         out = np.ones((1, 1))
         for zero, one in self.ones.T:
             out = np.kron(out, np.array([[1.0 - zero, zero], [1.0 - one, one]]))
@@ -92,9 +101,11 @@ class Codebook:
         return magnitude
 
     @cached_property
-    def _sampler(self) -> Rows | Flips | tuple[Flips, Flips]:
+    def _sampler(self) -> Rows | Symmetric | Flips | tuple[Flips, Flips]:
         if self.table is not None:
             return Rows.of(self.table)
+        if self.symmetric is not None:
+            return Symmetric(*self.symmetric)
         assert self.ones is not None
         zero, one = self.ones
         if np.allclose(zero + one, 1.0, rtol=0.0, atol=1e-15):
@@ -109,7 +120,7 @@ class Codebook:
     def draw(self, codes: npt.NDArray[np.int32], rng: np.random.Generator) -> Codes:
         """What is trained on for codes (count,), drawn independently, (count,)."""
         sampler = self._sampler
-        if isinstance(sampler, Rows):
+        if isinstance(sampler, Rows | Symmetric):
             return sampler.draw(codes, rng)
         if isinstance(sampler, Flips):
             flips = sampler.draw(len(codes), rng).view(np.int32)

@@ -129,6 +129,24 @@ class Rows:
         return column
 
 
+@dataclass(frozen=True)
+class Symmetric:
+    """Codes that are kept with probability `hit` and become any one other of `columns` alike: no
+    table, however many there are."""
+
+    columns: int
+    hit: float
+
+    def draw(self, codes: npt.NDArray[np.int32], rng: np.random.Generator) -> npt.NDArray[np.int32]:
+        """Outputs (count,) of codes (count,)."""
+        out = codes.copy()
+        lost = np.flatnonzero(rng.random(len(codes)) >= self.hit)
+        other = rng.integers(0, self.columns - 1, len(lost), dtype=np.int32)
+        other += other >= out[lost]
+        out[lost] = other
+        return out
+
+
 def fast(rng: np.random.Generator) -> np.random.Generator:
     """A quicker generator, seeded by one that is addressed."""
     return np.random.Generator(np.random.SFC64(rng.integers(0, 2**63, 4)))

@@ -177,6 +177,15 @@ class Universe:
             )
         return int(found[0])
 
+    def balls(self, tau: float) -> Indices:
+        """How many values of a single feature lie closer than `tau` to each record (N,)."""
+        book = self.channel.codes
+        assert book is not None
+        assert self.features == 1
+        reach = math.ceil(tau / book.step - 1e-9) - 1  # steps, at most
+        at = self.levels[:, 0].astype(np.int64)
+        return np.minimum(at + reach, book.alphabet - 1) - np.maximum(at - reach, 0) + 1
+
     def snapped(self, tau: float) -> float:
         """The threshold between two possible distances that decides as `tau` does.
 
@@ -225,15 +234,48 @@ class Challenge:
         )
 
 
-def challenge(universe: int, records: int, games: int, rng: np.random.Generator) -> Challenge:
+def challenge(
+    universe: int,
+    records: int,
+    games: int,
+    rng: np.random.Generator,
+    *,
+    target: int | None = None,
+) -> Challenge:
     """Independent games: n different records, a fair coin, a target in or out of them.
 
-    [ActiveMembership] Figure 11, with the uniform distribution on the universe.
+    [ActiveMembership] Figure 11, with the uniform distribution on the universe. `target`: the
+    record that is asked about in every game (`Universe.number_of`), by default another each time.
     """
     check_game(records, universe)
+    if target is not None:
+        return _about(universe, records, games, target, rng)
     data, inside, outside = _tables(universe, records, games, rng)
     member = rng.random(games) < 0.5
     return Challenge(data, np.where(member, inside, outside), member, np.arange(games))
+
+
+def _about(
+    universe: int, records: int, games: int, target: int, rng: np.random.Generator
+) -> Challenge:
+    """Games about one record: the others of a client are drawn from the rest of the universe."""
+    if not 0 <= target < universe:
+        raise UsageError(
+            "the target is not in the universe",
+            expected=f"a number from 0 to {universe - 1}",
+            got=str(target),
+            remedy="ask for the number of a record with Universe.number_of",
+        )
+    step = max(1, (1 << 21) // universe)
+    data = np.empty((games, records), dtype=np.int64)
+    for part in _parts(games, step):
+        keys = rng.random((part.stop - part.start, universe))
+        keys[:, target] = 2.0  # never among them
+        data[part] = np.argpartition(keys, records - 1, axis=1)[:, :records]
+    member = rng.random(games) < 0.5
+    inside = np.flatnonzero(member)
+    data[inside, rng.integers(0, records, len(inside))] = target
+    return Challenge(data, np.full(games, target), member, np.arange(games))
 
 
 def trials(

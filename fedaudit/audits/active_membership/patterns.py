@@ -1,7 +1,8 @@
-"""From a record to the patterns that attention sees: patches, then a fixed map.
+"""From a record to the patterns that attention sees: patches or tokens, then a fixed map.
 
     linear    x_j = Flatten(I_j) W_embed + p_j                    [ActiveMembership] Section 3.4
     fourier   x_j = sqrt(2/d) cos(Flatten(I_j) W + phase)         ours
+    tokens    x_j = E[t_j] + p_j, or a row of its own for every token and place
 
 The server chooses the model, and with it the embedding: it is public, fixed, and never trained. The
 attack needs patterns that are nearly orthogonal. Patches of small images are not, whatever linear
@@ -22,17 +23,21 @@ Indices = npt.NDArray[np.int64]
 
 BANDWIDTHS = (0.1, 0.3, 1.0)
 """Of Fourier features, in median distances of two patches: the server tries them all."""
+LARGEST_TABLE = 1 << 24
+"""Numbers of a table of token embeddings."""
 
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
     """`cut` (N, p) numbers of the features of each patch, `map` (p, d); then either `position`
-    (N, d) is added, or the cosine is taken with `phase` (d,)."""
+    (N, d) is added, or the cosine is taken with `phase` (d,). Of tokens instead: `table` (N, k, d),
+    what each of k tokens becomes in each place."""
 
     cut: Indices
     map: Floats
     position: Floats | None = None
     phase: Floats | None = None
+    table: Floats | None = None
 
     def __post_init__(self) -> None:
         if self.patterns < 2:
@@ -66,6 +71,8 @@ class Embedding:
     @property
     def placed(self) -> bool:
         """Whether equal patches in different places become different patterns."""
+        if self.table is not None:
+            return not np.array_equal(self.table[0], self.table[1])
         if self.position is None:
             return False
         return len(np.unique(self.position.round(9), axis=0)) == self.patterns
@@ -73,6 +80,9 @@ class Embedding:
     def __call__(self, x: npt.ArrayLike) -> Floats:
         """Records (n, r) to patterns (n, N, d)."""
         flat = np.asarray(x, dtype=np.float64)
+        if self.table is not None:
+            token = np.rint(flat[:, self.cut[:, 0]]).astype(np.int64)
+            return np.asarray(self.table[np.arange(self.patterns), token])
         out = flat[:, self.cut] @ self.map
         if self.position is not None:
             out += self.position
@@ -88,6 +98,32 @@ def identity(patterns: int, dimension: int) -> Embedding:
     return Embedding(
         np.arange(patterns * dimension).reshape(patterns, dimension), np.eye(dimension)
     )
+
+
+def looked_up(table: Floats) -> Embedding:
+    """Records that are rows of token numbers (n, N); `table` (N, k, d) says what they become."""
+    places, _, dimension = table.shape
+    return Embedding(np.arange(places)[:, None], np.zeros((1, dimension)), table=table)
+
+
+def tokens(
+    places: int, words: int, dimension: int, rng: np.random.Generator, *, additive: bool = False
+) -> Embedding:
+    """Random unit rows for every token in every place; `additive`: one for a token plus one for a
+    place, as language models have it."""
+    if places * words * dimension > LARGEST_TABLE:
+        raise ConfigError(
+            "the embedding of all tokens in all places is too large",
+            expected=f"at most {LARGEST_TABLE:,} numbers",
+            got=f"{places} places x {words:,} tokens x {dimension} dimensions",
+            remedy="a smaller task.vocabulary_size or task.length, or fewer dimensions",
+        )
+    shape = (words, dimension) if additive else (places, words, dimension)
+    table = rng.normal(size=shape) / np.sqrt(dimension)
+    if additive:
+        position = rng.normal(size=(places, 1, dimension)) / np.sqrt(dimension)
+        table = (table[None] + position) / np.sqrt(2.0)
+    return looked_up(table)
 
 
 def linear(

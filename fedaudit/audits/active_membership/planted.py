@@ -49,9 +49,14 @@ class Memory(nn.Module):
         self._map = torch.from_numpy(embedding.map).float()
         self._shift = torch.zeros(d) if shift is None else torch.from_numpy(shift).float()
         self._cosine = embedding.phase is not None
+        table = embedding.table
+        self._table = None if table is None else torch.tensor(table, dtype=torch.float32)
 
     def patterns(self, x: Tensor) -> Tensor:
         """Records (n, ...) to patterns (n, N, d)."""
+        if self._table is not None:
+            token = x.flatten(1)[:, self._cut[:, 0]].round().long()
+            return self._table[torch.arange(len(self._cut)), token]
         out = x.flatten(1)[:, self._cut] @ self._map + self._shift
         return out.cos() * math.sqrt(2.0 / out.shape[-1]) if self._cosine else out
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.audits.active_membership import theory
+from fedaudit.audits.active_membership.attention import MARGIN
 from fedaudit.results import AuditResult, Bound, Estimate, Underpowered
 from fedaudit.stats import roc
 from fedaudit.stats.intervals import bootstrap, clopper_pearson, clopper_pearson_bounds
@@ -29,6 +30,8 @@ Mask = npt.NDArray[np.bool_]
 Estimates = dict[str, Estimate | Underpowered]
 
 CURVE_POINTS = 200
+MOST_GAMES = 1 << 22
+"""Beyond this many nobody plays: a ceiling that close to one half is chance."""
 
 
 # -- one set of games -----------------------------------------------------------------------------
@@ -58,9 +61,13 @@ def success(c: Counts, confidence: float) -> Estimate | Underpowered:
     return _of_both(c, confidence, lambda tpr, tnr: 0.5 * (tpr + tnr), 0.5)
 
 
+ALWAYS_YES = 2.0 / 3.0
+"""F1 of a fair coin for who says yes every time: what anyone reaches without looking."""
+
+
 def f1(c: Counts, confidence: float) -> Estimate | Underpowered:
-    """2 TP / (2 TP + FP + FN) of a fair coin; always saying yes gives 2/3, a coin toss 1/2."""
-    return _of_both(c, confidence, lambda tpr, tnr: 2.0 * tpr / (tpr + 2.0 - tnr), 0.5)
+    """2 TP / (2 TP + FP + FN) of a fair coin; always saying yes gives 2/3."""
+    return _of_both(c, confidence, lambda tpr, tnr: 2.0 * tpr / (tpr + 2.0 - tnr), ALWAYS_YES)
 
 
 def _of_both(
@@ -92,8 +99,13 @@ def independent(
     c = Counts.of(values > cut, member)
     out: Estimates = {"success": success(c, confidence)}
     if c.members and c.others:
-        out["true positive rate"] = clopper_pearson(c.found, c.members, confidence, baseline=0.5)
-        out["true negative rate"] = clopper_pearson(c.cleared, c.others, confidence, baseline=0.5)
+        # who does not look says yes to members as often as to others
+        out["true positive rate"] = clopper_pearson(
+            c.found, c.members, confidence, baseline=1.0 - c.cleared / c.others
+        )
+        out["true negative rate"] = clopper_pearson(
+            c.cleared, c.others, confidence, baseline=1.0 - c.found / c.members
+        )
     out["F1"] = f1(c, confidence)
     out["AUC"] = roc.auc(values, member, confidence=confidence)
     if corner:
@@ -140,11 +152,12 @@ def by_trial(
             return replace(found, method=f"bootstrap over {len(counts)} trials")
         return found
 
+    tpr, tnr = (float(rate[0]) for rate in rates(counts[None]))
     out: Estimates = {
         "success": made_of(lambda p, q: 0.5 * (p + q), 0.5),
-        "true positive rate": made_of(lambda p, q: p, 0.5),
-        "true negative rate": made_of(lambda p, q: q, 0.5),
-        "F1": made_of(lambda p, q: 2.0 * p / (p + 2.0 - q), 0.5),
+        "true positive rate": made_of(lambda p, q: p, 1.0 - tnr),
+        "true negative rate": made_of(lambda p, q: q, 1.0 - tpr),
+        "F1": made_of(lambda p, q: 2.0 * p / (p + 2.0 - q), ALWAYS_YES),
     }
     area = bootstrap(np.array(areas), rng=rng, confidence=confidence, baseline=0.5)
     if isinstance(area, Estimate):
@@ -162,6 +175,33 @@ def smallest_success(members: int, others: int, confidence: float) -> float | No
     low = [clopper_pearson_bounds(np.rint(share * n), n, tail)[0] for n in (members, others)]
     seen = np.flatnonzero(0.5 * (low[0] + low[1]) > 0.5)
     return float(share[seen[0]]) if len(seen) else None
+
+
+def _seen_by_trials(found: Estimate) -> float | None:
+    """The smallest success whose interval would lie above one half, of trials that spread as these
+    do; None where they do not spread at all, which says nothing of others."""
+    reach = found.value - found.low
+    return min(1.0, 0.5 + reach) if reach > 0 else None
+
+
+def _is_seen(success: float, each: int, confidence: float) -> bool:
+    """Whether less than a success, of equal rates over `each` members and others, would be seen."""
+    just_below = math.ceil(success * each) - 1
+    return bool(clopper_pearson_bounds(just_below, each, (1.0 - confidence) / 4.0)[0] > 0.5)
+
+
+def _too_few(
+    games: int, detectable: float | None, bounds: Mapping[str, Bound], confidence: float
+) -> tuple[Underpowered, ...]:
+    """Said where not even an adversary at the ceiling would be seen by so many games."""
+    tops = [b.value for b in bounds.values() if b.kind == "upper" and b.of == "success"]
+    if not tops or min(tops) <= 0.5 or (detectable is not None and detectable < min(tops)):
+        return ()
+    needed = 2 * games
+    while needed < MOST_GAMES and not _is_seen(min(tops), needed // 2, confidence):
+        needed *= 2
+    what = f"a success of {min(tops):.4g}, the most that any adversary can reach here: games"
+    return (Underpowered(what=what, have=games, needed=needed),)
 
 
 # -- the whole result -----------------------------------------------------------------------------
@@ -185,9 +225,7 @@ def scored(
         else independent(guess.figure, coins, guess.cut, confidence)
     )
     engine = (
-        independent(
-            guess.recorded, members["recorded"], guess.recorded_cut, confidence, corner=False
-        )
+        independent(guess.recorded, members["recorded"], 0.0, confidence, corner=False)
         if len(guess.recorded)
         else {}
     )
@@ -202,23 +240,29 @@ def scored(
         found[in_figure] = figure["success"]
     at_theory = _at_theory(audit, guess, coins, confidence, rng, found, in_figure)
     if guess.marked.size:
-        found |= _which(guess.marked, members["marked"], confidence)
+        found |= _which(guess.marked, members["marked"], confidence, noisy=about["noisy"])
     estimates = {k: v for k, v in found.items() if isinstance(v, Estimate)}
     lacking = tuple(v for v in found.values() if isinstance(v, Underpowered))
     if "success" not in estimates:
         return AuditResult(
             **shared, underpowered=lacking, not_applicable="too few games for a success rate"
         )
-    used = coins if clear else members["recorded"]
-    detectable = smallest_success(int(used.sum()), int((~used).sum()), confidence)
+    bounds = _bounds(guess, estimates, in_figure, at_theory)
+    if clear and audit.trials > 1:
+        detectable = _seen_by_trials(estimates["success"])
+    else:
+        used = coins if clear else members["recorded"]
+        detectable = smallest_success(int(used.sum()), int((~used).sum()), confidence)
+        lacking += _too_few(len(used), detectable, bounds, confidence)
     return AuditResult(
         **shared,
         headline="success",
         estimates=estimates,
         underpowered=lacking,
-        bounds=_bounds(guess, estimates, in_figure, at_theory),
-        per_client=_per_client(guess, members, confidence),
-        curves=_curves(guess, coins),
+        bounds=bounds,
+        # behind noise, sums and shuffles no game was played client by client
+        per_client=_per_client(guess, members, confidence) if clear else {},
+        curves=_curves(guess, members, clear=clear),
         detectable=detectable,
         notes=_notes(audit, guess, clear),
     )
@@ -250,10 +294,13 @@ def _at_theory(
     return name
 
 
-def _which(marked: Floats, whose: Mask, confidence: float) -> Estimates:
-    """Whether the right client was named, of federations that hold the target."""
+def _which(marked: Floats, whose: Mask, confidence: float, *, noisy: bool) -> Estimates:
+    """Whether the right client was named, of federations that hold the target.
+
+    Without noise nobody is named where no detector answers; beside noise the likeliest client is.
+    """
     inside = whose.any(axis=1)
-    right = (marked.argmax(axis=1) == whose.argmax(axis=1)) & (marked.max(axis=1) > 0)
+    right = (marked.argmax(axis=1) == whose.argmax(axis=1)) & (noisy | (marked.max(axis=1) > 0))
     k = whose.shape[1]
     if not inside.any():
         return {"right client named": Underpowered(what="who holds a record", have=0, needed=1)}
@@ -268,7 +315,7 @@ def _bounds(
     guess: Guess, estimates: Mapping[str, Estimate], in_figure: str, at_theory: str | None
 ) -> dict[str, Bound]:
     about = guess.about
-    n, universe, features = about["records"], about["universe"], about["features"]
+    n, universe = about["records"], about["universe"]
     exact, claimed = float(about["exact_epsilon"]), float(about["claimed_epsilon"])
     out: dict[str, Bound] = {}
     game = f"Figure 12: {n} of {universe} records, target uniform"
@@ -287,30 +334,37 @@ def _bounds(
         )
     if guess.floor is not None and at_theory is not None:
         f = guess.floor
+        margin = f" with a margin of {100 * MARGIN:g} %" if about["margin"] else ""
         out["Theorem 3"] = Bound(
             value=theory.success(f.low),
             kind="lower",
             of=at_theory,
             source="[ActiveMembership] Theorem 3",
-            assumes=f"{game}; independent patterns; P_proj {f.near_target:.4g} (target) and "
-            f"{f.near_other:.4g}, P_box {f.in_box:.4g}, unfavourable ends over {f.draws:,} draws",
+            assumes=f"{game}; independent patterns; Delta, M, R and m_max: extremes over "
+            f"{f.sampled:,} sampled records{margin}; P_proj {f.near_target:.4g} "
+            f"(target) and {f.near_other:.4g}, P_box {f.in_box:.4g}, unfavourable ends over "
+            f"{f.draws:,} draws",
         )
-    if about["mechanism"] == "grr" and features == 1 and about["alphabet"] == universe:
-        k = about["alphabet"]
+    if about["balls"] is not None:
+        k, balls = about["alphabet"], about["balls"]
         assumes = f"{game}; a record is one of {k} values"
-        out["Theorem 4"] = Bound(
-            value=theory.success(theory.theorem4(exact, n, k)),
-            kind="lower",
-            of=at_theory or in_figure,
-            source="[ActiveMembership] Theorem 4",
-            assumes=assumes,
-        )
+        alone = max(balls) == 1
+        if alone:  # else Delta reaches values that no record has
+            out["Theorem 4"] = Bound(
+                value=theory.success(theory.theorem4(exact, n, k)),
+                kind="lower",
+                of=at_theory or in_figure,
+                source="[ActiveMembership] Theorem 4",
+                assumes=assumes,
+            )
         out["exact for this adversary"] = Bound(
-            value=theory.success(theory.grr_advantage(exact, n, k)),
+            value=theory.success(theory.grr_advantage(exact, n, k, balls)),
             kind="reference",
             of=at_theory or in_figure,
-            source="(p - q)(1 - q)^(n - 1)",
-            assumes=assumes,
+            source="(p - q)(1 - q)^(n - 1)"
+            if alone
+            else "mean over targets of (p - q)(1 - b q)^(n - 1)",
+            assumes=assumes if alone else f"{assumes}, b of them within Delta of the target",
         )
     if math.isfinite(exact):
         delta = float(about["delta"])
@@ -331,15 +385,18 @@ def _bounds(
                 assumes=f"nothing: the mechanism claims {claimed:,.4g}, its exact worst case is "
                 f"{exact:,.4g}, so this ceiling does not bind",
             )
-    z = about["step_noise"]
-    if z and in_figure != "success":
-        out["one step of DP-SGD"] = Bound(
-            value=theory.gaussian_success(1.0 / z),
-            kind="upper",
-            of="success",
-            source="Phi(1/z): a record replaced moves a sum by 2 C, noise has z C",
-            assumes=f"one full-batch step with z = {z:g}; any adversary",
-        )
+    for name, z, moved in (
+        ("one step of DP-SGD", about["step_noise"], "a record replaced moves a sum by 2 C"),
+        ("one noisy update", about["upload_noise"], "data replaced move a clipped update by 2 C"),
+    ):
+        if z and in_figure != "success":
+            out[name] = Bound(
+                value=theory.gaussian_success(1.0 / z),
+                kind="upper",
+                of="success",
+                source=f"Phi(1/z): {moved}, noise has z C",
+                assumes=f"one full-batch step with z = {z:g}; any adversary",
+            )
     if about["ceiling"] is not None:
         value, how = about["ceiling"]
         out["total variation"] = Bound(
@@ -372,21 +429,30 @@ def _per_client(
     return out
 
 
-def _curves(guess: Guess, coins: Mask) -> dict[str, dict[str, tuple[float, ...]]]:
-    found = roc.curve(guess.figure, coins)
-    if isinstance(found, Underpowered):
-        return {}
-    keep = np.unique(
-        np.linspace(0, len(found.threshold) - 1, CURVE_POINTS).round().astype(np.int64)
-    )
-    x, y = found.false_positive_rate[keep], found.true_positive_rate[keep]
-    return {
-        "ROC (gradient in the clear)": {
+def _curves(
+    guess: Guess, members: Mapping[str, Mask], *, clear: bool
+) -> dict[str, dict[str, tuple[float, ...]]]:
+    """The curve of the headline's games; beside it, the one without what protects them."""
+    games = {"ROC (gradient in the clear)": (guess.figure, members["figure"])}
+    if not clear:
+        games = {"ROC (as uploads arrive)": (guess.recorded, members["recorded"])} | {
+            "ROC (without the protection of uploads)": next(iter(games.values()))
+        }
+    out = {}
+    for name, (scores, coins) in games.items():
+        found = roc.curve(scores, coins)
+        if isinstance(found, Underpowered):
+            continue
+        keep = np.unique(
+            np.linspace(0, len(found.threshold) - 1, CURVE_POINTS).round().astype(np.int64)
+        )
+        x, y = found.false_positive_rate[keep], found.true_positive_rate[keep]
+        out[name] = {
             "false positive rate": tuple(float(v) for v in x),
             "true positive rate": tuple(float(v) for v in y),
             "chance": tuple(float(v) for v in x),
         }
-    }
+    return out
 
 
 def _notes(audit: ActiveMembership, guess: Guess, clear: bool) -> tuple[str, ...]:
@@ -425,7 +491,7 @@ def _notes(audit: ActiveMembership, guess: Guess, clear: bool) -> tuple[str, ...
     if not clear:
         how = "as one sum or without names" if about["mixed"] else "with noise"
         out.append(
-            f"the headline is what the server learns from uploads that arrive {how}; figures per "
-            "client are for gradients in the clear"
+            f"the headline is what the server learns from uploads that arrive {how}; games of "
+            "single clients are played only where gradients arrive in the clear"
         )
     return (*out, *guess.notes)

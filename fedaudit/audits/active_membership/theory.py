@@ -49,22 +49,25 @@ def theorem2(epsilon: float, delta: float = 0.0) -> float:
 def theorem4(epsilon: float, records: int, alphabet: int) -> float:
     """Advantage >= (e^eps - n) / (e^eps + d - 1) under GRR on d values. [ActiveMembership] Eq. (69)
 
-    A record is one of d values, which are also the universe.
+    A record is one of d values, all of which may occur or only some: (p - q)(1 - q)^(n - 1) is at
+    least p - n q. The adversary says yes to the target's own value alone.
     """
     check_game(records, alphabet)
     return -math.expm1(math.log(records) - epsilon) * _truth(epsilon, alphabet)
 
 
-def grr_advantage(epsilon: float, records: int, alphabet: int) -> float:
+def grr_advantage(epsilon: float, records: int, alphabet: int, balls: npt.ArrayLike = 1) -> float:
     """The exact advantage under GRR: (p - q) (1 - q)^(n - 1). Ours, tighter than Theorem 4.
 
     Some report equals the target with probability 1 - (1-p)(1-q)^(n-1) if it is among the n
-    records, and 1 - (1-q)^n if it is not.
+    records, and 1 - (1-q)^n if it is not. `balls` (N,): the b values that the adversary
+    takes for each target, none of which is another record: (p - q) (1 - b q)^(n - 1), in the mean.
     """
     check_game(records, alphabet)
     p = _truth(epsilon, alphabet)
     q = p * math.exp(-epsilon)
-    return (p - q) * (1.0 - q) ** (records - 1)
+    b = np.asarray(balls, dtype=np.float64)
+    return float((p - q) * ((1.0 - b * q) ** (records - 1)).mean())
 
 
 def _truth(epsilon: float, alphabet: int) -> float:
@@ -134,14 +137,19 @@ def ceiling(table: npt.ArrayLike, features: int) -> tuple[float, str]:
     hit = np.diag(p) if p.shape == (k, k) else np.empty(0)
     alike = len(others) and np.ptp(others) < 1e-12 and np.ptp(hit) < 1e-12
     if alike and hit[0] >= others[0]:
-        value = symmetric_total_variation(float(hit[0]), float(others[0]), features)
-        return value, f"exact: two records that differ in all {features} features"
+        return symmetric_ceiling(k, float(hit[0]), features)
     root = np.sqrt(p)
     affinity = float((root @ root.T).min())
     return (
         hellinger_ceiling(affinity, features),
         f"Hellinger bound over {features} independent features",
     )
+
+
+def symmetric_ceiling(alphabet: int, hit: float, features: int) -> tuple[float, str]:
+    """`ceiling` where each of `alphabet` values is kept with `hit`, and errors are uniform."""
+    value = symmetric_total_variation(hit, (1.0 - hit) / (alphabet - 1), features)
+    return value, f"exact: two records that differ in all {features} features"
 
 
 def gaussian_success(shift: float) -> float:

@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.errors import UsageError
 from fedaudit.protections.local_dp.alias import BitWords, word_probabilities
 from fedaudit.protections.local_dp.mechanism import (
     Codes,
@@ -163,6 +164,15 @@ class IndependentBits(ABC):
     def unbiased(self, report: Report) -> Floats:
         """(b - Pr[one|zero]) / (Pr[one|one] - Pr[one|zero]): (n, r, l), expectation the bits."""
         gap = self.one_from_one - self.one_from_zero
+        blank = np.flatnonzero(np.abs(gap) < 1e-12)
+        if len(blank):
+            raise UsageError(
+                "a bit that is reported by a fair coin has no unbiased estimate",
+                expected="bits that are reported differently as zeros and as ones",
+                got=f"bit {blank[0]} of {self.bits}, one with probability "
+                f"{self.one_from_one[blank[0]]:g} either way",
+                remedy="another epsilon or more bits, or decode",
+            )
         return np.asarray((split_bits(report, self.bits) - self.one_from_zero) / gap)
 
     def outputs(self) -> Codes:

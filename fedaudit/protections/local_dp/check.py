@@ -20,7 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.errors import ConfigError, DataError, UsageError
+from fedaudit.protections.local_dp.dbitflip import DBitFlip
 from fedaudit.protections.local_dp.mechanism import Floats, Mechanism
+from fedaudit.protections.local_dp.rappor import RAPPOR
 from fedaudit.results import Estimate, Underpowered
 from fedaudit.stats.epsilon import from_scores, lower_bounds
 from fedaudit.stats.intervals import check_confidence
@@ -38,7 +40,8 @@ _ROUNDING = 1e-9  # of a sum of logarithms, relative
 class Check:
     """A claim and what speaks for or against it, all per record and at `delta`.
 
-    `exact` is None where the law is not known. `measured.low` holds with its confidence;
+    `exact` is None where the law is not known; `permanent` (RAPPOR) is what any number of reports
+    on one permanent response spend together, at most. `measured.low` holds with its confidence;
     `ceiling` is the most that as many draws could have shown. `draws` is the verdict of the draws
     alone, `verdict` that of everything; `reason` says why.
     """
@@ -54,6 +57,7 @@ class Check:
     draws: Verdict
     verdict: Verdict
     reason: str
+    permanent: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types only; infinities as the text "inf"."""
@@ -87,9 +91,11 @@ def check_mechanism(
     claim = float(mechanism.claimed_epsilon if claimed is None else claimed)
     _check_asked(claim, samples, confidence)
     exact = mechanism.worst_case_epsilon()
-    first, second = mechanism.worst_pair()
+    # unary reports: bits of all other values tell nothing, and are not drawn
+    drawn = mechanism.telling() if isinstance(mechanism, RAPPOR | DBitFlip) else mechanism
+    first, second = drawn.worst_pair()
     scores = np.concatenate(
-        [log_ratios(mechanism, x, first, second, samples, rng) for x in (first, second)]
+        [log_ratios(drawn, x, first, second, samples, rng) for x in (first, second)]
     )
     measured = _measured(scores, samples, rng, mechanism.delta, confidence)
     ceiling = most_that_shows(samples - samples // 2, mechanism.delta, confidence)
@@ -107,6 +113,7 @@ def check_mechanism(
         draws=draws,
         verdict=verdict,
         reason=reason,
+        permanent=mechanism.permanent_epsilon() if isinstance(mechanism, RAPPOR) else None,
     )
 
 
@@ -195,6 +202,12 @@ def check_callable(
     ceiling = most_that_shows(rest.shape[1] - rest.shape[1] // 2, delta, confidence)
     draws = _by_draws(measured, claimed, ceiling)
     verdict, reason = _judge(claimed, None, measured, draws, ceiling, delta)
+    if (table == table[0, 0]).all():
+        drawn = samples * len(inputs)
+        reason = (
+            f"all {drawn:,} outputs are equal: nothing depends on the input, and nothing is "
+            f"random; is this the function that you meant? {reason}"
+        )
     told = {"told apart": [repr(inputs[i])[:60], repr(inputs[j])[:60]]}
     return Check(
         mechanism=name or getattr(function, "__name__", "callable"),

@@ -120,6 +120,11 @@ class DBitFlip:
             self.alphabet, self.asked, self.one_from_one, self.one_from_zero
         )
 
+    def telling(self) -> DBitFlip:
+        """The buckets of `worst_pair` alone, where all are asked for: the others are independent of
+        them, and have the same law whichever of the two it is."""
+        return replace(self, alphabet=2, buckets=None) if self.asked == self.alphabet else self
+
     def log_likelihood(self, report: Report, x: npt.ArrayLike) -> Floats:
         bits = np.asarray(report)
         own = np.asarray(x)[..., None] == np.arange(self.alphabet)
@@ -139,7 +144,10 @@ class DBitFlip:
 
     def unbiased(self, report: Report) -> Floats:
         """(k/d) (b (e^(eps/2) + 1) - 1) / (e^(eps/2) - 1) where asked for, else 0: (n, r, k), whose
-        mean over clients is the published histogram."""
+        mean over clients is the published histogram.
+
+        Its expectation is one-hot over the noise and, for d < k, over which buckets are asked for:
+        given the buckets it is k/d times the value in them, and 0 elsewhere."""
         bits = np.asarray(report)
         scale = self.alphabet / self.asked / (self.one_from_one - self.one_from_zero)
         return np.asarray(np.where(bits < 0, 0.0, (bits - self.one_from_zero) * scale))

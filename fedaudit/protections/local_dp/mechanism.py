@@ -10,6 +10,7 @@ A budget is stated per **record**: r features at epsilon each claim r epsilon.
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -100,7 +101,9 @@ class Discrete(Mechanism, Protocol):
 
 
 def check_epsilon(epsilon: float) -> None:
-    if not (epsilon > 0 and math.isfinite(epsilon)):
+    given: object = epsilon  # from a config or a caller: it may be anything
+    number = isinstance(given, Real) and not isinstance(given, bool)
+    if not number or not (epsilon > 0 and math.isfinite(epsilon)):
         raise ConfigError(
             "epsilon is out of range",
             expected="a finite number above 0",

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.accounting import Exposure, Guarantee
-from fedaudit.errors import ConfigError
+from fedaudit.errors import ConfigError, DataError
 from fedaudit.hooks import Hook
 from fedaudit.protections.local_dp import MECHANISMS, Discrete, Mechanism, make
 from fedaudit.protections.local_dp.encoders import FloatBits, Interval, Outside, Quantiser
@@ -151,7 +151,19 @@ class LocalDP(Hook):
                 remedy="choose another task, or another protection",
             )
         flat = x.reshape(len(x), -1).numpy() if len(x) else np.zeros((0, 1))
-        values, clipped = self.randomise(flat, seed.generator("local_dp", client))
+        try:
+            values, clipped = self.randomise(flat, seed.generator("local_dp", client))
+        except DataError as error:
+            if x.ndim != 2 or "outside" not in error.what:
+                raise
+            # a table, whose columns are standardised without this protection
+            raise DataError(
+                error.what,
+                expected=error.expected,
+                got=error.got,
+                remedy=f"{error.remedy}; columns come as they are: under local_dp they are not "
+                "standardised, as means over all clients' records would give records away",
+            ) from None
         if len(x):
             self._seen.features = flat.shape[1]
             self._seen.clipped[client] = clipped, flat.size
@@ -165,6 +177,14 @@ class LocalDP(Hook):
         mechanism = self.of(x.shape[1])
         encoded = encoder.encode(x)
         out = np.empty(x.shape)
+        if not isinstance(encoder, Interval) and self.decoder == "likelihood":
+            # what is read back is drawn at once: a unary report would have a bit for every value
+            step = max(1, _BLOCK // (x.shape[1] * (self.filter_bits or 1)))
+            for start in range(0, len(x), step):
+                rows = slice(start, start + step)
+                discrete: Discrete = mechanism  # type: ignore[assignment]
+                out[rows] = encoder.decode(discrete.draw_decoded(encoded.values[rows], rng))
+            return out, encoded.clipped
         # numbers that stand for one feature on the way: bits of a unary report or of a code
         wide = max(int(self._settings().get(k, 1)) for k in ("alphabet", "filter_bits", "bits"))
         step = max(1, _BLOCK // (x.shape[1] * wide))
@@ -188,8 +208,8 @@ class LocalDP(Hook):
             if isinstance(encoder, FloatBits):
                 return encoder.from_bits(estimate)
             return np.asarray(estimate @ encoder.levels)
-        discrete: Discrete = mechanism  # type: ignore[assignment]
-        return encoder.decode(discrete.decode(report, rng, decoder=self.decoder))
+        other: Discrete = mechanism  # type: ignore[assignment]
+        return encoder.decode(other.decode(report, rng, decoder="published"))
 
     # -- what is promised ----------------------------------------------------------------------
 

@@ -202,6 +202,11 @@ class RAPPOR:
         r = self.features
         return np.full(r, first, np.int64), np.full(r, second, np.int64)
 
+    def telling(self) -> RAPPOR:
+        """The bits of `worst_pair` alone, of one-hot values: the others are independent of them,
+        and have the same law whichever of the two it is."""
+        return replace(self, alphabet=2) if self.filter_bits is None else self
+
     @cached_property
     def _farthest(self) -> tuple[int, int, int, int]:
         """The pair of values whose filters differ most, and how many bits each has alone."""

@@ -51,21 +51,28 @@ def hit_probability(k: int, sampled: int, p: float, q: float) -> float:
 
 
 def first_bit_transition(k: int, sampled: int, p: float, q: float) -> Floats:
-    """Pr[first set bit | value] (k, k), by walking through the positions.
+    """Pr[first set bit | value] (k, k), 0 where there is none.
 
-    The state is the number of set bits that were asked for so far, since without replacement the
-    next position is asked for with probability (sampled - asked) / (positions left).
+    By walking through the positions, for all values at once. The state is the number of bits that
+    were asked for so far, since without replacement the next position is asked for with probability
+    (sampled - asked) / (positions left).
     """
     table = np.zeros((k, k))
-    for v in range(k):
-        clear = np.zeros(sampled + 1)  # by the number asked for: nothing set so far
-        clear[0] = 1.0
-        for j in range(k):
-            asked = (sampled - np.arange(sampled + 1)) / (k - j)
-            one = p if j == v else q
-            table[v, j] = (clear * asked).sum() * one
-            moved = clear * asked * (1.0 - one)
-            clear = clear * (1.0 - asked)
-            clear[1:] += moved[:-1]
-        table[v, 0] += clear.sum()
+    ones = np.full((k, k), q)
+    np.fill_diagonal(ones, p)  # by value and position
+    if sampled == k:
+        clear = np.cumprod(1.0 - ones, axis=1)
+        table[:, 0], table[:, 1:] = ones[:, 0], clear[:, :-1] * ones[:, 1:]
+        table[:, 0] += clear[:, -1]
+        return table
+    state = np.zeros((k, sampled + 1))  # by value and the number asked for: nothing set so far
+    state[:, 0] = 1.0
+    left = sampled - np.arange(sampled + 1)
+    for j in range(k):
+        asked = state * (left / (k - j))
+        table[:, j] = asked.sum(axis=1) * ones[:, j]
+        state -= asked
+        asked *= 1.0 - ones[:, j, None]
+        state[:, 1:] += asked[:, :-1]
+    table[:, 0] += state.sum(axis=1)
     return table

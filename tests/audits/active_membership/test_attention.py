@@ -9,7 +9,9 @@ import torch
 
 from fedaudit.audits.active_membership import attention, games, patterns, probe, theory
 from fedaudit.audits.active_membership.adversary import Attention, logistic_cut, own_patterns
+from fedaudit.audits.active_membership.channel import Channel
 from fedaudit.audits.active_membership.games import Universe
+from fedaudit.audits.active_membership.planted import Memory
 from fedaudit.errors import ConfigError, DataError, UsageError
 
 
@@ -123,8 +125,10 @@ def test_separation_and_norms_by_definition(rng):
         x[i] @ x[i] - max(x[i] @ x[j] for j in range(4) if j != i) for x in shown for i in range(4)
     )
     assert m.separation == pytest.approx(slow)
-    assert m.norm == pytest.approx(max(np.linalg.norm(p) for x in shown for p in x))
-    assert m.norm <= np.linalg.norm(clean, axis=2).max() + m.noise  # M + R, as it must be
+    assert m.norm == pytest.approx(np.linalg.norm(clean, axis=2).max())
+    assert m.noise == pytest.approx(np.linalg.norm(shown - clean, axis=2).max())
+    assert np.linalg.norm(shown, axis=2).max() <= m.bound == m.norm + m.noise
+    assert m.records == 3
     assert m.spread == pytest.approx(
         max(np.linalg.norm(x[i] - x.mean(axis=0)) for x in shown for i in range(4))
     )
@@ -192,6 +196,50 @@ def test_gamma_and_beta_from_the_theorem(rng):
         Attention.prepare(universe, patterns.identity(3, 30), 1, rng, threshold="theory", beta=0.1)
     found = Attention.prepare(universe, patterns.identity(3, 30), 1, rng, threshold="theory")
     assert found.beta == pytest.approx(theory.smallest_beta(1.0, 3, 1.0), rel=1e-3)
+
+
+@pytest.mark.parametrize("size", [0.001, 0.01, 0.02])
+def test_the_theorems_own_beta_keeps_its_floor(size):
+    """Beta and the floor rest on one sample, and a margin covers what other draws add."""
+    rng = np.random.default_rng(0)
+    n, d = 3, 48
+    x = np.zeros((200, n * d))
+    for row in x:
+        for j, c in enumerate(rng.choice(d - 1, n, replace=False)):
+            row[j * d + c] = 1 + 0.01 * rng.random()
+    channel = Channel(name="gaussian", perturb=lambda v, r: v + r.normal(0, size, v.shape))
+    refused = 0
+    for seed in range(12):
+        g = np.random.default_rng(seed)
+        universe = Universe.of(x, channel)
+        made = Attention.prepare(universe, patterns.identity(n, d), 1, g, threshold="theory")
+        own = attention.floor(
+            *made.sampled, made.beta, records=1, rng=g, other=made.other, measured=made.measured
+        )
+        assert own.gamma == pytest.approx(made.gamma)
+        assert own.sampled == 200
+        clean, shown = made.sample(g, 1 << 22)
+        try:
+            attention.floor(clean, shown, made.beta, records=1, rng=g, other=made.other)
+        except UsageError:
+            refused += 1
+    assert refused <= 2  # without the margin about half of them
+
+
+def test_tokens_become_rows_of_their_own_and_the_module_sees_the_same(rng):
+    x = rng.integers(0, 9, (5, 4)).astype(np.float64)
+    for additive in (False, True):
+        made = patterns.tokens(4, 9, 16, rng, additive=additive)
+        assert made.placed
+        seen = made(x)
+        slow = [[made.table[j, int(t)] for j, t in enumerate(row)] for row in x]
+        np.testing.assert_array_equal(seen, slow)
+        by_torch = Memory(made, 2).patterns(torch.from_numpy(x).float())
+        np.testing.assert_allclose(by_torch, seen, atol=1e-6)
+    same = patterns.looked_up(np.broadcast_to(np.eye(9, 10), (4, 9, 10)))
+    assert not same.placed  # one-hot rows do not say where a token stands
+    with pytest.raises(ConfigError, match="too large"):
+        patterns.tokens(1000, 30_000, 64, rng)
 
 
 def test_a_logistic_fit_is_undecided_between_two_groups(rng):

@@ -16,7 +16,7 @@ from fedaudit.experiment.config import load
 from fedaudit.experiment.knowledge import Desk, of_config
 from fedaudit.randomness import Seed
 from fedaudit.report.findings import judge
-from fedaudit.results import AuditResult, Estimate, Underpowered
+from fedaudit.results import AuditResult, Bound, Estimate, Underpowered
 from fedaudit.trace import MemoryRecorder, MemoryTruth
 
 SMALL = {"games": 300, "recorded": 20, "client_games": 0, "simulated": 300, "universe": 150}
@@ -158,6 +158,33 @@ def test_published_trials_resample_whole_trials(plain):
     result = plain.audit(recorded=0, trials=6, games=50, local_dp=local(3.0))
     assert "over 6 trials" in result.estimates["success"].method
     assert result.estimates["success"].n == 6
+    # what would be seen follows from how trials spread, not from 300 games taken as independent
+    success = result.estimates["success"]
+    assert result.detectable == pytest.approx(0.5 + success.value - success.low)
+    assert result.detectable != scores.smallest_success(150, 150, 0.95)
+
+
+def test_baselines_are_what_is_reached_without_looking(plain):
+    for settings in ({}, {"trials": 6, "games": 50}):
+        e = plain.audit(recorded=0, local_dp=local(0.5), **settings).estimates
+        assert e["F1"].baseline == pytest.approx(2 / 3)
+        tpr, tnr = e["true positive rate"], e["true negative rate"]
+        assert tpr.baseline == pytest.approx(1 - tnr.value)
+        assert tnr.baseline == pytest.approx(1 - tpr.value)
+        # who says yes half of the time finds half of the members: no evidence of anything
+        assert tpr.low <= tpr.baseline + 0.1
+
+
+def test_too_few_games_for_the_ceiling_are_said_to_be_too_few():
+    top = Bound(value=0.55, kind="upper", of="success", source="a ceiling")
+    seen = scores.smallest_success(100, 100, 0.95)
+    (said,) = scores._too_few(200, seen, {"a": top}, 0.95)
+    assert said.have == 200
+    assert "0.55" in said.what
+    assert scores.smallest_success(said.needed // 2, said.needed // 2, 0.95) < 0.55
+    assert scores._too_few(200, seen, {"a": replace(top, value=0.9)}, 0.95) == ()
+    assert scores._too_few(200, seen, {"a": replace(top, kind="lower")}, 0.95) == ()
+    assert scores._too_few(4, None, {"a": top}, 0.95)[0].needed > 200
 
 
 # -- attention ------------------------------------------------------------------------------------

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from fedaudit.audits.active_membership.channel import Codebook
-from fedaudit.audits.active_membership.draws import BLOCK, Flips, Rows, alias, random_words
+from fedaudit.audits.active_membership.draws import (
+    BLOCK,
+    Flips,
+    Rows,
+    Symmetric,
+    alias,
+    random_words,
+)
 from fedaudit.errors import UsageError
 
 
@@ -69,3 +76,16 @@ def test_a_codebook_has_one_law_of_a_fitting_size():
         Codebook(step=1.0, encode=np.asarray)
     with pytest.raises(UsageError, match="too many bits"):
         Codebook(step=1.0, encode=np.asarray, ones=np.full((2, 31), 0.5))
+
+
+def test_a_symmetric_law_needs_no_table(rng):
+    made = Symmetric(5000, 0.6)
+    codes = rng.integers(0, 5000, 40_000).astype(np.int32)
+    out = made.draw(codes, rng)
+    assert out.dtype == np.int32
+    assert out.min() >= 0
+    assert out.max() < 5000
+    assert (out == codes).mean() == pytest.approx(0.6, abs=4.5 * np.sqrt(0.24 / 40_000))
+    small = Symmetric(4, 0.4).draw(np.full(40_000, 2, dtype=np.int32), rng)
+    share = np.bincount(small, minlength=4) / 40_000
+    np.testing.assert_allclose(share, [0.2, 0.2, 0.4, 0.2], atol=4.5 * np.sqrt(0.24 / 40_000))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy import stats
 
 from fedaudit.audits.active_membership import fc, games, probe
 from fedaudit.audits.active_membership.adversary import FullyConnected
@@ -179,12 +180,70 @@ def test_thresholds_are_ordered_as_they_should_be(rng):
     assert won["tuned"] > won["theory"] + 0.2
 
 
-def test_noise_moves_the_cut_to_half_of_what_a_match_gives():
+# -- beside noise ---------------------------------------------------------------------------------
+
+
+def test_what_is_declared_gives_signal_and_noise():
     plain = [{"name": "shuffle"}, {"name": "clip", "bound": 1.0}]
-    assert probe.noise_cut(plain, 1.0, 10) == 0.0
+    assert probe.noise_of(plain, 1.0, 10, 3) is None
     dp = {"name": "dp_sgd", "noise_multiplier": 0.5, "clip": 2.0}
-    assert probe.noise_cut([dp], 4.0, 10) == pytest.approx(0.5 * 4.0 * 2.0 / 10)
-    assert probe.noise_cut([{**dp, "noise_multiplier": 0.0}], 4.0, 10) == 0.0
-    assert probe.noise_cut([{**dp, "noise_multiplier": [0.0, 1.0]}], 4.0, 10) > 0
+    one = probe.noise_of([dp], 4.0, 10, 3)
+    assert one.signal == pytest.approx(4.0 * 2.0 / 10)
+    np.testing.assert_allclose(one.spread, 0.5 * one.signal)
+    assert probe.noise_of([{**dp, "noise_multiplier": 0.0}], 4.0, 10, 3) is None
+    each = probe.noise_of([{**dp, "noise_multiplier": [0.0, 1.0]}], 4.0, 10, 2)
+    np.testing.assert_allclose(each.spread, [0.0, each.signal])
+    assert one.of_sum.spread == pytest.approx(np.sqrt(3) * one.spread[0])
+    late = probe.noise_of([{**dp, "name": "update_noise"}], 4.0, 10, 3)
+    assert (late.signal, late.spread[0]) == (2.0, 1.0)
     assert probe.gain_for([dp], 99) == pytest.approx(200.0)
     assert probe.gain_for(plain, 99) == 1.0
+    # of an update: one of n records has to fill the whole bound
+    assert probe.gain_for([{**dp, "name": "update_noise"}], 99, records=7) == pytest.approx(1400.0)
+
+
+def test_one_row_is_cut_at_half_of_what_a_match_gives():
+    noise = probe.Noise(2.0, np.array([0.7, 0.1]))
+    for client in (0, 1):
+        ratio = noise.log_ratio(np.array([0.99, 1.0, 1.01]), client)
+        assert ratio[0] < 0 < ratio[2]
+        assert ratio[1] == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("spread", [[0.5] * 10, [0.2, 0.4, 0.8] * 3, [0.0, 1.0, 1.0]])
+def test_evidence_is_the_likelihood_ratio_of_rows_without_names(spread, rng):
+    """By the densities themselves, and no cut on the largest row is right more often."""
+    noise = probe.Noise(1.0, np.array(spread))
+    k, many = len(spread), 4000
+    member = rng.random(many) < 0.5
+    moved = rng.normal(size=(many, k)) * spread
+    holder = rng.integers(0, k, many)
+    moved[member, holder[member]] += 1.0
+    order = rng.permuted(np.tile(np.arange(k), (many, 1)), axis=1)
+    rows = np.take_along_axis(moved, order, axis=1)
+    found = noise.evidence(rows.T)
+    if 0.0 not in spread:
+
+        def density(x, mean):
+            return np.mean([stats.norm.pdf(x, mean, s) for s in spread], axis=0)
+
+        by_hand = np.mean(density(rows, 1.0) / density(rows, 0.0), axis=1)
+        np.testing.assert_allclose(found, np.log(by_hand), atol=1e-8)
+    success = 0.5 * ((found > 0)[member].mean() + (found <= 0)[~member].mean())
+    largest = rows.max(axis=1)
+    cut = games.best_cut(largest, member)
+    of_largest = 0.5 * ((largest > cut)[member].mean() + (largest <= cut)[~member].mean())
+    assert success >= of_largest - 0.02
+    assert success > 0.6
+
+
+def test_rows_without_a_match_are_called_at_most_as_often_as_rows_with_one(rng):
+    """Noise that drowns the signal: chance, not "always yes" as the largest row alone would say."""
+    noise = probe.Noise(1.0, np.full(10, 20.0))
+    rows = rng.normal(size=(10, 4000)) * 20.0
+    member = rng.random(4000) < 0.5
+    rows[0, member] += 1.0
+    called = noise.evidence(rows) > 0
+    success = 0.5 * (called[member].mean() + (~called)[~member].mean())
+    assert success == pytest.approx(0.5, abs=4.5 * 0.5 / np.sqrt(4000))
+    assert 0.1 < called.mean() < 0.9

@@ -265,3 +265,19 @@ def test_records_are_shown_as_the_mechanism_shows_them(
         own = each == i
         spread = slow[own].std(axis=0) * math.sqrt(2 / 3000)
         assert (np.abs(fast[own].mean(axis=0) - slow[own].mean(axis=0)) < 5 * spread + 1e-9).all()
+
+
+def test_games_about_one_record_have_it_or_not(rng):
+    universe = Universe.of(rng.random((40, 3)))
+    number = universe.number_of(universe.values[7])
+    assert number == 7
+    played = games.challenge(40, 5, 3000, rng, target=number)
+    assert (played.target == 7).all()
+    has = (played.data == 7).any(axis=1)
+    np.testing.assert_array_equal(has, played.member)
+    assert all(len(np.unique(row)) == 5 for row in played.data)
+    assert 0.45 < played.member.mean() < 0.55
+    often = np.bincount(played.data.ravel(), minlength=40)
+    assert np.delete(often, 7).std() / np.delete(often, 7).mean() < 0.15
+    with pytest.raises(UsageError, match="not in the universe"):
+        games.challenge(40, 5, 10, rng, target=40)

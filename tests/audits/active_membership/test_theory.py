@@ -126,3 +126,29 @@ def test_a_game_needs_a_record_that_is_left_out():
     ):
         with pytest.raises(ConfigError, match="not enough different records"):
             call()
+
+
+@pytest.mark.parametrize("levels", [(0, 1, 2, 5, 9), (0, 3, 6, 11), (2, 10)])
+def test_exact_advantage_holds_where_only_some_values_occur(levels, universe_of, rng):
+    """A smaller universe: values that no record has count towards the ball around a target."""
+    alphabet, epsilon, n = 12, 1.5, len(levels) - 1
+    x = np.array(levels, dtype=np.float64)[:, None] / (alphabet - 1)
+    universe = universe_of(x, "grr", epsilon, alphabet=alphabet)
+    tau = universe.snapped(universe.radius)
+    balls = universe.balls(tau)
+    at = universe.levels[:, 0]
+    slow = [sum(abs(v - a) * universe.channel.codes.step < tau for v in range(12)) for a in at]
+    np.testing.assert_array_equal(balls, slow)
+    exact = theory.grr_advantage(epsilon, n, alphabet, balls)
+    played = games.challenge(len(universe), n, 60_000, rng)
+    called = games.decisions(universe, played, tau, rng)
+    found = called[played.member].mean() - called[~played.member].mean()
+    assert found == pytest.approx(exact, abs=4.5 * np.sqrt(0.5 / 30_000))
+    if max(balls) == 1:
+        assert theory.theorem4(epsilon, n, alphabet) <= exact
+
+
+def test_a_symmetric_ceiling_is_that_of_its_table():
+    table = np.full((6, 6), 0.1)
+    np.fill_diagonal(table, 0.5)
+    assert theory.symmetric_ceiling(6, 0.5, 3) == theory.ceiling(table, 3)

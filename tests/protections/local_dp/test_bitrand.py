@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedaudit.errors import ConfigError
+from fedaudit.errors import ConfigError, UsageError
 from fedaudit.protections.local_dp import BitRand
 
 PUBLISHED = [  # epsilon, alpha, flips of the sign and of the last bit, exact budget; l=10, r=512
@@ -53,3 +53,11 @@ def test_bits_out_of_range_are_refused():
         BitRand(epsilon=1.0, bits=0)
     with pytest.raises(ConfigError, match="bits"):
         BitRand(epsilon=1.0, bits=64)
+
+
+def test_a_bit_that_is_a_fair_coin_has_no_unbiased_estimate():
+    m = BitRand(epsilon=1.0, bits=1)  # alpha = 1
+    assert m.one_from_one == pytest.approx(0.5)
+    with pytest.raises(UsageError, match="fair coin"):
+        m.unbiased(np.zeros((3, 1), np.int64))
+    assert np.isfinite(BitRand(epsilon=2.0, bits=1).unbiased(np.zeros((3, 1), np.int64))).all()
