@@ -43,7 +43,7 @@ Words = npt.NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_READ_AT_ONCE = 1 << 25  # log-probabilities that are held at the same time
+_READ_AT_ONCE = 1 << 22  # log-probabilities that are held at the same time: they stay in the cache
 _AT_ONCE = 1 << 22  # entries of a table of green lists that are held at the same time
 
 
@@ -477,22 +477,43 @@ class GreenScore:
     def distributions(self, models: Rows, asked: Sequence[Sequence[int]]) -> tuple[Tokens, Any]:
         """Distinct contexts (C, width), and next-token probabilities after each, averaged over its
         occurrences: (M, C, V). Without `distinct` every occurrence stands for itself."""
+        if self.distinct:
+            contexts, _, p = self.tally(models, asked)
+            return contexts, p
+        found = list(self._occurrences(models, asked))
+        return np.concatenate([c for c, _ in found]), np.concatenate([p for _, p in found], axis=1)
+
+    def tally(
+        self, models: Rows, asked: Sequence[Sequence[int]]
+    ) -> tuple[Tokens, Tokens, npt.NDArray[np.float32]]:
+        """Distinct contexts (C, width), how often each occurs (C,), and next-token probabilities,
+        averaged over its occurrences: (M, C, V). Occurrences are summed as they are read."""
         width = self.lists.width
-        contexts, likely = [], []
+        every = [pairs_of([[*text, 0]], width).contexts for text in asked]
+        contexts, counts = np.unique(np.concatenate(every), axis=0, return_counts=True)
+        sums = np.zeros((len(models), len(contexts), self.reader.vocabulary_size), np.float32)
+        for own, p in self._occurrences(models, asked):
+            # (C + n) rows: where an occurrence stands among the distinct contexts
+            which = np.unique(np.concatenate([contexts, own]), axis=0, return_inverse=True)[1]
+            which = which.reshape(-1)[len(contexts) :]
+            order = np.argsort(which, kind="stable")
+            seen, starts = np.unique(which[order], return_index=True)
+            sums[:, seen] += np.add.reduceat(p[:, order], starts, axis=1)
+        sums /= counts[:, None]
+        return contexts, counts.astype(np.int64), sums
+
+    def _occurrences(
+        self, models: Rows, asked: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[Tokens, Any]]:
+        """(contexts (n, width), next-token probabilities (M, n, V)), a few texts at a time."""
+        width = self.lists.width
         for texts, log_p in self._passes(models, asked):
             at = np.arange(width - 1, texts.shape[1])
-            contexts.append(texts[:, at[:, None] + np.arange(1 - width, 1)].reshape(-1, width))
             part = np.exp(log_p[:, :, width - 1 :])
-            likely.append(part.reshape(len(part), -1, part.shape[-1]))
-        every, p = np.concatenate(contexts), np.concatenate(likely, axis=1)
-        if not self.distinct:
-            return every, p
-        different, which = np.unique(every, axis=0, return_inverse=True)
-        which = which.reshape(-1)
-        order = np.argsort(which, kind="stable")
-        starts = np.searchsorted(which[order], np.arange(len(different)))
-        sums = np.add.reduceat(p[:, order], starts, axis=1)
-        return different, sums / np.bincount(which)[None, :, None].astype(np.float32)
+            yield (
+                texts[:, at[:, None] + np.arange(1 - width, 1)].reshape(-1, width),
+                part.reshape(len(part), -1, part.shape[-1]),
+            )
 
     def _passes(self, models: Rows, asked: Sequence[Sequence[int]]) -> Iterator[tuple[Tokens, Any]]:
         """(texts (n, L), log-probabilities (M, n, L, V)), a few texts of one length at a time."""
@@ -513,7 +534,7 @@ class GreenScore:
                 yield part, self.reader.log_probabilities(models, part)
 
 
-LIKELY = 5e-4
+LIKELY = 2e-3
 """Tokens that no model gives this probability are left out of the green mass of `GreenMarks`."""
 
 
@@ -521,8 +542,10 @@ LIKELY = 5e-4
 class GreenMarks:
     """The owner at its desk: scores of models under its `keys`, and under unused ones.
 
-    `probes` are held-out texts (token numbers); `mode` as in `GreenScore`. "mass" leaves out tokens
-    that no model finds likely: which ones does not depend on a key, so that keys stay exchangeable.
+    `probes` are texts (token numbers) that do not depend on these keys; `mode` as in `GreenScore`.
+    "mass" leaves out tokens that no model finds likely, and weighs a context by the square root of
+    how often it occurs: after a rare one nobody learnt much, the few most frequent would drown the
+    others. Neither depends on a key, so that keys stay exchangeable.
     """
 
     reader: Reader
@@ -561,20 +584,26 @@ class GreenMarks:
         keys = (*self.keys, *self.unused(unused))
         if self.mode != "mass":
             return self._score.by_key(rows, self.probes, keys)
-        contexts, p = self._score.distributions(rows, self.probes)
-        return likely_mass(self.lists, keys, contexts, p)
+        contexts, counts, p = self._score.tally(rows, self.probes)
+        return likely_mass(self.lists, keys, contexts, p, weights=np.sqrt(counts))
 
 
 def likely_mass(
-    lists: GreenLists, keys: Sequence[int], contexts: Tokens, p: Any, floor: float = LIKELY
+    lists: GreenLists,
+    keys: Sequence[int],
+    contexts: Tokens,
+    p: Any,
+    floor: float = LIKELY,
+    weights: npt.ArrayLike | None = None,
 ) -> Floats:
     """`green_mass` over tokens that some model gives at least `floor`, (M, J).
 
     Most tokens of a vocabulary share a few per cent of the probability: leaving them out saves the
-    hashes that most of the time went into.
+    hashes that most of the time went into. `weights` (C,) of the contexts, equal ones if not given.
     """
+    each = np.ones(len(contexts)) if weights is None else np.asarray(weights, dtype=np.float64)
     where, tokens = np.nonzero(p.max(axis=0) >= floor)
-    values = np.ascontiguousarray(p[:, where, tokens], dtype=np.float32)
+    values = (p[:, where, tokens] * (each / each.sum())[where]).astype(np.float32)
     block = max(1, _AT_ONCE // max(1, len(tokens)))
     parts = []
     for low in range(0, len(keys), block):
@@ -582,8 +611,7 @@ def likely_mass(
         parts.append(values @ green.T.astype(np.float32))
     mass = np.concatenate(parts, axis=1).astype(np.float64)
     # a key's due is gamma of what was kept, which differs from model to model
-    due = lists.gamma * values.sum(axis=1, dtype=np.float64)[:, None]
-    return np.asarray((mass - due) / len(contexts))
+    return np.asarray(mass - lists.gamma * values.sum(axis=1, dtype=np.float64)[:, None])
 
 
 def green_mass(lists: GreenLists, keys: Sequence[int], contexts: Tokens, p: Any) -> Floats:

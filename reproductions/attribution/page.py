@@ -29,6 +29,7 @@ PUBLISHED = {
 }
 METHODS = (
     "published threshold",
+    "published, unit of the change",
     "calibrated",
     "safe plan",
     "direct oracle",
@@ -46,7 +47,7 @@ def write(results: Mapping[str, Any], folder: Path) -> Path:
         "# Attribution through secure aggregation",
         "",
         "What `python -m reproductions.attribution.run` measured. **Text**: ten clients fine-tune",
-        "adapters on the built-in tiny GPT, three also on marked documents. **Canaries**: ten",
+        "adapters on a built-in tiny GPT, three also on marked documents. **Canaries**: ten",
         "clients train a small classifier (64 hidden units) on `digits`, three also on a canary",
         "set each. The paper [FedAttr] fine-tunes language models of 3 billion parameters.",
         "Defaults as published: K=10, r=3, N=5, M=5, T=5, gamma=4, 20 % marked; up to",
@@ -56,7 +57,7 @@ def write(results: Mapping[str, Any], folder: Path) -> Path:
     ]
     lines += text_page.lines(results)
     lines += _methods(results) + _constants(results) + _trade_offs(results, folder)
-    lines += _sweeps(results)
+    lines += _sweeps(results) + _masking(results)
     file = folder / "attribution.md"
     write_atomically(file, "\n".join(lines).rstrip() + "\n")
     return file
@@ -73,6 +74,7 @@ def _methods(results: Mapping[str, Any]) -> list[str]:
             rate([r[m] for r in runs], "alarms", "benign"),
         )
         for m in METHODS
+        if m in runs[0]
     ]
     z = [v for r in runs for v in r["global z"]]
     accuracy = np.mean([r["quality"] for r in runs])
@@ -251,6 +253,46 @@ def _sweeps(results: Mapping[str, Any]) -> list[str]:
         "these sums were formed in the clear. `marked` r, `share` of marked records, `alpha` of a",
         "Dirichlet partition (IID otherwise), K with r = 0.3 K and N = 4, T rounds (IID, unlike",
         "Table 21).",
+        "",
+        *table(head, rows),
+    ]
+
+
+MASKING = {
+    "10/4/5": (0.889, 0.444),
+    "10/5/5": (0.889, 0.444),
+    "20/4/5": (1.263, 0.632),
+    "50/4/5": (1.469, 0.735),
+    "50/16/5": (4.310, 2.155),
+}
+"""[FedAttr] Table 2: K/N/M -> E[c] and the threshold aN."""
+
+
+def _masking(results: Mapping[str, Any]) -> list[str]:
+    runs = rows_of(results, "masking")
+    if not runs:
+        return []
+    rows = []
+    for name, (expected, threshold) in MASKING.items():
+        cells = [r[name] for r in runs]
+        drawn = [c["drawn"] for c in cells]
+        low, high = min(c["accepted"][1] for c in cells), max(c["accepted"][2] for c in cells)
+        rows.append(
+            (
+                name.replace("/", ", "),
+                f"{expected:.3f}, {threshold:.3f}",
+                f"{cells[0]['expected']:.3f}, {cells[0]['expected'] / 2:.3f}",
+                f"{np.mean(drawn):.3f} [{min(drawn):.3f}, {max(drawn):.3f}]",
+                f"{np.mean([c['accepted'][0] for c in cells]):.3f} [{low:.3f}, {high:.3f}]",
+            )
+        )
+    head = ("K, N, M", "paper: E[c], aN", "formula", "mean c of 4,000 draws", "accepted")
+    return [
+        "## Masking strength of a draw (Table 2)",
+        "",
+        "c is the sum of squared weights of all other clients in an estimate. Of draws that",
+        "nothing rejects: the mean over seeds and its range, and the share of 100,000 that pass",
+        "c >= aN (Wilson 95 %, widest over seeds).",
         "",
         *table(head, rows),
     ]

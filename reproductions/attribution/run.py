@@ -14,12 +14,13 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from fedaudit.audits.attribution import baselines, calibration
+from fedaudit.audits.attribution import baselines, calibration, comparison, scoring
 from fedaudit.results import Underpowered
+from fedaudit.stats import query_plans
 from fedaudit.trace.store import write_atomically
 from reproductions.attribution import overhead, page, setting
 from reproductions.pieces import PAGE, parser
@@ -27,7 +28,24 @@ from reproductions.pieces import PAGE, parser
 HERE = Path(__file__).resolve().parent
 
 Row = dict[str, Any]
+Play = Callable[..., setting.Played]
 KINDS = ("fictitious", "kgw")
+PRETENDED = 100
+"""Owners of unused keys that a run is read for: what they find is a false alarm."""
+
+
+class Shelf:
+    """The last run, for all pieces that read it: a shorter run is the beginning of a longer one."""
+
+    def __init__(self) -> None:
+        self._of, self._run = "", cast("setting.Played | None", None)
+
+    def play(self, *, rounds: int = 5, **changes: Any) -> setting.Played:
+        of = json.dumps(changes, sort_keys=True)
+        if self._run is None or of != self._of or self._run.rounds < rounds:
+            self._run = None  # two runs need not stand in memory
+            self._of, self._run = of, setting.play(rounds=rounds, **changes)
+        return self._run.first(rounds)
 
 
 def _counts(flags: Any, run: setting.Played) -> Row:
@@ -40,20 +58,22 @@ def _counts(flags: Any, run: setting.Played) -> Row:
     }
 
 
-def methods(seed: int, unused: int, **changes: Any) -> Row:
+def methods(seed: int, unused: int, *, play: Play = setting.play, **changes: Any) -> Row:
     """Table 1: all methods on one run with the published defaults, T = 5."""
-    run = setting.play(seed=seed, **changes)
+    run = play(seed=seed, **changes)
     began = time.process_time()
     found = setting.read(setting.plan_of("published", run, _rng(seed)), run, unused=unused)
     seconds = time.process_time() - began
     assert found.published is not None
     assert found.published_z is not None
+    assert found.change_z is not None
     safe = setting.read(setting.plan_of("safe", run, _rng(seed)), run, unused=unused)
     starts = run.models[:-1]
     influence = baselines.influence(run.gradients, run.updates)
     detector = baselines.fldetector_scores(run.models, run.updates)
     out = {
         "published threshold": found.published,
+        "published, unit of the change": found.change_z.max(axis=1) > 4,
         "calibrated": found.named,
         "safe plan": safe.named,
         "direct oracle": baselines.direct(run.marks, starts, run.updates, unused=unused),
@@ -73,9 +93,11 @@ def methods(seed: int, unused: int, **changes: Any) -> Row:
         **{name: _counts(flags, run) for name, flags in out.items()},
         "global z": [float(v) for v in z],
         "constants": named,
-        "quality": run.quality,
-        "seconds": {"training": run.seconds, "attribution": seconds},
+        "quality": run.quality[-1],
+        "seconds": {"training": run.seconds * run.rounds, "attribution": seconds},
         "z": _mean_z(own, run),
+        "of marked": _of_marked(found, run),
+        "pretended": pretended(found, run),
     }
 
 
@@ -85,9 +107,52 @@ def _mean_z(own: Any, run: setting.Played) -> list[float | None]:
     return [_mean(best[run.marked]), _mean(best[~run.marked])]
 
 
-def trade_off(seed: int, unused: int, *, rounds: int = 10, **changes: Any) -> Row:
+def _of_marked(found: comparison.Reading, run: setting.Played) -> Row:
+    """Of each marked client: Z as published, in the unit of the change, and that of its updates."""
+    assert found.published_z is not None
+    assert found.change_z is not None
+    keys, apart = len(run.marks.keys), bool(getattr(run.marks, "apart", False))
+    by_client = found.scores.reshape(run.rounds, run.clients, -1)
+    each = {
+        "published": found.published_z.sum(axis=0) / np.sqrt(run.rounds),
+        "change": found.change_z,
+        "solved": scoring.standardised(by_client.sum(axis=0), keys, apart=apart),
+        "round": np.mean([scoring.standardised(y, keys, apart=apart) for y in by_client], axis=0),
+    }
+    return {k: [float(v) for v in z.max(axis=1)[run.marked]] for k, z in each.items()}
+
+
+def pretended(found: comparison.Reading, run: setting.Played) -> Row:
+    """False alarms of owners with as many keys, none of them used, on all clients of a run.
+
+    Each such owner is given keys of its own among the unused ones; the null of all is the rest.
+    """
+    keys, apart = len(run.marks.keys), bool(getattr(run.marks, "apart", False))
+    blocks = scoring.blocks(found.scores.shape[1], keys, apart)
+    many = min(PRETENDED, len(blocks[0].null) // (2 if apart else 2 * keys))
+    clients, owners = 0, 0
+    for j in range(many):
+        if apart:  # every key has unused ones of its own
+            own = [b.null[j] for b in blocks]
+            rest = np.concatenate([b.null[many:] for b in blocks])
+        else:
+            own = [*blocks[0].null[keys * j : keys * (j + 1)]]
+            rest = blocks[0].null[keys * many :]
+        columns = np.concatenate([own, rest]).astype(np.int64)
+        flags = calibration.decide(
+            found.design, found.scores[:, columns], keys, 0.05, apart=apart
+        ).named.flagged
+        clients, owners = clients + int(flags.sum()), owners + int(flags.any())
+    return {
+        "alarms": clients, "benign": many * run.clients, "owners alarmed": owners, "owners": many
+    }  # fmt: skip
+
+
+def trade_off(
+    seed: int, unused: int, *, rounds: int = 10, play: Play = setting.play, **changes: Any
+) -> Row:
     """The headline: four plans on the same run."""
-    run = setting.play(seed=seed, rounds=rounds, **changes)
+    run = play(seed=seed, rounds=rounds, **changes)
     out = {}
     for name in ("published", "safe", "swapped", "fixed"):
         found = setting.read(setting.plan_of(name, run, _rng(seed)), run, unused=unused)
@@ -102,10 +167,10 @@ def trade_off(seed: int, unused: int, *, rounds: int = 10, **changes: Any) -> Ro
     return out
 
 
-def swept(seed: int, unused: int, **changes: Any) -> Row:
+def swept(seed: int, unused: int, *, play: Play = setting.play, **changes: Any) -> Row:
     """One cell of a sweep: the published plan, by its threshold and calibrated."""
     plan = {k: changes.pop(k) for k in ("others", "repeats") if k in changes}
-    run = setting.play(seed=seed, **changes)
+    run = play(seed=seed, **changes)
     made = setting.plan_of("published", run, _rng(seed), **plan)
     found = setting.read(made, run, unused=unused)
     assert found.published is not None
@@ -118,6 +183,28 @@ def swept(seed: int, unused: int, **changes: Any) -> Row:
         "z_marked": _mean(best[run.marked]),
         "z_benign": _mean(best[~run.marked]) if found.published_z.shape[2] else None,
     }
+
+
+def masking(seed: int, unused: int, draws: int = 100_000) -> Row:
+    """Table 2: E[c] and its threshold by the formula, c by drawing, and how many draws pass."""
+    rng, out = _rng(seed), {}
+    for clients, others, repeats in ((10, 4, 5), (10, 5, 5), (20, 4, 5), (50, 4, 5), (50, 16, 5)):
+        expected = query_plans.expected_masking(clients, others, repeats)
+        passed = query_plans.acceptance_rate(clients, others, repeats, rng, draws=draws)
+        out[f"{clients}/{others}/{repeats}"] = {
+            "expected": expected,
+            "drawn": _drawn_masking(clients, others, repeats, rng),
+            "accepted": [passed.value, passed.low, passed.high],
+        }
+    return out
+
+
+def _drawn_masking(clients: int, others: int, repeats: int, rng: np.random.Generator) -> float:
+    """The mean of c = sum alpha^2 over 4,000 draws that nothing rejects."""
+    order = rng.random((4000, 2, repeats, clients - 1)).argsort(axis=-1)
+    chosen = (order < others).sum(axis=2)  # how often each of the others, with the target, without
+    alpha = (chosen[:, 0] - chosen[:, 1]) / repeats
+    return float((alpha**2).sum(axis=1).mean())
 
 
 def _mean(values: Any) -> float | None:
@@ -135,14 +222,23 @@ def pieces(quick: bool) -> dict[str, Callable[[int, int], Row]]:
         "trade-off/5": lambda s, u: trade_off(s, u, rounds=5),
         "trade-off/10": trade_off,
         "trade-off/20": lambda s, u: trade_off(s, u, rounds=20),
+        "masking": masking,
     }
 
     def cell(name: str, **changes: Any) -> None:
         out[name] = lambda s, u: swept(s, u, **changes)
 
+    # what reads one run stands together: the shelf holds the last one
+    play = Shelf().play
     for kind in KINDS:
-        for way in ("fedit", "flora"):
-            out[f"text/{kind}/{way}"] = functools.partial(methods, kind=kind, aggregation=way)
+        own: dict[str, Any] = {"kind": kind, "aggregation": "fedit", "play": play}
+        out[f"text-trade-off/{kind}"] = functools.partial(trade_off, **own)
+        out[f"text/{kind}/fedit"] = functools.partial(methods, **own)
+        cell(f"text-M/{kind}/2", repeats=2, **own)
+    for kind in KINDS:
+        out[f"text/{kind}/flora"] = functools.partial(methods, kind=kind, aggregation="flora")
+    for kind in KINDS:
+        cell(f"unmarked-text/{kind}", kind=kind, marked=0)
 
     for r in (0, 1, 5):
         cell(f"marked/{r}", marked=r)
@@ -159,10 +255,6 @@ def pieces(quick: bool) -> dict[str, Callable[[int, int], Row]]:
     for k in (20, 50):
         cell(f"K/{k}", clients=k, marked=round(0.3 * k), others=4)
     cell("default")
-    for kind in KINDS:
-        out[f"text-trade-off/{kind}"] = functools.partial(trade_off, kind=kind)
-        cell(f"text-marked/{kind}/0", kind=kind, marked=0)
-        cell(f"text-M/{kind}/2", kind=kind, repeats=2)
     out["overhead"] = overhead.measure
     if quick:
         keep = ("methods", "trade-off/10", "M/2", "default")

@@ -25,7 +25,8 @@ from fedaudit.experiment.run import simulate
 from fedaudit.randomness import Seed
 from fedaudit.trace import Trace, Truth
 from reproductions.attribution import page
-from reproductions.attribution.run import HERE, PAGE, save
+from reproductions.attribution.run import HERE, save
+from reproductions.pieces import PAGE
 
 Row = dict[str, Any]
 

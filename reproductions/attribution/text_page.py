@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedaudit.stats.intervals import clustered_share, wilson
 from reproductions.attribution.tables import rate, rows_of, table
 
 CELLS = {
@@ -17,6 +18,7 @@ CELLS = {
 }
 METHODS = (
     "published threshold",
+    "published, unit of the change",
     "calibrated",
     "safe plan",
     "direct oracle",
@@ -28,7 +30,7 @@ METHODS = (
 
 def lines(results: Mapping[str, Any]) -> list[str]:
     """All sections that were measured."""
-    parts = (_table_1, _safe, _sweeps, _overhead, _smollm)
+    parts = (_table_1, _signal, _null, _safe, _sweeps, _overhead, _smollm)
     return [line for part in parts for line in part(results)]
 
 
@@ -68,33 +70,122 @@ def _table_1(results: Mapping[str, Any]) -> list[str]:
     return [
         "## Marked text: all methods on the same runs (Table 1)",
         "",
-        "Paper, all four cells: 100 % found, 0 % flagged. Adapters of rank 8 on all linear layers,",
-        "12 Adam steps of 8 windows a round. *Published threshold*: Z above 4 on Eq. (4)'s",
-        "estimates. *Calibrated*: unused keys and Holm at 5 %, on the updates that the published",
-        "plan's sums determine. *Safe plan*: partitions into groups of 5, calibrated alike; five",
-        "rounds are few for it (least squares would need 9). The last four read plaintext updates,",
-        "adapted as below.",
+        "Paper, all four cells: 100 % found, 0 % flagged. The smaller tiny GPT (2 blocks of width",
+        "64), adapters of rank 16 on all linear layers, 72 Adam steps of 8 windows a round: two",
+        "passes over a marked client's text, as many as published. *Published threshold*: Z above",
+        "4 on Eq. (4)'s estimates. *Unit of the change*: the same sum of differences and the same",
+        "4, in units of what unused keys give that sum. *Calibrated*: unused keys and Holm at 5 %,",
+        "on the updates that the published plan's sums determine. *Safe plan*: partitions into",
+        "groups of 5, calibrated alike; five rounds are few for it (least squares would need 9).",
+        "The last four read plaintext updates, adapted as below.",
         "",
         *table(head, rows),
         *table(about, facts),
-        "Fictitious knowledge is read by the likelihood of planted values among random tuples,",
-        "green lists by the probability of green tokens in one pass over held-out text. Where the",
-        "tiny model differs: it does not learn all marks in so little training (a client sees 96",
-        "windows a round, a fifth of them marked), and its Z under green lists stays far below 4.",
-        "What a round teaches it changes the probability of green tokens by a sixth of what unused",
-        "keys differ by in the model it started from, and a difference of two z-scores is in units",
-        "of the latter. Unused keys scored on the *change* are the right unit. The direct oracle,",
-        "which takes no difference, sees the others' marks in the common model: it flags benign",
-        "clients where a mark is strong.",
+        "Fictitious knowledge is read by the likelihood of planted values among random tuples, 25",
+        "questions for each of 4 attributes. Green lists are read by the probability of green",
+        "tokens in one pass over 160 windows that the base model wrote under keys of nobody: what",
+        "a client learnt of green lists it applies to text of that kind more than to the corpus.",
+        "The direct oracle, which takes no difference, sees others' marks in the common model: it",
+        "flags benign clients where a mark is strong.",
         "",
-        "How these settings came about: the fourth root in the score of fictitious knowledge was",
-        "picked among nine powers and five other forms on a run of seed 1, which is one of the",
-        "seeds above; seeds 2 and 3 had no part in that. Twelve steps a round were set for time,",
-        "after a look at 24 (green lists, FedIT, seed 1: 2 of 3 found, as here). Three of the",
-        "runs of seed 1 (all but green lists with FLoRA) used the base model's weights in float16,",
-        "the others in int8. The sixth was measured on one run.",
+        "How these settings came about: on development seeds 101 and 102, before any of the runs",
+        "above; none of them was used to choose. Looked at there: 12, 36 and 72 steps, rates",
+        "0.003, 0.005 and 0.01, ranks 8, 16 and 32, both sizes of the model; equal weights of",
+        "contexts, by how often they occur and by the root of it; powers 1, 3/4, 1/2 and 1/4 of a",
+        "probability; probes from the corpus and written ones; for groups the weights of the",
+        "safe plan's test, where text and canaries are read differently since. Canaries kept",
+        "theirs: on development seeds these found 23 of 24 marked clients in ten rounds (fresh and",
+        "swapped partitions), those of text 22. That was settled after the latter had been tried",
+        "on the canaries below as well (8 of 9 instead of 9, fresh partitions, ten rounds). The",
+        "fourth root in the score of fictitious knowledge is older: it was picked on a run of",
+        "seed 1 with other settings.",
         "",
     ]
+
+
+def _signal(results: Mapping[str, Any]) -> list[str]:
+    """How far a marked client stands out, in each unit: what is there to be found."""
+    rows = []
+    for name, label in CELLS.items():
+        runs = [r["of marked"] for r in rows_of(results, name) if "of marked" in r]
+        if runs:
+            each = {k: sorted(v for r in runs for v in r[k]) for k in runs[0]}
+            rows.append(
+                (
+                    label,
+                    *(
+                        f"{each[k][0]:.1f}, {np.median(each[k]):.1f}, {each[k][-1]:.1f}"
+                        for k in ("round", "solved", "change", "published")
+                    ),
+                )
+            )
+    if not rows:
+        return []
+    head = ("marks, aggregation", "one round", "5 rounds", "by Eq. (4)", "published unit")
+    return [
+        "### How far marked clients stand out",
+        "",
+        "Smallest, middle and largest over marked clients, the best of the owner's keys. *One",
+        "round*, *5 rounds*: the change of the score by a client's updates, in units of the same",
+        "change under unused keys; Holm over 30 tests asks for about 3. *By Eq. (4)*: that of the",
+        "published estimates, which also hold what other clients did. *Published unit*: Z as",
+        "published, differences of two z-scores.",
+        "",
+        *table(head, rows),
+        "Five rounds stand out hardly more than one: unused keys that a client's own text happens",
+        "to favour are favoured in every round, and noise of this kind does not average out. Where",
+        "the tiny model differs: on development seeds a client held 57 marked windows under green",
+        "lists, some 2,100 tokens with about 750 different pairs of tokens after 270 contexts; in",
+        "the paper it holds some 4,000 documents. About 80 % of the different pairs were green",
+        "(87 % if all tokens were equally likely): marks are written as they should be, there are",
+        "few of them. The published unit, the spread of unused keys in *one* model, is not the one",
+        "of a change: it is mostly smaller for fictitious knowledge, larger for green lists. As",
+        "printed (Table 4: tokens are coin flips, each occurrence counts) it would be too small",
+        "there as well: on development seed 102 marked clients had Z of 2.4, 8.9 and 27.7 after",
+        "three rounds, and unused keys a deviation of 4.4 where 1 is assumed. What Eq. (4)'s",
+        "estimates hold of other clients costs a middle client a third of what its own updates",
+        "show, and more.",
+        "",
+    ]
+
+
+def _null(results: Mapping[str, Any]) -> list[str]:
+    """False alarms of owners whose keys nobody used, and of the owner on benign clients."""
+    rows = []
+    for name, label in CELLS.items():
+        runs = [r["pretended"] for r in rows_of(results, name) if "pretended" in r]
+        if runs:
+            owners = sum(r["owners"] for r in runs)
+            alarmed = [r["owners alarmed"] for r in runs]
+            share = clustered_share(np.array(alarmed), np.array([r["owners"] for r in runs]))
+            rows.append(
+                (
+                    label,
+                    _small(sum(r["alarms"] for r in runs), sum(r["benign"] for r in runs)),
+                    f"{sum(alarmed)} of {owners}: {100 * share.value:.1f} % "
+                    f"[{100 * share.low:.1f}, {100 * share.high:.1f}]",
+                )
+            )
+    if not rows:
+        return []
+    head = ("marks, aggregation", "clients flagged, of client tests", "owners with any false flag")
+    return [
+        "### False alarms of the calibrated reading",
+        "",
+        "On the same runs, for 100 owners each who have three of the unused keys: whatever they",
+        "find is a false alarm. An owner's error rate over all clients and keys is 5 % at most.",
+        "A client test is one owner and one client, on three keys. Tests of one run share its",
+        "updates, and all owners of a run one null: the intervals of clients treat them as",
+        "independent, those of owners take a run for one cluster.",
+        "",
+        *table(head, rows),
+    ]
+
+
+def _small(count: int, of: int) -> str:
+    """A rate far below one per cent."""
+    e = wilson(count, of)
+    return f"{count} of {of}: {100 * e.value:.2f} % [{100 * e.low:.2f}, {100 * e.high:.2f}]"
 
 
 def _safe(results: Mapping[str, Any]) -> list[str]:
@@ -121,13 +212,25 @@ def _safe(results: Mapping[str, Any]) -> list[str]:
         "marks", "plan", "found", "false alarms", "sums a round", "smallest group",
         "cosine in a round", "cosine over rounds",
     )  # fmt: skip
-    return ["## Marked text: plans over 10 rounds, FedIT", "", *table(head, rows)]
+    return [
+        "## Marked text: plans over 10 rounds, FedIT",
+        "",
+        *table(head, rows),
+        "The safe plan has a price on text. A mark is diluted in the mean of five updates, and",
+        "neither adapters nor likelihoods are linear: on development seed 101 (fictitious",
+        "knowledge) a marked client added to its group's score 4 to 12 % of what its own",
+        "update adds, not 20 %. Its group stood out from the other by about 2 in a round and by",
+        "3 to 5 over ten rounds, in units of unused values, and each other client has to be",
+        "ruled out on the five or so rounds in which the two were apart, where it takes",
+        "about 3.",
+        "",
+    ]
 
 
 def _sweeps(results: Mapping[str, Any]) -> list[str]:
     rows = []
     for start, label, published in (
-        ("text-marked/{}/0", "r = 0, {}", "- / 0"),
+        ("unmarked-text/{}", "r = 0, {}", "- / 0"),
         ("text-M/{}/2", "M = 2, {}", "100 / 29"),
         ("text-K/{}/100", "K = 100, N = 4, r = 30, {}", "100 / 0"),
     ):
@@ -186,8 +289,9 @@ def _overhead(results: Mapping[str, Any]) -> list[str]:
         "",
         "Paper: 6.3 % of the training time, subset sums taken to be free. Here one process plays",
         "ten clients (65,536 trained numbers each) and the server, with masks of all pairs for",
-        "every sum; processor seconds, fictitious knowledge, two rounds. Training is short here,",
-        "so that shares are large; seconds are what carries over.",
+        "every sum; processor seconds, fictitious knowledge, two rounds, the larger tiny GPT with",
+        "rank 8 and 12 steps. Training is short here, so that shares are large; seconds are what",
+        "carries over.",
         "",
         *table(head, rows),
     ]

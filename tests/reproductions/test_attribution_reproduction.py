@@ -1,10 +1,18 @@
 """The attribution reproduction: a run, the trade-off, a page that says what was measured."""
 
+import dataclasses
 import json
 
 import numpy as np
 
+from fedaudit.randomness import Seed
+from fedaudit.watermarks import kgw
 from reproductions.attribution import page, run, setting, text_page
+
+TINY = {
+    "kind": "lora", "rank": 2, "width": 16, "depth": 1, "heads": 2, "length": 16,
+    "vocabulary_size": 300, "pretraining_steps": 5,
+}  # fmt: skip
 
 
 def test_a_federation_is_played_as_the_setting_says():
@@ -16,6 +24,58 @@ def test_a_federation_is_played_as_the_setting_says():
     moved = played.models[1] - played.models[0]
     assert np.allclose(moved, played.updates[0].mean(axis=0), atol=1e-5)
     assert played.gradients.shape == (2, 2, played.updates.shape[2])
+
+
+def test_a_shorter_run_is_the_beginning_of_a_longer_one():
+    shelf = run.Shelf()
+    longer = shelf.play(seed=3, rounds=3, marked=2)
+    before = shelf._run
+    kept = shelf.play(seed=3, rounds=2, marked=2)
+    assert shelf._run is before, "nothing was trained again"
+    alone = setting.play(seed=3, rounds=2, marked=2)
+    for name in ("models", "updates", "gradients", "marked"):
+        assert np.array_equal(getattr(kept, name), getattr(alone, name)), name
+    assert kept.quality == alone.quality == longer.quality[:2]
+    other = shelf.play(seed=4, rounds=2, marked=2)
+    assert not np.array_equal(other.updates, kept.updates)
+
+
+def test_owners_whose_keys_nobody_used_are_counted_on_all_clients():
+    played = setting.play(seed=3, rounds=2, marked=2)
+    found = setting.read(setting.plan_of("published", played, run._rng(3)), played, unused=199)
+    null = run.pretended(found, played)
+    assert null["owners"] == 199 // (2 * 2)
+    assert null["benign"] == null["owners"] * 10
+    assert null["owners alarmed"] <= null["alarms"]
+    assert null["owners alarmed"] / null["owners"] < 0.25
+    # one of its own keys among them is an alarm, and not a false one
+    planted = found.scores.copy()
+    planted[:, 2:4] = planted[:, :2]
+    seen = run.pretended(dataclasses.replace(found, scores=planted), played)
+    assert seen["owners alarmed"] >= null["owners alarmed"] + 1
+
+
+def test_probes_of_green_lists_are_written_under_keys_of_nobody(monkeypatch):
+    monkeypatch.setitem(setting.TEXT, "task", TINY)
+    played = setting.play(seed=1, kind="kgw", steps=2, rounds=1, prompts=7)
+    probes = played.marks.probes
+    assert len(probes) == 7
+    assert {len(p) for p in probes} == {16}
+    pairs = kgw.pairs_of(probes, 1, [4] * len(probes))
+    used = played.marks.lists.green(played.marks.keys, pairs.contexts, pairs.tokens).mean(axis=1)
+    written = Seed(1).key("marks/probes", 0)
+    own = played.marks.lists.green([written], pairs.contexts, pairs.tokens).mean()
+    assert own > used.max() + 0.1
+
+
+def test_masking_of_draws_is_what_table_2_says():
+    found = run.masking(1, 0, draws=2000)
+    assert set(found) == set(page.MASKING)
+    for name, (expected, _) in page.MASKING.items():
+        assert abs(found[name]["expected"] - expected) < 5e-4
+        assert abs(found[name]["drawn"] / expected - 1) < 0.05
+    text = "\n".join(page._masking({"seeds": [1], "measured": {"masking/1": found}}))
+    assert "| 10, 5, 5 | 0.889, 0.444 | 0.889, 0.444 |" in text
 
 
 def test_the_page_says_what_was_measured_and_no_more(tmp_path):
@@ -44,11 +104,7 @@ def test_the_page_in_the_docs_is_what_the_results_give(tmp_path):
 
 def test_text_is_played_by_both_aggregations_and_all_methods_read_it(monkeypatch):
     """On a model of a few numbers: what is checked is that sums, models and updates fit."""
-    tiny = {
-        "kind": "lora", "rank": 2, "width": 16, "depth": 1, "heads": 2, "length": 16,
-        "vocabulary_size": 300, "pretraining_steps": 5,
-    }  # fmt: skip
-    monkeypatch.setitem(setting.TEXT, "task", tiny)
+    monkeypatch.setitem(setting.TEXT, "task", TINY)
     for kind, way in (("fictitious", "fedit"), ("kgw", "flora")):
         found = run.methods(1, 39, kind=kind, aggregation=way, steps=2, rounds=3, prompts=4)
         assert set(text_page.METHODS) <= set(found)
@@ -57,7 +113,10 @@ def test_text_is_played_by_both_aggregations_and_all_methods_read_it(monkeypatch
     moved = played.models[1] - played.models[0]
     assert np.allclose(moved, played.updates[0].mean(axis=0), atol=1e-5)
     cells = {"seeds": [1], "measured": {"text/kgw/flora/1": found}}
-    assert "green lists, FLoRA" in "\n".join(text_page.lines(cells))
+    text = "\n".join(text_page.lines(cells))
+    assert text.count("| green lists, FLoRA |") == 4
+    for part in ("How far marked clients stand out", "False alarms of the calibrated reading"):
+        assert part in text
 
 
 def test_everything_on_the_page_has_a_piece_that_measures_it():

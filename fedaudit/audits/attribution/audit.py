@@ -57,7 +57,8 @@ class AttributionGuess:
     """`designs`, `scores` per round, (R_t, K) and (R_t, S + U); what follows from them.
 
     `published` (T, K, S + U) differential z-scores of [FedAttr] Eq. (7), NaN where a client was
-    absent, None where no single client's update was estimated. `apart`: each key has U of its own.
+    absent, None where no single client's update was estimated. `apart`: each key has U of its own;
+    `linear`: scores are about linear in updates.
     """
 
     names: tuple[str, ...]
@@ -76,6 +77,7 @@ class AttributionGuess:
     trace_sha256: str
     vantage: str
     apart: bool = False
+    linear: bool = True
 
     @property
     def blocks(self) -> tuple[scoring.Block, ...]:
@@ -149,6 +151,7 @@ class Attribution:
         weight = float(knowledge.extra.get("mean_weight", 1.0))
         draw: DrawPairs | None = knowledge.extra.get("pairs")
         many, apart = len(marks.keys), bool(getattr(marks, "apart", False))
+        linear = bool(getattr(marks, "linear", True))
         rounds, designs, scores, singles, readings, lost = [], [], [], [], set(), 0
         for ledger in ledgers:
             found = _candidates(view, ledger, names, draw)
@@ -178,7 +181,12 @@ class Attribution:
             )
         parts = calibration.regress(np.concatenate(designs), np.concatenate(scores))
         decision = calibration.decide(
-            np.concatenate(designs), np.concatenate(scores), many, self.error, apart=apart
+            np.concatenate(designs),
+            np.concatenate(scores),
+            many,
+            self.error,
+            apart=apart,
+            linear=linear,
         )
         present = np.array([[n in a.clients and _was_in(a, n) for n in names] for a in ledgers])
         return AttributionGuess(
@@ -190,7 +198,9 @@ class Attribution:
             published=np.stack(singles) if len(singles) == len(rounds) else None,
             parts=parts,
             decision=decision,
-            sequential=calibration.sequential(designs, scores, many, self.error, apart=apart),
+            sequential=calibration.sequential(
+                designs, scores, many, self.error, apart=apart, linear=linear
+            ),
             queries=tuple(len(a.answered) for a in ledgers if a.round in rounds),
             uploads=_uploads(ledgers, names) / np.maximum(present.sum(axis=0), 1),
             reading=", ".join(sorted(readings)),
@@ -201,6 +211,7 @@ class Attribution:
             trace_sha256=view.trace_sha256,
             vantage=view.vantage,
             apart=apart,
+            linear=linear,
         )
 
     # -- score ---------------------------------------------------------------------------------
@@ -265,7 +276,10 @@ class Attribution:
         tested = nulls[0].shape[1] // 2
         if askable.sum() * tested >= ENOUGH:
             level = self.error / max(1, int(askable.sum()) * guess.keys)
-            found = [calibration.decide(designs, n, tested, self.error) for n in nulls]
+            found = [
+                calibration.decide(designs, n, tested, self.error, linear=guess.linear)
+                for n in nulls
+            ]
             alarms = np.concatenate([f.p_values.p[askable] <= level for f in found], axis=1)
             out["false_alarm_rate_per_test"] = intervals.clustered_share(
                 alarms.sum(axis=0),

@@ -176,29 +176,36 @@ def separated(design: npt.ArrayLike) -> Mask:
     return np.asarray((apart > 0).all(axis=1) & inside.any(axis=0))
 
 
-def exclusion_p_values(design: npt.ArrayLike, scores: npt.ArrayLike, keys: int) -> PValues:
+def exclusion_p_values(
+    design: npt.ArrayLike, scores: npt.ArrayLike, keys: int, *, linear: bool = True
+) -> PValues:
     """p-values (K, S) from groups, whoever of the others holds the key (one client at most).
 
-    For every other client i the groups without i are looked at alone; there the filter that is best
-    against the noise of unused keys, d_j' C^-1 y, is ranked among theirs. The largest of these
-    p-values, and of that on all groups, is valid whoever i is. Half of the unused keys tell the
-    noise, the other half give the ranks: those stay exact.
+    For every other client i the groups without i are looked at alone: whatever is made of their
+    scores, i's mark is in none of them. What speaks for the client there, `_best` where scores are
+    `linear` in updates and `_apart` where not, is ranked among unused keys. The largest of these
+    p-values, and of that on all groups, is valid whoever i is. Some of the unused keys tell the
+    noise, the others give the ranks: those stay exact.
     """
     rows, y = np.asarray(design, dtype=np.float64), np.asarray(scores, dtype=np.float64)
     null = y[:, keys:]
-    if null.shape[1] < 6:
+    if null.shape[1] < 10:
         raise UsageError(
             "a null needs unused keys",
-            expected="at least 6, better some hundreds",
+            expected="at least 10, better some hundreds",
             got=str(null.shape[1]),
             remedy="score more unused keys",
         )
-    shape, ranked = null[:, ::2], np.concatenate([y[:, :keys], null[:, 1::2]], axis=1)
+    # a covariance takes many keys, the size of a score takes few
+    aside = np.arange(null.shape[1]) % (2 if linear else 5) == 0
+    shape, ranked = null[:, aside], np.concatenate([y[:, :keys], null[:, ~aside]], axis=1)
     clients = rows.shape[1]
     p, tail = np.zeros((clients, keys)), np.zeros((clients, keys), dtype=np.bool_)
     for left_out in (None, *range(clients)):
         at = np.ones(len(rows), np.bool_) if left_out is None else rows[:, left_out] == 0
-        filtered = _filtered(rows[at], ranked[at], shape[at])
+        filtered = np.zeros((clients, ranked.shape[1]))
+        if at.any():
+            filtered = (_best if linear else _apart)(rows[at], ranked[at], shape[at])
         found = p_values(filtered, keys)
         never = ~rows[at].any(axis=0)
         each = np.where(never[:, None], 1.0, found.p)
@@ -209,15 +216,31 @@ def exclusion_p_values(design: npt.ArrayLike, scores: npt.ArrayLike, keys: int) 
     return PValues(p, tail, ranked.shape[1] - keys)
 
 
-def _filtered(design: Floats, scores: Floats, shape: Floats) -> Floats:
-    """d_j' C^-1 (y - mean) of every client and key (K, keys), C the covariance of `shape`."""
-    if not len(design):
-        return np.zeros((design.shape[1], scores.shape[1]))
+def _best(design: Floats, scores: Floats, shape: Floats) -> Floats:
+    """d_j' C^-1 (y - mean) of every client and key (K, keys), C the covariance of `shape`.
+
+    The best filter if a mark adds its part to every group with the client, and nothing elsewhere.
+    """
     centre = shape.mean(axis=1, keepdims=True)
     c = np.atleast_2d(np.cov(shape))
     # unused keys are finitely many, and scores of a round's groups nearly add up to its total
     c = c + np.eye(len(c)) * (len(c) / shape.shape[1]) * float(np.trace(c)) / len(c)
     return np.asarray(design.T @ np.linalg.solve(c, scores - centre))
+
+
+def _apart(design: Floats, scores: Floats, shape: Floats) -> Floats:
+    """Groups with each client against those without it: (K, keys) from (R, K) and (R, keys).
+
+    For marks that are learnt, and forgotten: a group without the client scores below a reference
+    that knows its mark. Scores are in units of unused keys, row by row. All rows share an offset,
+    about as large as the noise of one: of R rows R / (R + 1) of their mean is taken off, so that a
+    client who was in all of them can still be told from nobody.
+    """
+    centred = scores - shape.mean(axis=1, keepdims=True)
+    spread = shape.std(axis=1, ddof=1, keepdims=True)
+    y = np.divide(centred, spread, out=np.zeros_like(centred), where=spread > 0)
+    weights = design - design.sum(axis=0) / (len(design) + 1)
+    return np.asarray(weights.T @ y)
 
 
 def _grouped(design: Floats) -> bool:
@@ -241,19 +264,22 @@ def decide(
     error: float,
     *,
     apart: bool = False,
+    linear: bool = True,
 ) -> Decision:
     """Test all clients and keys on candidates of all rounds (R, K), (R, S + U).
 
     By exclusion where candidates are means of groups (shared weights, none below 0), by parts
     otherwise.
-    `apart`: every key has unused ones of its own, and is tested among these.
+    `apart`: every key has unused ones of its own, and is tested among these. `linear`: whether
+    scores are about linear in updates.
     """
     rows, y = np.asarray(design, dtype=np.float64), np.asarray(scores, dtype=np.float64)
     each = []
     for block in blocks(y.shape[1], keys, apart):
         mine, many = y[:, block.columns], len(block.own)
         if _grouped(rows):
-            found, askable = exclusion_p_values(rows, mine, many), separated(rows)
+            found = exclusion_p_values(rows, mine, many, linear=linear)
+            askable = separated(rows)
         else:
             parts = regress(rows, mine)
             found, askable = p_values(studentised(parts, many), many), parts.identifiable
@@ -300,6 +326,7 @@ def sequential(
     error: float,
     *,
     apart: bool = False,
+    linear: bool = True,
 ) -> Sequential:
     """Look after every round at all rounds so far; whoever is named stays named.
 
@@ -316,7 +343,7 @@ def sequential(
             continue  # nothing can be said yet, and nothing is spent
         looks += 1
         so_far = np.concatenate([np.asarray(s) for s in scores[:t]])
-        found = decide(rows, so_far, keys, spent(error, looks), apart=apart)
+        found = decide(rows, so_far, keys, spent(error, looks), apart=apart, linear=linear)
         first[(first == 0) & found.named.flagged] = t
     return Sequential(first, looks)
 

@@ -63,19 +63,25 @@ class Reading:
     """What a plan gave on one run.
 
     `named` (K,) with Holm at the error rate, `published` (K,) by gamma (None for groups);
-    `published_z` (T, K, S) or None; `queries`, `uploads` per round (and client); `smallest` group
-    exposed within a round (proven floor of the search); `within`, `across` mean cosine of the
-    server's best guess with a client's update of a round, and with its mean over rounds.
+    `published_z` (T, K, S) or None; `change_z` (K, S) or None: Eq. (8)'s sum of raw differences in
+    the unit that unused keys give this very sum, which is 1 for a key that nobody used;
+    `queries`, `uploads` per round (and client); `smallest` group exposed within a round (proven
+    floor of the search); `within`, `across` mean cosine of the server's best guess with a client's
+    update of a round, and with its mean over rounds. `design` (R, K) and `scores` (R, S + U) are
+    what was decided on.
     """
 
     named: Mask
     published: Mask | None
     published_z: Floats | None
+    change_z: Floats | None
     queries: float
     uploads: float
     smallest: int
     within: float
     across: float
+    design: Floats
+    scores: Floats
 
 
 def read(
@@ -98,7 +104,8 @@ def read(
             remedy="draw the plan for as many rounds as there are",
         )
     keys, apart = len(marks.keys), bool(getattr(marks, "apart", False))
-    designs, scores, singles = [], [], []
+    linear = bool(getattr(marks, "linear", True))
+    designs, scores, singles, changes = [], [], [], []
     for t, candidates in enumerate(plan.candidates):
         judged = estimator.judged(candidates, plan.queries[t], marks)
         # C (A x) as (C A) x: sums of large models need not stand in memory
@@ -108,13 +115,16 @@ def read(
         designs.append(judged.design)
         z = scoring.standardised(raw[: 1 + len(candidates)], keys, apart=apart)
         singles.append(scoring.differential(z[1:], z[0]))
-    found = calibration.decide(
-        np.concatenate(designs), np.concatenate(scores), keys, error, apart=apart
-    )
+        changes.append(scoring.differential(raw[1 : 1 + len(candidates)], raw[0]))
+    design, judged_scores = np.concatenate(designs), np.concatenate(scores)
+    found = calibration.decide(design, judged_scores, keys, error, apart=apart, linear=linear)
     single = all((c.target >= 0).all() for c in plan.candidates)
     published_z = np.stack(singles) if single else None
-    flags = None
+    flags, change_z = None, None
     if published_z is not None:
+        change_z = scoring.standardised(
+            scoring.stouffer_by_client(np.stack(changes)), keys, apart=apart
+        )
         total = scoring.stouffer_by_client(published_z)
         flags = total.max(axis=1, initial=-np.inf) > threshold
     within, across = leakage(plan.queries, x)
@@ -122,11 +132,14 @@ def read(
         named=found.named.flagged,
         published=flags,
         published_z=published_z,
+        change_z=change_z,
         queries=float(np.mean([len(q) for q in plan.queries])),
         uploads=float(np.mean([(q != 0).sum(axis=0).mean() for q in plan.queries])),
         smallest=min(query_algebra.smallest_support(q).floor for q in plan.queries),
         within=within,
         across=across,
+        design=design,
+        scores=judged_scores,
     )
 
 

@@ -29,7 +29,8 @@ class Marks(Protocol):
 
     A mark whose keys cannot share a null has `apart = True`: `unused` others for each key. One
     whose score is far from linear in an update has `linear = False`: parts of clients are then not
-    told apart by least squares on scores, but by solving for the updates.
+    told apart by least squares on scores, but by solving for the updates, and groups with a client
+    are held against those without it.
     """
 
     @property

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedaudit.audits.attribution import Attribution, comparison
+from fedaudit.audits.attribution import Attribution, comparison, scoring
 from fedaudit.audits.audit import Knowledge
 from fedaudit.errors import ConfigError, NotApplicable
 from fedaudit.experiment.auditing import audit_one
@@ -196,4 +196,13 @@ def test_the_trade_off_between_the_plans(grouped):
     marked = np.isin(truth.raw_updates(1)[0], list(truth.facts["marked"]))
     assert (dear.named == marked).all()
     assert safe.published is None
+    assert safe.change_z is None
     assert dear.published is not None
+    # in the unit of the change marked clients stand out, and keys of nobody have a spread of 1
+    best = dear.change_z.max(axis=1)
+    assert best[marked].min() > best[~marked].max()
+    every = scoring.standardised(
+        dear.scores.reshape(len(updates), 10, -1).sum(axis=0), len(marks.keys), every=True
+    )
+    assert np.allclose(every[:, len(marks.keys) :].std(axis=1, ddof=1), 1.0)
+    assert dear.scores.shape == (len(updates) * 10, len(marks.keys) + 199)
