@@ -28,7 +28,7 @@ from fedaudit.experiment.catalogue import AUDITS, find
 from fedaudit.experiment.folders import config_text, places
 from fedaudit.experiment.promised import promised
 from fedaudit.report.chapter import Chapter
-from fedaudit.report.findings import FAILED, REMEDY, judge_all
+from fedaudit.report.findings import BLIND, FAILED, REMEDY, judge_all
 from fedaudit.report.machine import machine
 from fedaudit.report.markdown import markdown
 from fedaudit.report.names import renamed
@@ -68,9 +68,15 @@ UNNAMED = (ANONYMOUS, AGGREGATOR)
 
 
 def summarise(
-    trace: Trace, truth: Truth | None, guarantees: Mapping[str, Any] | None = None
+    trace: Trace,
+    truth: Truth | None,
+    guarantees: Mapping[str, Any] | None = None,
+    config: str = "",
 ) -> dict[str, str]:
-    """The federation in a few lines; `guarantees` as in `Run`, by default those of the truth."""
+    """The federation in a few lines; `guarantees` as in `Run`, by default those of the truth.
+
+    `config`: the settings of the run as TOML, which name the data and what is learnt from it.
+    """
     about = trace.manifest.federation
     clients = clients_of(trace)
     how = " on a ".join(
@@ -81,11 +87,12 @@ def summarise(
         )
         if text
     )
-    lines = {
+    about_data = _data(trace, truth, config)
+    lines = {"data": about_data} if about_data else {}
+    lines |= {
         "federation": f"{len(clients)} clients, {len(trace.rounds)} rounds"
         + (f", {how}" if how else ""),
-        "model": f"{trace.manifest.task.get('kind', 'of unknown kind')}, "
-        f"{trace.layout.width:,} recorded numbers per message",
+        "model": f"{_model(trace)}, {trace.layout.width:,} recorded numbers per message",
         "protected by": ", ".join(_named(d) for d in trace.manifest.declared)
         or "nothing that was declared",
     }
@@ -95,14 +102,18 @@ def summarise(
     if said:
         lines["promised"] = "; ".join(said)
     if truth is not None and truth.facts.get("notes"):
-        lines["noted"] = "; ".join(str(n) for n in truth.facts["notes"])
+        lines["noted"] = "; ".join(_noted(str(n)) for n in truth.facts["notes"])
     if truth is None:
         lines["truth"] = "none beside the trace: attacks run blind, their guesses are not scored"
     elif len(trace.rounds):
         metrics = truth.metrics(trace.rounds[-1])
         if metrics:
-            guessing = truth.facts.get("guessing", {})
-            lines["held out"] = _held_out(metrics, int(truth.facts.get("held_out", 0)), guessing)
+            lines["held out"] = _held_out(
+                metrics,
+                int(truth.facts.get("held_out", 0)),
+                truth.facts.get("guessing", {}),
+                vocabulary_of(trace),
+            )
     if not trace.manifest.complete:
         lines["state"] = "unfinished: what was recorded so far"
     return lines
@@ -131,10 +142,83 @@ def _speakers(trace: Trace) -> list[str]:
     return [party for party in trace.parties() if party not in others]
 
 
+MODELS = {
+    "mlp": "a fully connected network (mlp)",
+    "cnn": "a convolutional network (cnn)",
+    "vit": "a vision transformer (vit)",
+    "vae": "a variational autoencoder (vae)",
+    "gpt": "a small language model (gpt)",
+    "lora": "low-rank adapters on a frozen language model (lora)",
+    "module": "a network of the user's own (module)",
+}
+
+
+def _model(trace: Trace) -> str:
+    kind = str(trace.manifest.task.get("kind", "a model of unknown kind"))
+    return MODELS.get(kind, kind)
+
+
+LEARNT = {
+    "gpt": "continue its texts",
+    "lora": "continue its texts",
+    "vae": "draw records like it",
+}
+"""What a model of each kind learns from the data; any other, a class or label."""
+
+
+def _data(trace: Trace, truth: Truth | None, config: str) -> str:
+    """Which data there is, how much of it, and what is learnt from it; empty if nobody knows."""
+    given, kind = _table(config, "data"), str(trace.manifest.task.get("kind", ""))
+    if given.get("name"):
+        from fedaudit.data.builtin import BUILTIN
+        from fedaudit.data.fetch import SOURCES
+
+        name = str(given["name"])
+        known = BUILTIN.get(name) or SOURCES.get(name)
+        text = f"{known.summary} ({name})" if known is not None and known.summary else name
+    elif given.get("path"):
+        text = Path(str(given["path"]).replace("\\", "/")).name
+    else:
+        return ""
+    if truth is not None:
+        own = [c.get("records", ()) for c in truth.facts.get("clients", {}).values()]
+        text += f", {sum(map(len, own)):,} records with the clients"
+        if truth.facts.get("held_out"):
+            text += f" and {int(truth.facts['held_out']):,} held out"
+    label = f"predict {given['label']}" if given.get("label") else "predict its class"
+    return f"{text}; to {LEARNT.get(kind, label)}" if kind else text
+
+
+FILLED = "missing values filled over all records"
+
+
+def _noted(note: str) -> str:
+    """A note on the data; what looked at everybody's records says that nothing covers it."""
+    if not note.startswith(FILLED):
+        return note
+    return f"{note} (filling looks at the records of all clients; no epsilon covers that)"
+
+
+def vocabulary_of(trace: Trace) -> int | None:
+    """How many tokens a language model of ours chooses from; None for any other."""
+    task = trace.manifest.task
+    if task.get("kind") == "gpt":
+        for entry in trace.layout.entries:
+            if entry.name == "tokens.weight":
+                return int(entry.shape[0])
+    known = task.get("kind") == "gpt" or (task.get("kind") == "lora" and not task.get("model"))
+    size = task.get("vocabulary_size")
+    return size if known and isinstance(size, int) and size > 1 else None
+
+
 def _held_out(
-    metrics: Mapping[str, float], records: int, guessing: Mapping[str, float] | None = None
+    metrics: Mapping[str, float],
+    records: int,
+    guessing: Mapping[str, float] | None = None,
+    vocabulary: int | None = None,
 ) -> str:
-    """Held-out metrics of the last model with intervals, and what guessing by frequency gives."""
+    """Held-out metrics of the last model with intervals, and what guessing gives: by the
+    frequency of classes, or (`vocabulary`) with every token alike."""
     parts = []
     for name, value in metrics.items():
         if name.endswith("_error"):
@@ -145,9 +229,13 @@ def _held_out(
             text += f" [{e.low:.3f}, {e.high:.3f}] at 95 % (Wilson, n = {records})"
         elif f"{name}_error" in metrics and math.isfinite(value):
             wide = NormalDist().inv_cdf(0.975) * metrics[f"{name}_error"]
-            text += f" [{value - wide:.3f}, {value + wide:.3f}] at 95 % (normal)"
+            of = f"n = {records}" if vocabulary is None else f"over the windows of {records} texts"
+            how = f"normal interval, {of}" if records else "normal interval"
+            text += f" [{value - wide:.3f}, {value + wide:.3f}] at 95 % ({how})"
         if guessing and name in guessing:
             text += f", by guessing {guessing[name]:.3f}"
+        elif name == "loss" and vocabulary is not None:
+            text += f", by guessing among {vocabulary:,} tokens alike {math.log(vocabulary):.3f}"
         parts.append(text)
     return "; ".join(parts)
 
@@ -187,8 +275,8 @@ def chapter_of(
     return Chapter(
         federation=federation or _name(path, trace, config),
         variant=variant,
-        summary=summarise(trace, truth, guarantees),
-        findings=judge_all(results),
+        summary=summarise(trace, truth, guarantees, config),
+        findings=judge_all(results, {str(d.get("name", "?")) for d in trace.manifest.declared}),
         results=tuple(results),
         guarantees=guarantees,
         evidence=_evidence(path, trace, truth),
@@ -269,11 +357,29 @@ def _notices(
     if truth is None and scored:
         out.append("The truth has been removed since: scores are as they were stored.")
     elif truth is None:
-        out.append(
-            "Blind: there is no truth beside the trace. Attacks ran; what they noted is shown, "
-            "without scores."
-        )
+        out.append(_blind(results))
     return out
+
+
+def _blind(results: Sequence[AuditResult]) -> str:
+    """What a trace without truth still tells: which attacks guessed, and which could not run."""
+    attacks = [r for r in results if r.audit not in TRUTHLESS]
+    guessed = [r.audit.replace("_", " ") for r in attacks if _guessed(r)]
+    others = [r.audit.replace("_", " ") for r in attacks if not _guessed(r)]
+    said = "Blind: there is no truth beside the trace, so that no attack can be scored."
+    if guessed:
+        said += f" What {_listed(guessed)} guessed is shown below; it may be right."
+    if others:
+        said += f" {_listed(others)} did not run: what each needs is said beside it."
+    return said
+
+
+def _guessed(r: AuditResult) -> bool:
+    return (r.not_applicable or "").startswith(BLIND)
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 LIBRARIES = ("numpy", "torch", "scipy", "scikit-learn", "dp-accounting")

@@ -11,8 +11,8 @@ from fedaudit.report.findings import words_for
 from fedaudit.report.overview import Part, Question
 from fedaudit.report.rules import VERDICTS
 from fedaudit.report.tables import dot, folded, joined, listed, table, word
-from fedaudit.report.terms import Glossary
-from fedaudit.report.text import cell, figures
+from fedaudit.report.terms import Glossary, column_meaning
+from fedaudit.report.text import aligned, cell, figures
 from fedaudit.results import AuditResult, Estimate
 
 VALUES = ("share", "value", "estimate", "AUC", "auc", "part")
@@ -72,12 +72,14 @@ def _in_federation(group: str, part: Part, question: Question, told: Glossary) -
     out = [_answers(part, question, told), _figures(group, of)]
     out.append(folded(f"All scores ({_count(of)})", _scores(of, told)))
     out.append(folded("Bounds from theory", _bounds(of, told)))
+    said: set[str] = set()
     for i, (variant, chapter, r) in enumerate(of):
         if r.per_client:
-            name = f"Per client: {variant}" if len(part.chapters) > 1 else "Per client"
-            made = _clients(group, variant, chapter, r, told)
+            what = "What was guessed" if r.headline is None else "Per client"
+            name = f"{what}: {variant}" if len(part.chapters) > 1 else what
+            made = _meanings(r, said, told) + _clients(group, variant, chapter, r, told)
             out.append(folded(escape(f"{name} ({len(r.per_client)})"), made, i == 0))
-    out.append(folded("Settings", _settings(of)))
+    out.append(folded("Settings", _settings(of, told)))
     return "".join(out)
 
 
@@ -95,14 +97,29 @@ def _answers(part: Part, question: Question, told: Glossary) -> str:
             if f.estimate is not None and f.estimate.method:
                 how += f" Interval: {f.estimate.method}, n = {f.estimate.n}."
             text += f'<span class="small">{joined(told.text(how))}</span>'
-            if f.remedy:
-                label = "To measure it" if a.needed else "What helps"
-                text += f'<p class="help">{label}: {told.text(f.remedy)}</p>'
-            if a.result is not None and f is answers[-1].finding:
-                lacking = [str(u) for u in a.result.underpowered]
-                text += listed([*a.result.notes, *lacking], told.text)
+            if a.needed:
+                text += f'<p class="help">To measure it: {told.text(a.needed)}</p>'
             items.append(f"<li>{text}</li>")
-    return f'<ul class="answers">{"".join(items)}</ul>' if items else ""
+    made = f'<ul class="answers">{"".join(items)}</ul>' if items else ""
+    for remedy in question.remedies(part.variants):
+        made += f'<p class="help">What helps: {told.text(remedy)}</p>'
+    return made + _notes(part, question, told)
+
+
+def _notes(part: Part, question: Question, told: Glossary) -> str:
+    """What the audit noted: the same words once, with the variants that they are about."""
+    about: dict[str, dict[str, None]] = {}
+    noting: dict[str, None] = {}
+    for variant, answers in zip(part.variants, question.answers, strict=True):
+        for r in [a.result for a in answers[-1:] if a.result is not None]:
+            noting[variant] = None
+            for note in [*r.notes, *map(str, r.underpowered)]:
+                about.setdefault(note, {})[variant] = None
+    items = []
+    for note, own in about.items():
+        whose = "" if len(own) == len(noting) else f"<b>{escape(' / '.join(own))}:</b> "
+        items.append(f"<li>{whose}{told.text(note)}</li>")
+    return f'<ul class="notes">{"".join(items)}</ul>' if items else ""
 
 
 # -- figures --------------------------------------------------------------------------------------
@@ -110,35 +127,76 @@ def _answers(part: Part, question: Question, told: Glossary) -> str:
 
 def _figures(group: str, of: Of) -> str:
     """Figures of the same kind stand beside one another, one per variant."""
-    rows = []
     single = len({variant for variant, _, _ in of}) == 1
-    for name in dict.fromkeys(n for _, _, r in of for n in r.curves):
-        drawn = [
-            curves.figure(name if single else f"{name}: {variant}", r.curves[name], "h4", kind=name)
-            for variant, _, r in of
-            if name in r.curves
-        ]
-        rows.append("".join(drawn))
-    own = [_client_figure(group, variant, chapter, r, single) for variant, chapter, r in of]
-    rows.append("".join(own))
-    rows = ["".join(rows)] if single else rows
-    return "".join(f'<div class="figures">{row}</div>' for row in rows if row)
+    kinds = dict.fromkeys(n for _, _, r in of for n in r.curves)
+    several = {name: [(v, r) for v, _, r in of if name in r.curves] for name in kinds}
+    own = [(variant, c, r) for variant, c, r in of if _client_rows(r)]
+    together = sum(map(len, several.values())) + len(own)
+    rows = []
+    for name, drawn in several.items():
+        size = _size(together if single else len(drawn))
+        rows.append(
+            [
+                curves.figure(
+                    name if single else f"{name}: {v}", r.curves[name], "h4", kind=name, size=size
+                )
+                for v, r in drawn
+            ]
+        )
+    # one scale for all variants: what stands side by side is compared
+    every = [v for _, _, r in own for _, *row in _client_rows(r) for v in row]
+    size = _size(together if single else len(own))
+    rows.append([_client_figure(group, v, c, r, every, size, single) for v, c, r in own])
+    rows = [[f for row in rows for f in row]] if single else rows
+    out = []
+    for row in rows:
+        shown = [f for f in row if f]
+        if shown:
+            kind = "two" if _size(len(shown)) == curves.WIDE else "three"
+            out.append(f'<div class="figures {kind}">{"".join(shown)}</div>')
+    return "".join(out)
 
 
-def _client_figure(group: str, variant: str, chapter: Chapter, r: AuditResult, single: bool) -> str:
+def _size(beside: int) -> curves.Size:
+    """One, two or four figures stand in rows of two, any other number in rows of three."""
+    return curves.WIDE if beside in (1, 2, 4) else curves.NORMAL
+
+
+def _client_rows(r: AuditResult) -> list[tuple[str, float, float, float]]:
+    """(client, value, low, high) of everybody who has all three, at most MOST."""
     column = _drawn(r)
     if not column:
-        return ""
-    place = _places(chapter, r)
-    rows = []
+        return []
+    out = []
     for name, row in list(r.per_client.items())[:MOST]:
         plain = _triple(row.get(column), row.get("low"), row.get("high"))
         if plain is not None:
-            rows.append((place[name], name, *plain))
+            out.append((name, *plain))
+    return out
+
+
+def _client_figure(
+    group: str,
+    variant: str,
+    chapter: Chapter,
+    r: AuditResult,
+    every: Sequence[float],
+    size: curves.Size,
+    single: bool,
+) -> str:
+    place = _places(chapter, r)
+    column = _drawn(r)
+    rows = [(place[name], name, v, low, high) for name, v, low, high in _client_rows(r)]
     headline = r.estimates[r.headline] if r.headline else None
     chance = None if headline is None or column == "part" else headline.baseline
     drawn = curves.clients(
-        rows, group=group, label=column, chance=chance, total=min(len(place), MOST)
+        rows,
+        group=group,
+        label=column,
+        chance=chance,
+        total=min(len(place), MOST),
+        beside=every,
+        size=size,
     )
     title = "Per client" if single else f"Per client: {variant}"
     return curves.framed(f"<h4>{escape(title)}</h4>", drawn) if drawn else ""
@@ -187,7 +245,10 @@ def _scores(of: Of, told: Glossary) -> str:
 def _score(r: AuditResult, name: str, e: Estimate, told: Glossary) -> str:
     value, low, high, base = figures(e)
     bounds = [b for b in r.bounds.values() if b.of == name]
-    said = f"chance {base}; " if base else ""
+    # guessing has no score of zero: there the baseline is what no leak would give
+    label = "chance" if e.baseline else "without a leak"
+    label = words_for(r.audit).against if name == r.headline else label
+    said = f"{label} {base}; " if base else ""
     said += f"n = {e.n}" + (f"; {e.method}" if e.method else "")
     return (
         f'<span class="value">{escape(f"{value} [{low}, {high}]")}</span>{dot(e, bounds=bounds)}'
@@ -218,19 +279,34 @@ def _bounds(of: Of, told: Glossary) -> str:
     return table(head, rows, numeric, title="What theory says of these values")
 
 
+def _meanings(r: AuditResult, said: set[str], told: Glossary) -> str:
+    """What the columns of a table of clients mean, where that was not `said` of them yet."""
+    columns = dict.fromkeys(c for row in r.per_client.values() for c in row)
+    meant = {c.replace("_", " "): column_meaning(c) for c in columns if c not in said}
+    said.update(columns)
+    known = {c: words for c, words in meant.items() if words}
+    if not known:
+        return ""
+    rows = "".join(f"<dt>{escape(c)}</dt><dd>{told.text(words)}</dd>" for c, words in known.items())
+    return f'<div class="terms"><p class="small">Columns of this table</p><dl>{rows}</dl></div>'
+
+
 def _clients(group: str, variant: str, chapter: Chapter, r: AuditResult, told: Glossary) -> str:
     columns = list(dict.fromkeys(c for row in r.per_client.values() for c in row))
     column = _drawn(r) if len(r.per_client) <= DOTS else ""
     place = _places(chapter, r)
     rows, keys = [], []
-    for name, row in list(r.per_client.items())[:MOST]:
-        cells = [escape(name), *(escape(cell(row.get(c))) for c in columns)]
+    shown = list(r.per_client.items())[:MOST]
+    written = {c: aligned([row.get(c) for _, row in shown]) for c in columns}
+    for i, (name, row) in enumerate(shown):
+        cells = [escape(name), *(escape(written[c][i]) for c in columns)]
         if column:
             plain = _triple(*(row.get(c) for c in (column, "low", "high")))
             cells.append("" if plain is None else _client_dot(r, column, plain))
         rows.append(cells)
         keys.append(f"{group}-{place[name]}")
-    numeric = [False, *([True] * len(columns)), *([False] if column else [])]
+    words = {c for c in columns if any(isinstance(row.get(c), str) for _, row in shown)} - {"SNR"}
+    numeric = [False, *(c not in words for c in columns), *([False] if column else [])]
     made = table(
         ["client", *(c.replace("_", " ") for c in columns), *([""] if column else [])],
         rows,
@@ -263,18 +339,17 @@ def _client_dot(r: AuditResult, column: str, plain: tuple[float, float, float]) 
     return dot(own, percent=words_for(r.audit).percent and known, width=120, labels=False)
 
 
-def _settings(of: Of) -> str:
+def _settings(of: Of, told: Glossary) -> str:
     """What was set, one line per variant; the same lines once."""
     lines: dict[str, list[str]] = {}
     for variant, _, r in of:
         text = ", ".join(f"{k} = {word(v)}" for k, v in r.settings.items() if v is not None)
         lines.setdefault(text, []).append(variant)
-    several = len(of) > 1
-    return "".join(
-        f'<p class="small">{escape((", ".join(variants) + ": ") if several else "")}{escape(t)}</p>'
-        for t, variants in lines.items()
-        if t
-    )
+    out = []
+    for text, variants in lines.items():
+        whose = f"{escape(' / '.join(variants))}: " if len(of) > 1 else ""
+        out.append(f'<p class="small">{whose}{told.text(text)}</p>' if text else "")
+    return "".join(out)
 
 
 def _assumptions(audit: str, chapters: Sequence[Chapter], told: Glossary) -> str:
@@ -292,6 +367,8 @@ def _assumptions(audit: str, chapters: Sequence[Chapter], told: Glossary) -> str
     if assumed:
         inside += f"<h4>Assumptions</h4>{listed(list(assumed), told.text)}"
     for heading, title in (("Paper", "Paper"), ("Differs", "Where this differs from the paper")):
-        if card.get(heading):
+        # what follows no paper has nothing to differ from
+        if card.get(heading) and not (heading == "Differs" and "Paper" not in card):
             inside += f"<h4>{title}</h4>{listed(card[heading], told.text)}"
-    return folded("Assumptions, and where this differs from the paper", inside)
+    title = "Assumptions, and where this differs from the paper"
+    return folded(title if "Paper" in card else "Assumptions", inside)

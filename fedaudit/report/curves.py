@@ -16,7 +16,9 @@ from fedaudit.stats.intervals import wilson
 
 Columns = Mapping[str, Sequence[float]]
 
-WIDTH, HEIGHT = 416, 280
+NORMAL, WIDE = (416, 280), (608, 300)
+"""Sizes of a figure: three of them stand side by side, or two."""
+Size = tuple[int, int]
 CANCELLED = 0.3
 """An update counts as cancelled where the sum is shorter than this share of it."""
 
@@ -25,7 +27,7 @@ REFERENCES = ("chance", "possible")
 """Columns that others are compared with, whatever the figure."""
 
 
-def lines(columns: Columns, dashed: Sequence[str] = ()) -> str:
+def lines(columns: Columns, size: Size = NORMAL, dashed: Sequence[str] = ()) -> str:
     """All columns over the first; those of `dashed`, what others are compared with, dashed."""
     first, *others = columns
     xs = columns[first]
@@ -49,15 +51,15 @@ def lines(columns: Columns, dashed: Sequence[str] = ()) -> str:
         plots.Axis.around(first, xs),
         plots.Axis.around(others[0] if len(others) == 1 else "", values, zero=True),
         drawn,
-        width=WIDTH,
-        height=HEIGHT,
+        width=size[0],
+        height=size[1],
         inline=True,
         # rounds are counted: there is no round 2.5
         marks=xs if len(xs) <= 12 and all(float(x).is_integer() for x in xs) else None,
     )
 
 
-def receiver(columns: Columns) -> str:
+def receiver(columns: Columns, size: Size = NORMAL) -> str:
     """True over false positives, both logarithmic: few false alarms are what an attack is for."""
     xs, ys = columns["false positives"], columns["true positives"]
     low = min((v for v in (*xs, *ys) if v > 0), default=0.1) / 1.2
@@ -65,8 +67,8 @@ def receiver(columns: Columns) -> str:
         plots.Axis("false positives", low, 1.0, log=True),
         plots.Axis("true positives", low, 1.0, log=True),
         [plots.Guide("chance"), plots.Curve("", tuple(zip(xs, ys, strict=True)))],
-        width=WIDTH,
-        height=HEIGHT,
+        width=size[0],
+        height=size[1],
         inline=True,
     )
 
@@ -74,7 +76,7 @@ def receiver(columns: Columns) -> str:
 REMAINDER, BOUND, ERROR = "remainder", "L |u|^2 / 2", "its error"
 
 
-def against_bound(columns: Columns) -> str:
+def against_bound(columns: Columns, size: Size = NORMAL) -> str:
     """Every remainder against its bound, both logarithmic: what lies above the line breaks it."""
     xs, ys = columns[BOUND], columns[REMAINDER]
     both = [*xs, *ys]
@@ -82,8 +84,8 @@ def against_bound(columns: Columns) -> str:
         plots.Axis.around(BOUND, both, log=True),
         plots.Axis.around(REMAINDER, both, log=True),
         [plots.Guide("equal"), plots.Dots("", tuple(zip(xs, ys, strict=True)))],
-        width=WIDTH,
-        height=HEIGHT,
+        width=size[0],
+        height=size[1],
         inline=True,
     )
 
@@ -124,14 +126,14 @@ def cancellation(within: float = CANCELLED) -> plots.Outline:
     return plots.Outline(f"|dW| < {within:g} |u|", (*edge, (-1.0, rs[-1]), (-1.0, rs[0])))
 
 
-def over_survival(columns: Columns) -> str:
+def over_survival(columns: Columns, size: Size = NORMAL) -> str:
     """Updates on the map of SUR."""
     lam, r = columns["lambda"], columns["r"]
     x = plots.Axis("alignment lambda", -1.0, 1.0)
     y = plots.Axis("r = |B| / |u|", min(0.2, *r), max(10.0, *r) * 1.05, log=True)
     dots = plots.Dots("updates", tuple(zip(lam, r, strict=True)), ink="#ffffff")
     layers: list[plots.Layer] = [survival_map(x, y), cancellation(), dots]
-    return plots.draw(x, y, layers, width=WIDTH, height=HEIGHT, inline=True)
+    return plots.draw(x, y, layers, width=size[0], height=size[1], inline=True)
 
 
 def cancelled(columns: Columns) -> str:
@@ -144,7 +146,7 @@ def cancelled(columns: Columns) -> str:
 class Drawing:
     """How one curve is drawn, the columns that takes, and what stands below it."""
 
-    draw: Callable[[Columns], str]
+    draw: Callable[[Columns, Size], str]
     columns: tuple[str, ...]
     words: Callable[[Columns], str] = lambda _: ""
 
@@ -161,7 +163,13 @@ DRAWINGS = {
 }
 
 
-def figure(name: str, columns: Columns, heading: str = "h3", kind: str | None = None) -> str:
+def figure(
+    name: str,
+    columns: Columns,
+    heading: str = "h3",
+    kind: str | None = None,
+    size: Size = NORMAL,
+) -> str:
     """One curve as an HTML figure; nothing where there is nothing to draw.
 
     `kind`: by which it is drawn, if the title `name` says more.
@@ -172,7 +180,7 @@ def figure(name: str, columns: Columns, heading: str = "h3", kind: str | None = 
     whole = _whole(columns, known.columns)
     if not whole or not len(next(iter(whole.values()))):
         return ""
-    drawn, words = known.draw(whole), known.words(whole)
+    drawn, words = known.draw(whole, size), known.words(whole)
     if not drawn:
         return ""
     title = escape((name[:1].upper() + name[1:]).replace("_", " "))
@@ -192,10 +200,13 @@ def clients(
     label: str,
     chance: float | None,
     total: int,
+    beside: Sequence[float] = (),
+    size: Size = NORMAL,
 ) -> str:
     """Every client's own value: (place, name, value, low, high) of `total` places.
 
-    `group`: the federation, within which a place is one client.
+    `group`: the federation, within which a place is one client. `beside`: values of the figures
+    that stand beside this one, which share its scale.
     """
     values = [v for row in rows for v in row[2:] if math.isfinite(v)]
     if not values:
@@ -209,14 +220,15 @@ def clients(
             tuple(f"{group}-{row[0]}" for row in finite),
         )
     )
-    around = values if chance is None else [*values, chance]
+    around = [*values, *(v for v in beside if math.isfinite(v))]
+    around += [] if chance is None else [chance]
     every = max(1, -(-total // 10))
     return plots.draw(
         plots.Axis("client", 0.5, max(total, 1) + 0.5),
         plots.Axis.around(label, around, zero=True),
         layers,
-        width=WIDTH,
-        height=HEIGHT,
+        width=size[0],
+        height=size[1],
         inline=True,
         marks=list(range(1, total + 1, every)),
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedaudit.report.findings import interval, number
+from fedaudit.report.text import wrappable
 from fedaudit.results import Estimate
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def _estimates(console: Console, c: Comparison, everything: bool) -> None:
     for d in sorted(chosen, key=lambda d: (not d.headline, order[d.change])):
         table.add_row(
             Text(d.change, style=STYLES[d.change]),
-            Text(f"{d.audit}: {d.measure}" if d.audit else d.measure),
+            Text(_measure(d)),
             Text(interval(d.first)),
             Text(interval(d.second)),
             Text(_difference(d)),
@@ -211,6 +212,19 @@ def _estimates(console: Console, c: Comparison, everything: bool) -> None:
         text = f"{hidden} other estimates did not change beyond the intervals (--all shows them)"
         console.print(Text(text, style="dim"))
     console.print()
+
+
+def _measure(d: Difference) -> str:
+    """The name of a measure, and below it what no leak, or guessing by frequency, would give.
+
+    A column of its own would not fit into 80 characters.
+    """
+    name = wrappable(f"{d.audit}: {d.measure}" if d.audit else d.measure)
+    known = [None if e.baseline is None else number(e.baseline) for e in (d.first, d.second)]
+    if known == [None, None]:
+        return name
+    chance = known[0] if known[0] == known[1] else " / ".join(x or "unknown" for x in known)
+    return f"{name}\n(chance {chance})"
 
 
 def _difference(d: Difference) -> str:
@@ -312,7 +326,8 @@ def plain_diff(comparisons: Sequence[Comparison]) -> dict[str, Any]:
 
 def _plain(d: Difference) -> dict[str, Any]:
     def side(e: Estimate) -> dict[str, Any]:
-        return {k: _finite(getattr(e, k)) for k in ("value", "low", "high", "confidence")}
+        ends = {k: _finite(getattr(e, k)) for k in ("value", "low", "high", "confidence")}
+        return {**ends, "chance": None if e.baseline is None else _finite(e.baseline)}
 
     return {
         "audit": d.audit,

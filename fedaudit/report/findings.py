@@ -3,6 +3,7 @@
     disagreement    the interval of an estimate lies beyond an upper (or below a lower) bound:
                     theory and measurement disagree, and that is the top finding
     leak            the interval of the headline lies wholly on the bad side of its baseline
+                    or that of single clients does, after correction for their number
     no_evidence     it does not; the smallest effect that would have been seen is stated
     not_applicable  a need of the audit is missing; the need is named
 
@@ -12,9 +13,10 @@ There is no "safe".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from statistics import NormalDist
 
-from fedaudit.report.rules import GENERIC, RULES, VERDICTS, WORDS, Words
+from fedaudit.report.rules import GENERIC, GUESSED, POWER, RULES, VERDICTS, WEAK, WORDS, Words, need
 from fedaudit.results import AuditResult, Bound, Estimate, Finding
 
 REMEDY = ". Try: "
@@ -60,9 +62,13 @@ def contradicts(bound: Bound, estimate: Estimate) -> bool:
     return bound.kind == "lower" and estimate.high < bound.value
 
 
-def judge(result: AuditResult) -> list[Finding]:
-    """All findings of one result: disagreements with theory first."""
+def judge(result: AuditResult, in_force: Collection[str] | None = None) -> list[Finding]:
+    """All findings of one result: disagreements with theory first.
+
+    `in_force`: names of the protections that are, so that nothing is advised that is done already.
+    """
     words = words_for(result.audit)
+    question = words.question(result.question, in_force)
     found = []
     for name, bound in result.bounds.items():
         estimate = result.estimates.get(bound.of)
@@ -72,7 +78,7 @@ def judge(result: AuditResult) -> list[Finding]:
                     verdict="disagreement",
                     audit=result.audit,
                     vantage=result.vantage,
-                    question=result.question,
+                    question=question,
                     statement=f"{bound.of} was measured at {interval(estimate)}, beyond the "
                     f"{bound.kind} bound {name} = {number(bound.value)}.",
                     rule=RULES["D1" if bound.kind == "upper" else "D2"].said(),
@@ -82,8 +88,10 @@ def judge(result: AuditResult) -> list[Finding]:
                     remedy=f"check the bound's assumption: {bound.assumes or 'none stated'}",
                 )
             )
-    found.append(_headline(result, words))
-    return found
+    headline = _headline(result, words, question, in_force)
+    if headline.verdict == "no_evidence":
+        found += _single_clients(result, words, question, in_force)
+    return [*found, headline]
 
 
 def _why(missing: str) -> str:
@@ -93,25 +101,34 @@ def _why(missing: str) -> str:
     return "A2" if missing.startswith(BLIND) else "A1"
 
 
-def _headline(result: AuditResult, words: Words) -> Finding:
+def _headline(
+    result: AuditResult, words: Words, question: str, in_force: Collection[str] | None
+) -> Finding:
     if result.not_applicable is not None or result.headline is None:
         missing = result.not_applicable or "the audit gave no estimate"
+        rule = RULES[_why(missing)]
         missing, _, remedy = missing.partition(REMEDY)
+        if rule.id == "A1":
+            missing, remedy = need(missing, remedy, result.vantage)
+        elif rule.id == "A2" and result.per_client:
+            missing = GUESSED
         return Finding(
             verdict="not_applicable",
             audit=result.audit,
             vantage=result.vantage,
-            question=result.question,
+            question=question,
             statement=missing[:1].upper() + missing[1:] + ("" if missing.endswith(".") else "."),
-            rule=RULES[_why(missing)].said(),
+            rule=rule.said(),
             source=result.source,
             remedy=remedy,
         )
     estimate = result.estimates[result.headline]
     baseline = estimate.baseline if estimate.baseline is not None else 0.0
+    power = ""
     if result.greater_is_leak:
         leak = estimate.low > baseline
-        rule = RULES["L1" if leak else "E1"]
+        power = "" if leak else powerless(result, words)
+        rule = RULES["L1" if leak else "E3" if power else "E1"]
     else:
         leak = estimate.high < baseline
         rule = RULES["L2" if leak else "E2"]
@@ -128,21 +145,184 @@ def _headline(result: AuditResult, words: Words) -> Finding:
             else f" The {'smallest' if result.greater_is_leak else 'largest'} value that would "
             f"have been seen as a leak is {number(result.detectable, words.percent)}."
         )
+        if power and result.detectable is not None:
+            statement += " That is so much that the audit could hardly have found anything."
     return Finding(
         verdict="leak" if leak else "no_evidence",
         audit=result.audit,
         vantage=result.vantage,
-        question=result.question,
+        question=question,
         statement=statement,
-        rule=rule.said(baseline=filled["baseline"]),
+        rule=rule.said(baseline=filled["baseline"], power=power),
         measure=result.headline,
         estimate=estimate,
         source=result.source,
-        remedy=words.remedy if leak else "",
+        remedy=words.advised(in_force) if leak else "",
     )
 
 
-def judge_all(results: Iterable[AuditResult]) -> list[Finding]:
+# -- power ----------------------------------------------------------------------------------------
+
+
+def powerless(result: AuditResult, words: Words) -> str:
+    """Why a result that shows no leak could hardly have shown one; empty where it could.
+
+    Of counts that are exact nothing is left to be seen: they have power whatever they are.
+    """
+    assert result.headline is not None
+    estimate = result.estimates[result.headline]
+    if estimate.confidence >= 1 or words.counted is not None:
+        return ""
+    if result.detectable is None:
+        return POWER["unknown"]
+    baseline = estimate.baseline if estimate.baseline is not None else 0.0
+    bounds = [
+        b.value for b in result.bounds.values() if b.of == result.headline and b.kind == "upper"
+    ]
+    share = baseline <= 1 and estimate.high <= 1 and result.detectable <= 1
+    most = min([*bounds, 1.0] if share else bounds, default=math.inf)
+    filled = {
+        "seen": number(result.detectable, words.percent),
+        "most": number(most, words.percent),
+    }
+    if bounds and result.detectable >= min(bounds):
+        return POWER["beyond"].format(**filled)
+    if most > baseline and result.detectable - baseline >= WEAK * (most - baseline):
+        return POWER["large"].format(**filled)
+    return ""
+
+
+# -- single clients -------------------------------------------------------------------------------
+
+NAMED = 5
+"""Clients that a statement names."""
+
+
+def _single_clients(
+    result: AuditResult, words: Words, question: str, in_force: Collection[str] | None
+) -> list[Finding]:
+    """Clients that lie above chance on their own where the federation as a whole does not."""
+    own = clients_above(result, words)
+    if not own:
+        return []
+    first = next(iter(own.values()))[0]
+    base = number(first.baseline or 0.0, words.percent)
+    many = sum(_client(result, words, row) is not None for row in result.per_client.values())
+    names = list(own)[:NAMED]
+    each = [
+        f"{name}: {interval(own[name][0], words.percent)} (p = {own[name][1]:.2g} after Holm's "
+        "correction)"
+        for name in names
+    ]
+    more = f" and {len(own) - NAMED} more" if len(own) > NAMED else ""
+    several = len(own) > 1
+    return [
+        Finding(
+            verdict="leak",
+            audit=result.audit,
+            vantage=result.vantage,
+            question=question,
+            statement=f"The federation as a whole shows no leak, but {len(own)} of {many} clients "
+            f"on {'their' if several else 'its'} own {'lie' if several else 'lies'} above "
+            f"{words.against} ({base}). {'; '.join(each)}{more}.",
+            rule=RULES["L3"].said(
+                clients=f"{', '.join(names)}{more} on {'their' if several else 'its'} own "
+                f"{'lie' if several else 'lies'}",
+                baseline=base,
+                many=str(many),
+            ),
+            measure=f"{result.headline} of {names[0]}",
+            estimate=first,
+            source=result.source,
+            remedy=words.advised(in_force),
+        )
+    ]
+
+
+def clients_above(result: AuditResult, words: Words) -> dict[str, tuple[Estimate, float]]:
+    """Client -> (its own value, p after Holm's correction), the most striking first.
+
+    A client counts as the federation does by rule L1: at the error that its interval leaves above
+    its low end, which Holm's correction divides among all clients that have an interval.
+    """
+    if not words.own or words.unlike in result.estimates or not result.greater_is_leak:
+        return {}
+    known = {name: _client(result, words, row) for name, row in result.per_client.items()}
+    own = {name: e for name, e in known.items() if e is not None}
+    if not own:
+        return {}
+    from fedaudit.stats.combine import holm
+
+    raw = [_p_value(e, words, result.per_client[name]) for name, e in own.items()]
+    adjusted = dict(zip(own, map(float, holm(raw)), strict=True))
+    limit = {name: (1 - e.confidence) / 2 for name, e in own.items()}
+    above = [
+        name
+        for name, e in own.items()
+        if e.low > (e.baseline or 0.0) and adjusted[name] <= limit[name]
+    ]
+    return {name: (own[name], adjusted[name]) for name in sorted(above, key=adjusted.__getitem__)}
+
+
+def _client(
+    result: AuditResult, words: Words, row: Mapping[str, float | int | str | None]
+) -> Estimate | None:
+    """A client's own value of the headline's measure, where it has one with an interval."""
+    assert result.headline is not None
+    headline = result.estimates[result.headline]
+    value, low, high = (row.get(c) for c in (words.own, "low", "high"))
+    if not all(isinstance(v, int | float) for v in (value, low, high)):
+        return None
+    asked, chance = row.get(words.asked), row.get("chance")
+    return Estimate(
+        value=float(value or 0.0),
+        low=float(low or 0.0),
+        high=float(high or 0.0),
+        n=int(asked) * (1 + words.ranked) if isinstance(asked, int | float) else 0,
+        confidence=headline.confidence,
+        baseline=float(chance) if isinstance(chance, int | float) else headline.baseline,
+        method="of one client",
+    )
+
+
+def _p_value(e: Estimate, words: Words, row: Mapping[str, float | int | str | None]) -> float:
+    """How often chance alone would give a client so much, or more; never zero.
+
+    Exact (binomial) from counts. Otherwise from the interval: normal in the distance to its low
+    end; at the end of the scale, where that end is error^(1/m) for m disjoint pairs, chance^m. An
+    interval from few records is too narrow: an AUC must also stand out by its deviation without a
+    leak, sqrt((2 m + 1) / 12) / m for m members and as many others (Mann and Whitney 1947).
+    """
+    baseline = e.baseline or 0.0
+    if e.value <= baseline:
+        return 1.0
+    found, tried = (row.get(c) for c in words.hits) if words.hits is not None else (None, None)
+    if isinstance(found, int) and isinstance(tried, int) and 0 < baseline < 1:
+        from scipy.special import bdtrc
+
+        return max(float(bdtrc(found - 1, tried, baseline)) if found else 1.0, LEAST)
+    error, normal = (1 - e.confidence) / 2, NormalDist()
+    if e.value <= e.low:
+        p = error  # an interval without width says how sure it claims to be, no more
+    elif e.value >= 1.0 and 0 < e.low < 1 and 0 < baseline < 1:
+        p = float(baseline ** (math.log(error) / math.log(e.low)))
+    else:
+        deviation = (e.value - e.low) / normal.inv_cdf(1 - error)
+        p = normal.cdf(-(e.value - baseline) / deviation)
+    asked = row.get(words.asked)
+    if words.ranked and isinstance(asked, int) and asked > 0:
+        deviation = math.sqrt((2 * asked + 1) / 12) / asked
+        p = max(p, normal.cdf(-(e.value - baseline) / deviation))
+    return max(p, LEAST)
+
+
+LEAST = 1e-300
+"""The smallest p-value that is told from none."""
+
+
+def judge_all(
+    results: Iterable[AuditResult], in_force: Collection[str] | None = None
+) -> list[Finding]:
     """Findings of all results, worst first, otherwise in the order given."""
-    found = [f for result in results for f in judge(result)]
+    found = [f for result in results for f in judge(result, in_force)]
     return sorted(found, key=lambda f: ORDER[f.verdict])

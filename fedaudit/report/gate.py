@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from xml.etree import ElementTree
 
 from fedaudit.report.findings import interval, number
+from fedaudit.report.text import unbroken
 from fedaudit.results import Estimate
 
 if TYPE_CHECKING:
@@ -210,7 +211,9 @@ def show_gate(console: Console, gate: Gate) -> None:
     order = {"failed": 0, "missing": 1, "allowed": 2, "passed": 3}
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("", no_wrap=True)
-    table.add_column("limit", max_width=30, overflow="fold")
+    limits = [f"{c.title} {c.metric}: {c.rule}" for c in gate.checks]
+    narrow = unbroken(limits, most=40)
+    table.add_column("limit", width=max(30, narrow), overflow="fold")
     table.add_column("what was found", ratio=1)
     for check in sorted(gate.checks, key=lambda c: order[c.status]):
         mark, style = MARKS[check.status]

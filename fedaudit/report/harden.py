@@ -30,8 +30,8 @@ class Point:
     """One protection: what it is, whom it trusts, what it costs, how the limits fared.
 
     `cost` is what it takes away from the held-out `measure`; `risks` maps a metric to what was
-    estimated; `epsilon` is the largest that was promised to a client. `failed` says why it could
-    not be run, or is empty.
+    estimated; `epsilon` is the largest that was promised to a client, `promise` the unit and delta
+    that it holds for. `failed` says why it could not be run, or is empty.
     """
 
     label: str
@@ -44,6 +44,7 @@ class Point:
     utility: Estimate | None = None
     risks: Mapping[str, Estimate] = field(default_factory=dict)
     epsilon: float | None = None
+    promise: str = ""
     runs: int = 0
     failed: str = ""
     folders: tuple[str, ...] = ()
@@ -202,11 +203,18 @@ def _relaxed(check: Check) -> str:
     worst = max(known, key=lambda r: r.distance)
     assert worst.bound is not None
     assert worst.limit is not None
-    text = f"{check.title} {worst.side} {number(worst.bound)} instead of {number(worst.limit)}"
+    bound, most = (_in_points(check.metric, v) for v in (worst.bound, worst.limit))
+    text = f"{check.title} {worst.side} {bound} instead of {most}"
     value = None if worst.estimate is None else worst.estimate.value
     if value is None or replace(worst, bound=value).kept is False:
         return text
-    return f"{text} (its value {number(value)} keeps the limit, its interval does not)"
+    shown = _in_points(check.metric, value)
+    return f"{text} (its value {shown} keeps the limit, its interval does not)"
+
+
+def _in_points(metric: str, value: float) -> str:
+    """A number as its limit was written: a loss of accuracy in points of a hundred."""
+    return f"{round(100 * value, 1) + 0.0:g} points" if metric == "accuracy_loss" else number(value)
 
 
 def cost_text(point: Point, measure: str) -> str:
@@ -247,7 +255,7 @@ def _row(point: Point, found: Hardened) -> list[str]:
         point.label,
         cost,
         *(_short(point.risks[m]) if m in point.risks else "" for m in metrics(found)),
-        "" if point.epsilon is None else number(point.epsilon),
+        "" if point.epsilon is None else f"{number(point.epsilon)} {point.promise}".rstrip(),
         "" if point.failed else point.who,
         ", ".join(c.title for c in point.broken),
     ]
@@ -260,7 +268,7 @@ def _short(e: Estimate) -> str:
 def _head(found: Hardened) -> list[str]:
     cost = "points of accuracy lost" if found.measure == "accuracy" else f"{found.measure} gained"
     risks = [f"{m.replace('.', ' ').replace('_', ' ')}{_chance(found, m)}" for m in metrics(found)]
-    return ["", "protection", cost, *risks, "epsilon", "trusts", "breaks"]
+    return ["", "protection", cost, *risks, "largest epsilon", "trusts", "breaks"]
 
 
 def _chance(found: Hardened, metric: str) -> str:
@@ -326,6 +334,7 @@ def csv_text(found: Hardened) -> str:
             "noise": p.noise,
             "met": p.met,
             "trusts": p.who,
+            "promise": p.promise,
             "runs": p.runs,
             "folders": " ".join(p.folders),
         }
@@ -343,6 +352,7 @@ COLUMNS = (
     "noise",
     "met",
     "trusts",
+    "promise",
     "number",
     "value",
     "low",
@@ -409,6 +419,7 @@ def _plain_point(p: Point) -> dict[str, Any]:
         "utility": _plain_estimate(p.utility),
         "risks": {name: _plain_estimate(e) for name, e in p.risks.items()},
         "epsilon": _number(p.epsilon),
+        "promise": p.promise,
         "checks": [
             {"limit": c.limit, "rule": c.rule, "status": c.status, "found": statement(c)}
             for c in p.checks
@@ -464,7 +475,7 @@ class Ring:
     """A ring around the point that was chosen."""
 
     at: tuple[float, float]
-    name: str = "chosen"
+    name: str
     ink: str = "#d97706"
 
     def svg(self, frame: Frame, colour: str) -> str:
@@ -512,6 +523,7 @@ def figure(found: Hardened, metric: str) -> str:
     limits = sorted({(r.side, r.limit) for p in shown for r in _readings(p, metric)})
     levels = [level for _, level in limits if level is not None]
     chance = next((e.baseline for _, e in pairs if e.baseline is not None), None)
+    scale = 100.0 if found.measure == "accuracy" else 1.0
     layers: list[Layer] = [
         Guide(f"{side} {number(level)}", level) for side, level in limits if level is not None
     ]
@@ -520,23 +532,41 @@ def figure(found: Hardened, metric: str) -> str:
     for name, points in series.items():
         ordered = sorted(points, key=lambda p: p.level)
         layers.append(
-            Crosses(name, tuple((p.cost, p.risks[metric], p.label) for p in ordered if p.cost))
+            Crosses(
+                name,
+                tuple((_times(p.cost, scale), p.risks[metric], p.label) for p in ordered if p.cost),
+            )
         )
     fresh = found.confirmed
     if fresh is not None and fresh.cost is not None and metric in fresh.risks:
-        again = (fresh.cost, fresh.risks[metric], f"{fresh.label}, on fresh seeds")
+        again = (_times(fresh.cost, scale), fresh.risks[metric], f"{fresh.label}, on fresh seeds")
         layers.append(Crosses("chosen, on fresh seeds", (again,)))
         pairs.append((fresh.cost, fresh.risks[metric]))
     lost = sorted({r.limit for p in shown for r in _readings(p, "accuracy_loss") if r.limit})
     if found.measure == "accuracy":
-        layers += [Upright(level, f"at most {number(level)}") for level in lost]
-    if found.chosen is not None and found.chosen.cost is not None and metric in found.chosen.risks:
-        layers.append(Ring((found.chosen.cost.value, found.chosen.risks[metric].value)))
-    xs = [v for x, _ in pairs if x is not None for v in (x.low, x.high)]
+        layers += [
+            Upright(scale * level, f"at most {_in_points('accuracy_loss', level)}")
+            for level in lost
+        ]
+    ring, words = found.chosen, "chosen" if fresh is not None else "best so far, not confirmed"
+    if ring is None or (fresh is None and found.rejected):
+        ring, words = found.nearest, "nearest, breaks limits"
+    if ring is not None and ring.cost is not None and metric in ring.risks:
+        layers.append(Ring((scale * ring.cost.value, ring.risks[metric].value), words))
+    xs = [scale * v for x, _ in pairs if x is not None for v in (x.low, x.high)]
+    xs += [max(xs) + 0.04 * (max(xs) - min(*xs, 0.0))]  # an end at the edge would look cut off
     ys = [v for _, y in pairs for v in (y.low, y.high)] + levels
     ys += [chance] if chance is not None else []
-    what = "held-out accuracy lost" if found.measure == "accuracy" else f"{found.measure} gained"
-    return draw(Axis.around(what, xs, zero=True), Axis.around(metric, ys, zero=True), layers)
+    what = f"held-out {found.measure} gained"
+    if found.measure == "accuracy":
+        what = "points of held-out accuracy lost"
+    risk = metric.replace(".", ": ", 1).replace("_", " ")
+    return draw(Axis.around(what, xs, zero=True), Axis.around(risk, ys, zero=True), layers)
+
+
+def _times(e: Estimate | None, scale: float) -> Estimate:
+    assert e is not None
+    return replace(e, value=scale * e.value, low=scale * e.low, high=scale * e.high)
 
 
 def _readings(point: Point, metric: str) -> Sequence[Reading]:

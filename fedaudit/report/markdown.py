@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fedaudit.report.chapter import Chapter
 from fedaudit.report.overview import Answer, Part, parts
 from fedaudit.report.rules import RULES, VERDICTS
-from fedaudit.report.text import clean
+from fedaudit.report.text import cell, clean
 
 
 def markdown(chapters: Sequence[Chapter], notices: Sequence[str] = ()) -> str:
@@ -39,31 +39,79 @@ def markdown(chapters: Sequence[Chapter], notices: Sequence[str] = ()) -> str:
 def _part(part: Part) -> list[str]:
     head = ["question", *part.variants]
     out = [f"## {said(part.federation)}", "", said(part.line), ""]
+    out += [f"Noted: {said(noted)}.\n" for noted in part.noted]
     out += ["| " + " | ".join(map(said, head)) + " |", "|" + " --- |" * len(head)]
     for q in part.questions:
         cells = ["<br>".join(_cell(a) for a in answers) or "not asked" for answers in q.answers]
-        out.append("| " + " | ".join([said(q.text), *cells]) + " |")
+        source = f"<br>source: {said('; '.join(q.sources))}" if q.sources else ""
+        out.append("| " + " | ".join([said(q.text) + source, *cells]) + " |")
     out.append("")
     for q in part.questions:
         out += [f"<details><summary>{said(q.text)}</summary>", ""]
         for variant, answers in zip(part.variants, q.answers, strict=True):
             for a in answers:
                 out.append(f"- **{said(variant)}: {VERDICTS[a.finding.verdict].words}.** {_why(a)}")
-        out += [f"- What changes it: {said(r)}" for r in q.remedies]
+        out += [f"- What changes it: {said(r)}" for r in q.remedies(part.variants)]
+        for variant, answers in zip(part.variants, q.answers, strict=True):
+            for a in answers:
+                out += _guesses(variant, a)
         out += ["", "</details>", ""]
-    promised = [
-        f"- {said(v)}: {said(c.summary['promised'])}"
+    return [*out, *_summary(part, "promised"), *_summary(part, "held out")]
+
+
+def _summary(part: Part, label: str) -> list[str]:
+    """One line of the summary, variant by variant."""
+    lines = [
+        f"- {said(v)}: {said(c.summary[label])}"
         for v, c in zip(part.variants, part.chapters, strict=True)
-        if "promised" in c.summary
+        if label in c.summary
     ]
-    return [*out, *(["Promised:", "", *promised, ""] if promised else [])]
+    return [f"{label.capitalize()}:", "", *lines, ""] if lines else []
+
+
+MOST = 50
+"""Rows of guesses that are shown: a pull request is read by people."""
+
+
+def _guesses(variant: str, a: Answer) -> list[str]:
+    """What an attack guessed that nobody can score: its notes, and row by row what it says."""
+    r = a.result
+    if r is None or not a.finding.rule.startswith("A2:"):
+        return []
+    out = [f"- {said(note)}" for note in r.notes]
+    if not r.per_client:
+        return out
+    columns = list(dict.fromkeys(c for row in r.per_client.values() for c in row))
+    out += ["", f"What was guessed, {said(variant)}:", ""]
+    out += [
+        "| " + " | ".join(map(said, ["", *columns])) + " |",
+        "|" + " --- |" * (len(columns) + 1),
+    ]
+    for name, row in list(r.per_client.items())[:MOST]:
+        cells = [said(name), *(said(cell(row.get(c))) for c in columns)]
+        out.append("| " + " | ".join(cells) + " |")
+    if len(r.per_client) > MOST:
+        out += ["", f"The first {MOST} of {len(r.per_client):,}; all are in results.json."]
+    return out
 
 
 def _cell(a: Answer) -> str:
-    words = f"**{VERDICTS[a.finding.verdict].words}** ({a.finding.rule.partition(':')[0]})"
-    if a.finding.estimate is None:
-        return words
-    return f"{words} {said(a.value)}, {a.against} {said(a.chance)}"
+    """The verdict with its rule, and what it rests on."""
+    f = a.finding
+    out = [f"**{VERDICTS[f.verdict].words}**"]
+    if f.estimate is None:
+        out[0] += f": {said(f.statement)}"
+        if a.needed:
+            out.append(f"to measure it: {said(a.needed)}")
+    else:
+        n = f", {a.n}" if a.n else ""
+        out[0] += f" {said(a.value)}, {a.against} {said(a.chance)}{n}"
+        if a.visible:
+            out.append(f"a leak would show {said(a.visible)}")
+        out.append(f"bound: {said(a.bound)}")
+        out.append(f"trust: {said(a.trusted)}")
+    out.append(f"rule {said(f.rule)}")
+    return "<br>".join(out)
 
 
 def _why(a: Answer) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fedaudit.report.chapter import Chapter
 from fedaudit.report.findings import ORDER, against, interval, number, words_for
-from fedaudit.report.rules import observer
+from fedaudit.report.rules import NOTHING_MEASURED, NOTHING_TO_CHANGE, observer
 from fedaudit.results import AuditResult, Bound, Finding
 
 
@@ -26,9 +26,26 @@ class Answer:
 
     @property
     def value(self) -> str:
-        """`value [low, high] at 95 %`, or that nothing was measured."""
+        """`value [low, high] at 95 %`, a count with what it counts, or "not measured"."""
         e = self.finding.estimate
-        return "not measured" if e is None else interval(e, self.percent)
+        if e is None:
+            return "not measured"
+        if self.finding.rule.startswith("L3:"):
+            who = (self.finding.measure or "").rpartition(" of ")[2]
+            return f"{who}: {interval(e, self.percent)}"
+        counted = words_for(self.finding.audit).counted
+        if counted is None or self.finding.verdict == "disagreement":
+            return interval(e, self.percent)
+        text = f"{number(e.value)} {counted[e.value != 1]}"
+        if e.confidence >= 1 and e.low == e.high:
+            return f"{text}, counted exactly"
+        return text + interval(e).removeprefix(number(e.value))
+
+    @property
+    def n(self) -> str:
+        """How many independent observations the value rests on; a count needs none."""
+        e = self.finding.estimate
+        return "" if e is None or e.confidence >= 1 or not e.n else f"n = {e.n:,}"
 
     @property
     def chance(self) -> str:
@@ -68,9 +85,11 @@ class Answer:
     @property
     def visible(self) -> str:
         """From where on a leak would have been seen, where none was."""
-        r = self.result
-        if self.finding.verdict != "no_evidence" or r is None or r.detectable is None:
+        r, e = self.result, self.finding.estimate
+        if self.finding.verdict != "no_evidence" or r is None or e is None:
             return ""
+        if r.detectable is None:
+            return "" if e.confidence >= 1 else "at a size that is not known"
         ends = "from {} on" if r.greater_is_leak else "up to {}"
         return ends.format(number(r.detectable, self.percent))
 
@@ -92,7 +111,7 @@ class Answer:
         if f.verdict == "no_evidence":
             return others or f"{observer(f.vantage)}, as no protection is declared"
         besides = f"; {others}" if others else ""
-        return f"{observer(f.vantage)} not to do this{besides}"
+        return f"the good will of {observer(f.vantage)}{besides}"
 
 
 @dataclass(frozen=True)
@@ -107,12 +126,37 @@ class Question:
     def every(self) -> list[Answer]:
         return [a for of in self.answers for a in of]
 
+    def remedies(self, variants: Sequence[str]) -> list[str]:
+        """What changes it, without repeats, where something was found; worst first.
+
+        `variants` name the chapters: advice that is not for all that leak says for which it is.
+        """
+        found = [
+            (a.finding, name)
+            for name, own in zip(variants, self.answers, strict=True)
+            for a in own
+            if a.finding.verdict in ("disagreement", "leak") and a.finding.remedy
+        ]
+        ranked = sorted(found, key=lambda pair: ORDER[pair[0].verdict])
+        per: dict[str, dict[str, None]] = {}
+        for f, name in ranked:
+            per.setdefault(f.remedy, {})[name] = None
+        if len(per) == 1:
+            return list(per)
+        return [f"{' / '.join(names)}: {text}" for text, names in per.items()]
+
     @property
-    def remedies(self) -> list[str]:
-        """What changes it, without repeats, where something was found; worst first."""
-        found = [a.finding for a in self.every if a.finding.verdict in ("disagreement", "leak")]
-        ranked = sorted(found, key=lambda f: ORDER[f.verdict])
-        return list(dict.fromkeys(f.remedy for f in ranked if f.remedy))
+    def unchanged(self) -> str:
+        """Why nothing stands where remedies would."""
+        measured = any(a.finding.estimate is not None for a in self.every)
+        return NOTHING_TO_CHANGE if measured else NOTHING_MEASURED
+
+    @property
+    def sources(self) -> list[str]:
+        """Where the method is published, without repeats."""
+        every = dict.fromkeys(a.finding.source for a in self.every if a.finding.source)
+        # what another one says in full need not be said in short
+        return [s for s in every if not any(o != s and o.startswith(s) for o in every)]
 
 
 @dataclass(frozen=True)
@@ -128,8 +172,19 @@ class Part:
         """The federation in one line."""
         first = self.chapters[0].summary
         lines = dict.fromkeys(c.summary.get("federation", "") for c in self.chapters)
-        said = [" / ".join(line for line in lines if line), first.get("model", "")]
+        said = [
+            first.get("data", ""),
+            " / ".join(line for line in lines if line),
+            first.get("model", ""),
+        ]
         return "; ".join(text for text in said if text)
+
+    @property
+    def noted(self) -> list[str]:
+        """What was noted about the data, without repeats."""
+        return list(
+            dict.fromkeys(c.summary["noted"] for c in self.chapters if "noted" in c.summary)
+        )
 
     @property
     def variants(self) -> list[str]:
@@ -156,15 +211,15 @@ def parts(chapters: Sequence[Chapter]) -> list[Part]:
 
 
 def _question(audit: str, chapters: Sequence[Chapter]) -> Question:
-    answers = []
-    text = audit
+    answers, texts = [], []
     for chapter in chapters:
         results = [r for r in chapter.results if r.audit == audit]
         found = [f for f in chapter.findings if f.audit == audit]
         asked = [*(f.question for f in found), *(r.question for r in results)]
-        text = next((question for question in asked if question), text)
+        texts.append(next((question for question in asked if question), ""))
         answers.append(tuple(Answer(chapter, f, _behind(f, results)) for f in found))
-    return Question(audit, text, tuple(answers))
+    # where variants differ in a piece of the question, the whole of it is asked
+    return Question(audit, max(texts, key=len, default="") or audit, tuple(answers))
 
 
 def _behind(finding: Finding, results: Sequence[AuditResult]) -> AuditResult | None:

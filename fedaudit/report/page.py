@@ -28,6 +28,9 @@ from fedaudit.report.tables import definitions, dot, folded, joined, legend, lis
 from fedaudit.report.terms import Glossary
 from fedaudit.report.text import cell
 
+ABOUT = ("protected by", "promised", "held out", "truth", "state")
+"""What of a summary sets one variant apart from another."""
+
 
 @lru_cache
 def _inlined(name: str) -> tuple[str, str]:
@@ -105,7 +108,8 @@ def _contents(divided: Sequence[Part]) -> str:
 def _line(part: Part, number: int, told: Glossary, *, many: bool) -> str:
     """A federation in one line."""
     name = f'<a href="#federation-{number}">{escape(part.federation)}</a>: ' if many else ""
-    return f'<p class="line">{name}{told.text(part.line)} {_counts(part)}</p>'
+    noted = "".join(f'<p class="small">Noted: {told.text(n)}.</p>' for n in part.noted)
+    return f'<p class="line">{name}{told.text(part.line)} {_counts(part)}</p>{noted}'
 
 
 def _federation(part: Part, number: int, told: Glossary) -> str:
@@ -143,11 +147,7 @@ def _overview(part: Part, told: Glossary) -> str:
 
 def _about(chapter: Chapter, told: Glossary) -> str:
     """What sets one variant apart, below its name."""
-    said = [
-        f"{label}: {chapter.summary[label]}"
-        for label in ("protected by", "promised", "held out", "truth", "state")
-        if label in chapter.summary
-    ]
+    said = [f"{label}: {chapter.summary[label]}" for label in ABOUT if label in chapter.summary]
     return "".join(f'<br><span class="small">{joined(told.text(text))}</span>' for text in said)
 
 
@@ -161,8 +161,8 @@ def _row(part: Part, q: Question, told: Glossary) -> str:
         inside = "".join(_answer(a, told) for a in answers) or '<p class="small">not asked</p>'
         label = f'<span class="label">{escape(name)}</span>' if len(part.chapters) > 1 else ""
         cells.append(f"<td>{label}{inside}</td>")
-    act = "".join(f"<p>{told.text(r)}</p>" for r in q.remedies)
-    act = act or '<p class="small">nothing that was measured calls for a change</p>'
+    act = "".join(f"<p>{told.text(r)}</p>" for r in q.remedies(part.variants))
+    act = act or f'<p class="small">{escape(q.unchanged)}</p>'
     return (
         f'<tr><th scope="row">{ask}</th>{"".join(cells)}'
         f'<td><span class="label">what changes it</span>{act}</td></tr>'
@@ -175,7 +175,7 @@ def _answer(a: Answer, told: Glossary) -> str:
     if f.estimate is not None:
         parts.append(f'<p class="value"><b>{joined(escape(a.value))}</b></p>')
         parts.append(dot(f.estimate, percent=a.percent, bounds=a.bounds[:1], width=200))
-        facts = {a.against: a.chance}
+        facts = {a.against: f"{a.chance}{', ' if a.n else ''}{a.n}"}
         if a.visible:
             facts["a leak would show"] = a.visible
         facts |= {"bound": a.bound, "trust": a.trusted}

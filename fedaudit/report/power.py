@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.report.findings import number
+from fedaudit.report.text import wrappable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,7 +61,8 @@ def show_power(console: Console, needs: Sequence[Need], power: float, confidence
     table.add_column("to show", justify="right")
     table.add_column("needs", justify="right")
     for n in needs:
-        cells = [Text(_title(n)), Text("" if n.chance is None else number(n.chance))]
+        cells = [Text(wrappable(_title(n)))]
+        cells.append(Text("" if n.chance is None else number(n.chance)))
         if with_run:
             cells.append(Text("" if n.have is None else f"{n.have:,}"))
             cells.append(Text("anything" if n.exact else _seen(n)))

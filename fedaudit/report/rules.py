@@ -6,7 +6,9 @@ and how it compares; there is no verdict that calms.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from fedaudit.results import Verdict
 
@@ -56,6 +58,13 @@ RULES = {
             "the high end of the interval is below {baseline}",
         ),
         Rule(
+            "L3",
+            "leak",
+            "The federation as a whole shows no leak, but single clients do: their own interval "
+            "lies above chance, and still does after Holm correction for the number of clients.",
+            "{clients} above {baseline} after correction for {many} clients",
+        ),
+        Rule(
             "E1",
             "no_evidence",
             "Where more is worse: the low end of the interval does not lie above chance. That is "
@@ -68,6 +77,14 @@ RULES = {
             "Where less is worse: the high end of the interval does not lie below what a "
             "federation without this leak would give. That is no proof of absence.",
             "the high end of the interval is not below {baseline}",
+        ),
+        Rule(
+            "E3",
+            "no_evidence",
+            "As E1, and the audit could hardly have found anything: the smallest leak that it "
+            "would have seen lies two fifths or more of the way from chance to the most that is "
+            "possible (1, or the tightest upper bound), or is not known. It says next to nothing.",
+            "the low end of the interval is not above {baseline}; {power}",
         ),
         Rule(
             "A1",
@@ -91,6 +108,9 @@ RULES = {
         ),
     )
 }
+
+POWERLESS = RULES["E3"]
+"""No evidence from an audit that could hardly have found any."""
 
 
 @dataclass(frozen=True)
@@ -126,20 +146,89 @@ def observer(vantage: str) -> str:
     return " together with ".join(OBSERVERS.get(part, part) for part in vantage.split("+"))
 
 
+WEAK = 2 / 5
+"""How much of the way from chance to the most that is possible a leak may need to be seen (E3)."""
+
+POWER = {
+    "beyond": "a leak would have shown from {seen} on, at or above the bound of {most}",
+    "large": "only a large leak, from {seen} on, would have shown",
+    "unknown": "how small a leak would have shown is not known",
+}
+"""Why an audit could hardly have found anything."""
+
+NOTHING_TO_CHANGE = "nothing that was measured calls for a change"
+NOTHING_MEASURED = "nothing was measured"
+GUESSED = (
+    "the attack guessed, and what it guessed is listed below; no truth lies beside the recording "
+    "to score it with"
+)
+"""Of an attack that ran blind and whose output can be shown."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What helps against a leak; `unless` or `only` where one of these protections is in force."""
+
+    text: str
+    unless: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+
+    def fits(self, in_force: Collection[str] | None) -> bool:
+        """Whether it can be followed; where nobody knows what is in force, all of it is said."""
+        if in_force is None:
+            return True
+        asked = not self.only or any(name in in_force for name in self.only)
+        return asked and not any(name in in_force for name in self.unless)
+
+
+SUMS = ("secure_aggregation", "secure_sum")
+NOISE = (
+    Advice("add noise at the clients (DP-SGD)", unless=("dp_sgd",)),
+    Advice("add more noise in DP-SGD", only=("dp_sgd",)),
+)
+
+
 @dataclass(frozen=True)
 class Words:
     """How one audit's headline reads.
 
     `{value}`, `{baseline}` and `{notes}` (the result's own remarks) are filled in. `against` says
-    what the baseline is.
+    what the baseline is, `counted` what a count counts (one, several). `own` is the column in which
+    a client has the same measure for itself, `hits` the columns (found, tried) behind it,
+    `asked` what it rests on; `ranked`
+    where it is an AUC, of what was asked about against as many others. It is another measure where
+    the result has the estimate `unlike`. `only_with`: pieces of the question
+    that stand only where a protection is in force.
     """
 
     measure: str
     leak: str
     no_evidence: str
-    remedy: str
+    advice: tuple[Advice, ...]
     percent: bool = False
     against: str = "chance"
+    counted: tuple[str, str] | None = None
+    own: str = ""
+    hits: tuple[str, str] | None = None
+    asked: str = ""
+    ranked: bool = False
+    unlike: str = ""
+    only_with: Mapping[str, str] = field(default_factory=dict)
+
+    def advised(self, in_force: Collection[str] | None = None) -> str:
+        """What helps, where these protections are in force already."""
+        *others, last = [a.text for a in self.advice if a.fits(in_force)]
+        return f"{', '.join(others)}, or {last}" if others else last
+
+    @property
+    def remedy(self) -> str:
+        return self.advised()
+
+    def question(self, text: str, in_force: Collection[str] | None = None) -> str:
+        for piece, protection in self.only_with.items():
+            if in_force is not None and protection not in in_force:
+                text = text.replace(piece, "")
+        return text
 
 
 WORDS = {
@@ -149,17 +238,31 @@ WORDS = {
         "{baseline}): one gradient tells whether the record is in a client's data.",
         no_evidence="With planted weights the server is right about a record in {value} of games, "
         "which chance ({baseline}) can explain.",
-        remedy="check received models before training, add noise at the clients (DP-SGD), or "
-        "choose local DP with a smaller exact budget",
+        advice=(
+            Advice("check received models before training (fedaudit guard)"),
+            *NOISE,
+            Advice("give local DP a smaller exact budget", only=("local_dp",)),
+        ),
         percent=True,
+        own="share",
+        asked="games",
+        unlike="success (gradient in the clear)",
+        only_with={", even under local DP": "local_dp"},
     ),
     "attribution": Words(
         measure="clients that are named as having trained on marked records",
         leak="{value} clients are named as having trained on marked records, all of them rightly "
         "but for the stated error rate: {notes}.",
         no_evidence="No client is named as having trained on marked records.",
-        remedy="if this is unwanted: fewer subset sums, larger groups, or noise at the clients; "
-        "what the sums give away besides is in the query_plan audit",
+        advice=(
+            Advice("if this is unwanted: fewer subset sums"),
+            Advice("larger groups"),
+            Advice(
+                "noise at the clients; what the sums give away besides is in the query_plan audit"
+            ),
+        ),
+        against="without marks",
+        counted=("client named", "clients named"),
     ),
     "fingerprint": Words(
         measure="links between neighbouring rounds that were right",
@@ -167,9 +270,11 @@ WORDS = {
         "shuffling hides names, not content.",
         no_evidence="{value} of a client's updates were linked to its next one, which chance "
         "({baseline}) can explain.",
-        remedy="add noise at the clients (DP-SGD; more of it where it is on already), or let only "
-        "a secure sum leave",
+        advice=(*NOISE, Advice("let only a secure sum leave", unless=SUMS)),
         percent=True,
+        own="share",
+        hits=("found", "links"),
+        asked="links",
     ),
     "two_stage_membership": Words(
         measure="area under the ROC curve of the membership attack",
@@ -177,24 +282,42 @@ WORDS = {
         "others with AUC {value} (chance {baseline}).",
         no_evidence="The membership attack reaches AUC {value}, which chance ({baseline}) can "
         "explain.",
-        remedy="add noise at the clients (DP-SGD), train fewer local epochs, or let only a secure "
-        "sum leave",
+        advice=(
+            *NOISE,
+            Advice("train fewer local epochs"),
+            Advice("let only a secure sum leave", unless=SUMS),
+        ),
+        own="AUC",
+        asked="members asked",
+        ranked=True,
     ),
     "topology_inference": Words(
         measure="share of the spread of class mixes between clients that an observer explains",
         leak="An observer of the wire explains {value} of how clients differ in their share of the "
         "sensitive classes ({baseline}: no better than one guess for all).",
         no_evidence="An observer of the wire explains {value} of how clients differ in their share "
-        "of the sensitive classes, which chance ({baseline}) can explain.",
-        remedy="noise against the parameter channel (DP-SGD hides records, a class mix needs far "
-        "more); against place and organisation no noise helps: see what_if",
+        "of the sensitive classes, no more than one guess for all ({baseline}) can reach by "
+        "chance.",
+        advice=(
+            Advice(
+                "noise against what parameters tell (DP-SGD hides records, a class mix needs far "
+                "more)"
+            ),
+            Advice(
+                "another hierarchy against what place and organisation tell, where no noise helps "
+                "(the audit's setting what_if measures others)"
+            ),
+        ),
         percent=True,
+        against="one guess for all clients",
     ),
     "coverage": Words(
         measure="kinds of data that left a client outside every declared protection",
         leak="Outside every declared protection left: {notes}.",
         no_evidence="Everything that left a client falls under a declared protection.",
-        remedy="declare a protection that covers them, or stop sending them",
+        advice=(Advice("declare a protection that covers them"), Advice("stop sending them")),
+        against="with full protection",
+        counted=("kind of data", "kinds of data"),
     ),
     "query_plan": Words(
         measure="clients in the smallest group that some combination of answers exposes",
@@ -202,14 +325,78 @@ WORDS = {
         "{notes}.",
         no_evidence="No combination of a round's answers was found to involve fewer than {value} "
         "clients (threshold {baseline}).",
-        remedy="ask for disjoint groups (`fedaudit plan design`), or let the aggregator refuse "
-        "such queries (refuse_isolating = true)",
+        advice=(
+            Advice("ask for disjoint groups (fedaudit plan design)"),
+            Advice("let the aggregator refuse such queries (refuse_isolating = true)"),
+        ),
         against="threshold",
+        counted=("client in the smallest group", "clients in the smallest group"),
     ),
 }
 GENERIC = Words(
     measure="headline estimate",
     leak="The estimate {value} lies beyond what no leak would give ({baseline}).",
     no_evidence="The estimate {value} is compatible with no leak ({baseline}).",
-    remedy="see the audit's page",
+    advice=(Advice("see the audit's page"),),
 )
+
+
+@dataclass(frozen=True)
+class Need:
+    """What is missing where an audit cannot run: a piece of its message, and both in plain words.
+
+    `{who}` is the observer. Without `how`, the message's own advice stands.
+    """
+
+    piece: str
+    said: str
+    how: str = ""
+
+
+NEEDS = (
+    Need(
+        "sees no single client's update",
+        "{who} gets no update of a single client here, only sums or finished models: there is "
+        "nothing that this attack could work on",
+        "audit a variant in which updates leave one by one; whether the sums give single updates "
+        "back is a question of its own (query plan)",
+    ),
+    Need(
+        "senders are already known",
+        "every update carries its sender's name here: nothing is hidden that could be re-linked",
+    ),
+    Need(
+        "sees no sums",
+        "no sums over groups of clients were asked for in this recording: there are none to "
+        "combine",
+        "run the federation with [protections.secure_aggregation]; in a hierarchy, whose sums "
+        "only a region sees, name it in audits.query_plan.vantage",
+    ),
+    Need(
+        "no records to ask about",
+        "this attack asks about given records, and none lie beside the recording",
+    ),
+    Need(
+        "no keys to look for marks with",
+        "marks are looked for with their owner's keys, and none lie beside the recording",
+        "plant marks before training ([marks] with clients and share in the config)",
+    ),
+    Need(
+        "no shadow federations can be trained",
+        "this attack learns from federations that it simulates, and a recording alone does not "
+        "say how clients train",
+    ),
+)
+
+_PARTS = re.compile(r"(?P<what>.*?); expected (?P<expected>.*?); got (?P<got>.*)", re.DOTALL)
+
+
+def need(missing: str, remedy: str, vantage: str) -> tuple[str, str]:
+    """A missing need and what to do about it, in plain words."""
+    for known in NEEDS:
+        if known.piece in missing:
+            return known.said.format(who=observer(vantage)), known.how or remedy
+    parts = _PARTS.fullmatch(missing)
+    if parts is None:
+        return missing, remedy
+    return "{what}. It needs {expected}; there is {got}".format(**parts.groupdict()), remedy

@@ -13,7 +13,8 @@ TERMS: dict[str, tuple[str, str]] = {
     "chance": (
         r"\bchance\b|\bbaseline\b",
         "What the same attack would score if nothing leaked: blind guessing in the same setting. "
-        "A value says something only against it.",
+        "A value says something only against it. Where guessing has no score, what no leak would "
+        "give stands in its place under its own name.",
     ),
     "interval": (
         r"\bintervals?\b",
@@ -192,7 +193,7 @@ TERMS: dict[str, tuple[str, str]] = {
         "How often chance alone would look at least as striking.",
     ),
     "rank": (
-        r"\brank(?=\b|_)",
+        r"(?<!low-)\brank(?=\b|_)",
         "How many of the sums that were asked for are independent of one another.",
     ),
     "marked records": (
@@ -235,11 +236,143 @@ TERMS: dict[str, tuple[str, str]] = {
         "A comparison with the same data after shuffling the answers: what chance can do.",
     ),
     "clipping": (r"\bclip(?:ped|ping)?\b", "Cutting an update to a largest length."),
+    "mlp": (r"\bmlp\b", "A network of layers in which every number meets every other."),
+    "lora": (
+        r"\blora\b|\bLoRA\b",
+        "Low-rank adapters: small matrices beside a large model that stays as it is; they alone "
+        "are trained and sent.",
+    ),
+    "normal interval": (
+        r"\bnormal interval\b",
+        "An interval from the spread of many observations around their mean, 1.96 standard errors "
+        "to both sides.",
+    ),
+    "by guessing": (
+        r"\bby guessing\b",
+        "What the measure gives without any model: always the commonest class, class frequencies "
+        "as probabilities, or every token alike.",
+    ),
+    "loss": (
+        r"\bloss\b(?! distribution)",
+        "How surprised the model is by the truth, on average: minus the logarithm of the "
+        "probability that it gave it. Less is better.",
+    ),
+    "z, C": (
+        r"\bPhi\(1/z\)|\bz C\b|\b2 C\b|\bz = ",
+        "DP-SGD cuts what one record does to a sum to the length C and adds noise with the "
+        "standard deviation z times C; z is its noise multiplier. Phi(1/z), the normal "
+        "distribution's share below 1/z, is how often even the best guess between two records can "
+        "then be right.",
+    ),
+    "design effect, clusters": (
+        r"\bdesign effect\b|\bclusters?\b",
+        "Observations of one client resemble each other. The design effect says by how much more "
+        "of them are needed than of independent ones; clusters are the groups (mostly clients) "
+        "that count as independent.",
+    ),
+    "closed form": (
+        r"\bclosed form\b",
+        "A formula that gives the answer without playing the game out.",
+    ),
+    "engine": (r"\bthe engine\b", "The simulation that lets clients train and send as in a run."),
+    "universe": (
+        r"\buniverse\b",
+        "All records that the attacker thinks possible; a client holds some of them.",
+    ),
+    "what_if": (
+        r"\bwhat_if\b",
+        "A setting of the audit: other hierarchies, for which the same question is answered from "
+        "simulated federations.",
+    ),
+    "A0, A1, A2": (
+        r"\bA0\b|\bA1\b(?!:)|\bA2-(?:topo|org|full)\b|\(topo\)|\(org\)",
+        "What an observer goes by. A0: one guess for all clients. A1: the parameters that a client "
+        "sends. topo: its place among the connections; org: its organisation, alone. A2-topo, "
+        "A2-org, A2-full: parameters together with place, with organisation, with both.",
+    ),
+    "eta, alpha": (
+        r"\beta\b|\balpha\b",
+        "How records were dealt to clients: eta is how strongly a client's place decides its "
+        "classes (0 not, 1 wholly), alpha how uneven the mixes are (small: very). Elsewhere alpha "
+        "scales adapters (lora), or is a parameter of a local mechanism.",
+    ),
+    "lightgbm": (
+        r"\blightgbm\b",
+        "A regressor made of many small decision trees, here the one that guesses class mixes.",
+    ),
+    "vantage": (
+        r"\bvantage\b",
+        "Who looks: the server, an observer of the wire, the public, and what each of them sees.",
+    ),
+    "tensor": (r"\btensors?\b", "A block of a model's numbers, such as the weights of a layer."),
+    "token": (r"\btokens?\b", "A word or piece of a word, as a language model reads it."),
+    "class": (r"\bclass(?:es)?\b(?! mix)", "What a record is to be recognised as."),
     "sha256": (
         r"\bsha256\b",
         "A fingerprint of a file: one changed byte gives another one.",
     ),
 }
+
+COLUMNS: dict[str, str] = {
+    "share": "how often the attack was right about this client",
+    "low": "low end of the interval of the value before it",
+    "high": "high end of it",
+    "chance": "what guessing gives",
+    "links": "pairs of neighbouring rounds in which the client took part",
+    "found": "of these, rightly linked",
+    "longest chain": "most links in a row that were right",
+    "sure after links": "after how many links chance is ruled out for this client; empty: never",
+    "members asked": "records of this client that were asked about; as many others beside them",
+    "AUC": "how well the attack tells its records from others (0.5: not at all, 1: always)",
+    "SUR": "survival ratio: length of its update over the length of the sum of all",
+    "lambda": "how far its update points where the others point (1 the same way, -1 opposite)",
+    "r": "length of all other updates together over that of its own",
+    "SNR": "signal over noise: length of its update over the noise added to it (inf: no noise)",
+    "SNR without B": "the same where the other updates (B) are not known and count as noise",
+    "J": "by how much its update raises the score of its own records, -1/2 to 1/2",
+    "J of nobody's": "the same for records that nobody trained on: what J is to be held against",
+    "gamma": "how far the score's slope points along the update",
+    "L as published": "curvature of the score, as the paper estimates it",
+    "L by Hessian": "curvature of the score, from second derivatives",
+    "members found": "share of its records that the server rightly calls in",
+    "others cleared": "share of other records that it rightly calls out",
+    "games": "trials played",
+    "p": "its true share of the sensitive classes",
+    "from": "low end of the guess",
+    "to": "high end of the guess",
+    "mean": "the one guess for all clients",
+    "gain": "by how much the guess is better than that, in squared error",
+    "named": "1: named as having trained on marked records",
+    "adjusted_p": "how often chance would look as striking, corrected for all clients and keys",
+    "key": "the mark in question",
+    "part": "how strongly its update carries the mark; around 0 it does not",
+    "named_after_round": "from which round on it was named",
+    "sums_per_round": "sums in which it took part",
+    "published_z": "the paper's own score, above 4 it names",
+    "marked": "1: it did train on marked records",
+    "part_of_row_space": "1: the sums of a round determine its update",
+    "rounds_recoverable": "rounds in which they do",
+    "part_over_all_rounds": "the same over all rounds, as far as updates persist",
+    "uploads_per_round": "masked uploads that the sums cost it",
+    "updates": "messages that the attack puts into this group",
+    "from round": "first round of the group",
+    "to round": "last round of the group",
+    "messages (round:number)": "which messages these are: round, and number within it in the trace",
+    "candidates": "records that were asked about",
+    "likeliest members (candidate:score)": "surest first: number of the record among those asked "
+    "about, and its score in standard deviations",
+}
+"""What the columns of tables of clients mean."""
+
+
+def column_meaning(column: str) -> str:
+    """A column in plain words; empty where nobody wrote any."""
+    if column.startswith("guess ("):
+        return "the observer's guess of p"
+    if column.startswith("epsilon per "):
+        return "privacy loss over the whole run; smaller protects better"
+    return COLUMNS.get(column, "")
+
 
 _ANY = re.compile("|".join(f"(?P<t{i}>{pattern})" for i, (pattern, _) in enumerate(TERMS.values())))
 _NAMES = list(TERMS)

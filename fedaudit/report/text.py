@@ -3,8 +3,9 @@ what each client gave away. Everything is wrapped to the width of the console.""
 
 from __future__ import annotations
 
+import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fedaudit.report.findings import against, interval, number, words_for
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fedaudit.report.chapter import Chapter
+    from fedaudit.report.overview import Answer
 
 _MARGIN = 13
 
@@ -54,6 +56,8 @@ def _overview(console: Console, chapters: Sequence[Chapter]) -> None:
         console.print()
         console.print(Text(clean(part.federation), style="bold underline"))
         _line(console, "", part.line, "", margin=0)
+        for noted in part.noted:
+            _line(console, "", f"Noted: {noted}.", "", margin=0)
         wide = min(max(len("what helps"), *map(len, part.variants)) + 2, 26)
         for variant, chapter in zip(part.variants, part.chapters, strict=True):
             known = [k for k in ("protected by", "promised", "held out") if k in chapter.summary]
@@ -64,13 +68,26 @@ def _overview(console: Console, chapters: Sequence[Chapter]) -> None:
             _line(console, "", q.text, "", margin=0)
             for variant, answers in zip(part.variants, q.answers, strict=True):
                 for a in answers:
-                    label = VERDICTS[a.finding.verdict]
-                    said = f"{label.mark} ({a.finding.rule.partition(':')[0]})"
-                    if a.finding.estimate is not None:
-                        said += f": {a.value}, {a.against} {a.chance}"
-                    _line(console, f"  {variant:<{wide}}", said, label.style, margin=wide + 2)
-            for remedy in q.remedies:
+                    style = VERDICTS[a.finding.verdict].style
+                    _line(console, f"  {variant:<{wide}}", told(a), style, margin=wide + 2)
+            for remedy in q.remedies(part.variants):
                 _line(console, f"  {'what helps':<{wide}}", remedy, "dim", margin=wide + 2)
+            for source in q.sources:
+                _line(console, f"  {'source':<{wide}}", source, "dim", margin=wide + 2)
+
+
+def told(a: Answer) -> str:
+    """One answer in a sentence: verdict and rule; value, baseline, n, power, bound, trust."""
+    f = a.finding
+    said = f"{VERDICTS[f.verdict].mark}"
+    if f.estimate is None:
+        needed = f" To measure it: {a.needed}." if a.needed else ""
+        return f"{said}: {f.statement}{needed} Rule {f.rule}."
+    facts = [f"{a.value}, {a.against} {a.chance}" + (f", {a.n}" if a.n else "")]
+    if a.visible:
+        facts.append(f"a leak would show {a.visible}")
+    facts += [f"bound: {a.bound}", f"trust: {a.trusted}", f"rule {f.rule}"]
+    return f"{said}: {'; '.join(facts)}."
 
 
 def show(
@@ -98,7 +115,7 @@ def show(
 def headline(f: Finding) -> str:
     """One finding in one line: what was measured, interval, baseline, source."""
     if f.estimate is None or f.measure is None:
-        return f"{f.audit}: not measured; {f.source}"
+        return f"{f.audit}: not measured: {f.statement} {f.source}".rstrip()
     percent = words_for(f.audit).percent and f.verdict != "disagreement"
     return (
         f"{f.audit}: {f.measure} {interval(f.estimate, percent)}, "
@@ -132,7 +149,8 @@ def _explain(console: Console, f: Finding) -> None:
     if f.estimate is not None and f.estimate.method:
         _line(console, "  interval", f.estimate.method, "dim")
     if f.remedy:
-        _line(console, "  what helps", f.remedy, "dim")
+        label = "to measure" if f.verdict == "not_applicable" else "what helps"
+        _line(console, f"  {label}", f.remedy, "dim")
 
 
 def _details(console: Console, result: AuditResult, most_clients: int) -> None:
@@ -149,14 +167,17 @@ def _details(console: Console, result: AuditResult, most_clients: int) -> None:
         table = _table("score", ["value", "low", "high", "baseline"])
         table.add_column("interval by", overflow="fold")
         for name, e in result.estimates.items():
-            table.add_row(*(Text(clean(c)) for c in (name, *figures(e), e.method)))
+            scored = (wrappable(name), *figures(e), e.method)
+            table.add_row(*(Text(clean(c)) for c in scored))
         _titled(console, f"{result.audit}: all scores", table)
     if result.per_client:
         every = list(dict.fromkeys(c for row in result.per_client.values() for c in row))
         columns = fitting(every, max(map(len, result.per_client)), console.width)
         table = _table("client", columns)
-        for name, row in list(result.per_client.items())[:most_clients]:
-            cells = (name, *(cell(row.get(c)) for c in columns))
+        shown = list(result.per_client.items())[:most_clients]
+        written = {c: aligned([row.get(c) for _, row in shown]) for c in columns}
+        for i, (name, _) in enumerate(shown):
+            cells = (name, *(written[c][i] for c in columns))
             table.add_row(*(Text(clean(c)) for c in cells))
         _titled(console, f"{result.audit}: per client", table)
         left = len(result.per_client) - most_clients
@@ -185,8 +206,18 @@ def _table(first: str, numeric: Sequence[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column(first, overflow="fold", min_width=9)
     for column in numeric:
-        table.add_column(Text(clean(column)), justify="right", overflow="fold")
+        table.add_column(Text(wrappable(clean(column))), justify="right", overflow="fold")
     return table
+
+
+def wrappable(text: str, most: int = 16) -> str:
+    """A text whose long names are words: one that a narrow column breaks in two cannot be read."""
+    return " ".join(w.replace("_", " ") if len(w) > most else w for w in text.split(" "))
+
+
+def unbroken(texts: Iterable[str], most: int = 32) -> int:
+    """A width at which no word of the texts is broken in two; `most` for those that have none."""
+    return min(max((len(w) for text in texts for w in text.split()), default=0), most)
 
 
 def _titled(console: Console, title: str, table: Table) -> None:
@@ -217,3 +248,14 @@ def cell(value: float | int | str | None) -> str:
     if isinstance(value, float):
         return f"{value:.3f}" if value == 0 or 1e-3 <= abs(value) < 1e6 else f"{value:.3g}"
     return str(value)
+
+
+def aligned(values: Sequence[float | int | str | None]) -> list[str]:
+    """The cells of one column: numbers that cannot be read with three decimals get more, all of
+    them alike, so that an eye can compare them."""
+    small = [abs(v) for v in values if isinstance(v, float) and 0 < abs(v) < 1e-3]
+    large = any(isinstance(v, float) and abs(v) >= 1e6 for v in values)
+    if not small or large or min(small) < 1e-6:
+        return [cell(v) for v in values]
+    decimals = math.ceil(-math.log10(min(small))) + 1
+    return [f"{v:.{decimals}f}" if isinstance(v, float) else cell(v) for v in values]

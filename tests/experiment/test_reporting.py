@@ -12,6 +12,8 @@ from fedaudit import experiment
 from fedaudit.errors import TraceError, UsageError
 from fedaudit.experiment.catalogue import AUDITS
 from fedaudit.experiment.reporting import (
+    TRUTHLESS,
+    _held_out,
     card,
     chapter_at,
     read_card,
@@ -113,6 +115,58 @@ def test_a_trace_without_truth_is_reported_blind(copy):
     assert found["fingerprint"].rule.startswith("A2: there is no truth")
     html = (copy / "report.html").read_text()
     assert html.index("Blind: there is no truth") < html.index("<main")
+    (notice,) = run.chapter.notices
+    guessed = {r.audit.replace("_", " ") for r in run.results if r.per_client}
+    assert "fingerprint" in guessed
+    for r in run.results:
+        name = r.audit.replace("_", " ")
+        if r.audit not in TRUTHLESS:
+            ran = name in notice.partition(" guessed is shown")[0]
+            assert ran is (found[r.audit].rule.startswith("A2"))
+    # which messages are said to be one client's: every message of a round in one group
+    (linked,) = [r for r in run.results if r.audit == "fingerprint"]
+    members = [
+        place
+        for row in linked.per_client.values()
+        for place in row["messages (round:number)"].split()
+    ]
+    assert len(members) == len(set(members)) == 4 * 3
+    for form in ("report.html", "report.md"):
+        text = (copy / form).read_text()
+        assert linked.per_client["group 1"]["messages (round:number)"] in text
+
+
+def test_the_first_line_names_the_data_and_what_is_learnt(finished):
+    line = told(finished)[0]["summary"]["data"]
+    assert line.endswith("; to predict its class")
+    assert "(gaussian-mixture)" in line
+    truth = json.loads((finished / "truth" / "truth.json").read_text())
+    facts = truth.get("facts", truth)
+    own = sum(len(c["records"]) for c in facts["clients"].values())
+    assert f"{own:,} records with the clients and {facts['held_out']:,} held out" in line
+    assert "(gaussian-mixture)" in (finished / "report.md").read_text().split("| question")[0]
+
+
+def test_filled_values_are_said_to_be_outside_every_promise(copy):
+    place = copy / "truth" / "truth.json"
+    truth = json.loads(place.read_text())
+    note = "missing values filled over all records: 'age' 31"
+    truth.get("facts", truth)["notes"] = [note]
+    place.write_text(json.dumps(truth))
+    summary = report(copy).summary
+    assert summary["noted"].startswith(note)
+    assert "no epsilon covers that" in summary["noted"]
+    assert "no epsilon covers that" in (copy / "report.md").read_text()
+
+
+def test_held_out_figures_have_interval_size_and_baseline():
+    metrics = {"accuracy": 0.75, "loss": 2.0, "loss_error": 0.1}
+    said = _held_out(metrics, 100, {"accuracy": 0.5, "loss": 0.69})
+    assert "by guessing 0.500" in said
+    assert "loss 2.000 [1.804, 2.196] at 95 % (normal interval, n = 100), by guessing 0.690" in said
+    text = _held_out({"loss": 2.7, "loss_error": 0.06}, 16, {}, vocabulary=1000)
+    assert text.endswith("by guessing among 1,000 tokens alike 6.908")
+    assert "over the windows of 16 texts" in text
 
 
 def test_an_empty_run_is_refused(copy, tmp_path):

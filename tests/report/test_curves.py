@@ -10,8 +10,7 @@ from fedaudit.report import plots
 from fedaudit.report.curves import (
     CANCELLED,
     DRAWINGS,
-    HEIGHT,
-    WIDTH,
+    NORMAL,
     cancellation,
     figure,
     survival_map,
@@ -43,8 +42,8 @@ def test_roc_is_logarithmic_with_chance_as_diagonal():
     frame = plots.Frame(
         plots.Axis("", 0.01 / 1.2, 1, True),
         plots.Axis("", 0.01 / 1.2, 1, True),
-        WIDTH,
-        HEIGHT,
+        NORMAL[0],
+        NORMAL[1],
         *(70, 16, 16, 48),
     )
     drawn = re.search(r'polyline points="([^"]*)"', html)[1]

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -101,3 +102,26 @@ def test_json_is_strict_where_epsilon_is_infinite():
     raw = plain_diff([Comparison(run="", first="a", second="b", epsilon=(endless,))])
     (c,) = json.loads(json.dumps(raw, allow_nan=False))["comparisons"]
     assert c["epsilon"][0]["first"] == [1.0, "inf"]
+
+
+def test_chance_stands_beside_every_measure():
+    one, other = replace(A, baseline=0.25), replace(B, baseline=0.125)
+    same = replace(difference("worse"), first=one, second=replace(B, baseline=0.25))
+    apart = replace(difference("worse", "rand"), first=one, second=other)
+    text = shown(Comparison(run="", first="a", second="b", differences=(same, apart)))
+    assert "(chance 0.25)" in text
+    assert "(chance 0.25 /" in text
+    plain = plain_diff([Comparison(run="", first="a", second="b", differences=(same,))])
+    assert plain["comparisons"][0]["estimates"][0]["first"]["chance"] == 0.25
+
+
+def test_nothing_is_cut_off_in_eighty_columns():
+    long = replace(difference("worse", "kinds_outside_protection"), low=-0.12345, high=0.98765)
+    out = io.StringIO()
+    comparison = Comparison(run="", first="a", second="b", differences=(long,))
+    show_diff(Console(file=out, width=80), [comparison], True)
+    rows = [line for line in out.getvalue().splitlines() if "│" in line]
+    assert all(len(line) <= 80 for line in rows)
+    cells = " ".join(line.rpartition("│")[2].strip() for line in rows)
+    assert "[-0.123," in cells
+    assert "0.988]" in cells

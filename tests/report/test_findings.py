@@ -3,14 +3,20 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import scipy.stats
 
 import fedaudit
 from fedaudit.report import findings, rules
 from fedaudit.report.findings import FAILED, interval, judge, judge_all, number
 from fedaudit.results import AuditResult, Bound, Estimate, Finding
+from fedaudit.stats import roc
+from fedaudit.stats.combine import holm
+from fedaudit.stats.intervals import wilson
 
 
 def result(value=0.5, low=0.4, high=0.6, *, baseline=0.1, audit="fingerprint", **more):
@@ -25,6 +31,17 @@ def result(value=0.5, low=0.4, high=0.6, *, baseline=0.1, audit="fingerprint", *
         source="[Fingerprint] Section 3",
         **more,
     )
+
+
+def clients(found=9, many=8, **more):
+    """One client of several with `found` of its 9 links, the others with one."""
+    rows = {}
+    for i in range(many):
+        hits = found if i == 2 else 1
+        own = wilson(hits, 9)
+        row = {"links": 9, "found": hits, "share": own.value, "low": own.low, "high": own.high}
+        rows[f"client-{i:02d}"] = {**row, "chance": 0.1, **more}
+    return rows
 
 
 def verdicts(*results):
@@ -118,7 +135,7 @@ def test_numbers_come_with_interval_and_baseline():
 def test_the_rule_that_is_printed_is_the_rule_that_was_used():
     (leak,) = judge(result(low=0.2))
     assert leak.rule == "L1: the low end of the interval is above 10.0 %"
-    (none,) = judge(result(low=0.0))
+    (none,) = judge(result(low=0.0, detectable=0.3))
     assert none.rule == "E1: the low end of the interval is not above 10.0 %"
 
 
@@ -127,7 +144,9 @@ def test_every_finding_follows_from_a_rule_of_the_table_with_its_verdict():
     lower = Bound(value=0.9, kind="lower", of="score", source="[X] Eq. (2)")
     every = [
         result(bounds={"u": upper, "l": lower}),
+        result(low=0.0, detectable=0.2),
         result(low=0.0),
+        result(low=0.0, per_client=clients()),
         result(0.05, 0.01, 0.09, greater_is_leak=False),
         result(0.05, 0.01, 0.2, greater_is_leak=False),
         AuditResult(audit="a", question="?", vantage="server", not_applicable="x"),
@@ -180,3 +199,176 @@ def test_no_verdict_says_safe():
         assert not re.search(r"\bsafe\b", code, re.I), file
     for f in judge_all([result(low=0.0), result(audit="coverage", low=0.0, baseline=0.0)]):
         assert not words.search(f.statement)
+
+
+# -- single clients -------------------------------------------------------------------------------
+
+
+def test_a_client_above_chance_is_named_though_the_federation_is_not():
+    single, whole = judge(result(0.2, 0.05, 0.4, per_client=clients()))
+    assert (single.verdict, whole.verdict) == ("leak", "no_evidence")
+    assert single.rule == (
+        "L3: client-02 on its own lies above 10.0 % after correction for 8 clients"
+    )
+    assert single.estimate.value == 1.0
+    assert single.estimate.n == 9
+    assert "client-02" in single.statement
+    assert "client-01" not in single.statement
+    assert single.remedy
+
+
+def test_the_correction_is_for_the_number_of_clients():
+    """Four of nine links: striking for one client, not for the most striking of many."""
+    p = float(scipy.stats.binom.sf(3, 9, 0.1))
+    assert 0.025 / 20 < p < 0.025 / 2
+    assert verdicts(result(low=0.0, per_client=clients(4, many=3))) == ["leak", "no_evidence"]
+    assert verdicts(result(low=0.0, per_client=clients(4, many=30))) == ["no_evidence"]
+
+
+def test_p_values_of_clients_are_exact_where_they_are_counted():
+    rows = clients(6)
+    found = findings.clients_above(result(low=0.0, per_client=rows), rules.WORDS["fingerprint"])
+    raw = [float(scipy.stats.binom.sf(r["found"] - 1, 9, 0.1)) for r in rows.values()]
+    assert found["client-02"][1] == pytest.approx(holm(raw)[2])
+
+
+def auc_rows(value=0.73, low=0.597, high=0.862, many=8):
+    plain = {"members asked": 28, "AUC": 0.5, "low": 0.35, "high": 0.65, "chance": 0.5}
+    rows = {f"client-{i:02d}": plain for i in range(many)}
+    return rows | {"client-06": {**plain, "AUC": value, "low": low, "high": high}}
+
+
+def test_one_exposed_hospital_of_eight():
+    """AUC 0.73 of 28 members and 28 others is 2.95 standard deviations of chance above one half."""
+    of = {"audit": "two_stage_membership", "baseline": 0.5, "detectable": 0.576}
+    single, whole = judge(result(0.516, 0.44, 0.592, per_client=auc_rows(), **of))
+    assert single.rule.startswith("L3: client-06 on its own")
+    assert whole.rule.startswith("E1")
+    assert single.estimate.n == 56
+    p = float(scipy.stats.norm.sf(0.23 / math.sqrt(57 / (12 * 28 * 28))))
+    shown = float(re.search(r"p = ([\d.e-]+) after", single.statement)[1])
+    assert shown == pytest.approx(8 * p, rel=0.05)
+    (none,) = judge(result(0.516, 0.44, 0.592, per_client=auc_rows(0.696, 0.558, 0.835), **of))
+    assert none.verdict == "no_evidence"
+
+
+@pytest.mark.parametrize(("many", "records"), [(8, 5), (8, 12), (20, 28)])
+def test_clients_are_rarely_named_by_chance(many, records):
+    """Scores that know nothing: hardly ever is any of all clients named, at most in 2.5 %."""
+    rng = np.random.default_rng(3)
+    member = np.repeat([True, False], records)
+    named, draws = 0, 120
+    for _ in range(draws):
+        rows = {}
+        for i in range(many):
+            own = roc.auc(rng.normal(size=2 * records), member)
+            row = {"AUC": own.value, "low": own.low, "high": own.high, "chance": 0.5}
+            rows[f"client-{i:02d}"] = {"members asked": records, **row}
+        quiet = result(0.5, 0.4, 0.6, audit="two_stage_membership", baseline=0.5, per_client=rows)
+        named += len(judge(quiet)) > 1
+    assert scipy.stats.binom.sf(named - 1, draws, 0.025) > 1e-3
+
+
+def test_a_perfect_client_counts_by_its_pairs():
+    """The low end 0.025^(1/m) stands for m disjoint pairs, each right by chance half the time."""
+    of = {"audit": "two_stage_membership", "baseline": 0.5}
+    rows = auc_rows(1.0, 0.025 ** (1 / 12), 1.0)
+    many = result(0.5, 0.4, 0.6, per_client=rows, **of)
+    few = result(0.5, 0.4, 0.6, per_client=auc_rows(1.0, 0.025 ** (1 / 6), 1.0), **of)
+    above = findings.clients_above(many, rules.WORDS["two_stage_membership"])
+    assert above["client-06"][1] == pytest.approx(8 * 0.5**12)
+    assert findings.clients_above(few, rules.WORDS["two_stage_membership"]) == {}
+
+
+def test_clients_that_were_measured_otherwise_are_no_finding():
+    """Games with gradients in the clear say nothing of what a shuffled federation gives away."""
+    clear = Estimate(value=1.0, low=0.9, high=1.0, n=100, baseline=0.5)
+    plain = result(0.5, 0.4, 0.6, audit="active_membership", baseline=0.5)
+    row = {"share": 1.0, "low": 0.95, "high": 1.0, "games": 100}
+    seen = replace(plain, per_client={"a": row, "b": row})
+    assert [f.verdict for f in judge(seen)] == ["leak", "no_evidence"]
+    other = {**plain.estimates, "success (gradient in the clear)": clear}
+    assert [f.verdict for f in judge(replace(seen, estimates=other))] == ["no_evidence"]
+
+
+def test_a_leak_of_all_needs_no_line_for_one():
+    assert verdicts(result(per_client=clients())) == ["leak"]
+
+
+# -- power ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("detectable", "rule"), [(0.15, "E1"), (0.45, "E1"), (0.47, "E3"), (0.95, "E3"), (None, "E3")]
+)
+def test_no_evidence_without_power_follows_from_a_rule_of_its_own(detectable, rule):
+    (found,) = judge(result(low=0.0, detectable=detectable))
+    assert found.verdict == "no_evidence"
+    assert found.rule.partition(":")[0] == rule
+
+
+def test_power_is_held_against_the_bound():
+    upper = Bound(value=0.3, kind="upper", of="score", source="[X] Eq. (1)")
+    (weak,) = judge(result(0.1, 0.0, 0.2, detectable=0.2, bounds={"b": upper}))
+    assert "only a large leak, from 20.0 % on" in weak.rule
+    (none,) = judge(result(0.1, 0.0, 0.2, detectable=0.3, bounds={"b": upper}))
+    assert "at or above the bound of 30.0 %" in none.rule
+    assert "hardly have found anything" in none.statement
+    (fine,) = judge(result(0.1, 0.0, 0.2, detectable=0.15, bounds={"b": upper}))
+    assert fine.rule.startswith("E1")
+
+
+def test_an_exact_count_has_all_the_power_there_is():
+    zero = Estimate(value=0, low=0, high=0, n=9, confidence=1.0, baseline=0)
+    counted = replace(result(audit="coverage"), estimates={"score": zero}, detectable=1.0)
+    assert judge(counted)[0].rule.startswith("E1")
+
+
+# -- advice and needs -----------------------------------------------------------------------------
+
+
+def test_nothing_is_advised_that_is_done_already():
+    leak = result(audit="two_stage_membership", low=0.2)
+    (plain,) = judge(leak, ())
+    (summed,) = judge(leak, ("secure_aggregation",))
+    (noisy,) = judge(leak, ("shuffle", "dp_sgd"))
+    assert "secure sum" in plain.remedy
+    assert "secure sum" not in summed.remedy
+    assert "add noise at the clients (DP-SGD)" in summed.remedy
+    assert "more noise in DP-SGD" in noisy.remedy
+    assert "add noise at the clients" not in noisy.remedy
+    for audit, words in rules.WORDS.items():
+        for known in ((), ("dp_sgd",), ("local_dp",), ("secure_sum", "dp_sgd", "local_dp")):
+            assert words.advised(known), audit
+
+
+def test_local_dp_is_asked_about_and_advised_only_where_it_is_in_use():
+    asked = replace(
+        result(audit="active_membership", low=0.2), question="Can it, even under local DP?"
+    )
+    (without,), (with_it,) = judge(asked, ("shuffle",)), judge(asked, ("local_dp",))
+    assert without.question == "Can it?"
+    assert "local DP" not in without.remedy
+    assert with_it.question == "Can it, even under local DP?"
+    assert "local DP" in with_it.remedy
+
+
+def test_a_missing_need_is_said_in_plain_words():
+    def of(missing):
+        (found,) = judge(
+            AuditResult(
+                audit="a", question="?", vantage="server", not_applicable=missing, source="s"
+            )
+        )
+        return found
+
+    unseen = of(
+        "server sees no single client's update in round 1; expected messages of kind delta; got "
+        "20 x model, 201 x query. Try: this is what a secure sum withholds"
+    )
+    assert "201" not in unseen.statement
+    assert unseen.statement.startswith("The server gets no update of a single client")
+    assert "audit a variant" in unseen.remedy
+    other = of("the trace has no rounds; expected at least one; got none. Try: let it run")
+    assert other.statement == "The trace has no rounds. It needs at least one; there is none."
+    assert other.remedy == "let it run"

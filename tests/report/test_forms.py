@@ -23,8 +23,14 @@ def chapter(variant="unprotected", value=0.7, **more):
             headline="s",
             estimates={"s": e},
             source="[X] Eq. (1)",
+            detectable=0.35,
         ),
-        AuditResult(audit="query_plan", question="?", vantage="server", not_applicable="no sums"),
+        AuditResult(
+            audit="query_plan",
+            question="?",
+            vantage="server",
+            not_applicable="no sums. Try: ask for some",
+        ),
     ]
     plain = {
         "federation": "digits",
@@ -51,12 +57,45 @@ def test_the_table_has_a_row_per_question_and_a_column_per_variant():
     assert rows[0] == "| question | unprotected | DP-SGD |"
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {4}
     assert rows[2] == (
-        "| Can it \\| be? | **leak** (L1) 70.0 % \\[60.0 %, 80.0 %\\] at 95 %, chance 25.0 % "
-        "| **no evidence** (E1) 30.0 % \\[20.0 %, 40.0 %\\] at 95 %, chance 25.0 % |"
+        "| Can it \\| be?<br>source: \\[X\\] Eq. (1) "
+        "| **leak** 70.0 % \\[60.0 %, 80.0 %\\] at 95 %, chance 25.0 %, n = 20<br>"
+        "bound: none known<br>trust: the good will of the server<br>"
+        "rule L1: the low end of the interval is above 25.0 % "
+        "| **no evidence** 30.0 % \\[20.0 %, 40.0 %\\] at 95 %, chance 25.0 %, n = 20<br>"
+        "a leak would show from 35.0 % on<br>bound: none known<br>"
+        "trust: the server, as no protection is declared<br>"
+        "rule E1: the low end of the interval is not above 25.0 % |"
+    )
+    assert rows[3].startswith(
+        "| ? | **not applicable**: No sums.<br>to measure it: ask for some<br>rule A1: "
     )
     assert "Unfinished: 1 round" in text.split("## digits")[0]
     assert RULES["L1"].text in text
     assert "`ab12`" in text
+
+
+def test_what_a_blind_attack_guessed_is_listed():
+    row = AuditResult(
+        audit="fingerprint",
+        question="Can it?",
+        vantage="server",
+        not_applicable="no truth: the attack guessed",
+        per_client={"group 1": {"updates": 2, "messages (round:number)": "1:4 2:7"}},
+        notes=("a group is said to be one client",),
+    )
+    text = markdown([chapter(results=[row], findings=judge_all([row]))])
+    assert "| group 1 | 2 | 1:4 2:7 |" in text
+    assert "a group is said to be one client" in text
+    assert "listed below" in text
+
+
+def test_notes_and_held_out_figures_reach_a_pull_request():
+    summary = {"data": "patients.csv", "noted": "values were filled", "held out": "loss 2.7"}
+    text = markdown([chapter(summary=summary)])
+    assert text.count("values were filled") == 1
+    assert "patients.csv" in text
+    assert "Held out:" in text
+    assert "- unprotected: loss 2.7" in text
 
 
 def test_hostile_text_stays_text_in_markdown():

@@ -46,9 +46,10 @@ def point(label, risk, cost, level=0.0, **more):
     )
 
 
+PROMISE = "per person at delta 1e-05"
 POINTS = (
     point("shuffle", 0.9, 0.0),
-    point("shuffle, DP-SGD (z = 1)", 0.35, 0.05, 1.0, epsilon=4.0, noise="z = 1"),
+    point("shuffle, DP-SGD (z = 1)", 0.35, 0.05, 1.0, epsilon=4.0, promise=PROMISE, noise="z = 1"),
     point("shuffle, DP-SGD (z = 8)", 0.2, 0.4, 8.0, epsilon=float("inf")),
     Point(label="secure sum", series="secure sum", failed="it needs deltas\n  got: models"),
 )
@@ -85,7 +86,7 @@ def test_the_outcome_states_fresh_figures_and_that_the_best_of_many_flatters():
 def test_what_cannot_be_had_together_is_named_with_what_it_would_take():
     text = "\n".join(words.summary(LOST))
     assert f"nothing that was measured keeps {RISK} (at most 0.5) and accuracy_loss" in text
-    assert "accuracy_loss at most 0.42 instead of 0.1" in text
+    assert "accuracy_loss at most 42 points instead of 10 points" in text
     assert f"if {RISK} may give way: shuffle" in text
     assert f"{RISK} at most 1 instead of 0.5" in text
 
@@ -102,7 +103,8 @@ def test_a_candidate_that_was_not_confirmed_is_called_so():
 
 def test_tables_hold_every_point_with_its_interval():
     page = words.markdown(FOUND)
-    assert "| chosen | shuffle, DP-SGD (z = 1) | 5.0 [3.0, 7.0] | 0.35 [0.25, 0.45] | 4 |" in page
+    row = "| chosen | shuffle, DP-SGD (z = 1) | 5.0 [3.0, 7.0] | 0.35 [0.25, 0.45] | 4"
+    assert f"{row} per person at delta 1e-05 |" in page
     assert "| failed | secure sum | it needs deltas |" in page
     assert "(chance 0.2)" in page
     assert "tradeoff.svg" in page
@@ -114,6 +116,8 @@ def test_tables_hold_every_point_with_its_interval():
     assert len([r for r in rows if r["number"] == RISK and r["level"] == "1.0"]) == 2
     plain = json.loads(json.dumps(words.plain(FOUND), allow_nan=False))
     assert plain["points"][2]["epsilon"] == "inf"
+    assert plain["points"][1]["promise"] == PROMISE
+    assert {r["promise"] for r in rows if r["number"] == "epsilon"} == {PROMISE, ""}
     assert plain["confirmed"]["risks"][RISK]["value"] == 0.38
 
 
@@ -122,7 +126,9 @@ def test_the_figure_has_both_intervals_the_limits_and_the_choice():
     drawing = words.figure(FOUND, RISK)
     root = ElementTree.fromstring(drawing)
     texts = [t.text for t in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"chance", "at most 0.5", "at most 0.1", "chosen", "chosen, on fresh seeds"} <= {*texts}
+    named = {"chance", "at most 0.5", "at most 10 points", "chosen", "chosen, on fresh seeds"}
+    assert named <= {*texts}
+    assert {"fingerprint: linkage accuracy", "points of held-out accuracy lost"} <= {*texts}
     # one cross per point with a risk, and the fresh one
     crosses = [p for p in root.iter("{http://www.w3.org/2000/svg}path") if "V" in p.get("d")]
     assert len(crosses) == 4
@@ -145,4 +151,29 @@ def test_the_terminal_shows_the_table_and_the_outcome():
     text = console.file.getvalue()
     assert "nearest" in text
     assert "0.35 [0.25, 0.45]" in text
-    assert "instead of 0.1" in text
+    assert "instead of 10 points" in text
+
+
+def test_the_figure_calls_nothing_chosen_that_was_not_confirmed():
+    def legend(found):
+        root = ElementTree.fromstring(words.figure(found, RISK))
+        return {t.text for t in root.iter("{http://www.w3.org/2000/svg}text")}
+
+    unsure = legend(replace(FOUND, confirmed=None))
+    assert "best so far, not confirmed" in unsure
+    assert "chosen" not in unsure
+    lost = legend(LOST)
+    assert "nearest, breaks limits" in lost
+    assert "chosen" not in lost
+
+
+def test_no_interval_ends_at_the_edge_of_the_figure():
+    root = ElementTree.fromstring(words.figure(FOUND, RISK))
+    ends = [
+        float(p.get("d").rpartition("H")[2])
+        for p in root.iter("{http://www.w3.org/2000/svg}path")
+        if "H" in p.get("d")
+    ]
+    lines = root.iter("{http://www.w3.org/2000/svg}line")
+    edge = max(float(line.get("x2")) for line in lines)
+    assert max(ends) < edge - 5

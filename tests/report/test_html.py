@@ -225,7 +225,7 @@ def test_the_tightest_bound_stands_beside_the_value():
 def test_who_must_be_trusted_is_said():
     e = Estimate(value=0.6, low=0.55, high=0.65, n=9, baseline=0.5)
     leak = replace(only(e), trust={"shuffle": "the shuffler"})
-    assert "trust v not to do this; the shuffler (shuffle)" in text_of(page([leak]))
+    assert "trust the good will of v; the shuffler (shuffle)" in text_of(page([leak]))
 
 
 def test_no_evidence_says_from_where_on_a_leak_would_show():
@@ -233,7 +233,9 @@ def test_no_evidence_says_from_where_on_a_leak_would_show():
     assert "a leak would show from 0.7 on" in text_of(page([only(e, detectable=0.7)]))
     less = only(e, detectable=0.3, greater_is_leak=False)
     assert "a leak would show up to 0.3" in text_of(page([less]))
-    assert "a leak would show" not in text_of(page([only(e)]))
+    assert "a leak would show at a size that is not known" in text_of(page([only(e)]))
+    exact = Estimate(value=0, low=0, high=0, n=9, confidence=1.0, baseline=0)
+    assert "a leak would show" not in text_of(page([only(exact)]))
 
 
 # -- several chapters -----------------------------------------------------------------------------
@@ -330,3 +332,144 @@ def test_every_term_has_a_page_wide_unique_place():
     for name, (pattern, meaning) in TERMS.items():
         assert re.compile(pattern)
         assert meaning.endswith("."), name
+
+
+@pytest.mark.parametrize(
+    ("text", "term"),
+    [
+        ("a fully connected network (mlp)", "mlp"),
+        ("frozen language model (lora)", "lora"),
+        ("at 95 % (normal interval, n = 9)", "normal interval"),
+        ("by guessing 2.302", "by guessing"),
+        ("at most 84.1 % (Phi(1/z): a record moves a sum by 2 C, noise has z C)", "z, C"),
+        ("Wilson over 20 clusters (design effect 9)", "design effect, clusters"),
+        ("as the closed form decides them", "closed form"),
+        ("40 games through the engine", "engine"),
+        ("universe of 1,797 records", "universe"),
+        ("what_if = none", "what_if"),
+        ("AUROC (A2-topo)", "A0, A1, A2"),
+        ("coupled: eta = 0.6, alpha = 0.5", "eta, alpha"),
+        ("regressor = lightgbm", "lightgbm"),
+        ("vantage = wiretap", "vantage"),
+    ],
+)
+def test_words_of_the_first_screen_and_of_settings_are_terms(text, term):
+    assert f'href="#{anchor(term)}"' in Glossary().text(text)
+
+
+def test_low_rank_is_no_rank_of_sums():
+    assert anchor("rank") not in Glossary().text("low-rank adapters")
+
+
+# -- parts of an audit ----------------------------------------------------------------------------
+
+
+def variants(*each):
+    """One federation in several variants: (variant, notes, clients) each."""
+    e = Estimate(value=0.5, low=0.1, high=0.8, n=9, baseline=0.5)
+    out = []
+    for variant, notes, per_client in each:
+        made = only(e, notes=notes, per_client=per_client)
+        out.append(replace(made, variant=variant))
+    return out
+
+
+def test_the_same_note_stands_once():
+    html = page(variants(("a", ("both", "first"), {}), ("b", ("both",), {})))
+    notes = re.search(r'<ul class="notes">(.*?)</ul>', html)[1]
+    assert notes == "<li>both</li><li><b>a:</b> first</li>"
+
+
+def test_neighbouring_figures_of_clients_share_their_scale():
+    rows = [{"x": {"share": v, "low": v / 2, "high": v}} for v in (1.0, 0.4)]
+    html = page(variants(("a", (), rows[0]), ("b", (), rows[1])))
+    figures = re.findall(r"<figure><h4>Per client: \w</h4>.*?</figure>", html, re.DOTALL)
+    ticks = [re.findall(r'text-anchor="end">([\d.]+)<', f) for f in figures]
+    assert len(ticks) == 2
+    assert ticks[0] == ticks[1]
+    assert "1" in ticks[0]
+
+
+def test_columns_are_explained_before_their_table_and_once():
+    row = {"share": 0.5, "low": 0.1, "high": 0.8, "lambda": 0.2, "J": 0.002}
+    html = page(variants(("a", (), {"x": row}), ("b", (), {"x": {**row, "J": 0.00041}})))
+    assert html.count("Columns of this table") == 1
+    first = html.index('<table class="clients sortable">')
+    assert html.index("(1 the same way, -1 opposite)") < first
+
+
+def test_numbers_of_one_column_have_the_same_decimals():
+    small = {"share": 0.5, "low": 0.1, "high": 0.8, "J": 0.00041}
+    rows = {"x": small, "y": {**small, "J": 0.002}, "z": {**small, "J": None}}
+    html = page(variants(("a", (), rows)))
+    assert re.findall(r'<td class="n">(0\.00\d+)</td>', html) == ["0.00041", "0.00200"]
+
+
+@pytest.mark.parametrize(("figures", "row"), [(1, "two"), (2, "two"), (3, "three"), (4, "two")])
+def test_figures_fill_the_width(figures, row):
+    rows = {"x": {"share": 0.5, "low": 0.1, "high": 0.8}}
+    html = page(variants(*((f"v{i}", (), rows) for i in range(figures))))
+    assert f'<div class="figures {row}">' in html
+
+
+def test_what_follows_no_paper_differs_from_none():
+    e = Estimate(value=0.5, low=0.1, high=0.8, n=9, baseline=0.5)
+    bare = replace(only(e), cards={"a": {"Differs": ("Nothing to differ from.",)}})
+    assert "Nothing to differ from" not in text_of(page([bare]))
+    told = {"a": {"Paper": ("[X]",), "Differs": ("It differs.",)}}
+    assert "It differs." in text_of(page([replace(bare, cards=told)]))
+
+
+def test_a_count_says_what_it_counts():
+    two, one = (Estimate(value=v, low=v, high=v, n=9, confidence=1.0, baseline=0) for v in (2, 1))
+    for e, said in ((two, "2 kinds of data, counted exactly"), (one, "1 kind of data, counted")):
+        row = AuditResult(
+            audit="coverage", question="?", vantage="wiretap", headline="s", estimates={"s": e}
+        )
+        text = text_of(page([chapter(rows=[row], guarantees={}, cards={})]))
+        assert said in text
+        assert "with full protection 0" in text
+
+
+def test_where_nothing_was_measured_nothing_calls_for_less():
+    na = AuditResult(audit="a", question="?", vantage="server", not_applicable="x")
+    text = text_of(page([chapter(rows=[na], guarantees={}, cards={})]))
+    assert "nothing was measured" in text
+    assert "nothing that was measured calls for a change" not in text
+
+
+def test_advice_says_for_which_variant_it_is():
+    e = Estimate(value=0.9, low=0.8, high=1.0, n=9, baseline=0.5)
+    row = AuditResult(
+        audit="fingerprint", question="?", vantage="server", headline="s", estimates={"s": e}
+    )
+    every = [
+        chapter(rows=[row], federation="f", variant=name, findings=judge_all([row], in_force))
+        for name, in_force in (("bare", ()), ("noisy", ("dp_sgd",)))
+    ]
+    text = text_of(page(every))
+    assert "noisy: add more noise in" in text
+    assert "bare: add noise at the" in text
+
+
+def test_what_helps_all_variants_is_said_once_per_place():
+    e = Estimate(value=0.9, low=0.8, high=1.0, n=9, baseline=0.5)
+    every = [replace(only(e), variant=v) for v in ("a", "b", "c")]
+    assert text_of(page(every)).count("What helps: see the audit's page") == 1
+
+
+def test_a_baseline_of_zero_is_not_called_chance():
+    zero = Estimate(value=0.9, low=0.8, high=1.0, n=9, baseline=0.0)
+    half = replace(zero, baseline=0.5)
+    row = AuditResult(
+        audit="topology_inference",
+        question="?",
+        vantage="wiretap",
+        headline="s",
+        estimates={"s": zero, "lift": zero, "AUROC": half},
+    )
+    text = text_of(page([chapter(rows=[row], guarantees={}, cards={})]))
+    assert "chance 0" not in text.replace("chance 0.500", "")
+    assert "one guess for all clients 0.0 %" in text
+    assert "without a leak 0.000" in text
+    assert "chance 0.500" in text

@@ -1,13 +1,14 @@
 """The terminal report: readable at 80 columns, plain when piped, complete."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from fedaudit.report.chapter import Chapter
 from fedaudit.report.findings import judge_all
-from fedaudit.report.text import cell, headline, show, show_study
+from fedaudit.report.text import aligned, cell, headline, show, show_study, unbroken, wrappable
 from fedaudit.results import AuditResult, Estimate, Underpowered
 
 SUMMARY = {"federation": "3 clients, 2 rounds, fedavg on a star topology", "model": "mlp"}
@@ -71,7 +72,7 @@ def test_everything_is_there():
         "record them",
         "underpowered: rate at 0.001 needs 3000, has 40",
         "client-02",
-        "mutual_information",
+        "mutual information",
     ):
         assert piece in text
 
@@ -160,7 +161,17 @@ def test_several_chapters_begin_with_the_questions_and_fit(width):
     text = printed_study(study(), width)
     assert max(len(line.rstrip()) for line in text.splitlines()) <= width
     first = text.split("--- ")[0] if "--- " in text else text.split("---")[0]
-    assert first.count("LEAK (L1): 72.0 %") == 2
+    assert first.count("LEAK: 72.0 %") == 2
+    whole = " ".join(first.split())
+    for piece in (
+        "chance 5.0 %, n = 40",
+        "bound: none known",
+        "trust: the good will of the server",
+        "rule L1: the low end of the interval is above 5.0 %",
+        "n/a: No queries were recorded. To measure it: record them. Rule A1: a need of the audit",
+        "source [Fingerprint] Section 3.2.4",
+    ):
+        assert piece in whole
     assert first.index("unprotected") < first.index("DP-SGD")
     assert "NOTE" in text
     assert "Unfinished: 1 round" in text
@@ -171,7 +182,7 @@ def test_several_chapters_can_be_printed_as_their_table_alone():
     assert "per client" not in text
     assert "baseline" not in text
     assert "Unfinished: 1 round" in text
-    assert text.count("LEAK (L1)") == 2
+    assert text.count("LEAK: ") == 2
     assert "what helps" in text
 
 
@@ -179,3 +190,27 @@ def test_one_chapter_is_printed_as_before():
     (only, _) = study()
     assert printed_study([only]) == printed()
     assert "per client" not in printed_study([only], details=False)
+
+
+def test_no_evidence_says_what_would_have_been_seen():
+    e = Estimate(value=0.1, low=0.02, high=0.3, n=40, baseline=0.05, method="Wilson")
+    rows = [replace(results()[0], estimates={"accuracy": e}, per_client={}, detectable=0.15)]
+    chapters = [replace(c, findings=judge_all(rows), results=rows, notices=()) for c in study()]
+    text = " ".join(printed_study(chapters, details=False).split())
+    assert text.count("no evidence: 10.0 %") == 2
+    assert text.count("a leak would show from 15.0 % on") == 2
+    assert "rule E1: the low end of the interval is not above 5.0 %" in text
+
+
+def test_no_word_of_a_name_is_broken():
+    assert unbroken(["active_membership: success", "a"]) == len("active_membership:")
+    assert unbroken(["x" * 90], most=30) == 30
+    assert unbroken([]) == 0
+    assert wrappable("active_membership: success_rate") == "active membership: success_rate"
+
+
+def test_cells_of_a_column_are_comparable():
+    assert aligned([0.002, 0.00041, None]) == ["0.00200", "0.00041", ""]
+    assert aligned([0.5, 0.25]) == ["0.500", "0.250"]
+    assert aligned([1e-9, 0.5]) == ["1e-09", "0.500"]
+    assert aligned([0.0, 0.0005, 3]) == ["0.00000", "0.00050", "3"]

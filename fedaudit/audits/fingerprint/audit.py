@@ -325,15 +325,21 @@ class Fingerprint:
 
 
 def groups_of(guess: Linkage) -> dict[str, dict[str, Any]]:
-    """The groups of updates that the first method made, largest first: their size and rounds."""
+    """The groups of updates that the first method made, largest first: their size and rounds, and
+    which messages they are, as round:message of the trace."""
     labels = next(iter(guess.labels.values()))
-    rounds: dict[int, list[int]] = {}
-    for number, own in zip(guess.rounds, labels, strict=True):
-        for label in own:
-            rounds.setdefault(label, []).append(number)
-    ordered = sorted(rounds.values(), key=lambda seen: (-len(seen), seen))
+    members: dict[int, list[tuple[int, int]]] = {}
+    for number, messages, own in zip(guess.rounds, guess.messages, labels, strict=True):
+        for message, label in zip(messages, own, strict=True):
+            members.setdefault(label, []).append((number, int(message)))
+    ordered = sorted(members.values(), key=lambda seen: (-len(seen), seen))
     return {
-        f"group {i}": {"updates": len(seen), "from round": min(seen), "to round": max(seen)}
+        f"group {i}": {
+            "updates": len(seen),
+            "from round": min(t for t, _ in seen),
+            "to round": max(t for t, _ in seen),
+            "messages (round:number)": " ".join(f"{t}:{m}" for t, m in seen),
+        }
         for i, seen in enumerate(ordered, 1)
     }
 

@@ -419,12 +419,42 @@ class TwoStageMembership:
                 **shared,
                 source=self.source,
                 not_applicable="no truth: the attack guessed, and nothing was scored",
+                per_client=guesses_of(guess),
+                notes=(
+                    "what the attack guessed: the records of a client that score highest are said "
+                    "to be its members; how many are, it cannot know",
+                    *guess.notes,
+                ),
             )
         return scores.scored(self, guess, truth, rng, shared)
 
     def power(self, stage_one: survival.Survival) -> Floats:
         """Detection power of stage I at the stated false-positive rate, (K,)."""
         return detection_power(stage_one.snr, self.false_positive_rate)
+
+
+SHOWN = 8
+"""Records per client that are named where nothing can be scored."""
+
+
+def guesses_of(guess: Survey) -> dict[str, dict[str, Any]]:
+    """Client -> which of its candidates the strongest attack takes for members, surest first.
+
+    Candidates are counted from 1 in the order in which they were asked about; beside each its
+    score, in spreads of all candidates.
+    """
+    statistic = next(iter(scores.statistics_of(guess).values()))
+    out: dict[str, dict[str, Any]] = {}
+    for p, party in enumerate(guess.parties):
+        usable = np.flatnonzero(guess.present[p] & np.isfinite(statistic[p]))
+        surest = usable[np.argsort(-statistic[p][usable], kind="stable")][:SHOWN]
+        out[party] = {
+            "candidates": len(usable),
+            "likeliest members (candidate:score)": " ".join(
+                f"{i + 1}:{statistic[p][i]:.2f}" for i in surest
+            ),
+        }
+    return out
 
 
 def sent_models(

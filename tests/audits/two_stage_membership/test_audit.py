@@ -11,6 +11,7 @@ from torch import nn
 from fedaudit.audits.audit import Candidates, Knowledge, Noise
 from fedaudit.audits.two_stage_membership import TwoStageMembership
 from fedaudit.audits.two_stage_membership.audit import sent_models
+from fedaudit.audits.two_stage_membership.scores import statistics_of
 from fedaudit.errors import ConfigError, NotApplicable, NotObservable
 from fedaudit.experiment.build import build
 from fedaudit.experiment.knowledge import Records
@@ -313,6 +314,16 @@ def test_without_truth_nothing_is_scored(by_hand):
     result = audit.score(guess, None, np.random.default_rng(0))
     assert "nothing was scored" in result.not_applicable
     assert not result.estimates
+    # what it would say is shown: the surest candidates of every client first
+    strongest = next(iter(statistics_of(guess).values()))
+    assert list(result.per_client) == list(guess.parties)
+    for p, row in enumerate(result.per_client.values()):
+        said = [s.split(":") for s in row["likeliest members (candidate:score)"].split()]
+        values = [float(v) for _, v in said]
+        assert values == sorted(values, reverse=True)
+        usable = guess.present[p] & np.isfinite(strongest[p])
+        assert row["candidates"] == usable.sum()
+        assert int(said[0][0]) - 1 == int(np.argmax(np.where(usable, strongest[p], -np.inf)))
 
 
 def test_settings_are_checked():
