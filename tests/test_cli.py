@@ -86,7 +86,7 @@ def test_a_run_prints_findings_and_says_where_the_report_is(finished):
     assert "[Fingerprint]" in done.stdout
     assert "client 4" in done.stdout
     assert str(out / "report.html") in done.stdout
-    assert done.stderr.startswith("plan 0/1 starting")
+    assert done.stderr.startswith("plan 0/1 reading the data")
 
 
 def test_piped_output_has_no_control_codes_and_fits_80_columns(finished):
@@ -116,7 +116,7 @@ def test_quiet_means_findings_only(command):
     done = command("run", *FAST, "--quiet", "--out", "r")
     assert done.err == ""
     assert "LEAK" in done.out
-    assert "per client" not in done.out
+    assert "fingerprint: per client" not in done.out
 
 
 def test_the_list_names_everything_with_a_line_and_settings(command):

@@ -1,7 +1,7 @@
 """The command line: parses arguments, calls the experiment, prints. One file per group of commands.
 
-Exit codes: 0 done, 2 usage or config, 3 data or trace, 4 policy not kept, 130 interrupted, 1
-anything else.
+Exit codes: 0 done, 2 usage or config, 3 data or trace, 4 leak or policy not kept (gate, guard, plan
+check, ldp check), 5 nothing can be said (guard), 130 interrupted, 1 anything else.
 A user's mistake never ends in a traceback.
 """
 

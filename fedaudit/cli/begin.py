@@ -54,6 +54,10 @@ def init_command(
     client: Annotated[str | None, typer.Option(help="Client column.")] = None,
     organisation: Annotated[str | None, typer.Option(help="Organisation column.")] = None,
     person: Annotated[str | None, typer.Option(help="Person column.")] = None,
+    missing: Annotated[
+        str | None,
+        typer.Option(help="Missing values of a table: refuse, drop, mean or category."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Where to write.")] = Path("fedaudit.toml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite.")] = False,
 ) -> None:
@@ -67,6 +71,7 @@ def init_command(
         client=client,
         organisation=organisation,
         person=person,
+        missing=missing,
         force=force,
     ):
         typer.echo(line)

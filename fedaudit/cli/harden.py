@@ -10,6 +10,7 @@ import typer
 
 from fedaudit.cli.app import app
 from fedaudit.cli.output import Bar, Quiet, again, console, interruptible
+from fedaudit.cli.runs import starting
 
 NOT_KEPT = 4
 """Exit code where nothing was confirmed to keep the limits, as of a gate that fails."""
@@ -62,7 +63,7 @@ def harden_command(
     all limits (or the time was up), 2 the command, config or limits are wrong.
     """
     with interruptible(again()), Bar(quiet or as_json) as bar:
-        bar("harden", 0, 1, "starting")
+        starting(bar, "harden")
         from fedaudit.experiment.harden import harden
 
         found = harden(

@@ -27,6 +27,8 @@ app.add_typer(plan_app, name="plan")
 
 PlainJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 MOST_ROWS = 20
+EXPOSED = 4
+"""Exit code where a smaller group is exposed than was promised, as of a gate that fails."""
 
 
 @plan_app.command("check")
@@ -58,7 +60,11 @@ def plan_check(
     ] = None,
     as_json: PlainJson = False,
 ) -> None:
-    """What the answers to a set of queries give away together, whatever they are."""
+    """What the answers to a set of queries give away together, whatever they are.
+
+    Exit codes: 0 no group below the threshold is exposed, 4 one is (or, with --add, would be), or
+    the search was bounded and cannot say; 2 the command is wrong, 3 the queries cannot be read.
+    """
     from fedaudit.experiment.plan import check
 
     checked = check(
@@ -73,6 +79,8 @@ def plan_check(
         typer.echo(json.dumps(checked.to_dict(), indent=1, allow_nan=False))
     else:
         _show_check(checked)
+    if not _kept(checked):
+        raise typer.Exit(EXPOSED)
 
 
 @plan_app.command("design")
@@ -201,6 +209,15 @@ def _verdict(checked: Checked) -> str:
         f"No combination of a round's answers exposes fewer than {worst.min_support} clients "
         f"(threshold {checked.threshold}). This follows from the queries, whatever the answers are."
     )
+
+
+def _kept(checked: Checked) -> bool:
+    """Whether no group below the threshold is exposed, for certain; one more query included."""
+    shown = checked.smallest.min_support_floor >= checked.threshold
+    if checked.added is None:
+        return shown
+    support = checked.added.support
+    return shown and support.exact and support.value >= checked.threshold
 
 
 def _show_designs(found: Designs) -> None:

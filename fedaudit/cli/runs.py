@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +20,7 @@ from fedaudit.cli.output import (
     Names,
     Quiet,
     again,
+    console,
     explain_reuse,
     failed_audits,
     interruptible,
@@ -23,6 +28,25 @@ from fedaudit.cli.output import (
     print_run,
     print_study,
 )
+from fedaudit.errors import Interrupted
+
+
+def starting(bar: Bar, stage: str) -> None:
+    """A bar in a terminal before the heavy imports begin. A log hears of a stage once it is certain
+    that there will be one: a mistake in a config is told first."""
+    if sys.stderr.isatty():
+        bar(stage, 0, 1, "starting")
+
+
+@contextmanager
+def interruptible_plan() -> Iterator[None]:
+    """Ctrl-C before a run has begun: nothing was written, so nothing was kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        begin = shlex.join(["fedaudit", *sys.argv[1:]])
+        raise Interrupted("stopped before anything was begun", remedy=begin) from None
+
 
 ExplainCache = Annotated[
     bool, typer.Option("--explain-cache", help="Say which work was reused, and why.")
@@ -82,9 +106,8 @@ def run_command(
 ) -> None:
     """Run a federation, record it, audit it, report. Resumes where it was stopped."""
     silent = quiet or as_json
-    # the bar is up before the heavy imports begin
-    with interruptible(again()), Bar(silent) as bar:
-        bar("plan", 0, 1, "starting")
+    with interruptible_plan(), Bar(silent) as bar:
+        starting(bar, "plan")
         from fedaudit.cli.flower_engine import chosen
         from fedaudit.experiment import study
         from fedaudit.experiment.config import DEFAULT
@@ -98,6 +121,7 @@ def run_command(
         trained_by = chosen(
             engine, superlink, timeout, root_certificates=root_certificates, insecure=insecure
         )
+        bar("plan", 0, 1, "reading the data, looking ahead")
         foreseen = study.foreseen(parts) if plan or not silent else None
         bar("plan", 1, 1, "")
         if foreseen is not None and not plan:
@@ -165,7 +189,7 @@ def audit_command(
 ) -> None:
     """Audit a stored trace: of a run, or written by other software."""
     with interruptible(again()), Bar(quiet or as_json) as bar:
-        bar("audit", 0, 1, "starting")
+        starting(bar, "audit")
         from fedaudit import experiment
         from fedaudit.experiment.workers import parse_workers, using
 
@@ -219,7 +243,7 @@ def sweep_command(
 ) -> None:
     """Run a grid of settings times seeds: one table and one figure. Resumes where it stopped."""
     with interruptible(again()), Bar(quiet or as_json) as bar:
-        bar("sweep", 0, 1, "starting")
+        starting(bar, "sweep")
         from fedaudit.experiment.sweep import sweep
         from fedaudit.experiment.workers import parse_workers
 
@@ -253,11 +277,21 @@ def report_command(
     as_json: AsJson = False,
 ) -> None:
     """Write and print the report of a run again, from its stored results."""
-    from fedaudit import experiment
     from fedaudit.experiment import study
     from fedaudit.experiment.folders import is_study
 
-    if is_study(run):
-        print_study(study.report(run, names=names), quiet, as_json)
+    if not is_study(run):
+        print_run(study.report_one(run, names=names), quiet, as_json)
+        return
+    done = study.report(run, names=names)
+    if as_json or len(done.runs) > 1 or done.failed:
+        print_study(done, quiet, as_json)
     else:
-        print_run(experiment.report(run, names=names), quiet, as_json)
+        # one of several: as part of its study, not as a run of its own
+        from fedaudit.report.text import show_study
+
+        show_study(console(), done.chapters, details=not quiet)
+        typer.echo(f"\nreport: {done.path / 'report.html'}")
+    if not as_json:
+        for line in done.unfinished:
+            typer.echo(line)

@@ -25,7 +25,7 @@ from fedaudit.errors import (
 from fedaudit.experiment import promised
 from fedaudit.experiment.catalogue import AUDITS, find
 from fedaudit.experiment.config import Config, load, plain
-from fedaudit.experiment.folders import config_of
+from fedaudit.experiment.folders import config_of, entries, is_study
 from fedaudit.experiment.reporting import (
     ALLOCATION,
     UNNAMED,
@@ -316,6 +316,7 @@ def audit(
             got=", ".join([*(["model"] if model is not None else []), *(columns or {})]),
             remedy="name the file, or leave these out: a run knows its own records and model",
         )
+    _refuse_study(Path(trace))
     opened = Trace.open(trace)
     home = opened.path.parent
     in_run = (home / "run.json").is_file() and opened.path.name == "trace"
@@ -376,6 +377,19 @@ def audit(
     now = {r.audit for r in results}
     results += [r for r in stored_results(path) if r.audit not in now and is_about(r, opened)]
     return write_report(path, opened, known, results, names=names)
+
+
+def _refuse_study(folder: Path) -> None:
+    """A study has no trace of its own: each of its runs has."""
+    if not is_study(folder) or (folder / "trace").is_dir():
+        return
+    runs = ", ".join(str(e.path) for e in entries(folder))
+    raise UsageError(
+        f"{folder} is a study of several runs",
+        expected="one trace, or the run that holds it",
+        got=f"a study; its runs are {runs}",
+        remedy=f"fedaudit audit {entries(folder)[0].path}",
+    )
 
 
 def _private(home: Path, in_run: bool) -> Config | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedaudit.errors import UsageError
+from fedaudit.errors import DataError, UsageError
 from fedaudit.experiment.config import DEFAULT, toml_value
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ def write_config(
     client: str | None = None,
     organisation: str | None = None,
     person: str | None = None,
+    missing: str | None = None,
     force: bool = False,
 ) -> list[str]:
     """Write a config to `out`; returns what was chosen, a line each."""
@@ -35,7 +36,12 @@ def write_config(
         text, chosen = DEFAULT, ["the built-in experiment on handwritten digits"]
     else:
         text, chosen = config_for(
-            source, label=label, client=client, organisation=organisation, person=person
+            source,
+            label=label,
+            client=client,
+            organisation=organisation,
+            person=person,
+            missing=missing,
         )
     try:
         out.write_text(text, encoding="utf-8")
@@ -56,11 +62,16 @@ def config_for(
     client: str | None,
     organisation: str | None,
     person: str | None,
+    missing: str | None = None,
 ) -> tuple[str, list[str]]:
-    """The text of a config for the data at `source`, and the choices made."""
+    """The text of a config for the data at `source`, and the choices made.
+
+    `missing`: what to do about missing values of a table (refuse, drop, mean, category).
+    """
     from fedaudit.data import files
 
     guess = files.sniff(source)
+    _refuse_parts(guess.format, source, label, missing)
     reasons = dict(guess.reasons or {})
     said = {"label": label, "client": client, "organisation": organisation, "person": person}
     told = {name: column for name, column in said.items() if column is not None}
@@ -98,15 +109,32 @@ def config_for(
             for column in guess.ignore
         ]
     if guess.format == "table":
+        if missing is not None:
+            guess = replace(guess, missing=missing)  # type: ignore[arg-type]
+            reasons["missing"] = "; ".join(["as you said", *_known(reasons.get("missing"))])
         read["missing"], read["decimal"] = guess.missing, guess.decimal
         lines.append(f"missing = {toml_value(guess.missing)}   # refuse, drop, mean or category")
         if guess.missing != "refuse":
             chosen.append(f"missing: {guess.missing}" + _because(reasons.get("missing")))
+        if guess.missing in FILLS:
+            lines += [f"# {line}" for line in FILLS[guess.missing]]
+            chosen += [f"  {line}" for line in FILLS[guess.missing]]
         if guess.decimal != ".":
             lines.append(f"decimal = {toml_value(guess.decimal)}{_comment(reasons.get('decimal'))}")
             chosen.append(f"decimal: {guess.decimal}" + _because(reasons.get("decimal")))
     # the file is read once now, so that a mistake shows here and not in a long run
-    dataset = files.read(source, **read)  # type: ignore[arg-type]
+    try:
+        dataset = files.read(source, **read)  # type: ignore[arg-type]
+    except DataError as error:
+        if 'missing = "drop"' not in (error.remedy or ""):
+            raise
+        raise DataError(
+            error.what,
+            expected=error.expected,
+            got=error.got,
+            remedy=f"{error.remedy}: --missing drop",
+        ) from None
+    chosen += _doubts(dataset, guess.label)
     chosen.append(
         f"read: {len(dataset)} records"
         + (f", {len(dataset.classes)} classes" if dataset.classes else "")
@@ -127,7 +155,81 @@ def config_for(
         lines += ["# Could a server that plants weights tell that a record is there?"]
         lines += ["[audits.active_membership]", ""]
     lines += _compared(_persons_apart(dataset), chosen)
+    lines += _thorough(isinstance(dataset.x, tuple))
     return "\n".join(lines), chosen
+
+
+FILLS = {
+    "mean": (
+        "mean: a number that is missing becomes the mean of its column, a missing text the",
+        'category "(missing)". The mean is taken over the records of all clients, before any',
+        "protection: no epsilon covers it. Without that: drop (leave such records out).",
+    ),
+    "category": (
+        "category: as mean, and a column more says which numbers were missing. The mean is taken",
+        "over the records of all clients, before any protection: no epsilon covers it.",
+    ),
+}
+"""What filling does, and to whom it shows: said where it is chosen."""
+
+MANY_CLASSES = 20
+
+
+def _refuse_parts(kind: str, source: Path, label: str | None, missing: str | None) -> None:
+    """Options that mean nothing for a kind of data, by their own name."""
+    if label is not None and kind in ("images", "idx"):
+        raise UsageError(
+            f"{source}: there is no label to name",
+            expected="no --label: the folder of an image is its class"
+            if kind == "images"
+            else "no --label: labels lie in a file of their own",
+            got=f"--label {label}",
+            remedy="leave --label out",
+        )
+    if missing is not None and (kind != "table" or missing not in MISSING):
+        raise UsageError(
+            "--missing cannot be used so",
+            expected=f"one of {', '.join(MISSING)}, for a table",
+            got=f"{missing!r} for data of kind {kind}",
+            remedy="--missing drop" if kind == "table" else "leave --missing out",
+        )
+
+
+MISSING = ("refuse", "drop", "mean", "category")
+
+
+def _known(text: str | None) -> list[str]:
+    return [] if text is None else [text]
+
+
+def _doubts(dataset: Dataset, label: str | None) -> list[str]:
+    """What looks like a mistake and is not one for certain."""
+    if dataset.kind != "features" or len(dataset.classes) <= MANY_CLASSES:
+        return []
+    try:
+        [float(name) for name in dataset.classes]
+    except ValueError:
+        return []
+    return [
+        f"DOUBTFUL: {label} has {len(dataset.classes)} different numbers, and looks like a "
+        "quantity. Every number would be a class of its own: there is no regression. Name another "
+        "label, or put it into a few groups first."
+    ]
+
+
+def _thorough(text: bool) -> list[str]:
+    """More of everything, for those who have the time."""
+    return [
+        "# Counts only with `fedaudit run --thorough`: more evidence and time, narrower intervals.",
+        "# More rounds also spend more epsilon.",
+        "[thorough.federation]",
+        "rounds = 30",
+        "",
+        "[thorough.audits.two_stage_membership]",
+        "records = 256   # asked about at every client, if it has as many",
+        "",
+        *([] if text else ["[thorough.audits.active_membership]", "games = 10000", ""]),
+    ]
 
 
 def _persons_apart(dataset: Dataset) -> bool:
@@ -140,6 +242,7 @@ def _persons_apart(dataset: Dataset) -> bool:
 
 def _compared(persons: bool, chosen: list[str]) -> list[str]:
     """The same federation with noise at the clients, beside the plain one."""
+    whose = "person" if persons else "record"
     chosen.append("compared: shuffled alone, and with DP-SGD at the clients (noise multiplier 1)")
     return [
         "# The same federation once more with noise at the clients: one report, side by side.",
@@ -148,7 +251,7 @@ def _compared(persons: bool, chosen: list[str]) -> list[str]:
         "",
         '[compare."shuffled, DP-SGD".protections.dp_sgd]',
         "noise_multiplier = 1.0   # more noise, less risk: `fedaudit harden` searches for enough",
-        "clip = 1.0               # bound on what one record can change",
+        f"clip = 1.0               # bound on what one {whose} can change",
         *(['unit = "person"          # all records of one person together'] if persons else []),
         "",
     ]

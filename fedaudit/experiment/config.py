@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -194,9 +195,9 @@ def load_variants(
     if not isinstance(base, str) or base in compare:
         raise ConfigError(
             "compare.base is not a name of its own",
-            expected="text in quotes that names no other variant",
-            got=repr(base),
-            remedy='base = "unprotected"',
+            expected="text in quotes for the plain config, which names no other variant",
+            got=f"{base!r}, which is a variant too" if isinstance(base, str) else repr(base),
+            remedy=f"base = {toml_value(_free_name(compare))}",
         )
     changes = [_parsed(text) for text in overrides]
     out = {}
@@ -210,6 +211,12 @@ def load_variants(
             own["seed"] = seed
         out[name] = check(own, f"{where}, {name}" if name else where)
     return out
+
+
+def _free_name(taken: Container[str]) -> str:
+    """A name for the plain config that says nothing of its protections, and that is not taken."""
+    numbered = (f"base {n}" for n in itertools.count(2))
+    return next(n for n in itertools.chain(("as configured", "base"), numbered) if n not in taken)
 
 
 def _table(found: Any, name: str) -> dict[str, Any]:
@@ -351,6 +358,8 @@ def check(given: Mapping[str, Any], where: str = "the config") -> Config:
     federation = settings.check(Rounds, raw["federation"], "federation")
     training = settings.check(Training, raw["training"], "training")
     protections = _named(raw["protections"], PROTECTIONS, "protection", "protections")
+    if "local_dp" in protections:
+        data = _as_it_is(data)
     audits = _named(raw["audits"], AUDITS, "audit", "audits")
     recording = settings.check(Recording, raw["trace"], "trace")
     marks = _check_marks(raw["marks"], kind)
@@ -383,6 +392,23 @@ def check(given: Mapping[str, Any], where: str = "the config") -> Config:
         raw=resolved,
         marks=marks,
     )
+
+
+def _as_it_is(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Data for clients that randomise their own records: columns are not standardised.
+
+    Means and deviations of all clients' records would have to be known before anything is
+    randomised, and every client's codes would depend on every record.
+    """
+    if data.get("standardise"):
+        raise ConfigError(
+            "standardised columns do not go with protections.local_dp",
+            expected="features within bounds that are fixed beforehand",
+            got="data.standardise = true: means and deviations of all clients' records",
+            remedy="data.standardise = false, and protections.local_dp.low and high for the "
+            "features as they are",
+        )
+    return {**data, "standardise": False}
 
 
 def plain(settings_object: Any) -> dict[str, Any]:

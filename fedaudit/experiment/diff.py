@@ -288,7 +288,7 @@ def compare(a: Evidence, b: Evidence, different: Sequence[str] = ()) -> Comparis
         elif metric in a.metrics and metric in b.metrics:
             notes.append(
                 f"held-out {metric}: {a.metrics[metric]:.4g} before, {b.metrics[metric]:.4g} now "
-                "(no interval is known, so no verdict)"
+                "(no standard error is stored, so no interval and no verdict)"
             )
     notes += [f"the first run: {a.lacking}"] if a.lacking else []
     notes += [f"{name} of the first run {STALE}" for name in sorted(a.stale)]

@@ -7,11 +7,13 @@ config alone, so it names the commonest missing needs; an audit may still find o
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fedaudit.errors import FedauditError
 from fedaudit.experiment.config import Config
 
 TRAIN = "train"
@@ -28,12 +30,17 @@ class Stage:
 
 @dataclass(frozen=True)
 class Foreseen:
-    """The stages of a run in order."""
+    """The stages of a run in order.
+
+    `records` are those that some client trains on; `notes` say what was decided about the data:
+    values that were filled in, owners that take no part.
+    """
 
     stages: tuple[Stage, ...]
     clients: int
     records: int
     width: int
+    notes: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -58,7 +65,8 @@ def foresee(config: Config) -> Foreseen:
     train, _ = load_data(config, seed)
     clients = client_count(config, train)
     task = config.task.build(train, seed)
-    examples = _examples(config, train)
+    records, notes = _taking_part(config, train, seed)
+    examples = max(1, round(_examples(config, train) * records / len(train)))
     shape = Shape(
         kind=config.task.kind,
         clients=clients,
@@ -69,7 +77,7 @@ def foresee(config: Config) -> Foreseen:
         tokens=int(getattr(config.task, "length", 0)) or 1,
         examples=examples,
         epochs=_epochs(config, examples, clients),
-        records=len(train),
+        records=records,
         private="dp_sgd" in config.protections,
         queries=_queries(config, clients),
     )
@@ -81,7 +89,35 @@ def foresee(config: Config) -> Foreseen:
         stages.append(Stage(name, 0.0 if missing else speed * cost(shape, audit), missing))
     if "dp_sgd" in config.protections:
         stages.append(Stage("allocation", 0.2 * clients))  # of epsilons, beside the audits
-    return Foreseen(tuple(stages), clients, len(train), task.layout.width)
+    return Foreseen(tuple(stages), clients, records, task.layout.width, notes)
+
+
+FILLED = (
+    "a number takes the column's mean, a text becomes the category (missing); both look at the "
+    "records of every client, which no epsilon of a protection covers"
+)
+"""What filling means for privacy: the mean is computed before any client or noise comes in."""
+
+
+def _taking_part(config: Config, train: Any, seed: Any) -> tuple[int, tuple[str, ...]]:
+    """Training records that some client holds, and what was decided about the data."""
+    from fedaudit.experiment.build import deal
+
+    notes = list(train.notes)
+    if config.data.get("missing") in ("mean", "category") and any("filled" in n for n in notes):
+        notes.append(f"how they were filled: {FILLED}")
+    try:
+        parts = deal(config, train, seed).parts
+    except FedauditError:
+        return len(train), tuple(notes)  # the run itself will say what is wrong
+    held = sum(len(own) for own in parts.clients)
+    notes += parts.notes
+    if held < len(train):
+        notes.append(
+            f"federation.clients = {len(parts)} leaves owners out; held-out records are those of "
+            "all owners, also of those that take no part"
+        )
+    return held, tuple(notes)
 
 
 # -- what it takes --------------------------------------------------------------------------------
@@ -203,17 +239,27 @@ PRODUCT = 0.031
 """Seconds that sixty products of 256 x 256 matrices took there, on one core."""
 
 
+@functools.cache
 def _slowness() -> float:
-    """How much slower this machine is, right now, than the one that was measured."""
+    """How much slower this machine is, right now, than the one that was measured.
+
+    On one core, as there: threads that wait for each other on a busy machine take anything from
+    once to ten times as long. And once: all parts of a plan go by the same figure.
+    """
     import torch
 
-    a = torch.ones(256, 256)
-    best = float("inf")
-    for _ in range(3):
-        begin = time.perf_counter()
-        for _ in range(60):
-            a @ a
-        best = min(best, time.perf_counter() - begin)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        a = torch.ones(256, 256)
+        best = float("inf")
+        for _ in range(5):
+            begin = time.perf_counter()
+            for _ in range(60):
+                a @ a
+            best = min(best, time.perf_counter() - begin)
+    finally:
+        torch.set_num_threads(threads)
     return max(best / PRODUCT, 0.25)
 
 
@@ -252,11 +298,6 @@ def _for_attribution(config: Config, train: Any) -> str:
     return ""
 
 
-def _for_games(config: Config, train: Any) -> str:
-    text = train.kind == "text"
-    return "games are played with records of features, not with text" if text else ""
-
-
 def _for_topology(config: Config, train: Any) -> str:
     if len(train.classes) < 2:
         return "records without classes have no class mix"
@@ -276,6 +317,6 @@ NEEDS: Mapping[str, Callable[[Config, Any], str]] = {
     "fingerprint": _for_linking,
     "query_plan": _for_plan,
     "attribution": _for_attribution,
-    "active_membership": _for_games,
+    "active_membership": _nothing,
     "topology_inference": _for_topology,
 }

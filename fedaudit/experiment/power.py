@@ -16,6 +16,7 @@ import numpy as np
 from fedaudit.errors import UsageError
 from fedaudit.experiment.catalogue import AUDITS, find
 from fedaudit.experiment.gate.evidence import Evidence, gather, need_results
+from fedaudit.report.findings import number
 from fedaudit.report.power import Need
 from fedaudit.results import AuditResult, Estimate
 from fedaudit.stats import plan_design, power, query_plans
@@ -104,8 +105,29 @@ def power_of_run(
                 else [_by_width(result, result.headline, aim, "units", "more of what n counts")]
             )
             old = "made of another trace, audit again; " if name in e.stale else ""
-            out += [replace(n, run=e.label, how=old + n.how) for n in needs]
+            out += [
+                replace(n, run=e.label, how=old + n.how, rule=_beside_the_report(n, result, aim))
+                for n in needs
+            ]
     return out
+
+
+def _beside_the_report(need: Need, result: AuditResult, aim: Aim) -> str:
+    """The rule of a need, and how its "saw from" goes with the figure that a report gives.
+
+    A report says from which *measured* value on the result would have read as a leak. A true leak
+    of just that size measures more or less, and is seen about every second time. What is seen with
+    the power asked for lies further out.
+    """
+    if need.measure != result.headline or result.detectable is None or need.seen is None:
+        return need.rule
+    if need.exact or need.seen == result.detectable:
+        return need.rule
+    return (
+        f"{need.rule}; the report's {number(result.detectable)} is the measured value from which "
+        "on this would have read as a leak, which a true leak of that size reaches about every "
+        f"second time; one of {number(need.seen)} does in {100 * aim.power:g} of 100"
+    )
 
 
 def _unmeasured(result: AuditResult) -> Need:
@@ -162,7 +184,8 @@ def _linkage(result: AuditResult, e: Evidence, aim: Aim) -> list[Need]:
             if per_client is None
             else f"{per_client + 1} rounds that all {clients} clients take part in "
             f"(now {e.rounds})",
-            rule=f"exact binomial power of Wilson's interval; {alike}",
+            rule=f"exact binomial power of Wilson's interval; {alike}; {links:,} links of "
+            f"{clients} clients, and n in the report counts the clients",
         )
     ]
 

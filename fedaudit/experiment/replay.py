@@ -3,6 +3,9 @@
 Exact for protections that change neither the sum nor the training (shuffle, secure sum). Where a
 protection would have changed the model (clipping, noise), later rounds would have differed: the
 manifest says that training was not rerun.
+
+Uploads that are anonymous already (a shuffler stood before the server) can be summed, bounded and
+noised as well: each message bears its weight, and none of these asks whose it is.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +63,30 @@ def check_hooks(hooks: Sequence[Hook]) -> None:
             )
 
 
+def check_anonymous(hooks: Sequence[Hook]) -> None:
+    """Of uploads that are anonymous already: refuse what needs to know, or to hide, who sent them.
+
+    Weights are no obstacle to a sum: every message of a trace has its own.
+    """
+    for hook in hooks:
+        if hook.name == "shuffle":
+            raise NotApplicable(
+                "the uploads of this trace are anonymous already",
+                expected="uploads that bear their senders' names, for a shuffler to take away",
+                got="anonymous uploads: a shuffler stood before the server",
+                remedy="leave --as shuffle out: fedaudit audit TRACE is what a shuffler leaves",
+            )
+        if hook.asks:
+            raise NotApplicable(
+                f"{hook.name} asks clients by name, and the uploads of this trace are anonymous",
+                expected="uploads that bear their senders' names: sums over parts of the clients "
+                "need to know whose updates are in them",
+                got="anonymous uploads: a shuffler stood before the server",
+                remedy="--as secure_sum for one sum over all, or record the federation without a "
+                f"shuffler and audit that trace --as {hook.name}",
+            )
+
+
 def replay(
     trace: Trace, hooks: Sequence[Hook], out: Path, seed: Seed, truth: Truth | None = None
 ) -> tuple[Trace, Truth]:
@@ -87,13 +114,6 @@ def replay(
     names = sorted(
         {m.sender for number in trace.rounds for m in trace.messages(number) if _is_upload(m, hubs)}
     )
-    if ANONYMOUS in names:
-        raise NotApplicable(
-            "the uploads of this trace are anonymous already",
-            expected="uploads that bear their senders' names",
-            got="anonymous uploads",
-            remedy="audit the trace as it is",
-        )
     if not names:
         raise NotApplicable(
             "this trace holds no single uploads",
@@ -101,7 +121,12 @@ def replay(
             got="none",
             remedy="nothing is left to protect on the way up",
         )
-    about.setdefault("clients", names)
+    if ANONYMOUS in names:
+        check_anonymous(hooks)
+        # the manifest may say who takes part; who sent what it does not
+        names = sorted({*names, *about.get("clients", ())} - {ANONYMOUS})
+    if names:
+        about.setdefault("clients", names)
     extra = {
         "shuffle": "shuffler",
         "secure_sum": "aggregator",
@@ -133,7 +158,8 @@ def replay(
         for number in trace.rounds:
             metrics = {} if truth is None else truth.metrics(number)
             with recorder.round() as wire:
-                senders = _one_round(trace, number, hooks, names, hubs, seed, wire)
+                said = {} if truth is None else truth.senders(number)
+                senders = _one_round(trace, number, hooks, names, hubs, seed, wire, said)
                 known.round(number, senders, metrics=metrics)
     except BaseException:
         # half a replay is of no use, and would be in the way of the next
@@ -156,13 +182,19 @@ def _one_round(
     hubs: Sequence[str],
     seed: Seed,
     wire: RoundWriter,
+    said: Mapping[int, str],
 ) -> dict[int, str]:
+    """Write one round; `said` is the truth about its senders, for rows without a name.
+
+    Back comes the same about the rows that were written.
+    """
     import torch
 
     messages = trace.messages(number)
     senders: dict[int, str] = {}
     at = [i for i, m in enumerate(messages) if _is_upload(m, hubs) and m.parts]
     groups = _batches([messages[i] for i in at])
+    place = {id(messages[i]): i for i in at}
     first_one, last_one = (at[0], at[-1]) if at else (len(messages), len(messages))
     uploaded, after = {*at}, []
     for i, m in enumerate(messages):
@@ -181,13 +213,18 @@ def _one_round(
             # bounds, noise and sums are about updates: what was sent minus what was received
             seen = trace.seen_by(WIRETAP).updates(number)
             where = {int(i): at for at, i in enumerate(seen.messages)}
-            index = [where[messages.index(m)] for m in own]
+            index = [where[place[id(m)]] for m in own]
             rows, kind = np.array(seen.rows[index], dtype=np.float32), "delta"
+        who = [
+            said.get(place[id(m)], ANONYMOUS) if m.sender == ANONYMOUS else m.sender for m in own
+        ]
+        # a client draws by its number, rows of nobody known by their place
+        origin = [names.index(w) if w in names else len(names) + j for j, w in enumerate(who)]
         uploads = Uploads(
             rows=torch.from_numpy(rows),
             senders=tuple(m.sender for m in own),
             weights=np.array([m.weight for m in own]),
-            origin=np.array([names.index(m.sender) for m in own], dtype=np.int64),
+            origin=np.array(origin, dtype=np.int64),
             total_weight=float(sum(m.weight for m in own)),
             kind=kind,
             metadata=tuple(dict(m.metadata) for m in own) if own[0].metadata else (),
@@ -206,8 +243,13 @@ def _one_round(
             metadata=list(uploads.metadata) or None,
         )
         record_answers(wire, uploads, receiver, step=step)
-        senders |= {first + i: names[c] for i, c in enumerate(uploads.origin) if c >= 0}
-        _carry_along(trace, number, own, names, uploads, wire, first)
+        named = dict(zip(origin, who, strict=True))
+        senders |= {
+            first + i: named[int(c)]
+            for i, c in enumerate(uploads.origin)
+            if c >= 0 and named[int(c)] != ANONYMOUS
+        }
+        _carry_along(trace, number, own, origin, uploads, wire, first)
     for m in after:
         _copy(trace, number, m, wire)
     return senders
@@ -236,13 +278,16 @@ def _carry_along(
     trace: Trace,
     number: int,
     own: Sequence[Message],
-    names: Sequence[str],
+    origin: Sequence[int],
     uploads: Uploads,
     wire: RoundWriter,
     first: int,
 ) -> None:
     """What else a message carried (integer buffers) stays with its row; a sum carries nothing."""
-    beside = {names.index(m.sender): {k: v for k, v in m.parts.items() if k != MODEL} for m in own}
+    beside = {
+        c: {k: v for k, v in m.parts.items() if k != MODEL}
+        for c, m in zip(origin, own, strict=True)
+    }
     for i, client in enumerate(uploads.origin):
         for layout, row in beside.get(int(client), {}).items():
             kept = wire.put_once(layout, trace.block(number, layout)[row : row + 1])

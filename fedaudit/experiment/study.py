@@ -24,13 +24,24 @@ from typing import Any
 from fedaudit import __version__
 from fedaudit.errors import ConfigError, FedauditError, TraceError
 from fedaudit.experiment.config import Config, load_variants, read
-from fedaudit.experiment.folders import STUDY, entries
+from fedaudit.experiment.folders import STUDY, Entry, entries, places
 from fedaudit.experiment.foresee import Foreseen, foresee
-from fedaudit.experiment.reporting import Progress, Run, chapter_at, quietly, write_study
+from fedaudit.experiment.lock import alone_in
+from fedaudit.experiment.reporting import (
+    Progress,
+    Run,
+    chapter_at,
+    chapter_of,
+    quietly,
+    stored_results,
+    write_report,
+    write_study,
+)
 from fedaudit.experiment.reporting import report as report_run
 from fedaudit.experiment.reuse import Explain, Reuse, unasked
 from fedaudit.experiment.run import Engine, run
 from fedaudit.report.chapter import Chapter
+from fedaudit.trace import Trace, Truth
 from fedaudit.trace.store import write_atomically
 
 BUILT_IN = ("digits", "docs")
@@ -52,12 +63,16 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A finished study: its runs in order, as they are shown, and what failed, by title."""
+    """A study as it is shown: its runs in order, what failed, by title, and what is missing.
+
+    `unfinished` says, a line each, which parts are not in the report or only in part.
+    """
 
     path: Path
     runs: tuple[Run, ...]
     chapters: tuple[Chapter, ...]
     failed: Mapping[str, FedauditError] = field(default_factory=dict)
+    unfinished: tuple[str, ...] = ()
 
 
 def plan(
@@ -137,6 +152,8 @@ def describe(parts: Sequence[Part], ahead: Mapping[str, Foreseen]) -> list[str]:
             f"update; {does} (about {_time(f.seconds)})"
         )
         lines += [f"  not {s.name}: {s.cannot}" for s in f.stages if s.cannot]
+        if f.notes not in [ahead[p.folder].notes for p in parts[: parts.index(part)]]:
+            lines += [f"  note: {note}" for note in f.notes]  # once for all variants
     lines.append(f"about {_time(sum(f.seconds for f in ahead.values()))} in all on this machine")
     return lines
 
@@ -163,8 +180,21 @@ def study(
     A single part without variants is an ordinary run directory; more are a folder of such. A part
     that fails does not stop the others, and the report says so; it is written anew after every
     part, so that whatever ends the study leaves what was found so far. `foreseen` weighs progress.
+    One process at a time works in `out`: a second one is refused.
     """
-    path = Path(out)
+    with alone_in(Path(out)):
+        return _study(parts, Path(out), progress, names, engine, foreseen, explain)
+
+
+def _study(
+    parts: Sequence[Part],
+    path: Path,
+    progress: Progress,
+    names: bool,
+    engine: Engine | None,
+    foreseen: Mapping[str, Foreseen] | None,
+    explain: Explained | None,
+) -> Study:
     if len(parts) == 1:
         (part,) = parts
         one = run(
@@ -213,7 +243,10 @@ def _shared(
     def heard(stage: str, done: int, of: int, note: str) -> None:
         if ahead is not None:
             share = ahead.share(stage, done, of) * ahead.seconds
-            progress("all", round(before + share), round(total), part.title)
+            done_by_now = before + share
+            left = _time(max(total - done_by_now, 0.0))
+            note = f"seconds foreseen, about {left} left: {part.title}"
+            progress("all", round(done_by_now), round(total), note)
         progress(stage, done, of, f"{part.title}: {note}" if note else part.title)
 
     return heard
@@ -246,21 +279,90 @@ def _left_out(failed: Mapping[str, FedauditError]) -> list[str]:
 
 
 def report(path: str | os.PathLike[str], *, names: bool = False) -> Study:
-    """Write the report of a study again from what is stored; parts without results are named."""
+    """Write the report of a study again from what is stored; what it lacks is named in it.
+
+    A part that was stopped in training is reported as far as it went; one that has recorded nothing
+    yet is not there, and neither has failed.
+    """
     folder = Path(path)
-    runs, chapters, failed = [], [], {}
+    runs, chapters, failed, waiting = [], [], {}, []
     for entry in entries(folder):
+        title = f"{entry.federation}, {entry.variant}" if entry.variant else entry.federation
+        if is_waiting(entry.path):
+            waiting.append(title)
+            continue
         try:
-            chapters.append(
-                chapter_at(entry.path, federation=entry.federation, variant=entry.variant)
-            )
-            runs.append(report_run(entry.path, names=names))
+            chapters.append(_chapter(entry))
+            runs.append(report_one(entry.path, names=names))
         except FedauditError as error:
-            failed[f"{entry.federation}, {entry.variant}"] = error
+            failed[title] = error
+    if not chapters and not failed:
+        raise _nothing_yet(folder)
     if not chapters:
         raise next(iter(failed.values()))
-    shown = tuple(write_study(folder, chapters, names=names, notices=_left_out(failed)))
-    return Study(path=folder, runs=tuple(runs), chapters=shown, failed=failed)
+    notices = _left_out(failed)
+    if waiting:
+        notices.append(f"Unfinished: not run yet: {'; '.join(waiting)}.")
+    shown = tuple(write_study(folder, chapters, names=names, notices=notices))
+    return Study(
+        path=folder, runs=tuple(runs), chapters=shown, failed=failed, unfinished=tuple(notices)
+    )
+
+
+def _chapter(entry: Entry) -> Chapter:
+    stopped = _stopped(entry.path)
+    if stopped is None:
+        return chapter_at(entry.path, federation=entry.federation, variant=entry.variant)
+    trace, truth = stopped
+    return chapter_of(
+        entry.path, trace, truth, [], federation=entry.federation, variant=entry.variant
+    )
+
+
+def report_one(path: str | os.PathLike[str], *, names: bool = False) -> Run:
+    """Write the report of one run again; of one that was stopped in training, what there is."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise TraceError(
+            f"there is no run {folder}",
+            expected="a folder that `fedaudit run` or `fedaudit audit` wrote",
+            got="a file" if folder.exists() else "no such folder",
+            remedy=f"fedaudit run CONFIG --out {folder}",
+        )
+    if is_waiting(folder) and (folder / "run.json").is_file():
+        raise _nothing_yet(folder)
+    stopped = _stopped(folder)
+    if stopped is None:
+        return report_run(folder, names=names)
+    return write_report(folder, *stopped, [], names=names)
+
+
+def is_waiting(folder: Path) -> bool:
+    """Whether a run has recorded nothing yet: its folder is missing, or holds its config alone."""
+    if not folder.exists():
+        return True
+    begun = (folder / "run.json").is_file() or not any(folder.iterdir())
+    return begun and not any((folder / "trace").glob("round-*"))
+
+
+def _stopped(folder: Path) -> tuple[Trace, Truth | None] | None:
+    """Trace and truth of a run that has recorded rounds and no results; None of any other."""
+    recorded, known = places(folder)
+    if not (recorded / "manifest.json").is_file() or stored_results(folder):
+        return None
+    trace = Trace.open(recorded)
+    if trace.manifest.complete or not len(trace.rounds):
+        return None
+    return trace, Truth.open(known) if (known / "truth.json").exists() else None
+
+
+def _nothing_yet(folder: Path) -> TraceError:
+    return TraceError(
+        f"{folder} has recorded nothing yet",
+        expected="at least one recorded round",
+        got="none",
+        remedy=f"let the command that began it go on: fedaudit run CONFIG --out {folder}",
+    )
 
 
 def _claim(path: Path, parts: Sequence[Part]) -> None:

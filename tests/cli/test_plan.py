@@ -35,7 +35,7 @@ DESIGN = ("design", "--clients", 6, "--threshold", 3, "--rounds", 12, "--runs", 
 def test_a_leaking_plan_is_named_with_its_clients(command, tmp_path):
     (tmp_path / "p.csv").write_text("round,ann,bob,cy,dee\n1,1,1,1,0\n", encoding="utf-8")
     code, out, _ = command("check", "p.csv")
-    assert code == 0
+    assert code == 4
     assert "LEAK" in out
     assert "dee" in out
     code, out, _ = command("check", "p.csv", "--no-training", "--threshold", 3)
@@ -43,6 +43,9 @@ def test_a_leaking_plan_is_named_with_its_clients(command, tmp_path):
     assert "exposes fewer than 3 clients" in out
     code, out, _ = command("check", "p.csv", "--no-training", "--add", "ann,bob")
     assert "rank +1, would lay open cy; smallest group then 1" in out
+    assert code == 4  # the plan itself keeps its promise, with that query it would not
+    assert command("check", "p.csv", "--no-training")[0] == 0
+    assert command("check", "p.csv", "--json")[0] == 4
 
 
 def test_a_design_is_printed_written_and_passes_its_own_check(command, tmp_path):

@@ -1,8 +1,11 @@
-"""`fedaudit audit --opacus`: what a user's own loop spent, beside what was linked."""
+"""`fedaudit run`, `report`, `audit` as commands: what was stopped, what is not there, and
+`--opacus`: what a user's own loop spent, beside what was linked."""
 
 import contextlib
+import importlib
 import io
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -10,6 +13,8 @@ import pytest
 
 from fedaudit import cli
 from fedaudit.accounting import Exposure, epsilon
+from fedaudit.experiment import study
+from fedaudit.experiment.lock import alone_in
 from fedaudit.trace import SERVER, Recorder, Trace
 
 CLIENTS = [f"site-{c}" for c in range(6)]
@@ -153,3 +158,120 @@ def test_a_delta_out_of_range_is_refused(command, foreign, tmp_path):
     code, _, err = command("audit", "trace", "--opacus", "state.json", "--delta", "2")
     assert code == 2
     assert "delta" in err
+
+
+STUDY = """
+[data]
+name = "gaussian-mixture"
+records = 60
+[task]
+kind = "mlp"
+hidden = [2]
+[federation]
+clients = 3
+rounds = 3
+[protections.shuffle]
+[audits.fingerprint]
+[compare]
+base = "shuffled"
+[compare.noise.protections.dp_sgd]
+"""
+
+
+def stop_after(monkeypatch, rounds):
+    """Ctrl-C once so many rounds are recorded in all."""
+    runs = importlib.import_module("fedaudit.experiment.run")  # the package has a function `run`
+    heard = []
+    inside = runs.simulate
+
+    def counting(config, path, progress, **more):
+        def hear(stage, done, total, note):
+            progress(stage, done, total, note)
+            heard.append(note)
+            if stage == "train" and sum("loss" in n for n in heard) == rounds:
+                raise KeyboardInterrupt
+
+        inside(config, path, hear, **more)
+
+    monkeypatch.setattr(runs, "simulate", counting)
+
+
+@pytest.mark.parametrize("rounds", [2, 4])
+def test_the_report_of_a_study_that_was_stopped_says_what_is_missing(
+    command, tmp_path, monkeypatch, rounds
+):
+    (tmp_path / "s.toml").write_text(STUDY)
+    with monkeypatch.context() as patched:
+        stop_after(patched, rounds)
+        code, _, err = command("run", "s.toml", "--out", "study", "-q")
+    assert code == 130
+    assert "whatever was complete is kept" in err
+    code, out, _ = command("report", "study")
+    assert code == 0
+    told = " ".join(out.split())
+    if rounds < 3:
+        assert "2 of 3 rounds are recorded so far" in told
+        assert "Unfinished: not run yet: s, noise" in told
+    else:
+        assert "1 of 3 rounds are recorded so far" in told
+    assert "report: study/report.html" in told
+
+
+def test_a_part_that_was_not_begun_is_named_below_what_there_is(command, tmp_path, monkeypatch):
+    (tmp_path / "s.toml").write_text(STUDY)
+    with monkeypatch.context() as patched:
+        stop_after(patched, 4)
+        command("run", "s.toml", "--out", "study", "-q")
+    shutil.rmtree(tmp_path / "study" / "s-noise")
+    code, out, err = command("report", "study")
+    assert (code, err) == (0, "")
+    told = " ".join(out.split())
+    assert "Unfinished: not run yet: s, noise." in told
+    assert "report: study/report.html" in told
+    assert "s-shuffled/report.html" not in told
+
+
+def test_what_is_not_there_is_said_to_be_not_there(command, tmp_path):
+    code, _, err = command("report", "nothing")
+    assert code == 3
+    assert "there is no run nothing" in err
+    assert "no such folder" in err
+    (tmp_path / "s.toml").write_text(STUDY)
+    assert command("run", "s.toml", "--out", "study", "-q")[0] == 0
+    code, _, err = command("audit", "study")
+    assert code == 2
+    assert "study is a study of several runs" in err
+    assert "study/s-shuffled" in err
+    assert "study/s-noise" in err
+
+
+def test_stopped_while_planning_nothing_is_said_to_be_kept(command, tmp_path, monkeypatch):
+    def stop(parts):
+        raise KeyboardInterrupt
+
+    (tmp_path / "s.toml").write_text(STUDY)
+    monkeypatch.setattr(study, "foreseen", stop)
+    code, _, err = command("run", "s.toml", "--out", "study")
+    assert code == 130
+    assert "stopped before anything was begun" in err
+    assert "kept" not in err
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_mistake_in_a_config_is_the_first_thing_that_a_log_says(command, tmp_path):
+    (tmp_path / "s.toml").write_text(STUDY.replace("hidden", "hiden"))
+    code, _, err = command("run", "s.toml")
+    assert code == 2
+    assert err.startswith("fedaudit: ")
+    code, _, err = command("harden", "s.toml", "--limit", "accuracy >= 0.1")
+    assert (code, err.startswith("fedaudit: ")) == (2, True)
+    code, _, err = command("audit", "none")
+    assert (code, err.startswith("fedaudit: ")) == (3, True)
+
+
+def test_a_second_run_into_a_folder_is_told_that_another_is_at_work(command, tmp_path):
+    (tmp_path / "s.toml").write_text(STUDY)
+    with alone_in(tmp_path / "study"):
+        code, _, err = command("run", "s.toml", "--out", "study", "-q")
+    assert code == 2
+    assert "another process is at work in study" in err

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from fedaudit import experiment
+from fedaudit.errors import UsageError
+from fedaudit.experiment import audit
 from fedaudit.experiment.reporting import result_sha256
 from fedaudit.experiment.reuse import truth_digest
 from fedaudit.trace import Truth
@@ -128,3 +130,13 @@ def test_a_report_whose_truth_is_gone_says_that_scores_are_old(tmp_path):
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "The truth has been removed since" in page
     assert "Blind" not in page
+
+
+def test_a_study_is_no_trace_and_names_its_runs(tmp_path):
+    runs = [{"federation": "a", "variant": v, "path": f"a-{v}"} for v in ("x", "y")]
+    (tmp_path / "study.json").write_text(json.dumps({"runs": runs}))
+    with pytest.raises(UsageError, match="is a study of several runs") as refused:
+        audit(tmp_path)
+    assert str(tmp_path / "a-x") in refused.value.got
+    assert str(tmp_path / "a-y") in refused.value.got
+    assert refused.value.remedy == f"fedaudit audit {tmp_path / 'a-x'}"

@@ -176,3 +176,68 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write"):
         write_config(None, tmp_path / "file" / "below.toml")
+
+
+def test_thorough_takes_more_of_everything(tmp_path):
+    config = tmp_path / "c.toml"
+    for make in (hospital_table, texts(60)):
+        write_config(make(tmp_path), config, force=True)
+        for usual, more in zip(
+            study.plan([config]), study.plan([config], thorough=True), strict=True
+        ):
+            a, b = usual.config, more.config
+            assert b.federation.rounds == 3 * a.federation.rounds
+            stage = "two_stage_membership"
+            assert b.audits[stage].records > a.audits[stage].records
+            if "active_membership" in a.audits:
+                assert b.audits["active_membership"].games > a.audits["active_membership"].games
+            assert list(a.audits) == list(b.audits)
+
+
+def test_what_a_fill_does_and_to_whom_it_shows_is_said(tmp_path):
+    source, config = gaps(tmp_path), tmp_path / "c.toml"
+    said = "\n".join(write_config(source, config))
+    for text in (said, config.read_text()):
+        assert "becomes the mean of its column" in text
+        assert 'category "(missing)"' in text
+        assert "over the records of all clients" in text
+        assert "no epsilon covers it" in text
+    said = "\n".join(write_config(source, config, missing="drop", force=True))
+    assert tomllib.loads(config.read_text())["data"]["missing"] == "drop"
+    assert "missing: drop (as you said; " in said
+    assert "no epsilon" not in said
+
+
+def test_a_label_with_gaps_can_be_dropped_by_the_option_that_the_message_names(tmp_path):
+    source, config = gaps(tmp_path), tmp_path / "c.toml"
+    with pytest.raises(DataError, match="is missing") as refused:
+        write_config(source, config, label="b")
+    assert refused.value.remedy.endswith("--missing drop")
+    write_config(source, config, label="b", missing="drop")
+    assert load(config).data["missing"] == "drop"
+    with pytest.raises(UsageError, match="--missing") as refused:
+        write_config(source, config, missing="median", force=True)
+    with pytest.raises(UsageError, match="--missing") as refused:
+        write_config(arrays(tmp_path), config, missing="drop", force=True)
+    assert "leave --missing out" in refused.value.remedy
+
+
+def test_a_quantity_as_label_is_doubted(tmp_path):
+    source = tmp_path / "ages.csv"
+    rows = [f"{20 + i % 60},{i % 7},{i % 2}" for i in range(180)]
+    source.write_text("age,b,outcome\n" + "\n".join(rows) + "\n")
+    (doubt,) = [
+        line
+        for line in write_config(source, tmp_path / "c.toml", label="age")
+        if line.startswith("DOUBTFUL")
+    ]
+    assert "age has 60 different numbers" in doubt
+    said = write_config(source, tmp_path / "c.toml", label="b", force=True)
+    assert not any("DOUBTFUL" in line for line in said)  # seven classes may be classes
+
+
+def test_images_have_no_label_to_name(tmp_path):
+    with pytest.raises(UsageError, match="no label to name") as refused:
+        write_config(folder_of_images(tmp_path), tmp_path / "c.toml", label="x")
+    assert refused.value.got == "--label x"
+    assert "folder of an image is its class" in refused.value.expected

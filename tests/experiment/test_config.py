@@ -185,3 +185,13 @@ def test_a_syntax_error_names_the_line(tmp_path):
         load(file)
     assert "line 3" in caught.value.got
     assert str(file) in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "shown"),
+    [("learning_rate", -1, "-1"), ("momentum", 1.0, "1"), ("weight_decay", -0.5, "-0.5")],
+)
+def test_a_rate_out_of_range_is_named_by_its_key(key, value, shown):
+    with pytest.raises(ConfigError, match=f"training.{key} is out of range") as refused:
+        check({"training": {key: value}})
+    assert refused.value.got == shown

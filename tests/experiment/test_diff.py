@@ -58,6 +58,22 @@ def of(comparison, measure):
     return next(d for d in comparison.differences if d.measure == measure)
 
 
+def test_held_out_loss_is_judged_by_its_own_interval(plain_run, noisy_run):
+    (c,) = diff(plain_run, noisy_run)
+    d = of(c, "held-out loss")
+    first, second = (of_run(r).metrics for r in (plain_run, noisy_run))
+    assert d.first.high - d.first.value == pytest.approx(1.959964 * first["loss_error"], rel=1e-6)
+    assert d.value == pytest.approx(second["loss"] - first["loss"])
+    assert d.first.baseline == d.second.baseline > 0
+    assert not any("held-out loss" in note for note in c.notes)
+    # more loss is worse: the same run against one with much less of it
+    low = replace(of_run(plain_run), metrics={"loss": 0.001, "loss_error": 1e-4})
+    assert of(compare(low, of_run(plain_run)), "held-out loss").change == "worse"
+    unsure = replace(of_run(plain_run), metrics={"loss": 0.5})
+    (note,) = [n for n in compare(unsure, unsure).notes if "loss" in n]
+    assert "no standard error is stored" in note
+
+
 # -- the rule --------------------------------------------------------------------------------------
 
 

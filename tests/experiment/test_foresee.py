@@ -1,10 +1,14 @@
 """What is said before a run is what the run then finds."""
 
 import pytest
+import torch
 
 from fedaudit import experiment
+from fedaudit.experiment import foresee as module
+from fedaudit.experiment import study
 from fedaudit.experiment.config import check
 from fedaudit.experiment.foresee import Foreseen, Stage, foresee
+from fedaudit.trace import Truth
 
 BASE = {
     "data": {"name": "digits"},
@@ -80,3 +84,70 @@ def test_shares_of_a_run_grow_to_one():
     ahead = Foreseen((Stage("train", 6.0), Stage("a", 1.0), Stage("b", 3.0)), 1, 1, 1)
     steps = [("train", 0, 2), ("train", 1, 2), ("train", 2, 2), ("audit", 1, 2), ("audit", 2, 2)]
     assert [ahead.share(*s) for s in steps] == pytest.approx([0, 0.3, 0.6, 0.7, 1.0])
+
+
+def hospitals(folder, gaps=False):
+    """Eight owners of 10 to 80 records, and a text column; `gaps`: values are missing in both."""
+    rows = ["owner,age,ward,outcome"]
+    for k in range(8):
+        for i in range(10 * (k + 1)):
+            age = "" if gaps and i == 3 else str(20 + (7 * i + k) % 60)
+            ward = "" if gaps and i == 5 else "AB"[i % 2]
+            rows.append(f"h{k},{age},{ward},{(i + k) % 2}")
+    file = folder / "h.csv"
+    file.write_text("\n".join(rows) + "\n")
+    data = {"path": str(file), "label": "outcome", "client": "owner", "test_fraction": 0.2}
+    if gaps:
+        data["missing"] = "mean"
+    return {**BASE, "data": data, "partition": {"kind": "by_owner"}}
+
+
+def test_owners_that_take_no_part_are_not_counted_and_the_plan_says_so(tmp_path):
+    raw = hospitals(tmp_path) | {"federation": {"clients": 3, "rounds": 2}, "audits": {}}
+    found = foresee(check(raw))
+    done = experiment.run(raw, tmp_path / "run")
+    trained = Truth.open(done.path / "truth").facts["clients"].values()
+    assert found.records == sum(c["examples"] for c in trained)
+    whole = foresee(check(raw | {"federation": {"rounds": 2}}))
+    assert found.records < whole.records == 288
+    assert whole.notes == ()
+    parts = study.plan([raw])
+    text = "\n".join(study.describe(parts, study.foreseen(parts)))
+    assert f"3 clients, {found.records} records" in text
+    assert "note: the 3 largest of 8 owners take part; 5 owners with" in text
+    assert "held-out records are those of all owners" in text
+
+
+def test_values_that_are_filled_in_are_said_before_the_run_once_for_all_variants(tmp_path):
+    noisy = {"protections": {"dp_sgd": {}}}
+    raw = hospitals(tmp_path, gaps=True) | {"audits": {}, "compare": {"base": "a", "b": noisy}}
+    parts = study.plan([raw])
+    text = "\n".join(study.describe(parts, study.foreseen(parts)))
+    assert text.count("note: missing values filled over all records") == 1
+    assert "a text becomes the category (missing)" in text
+    assert "no epsilon of a protection covers" in text
+
+
+def test_the_same_job_is_foreseen_to_take_the_same_time():
+    one, other = (foresee(check(BASE)) for _ in range(2))
+    assert one == other
+
+
+def test_the_machine_is_measured_on_one_core_and_left_as_it_was(monkeypatch):
+    """Two threads on a busy machine wait for each other: the figure would swing tenfold."""
+    seen = []
+
+    class Clock:
+        def perf_counter(self):
+            seen.append(torch.get_num_threads())
+            return float(len(seen))
+
+    before = torch.get_num_threads()
+    monkeypatch.setattr(module, "time", Clock())
+    torch.set_num_threads(2)
+    try:
+        module._slowness.__wrapped__()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {1}

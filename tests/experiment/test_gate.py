@@ -11,6 +11,7 @@ from fedaudit import experiment
 from fedaudit.errors import ConfigError, FormatError, IntegrityError, TraceError, UsageError
 from fedaudit.experiment.catalogue import AUDITS
 from fedaudit.experiment.gate import gate, load_policy, measures, write_example
+from fedaudit.experiment.gate.check import held
 from fedaudit.experiment.gate.evidence import gather, of_run
 from fedaudit.report.gate import plain, statement
 from fedaudit.results import AuditResult, Bound, Estimate, Underpowered
@@ -339,6 +340,13 @@ def test_no_evidence_counts_only_from_an_audit_that_could_see(run):
     assert "underpowered" in check.missing
     store(run, replace(result(), detectable=None))
     assert only(run, {"metric": "fingerprint.verdict"}).status == "missing"
+    # a leak would have shown only near the most that is possible: rule E3
+    store(run, replace(result(), detectable=0.99))
+    check = only(run, {"metric": "fingerprint.verdict"})
+    assert check.status == "missing"
+    assert "could hardly have found anything" in check.missing
+    named = {"metric": "fingerprint.verdict", "must_detect": 0.99}
+    assert only(run, named).status == "passed"
 
 
 def test_a_disagreement_with_theory_fails(run):
@@ -419,13 +427,52 @@ def test_a_promise_of_another_kind_is_none(run, more, why):
     assert why in statement(check)
 
 
+@pytest.mark.parametrize("most", [1e-3, 1e6])
+def test_an_epsilon_is_told_with_its_unit_and_delta(run, most):
+    check = only(run, {"metric": "epsilon", "at_most": most})
+    assert check.status == ("passed" if most > 1 else "failed")
+    assert statement(check).endswith("(epsilon per record at delta 1e-05)")
+    assert "client 1" in statement(check) or "client 2" in statement(check)
+    lost = only(run, {"metric": "epsilon", "at_most": most, "unit": "person"})
+    assert lost.status == "missing"
+    assert "delta" not in statement(lost)
+
+
 def test_utility_is_held_by_its_low_end(run):
     accuracy = of_run(run).utility("accuracy")
     assert only(run, {"metric": "accuracy", "at_least": accuracy.low}).status == "passed"
     assert only(run, {"metric": "accuracy", "at_least": accuracy.value}).status == "failed"
+
+
+def test_loss_is_held_by_its_high_end_at_the_confidence_of_the_policy(run):
+    found = of_run(run)
+    value, error = found.metrics["loss"], found.metrics["loss_error"]
+    assert error > 0
+    for confidence, z in ((0.95, 1.959964), (0.99, 2.575829)):
+        e = found.utility("loss", confidence)
+        assert (e.low, e.high) == pytest.approx((value - z * error, value + z * error), rel=1e-6)
+        assert e.baseline == pytest.approx(found.guessing["loss"])
+        for limit, status in ((e.high + 1e-6, "passed"), (e.high - 1e-6, "failed")):
+            check = only(run, {"metric": "loss", "at_most": limit}, confidence=confidence)
+            assert check.status == status
+            (reading,) = check.readings
+            assert reading.estimate == e
+
+
+def test_a_loss_without_a_standard_error_is_missing_unless_the_value_alone_will_do(run):
+    found = of_run(run)
+    old = replace(found, metrics={k: v for k, v in found.metrics.items() if k != "loss_error"})
     loss = {"metric": "loss", "at_most": 100}
-    assert only(run, loss).status == "missing"
-    assert only(run, loss | {"point_value": True}).status == "passed"
+
+    def status(**more):
+        policy = load_policy({"limit": [loss | more]})
+        (check,) = held(policy.limits[0], old, policy)
+        return check
+
+    assert status().status == "missing"
+    assert "no standard error is stored" in status().readings[0].missing
+    assert "run it again" in status().remedy
+    assert status(point_value=True).status == "passed"
 
 
 def test_clients_go_by_number_unless_named(tmp_path):

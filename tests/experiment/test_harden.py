@@ -14,6 +14,7 @@ from fedaudit import experiment
 from fedaudit.errors import ConfigError, UsageError
 from fedaudit.experiment.config import load
 from fedaudit.experiment.gate import gate, load_policy
+from fedaudit.experiment.gate.check import rule_of
 from fedaudit.experiment.gate.evidence import Evidence, of_run
 from fedaudit.experiment.gate.policy import read_limit, write_policy
 from fedaudit.experiment.harden import choices, harden, limits, utility
@@ -462,6 +463,70 @@ def test_ladders_that_cannot_give_the_promise_are_left_out_with_the_reason():
     whole = load_policy({"limit": [{"metric": "epsilon", "at_most": 8, "unit": "client"}]})
     ladders, left = choices.ladders(load(SMALL), whole)
     assert {x.name for x in ladders} == {"update_noise", "central_dp"}
+
+
+def with_persons(folder, *, shared=False):
+    """A federation of two owners with two records a person; `shared`: some with both owners."""
+    rng = np.random.default_rng(2)
+    rows = ["person,owner,a,b,label"]
+    for i in range(160):
+        person = i // 2
+        owner = "xy"[i % 2 if shared and person < 5 else person % 2]
+        label = int(rng.integers(2))
+        a, b = rng.normal(label, 1, 2)
+        rows.append(f"p{person},{owner},{a:.3f},{b:.3f},{label}")
+    file = folder / "people.csv"
+    file.write_text("\n".join(rows) + "\n")
+    data = {"path": str(file), "label": "label", "client": "owner", "person": "person"}
+    return {**SMALL, "data": data, "partition": {"kind": "by_owner"}, "federation": {"rounds": 2}}
+
+
+def test_where_the_data_name_persons_noise_is_for_persons(tmp_path):
+    config = with_persons(tmp_path)
+    links = limits.load_limits(None, [LINKS])
+    ladders, _ = choices.ladders(load(config), links)
+    private = [x for x in ladders if x.name in (choices.DP_SGD, choices.ALLOCATED)]
+    assert [x.settings["unit"] for x in private] == ["person", "person"]
+    # a limit, or the config itself, has the last word
+    asked = limits.load_limits(None, ["epsilon <= 8 per record"])
+    ladders, _ = choices.ladders(load(config), asked, only=["dp_sgd"])
+    assert ladders[0].settings["unit"] == "record"
+    own = {**config, "protections": {"dp_sgd": {"unit": "record"}}}
+    ladders, _ = choices.ladders(load(own), links, only=["dp_sgd"])
+    assert ladders[0].settings["unit"] == "record"
+    # a person with two clients cannot be covered by what one of them does
+    ladders, _ = choices.ladders(load(with_persons(tmp_path, shared=True)), links, ["dp_sgd"])
+    assert ladders[0].settings["unit"] == "record"
+
+
+def test_the_written_config_keeps_the_person_and_its_epsilon_has_a_unit(tmp_path):
+    config = with_persons(tmp_path)
+    config = {**config, "task": {"kind": "mlp", "hidden": [2]}}
+    done = searched(tmp_path / "out", "epsilon <= 50", config=config, only=["dp_sgd"])
+    made = tomllib.loads(Path(done.config).read_text("utf-8"))
+    assert made["protections"]["dp_sgd"]["unit"] == "person"
+    (noisy,) = [p for p in done.points if p.level]
+    assert noisy.label.endswith(" per person)")
+    runs = [of_run(tmp_path / "out" / "cells" / f) for f in noisy.folders]
+    assert limits.promise_words(runs) == "per person at delta 1e-05"
+    assert limits.promise_words([]) == ""
+
+
+def test_dp_sgd_trusts_the_clients_own_code_and_counts_nobody_else_for_it():
+    made = {"dp_sgd": {"noise_multiplier": 1.0}, "shuffle": {}}
+    assert choices.trusted(made) == ("the client's own code", "the shuffler")
+    assert choices.trusted({}) == ()
+    assert choices.others_trusted(choices.trusted(made)) == 1
+    assert choices.others_trusted(choices.trusted({"dp_sgd": {}})) == 0
+
+
+def test_a_loss_of_accuracy_is_told_in_the_points_that_it_was_asked_for():
+    (limit,) = limits.load_limits(None, ["accuracy_loss <= 15 points"]).limits
+    assert rule_of(limit) == "at most 15 points"
+    (limit,) = limits.load_limits(None, ["accuracy_loss <= 0.7 %"]).limits
+    assert rule_of(limit) == "at most 0.7 points"
+    (limit,) = limits.load_limits(None, ["accuracy >= 0.8"]).limits
+    assert rule_of(limit) == "at least 0.8"
 
 
 def test_rounded_noise_is_never_less_and_a_rounded_epsilon_never_more():

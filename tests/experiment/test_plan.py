@@ -142,7 +142,7 @@ def test_replaying_secure_aggregation_over_named_uploads_leaves_a_ledger(tmp_pat
     config = {
         "data": {"name": "gaussian-mixture", "records": 240},
         "task": {"kind": "mlp", "hidden": [4]},
-        "federation": {"clients": 8, "rounds": 2},
+        "federation": {"clients": 8, "rounds": 6},
         "audits": {"coverage": {}},
     }
     run = experiment.run(config, tmp_path / "run")
@@ -150,7 +150,8 @@ def test_replaying_secure_aggregation_over_named_uploads_leaves_a_ledger(tmp_pat
     done = experiment.audit(run.path, ["query_plan"], as_if=[asked], out=tmp_path / "as-if")
     (result,) = done.results
     assert result.estimates["smallest_exposed_group"].value == 4
-    assert plan.check(tmp_path / "as-if").stacked.rank == 3
+    # partitions are drawn anew, by a seed that nobody knows: six alike would be one in 35^5
+    assert plan.check(tmp_path / "as-if").stacked.rank > 2
 
 
 # -- design ----------------------------------------------------------------------------------------

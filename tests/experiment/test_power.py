@@ -87,6 +87,24 @@ def test_links_are_counted_and_turned_into_rounds(finished, tmp_path):
     assert need.enough is False
 
 
+def test_the_smallest_leak_of_a_report_is_the_one_that_is_seen_every_second_time(tmp_path):
+    """Two figures, one test: what has to be measured, and what has to be true."""
+    raw = SMALL | {"federation": {"clients": 8, "rounds": 8}, "audits": {"fingerprint": {}}}
+    experiment.run(raw, tmp_path / "run")
+    result = of_run(tmp_path / "run").results["fingerprint"]
+    half = power_of_run(tmp_path / "run", aim=Aim(power=0.5))[0]
+    (need,) = power_of_run(tmp_path / "run")
+    assert half.seen == pytest.approx(result.detectable, abs=1 / 8)  # one client more or less
+    assert need.seen > result.detectable
+    for figure in (result.detectable, need.seen):
+        assert f"{figure:.3g}" in need.rule
+    assert "about every second time" in need.rule
+    assert "in 90 of 100" in need.rule
+    # what is counted: links there, clients here
+    assert (need.have, result.estimates["linkage_accuracy"].n) == (56, 8)
+    assert "56 links of 8 clients" in need.rule
+
+
 def test_links_that_are_wholly_alike_ask_for_clients_not_rounds(finished, tmp_path):
     run = Path(shutil.copytree(finished, tmp_path / "run"))
     linked(run, [(10, 10), (0, 10), (10, 10), (0, 10)])

@@ -8,8 +8,10 @@ from fedaudit.experiment import audit, run
 from fedaudit.experiment.replay import parse_hook, replay
 from fedaudit.protections.clip import Clip
 from fedaudit.protections.dp_sgd import DPSGD
+from fedaudit.protections.secure_aggregation import SecureAggregation
 from fedaudit.protections.secure_sum import SecureSum
 from fedaudit.protections.shuffle import Shuffle
+from fedaudit.protections.update_noise import UpdateNoise
 from fedaudit.randomness import Seed
 from fedaudit.trace import ANONYMOUS, SERVER, SHUFFLER, Recorder, Trace, Truth
 
@@ -128,8 +130,66 @@ def test_what_acts_inside_training_is_refused(plain, tmp_path):
     with pytest.raises(UsageError, match="run the federation again"):
         replay(trace, [DPSGD()], tmp_path, Seed(1), truth)
     shuffled, known = replay(trace, [Shuffle()], tmp_path / "a", Seed(1), truth)
-    with pytest.raises(NotApplicable, match="anonymous already"):
+    with pytest.raises(NotApplicable, match="anonymous already") as refused:
         replay(shuffled, [Shuffle()], tmp_path / "b", Seed(1), known)
+    assert "leave --as shuffle out" in refused.value.remedy
+    with pytest.raises(NotApplicable, match="asks clients by name") as refused:
+        replay(shuffled, [SecureAggregation(threshold=3)], tmp_path / "c", Seed(1), known)
+    assert "--as secure_sum" in refused.value.remedy
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("with_truth", [True, False])
+def test_uploads_that_are_anonymous_already_are_summed_by_their_own_weights(
+    plain, tmp_path, with_truth
+):
+    """As a sum of the named uploads would have been: a shuffle changes no sum."""
+    trace, truth = plain
+    shuffled, known = replay(trace, [Shuffle()], tmp_path / "a", Seed(1), truth)
+    told = known if with_truth else None
+    summed, _ = replay(shuffled, [SecureSum()], tmp_path / "b", Seed(1), told)
+    view = summed.seen_by(SERVER)
+    for number in trace.rounds:
+        named = trace.seen_by(SERVER).updates(number)
+        assert len(set(named.weights)) > 1
+        index, _ = next((i, m) for i, m in view.indexed(number) if m.kind == "sum")
+        expected = named.weights @ named.rows
+        np.testing.assert_allclose(view.payload(number, index), expected, rtol=1e-4, atol=1e-4)
+        assert not any(m.sender == ANONYMOUS for _, m in view.indexed(number))
+    assert [d["name"] for d in summed.manifest.declared] == ["shuffle", "secure_sum"]
+    assert summed.manifest.declared[-1]["applied"] == "exactly"
+
+
+@pytest.mark.parametrize("with_truth", [True, False])
+def test_anonymous_uploads_that_are_bounded_keep_their_order_and_what_is_known_of_them(
+    plain, tmp_path, with_truth
+):
+    trace, truth = plain
+    shuffled, known = replay(trace, [Shuffle()], tmp_path / "a", Seed(1), truth)
+    told = known if with_truth else None
+    hooks = [Clip(bound=0.01), UpdateNoise(noise_multiplier=0.0, clip=1.0)]
+    clipped, after = replay(shuffled, hooks, tmp_path / "b", Seed(1), told)
+    for number in trace.rounds:
+        before = shuffled.seen_by(SERVER).updates(number)
+        now = clipped.seen_by(SERVER).updates(number)
+        assert set(now.senders) == {ANONYMOUS}
+        norms = np.linalg.norm(before.rows, axis=1, keepdims=True)
+        expected = before.rows * np.minimum(1, 0.01 / norms)
+        np.testing.assert_allclose(now.rows, expected, rtol=1e-4, atol=1e-7)
+        if with_truth:
+            who = [known.senders(number)[i] for i in before.messages]
+            assert [after.senders(number)[i] for i in now.messages] == who
+        else:
+            assert after.senders(number) == {}
+
+
+def test_a_run_that_has_a_shuffler_is_audited_as_a_secure_sum(tmp_path):
+    config = {"data": {"name": "digits"}, "federation": {"rounds": 2, "clients": 4}}
+    run({**config, "protections": {"shuffle": {}}}, tmp_path / "run")
+    done = audit(tmp_path / "run", ["fingerprint", "coverage"], as_if=["secure_sum"])
+    by_name = {r.audit: r for r in done.results}
+    assert "sees no single client's update" in by_name["fingerprint"].not_applicable
+    assert "secure_sum (as if: applied to the stored trace)" in done.summary["protected by"]
 
 
 def test_protections_are_read_from_words():

@@ -246,7 +246,7 @@ def test_other_data_under_the_same_name_are_noticed(tmp_path):
     assert sha(whole.path) == sha(experiment.run(config, tmp_path / "fresh").path)
 
 
-LONG = ["--set", "federation.rounds=100", "--seed", "7", "--quiet"]
+LONG = ["--set", "federation.rounds=300", "--seed", "7", "--quiet"]
 
 
 def started(config, out, rounds):
@@ -281,14 +281,14 @@ def test_a_run_that_is_stopped_or_killed_ends_with_the_same_trace(tmp_path):
     assert "fedaudit run" in err
     assert str(out) in err
     kept = len(Trace.open(out).rounds)
-    assert 3 <= kept < 100
+    assert 3 <= kept < 300
     second = started(config, out, kept + 3)
     second.kill()
     second.communicate(timeout=60)
     assert second.returncode == -signal.SIGKILL
-    assert kept <= len(Trace.open(out).rounds) < 100
+    assert kept <= len(Trace.open(out).rounds) < 300
     seen = []
-    overrides = ["federation.rounds=100"]
+    overrides = ["federation.rounds=300"]
     resumed = experiment.run(
         config, out, overrides=overrides, seed=7, progress=lambda *a: seen.append(a)
     )

@@ -208,3 +208,89 @@ def test_the_built_in_default_is_two_federations_in_four_variants():
         "query_plan",
     }
     assert asked["docs"] >= {"fingerprint", "two_stage_membership", "attribution"}
+
+
+@pytest.mark.parametrize(
+    ("variants", "free"), [(["x"], "as configured"), (["as configured", "x"], "base")]
+)
+def test_a_base_that_is_a_variant_is_offered_a_name_that_says_nothing_of_protections(
+    config, variants, free
+):
+    raw = load(config).raw
+    compare = {"base": "x", **{name: {"seed": 9} for name in variants}}
+    with pytest.raises(ConfigError, match="not a name of its own") as refused:
+        load_variants({**raw, "compare": compare})
+    assert refused.value.remedy == f'base = "{free}"'
+    assert "is a variant too" in refused.value.got
+
+
+# -- reports of what there is ----------------------------------------------------------------------
+
+
+def stopped(config, out, after):
+    """A study that was stopped when so many rounds were recorded in all."""
+    rounds = []
+
+    def stop(stage, done, total, note):
+        if stage == "train" and done and note != "already recorded":
+            rounds.append(done)
+            if len(rounds) == after:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        study.study(study.plan([config]), out, progress=stop)
+
+
+def test_a_study_that_was_stopped_in_its_first_training_is_reported_and_marked(config, tmp_path):
+    out = tmp_path / "study"
+    stopped(config, out, 2)
+    done = study.report(out)
+    assert [c.title for c in done.chapters] == ["small, shuffled"]
+    assert done.failed == {}
+    assert done.unfinished == ("Unfinished: not run yet: small, noise; small, sum.",)
+    said = "\n".join(done.chapters[0].notices)
+    assert "Unfinished: 2 of 3 rounds are recorded so far" in said
+    assert "no result yet of coverage, fingerprint" in said
+    for file in ("report.html", "report.md", "results.json"):
+        text = (out / file).read_text("utf-8")
+        assert "Unfinished: 2 of 3 rounds are recorded so far" in text
+        assert "not run yet: small, noise; small, sum" in text
+    # and it goes on from there
+    whole = study.study(study.plan([config]), out)
+    assert len(whole.runs) == 3
+    assert study.report(out).unfinished == ()
+
+
+def test_a_run_that_was_stopped_in_training_is_reported_alone(config, tmp_path):
+    stopped(config, tmp_path / "study", 2)
+    run = tmp_path / "study" / "small-shuffled"
+    done = study.report_one(run)
+    assert done.results == ()
+    assert any("2 of 3 rounds" in notice for notice in done.chapter.notices)
+    assert "held out" in done.summary
+    assert "2 of 3 rounds" in (run / "report.html").read_text("utf-8")
+
+
+def test_what_is_not_there_or_has_not_begun_says_so(config, tmp_path):
+    with pytest.raises(TraceError, match="there is no run") as missing:
+        study.report_one(tmp_path / "none")
+    assert missing.value.got == "no such folder"
+    out = tmp_path / "study"
+    stopped(config, out, 1)
+    shutil.rmtree(out / "small-shuffled")
+    with pytest.raises(TraceError, match="has recorded nothing yet"):
+        study.report(out)
+
+
+def test_the_progress_of_the_whole_says_its_unit_and_what_is_left(config, tmp_path):
+    parts = study.plan([config])
+    told = []
+    ahead = study.foreseen(parts)
+
+    def hear(stage, done, total, note):
+        if stage == "all":
+            told.append((done, total, note))
+
+    study.study(parts, tmp_path / "study", progress=hear, foreseen=ahead)
+    assert all(note.startswith("seconds foreseen, about ") for _, _, note in told)
+    assert all(" left: small, " in note for _, _, note in told)

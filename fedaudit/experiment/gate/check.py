@@ -24,7 +24,8 @@ from fedaudit.experiment.gate.measures import (
 )
 from fedaudit.experiment.gate.policy import Limit, Policy, load_policy
 from fedaudit.report.findings import REMEDY, judge, number
-from fedaudit.report.gate import Check, Gate, Reading
+from fedaudit.report.gate import Check, Gate, Reading, statement
+from fedaudit.report.rules import POWERLESS
 from fedaudit.results import AuditResult, Estimate
 
 VERDICT_WORDS = {"leak": "a leak", "disagreement": "theory and measurement disagree"}
@@ -173,7 +174,8 @@ def _check(limit: Limit, e: Evidence, policy: Policy) -> Check:
             blank, missing="the run has no audits at all", remedy=f"fedaudit audit {e.path}"
         )
     if limit.metric == EPSILON:
-        return _settled(blank, _of_epsilon(limit, e), "add a protection that has an accountant")
+        spent = _settled(blank, _of_epsilon(limit, e), "add a protection that has an accountant")
+        return _with_unit(spent, limit, e)
     if limit.metric == LOSS:
         return replace(
             blank,
@@ -182,7 +184,10 @@ def _check(limit: Limit, e: Evidence, policy: Policy) -> Check:
             remedy=f"fedaudit harden measures both; or allow it by name: --allow {limit.name!r}",
         )
     if limit.metric in UTILITY:
-        return _settled(blank, _of_utility(limit, e, policy), "audit the run beside its truth")
+        remedy = "run it again: other versions stored no standard error"
+        if limit.metric not in e.metrics:
+            remedy = "check the run beside its truth: what was held out is scored there"
+        return _settled(blank, _of_utility(limit, e, policy), remedy)
     result = e.results.get(limit.audit)
     if result is None:
         asked = "was asked for and is not there" if limit.audit in e.configured else "was not run"
@@ -415,18 +420,40 @@ def _of_epsilon(limit: Limit, e: Evidence) -> list[Reading]:
     return out
 
 
+def _promises(limit: Limit, e: Evidence) -> list[Mapping[str, Any]]:
+    """The promises that a limit on epsilon is about."""
+    return [
+        g
+        for name, given in e.guarantees.items()
+        if limit.protection is None or name == limit.protection
+        for g in given.values()
+        if limit.unit is None or g.get("unit") == limit.unit
+    ]
+
+
+def _with_unit(check: Check, limit: Limit, e: Evidence) -> Check:
+    """An epsilon says nothing without whom it is for and the delta that it holds at."""
+    told = _promises(limit, e)
+    if check.missing or not told or all(r.missing for r in check.readings):
+        return check
+    units = " or ".join(sorted({str(g.get("unit")) for g in told}))
+    deltas = sorted({float(g.get("delta") or 0.0) for g in told})
+    at = " or ".join(f"{d:g}" for d in deltas)
+    return replace(check, said=f"{statement(check)} (epsilon per {units} at delta {at})")
+
+
 def _of_utility(limit: Limit, e: Evidence, policy: Policy) -> list[Reading]:
     value = e.metrics.get(limit.metric)
     if value is None:
-        have = ", ".join(e.metrics) or "none"
+        have = ", ".join(e.stated) or "none"
         return [Reading(missing=f"no held-out {limit.metric} is stored (stored: {have})")]
     estimate = e.utility(limit.metric, policy.confidence)
     if estimate is None:
         if not limit.point_value:
             return [
                 Reading(
-                    missing=f"held-out {limit.metric} {value:.4g} has no interval "
-                    "(point_value = true takes it anyway)"
+                    missing=f"held-out {limit.metric} {value:.4g} has no interval: no "
+                    "standard error is stored beside it (point_value = true takes it anyway)"
                 )
             ]
         estimate = Estimate(value=value, low=value, high=value, n=e.held_out, confidence=1.0)
@@ -449,6 +476,14 @@ def _of_verdict(limit: Limit, result: AuditResult, blank: Check) -> Check:
             blank,
             missing="underpowered: no leak was found, and the audit cannot say how small a one it "
             "would have seen",
+            remedy=f"fedaudit power RUN --audit {limit.audit}",
+        )
+    weak = [f for f in found if f.rule.startswith(f"{POWERLESS.id}: ")]
+    if weak and limit.must_detect is None:
+        return replace(
+            blank,
+            missing=f"underpowered: {weak[0].statement}; must_detect = "
+            f"{number(result.detectable or 0.0)} would accept that",
             remedy=f"fedaudit power RUN --audit {limit.audit}",
         )
     if quiet and limit.must_detect is not None and result.detectable is not None:
@@ -490,7 +525,9 @@ def rule_of(limit: Limit) -> str:
     ):
         value = getattr(limit, key)
         if value is not None:
-            parts.append(text.format(f"{value:g}"))
+            # as it is written: a loss of accuracy in points of a hundred
+            shown = f"{round(100 * value, 9):g} points" if limit.metric == LOSS else f"{value:g}"
+            parts.append(text.format(shown))
     if limit.unit:
         parts.append(f"per {limit.unit}")
     if limit.delta_at_most is not None:

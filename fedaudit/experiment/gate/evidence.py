@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 from fedaudit.errors import TraceError
@@ -27,7 +29,8 @@ class Evidence:
     `stale` audits were made of another state of the trace, `edited` ones are not what the run's
     own results.json has the hash of; `configured` audits were asked for.
     `names` are what their owner calls the clients, where the truth knows. `held_out` records are
-    behind `metrics`; `about` is the manifest's word on the federation.
+    behind `metrics`, and `guessing` is what naming class frequencies would give; `about` is the
+    manifest's word on the federation.
     """
 
     path: Path
@@ -45,6 +48,7 @@ class Evidence:
     guarantees: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     held_out: int = 0
+    guessing: Mapping[str, float] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
     task: Mapping[str, Any] = field(default_factory=dict)
@@ -64,12 +68,36 @@ class Evidence:
             return Renaming({c: n for c, n in self.names.items() if n != c})
         return Renaming(pseudonyms(self.clients))
 
+    @property
+    def stated(self) -> tuple[str, ...]:
+        """Held-out metrics; the standard error of one is part of it, not another."""
+        return tuple(name for name in self.metrics if not name.endswith("_error"))
+
     def utility(self, metric: str, confidence: float = 0.95) -> Estimate | None:
-        """A held-out share with its interval; None where none is stored, or none can be made."""
-        value = self.metrics.get(metric)
-        if value is None or metric != "accuracy" or not self.held_out:
+        """A held-out metric with its interval; None where none is stored, or none can be made.
+
+        Accuracy is a share of the held-out records. A mean such as the loss has a standard error
+        beside it, over what was held out. The baseline is what guessing by frequency gives.
+        """
+        value, error = self.metrics.get(metric), self.metrics.get(f"{metric}_error")
+        if value is None or not math.isfinite(value):
             return None
-        return wilson(round(value * self.held_out), self.held_out, confidence)
+        chance = self.guessing.get(metric)
+        if metric == "accuracy" and self.held_out:
+            share = wilson(round(value * self.held_out), self.held_out, confidence)
+            return replace(share, baseline=chance)
+        if error is None or not math.isfinite(error):
+            return None
+        wide = NormalDist().inv_cdf(0.5 + confidence / 2) * error
+        return Estimate(
+            value=value,
+            low=value - wide,
+            high=value + wide,
+            n=self.held_out,
+            confidence=confidence,
+            baseline=chance,
+            method="mean over held-out examples, normal",
+        )
 
 
 def gather(path: str | os.PathLike[str]) -> list[Evidence]:
@@ -148,6 +176,7 @@ def of_run(folder: Path) -> Evidence:
         guarantees=promised(folder, trace, truth),
         metrics=truth.metrics(rounds) if truth is not None and rounds else {},
         held_out=int(facts.get("held_out", 0)),
+        guessing=dict(facts.get("guessing", {})),
         config=config,
         about=dict(trace.manifest.federation),
         task=dict(trace.manifest.task),

@@ -411,6 +411,10 @@ confidence = 0.95     # estimates stated at less count as no evidence
 allow_missing = ["membership", "membership at 1 % false positives"]
 
 # Can a curious server link shuffled updates? At most 1.5 times what guessing would give.
+# This takes many clients: the upper end of the interval has to stay below the limit, which a
+# federation of ten or twenty cannot show, however well it is protected. `fedaudit power RUN` says
+# how many clients and rounds would do; with fewer, set a limit that they can keep, or let only a
+# secure sum leave and allow the missing evidence by name.
 [[limit]]
 name = "linkage"
 metric = "fingerprint.linkage_accuracy"
@@ -436,12 +440,14 @@ metric = "two_stage_membership.true_positive_rate at 1 %"
 at_most = 0.05
 
 # What was promised: the largest epsilon of every client, over all that was promised to it.
-# protection = "dp_sgd" looks at one protection, unit = "record" at one kind of promise.
+# protection = "dp_sgd" looks at one protection. A promise is per record, per person or per client:
+# unit = "person" takes promises per person alone (as `fedaudit init` sets them up where the data
+# name persons), and what was promised per record is then no evidence. Without unit, any will do.
 [[limit]]
 name = "epsilon"
 metric = "epsilon"
 at_most = 8.0
-unit = "record"
+# unit = "person"
 delta_at_most = 1e-5
 
 # The model must still be of use: held-out accuracy of the last model.

@@ -17,10 +17,12 @@ import numpy as np
 
 from fedaudit.accounting import Exposure, smallest
 from fedaudit.errors import ConfigError, FedauditError, UsageError, nearest
+from fedaudit.experiment.build import deal, load_data
 from fedaudit.experiment.catalogue import PROTECTIONS, find
 from fedaudit.experiment.config import Config, check, overlaid
 from fedaudit.experiment.gate.policy import Limit, Policy
 from fedaudit.experiment.harden.limits import epsilon_limits
+from fedaudit.randomness import Seed
 
 if TYPE_CHECKING:
     from fedaudit.federation.engine import Federation
@@ -126,10 +128,25 @@ def ways(config: Config, only: Sequence[str] = ()) -> list[Way]:
     return out
 
 
+def has_persons(config: Config) -> bool:
+    """Whether the data name persons, each with one client, so that noise can cover the person."""
+    seed = Seed(config.seed)
+    train, _ = load_data(config, seed)
+    if train.person is None:
+        return False
+    parts = deal(config, train, seed).parts
+    at = {(train.person[i], c) for c, own in enumerate(parts.clients) for i in own}
+    return len(at) == len({person for person, _ in at})
+
+
 def ladders(
     config: Config, policy: Policy, only: Sequence[str] = ()
 ) -> tuple[list[Ladder], list[tuple[str, str]]]:
-    """Ladders that fit the task and the limits, cheapest first; and those left out, with why."""
+    """Ladders that fit the task and the limits, cheapest first; and those left out, with why.
+
+    DP-SGD's unit is what the config's own protections or a limit say; else a person where the data
+    name persons, so that nobody is promised less than the data allow.
+    """
     own: Mapping[str, Any] = config.raw["protections"]
     spent = epsilon_limits(policy)
     units = {x.unit for x in spent if x.unit is not None}
@@ -161,7 +178,8 @@ def ladders(
         if not only and (name in own or "client" in units):
             wanted.append(name)
     own_unit = own.get(DP_SGD, {}).get("unit")
-    unit = own_unit or next((u for u in sorted(units) if u in ("person", "example")), "record")
+    asked_for = next((u for u in sorted(units) if u in ("person", "example", "record")), None)
+    unit = own_unit or asked_for or ("person" if has_persons(config) else "record")
     if ALLOCATED in wanted:
         how = "equal epsilon for all clients" if spent else "noise by size of client"
         add(ALLOCATED, f"DP-SGD, {how}", 0.25, 8.0, unit, unit=unit)
@@ -299,19 +317,26 @@ def noise_words(made: Mapping[str, Mapping[str, Any]]) -> str:
     out = []
     for name, given in made.items():
         z = given.get("noise_multiplier")
+        # whom the noise is for: what it costs and what it promises go by that
+        unit = f" per {given['unit']}" if given.get("unit", "record") != "record" else ""
         if isinstance(z, list | tuple):
-            out.append(f"z = {min(z):.3g} to {max(z):.3g}")
+            out.append(f"z = {min(z):.3g} to {max(z):.3g}{unit}")
         elif z is not None:
-            out.append(f"z = {z:.3g}")
+            out.append(f"z = {z:.3g}{unit}")
         elif name == LOCAL:
             out.append(f"epsilon {given['epsilon']:.3g} per feature")
     return ", ".join(out)
 
 
 def trusted(made: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    """Who must be honest for it all to hold, beside the client itself."""
+    """Who must be honest for it all to hold: others, and the code that clients run themselves."""
     found = [str(find(PROTECTIONS, "protection", name).trust) for name in made]
-    return tuple(dict.fromkeys(t for t in found if t not in OWN_CODE))
+    return tuple(dict.fromkeys(found))
+
+
+def others_trusted(trust: Sequence[str]) -> int:
+    """How many of those are not the client itself."""
+    return sum(t not in OWN_CODE for t in trust)
 
 
 def configured(config: Config, made: Protections, seed: int, audits: Sequence[str]) -> Config:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -212,10 +212,25 @@ def beyond_noise(checks: Sequence[Check], runs: Sequence[Evidence]) -> str:
     return ""
 
 
+def largest_promise(runs: Sequence[Evidence]) -> Mapping[str, Any] | None:
+    """The promise with the largest epsilon that any client has in any run; None if there is none.
+
+    An epsilon says nothing without the `unit` and the `delta` that stand beside it.
+    """
+    given = [g for e in runs for of in e.guarantees.values() for g in of.values()]
+    return max(given, key=lambda g: float(g["epsilon"]), default=None)
+
+
 def largest_epsilon(runs: Sequence[Evidence]) -> float | None:
     """The largest epsilon promised to any client in any run; None if nothing was."""
-    spent = [float(g["epsilon"]) for e in runs for of in e.guarantees.values() for g in of.values()]
-    return max(spent, default=None)
+    found = largest_promise(runs)
+    return None if found is None else float(found["epsilon"])
+
+
+def promise_words(runs: Sequence[Evidence]) -> str:
+    """The same with its unit and delta: "per person at delta 1e-05"; empty if there is none."""
+    found = largest_promise(runs)
+    return "" if found is None else f"per {found['unit']} at delta {float(found['delta']):g}"
 
 
 def epsilon_limits(policy: Policy) -> list[Limit]:

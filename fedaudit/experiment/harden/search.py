@@ -416,6 +416,7 @@ class Search:
             utility=limits.mean_of(known_utility) if len(known_utility) == len(runs) else None,
             risks=risks,
             epsilon=limits.largest_epsilon(runs),
+            promise=limits.promise_words(runs),
             runs=len(runs),
             folders=tuple(e.path.name for e in runs),
         )
@@ -459,7 +460,11 @@ class Search:
         """Choices that keep all limits, cheapest first; then the fewest to trust, least noise."""
         return sorted(
             (c for c, p in self.points.items() if p.met),
-            key=lambda c: (self._cost(c), len(self.points[c].trusted), c.level),
+            key=lambda c: (
+                self._cost(c),
+                choices.others_trusted(self.points[c].trusted),
+                c.level,
+            ),
         )
 
     def _nearest(self, rejected: Sequence[Point]) -> Point | None:
@@ -517,7 +522,7 @@ def instead(points: Sequence[Point], names: Collection[str]) -> dict[str, Point]
     for name in sorted(names):
         alone = [p for p in points if not p.failed and {c.limit for c in p.broken} == {name}]
         if alone:
-            out[name] = min(alone, key=lambda p: (p.excess, len(p.trusted)))
+            out[name] = min(alone, key=lambda p: (p.excess, choices.others_trusted(p.trusted)))
     return out
 
 

@@ -79,7 +79,7 @@ def loss_between(
     """Accuracy lost against `base`, as a share (or loss gained); or why it is not known."""
     before, after = base.metrics.get(metric), own.metrics.get(metric)
     if before is None or after is None:
-        have = ", ".join(own.metrics) or "none"
+        have = ", ".join(own.stated) or "none"
         return f"no held-out {metric} is stored (stored: {have})"
     if base.path == own.path:
         return Estimate(

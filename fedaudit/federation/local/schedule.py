@@ -55,13 +55,18 @@ class Training:
                 got=str(self.steps),
                 remedy="leave it out to train by epochs",
             )
-        if not self.learning_rate > 0 or not 0 <= self.momentum < 1 or self.weight_decay < 0:
-            raise ConfigError(
-                "training has a rate out of range",
-                expected="learning_rate > 0, 0 <= momentum < 1, weight_decay >= 0",
-                got=f"{self.learning_rate:g}, {self.momentum:g}, {self.weight_decay:g}",
-                remedy="correct the value",
-            )
+        for key, holds, expected, usual in (
+            ("learning_rate", self.learning_rate > 0, "above 0", 0.05),
+            ("momentum", 0 <= self.momentum < 1, "from 0 to below 1", 0.9),
+            ("weight_decay", self.weight_decay >= 0, "0 or more", 0.0),
+        ):
+            if not holds:
+                raise ConfigError(
+                    f"training.{key} is out of range",
+                    expected=expected,
+                    got=f"{getattr(self, key):g}",
+                    remedy=f"{key} = {usual:g}",
+                )
         if self.optimizer == "adam" and self.momentum:
             raise ConfigError(
                 "training.momentum belongs to SGD",
