@@ -298,7 +298,7 @@ def batches_section(r: Results) -> str:
         *(
             "nobody's",
             "attack",
-            "rank correlation of J with the attack on the same records (biased upwards)",
+            "rank correlation of J with the attack on other records",
         ),
     ]
     s = r.scale
