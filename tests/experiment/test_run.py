@@ -257,6 +257,8 @@ def started(config, out, rounds):
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": package_path()},
+        # jobs in the background of a shell ignore Ctrl-C, and so would what they start
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     manifest = out / "trace" / "manifest.json"
     deadline = time.monotonic() + 60
