@@ -245,8 +245,8 @@ def _shared(
             share = ahead.share(stage, done, of) * ahead.seconds
             done_by_now = before + share
             left = _time(max(total - done_by_now, 0.0))
-            note = f"seconds foreseen, about {left} left: {part.title}"
-            progress("all", round(done_by_now), round(total), note)
+            whole = f"seconds foreseen, about {left} left: {part.title}"
+            progress("all", round(done_by_now), round(total), whole)
         progress(stage, done, of, f"{part.title}: {note}" if note else part.title)
 
     return heard

@@ -284,13 +284,18 @@ def test_what_is_not_there_or_has_not_begun_says_so(config, tmp_path):
 
 def test_the_progress_of_the_whole_says_its_unit_and_what_is_left(config, tmp_path):
     parts = study.plan([config])
-    told = []
+    told, own = [], []
     ahead = study.foreseen(parts)
 
     def hear(stage, done, total, note):
         if stage == "all":
             told.append((done, total, note))
+        else:
+            own.append(note)
 
     study.study(parts, tmp_path / "study", progress=hear, foreseen=ahead)
     assert all(note.startswith("seconds foreseen, about ") for _, _, note in told)
     assert all(" left: small, " in note for _, _, note in told)
+    # every stage keeps its own words
+    assert any("loss" in note for note in own)
+    assert not any("seconds foreseen" in note for note in own)
