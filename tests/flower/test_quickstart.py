@@ -99,9 +99,11 @@ def test_a_changed_app_is_run_recorded_and_audited(command, tmp_path):
     linked = json.loads(
         command("audit", "trace", "--as", "shuffle", "--only", "fingerprint", "--json")
     )
-    (finding,) = linked["findings"]
-    assert finding["audit"] == "fingerprint"
-    assert finding["verdict"] in ("leak", "no_evidence")
+    # of the federation, and of single clients where they stand out
+    assert linked["findings"]
+    for finding in linked["findings"]:
+        assert finding["audit"] == "fingerprint"
+        assert finding["verdict"] in ("leak", "no_evidence")
 
     records = tmp_path / "records.csv"
     from quickstart.task import load_data
@@ -121,6 +123,8 @@ def test_a_changed_app_is_run_recorded_and_audited(command, tmp_path):
             *("--label", "digit", "--client", "site"),
         )
     )
-    (finding,) = asked["findings"]
-    assert finding["audit"] == "two_stage_membership"
-    assert finding["verdict"] in ("leak", "no_evidence")
+    # of the federation, and of single clients where they stand out
+    assert asked["findings"]
+    for finding in asked["findings"]:
+        assert finding["audit"] == "two_stage_membership"
+        assert finding["verdict"] in ("leak", "no_evidence")
