@@ -25,8 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.errors import DataError, FedauditError, NotApplicable
-from fedaudit.experiment.build import deal, fingerprint_of, load_data
+from fedaudit.experiment.build import deal
 from fedaudit.experiment.config import Config
+from fedaudit.experiment.knowledge.records import same_data
 from fedaudit.experiment.workers import Failed, chosen, fan_out
 from fedaudit.randomness import Seed
 from fedaudit.trace import MemoryRecorder, MemoryTruth, Trace, Truth, View
@@ -275,27 +276,6 @@ def _looked_at(
 # -- from a run to its shadows ---------------------------------------------------------------------
 
 
-def _same_data(config: Config, seed: Seed, before: str | None) -> tuple[Dataset, Dataset]:
-    """Records of the run; moved or altered ones are a missing need, and other audits go on."""
-    try:
-        train, test = load_data(config, seed)
-    except DataError as error:
-        raise NotApplicable(
-            f"the records of the run cannot be read: {error.what}",
-            expected=error.expected,
-            got=error.got,
-            remedy="bring them back",
-        ) from None
-    if before is not None and before != fingerprint_of(train, test):
-        raise NotApplicable(
-            "the records are not those that the run trained on",
-            expected="the data as they were when the run began",
-            got="other records or labels",
-            remedy="restore the data",
-        )
-    return train, test
-
-
 def of_run(
     config: Config,
     trace: Trace,
@@ -312,7 +292,7 @@ def of_run(
     from fedaudit.audits.audit import columns_for
 
     own = Seed(config.seed)
-    train, test = _same_data(config, own, data_sha256)
+    train, test = same_data(config, own, data_sha256)
     dealt = deal(config, train, own)
     task = config.task.build(train, own)
     columns = columns_for(task.layout, trace.layout)

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.audits.audit import Knowledge
-from fedaudit.errors import DataError, NotApplicable
-from fedaudit.experiment.build import load_data
+from fedaudit.errors import NotApplicable
 from fedaudit.experiment.config import Config
 from fedaudit.experiment.knowledge.candidates import candidates
 from fedaudit.experiment.knowledge.noise import noise_of
-from fedaudit.experiment.knowledge.records import Records, fits
+from fedaudit.experiment.knowledge.records import Records, fits, same_data
 from fedaudit.randomness import Seed
 from fedaudit.stats import query_plans
 from fedaudit.trace import Trace, Truth
@@ -114,15 +113,8 @@ class Desk:
                 remedy="plant marks: [marks] with clients and share",
             )
         seed = Seed(config.seed)
-        try:
-            train, test = load_data(config, seed)
-        except DataError as error:
-            raise NotApplicable(
-                f"the owner's corpus cannot be read: {error.what}",
-                expected=error.expected,
-                got=error.got,
-                remedy="bring the data of the run back",
-            ) from None
+        before = None if self._truth is None else self._truth.facts.get("data_sha256")
+        train, test = same_data(config, seed, before)
         parties = self._trace.manifest.federation.get("clients", ())
         task = config.task.build(train, seed)
         fits(task, self._trace)

@@ -68,24 +68,8 @@ def of_run(home: Path, trace: Trace, truth: Truth | None = None) -> Records:
 def of_config(config: Config, trace: Trace, truth: Truth | None = None) -> Records:
     """The records of a config, dealt out as in its run; `truth` says whether they are the same."""
     seed = Seed(config.seed)
-    try:
-        train, test = load_data(config, seed)
-    except DataError as error:
-        # data that were moved are a missing need: other audits go on
-        raise NotApplicable(
-            f"the records of the run cannot be read: {error.what}",
-            expected=error.expected,
-            got=error.got,
-            remedy="bring them back, or give records with --data",
-        ) from None
     before = None if truth is None else truth.facts.get("data_sha256")
-    if before is not None and before != fingerprint_of(train, test):
-        raise NotApplicable(
-            "the records are not those that the run trained on",
-            expected="the data as they were when the run began",
-            got="other records or labels",
-            remedy="restore the data, or give records with --data",
-        )
+    train, test = same_data(config, seed, before, or_else=", or give records with --data")
     dealt = deal(config, train, seed)
     task = config.task.build(train, seed)
     fits(task, trace)
@@ -99,6 +83,32 @@ def of_config(config: Config, trace: Trace, truth: Truth | None = None) -> Recor
         inverted=frozenset(p for c, p in enumerate(parties) if dealt.parts.inverted[c]),
         owner={p: str(dealt.parts.names[c]) for c, p in enumerate(parties)} if by_owner else {},
     )
+
+
+def same_data(
+    config: Config, seed: Seed, before: str | None, *, or_else: str = ""
+) -> tuple[Dataset, Dataset]:
+    """Records of a run, trained on and held out, if they are still what they were (`before`).
+
+    Moved or altered ones are a missing need: other audits go on.
+    """
+    try:
+        train, test = load_data(config, seed)
+    except DataError as error:
+        raise NotApplicable(
+            f"the records of the run cannot be read: {error.what}",
+            expected=error.expected,
+            got=error.got,
+            remedy=f"bring them back{or_else}",
+        ) from None
+    if before is not None and before != fingerprint_of(train, test):
+        raise NotApplicable(
+            "the records are not those that the run trained on",
+            expected="the data as they were when the run began",
+            got="other records or labels",
+            remedy=f"restore the data{or_else}",
+        )
+    return train, test
 
 
 def of_files(
