@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Self
 
 
 class FedauditError(Exception):
@@ -43,6 +44,11 @@ class FedauditError(Exception):
             if text is not None:
                 lines.append(f"  {label + ':':<9} {text}")
         super().__init__("\n".join(lines))
+
+    def advising(self, more: str) -> Self:
+        """The same error with more to try: for who knows the circumstances."""
+        remedy = more if self.remedy is None else f"{self.remedy}; {more}"
+        return type(self)(self.what, expected=self.expected, got=self.got, remedy=remedy)
 
 
 class UsageError(FedauditError):

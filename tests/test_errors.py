@@ -1,6 +1,6 @@
 """The remedy line of a misspelt name."""
 
-from fedaudit.errors import nearest
+from fedaudit.errors import DataError, nearest
 
 
 def test_few_names_are_all_listed():
@@ -23,3 +23,11 @@ def test_of_many_names_the_nearest_are_listed_and_the_others_counted():
     # nothing is like it: still eight of them, not all
     assert nearest("zzz", names).startswith("one of: ")
     assert nearest("zzz", names).endswith("and 54 more")
+
+
+def test_more_advice_keeps_the_error():
+    plain = DataError("no", expected="a", got="b", remedy="c")
+    more = plain.advising("d")
+    assert type(more) is DataError
+    assert (more.what, more.expected, more.got, more.remedy) == ("no", "a", "b", "c; d")
+    assert DataError("no").advising("d").remedy == "d"

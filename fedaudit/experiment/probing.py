@@ -573,12 +573,8 @@ def table(
     except DataError as error:
         if not standardised:
             raise
-        raise DataError(
-            error.what,
-            expected=error.expected,
-            got=error.got,
-            remedy=f"{error.remedy}; the columns of this run are standardised, which "
-            "data.standardise = false switches off",
+        raise error.advising(
+            "the columns of this run are standardised, which data.standardise = false switches off"
         ) from None
     shape = dealt.shape
     given = _embedding(audit, task, shape, dealt.words)

@@ -558,7 +558,7 @@ def test_a_policy_that_makes_no_sense_is_refused(policy, said):
 
 
 def test_limits_of_different_runs_do_not_contradict():
-    load_policy(
+    policy = load_policy(
         {
             "limit": [
                 LINKAGE | {"name": "a", "variant": "DP", "at_most": 0.1},
@@ -566,6 +566,7 @@ def test_limits_of_different_runs_do_not_contradict():
             ]
         }
     )
+    assert [limit.name for limit in policy.limits] == ["a", "b"]
 
 
 def test_a_policy_file_that_is_not_there_or_not_toml_is_refused(tmp_path):

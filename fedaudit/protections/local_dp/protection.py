@@ -157,12 +157,9 @@ class LocalDP(Hook):
             if x.ndim != 2 or "outside" not in error.what:
                 raise
             # a table, whose columns are standardised without this protection
-            raise DataError(
-                error.what,
-                expected=error.expected,
-                got=error.got,
-                remedy=f"{error.remedy}; columns come as they are: under local_dp they are not "
-                "standardised, as means over all clients' records would give records away",
+            raise error.advising(
+                "columns come as they are: under local_dp they are not standardised, as means "
+                "over all clients' records would give records away"
             ) from None
         if len(x):
             self._seen.features = flat.shape[1]

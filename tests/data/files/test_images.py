@@ -41,7 +41,7 @@ def test_image_folders(tmp_path: Path) -> None:
 
 
 def test_image_folders_with_their_own_test_part(
-    tmp_path: Path, refused: Callable[..., str]
+    tmp_path: Path, unsaid: Callable[..., list[str]]
 ) -> None:
     for part in ("train", "test"):
         picture(tmp_path / part / "a/1.png", 0, mode="L")
@@ -51,4 +51,4 @@ def test_image_folders_with_their_own_test_part(
     assert data.test is not None
     assert data.test.x.max() == 1.0
     picture(tmp_path / "test/c/1.png", 255, mode="L")
-    refused(tmp_path, "do not fit")
+    assert not unsaid(tmp_path, "do not fit")

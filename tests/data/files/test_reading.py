@@ -5,8 +5,8 @@ from pathlib import Path
 
 
 def test_other_files(
-    write: Callable[..., Path], refused: Callable[..., str], patients: Path
+    write: Callable[..., Path], unsaid: Callable[..., list[str]], patients: Path
 ) -> None:
-    refused(patients.with_name("patient.csv"), "did you mean 'patients.csv'")
-    refused(write("t.xlsx", ""), "save it as CSV")
-    refused(write("t.pkl", ""), "numpy.savez")
+    assert not unsaid(patients.with_name("patient.csv"), "did you mean 'patients.csv'")
+    assert not unsaid(write("t.xlsx", ""), "save it as CSV")
+    assert not unsaid(write("t.pkl", ""), "numpy.savez")
