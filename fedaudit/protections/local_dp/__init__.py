@@ -63,7 +63,7 @@ def make(name: str, settings: Mapping[str, Any]) -> Mechanism:
             f"{name} needs {' and '.join(missing)}",
             expected=f"values of {', '.join(missing)}",
             got=", ".join(f"{k} = {v}" for k, v in settings.items()) or "no settings",
-            remedy=f"give {missing[0]}",
+            remedy=f"for example {missing[0]} = 4 in a config, --{missing[0]} 4 as an option",
         )
     built: Mechanism = MECHANISMS[name](**settings)
     return built
