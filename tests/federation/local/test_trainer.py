@@ -462,6 +462,39 @@ def test_per_example_gradients_of_all_tiers_agree() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["cnn", "conv_vae", "mlp"])
+def test_large_batches_of_images_are_summed_in_slices(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same sums; from the first on, so that a run taken up again goes on as it was."""
+    from fedaudit.federation.local import stacked
+
+    task, data = build(name)
+    p = task.initial().repeat(2, 1)
+    p[1] *= 1.01
+    rows = torch.arange(18).view(2, 9)
+    weight = torch.linspace(0, 1, 18).view(2, 9)
+    noise = task.draw_noise(18, SEED, "check")
+    z = None if noise is None else noise.view(2, 9, *noise.shape[1:])
+    args = (p, data.x[rows], data.y[rows], weight, z)
+    whole = Loop(task).sums(*args)
+    seen: list[int] = []
+    losses = task.stacked_losses
+
+    def watched(named: Any, x: Tensor, y: Tensor, noise: Tensor | None) -> Tensor:
+        seen.append(x.shape[1])
+        return losses(named, x, y, noise)
+
+    monkeypatch.setattr(task, "stacked_losses", watched)
+    # 2 clients' feature maps of 3 channels: four examples at a time
+    monkeypatch.setattr(stacked, "SLICE_BYTES", 2 * 4 * Stacked(task)._bytes_of_one(*args[:3], z))
+    kernel = Stacked(task)
+    for _ in range(2):
+        seen.clear()
+        assert torch.allclose(kernel.sums(*args), whole, rtol=1e-4, atol=1e-6)
+        assert [n for n in seen if n > 1] == ([9] if name == "mlp" else [4, 4])
+
+
 def test_client_data_joins_and_parts() -> None:
     parts = [(torch.arange(3.0), torch.zeros(3)), (torch.arange(2.0) + 10, torch.ones(2))]
     data = ClientData.join(parts)
