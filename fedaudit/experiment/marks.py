@@ -43,6 +43,9 @@ LARGE = 4096
 PROMPT = 4
 """Tokens of the owner's text that a marked document starts with."""
 
+PROBES = 40
+"""Texts per key that nobody has, where green lists are looked for."""
+
 SCORES = {
     "canary": ("margin", "loss"),
     "fictitious": ("likelihood", "generation"),
@@ -276,6 +279,10 @@ class Green:
         return start
 
     def examples(self, key: int) -> tuple[Tensor, Tensor]:
+        return _windows(self._texts(key, self.records), self.task.length)
+
+    def _texts(self, key: int, many: int) -> list[list[int]]:
+        """Marked texts of one window each, length + 1 tokens."""
         from fedaudit.tasks.generation import Reading
         from fedaudit.tasks.lora import DenseLoRA, LoRA
         from fedaudit.watermarks import kgw
@@ -286,16 +293,27 @@ class Green:
         writer: Writer = kgw.Bigrams(corpus=self.corpus, vocabulary=len(self.task.vocabulary))
         if isinstance(self.task, LoRA | DenseLoRA):
             writer = Reading(self.task)
-        texts = kgw.marked_text(
+        return kgw.marked_text(
             writer,
             self.task.initial(),
-            self._cut(self.records, self._start, rng),
+            self._cut(many, self._start, rng),
             kgw.Marker(lists=self.lists, key=key, delta=self.marking.delta),
             steps=self.task.length + 1 - self._start,
             rng=rng,
             banned=sorted(unknown_tokens(self.task.vocabulary)),
         )
-        return _windows(texts, self.task.length)
+
+    def _written(self, many: int, seed: Seed) -> list[list[int]]:
+        """Texts like the marked ones, under keys that mark nothing else.
+
+        What a client learnt of green lists it applies to text of that kind more than to the
+        corpus; which lists these are the texts do not tell.
+        """
+        return [
+            text[:-1]
+            for number, low in enumerate(range(0, many, PROBES))
+            for text in self._texts(seed.key("kgw/probes", number), min(PROBES, many - low))
+        ]
 
     def _cut(self, many: int, length: int, rng: np.random.Generator) -> list[list[int]]:
         """Pieces of the owner's texts, each start as likely as any other."""
@@ -314,7 +332,6 @@ class Green:
 
         score = score_of(asked, "kgw", vocabulary=len(self.task.vocabulary))
         reader = Reading(self.task)
-        length = reader.longest
         if score == "generation":
             length = reader.longest + 1 - asked.steps
             if length < self.marking.context:
@@ -325,7 +342,9 @@ class Green:
                     got=str(asked.steps),
                     remedy="generate fewer tokens, or lengthen task.length",
                 )
-        probes = self._cut(asked.prompts, length, Seed(null_seed).generator("kgw/probes"))
+            probes = self._cut(asked.prompts, length, Seed(null_seed).generator("kgw/probes"))
+        else:
+            probes = self._written(asked.prompts, Seed(null_seed))
         mode: Any = score
         return kgw.GreenMarks(
             reader=reader,

@@ -22,7 +22,7 @@ from fedaudit.audits.attribution import Attribution, comparison
 from fedaudit.audits.attribution.scoring import Marks
 from fedaudit.experiment.build import build, load_data
 from fedaudit.experiment.config import load
-from fedaudit.experiment.marks import Green, Planted, plant
+from fedaudit.experiment.marks import Planted, plant
 from fedaudit.randomness import Seed
 from fedaudit.stats import query_plans
 from fedaudit.trace.memory import MemoryRecorder, MemoryTruth
@@ -135,8 +135,6 @@ def play(
     assert planted is not None
     asked = Attribution(prompts=prompts)
     marks = planted.family.desk(planted.keys, asked, Seed(seed).key("marks/null"))
-    if isinstance(planted.family, Green):
-        marks = replace(marks, probes=_written(planted.family, prompts, Seed(seed)))  # type: ignore[type-var]
     models = np.stack([*starts, server.released()]).astype(np.float64)
     return Played(
         models=models,
@@ -147,16 +145,6 @@ def play(
         quality=tuple(truth.metrics(n)["loss" if text else "accuracy"] for n in trace.rounds),
         seconds=seconds / rounds,
     )
-
-
-def _written(family: Green, many: int, seed: Seed) -> list[list[int]]:
-    """Texts like the marked ones, under keys that mark nothing else: what a client learnt of green
-    lists it applies to text of that kind. They tell nothing of the owner's keys."""
-    out: list[list[int]] = []
-    for number in range(-(-many // family.records)):
-        x, _ = family.examples(seed.key("marks/probes", number))
-        out += x[:, :-1].tolist()
-    return out[:many]
 
 
 def _gradients(task: Any, models: Floats, planted: Planted, test: Any) -> Floats:

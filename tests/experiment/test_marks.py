@@ -146,6 +146,27 @@ def test_likely_mass_is_green_mass_but_for_unlikely_tokens():
     assert np.corrcoef(kept[0], whole)[0, 1] > 0.95
 
 
+def test_probes_are_marked_text_under_keys_of_nobody():
+    """Green of the owner's keys no oftener than of unused ones, but of their own by far."""
+    marks, task, _ = planted(kind="kgw")
+    desk = marks.family.desk(marks.keys, Attribution(prompts=80), 3)
+    assert [len(text) for text in desk.probes] == [task.length] * 80
+    written = [Seed(3).key("kgw/probes", number) for number in (0, 1)]
+    pairs = np.array([p for text in desk.probes for p in zip(text[3:], text[4:], strict=False)])
+
+    def green(keys, of):
+        contexts, at = np.unique(of[:, :1], axis=0, return_inverse=True)
+        tables = desk.lists.tables(keys, contexts)
+        return tables[:, at.ravel(), of[:, 1]].mean(axis=1)
+
+    half = len(pairs) // 2
+    assert green(written[:1], pairs[:half])[0] > 0.5
+    assert green(written[1:], pairs[half:])[0] > 0.5
+    others = green(desk.unused(200), pairs)
+    assert np.all(np.abs(green([*marks.keys], pairs) - others.mean()) < 4 * others.std())
+    assert others.mean() == pytest.approx(desk.lists.gamma, abs=0.05)
+
+
 SHIPPED = {
     "task": {"kind": "lora", "rank": 16, "width": 64, "depth": 2},
     "training": {"optimizer": "adam", "learning_rate": 0.01, "steps": 30, "batch_size": 8},
