@@ -1,5 +1,6 @@
 """Marks in text federations: what is planted, who finds it again, what is refused."""
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -152,7 +153,7 @@ def test_probes_are_marked_text_under_keys_of_nobody():
     desk = marks.family.desk(marks.keys, Attribution(prompts=80), 3)
     assert [len(text) for text in desk.probes] == [task.length] * 80
     written = [Seed(3).key("kgw/probes", number) for number in (0, 1)]
-    pairs = np.array([p for text in desk.probes for p in zip(text[3:], text[4:], strict=False)])
+    pairs = np.array([p for text in desk.probes for p in itertools.pairwise(text[3:])])
 
     def green(keys, of):
         contexts, at = np.unique(of[:, :1], axis=0, return_inverse=True)
