@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -336,6 +337,13 @@ def local_model(
         )
     options: dict[str, Any] = {"local_files_only": True}
     if gguf is not None:
+        if importlib.util.find_spec("gguf") is None:
+            raise ConfigError(
+                f"reading {gguf} needs the package gguf",
+                expected="the text extra",
+                got="no package gguf",
+                remedy='pip install "fedaudit[text]"',
+            )
         options["gguf_file"] = gguf
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, **options)

@@ -240,6 +240,15 @@ def test_a_folder_without_a_model_or_tokenizer_is_refused(tmp_path):
         local_model(tmp_path)
 
 
+def test_a_gguf_file_without_the_package_that_reads_it_names_the_extra(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
+    with pytest.raises(ConfigError, match=r"needs the package gguf(.|\n)*fedaudit\[text\]"):
+        local_model(file)
+
+
 def test_a_folder_of_transformers_is_fine_tuned_and_saved_under_peft_s_names(tmp_path):
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
