@@ -10,11 +10,13 @@ Decisions rest on unused keys: exact ranks, Student's tail beyond them, Holm ove
 all keys of the owner. (2) Parts of clients come from least squares over all candidates of all
 rounds, so that a neighbour's mark is not taken for a client's own; for scores that are not linear
 in an update they come from the updates themselves, which the published plan lets the server solve
-for. (3) Any plan will do: groups of a safe plan are scored as they are, and each client is tested
-on the groups without every other one (a key is held by one client at most). What a plan itself
-gives away is told by `audits.query_plan`.
+for. (3) Any plan will do: groups of a safe plan are scored as they are, or, where scores are not
+linear in an update, what the groups of all rounds say of each client is (`over_rounds`); and each
+client is tested on the groups without every other one (a key is held by one client at most). What
+a plan itself gives away is told by `audits.query_plan`.
 (4) Text marks: fictitious knowledge is read by the likelihood of planted values among random ones,
-green lists by their probability in one pass over held-out text; both also by generated text.
+green lists by their probability in one pass over text that was written under keys of nobody; both
+also by generated text.
 Shapes: sums (Q, d); candidates (R, d); scores (R, S + U) on S keys of the owner and U unused ones,
 or (R, S + S U) where every key has a null of its own.
 """
@@ -29,7 +31,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.audits.attribution import calibration, estimator, scoring, theory
+from fedaudit.audits.attribution import calibration, estimator, over_rounds, scoring, theory
 from fedaudit.audits.attribution.estimator import Candidates
 from fedaudit.audits.attribution.scoring import Marks
 from fedaudit.audits.audit import Knowledge, columns_for
@@ -46,6 +48,7 @@ DrawPairs = Callable[[int, int, int], Sequence[Pairs]]
 
 ScoreBy = Literal["default", "margin", "loss", "mass", "reading", "generation", "likelihood"]
 
+OVER_ROUNDS = "means of groups, all rounds together"
 SOLVED = "updates that the sums of the published pairs determine"
 
 ENOUGH = 300
@@ -58,7 +61,8 @@ class AttributionGuess:
 
     `published` (T, K, S + U) differential z-scores of [FedAttr] Eq. (7), NaN where a client was
     absent, None where no single client's update was estimated. `apart`: each key has U of its own;
-    `linear`: scores are about linear in updates.
+    `linear`: scores are about linear in updates. `tables`: scores of what groups of all rounds say
+    of each client, where these decide.
     """
 
     names: tuple[str, ...]
@@ -78,11 +82,27 @@ class AttributionGuess:
     vantage: str
     apart: bool = False
     linear: bool = True
+    tables: over_rounds.Tables | None = None
 
     @property
     def blocks(self) -> tuple[scoring.Block, ...]:
         """Columns of keys with their unused ones."""
         return scoring.blocks(self.scores[0].shape[1], self.keys, self.apart)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every client was tested against every other."""
+        return self.tables is None or len(self.names) * (len(self.names) - 1) <= over_rounds.PAIRS
+
+    def decided(
+        self, columns: npt.NDArray[np.int64], keys: int, error: float
+    ) -> calibration.Decision:
+        """The same decision on some of the keys alone, the first `keys` of them as the owner's."""
+        design = np.concatenate(self.designs)
+        if self.tables is not None:
+            return over_rounds.decide(design, over_rounds.among(self.tables, columns), keys, error)
+        scores = np.concatenate(self.scores)[:, columns]
+        return calibration.decide(design, scores, keys, error, linear=self.linear)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +113,9 @@ class Attribution:
     published one (gamma), reported beside it. `confidence` of intervals. `score_by` says how a
     mark is read: "margin" or "loss" of canaries, "mass", "reading" or "generation" of green lists,
     "likelihood" or "generation" of fictitious knowledge; "default" is the first of these, or
-    "reading" for green lists of a large vocabulary. Models are asked with `prompts`: held-out texts
-    for green lists, questions about each entity; generated are `steps` tokens.
+    "reading" for green lists of a large vocabulary. Models are asked with `prompts`: texts under
+    keys of nobody for green lists (held-out ones where they are continued), questions about each
+    entity; generated are `steps` tokens.
     """
 
     name: ClassVar[str] = "attribution"
@@ -136,13 +157,17 @@ class Attribution:
         self, view: View, knowledge: Knowledge, rng: np.random.Generator
     ) -> AttributionGuess:
         marks = _marks(knowledge)
-        ledgers = [a for number in view.rounds if len((a := asked(view, number)).answered)]
+        every = [asked(view, number) for number in view.rounds]
+        ledgers = [a for a in every if len(a.answered)]
+        questions = sum(len(a.sums) for a in every)
         if not ledgers:
             raise NotApplicable(
-                f"{view.vantage} sees no sums",
+                "no query was answered" if questions else f"{view.vantage} sees no sums",
                 expected="sums through secure aggregation, and their ledger",
-                got="none",
-                remedy="run with [protections.secure_aggregation]",
+                got=f"{questions} queries, all refused or failed" if questions else "none",
+                remedy="lower the threshold, or see why clients dropped out"
+                if questions
+                else "run with [protections.secure_aggregation]",
             )
         names = tuple(dict.fromkeys(name for a in ledgers for name in a.clients))
         columns = None
@@ -153,6 +178,7 @@ class Attribution:
         many, apart = len(marks.keys), bool(getattr(marks, "apart", False))
         linear = bool(getattr(marks, "linear", True))
         rounds, designs, scores, singles, readings, lost = [], [], [], [], set(), 0
+        starts, means = [], []
         for ledger in ledgers:
             found = _candidates(view, ledger, names, draw)
             if found is None:
@@ -169,6 +195,9 @@ class Attribution:
             rounds.append(ledger.round)
             designs.append(judged.design)
             scores.append(scoring.differential(raw[-len(judged) :], raw[0]))
+            if not linear and (candidates.target < 0).all():
+                starts.append(start)
+                means.append(updates[: len(candidates)].astype(np.float32))
             if (candidates.target >= 0).all():
                 estimated = raw[: 1 + len(candidates)]
                 singles.append(_published(estimated, many, apart, candidates.target, len(names)))
@@ -179,15 +208,22 @@ class Attribution:
                 got=f"the training aggregate alone, in {len(ledgers)} rounds",
                 remedy='protections.secure_aggregation.plan = "partitions"',
             )
-        parts = calibration.regress(np.concatenate(designs), np.concatenate(scores))
-        decision = calibration.decide(
-            np.concatenate(designs),
-            np.concatenate(scores),
-            many,
-            self.error,
-            apart=apart,
-            linear=linear,
-        )
+        design = np.concatenate(designs)
+        parts = calibration.regress(design, np.concatenate(scores))
+        tables = None
+        if len(means) == len(rounds):
+            readings = {OVER_ROUNDS}
+            tables = over_rounds.tables(
+                design, np.concatenate(means), starts[-1], marks, self.unused_keys, error=self.error
+            )
+            decision = over_rounds.decide(design, tables, many, self.error, apart=apart)
+            looks = over_rounds.looks(
+                designs, means, starts, marks, self.unused_keys, self.error, tables
+            )
+        else:
+            by = {"apart": apart, "linear": linear}
+            decision = calibration.decide(design, np.concatenate(scores), many, self.error, **by)
+            looks = calibration.sequential(designs, scores, many, self.error, **by)
         present = np.array([[n in a.clients and _was_in(a, n) for n in names] for a in ledgers])
         return AttributionGuess(
             names=names,
@@ -198,9 +234,7 @@ class Attribution:
             published=np.stack(singles) if len(singles) == len(rounds) else None,
             parts=parts,
             decision=decision,
-            sequential=calibration.sequential(
-                designs, scores, many, self.error, apart=apart, linear=linear
-            ),
+            sequential=looks,
             queries=tuple(len(a.answered) for a in ledgers if a.round in rounds),
             uploads=_uploads(ledgers, names) / np.maximum(present.sum(axis=0), 1),
             reading=", ".join(sorted(readings)),
@@ -212,6 +246,7 @@ class Attribution:
             vantage=view.vantage,
             apart=apart,
             linear=linear,
+            tables=tables,
         )
 
     # -- score ---------------------------------------------------------------------------------
@@ -256,7 +291,8 @@ class Attribution:
             bounds=bounds,
             per_client=self._per_client(guess, marked),
             curves={"by_round": _by_round(guess)},
-            detectable=1.0,
+            # one client is all it takes, where all of them can be told apart
+            detectable=1.0 if guess.decision.askable.all() else None,
             notes=_notes(guess, marked),
             source=self.source,
             trace_sha256=guess.trace_sha256,
@@ -271,15 +307,10 @@ class Attribution:
         """
         out = {}
         askable = guess.decision.askable
-        scores, designs = np.concatenate(guess.scores), np.concatenate(guess.designs)
-        nulls = [scores[:, b.null] for b in guess.blocks]
-        tested = nulls[0].shape[1] // 2
-        if askable.sum() * tested >= ENOUGH:
+        tested = len(guess.blocks[0].null) // 2
+        if guess.whole and askable.sum() * tested >= ENOUGH:
             level = self.error / max(1, int(askable.sum()) * guess.keys)
-            found = [
-                calibration.decide(designs, n, tested, self.error, linear=guess.linear)
-                for n in nulls
-            ]
+            found = [guess.decided(b.null, tested, self.error) for b in guess.blocks]
             alarms = np.concatenate([f.p_values.p[askable] <= level for f in found], axis=1)
             out["false_alarm_rate_per_test"] = intervals.clustered_share(
                 alarms.sum(axis=0),
@@ -289,6 +320,7 @@ class Attribution:
             )
         if guess.published is not None:
             total = scoring.stouffer_by_client(guess.published)[:, guess.keys :]
+            total = total[~np.isnan(total).any(axis=1)]
             if total.size >= ENOUGH:
                 out["published_false_alarm_rate_per_test"] = intervals.clustered_share(
                     (total > self.threshold).sum(axis=0),
@@ -328,7 +360,8 @@ class Attribution:
         """Above gamma for any key of the owner: the paper does not say which scores whom."""
         assert guess.published is not None
         own = scoring.stouffer_by_client(guess.published[:, :, : guess.keys])
-        return np.asarray(own.max(axis=1, initial=-np.inf) > self.threshold)
+        flags: npt.NDArray[np.bool_] = (own > self.threshold).any(axis=1)  # False without any
+        return flags
 
     def _constants(
         self,
@@ -343,6 +376,10 @@ class Attribution:
         if guess.published is None or not guess.keys:
             return {}, [], {}
         own = guess.published[:, :, : guess.keys]
+        estimated = ~np.isnan(own).all(axis=(0, 2))
+        if not estimated.any():
+            return {}, [], {}
+        own, marked = own[:, estimated], marked[estimated]
         fitting = np.nanmean(own, axis=0).argmax(axis=1)
         z = np.take_along_axis(own, fitting[None, :, None], axis=2)[:, :, 0]
         found = calibration.assumption_constants(z, marked, rng, confidence=self.confidence)
@@ -405,7 +442,7 @@ class Attribution:
                     row |= {"low": float(value - half), "high": float(value + half)}
             row["named_after_round"] = int(guess.sequential.first[k]) or None
             row["sums_per_round"] = float(guess.uploads[k])
-            if published is not None and guess.keys:
+            if published is not None and guess.keys and not np.isnan(published[k]).any():
                 row["published_z"] = float(published[k].max())
             if marked is not None:
                 row["marked"] = int(marked[k])
@@ -531,8 +568,16 @@ def _notes(guess: AttributionGuess, marked: npt.NDArray[np.bool_] | None) -> tup
     unknown = int((~guess.decision.askable).sum())
     if unknown:
         notes.append(
-            f"of {unknown} clients nothing can be said: the groups so far do not tell them apart"
+            f"of {unknown} of {len(guess.names)} clients nothing can be said: the sums so far do "
+            "not tell them from others"
         )
+    if guess.published is not None:
+        none = int(np.isnan(guess.published).all(axis=(0, 2)).sum())
+        if none:
+            notes.append(
+                f"{none} clients have no published score: they took no part, or subsets with and "
+                "without them went unanswered"
+            )
     p, named = guess.decision.p_values, guess.decision.named
     by_tail = int((p.tail.any(axis=1) & named.flagged).sum())
     if by_tail:

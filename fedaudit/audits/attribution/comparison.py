@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.audits.attribution import calibration, estimator, scoring
+from fedaudit.audits.attribution import calibration, estimator, over_rounds, scoring
 from fedaudit.audits.attribution.estimator import Candidates
 from fedaudit.audits.attribution.scoring import Marks
 from fedaudit.errors import UsageError
@@ -68,7 +68,7 @@ class Reading:
     `queries`, `uploads` per round (and client); `smallest` group exposed within a round (proven
     floor of the search); `within`, `across` mean cosine of the server's best guess with a client's
     update of a round, and with its mean over rounds. `design` (R, K) and `scores` (R, S + U) are
-    what was decided on.
+    what was decided on, or `tables` for groups whose scores are not linear in updates.
     """
 
     named: Mask
@@ -82,6 +82,7 @@ class Reading:
     across: float
     design: Floats
     scores: Floats
+    tables: over_rounds.Tables | None = None
 
 
 def read(
@@ -117,8 +118,14 @@ def read(
         singles.append(scoring.differential(z[1:], z[0]))
         changes.append(scoring.differential(raw[1 : 1 + len(candidates)], raw[0]))
     design, judged_scores = np.concatenate(designs), np.concatenate(scores)
-    found = calibration.decide(design, judged_scores, keys, error, apart=apart, linear=linear)
     single = all((c.target >= 0).all() for c in plan.candidates)
+    tables = None
+    if not linear and all((c.target < 0).all() for c in plan.candidates):
+        means = np.concatenate([c.design @ u for c, u in zip(plan.candidates, x, strict=True)])
+        tables = over_rounds.tables(design, means, w[-1], marks, unused, error=error)
+        found = over_rounds.decide(design, tables, keys, error, apart=apart)
+    else:
+        found = calibration.decide(design, judged_scores, keys, error, apart=apart, linear=linear)
     published_z = np.stack(singles) if single else None
     flags, change_z = None, None
     if published_z is not None:
@@ -140,6 +147,7 @@ def read(
         across=across,
         design=design,
         scores=judged_scores,
+        tables=tables,
     )
 
 

@@ -157,17 +157,9 @@ def differential(candidates: npt.ArrayLike, reference: npt.ArrayLike) -> Floats:
 def stouffer_by_client(scores: npt.ArrayLike) -> Floats:
     """[FedAttr] Eqs. (8) and (28): (T, K, ...) -> (K, ...), each over the rounds it took part in.
 
-    NaN where a client was not there. A client in no round has no evidence at all: refused.
+    NaN where a client was not there. A client in no round has no evidence at all: NaN.
     """
     z = np.asarray(scores, dtype=np.float64)
-    there = ~np.isnan(z)
-    rounds = there.sum(axis=0)
-    if not rounds.all():
-        lost = sorted({int(k) for k in np.argwhere(rounds == 0)[:, 0]})
-        raise UsageError(
-            "a client took part in no round",
-            expected="at least one round for every client that is asked about",
-            got=f"none for clients {lost[:5]}",
-            remedy="leave these clients out: nothing can be said of them",
-        )
-    return np.asarray(np.nansum(z, axis=0) / np.sqrt(rounds))
+    rounds = (~np.isnan(z)).sum(axis=0)
+    total = np.nansum(z, axis=0)
+    return np.divide(total, np.sqrt(rounds), out=np.full(total.shape, np.nan), where=rounds > 0)

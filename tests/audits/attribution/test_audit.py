@@ -162,6 +162,38 @@ def test_partial_participation_is_read_by_the_rounds_a_client_was_in(tmp_path):
     assert len(result.per_client) == 12
 
 
+@pytest.mark.parametrize(
+    ("protection", "changes"),
+    [
+        (PAIRED | {"dropout": 0.15, "repeats": 2, "subset_size": 5}, {"seed": 3}),
+        (PAIRED, {"federation": {"clients": 20, "rounds": 2, "participation": 0.45}}),
+    ],
+)
+def test_clients_without_an_estimate_do_not_cost_the_others_theirs(tmp_path, protection, changes):
+    changes = {"federation": {"clients": 10, "rounds": 2}, **changes}
+    result = audited(recorded(tmp_path / "run", protection, **changes))
+    scored = [name for name, row in result.per_client.items() if "published_z" in row]
+    assert 0 < len(scored) < len(result.per_client)
+    assert any("have no published score" in note for note in result.notes)
+    assert "clients_named" in result.estimates
+
+
+def test_what_cannot_be_told_apart_is_not_called_clean(tmp_path):
+    fixed = GROUPS | {"plan": "groups"}
+    result = audited(recorded(tmp_path / "run", fixed))
+    assert result.estimates["clients_named"].value == 0
+    assert result.detectable is None
+    assert any("of 10 of 10 clients nothing can be said" in note for note in result.notes)
+    assert judge(result)[0].rule.startswith("E3")
+
+
+def test_queries_without_an_answer_are_not_called_unasked(tmp_path):
+    case = recorded(tmp_path / "run", PAIRED | {"dropout": 0.9})
+    known, _ = desk(case).knowledge_for(case[0].audits["attribution"])
+    with pytest.raises(NotApplicable, match=r"no query was answered(.|\n)*refused or failed"):
+        Attribution().attack(case[1].seen_by("server"), known, np.random.default_rng(0))
+
+
 def test_bad_input():
     with pytest.raises(ConfigError, match="unused_keys"):
         Attribution(unused_keys=5)

@@ -1,0 +1,187 @@
+"""Groups of all rounds together: what each client keeps sending, scored at one model.
+
+A mark of one client in the mean of a group of five is diluted, and scores that are not linear in an
+update show less of it than a fifth. But clients change groups, and much of what one sends is the
+same in every round: the sums of all rounds, taken together, estimate each client's mean update, and
+that is scored at its full strength.
+
+Updates are taken as u_k + noise with a share `persistence` of the variance in u_k. Of group means
+S (R, d) with design A (R, K) and sizes N (R,) the best guess of u is
+
+    (A' N A + lambda I)^-1 A' N S,    lambda = (1 - persistence) / persistence.
+
+It holds something of everybody who was ever in a group with the client. So, as for single groups
+(`calibration`), whether a client holds a key is tested on guesses from the groups *without* another
+client, for every other client in turn, and the worst p-value counts: of whoever else may hold the
+key there is nothing in them.
+
+Shapes: means (R, d), design (R, K), scores (K, S + U) for each client left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.audits.attribution import calibration, scoring
+from fedaudit.audits.attribution.calibration import Decision, PValues, Sequential
+from fedaudit.audits.attribution.scoring import Marks
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+PERSISTENCE = 2 / 3
+"""Share of an update's variance that stays from round to round."""
+
+PAIRS = 2000
+"""Guesses up to which every client is tested against every other; beyond, only those that stand out
+with nobody left out."""
+
+
+def coefficients(
+    design: npt.ArrayLike, left_out: int | None, persistence: float = PERSISTENCE
+) -> Floats:
+    """(K, R) weights of group means in each client's guess; 0 for groups with `left_out`."""
+    rows = np.asarray(design, dtype=np.float64)
+    used = np.ones(len(rows), np.bool_) if left_out is None else rows[:, left_out] == 0
+    a = rows[used]
+    size = (a != 0).sum(axis=1)
+    ridge = (1 - persistence) / persistence * np.eye(rows.shape[1])
+    out = np.zeros((rows.shape[1], len(rows)))
+    out[:, used] = np.linalg.solve((a.T * size) @ a + ridge, a.T * size)
+    return out
+
+
+@dataclass(frozen=True)
+class Table:
+    """Scores of guesses with one client, or nobody, left out: `clients` (k,), `scores` (k, S + U).
+
+    Clients whom no such group holds are not in it.
+    """
+
+    clients: npt.NDArray[np.int64]
+    scores: Floats
+
+
+Tables = Mapping[int | None, Table]
+"""By the client left out; None: nobody."""
+
+
+def tables(
+    design: npt.ArrayLike,
+    means: npt.ArrayLike,
+    model: npt.ArrayLike,
+    marks: Marks,
+    unused: int,
+    *,
+    error: float,
+    every: bool = True,
+) -> Tables:
+    """Score what the group means (R, d) of all rounds so far say of each client, at `model` (d,).
+
+    Not `every`: clients who do not stand out by `error` with nobody left out are not looked at any
+    further; the largest p-value that counts is above that already.
+    """
+    rows, sent = np.asarray(design, dtype=np.float64), np.asarray(means)
+    start = np.asarray(model, dtype=np.float64)
+    clients, keys = rows.shape[1], len(marks.keys)
+    reference = marks.statistics(start[None], unused)[0]
+
+    def scored(left_out: int | None, which: npt.NDArray[np.int64]) -> Table:
+        weights = coefficients(rows, left_out)
+        there = which[(weights[which] != 0).any(axis=1) & (which != left_out)]
+        if not len(there):
+            return Table(there, np.zeros((0, len(reference))))
+        raw = marks.statistics(start + weights[there] @ sent, unused)
+        return Table(there, scoring.differential(raw, reference))
+
+    out: dict[int | None, Table] = {None: scored(None, np.arange(clients))}
+    which = np.arange(clients)
+    if not every or clients * (clients - 1) > PAIRS:
+        alone = _p_values(out[None], clients, keys, bool(getattr(marks, "apart", False)))
+        which = np.flatnonzero((alone.p <= error).any(axis=1))
+    for left_out in range(clients) if len(which) else ():
+        out[left_out] = scored(left_out, which)
+    return out
+
+
+def _p_values(table: Table, clients: int, keys: int, apart: bool) -> PValues:
+    """(K, S) against unused keys; 1 for clients who are not in the table."""
+    p, tail = np.ones((clients, keys)), np.zeros((clients, keys), dtype=np.bool_)
+    unused = 0
+    for block in scoring.blocks(table.scores.shape[1], keys, apart):
+        unused = len(block.null)
+        if len(table.clients):
+            found = calibration.p_values(table.scores[:, block.columns], len(block.own))
+            p[np.ix_(table.clients, block.own)] = found.p
+            tail[np.ix_(table.clients, block.own)] = found.tail
+    return PValues(p, tail, unused)
+
+
+def p_values(scored: Tables, clients: int, keys: int, *, apart: bool = False) -> PValues:
+    """(K, S): for each client the largest over whom else was left out.
+
+    Where a client was not looked at any further, that with nobody left out: the largest is no
+    smaller, and this one is above the error rate.
+    """
+    found = _p_values(scored[None], clients, keys, apart)
+    p, tail = found.p, found.tail
+    asked = {int(k) for j, t in scored.items() if j is not None for k in t.clients}
+    followed = np.isin(np.arange(clients), sorted(asked))
+    for left_out, table in scored.items():
+        if left_out is None:
+            continue
+        each = _p_values(table, clients, keys, apart)
+        larger = (each.p > p) & followed[:, None]
+        larger[left_out] = False  # nobody is tested against itself
+        p, tail = np.where(larger, each.p, p), np.where(larger, each.tail, tail)
+    return PValues(p, tail, found.unused)
+
+
+def decide(
+    design: npt.ArrayLike, scored: Tables, keys: int, error: float, *, apart: bool = False
+) -> Decision:
+    """Who is named, with Holm over all clients and keys. Design (R, K) of the groups."""
+    rows = np.asarray(design, dtype=np.float64)
+    found = p_values(scored, rows.shape[1], keys, apart=apart)
+    askable = calibration.separated(rows)
+    return Decision(found, askable, calibration.name_clients(found.p, error, askable=askable))
+
+
+def among(scored: Tables, columns: npt.NDArray[np.int64]) -> dict[int | None, Table]:
+    """The same with some of the keys alone: `columns` of the scores."""
+    return {j: Table(t.clients, t.scores[:, columns]) for j, t in scored.items()}
+
+
+def looks(
+    designs: Sequence[Floats],
+    means: Sequence[npt.NDArray[np.float32]],
+    models: Sequence[Floats],
+    marks: Marks,
+    unused: int,
+    error: float,
+    final: Tables,
+) -> Sequential:
+    """Look after every round at all rounds so far, as `calibration.sequential` does for scores.
+
+    One design (R_t, K), group means (R_t, d) and starting model (d,) per round; `final` are the
+    tables of all rounds at the last model.
+    """
+    keys, apart = len(marks.keys), bool(getattr(marks, "apart", False))
+    first = np.zeros(designs[0].shape[1], dtype=np.int64)
+    made = 0
+    for t in range(1, len(designs) + 1):
+        rows = np.concatenate(designs[:t])
+        if not calibration.separated(rows).any():
+            continue  # nothing can be said yet, and nothing is spent
+        made += 1
+        level, scored = calibration.spent(error, made), final
+        if t < len(designs):
+            sent = np.concatenate(means[:t])
+            scored = tables(rows, sent, models[t - 1], marks, unused, error=level, every=False)
+        found = decide(rows, scored, keys, level, apart=apart)
+        first[(first == 0) & found.named.flagged] = t
+    return Sequential(first, made)
