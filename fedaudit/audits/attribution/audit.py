@@ -360,8 +360,7 @@ class Attribution:
         """Above gamma for any key of the owner: the paper does not say which scores whom."""
         assert guess.published is not None
         own = scoring.stouffer_by_client(guess.published[:, :, : guess.keys])
-        flags: npt.NDArray[np.bool_] = (own > self.threshold).any(axis=1)  # False without any
-        return flags
+        return np.asarray((own > self.threshold).any(axis=1))  # False for clients without any
 
     def _constants(
         self,
