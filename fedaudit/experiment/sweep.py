@@ -29,8 +29,10 @@ from fedaudit.experiment.config import check, load, override
 from fedaudit.experiment.reporting import Progress, quietly
 from fedaudit.experiment.reuse import code_sha256
 from fedaudit.experiment.workers import Failed, fan_out, parse_workers
-from fedaudit.report.plots import Line, lines
+from fedaudit.report.plots import Curve, Line, lines
 from fedaudit.results import Estimate
+from fedaudit.stats.intervals import wilson
+from fedaudit.trace import Truth
 from fedaudit.trace.store import write_atomically
 
 
@@ -120,20 +122,35 @@ def run_cell(raw: dict[str, Any], folder: str, keep_traces: bool) -> dict[str, A
     for result in finished.results:
         for name, e in result.estimates.items():
             measured[f"{result.audit}.{name}"] = [e.value, e.low, e.high, e.baseline]
-    for name, value in finished.metrics.items():
-        # a diverged model has no loss to average
-        if math.isfinite(value) and not name.endswith("_error"):
-            wide = NormalDist().inv_cdf(0.975) * finished.metrics.get(f"{name}_error", 0.0)
-            measured[f"held_out.{name}"] = [value, value - wide, value + wide, None]
+    measured |= _utility(finished.metrics, Truth.open(path / "truth").facts)
     spent = [float(g["epsilon"]) for of in finished.guarantees.values() for g in of.values()]
-    if spent and math.isfinite(max(spent)):
-        measured["epsilon.largest"] = [max(spent), max(spent), max(spent), None]
+    if spent:
+        # an accountant's upper bound, no estimate; "inf": JSON has no infinity
+        most = max(spent) if math.isfinite(max(spent)) else "inf"
+        measured["epsilon.largest"] = [most, most, most, None]
     summary = {"fedaudit": __version__, "code": code_sha256(), "measured": measured}
     _keep(path, summary)
     if not keep_traces:
         for part in ("trace", "truth", "checkpoint"):
             shutil.rmtree(path / part, ignore_errors=True)
     return {**summary, "reused": False}
+
+
+def _utility(metrics: Mapping[str, float], facts: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Held-out measures of the last model as [value, low, high, by guessing]."""
+    out: dict[str, list[Any]] = {}
+    records, guessing = int(facts.get("held_out", 0)), facts.get("guessing", {})
+    for name, value in metrics.items():
+        # a diverged model has no loss to average
+        if not math.isfinite(value) or name.endswith("_error"):
+            continue
+        wide = NormalDist().inv_cdf(0.975) * metrics.get(f"{name}_error", 0.0)
+        low, high = value - wide, value + wide
+        if name == "accuracy" and records:
+            e = wilson(round(value * records), records)
+            low, high = e.low, e.high
+        out[f"held_out.{name}"] = [value, low, high, guessing.get(name)]
+    return out
 
 
 def _stored(folder: Path) -> dict[str, Any] | None:
@@ -235,6 +252,8 @@ def over_seeds(
     """
     from fedaudit.stats import intervals
 
+    if any(math.isinf(value) for value, _, _ in runs):
+        return math.inf, None, None, "none: no bound in some run"
     if len(runs) == 1:
         value, low, high = runs[0]
         if low == value == high:
@@ -266,7 +285,8 @@ def table(
         names = dict.fromkeys(n for m in found for n in m)
         for name in names:
             values = [m[name] for m in found if name in m]
-            value, low, high, by = over_seeds([(v[0], v[1], v[2]) for v in values])
+            runs = [(float(v[0]), float(v[1]), float(v[2])) for v in values]
+            value, low, high, by = over_seeds(runs)
             row = {a.key: v for a, v in zip(axes, group[0].point, strict=True)}
             chance = [v[3] for v in values if v[3] is not None]
             row |= {
@@ -306,9 +326,11 @@ def markdown(finished: Sweep, axes: Sequence[Axis]) -> str:
             continue
         point = json.dumps([row[k] for k in keys])
         at = points.setdefault(point, {k: str(row[k]) for k in keys})
-        at[row["measure"]] = f"{row['value']:.3f}"
+        at[row["measure"]] = f"{row['value']:.3f}" if math.isfinite(row["value"]) else "∞"
         if row["low"] is not None:
             at[row["measure"]] += f" [{row['low']:.3f}, {row['high']:.3f}]"
+        if row["chance"] is not None:
+            at[row["measure"]] += f", chance {row['chance']:.3f}"
     for at in points.values():
         out.append("| " + " | ".join(at.get(h, "") for h in head) + " |")
     for label, message in finished.failed:
@@ -338,7 +360,7 @@ def headline_figure(finished: Sweep, axes: Sequence[Axis]) -> str | None:
         return None
     x, measure = numeric[0].key, audits[0]
     series: dict[str, list[tuple[float, float, float, float]]] = {}
-    chances = []
+    chances: dict[str, list[tuple[float, float]]] = {}
     for row in finished.rows:
         if row["measure"] != measure:
             continue
@@ -352,11 +374,18 @@ def headline_figure(finished: Sweep, axes: Sequence[Axis]) -> str | None:
         )
         series.setdefault(rest or measure, []).append(point)
         if row["chance"] is not None:
-            chances.append(row["chance"])
-    same = len({round(c, 4) for c in chances}) == 1
+            chances.setdefault(rest, []).append((float(row[x]), row["chance"]))
+    levels = sorted({round(c, 4) for points in chances.values() for _, c in points})
+    drawn = [Line(name, tuple(sorted(points))) for name, points in series.items()]
+    by_guessing = {tuple(sorted(points)): name for name, points in chances.items()}
+    guesses = [
+        Curve("chance" if len(by_guessing) == 1 else f"chance, {name}", points, dashed=True)
+        for points, name in by_guessing.items()
+    ]
     return lines(
-        [Line(name, tuple(sorted(points))) for name, points in series.items()],
+        drawn,
         x_label=x,
         y_label=measure,
-        baseline=chances[0] if same else None,
+        baseline=levels[0] if len(levels) == 1 else None,
+        beside=guesses if len(levels) > 1 else (),
     )

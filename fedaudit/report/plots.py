@@ -387,20 +387,25 @@ def lines(
     x_label: str,
     y_label: str,
     baseline: float | None = None,
+    beside: Sequence[Curve] = (),
     width: int = 640,
     height: int = 360,
 ) -> str:
-    """Values with intervals over x, one line per series, chance as a dashed line."""
+    """Values with intervals over x, one line per series, chance as a dashed line.
+
+    `beside`: curves without intervals, such as a chance that is not the same for every x.
+    """
     points = [p for s in series for p in s.points]
     if not points:
         raise ValueError("a figure needs points")
     xs = sorted({p[0] for p in points})
     ys = [v for p in points for v in p[1:]] + ([baseline] if baseline is not None else [])
+    ys += [y for curve in beside for _, y in curve.points]
     layers: list[Layer] = [Guide("chance", baseline)] if baseline is not None else []
     return draw(
         Axis.around(x_label, xs),
         Axis.around(y_label, ys, zero=True),
-        [*layers, *series],
+        [*layers, *series, *beside],
         width=width,
         height=height,
         marks=xs if len(xs) <= 12 else None,

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 
 import pytest
 
@@ -36,9 +37,18 @@ def test_every_point_and_measure_has_a_mean_an_interval_and_its_chance(finished)
         assert 0 <= float(r["low"]) <= float(r["value"]) <= float(r["high"]) <= 1
         assert float(r["chance"]) == pytest.approx(1 / int(r["federation.clients"]))
         assert r["seeds"] == "2"
-    assert any(r["measure"] == "held_out.accuracy" for r in table)
-    assert (finished.path / "sweep.svg").read_text(encoding="utf-8").startswith("<svg")
-    assert "fingerprint.linkage_accuracy" in (finished.path / "sweep.md").read_text("utf-8")
+    accuracy = [r for r in table if r["measure"] == "held_out.accuracy"]
+    assert len(accuracy) == 4
+    for r in accuracy:
+        assert float(r["low"]) < float(r["value"]) < float(r["high"])
+        assert 0.05 < float(r["chance"]) < 0.2, "ten classes"
+    figure = (finished.path / "sweep.svg").read_text(encoding="utf-8")
+    assert figure.startswith("<svg")
+    assert "stroke-dasharray" in figure, "chance, which differs with the clients"
+    page = (finished.path / "sweep.md").read_text("utf-8")
+    assert "fingerprint.linkage_accuracy" in page
+    assert ", chance 0.333 |" in page
+    assert ", chance 0.250 |" in page
     assert not list((finished.path / "cells").glob("*/trace"))
 
 
@@ -106,6 +116,20 @@ def test_intervals_over_seeds_are_never_narrower_than_the_runs_leave_them():
     _, low, high, _ = over_seeds([(0.2, 0.1, 0.3), (0.8, 0.7, 0.9)])
     assert (low, high) == (0.0, 1.0)
     assert over_seeds([(0.5, 0.4, 0.6)])[:3] == (0.5, 0.4, 0.6)
+
+
+def test_an_epsilon_without_bound_is_shown_as_such(tmp_path):
+    guard = "protections={update_noise={clip=1.0, noise_multiplier=1.0, accountant='rdp'}}"
+    grid = ["protections.update_noise.noise_multiplier=0.0,1.0"]
+    found = sweep(None, grid, tmp_path, overrides=(*SMALL, guard), workers=1)
+    largest = {
+        r["protections.update_noise.noise_multiplier"]: r["value"]
+        for r in found.rows
+        if r["measure"] == "epsilon.largest"
+    }
+    assert largest[0.0] == math.inf
+    assert 0 < largest[1.0] < math.inf
+    assert "| ∞ |" in (tmp_path / "sweep.md").read_text("utf-8")
 
 
 def test_the_page_shows_headlines():
