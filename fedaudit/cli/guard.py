@@ -138,20 +138,12 @@ def _own(data: Path | None, factory: str | None, label: str | None) -> dict[str,
             remedy="give both",
         )
     import torch
-    from torch import nn
 
     from fedaudit.data.files import read
-    from fedaudit.tasks.catalogue import load_factory
+    from fedaudit.tasks.catalogue import build_own
     from fedaudit.tasks.classifier import Classifier
 
-    module = load_factory(factory)()
-    if not isinstance(module, nn.Module):
-        raise UsageError(
-            f"{factory} builds no model",
-            expected="a torch.nn.Module",
-            got=type(module).__name__,
-            remedy="name the function that builds the model",
-        )
+    module = build_own(factory)
     records = read(data, label=label, one_class=True)
     examples = Classifier(module).encode(records)
     y = examples.y

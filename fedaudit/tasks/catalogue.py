@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from fedaudit import foreign
 from fedaudit.data.dataset import Dataset
 from fedaudit.errors import ConfigError, DataError
 from fedaudit.randomness import Seed
@@ -19,6 +18,9 @@ if TYPE_CHECKING:
     from fedaudit.tasks.classifier import Classifier
     from fedaudit.tasks.language_model import Vocabulary
     from fedaudit.tasks.task import Task
+
+
+FACTORY = "a function without arguments that returns a torch.nn.Module"
 
 
 def _numbers(dataset: Dataset, kind: str) -> tuple[int, ...]:
@@ -390,20 +392,11 @@ class Module:
     factory: str
 
     def build(self, dataset: Dataset, seed: Seed) -> Task:
-        from torch import nn
-
         from fedaudit.tasks.classifier import Classifier
         from fedaudit.tasks.task import seeded
 
         _numbers(dataset, self.kind)
-        module = seeded(seed, "weights", load_factory(self.factory))
-        if not isinstance(module, nn.Module):
-            raise ConfigError(
-                f"{self.factory!r} does not build a model",
-                expected="a torch.nn.Module",
-                got=type(module).__name__,
-                remedy="return the module, not its class or its outputs",
-            )
+        module = seeded(seed, "weights", build_own, self.factory)
         task = Classifier(module, {"kind": self.kind, **asdict(self)})
         self._try(task, dataset)
         return task
@@ -422,7 +415,7 @@ class Module:
             raise ConfigError(
                 f"the model of {self.factory!r} cannot read dataset {dataset.name!r}",
                 expected=expected,
-                got=f"{type(error).__name__}: {error}",
+                got=foreign.said(error),
                 remedy=remedy,
             ) from error
         shape = tuple(getattr(out, "shape", ()))
@@ -435,36 +428,24 @@ class Module:
             )
 
 
-def load_factory(where: str) -> Callable[[], object]:
+def load_factory(where: str) -> Callable[..., object]:
     """The function that `package.module:function` names, looked up from the working folder too."""
-    module_name, _, attribute = where.partition(":")
-    if not module_name or not attribute:
+    return foreign.load_function(where, expected=FACTORY, example='"mymodel:build"')
+
+
+def build_own(where: str) -> nn.Module:
+    """The module that a factory of the user's own returns."""
+    from torch import nn
+
+    module = foreign.call(where, load_factory(where), expected=FACTORY)
+    if not isinstance(module, nn.Module):
         raise ConfigError(
-            "a factory must name a function",
-            expected="package.module:function",
-            got=repr(where),
-            remedy='for example task.factory = "mymodel:build"',
+            f"{where!r} builds no model",
+            expected="a torch.nn.Module",
+            got=type(module).__name__,
+            remedy="return the module, not its class or its outputs",
         )
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"cannot load {where!r}",
-            expected="an importable function",
-            got=str(error),
-            remedy="run from the folder that holds the module, or install it",
-        ) from None
-    if not callable(found):
-        raise ConfigError(
-            f"{where!r} is not a function",
-            expected="a function that returns a torch.nn.Module",
-            got=type(found).__name__,
-            remedy="name the function that builds the model",
-        )
-    made: Callable[[], object] = found
-    return made
+    return module
 
 
 CATALOGUE = {c.kind: c for c in (MLP, CNN, ViT, VAE, GPT, LoRA, Module)}

@@ -151,6 +151,8 @@ def test_own_records(command, tmp_path, monkeypatch):
         "from fedaudit.tasks import models\n\n"
         "def build():\n    return models.mlp(64, (128, 64), 10)\n\n"
         "def number():\n    return 3\n"
+        "def absent():\n    return open('weights.bin')\n"
+        "def wide(n):\n    return models.mlp(n, (), 10)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     save_file(honest(1), tmp_path / "m.safetensors")
@@ -171,6 +173,13 @@ def test_own_records(command, tmp_path, monkeypatch):
     code, _, err = command("m.safetensors", *both[:3], "own_model:number", "--label", "y")
     assert code == 2
     assert "builds no model" in err
+    for factory, said in (
+        ("absent", "No such file or directory: 'weights.bin' (own_model.py:"),
+        ("wide", "wide(n): missing a required argument: 'n'"),
+    ):
+        code, _, err = command("m.safetensors", *both[:3], f"own_model:{factory}", "--label", "y")
+        assert code == 2
+        assert said in err
 
 
 def test_a_calibration_of_ones_own(command, tmp_path):

@@ -36,6 +36,7 @@ def own(tmp_path, monkeypatch):
         "def broken(x, rng):\n    return 1 / 0\n\n"
         "def stuck(x, rng):\n    return 7\n"
     )
+    (tmp_path / "own_slip.py").write_text("def f(x, rng)\n    return x\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     return "own_coin"
 
@@ -143,6 +144,8 @@ def test_a_wide_unary_report_is_checked_by_the_bits_that_tell(command):
         (("--callable", "own_coin:coin", "--epsilon", 1, "--input", "{"), "cannot be read"),
         (("--callable", "own_coin:nothing", "--epsilon", 1), "cannot load"),
         (("--callable", "own_coin:broken", "--epsilon", 1), "ZeroDivisionError"),
+        (("--callable", "own_coin:broken", "--epsilon", 1), "own_coin.py:"),
+        (("--callable", "own_slip:f", "--epsilon", 1), "SyntaxError: expected ':' (own_slip.py:1)"),
     ],
 )
 def test_mistakes_end_in_words_and_code_2(command, own, arguments, words):

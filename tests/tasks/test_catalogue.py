@@ -170,8 +170,11 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "def narrow():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 2))\n"
         "def other():\n    return nn.Linear(7, 3)\n"
         "def forgot():\n    return nn.Linear\n"
+        "def boom():\n    raise RuntimeError('no weights')\n"
+        "def needs(path):\n    return nn.Linear(64, 3)\n"
         "number = 3\n"
     )
+    (tmp_path / "slip_models.py").write_text("def build()\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     importlib.invalidate_caches()
@@ -197,6 +200,9 @@ def test_a_users_own_module() -> None:
         ("own_models:number", "not a function"),
         ("own_models:absent", "cannot load"),
         ("absent_models:build", "cannot load"),
+        ("slip_models:build", r"SyntaxError: .* \(slip_models.py:1\)"),
+        ("own_models:boom", r"RuntimeError: no weights \(.*own_models.py:11\)"),
+        ("own_models:needs", r"needs\(path\): missing a required argument"),
         ("own_models", "package.module:function"),
     ],
 )

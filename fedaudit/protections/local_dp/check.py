@@ -8,9 +8,7 @@ claim, and n of them can show a budget of about ln n at most: that ceiling is al
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import combinations
@@ -19,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit import foreign
 from fedaudit.errors import ConfigError, DataError, UsageError
 from fedaudit.protections.local_dp.dbitflip import DBitFlip
 from fedaudit.protections.local_dp.mechanism import Floats, Mechanism
@@ -226,34 +225,11 @@ def check_callable(
 
 def load_callable(where: str) -> Callable[..., Any]:
     """The function that `package.module:function` names, looked up from the working folder too."""
-    module_name, _, attribute = where.partition(":")
-    if not module_name or not attribute:
-        raise ConfigError(
-            "a mechanism of your own is named by its module and function",
-            expected="package.module:function",
-            got=repr(where),
-            remedy="for example --callable mymechanism:randomise",
-        )
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"cannot load {where!r}",
-            expected="an importable function",
-            got=str(error),
-            remedy="run from the folder that holds the module, or install it",
-        ) from None
-    if not callable(found):
-        raise ConfigError(
-            f"{where!r} is not a function",
-            expected="a function f(x, rng) that returns one output",
-            got=type(found).__name__,
-            remedy="name the function that randomises",
-        )
-    loaded: Callable[..., Any] = found
-    return loaded
+    return foreign.load_function(
+        where,
+        expected="a function f(x, rng) that returns one output",
+        example="--callable mymechanism:randomise",
+    )
 
 
 def _outputs(
@@ -276,7 +252,7 @@ def _outputs(
             "your mechanism failed",
             expected="f(x, rng) that returns an output"
             + (" row for every input row" if vectorised else ""),
-            got=f"{type(error).__name__}: {error}",
+            got=foreign.said(error),
             remedy="call it by hand with the same input and np.random.default_rng(1)",
         ) from error
     if vectorised and (made.ndim == 0 or len(made) != samples):

@@ -1,0 +1,163 @@
+"""Code that is not ours: a function or object that a user names as `package.module:name`.
+
+Whatever it raises, when it is imported or when it is called, becomes a `ConfigError` that says what
+and in which line of the user's own file: a traceback through this package would help nobody.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedaudit.errors import ConfigError, FedauditError, nearest
+
+HERE = str(Path(__file__).parent)
+"""This package's folder: its lines are not the user's."""
+
+
+def load(where: str, *, expected: str, example: str, default: str = "") -> Any:
+    """The object that `where` names, `package.module:name`, looked up from the working folder too.
+
+    `expected` says what it should be, `example` how one would give it; `default` is its name where
+    only the module is given.
+    """
+    module_name, _, name = where.partition(":")
+    name = name or default
+    if not all(part.isidentifier() for part in (*module_name.split("."), *name.split("."))):
+        raise ConfigError(
+            f"{where!r} does not name {expected}",
+            expected="package.module:function" if not default else "package.module:name",
+            got=repr(where),
+            remedy=f"for example {example}",
+        )
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except FedauditError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"cannot load {where!r}",
+            expected=f"a module that can be imported, with {expected}",
+            got=said(error),
+            remedy="run from the folder that holds the module, or install it"
+            if _is_absent(error, module_name)
+            else f'correct it; python -c "import {module_name}" shows all of it',
+        ) from None
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            members = getattr(found, "__dict__", {}).items()
+            valid = [n for n, v in members if n[0] != "_" and not inspect.ismodule(v)]
+            raise ConfigError(
+                f"cannot load {where!r}",
+                expected=f"in module {module_name}: {expected}",
+                got=f"no {part!r} in it",
+                remedy=nearest(part, valid),
+            ) from None
+        except (Exception, SystemExit) as error:  # a module's own __getattr__ may do anything
+            raise _failed(where, error, expected) from None
+    return found
+
+
+def load_function(where: str, *, expected: str, example: str) -> Callable[..., Any]:
+    """As `load`; what cannot be called is refused."""
+    found = load(where, expected=expected, example=example)
+    if not callable(found):
+        raise ConfigError(
+            f"{where!r} is not a function",
+            expected=expected,
+            got=type(found).__name__,
+            remedy=f"name a function, for example {example}",
+        )
+    function: Callable[..., Any] = found
+    return function
+
+
+def call(where: str, function: Callable[..., Any], *arguments: Any, expected: str) -> Any:
+    """`function(*arguments)`, which `where` names; `expected` says what it should do."""
+    try:
+        return function(*arguments)
+    except FedauditError:
+        raise
+    except TypeError as error:
+        needs = _misfit(function, arguments)
+        if needs is None:
+            raise _failed(where, error, expected) from None
+        raise ConfigError(
+            f"{where!r} cannot be called as it must be",
+            expected=expected,
+            got=needs,
+            remedy="give its other arguments defaults, or name a function that calls it with them"
+            if not arguments
+            else "name a function that takes these arguments",
+        ) from None
+    except (Exception, SystemExit) as error:
+        raise _failed(where, error, expected) from None
+
+
+def said(error: BaseException) -> str:
+    """The type and message of an error, with the last of the user's own lines that it came by."""
+    message, place = str(error), _place(error)
+    if isinstance(error, SyntaxError):
+        message = error.msg
+        if error.filename:
+            place = _short(error.filename, error.lineno or 1)
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return f"{text} ({place})" if place else text
+
+
+def _failed(where: str, error: BaseException, expected: str) -> ConfigError:
+    return ConfigError(
+        f"{where!r} failed",
+        expected=expected,
+        got=said(error),
+        remedy="call it by hand: the error is in this function, or in what it calls",
+    )
+
+
+def _is_absent(error: BaseException, module_name: str) -> bool:
+    """Whether the module itself is not there, rather than something that it imports."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    return missing is not None and f"{module_name}.".startswith(f"{missing}.")
+
+
+def _misfit(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str | None:
+    """How a function's arguments differ from those it is given; None where they do not."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None  # not written in Python: nobody knows
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        name = getattr(function, "__name__", type(function).__name__)
+        return f"{name}{signature}: {error}"
+    return None
+
+
+def _place(error: BaseException) -> str:
+    """file:line of the innermost frame that is neither ours nor an installed package's."""
+    paths = sysconfig.get_paths()
+    foreign = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    own = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(("<", HERE, *foreign))
+    ]
+    return _short(own[-1].filename, own[-1].lineno or 1) if own else ""
+
+
+def _short(filename: str, line: int) -> str:
+    path = Path(filename)
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return f"{path}:{line}"
