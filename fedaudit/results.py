@@ -110,7 +110,8 @@ class AuditResult:
     """The log of one audit of one trace from one vantage.
 
     `headline` names the estimate the verdict rests on; `greater_is_leak` says which side of its
-    baseline is bad. `detectable` is the smallest headline value that would have been seen.
+    baseline is bad. `detectable` is the smallest headline value that would have been seen (the
+    largest where less is worse); None where nobody can say, an infinity where no value would.
     `not_applicable` is the need that was missing, or None. `per_client` maps a pseudonymous party
     to its columns. `curves` maps a figure to its columns of equal length.
     """

@@ -229,15 +229,17 @@ class QueryPlan:
     def score(self, guess: PlanGuess, truth: Truth | None, rng: np.random.Generator) -> AuditResult:
         plans, clients = guess.plans, len(guess.names)
         worst = min(range(len(plans)), key=lambda i: plans[i].min_support)
+        # another round may hide a smaller group where its search was bounded: the low end says so
+        floor = min(p.min_support_floor for p in plans)
         pairs = sum(len(p.recoverable) for p in plans)
         estimates = {
             "smallest_exposed_group": _exact(
                 plans[worst].min_support,
                 len(plans),
                 "fewest clients in any combination of a round's answers"
-                + ("" if plans[worst].min_support_exact else "; search bounded by the low end"),
+                + ("; search bounded by the low end" if floor < plans[worst].min_support else ""),
                 baseline=guess.threshold,
-                low=min(p.min_support_floor for p in plans),
+                low=floor,
             ),
             "recoverable_updates": _exact(
                 pairs / (clients * len(plans)),
@@ -277,7 +279,8 @@ class QueryPlan:
             underpowered=tuple(underpowered),
             per_client=_per_client(guess),
             curves={"by_round": _by_round(guess)},
-            detectable=float(guess.threshold - 1),
+            # groups that a bounded search did not exclude would have been missed
+            detectable=float(min(guess.threshold, floor) - 1),
             notes=_notes(guess, worst),
             source=self.source,
             trace_sha256=guess.trace_sha256,
@@ -390,9 +393,14 @@ def _notes(guess: PlanGuess, worst: int) -> tuple[str, ...]:
         f"round {guess.rounds[worst]}: {plan.queries} answers of rank {plan.rank} of {clients}, "
         f"the smallest group that stands alone in a combination is {who}{more}"
     ]
-    if not plan.min_support_exact:
+    bounded = [i for i, p in enumerate(guess.plans) if p.min_support_floor < plan.min_support]
+    if bounded:
+        where = ", ".join(str(guess.rounds[i]) for i in bounded[:6])
+        rest = f" and {len(bounded) - 6} more" if len(bounded) > 6 else ""
+        floor = min(guess.plans[i].min_support_floor for i in bounded)
         notes.append(
-            f"the search for the smallest group was bounded: at least {plan.min_support_floor}"
+            f"the search for the smallest group was bounded in round{'s' if bounded[1:] else ''} "
+            f"{where}{rest}: at least {floor}"
         )
     together = guess.stacked
     if len(guess.plans) > 1:

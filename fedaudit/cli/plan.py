@@ -200,24 +200,29 @@ def _verdict(checked: Checked) -> str:
             f"LEAK: combined, the answers of a round expose a group of {worst.min_support} (at "
             f"least {checked.threshold} were promised): {who}"
         )
-    if worst.min_support_floor < checked.threshold:
+    if checked.floor < checked.threshold:
+        open_ones = [
+            r for r, p in checked.rounds.items() if p.min_support_floor < checked.threshold
+        ]
+        where = ", ".join(map(str, open_ones[:MOST_ROWS]))
+        more = f" and {len(open_ones) - MOST_ROWS} more" if len(open_ones) > MOST_ROWS else ""
         return (
             f"UNDECIDED: no group below {checked.threshold} was found, none below "
-            f"{worst.min_support_floor} exists; the search was bounded"
+            f"{checked.floor} exists; the search was bounded "
+            f"(round{'s' if len(open_ones) > 1 else ''} {where}{more})"
         )
     return (
-        f"No combination of a round's answers exposes fewer than {worst.min_support} clients "
+        f"No combination of a round's answers exposes fewer than {checked.floor} clients "
         f"(threshold {checked.threshold}). This follows from the queries, whatever the answers are."
     )
 
 
 def _kept(checked: Checked) -> bool:
     """Whether no group below the threshold is exposed, for certain; one more query included."""
-    shown = checked.smallest.min_support_floor >= checked.threshold
-    if checked.added is None:
-        return shown
-    support = checked.added.support
-    return shown and support.exact and support.value >= checked.threshold
+    floors = [checked.floor]
+    if checked.added is not None:
+        floors.append(checked.added.support.floor)
+    return min(floors) >= checked.threshold
 
 
 def _show_designs(found: Designs) -> None:

@@ -59,8 +59,14 @@ class Checked:
 
     @property
     def smallest(self) -> PlanAudit:
-        """The round that exposes the smallest group."""
+        """The round in which the smallest group was found; a bounded search may have missed a
+        smaller one in another: see `floor`."""
         return min(self.rounds.values(), key=lambda p: p.min_support)
+
+    @property
+    def floor(self) -> int:
+        """No combination of a round's answers has fewer clients, in any round: proven."""
+        return min(p.min_support_floor for p in self.rounds.values())
 
     def to_dict(self) -> dict[str, Any]:
         plain: dict[str, Any] = {

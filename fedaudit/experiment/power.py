@@ -16,7 +16,7 @@ import numpy as np
 from fedaudit.errors import UsageError
 from fedaudit.experiment.catalogue import AUDITS, find
 from fedaudit.experiment.gate.evidence import Evidence, gather, need_results
-from fedaudit.report.findings import number
+from fedaudit.report.findings import number, undecided
 from fedaudit.report.power import Need
 from fedaudit.results import AuditResult, Estimate
 from fedaudit.stats import plan_design, power, query_plans
@@ -417,7 +417,15 @@ def _rounds(aim: Aim) -> Need:
 def _exact(result: AuditResult, e: Evidence, aim: Aim) -> list[Need]:
     assert result.headline is not None
     head = result.estimates[result.headline]
-    return [_nothing(result.audit, result.headline, head)]
+    need = _nothing(result.audit, result.headline, head)
+    if undecided(result):
+        ends = f"{number(head.low)} to {number(head.high)}"
+        need = replace(
+            need,
+            how=f"the search ended undecided, {ends}: no more rounds help, fewer queries a round, "
+            "disjoint groups (`fedaudit plan design`) or another threshold do",
+        )
+    return [need]
 
 
 def _nothing(audit: str, measure: str, head: Estimate | None = None) -> Need:

@@ -4,7 +4,8 @@
                     theory and measurement disagree, and that is the top finding
     leak            the interval of the headline lies wholly on the bad side of its baseline
                     or that of single clients does, after correction for their number
-    no_evidence     it does not; the smallest effect that would have been seen is stated
+    no_evidence     it does not; the smallest effect that would have been seen is stated, and
+                    rule E3 says where hardly any would
     not_applicable  a need of the audit is missing; the need is named
 
 There is no "safe".
@@ -124,14 +125,13 @@ def _headline(
         )
     estimate = result.estimates[result.headline]
     baseline = estimate.baseline if estimate.baseline is not None else 0.0
-    power = ""
-    if result.greater_is_leak:
-        leak = estimate.low > baseline
-        power = "" if leak else powerless(result, words)
-        rule = RULES["L1" if leak else "E3" if power else "E1"]
+    more = result.greater_is_leak
+    leak = estimate.low > baseline if more else estimate.high < baseline
+    power = "" if leak else powerless(result, words)
+    if leak:
+        rule = RULES["L1" if more else "L2"]
     else:
-        leak = estimate.high < baseline
-        rule = RULES["L2" if leak else "E2"]
+        rule = RULES["E3" if power else "E1" if more else "E2"]
     filled = {
         "value": number(estimate.value, words.percent),
         "baseline": number(baseline, words.percent),
@@ -139,21 +139,19 @@ def _headline(
     }
     statement = (words.leak if leak else words.no_evidence).format(**filled)
     if not leak:
-        statement += (
-            " How small a leak would have been seen is not known."
-            if result.detectable is None
-            else f" The {'smallest' if result.greater_is_leak else 'largest'} value that would "
-            f"have been seen as a leak is {number(result.detectable, words.percent)}."
-        )
-        if power and result.detectable is not None:
-            statement += " That is so much that the audit could hardly have found anything."
+        statement += _seen(result, words, power)
     return Finding(
         verdict="leak" if leak else "no_evidence",
         audit=result.audit,
         vantage=result.vantage,
         question=question,
         statement=statement,
-        rule=rule.said(baseline=filled["baseline"], power=power),
+        rule=rule.said(
+            baseline=filled["baseline"],
+            power=power,
+            end="low" if more else "high",
+            side="above" if more else "below",
+        ),
         measure=result.headline,
         estimate=estimate,
         source=result.source,
@@ -167,29 +165,78 @@ def _headline(
 def powerless(result: AuditResult, words: Words) -> str:
     """Why a result that shows no leak could hardly have shown one; empty where it could.
 
-    Of counts that are exact nothing is left to be seen: they have power whatever they are.
+    A count has all the power there is where the first number beyond the baseline would have been
+    seen. An exact value leaves nothing to be seen, an exact range on both sides of the baseline
+    leaves everything open. Distances count towards the bad side, whichever that is.
     """
     assert result.headline is not None
-    estimate = result.estimates[result.headline]
-    if estimate.confidence >= 1 or words.counted is not None:
-        return ""
-    if result.detectable is None:
-        return POWER["unknown"]
+    estimate, seen = result.estimates[result.headline], result.detectable
+    if undecided(result):
+        ends = {e: number(getattr(estimate, e), words.percent) for e in ("low", "high")}
+        return POWER["undecided"].format(**ends)
+    counts, exact = words.counted is not None, estimate.confidence >= 1
+    if seen is None:
+        return POWER["unknown"] if counts or not exact else ""
+    worse = 1 if result.greater_is_leak else -1
+    if seen == worse * math.inf:
+        return POWER["nothing"]
     baseline = estimate.baseline if estimate.baseline is not None else 0.0
+    reach = worse * (seen - baseline)
+    if reach <= 1 if counts else exact:
+        return ""
+    kind = "upper" if worse > 0 else "lower"
     bounds = [
-        b.value for b in result.bounds.values() if b.of == result.headline and b.kind == "upper"
+        worse * (b.value - baseline)
+        for b in result.bounds.values()
+        if b.of == result.headline and b.kind == kind
     ]
-    share = baseline <= 1 and estimate.high <= 1 and result.detectable <= 1
-    most = min([*bounds, 1.0] if share else bounds, default=math.inf)
+    values = (baseline, estimate.low, estimate.high, seen)
+    if worse > 0:
+        scale = [] if counts or max(values) > 1 else [1.0 - baseline]
+    else:
+        scale = [] if min(values) < 0 else [baseline]
+    most = min([*bounds, *scale], default=math.inf)
     filled = {
-        "seen": number(result.detectable, words.percent),
-        "most": number(most, words.percent),
+        "seen": number(seen, words.percent),
+        "most": number(baseline + worse * most, words.percent),
+        "side": "above" if worse > 0 else "below",
     }
-    if bounds and result.detectable >= min(bounds):
+    if bounds and reach >= min(bounds):
         return POWER["beyond"].format(**filled)
-    if most > baseline and result.detectable - baseline >= WEAK * (most - baseline):
+    if most > 0 and reach >= WEAK * most:
         return POWER["large"].format(**filled)
     return ""
+
+
+def undecided(result: AuditResult) -> bool:
+    """Whether the headline is a proven range, no point, with its baseline inside: no chance is in
+    it, and yet either side may be true."""
+    if result.headline is None:
+        return False
+    e = result.estimates[result.headline]
+    baseline = e.baseline if e.baseline is not None else 0.0
+    across = e.low <= baseline < e.high if result.greater_is_leak else e.low < baseline <= e.high
+    return e.confidence >= 1 and across
+
+
+def _seen(result: AuditResult, words: Words, power: str) -> str:
+    """What would have been seen where nothing was, as the end of a statement."""
+    seen = result.detectable
+    if seen is None:
+        return " How small a leak would have been seen is not known."
+    if math.isinf(seen):
+        return " No leak of any size would have been seen: the audit cannot say."
+    most = "smallest" if result.greater_is_leak else "largest"
+    text = (
+        f" The {most} value that would have been seen as a leak is {number(seen, words.percent)}."
+    )
+    if undecided(result):
+        e = result.estimates[result.headline or ""]
+        ends = f"{number(e.low, words.percent)} to {number(e.high, words.percent)}"
+        return f" The search ended undecided: it may be anything from {ends}.{text}"
+    if power:
+        text += " That is so much that the audit could hardly have found anything."
+    return text
 
 
 # -- single clients -------------------------------------------------------------------------------

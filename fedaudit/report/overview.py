@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fedaudit.report.chapter import Chapter
 from fedaudit.report.findings import ORDER, against, interval, number, words_for
-from fedaudit.report.rules import NOTHING_MEASURED, NOTHING_TO_CHANGE, observer
+from fedaudit.report.rules import NOTHING_MEASURED, NOTHING_TO_CHANGE, POWERLESS, observer
 from fedaudit.results import AuditResult, Bound, Finding
 
 
@@ -89,7 +89,10 @@ class Answer:
         if self.finding.verdict != "no_evidence" or r is None or e is None:
             return ""
         if r.detectable is None:
-            return "" if e.confidence >= 1 else "at a size that is not known"
+            known = not self.finding.rule.startswith(f"{POWERLESS.id}:")
+            return "" if known else "at a size that is not known"
+        if math.isinf(r.detectable):
+            return "at no size"
         ends = "from {} on" if r.greater_is_leak else "up to {}"
         return ends.format(number(r.detectable, self.percent))
 

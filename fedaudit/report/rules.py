@@ -81,10 +81,11 @@ RULES = {
         Rule(
             "E3",
             "no_evidence",
-            "As E1, and the audit could hardly have found anything: the smallest leak that it "
-            "would have seen lies two fifths or more of the way from chance to the most that is "
-            "possible (1, or the tightest upper bound), or is not known. It says next to nothing.",
-            "the low end of the interval is not above {baseline}; {power}",
+            "As E1 or E2, and the audit could hardly have found anything: the smallest leak that "
+            "it would have seen lies two fifths or more of the way from chance to the most that is "
+            "possible (the end of the scale, or the tightest bound), or is not known, or a search "
+            "ended undecided: both sides are possible. It says next to nothing.",
+            "the {end} end of the interval is not {side} {baseline}; {power}",
         ),
         Rule(
             "A1",
@@ -150,8 +151,10 @@ WEAK = 2 / 5
 """How much of the way from chance to the most that is possible a leak may need to be seen (E3)."""
 
 POWER = {
-    "beyond": "a leak would have shown from {seen} on, at or above the bound of {most}",
+    "beyond": "a leak would have shown from {seen} on, at or {side} the bound of {most}",
     "large": "only a large leak, from {seen} on, would have shown",
+    "nothing": "no leak of any size would have shown",
+    "undecided": "it may be anything from {low} to {high}, on either side",
     "unknown": "how small a leak would have shown is not known",
 }
 """Why an audit could hardly have found anything."""
@@ -278,7 +281,7 @@ WORDS = {
     ),
     "two_stage_membership": Words(
         measure="area under the ROC curve of the membership attack",
-        leak="An attack on the recorded round tells records that a client trained on from matched "
+        leak="An attack on the recorded rounds tells records that a client trained on from matched "
         "others with AUC {value} (chance {baseline}).",
         no_evidence="The membership attack reaches AUC {value}, which chance ({baseline}) can "
         "explain.",
@@ -371,6 +374,11 @@ NEEDS = (
         "combine",
         "run the federation with [protections.secure_aggregation]; in a hierarchy, whose sums "
         "only a region sees, name it in audits.query_plan.vantage",
+    ),
+    Need(
+        "no query was answered",
+        "sums over groups of clients were asked for, and every one was refused or failed",
+        "see the ledger for why: a threshold that dropouts undercut, or a plan that was refused",
     ),
     Need(
         "no records to ask about",

@@ -9,7 +9,7 @@ from fedaudit.errors import ConfigError, NotApplicable
 from fedaudit.layout import Layout
 from fedaudit.report.findings import judge
 from fedaudit.results import AuditResult
-from fedaudit.stats import query_plans
+from fedaudit.stats import query_algebra, query_plans
 from fedaudit.trace import AGGREGATOR, SERVER, Recorder, Trace, Truth, TruthRecorder
 from fedaudit.trace.ledger import QUERY, query_layout
 
@@ -128,6 +128,26 @@ def test_null_partitions_above_the_threshold_are_no_leak(tmp_path):
     assert e["recoverable_if_updates_persist"].value == 1
     assert e["persistent_cosine"].value > 0.9
     assert any("persist" in note for note in result.notes)
+
+
+def test_a_search_that_ends_undecided_cannot_say(tmp_path, monkeypatch):
+    """A round that is known to the end does not answer for one that is not."""
+    known = np.kron(np.eye(3), np.ones((1, 3)))
+    known = np.hstack([known, [[0], [0], [1]]])
+    opaque = np.random.default_rng(3).random((3, K)) < 0.6
+    trace, _ = recorded(tmp_path, [known, opaque], threshold=3)
+    (clear,) = judge(audited(trace))
+    assert (clear.verdict, clear.rule[:2]) == ("no_evidence", "E2")
+    monkeypatch.setattr(query_algebra, "WORK", 40)
+    result = audited(trace)
+    e = result.estimates["smallest_exposed_group"]
+    assert (e.value, e.low, e.high, e.baseline) == (3, 2, 3, 3)
+    assert "bounded" in e.method
+    assert any("bounded in round 2: at least 2" in note for note in result.notes)
+    assert result.detectable == 1  # groups of two were not excluded
+    (finding,) = judge(result)
+    assert (finding.verdict, finding.rule[:2]) == ("no_evidence", "E3")
+    assert "undecided: it may be anything from 2 to 3" in finding.statement
 
 
 def test_null_fixed_groups_gain_nothing_over_rounds(tmp_path):

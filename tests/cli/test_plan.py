@@ -4,10 +4,15 @@ import contextlib
 import io
 import json
 import sys
+from functools import partial
 
+import numpy as np
 import pytest
 
 from fedaudit import cli
+from fedaudit.audits.query_plan import audit_plan
+from fedaudit.experiment import plan
+from fedaudit.stats.query_algebra import added_by
 
 
 @pytest.fixture
@@ -46,6 +51,29 @@ def test_a_leaking_plan_is_named_with_its_clients(command, tmp_path):
     assert code == 4  # the plan itself keeps its promise, with that query it would not
     assert command("check", "p.csv", "--no-training")[0] == 0
     assert command("check", "p.csv", "--json")[0] == 4
+
+
+def test_a_plan_that_is_not_decided_is_not_certified(command, tmp_path, monkeypatch):
+    """Round 1 is known to expose ten and no fewer, round 2 anything from 3 to 13."""
+    rows = np.vstack([np.repeat(np.eye(4), 10, axis=1), np.random.default_rng(0).random((14, 40))])
+    lines = [
+        ",".join(map(str, (1 + (i > 3), *row))) for i, row in enumerate(rows.round().astype(int))
+    ]
+    head = ",".join(["round", *(f"c{i}" for i in range(40))])
+    (tmp_path / "p.csv").write_text("\n".join([head, *lines]), encoding="utf-8")
+    monkeypatch.setattr(plan, "audit_plan", partial(audit_plan, work=20_000))
+    monkeypatch.setattr(plan, "added_by", partial(added_by, work=20_000))
+    check = ("check", "p.csv", "--no-training", "--threshold")
+    code, out, _ = command(*check, 8)
+    assert code == 4
+    assert "UNDECIDED: no group below 8 was found, none below 3 exists" in out
+    assert "(round 2)" in out
+    code, out, _ = command(*check, 3)
+    assert code == 0
+    assert "exposes fewer than 3 clients" in out  # what was proven, not what was found
+    ten = ",".join(f"c{i}" for i in range(10))
+    assert command(*check, 3, "--add", ten, "--round", 1)[0] == 0
+    assert command(*check, 8, "--add", ten, "--round", 1)[0] == 4
 
 
 def test_a_design_is_printed_written_and_passes_its_own_check(command, tmp_path):

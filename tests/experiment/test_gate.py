@@ -349,6 +349,39 @@ def test_no_evidence_counts_only_from_an_audit_that_could_see(run):
     assert only(run, named).status == "passed"
 
 
+def test_a_search_that_ended_undecided_is_missing_evidence(run):
+    """None below 3 was proven, 5 were promised: no leak was found, and none was excluded."""
+    ranged = result("query_plan", "smallest_exposed_group", value=6, low=3, high=6, baseline=5.0)
+    head = replace(ranged.estimates["smallest_exposed_group"], confidence=1.0)
+    ranged = replace(
+        ranged, estimates={ranged.headline: head}, greater_is_leak=False, detectable=2.0
+    )
+    store(run, ranged)
+    verdict = {"metric": "query_plan.verdict"}
+    check = only(run, verdict)
+    assert check.status == "missing"
+    assert "underpowered" in check.missing
+    assert "undecided" in check.missing
+    assert only(run, verdict | {"must_detect": 2}).status == "passed"
+    assert only(run, verdict | {"must_detect": 4}).status == "missing"
+    assert only(run, {"name": "p", **verdict}, allow_missing=["p"]).status == "allowed"
+    whole = {ranged.headline: replace(head, low=6)}
+    store(run, replace(ranged, estimates=whole, detectable=4.0))
+    assert only(run, verdict).status == "passed"
+
+
+@pytest.mark.parametrize("seen", [None, float("inf")])
+def test_a_count_that_nothing_could_have_raised_is_missing_evidence(run, seen):
+    none = result("attribution", "clients_named", value=0, low=0, high=4, baseline=0.0)
+    store(run, replace(none, detectable=seen))
+    check = only(run, {"metric": "attribution.verdict"})
+    assert check.status == "missing"
+    assert "underpowered" in check.missing
+    assert "must_detect" not in check.missing
+    store(run, replace(none, detectable=1.0))
+    assert only(run, {"metric": "attribution.verdict"}).status == "passed"
+
+
 def test_a_disagreement_with_theory_fails(run):
     bound = Bound(value=0.1, kind="upper", of="linkage_accuracy", source="[X] Eq. (1)")
     store(run, replace(result(), bounds={"theorem": bound}))

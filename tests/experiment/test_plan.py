@@ -1,11 +1,13 @@
 """Plans as tables, ledgers and designs: what is read is what was asked, what is said is true."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 
 from fedaudit import experiment
+from fedaudit.audits.query_plan import audit_plan
 from fedaudit.errors import DataError, NotApplicable, UsageError
 from fedaudit.experiment import plan
 from fedaudit.experiment.config import check as checked_config
@@ -37,6 +39,21 @@ def test_the_training_aggregate_of_a_table_counts_unless_it_is_left_out(tmp_path
     assert plan.check(file).smallest.min_support == 1
     assert plan.check(file).smallest.recoverable == (3,)
     assert plan.check(file, training=False).smallest.min_support == 3
+
+
+def test_one_round_that_is_decided_does_not_decide_another(tmp_path, monkeypatch):
+    rows = np.vstack([np.repeat(np.eye(4), 10, axis=1), np.random.default_rng(0).random((14, 40))])
+    rounds = [1] * 4 + [2] * 14
+    lines = [f"{r}," + ",".join(map(str, row)) for r, row in zip(rounds, rows > 0.5, strict=True)]
+    text = "\n".join(lines).replace("True", "1").replace("False", "0")
+    file = table(tmp_path / "p.csv", f"round,{','.join(f'c{i}' for i in range(40))}\n{text}\n")
+    monkeypatch.setattr(plan, "audit_plan", partial(audit_plan, work=20_000))
+    found = plan.check(file, threshold=8, training=False)
+    first, second = found.rounds[1], found.rounds[2]
+    assert (first.min_support, first.min_support_exact) == (10, True)
+    assert second.min_support_floor < 8 < 10 < second.min_support
+    assert found.smallest is first
+    assert found.floor == second.min_support_floor
 
 
 def test_one_more_query_is_judged_before_it_is_asked(tmp_path):

@@ -72,6 +72,28 @@ def test_every_result_of_a_run_gets_a_line(finished):
     json.dumps(plain_power(list(found.values()), 0.9, 0.95), allow_nan=False)
 
 
+def test_a_search_that_ended_undecided_asks_for_another_plan_not_for_rounds(finished, tmp_path):
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    head = Estimate(value=6, low=3, high=6, n=3, confidence=1.0, baseline=5)
+    ranged = AuditResult(
+        audit="query_plan",
+        question="?",
+        vantage="server",
+        headline="smallest_exposed_group",
+        greater_is_leak=False,
+        estimates={"smallest_exposed_group": head},
+        detectable=2.0,
+    )
+    store(run, ranged)
+    need = by_measure(power_of_run(run))["query_plan.smallest_exposed_group"]
+    assert "undecided, 3 to 6" in need.how
+    assert "plan design" in need.how
+    whole = {"smallest_exposed_group": replace(head, low=6)}
+    store(run, replace(ranged, estimates=whole))
+    need = by_measure(power_of_run(run))["query_plan.smallest_exposed_group"]
+    assert "no chance in it" in need.how
+
+
 def test_links_are_counted_and_turned_into_rounds(finished, tmp_path):
     run = Path(shutil.copytree(finished, tmp_path / "run"))
     # alternating hits and misses in equal measure: links of a client are not alike

@@ -148,7 +148,7 @@ def test_every_finding_follows_from_a_rule_of_the_table_with_its_verdict():
         result(low=0.0),
         result(low=0.0, per_client=clients()),
         result(0.05, 0.01, 0.09, greater_is_leak=False),
-        result(0.05, 0.01, 0.2, greater_is_leak=False),
+        result(0.05, 0.01, 0.2, greater_is_leak=False, detectable=0.09),
         AuditResult(audit="a", question="?", vantage="server", not_applicable="x"),
         AuditResult(audit="a", question="?", vantage="server", not_applicable="no truth: blind"),
         AuditResult(audit="a", question="?", vantage="server", not_applicable=FAILED + "x"),
@@ -322,6 +322,61 @@ def test_an_exact_count_has_all_the_power_there_is():
     zero = Estimate(value=0, low=0, high=0, n=9, confidence=1.0, baseline=0)
     counted = replace(result(audit="coverage"), estimates={"score": zero}, detectable=1.0)
     assert judge(counted)[0].rule.startswith("E1")
+
+
+@pytest.mark.parametrize("more", [True, False])
+def test_a_count_that_nobody_could_have_seen_says_nothing(more):
+    """Whichever side is bad, and whether the count is exact or one of so many at least."""
+    at_least = Estimate(value=2, low=2 - 2 * more, high=9, n=9, baseline=2.0)
+    exact = replace(at_least, low=2, high=2, confidence=1.0)
+    worse = math.inf if more else -math.inf
+    for e in (at_least, exact):
+        plain = replace(result(audit="attribution"), estimates={"score": e}, greater_is_leak=more)
+        first = 3.0 if more else 1.0
+        for seen, rule in (
+            (first, "E1" if more else "E2"), (None, "E3"), (worse, "E3"),
+        ):  # fmt: skip
+            (found,) = judge(replace(plain, detectable=seen))
+            assert (found.verdict, found.rule[:2]) == ("no_evidence", rule)
+            assert ("high end" in found.rule) is not more
+    (found,) = judge(replace(plain, detectable=None))
+    assert "not known" in found.statement
+    (found,) = judge(replace(plain, detectable=worse))
+    assert "No leak of any size would have been seen" in found.statement
+
+
+@pytest.mark.parametrize(("bound", "rule"), [(20, "E1"), (9, "E3"), (4, "E3"), (3, "E3")])
+def test_a_count_is_held_against_its_bound(bound, rule):
+    e = Estimate(value=0, low=0, high=bound, n=9, baseline=0.0)
+    most = Bound(value=bound, kind="upper", of="score", source="[X] Eq. (1)")
+    bounded = replace(result(audit="attribution"), estimates={"score": e}, bounds={"b": most})
+    (found,) = judge(replace(bounded, detectable=4.0))
+    assert found.rule[:2] == rule
+    (found,) = judge(replace(bounded, detectable=1.0))
+    assert found.rule[:2] == "E1"
+
+
+@pytest.mark.parametrize(
+    ("detectable", "rule"), [(0.45, "E2"), (0.31, "E2"), (0.29, "E3"), (0.0, "E3"), (None, "E3")]
+)
+def test_power_is_asked_for_where_less_is_worse_too(detectable, rule):
+    (found,) = judge(
+        result(0.5, 0.3, 0.7, baseline=0.5, greater_is_leak=False, detectable=detectable)
+    )
+    assert (found.verdict, found.rule[:2]) == ("no_evidence", rule)
+
+
+@pytest.mark.parametrize("more", [True, False])
+@pytest.mark.parametrize(
+    ("low", "high", "open_ended"), [(3, 7, True), (5, 5, False), (2, 3, False), (7, 8, False)]
+)
+def test_a_proven_range_across_the_baseline_leaves_it_open(more, low, high, open_ended):
+    e = Estimate(value=high, low=low, high=high, n=9, confidence=1.0, baseline=5)
+    ranged = replace(result(audit="query_plan"), estimates={"score": e}, greater_is_leak=more)
+    (found,) = judge(replace(ranged, detectable=6.0 if more else 4.0))
+    assert ("E3" in found.rule) is open_ended
+    assert ("undecided" in found.statement) is open_ended
+    assert (found.verdict == "leak") is (low > 5 if more else high < 5)
 
 
 # -- advice and needs -----------------------------------------------------------------------------

@@ -480,10 +480,15 @@ def _of_verdict(limit: Limit, result: AuditResult, blank: Check) -> Check:
         )
     weak = [f for f in found if f.rule.startswith(f"{POWERLESS.id}: ")]
     if weak and limit.must_detect is None:
+        seen = result.detectable
+        accepted = (
+            ""
+            if seen is None or math.isinf(seen)
+            else f"; must_detect = {number(seen)} would accept that"
+        )
         return replace(
             blank,
-            missing=f"underpowered: {weak[0].statement}; must_detect = "
-            f"{number(result.detectable or 0.0)} would accept that",
+            missing=f"underpowered: {weak[0].statement}{accepted}",
             remedy=f"fedaudit power RUN --audit {limit.audit}",
         )
     if quiet and limit.must_detect is not None and result.detectable is not None:
