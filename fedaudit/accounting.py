@@ -9,7 +9,7 @@ upwards), or by Renyi divergences ("rdp", what most papers print).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -196,6 +196,34 @@ def smallest(meets: Callable[[float], bool]) -> float:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if meets(middle) else (middle, high)
     return high
+
+
+# -- noisy means -----------------------------------------------------------------------------------
+
+
+def effective_multiplier(noise_multiplier: float, weights: Sequence[float]) -> float:
+    """The multiplier that holds where updates count by `weights` (n,): z (1/n) / max share."""
+    total = float(sum(weights))
+    if not weights or total <= 0:
+        return noise_multiplier
+    return noise_multiplier * total / (len(weights) * max(weights))
+
+
+def joint_multiplier(noise_multiplier: float, clipped_count_stddev: float) -> float:
+    """Of a noisy mean and a noisy count of clipped updates together, as adaptive clipping releases
+    them: (z^-2 + (2 s)^-2)^(-1/2), the inverse of what Flower does with its setting."""
+    if noise_multiplier == 0 or clipped_count_stddev == 0:
+        return 0.0
+    return float((noise_multiplier**-2 + (2 * clipped_count_stddev) ** -2) ** -0.5)
+
+
+def composed_multiplier(multipliers: Sequence[float]) -> float:
+    """The one Gaussian mechanism that costs as much as several: (sum z^-2)^(-1/2); none: infinite.
+    Exact, also where a later one is chosen after the earlier ones were seen."""
+    if any(z == 0 for z in multipliers):
+        return 0.0
+    cost = sum(z**-2 for z in multipliers)
+    return float(cost**-0.5) if cost else math.inf
 
 
 # -- amplification by shuffling -------------------------------------------------------------------

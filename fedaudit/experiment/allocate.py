@@ -561,8 +561,10 @@ def config_for(who: Clients, found: Allocation, steps_per_round: int | Literal["
 
     Clients are listed in the order of their names, as the partition `by_owner` numbers them.
     """
-    order = range(who.n) if who.numbered else sorted(range(who.n), key=lambda i: who.names[i])
-    settings = dict(as_settings(found, list(order)))
+    order = list(range(who.n))
+    if not who.numbered:
+        order.sort(key=lambda i: who.names[i])
+    settings = dict(as_settings(found, order))
     multipliers: Sequence[float] = settings.pop("noise_multiplier")  # type: ignore[assignment]
     steps = "epochs = 1" if steps_per_round == "epoch" else f"steps = {steps_per_round}"
     lines = [
@@ -571,6 +573,7 @@ def config_for(who: Clients, found: Allocation, steps_per_round: int | Literal["
         '# Multipliers stand in the order of the clients\' names, as partition.kind = "by_owner"',
         "# numbers them, and fit clients with as many training records as the table said. They are",
         "# public settings: whoever reads them learns the leverage.",
+        *_whose(who, order),
         "",
         "[federation]",
         f"clients = {who.n}",
@@ -595,6 +598,15 @@ def config_for(who: Clients, found: Allocation, steps_per_round: int | Literal["
         "]",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _whose(who: Clients, order: Sequence[int]) -> list[str]:
+    """The names behind the multipliers as data, for software that goes by name. A table without
+    names numbers its rows, and there is nothing to mistake."""
+    if who.numbered:
+        return []
+    names = toml_value([who.names[i] for i in order])
+    return ["", "[allocation]", f"clients = {names}  # whose multiplier stands where"]
 
 
 def _comment(name: str) -> str:

@@ -157,6 +157,9 @@ def load(
 
 
 COMPARE, THOROUGH = "compare", "thorough"
+ALLOCATED = "allocation"
+"""The section of a dp_sgd.toml that names whose multiplier stands where. A run numbers its clients
+and does not need it: names of sites stay out of configs that are stored and reported."""
 
 
 def load_variants(
@@ -184,6 +187,14 @@ def load_variants(
     else:
         raw, where = read(Path(path)), str(path)
     compare, more = (_table(raw.pop(name, {}), name) for name in (COMPARE, THOROUGH))
+    strange = sorted(set(_table(raw.pop(ALLOCATED, {}), ALLOCATED)) - {"clients"})
+    if strange:
+        raise ConfigError(
+            f"unknown key {ALLOCATED}.{strange[0]} in {where}",
+            expected="clients, the names that `fedaudit allocate` wrote",
+            got=", ".join(strange),
+            remedy="noise belongs into [protections.dp_sgd]",
+        )
     if thorough and not more:
         raise ConfigError(
             f"--thorough changes nothing: {where} has no [thorough]",

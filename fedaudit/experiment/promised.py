@@ -6,7 +6,8 @@ beside what was linked:
 
     json.dump({name: engine.accountant.state_dict() for name, engine in engines.items()}, file)
 
-or the state of one accountant alone, if all clients did the same steps.
+or the state of one accountant alone, if all clients did the same steps. What Flower's DP wrappers
+promise is worked out from the recording (`noisy_means`).
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from typing import Any
 
 from fedaudit.accounting import from_opacus
 from fedaudit.errors import UsageError, nearest
+from fedaudit.experiment import noisy_means
+from fedaudit.experiment.noisy_means import EVERYONE
 from fedaudit.trace import Trace, Truth
 from fedaudit.trace.store import write_atomically
 
 FILE = "promised.json"
-EVERYONE = "every client"
 
 
 def read_opacus(file: Path, delta: float, clients: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -67,8 +69,12 @@ def hand_over(
 
 
 def promised(folder: Path, trace: Trace, truth: Truth | None) -> dict[str, Any]:
-    """Who promised -> client -> guarantee: of the run itself, and what was handed over."""
+    """Who promised -> client -> guarantee: of the run itself (ours, or a recorded one of Flower),
+    and what was handed over."""
     own = {} if truth is None else dict(truth.facts.get("guarantees", {}))
+    recorded = noisy_means.promise(trace)
+    if recorded:
+        own["central_dp"] = recorded
     try:
         kept = json.loads((folder / FILE).read_text(encoding="utf-8"))
         fits = kept["trace_sha256"] == trace.sha256

@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 import tomllib
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +31,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedaudit.errors import ConfigError, UsageError
+from fedaudit.errors import ConfigError, FedauditError, UsageError
 from fedaudit.flower import require
 from fedaudit.flower.project import read_project
 
@@ -194,9 +195,13 @@ def run_app(
             got=", ".join(unknown),
             remedy="add it to [tool.flwr.app.config]",
         )
-    with _importable(Path(folder)):
+    root = Path(folder)
+    with _importable(root):
         return run_in_process(
-            _load(app.server), _load(app.client), nodes, run_config={**config, **(run_config or {})}
+            _load(app.server, root),
+            _load(app.client, root),
+            nodes,
+            run_config={**config, **(run_config or {})},
         )
 
 
@@ -217,14 +222,33 @@ def _importable(folder: Path) -> Iterator[None]:
                 del sys.modules[name]
 
 
-def _load(reference: str) -> Any:
+def _load(reference: str, folder: Path) -> Any:
+    """The object behind "module:object". Importing runs the app's own code: whatever that raises
+    is told with the place where it happened."""
     module, _, name = reference.partition(":")
     try:
         return getattr(importlib.import_module(module), name or "app")
-    except (ImportError, AttributeError) as error:
+    except FedauditError:
+        raise  # says by itself what is wrong
+    except Exception as error:
+        place = _place(error, folder)
+        said = error.msg if isinstance(error, SyntaxError) else str(error)
         raise ConfigError(
             f"{reference} could not be loaded",
-            expected="module:object of the app's folder",
-            got=str(error),
-            remedy="correct [tool.flwr.app.components]",
+            expected="module:object of the app's folder, in code that can be imported",
+            got=f"{type(error).__name__}: {said}" + (f", at {place}" if place else ""),
+            remedy=f"correct {place}" if place else "correct [tool.flwr.app.components]",
         ) from None
+
+
+def _place(error: Exception, folder: Path) -> str:
+    """file:line of the app's own code that an error comes from; empty if from none of it."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    inside = folder.resolve()
+    places = [
+        f"{frame.filename}:{frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).resolve().is_relative_to(inside)
+    ]
+    return places[-1] if places else ""

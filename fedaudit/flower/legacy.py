@@ -24,10 +24,11 @@ from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import Strategy
 
+from fedaudit.accounting import check_delta
 from fedaudit.errors import UsageError
 from fedaudit.flower import require
 from fedaudit.flower.arrays import KINDS, Content, Named, single
-from fedaudit.flower.protections import declared_by
+from fedaudit.flower.protections import DELTA, declared_by
 from fedaudit.flower.tape import WEIGHT, Heard, Keep, Sends, Sent, Tape
 
 
@@ -53,6 +54,7 @@ class RecordingLegacyStrategy(Strategy):
         task: Mapping[str, Any] | None = None,
         sends: Sends = "model",
         name_by: str | None = None,
+        delta: float = DELTA,
         resume: bool = False,
     ) -> None:
         if not isinstance(strategy, Strategy):
@@ -68,7 +70,7 @@ class RecordingLegacyStrategy(Strategy):
             path,
             Keep(tensors=tensors, dtype=dtype, sketch=sketch, purpose=purpose, retention=retention),
             about={"aggregation": type(strategy).__name__, "software": f"flwr {require()}"},
-            declared=declared_by(strategy),
+            declared=declared_by(strategy, check_delta(delta)),
             task=task,
             sends=sends,
             name_by=name_by,

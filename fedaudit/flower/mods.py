@@ -17,16 +17,17 @@ import logging
 import math
 import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self, TypeGuard
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.constant import ErrorCode
 
-from fedaudit.errors import ConfigError, DataError, UsageError
+from fedaudit.errors import ConfigError, DataError, UsageError, nearest
 from fedaudit.flower.arrays import misfit, named
 from fedaudit.flower.protections import CLIP, MULTIPLIER
 from fedaudit.protections.guard import Calibration, GuardReport, guard
@@ -34,7 +35,10 @@ from fedaudit.protections.guard import Calibration, GuardReport, guard
 _log = logging.getLogger(__name__)
 
 TOLD, TOLD_CLIP = "noise-multiplier", "clip"
-PARTITION = "partition-id"
+PARTITION, CLIENT = "partition-id", "client-name"
+"""Keys of a node's config: its number, and its name in an allocation."""
+NAMED = "allocation"
+"""The section of a dp_sgd.toml that names its clients."""
 LAST = "fedaudit-guard"
 """The record of a node's state that holds the model it received last."""
 
@@ -115,56 +119,127 @@ def _setting(given: float | None, context: Context, key: str) -> float:
     return float(value)
 
 
-def allocated_noise_mod(allocation: str | os.PathLike[str] | Sequence[float]) -> Mod:
+def allocated_noise_mod(
+    allocation: str | os.PathLike[str] | Sequence[float],
+    *,
+    partitions: Sequence[str] | None = None,
+) -> Mod:
     """Tell the training code of this node its own noise multiplier.
 
-    `allocation` is the dp_sgd.toml that `fedaudit allocate` wrote, or one multiplier per client;
-    the node's `partition-id` says which is its own. The training function finds `noise-multiplier`
-    (and `clip`, where the file has one) in the message's config, and hands it to its DP-SGD.
+    `allocation` is the dp_sgd.toml that `fedaudit allocate` wrote, or one multiplier per client.
+    Where the file names its clients, the node's `client-name` says which is its own; simulated
+    nodes have a number alone, and `partitions` says whose: a name for each `partition-id`. Where
+    nobody is named, the order is that of `partition-id`. The training function finds
+    `noise-multiplier` (and `clip`, where the file has one) in the message's config, and hands it to
+    its DP-SGD.
     """
-    multipliers, clip = _allocation(allocation)
+    found = _Allocation.of(allocation)
+    if partitions is not None:
+        found.refuse_strangers(partitions)
 
     def told(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if not message.metadata.message_type.startswith(MessageType.TRAIN):
             return call_next(message, context)
-        own = context.node_config.get(PARTITION)
-        if not isinstance(own, int) or not 0 <= own < len(multipliers):
-            raise ConfigError(
-                "the allocation has no multiplier for this node",
-                expected=f"a {PARTITION} from 0 to {len(multipliers) - 1} in the node config",
-                got=repr(own),
-                remedy=f"flower-supernode --node-config '{PARTITION}=0 ...'",
-            )
+        multiplier = found.own(context.node_config, partitions)
         records = message.content.config_records
         key, config = next(iter(records.items()), ("config", ConfigRecord()))
-        config[TOLD] = multipliers[own]
-        if clip is not None:
-            config[TOLD_CLIP] = clip
+        config[TOLD] = multiplier
+        if found.clip is not None:
+            config[TOLD_CLIP] = found.clip
         message.content[key] = config
         return call_next(message, context)
 
     return told
 
 
-def _allocation(
-    given: str | os.PathLike[str] | Sequence[float],
-) -> tuple[list[float], float | None]:
-    if not isinstance(given, str | os.PathLike):
-        return [float(z) for z in given], None
-    file = Path(given)
-    try:
-        own = tomllib.loads(file.read_text(encoding="utf-8"))["protections"]["dp_sgd"]
-        many = own["noise_multiplier"]
-        multipliers = [float(z) for z in (many if isinstance(many, list) else [many])]
-        clip = own.get("clip")
-        return multipliers, None if clip is None else float(clip)
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{file} holds no allocation",
-            expected="[protections.dp_sgd] with noise_multiplier, one per client",
-            got=f"{type(error).__name__}: {error}",
-            remedy="fedaudit allocate CLIENTS.csv ... writes dp_sgd.toml",
-        ) from None
+@dataclass(frozen=True)
+class _Allocation:
+    """Multipliers, whose they are (`names`, empty where nobody is named), and the bound."""
+
+    multipliers: tuple[float, ...]
+    names: tuple[str, ...] = ()
+    clip: float | None = None
+
+    @classmethod
+    def of(cls, given: str | os.PathLike[str] | Sequence[float]) -> Self:
+        if not isinstance(given, str | os.PathLike):
+            return cls(tuple(float(z) for z in given))
+        file = Path(given)
+        try:
+            raw = tomllib.loads(file.read_text(encoding="utf-8"))
+            own = raw["protections"]["dp_sgd"]
+            many = own["noise_multiplier"]
+            multipliers = tuple(float(z) for z in (many if isinstance(many, list) else [many]))
+            clip = None if own.get("clip") is None else float(own["clip"])
+            names = tuple(str(n) for n in raw[NAMED]["clients"]) if NAMED in raw else ()
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{file} holds no allocation",
+                expected="[protections.dp_sgd] with noise_multiplier, one per client, and their "
+                "names in [allocation], clients",
+                got=f"{type(error).__name__}: {error}",
+                remedy="fedaudit allocate CLIENTS.csv ... writes dp_sgd.toml",
+            ) from None
+        if NAMED in raw and not len(set(names)) == len(names) == len(multipliers):
+            raise ConfigError(
+                f"the names in {file} do not fit its multipliers",
+                expected=f"{len(multipliers)} names in allocation.clients, each once",
+                got=f"{len(names)}, of which {len(set(names))} are different",
+                remedy="write the file anew: fedaudit allocate CLIENTS.csv ...",
+            )
+        return cls(multipliers, names, clip)
+
+    def refuse_strangers(self, partitions: Sequence[str]) -> None:
+        """Names for partitions are of use where the file has names, and only those."""
+        strange = [name for name in partitions if name not in self.names]
+        if strange or len(set(partitions)) < len(partitions):
+            raise ConfigError(
+                "the names of the partitions are not those of the allocation",
+                expected=f"each once: {', '.join(self.names) or 'none, it names nobody'}",
+                got=", ".join(strange or partitions),
+                remedy=nearest(strange[0], self.names) if strange else "name every client once",
+            )
+
+    def own(self, node: Mapping[str, Any], partitions: Sequence[str] | None) -> float:
+        """The multiplier of the node with this config."""
+        if self.names:
+            return self.multipliers[self.names.index(self._name(node, partitions))]
+        number = node.get(PARTITION)
+        if not _is_number(number, len(self.multipliers)):
+            raise ConfigError(
+                "the allocation has no multiplier for this node",
+                expected=f"a {PARTITION} from 0 to {len(self.multipliers) - 1} in the node config",
+                got=repr(number),
+                remedy=f"flower-supernode --node-config '{PARTITION}=0 ...'",
+            )
+        return self.multipliers[number]
+
+    def _name(self, node: Mapping[str, Any], partitions: Sequence[str] | None) -> str:
+        """The node's name: its own, or that of its partition where these are named."""
+        name, number = node.get(CLIENT), node.get(PARTITION)
+        if name is None and partitions is not None and _is_number(number, len(partitions)):
+            name = partitions[number]
+        if name is None:
+            # a number alone is no name: the table's order need not be that of this file
+            raise ConfigError(
+                "the allocation goes by name, and this node has none",
+                expected=f"{CLIENT} in the node config: {', '.join(self.names)}",
+                got=", ".join(f"{k}={v!r}" for k, v in node.items()) or "an empty node config",
+                remedy=f"flower-supernode --node-config '{CLIENT}=\"{self.names[0]}\" ...'; in a "
+                "simulation allocated_noise_mod(..., partitions=[names by partition-id])",
+            )
+        if name not in self.names:
+            raise ConfigError(
+                f"the allocation has no client {name!r}",
+                expected=f"a {CLIENT} of the allocation",
+                got=repr(name),
+                remedy=nearest(str(name), self.names),
+            )
+        return str(name)
+
+
+def _is_number(value: Any, below: int) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < below
 
 
 def guard_mod(

@@ -17,11 +17,21 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedaudit.accounting import Exposure, Guarantee, epsilon
+from fedaudit.accounting import (
+    Exposure,
+    Guarantee,
+    effective_multiplier,
+    epsilon,
+    joint_multiplier,
+)
 
 SERVER_SIDE = "the server, which sees every update before noise is added"
 CLIENT_SIDE = "the client's own code"
 CENTRAL = "DifferentialPrivacy"
+MEANS = ("FedAvg", "FedProx")
+"""Strategies whose result is the weighted mean of the replies, which is what a wrapper's noise is
+scaled for. Others make a step of it first, which moves by more or less than the mean."""
+DELTA = 1e-5
 CLIP, MULTIPLIER = "update-noise-clip", "update-noise-multiplier"
 """Keys of the run config for `update_noise_mod`."""
 MASKED_BY = "enough clients that stay, and a server that follows the protocol and does not search"
@@ -30,42 +40,56 @@ MASK_BITS = 28
 base64, XORed: the top bit of every byte is 0. https://github.com/flwrlabs/flower/issues/7522"""
 
 
-def declared_by(strategy: Any) -> list[dict[str, Any]]:
-    """Protections that a strategy (and those it wraps) declares, outermost first."""
+def declared_by(strategy: Any, delta: float = DELTA) -> list[dict[str, Any]]:
+    """Protections that a strategy (and those it wraps) declares, outermost first.
+
+    `noise_multiplier` is the one that holds for all that a round releases; where the clipping norm
+    is adapted, that is the mean and a count, and `mean_multiplier` is that of the mean alone.
+    """
     out = []
     while strategy is not None:
         kind = type(strategy).__name__
         if kind.startswith(CENTRAL):
-            out.append(
-                {
-                    "name": "central_dp",
-                    "flower": kind,
-                    "covers": [],
-                    "trust": SERVER_SIDE,
-                    "unit": "client",
-                    "noise_multiplier": float(getattr(strategy, "noise_multiplier", 0.0)),
-                    "clip": float(getattr(strategy, "clipping_norm", 0.0)),
-                    "clients": int(getattr(strategy, "num_sampled_clients", 0)),
+            z = float(getattr(strategy, "noise_multiplier", 0.0))
+            own: dict[str, Any] = {
+                "name": "central_dp",
+                "flower": kind,
+                "covers": [],
+                "trust": SERVER_SIDE,
+                "unit": "client",
+                "noise_multiplier": z,
+                "clip": float(getattr(strategy, "clipping_norm", 0.0)),
+                "clients": int(getattr(strategy, "num_sampled_clients", 0)),
+                "delta": delta,
+            }
+            if "Adaptive" in kind:
+                # Flower keeps what is left for the mean, the setting is for both together
+                count = float(getattr(strategy, "clipped_count_stddev", 0.0))
+                own |= {
+                    "noise_multiplier": joint_multiplier(z, count),
+                    "mean_multiplier": z,
+                    "count_stddev": count,
+                    "clip_rate": float(getattr(strategy, "clip_norm_lr", 0.0)),
+                    "clip_quantile": float(getattr(strategy, "target_clipped_quantile", 0.0)),
                 }
-            )
+            inner = type(_wrapped(strategy))
+            own["around"] = inner.__name__
+            if inner.__name__ not in MEANS or not inner.__module__.startswith("flwr."):
+                own["note"] = (
+                    f"no epsilon can be told: its noise is for a mean, and that {inner.__name__} "
+                    "makes one is not known"
+                )
+            out.append(own)
         strategy = vars(strategy).get("strategy")
     return out
 
 
-def effective_multiplier(noise_multiplier: float, weights: Sequence[float]) -> float:
-    """The multiplier that holds where updates count by `weights` (n,): z (1/n) / max share."""
-    total = float(sum(weights))
-    if not weights or total <= 0:
-        return noise_multiplier
-    return noise_multiplier * total / (len(weights) * max(weights))
-
-
-def joint_multiplier(noise_multiplier: float, clipped_count_stddev: float) -> float:
-    """Of a noisy mean and a noisy count of clipped updates together, as adaptive clipping releases
-    them: (z^-2 + (2 s)^-2)^(-1/2), the inverse of what Flower does with its setting."""
-    if noise_multiplier == 0 or clipped_count_stddev == 0:
-        return 0.0
-    return float((noise_multiplier**-2 + (2 * clipped_count_stddev) ** -2) ** -0.5)
+def _wrapped(strategy: Any) -> Any:
+    """What a wrapper adds its noise to the result of, recordings left out."""
+    inner = vars(strategy).get("strategy")
+    while type(inner).__name__.startswith("Recording") and "strategy" in vars(inner):
+        inner = vars(inner)["strategy"]
+    return inner
 
 
 def central(

@@ -14,10 +14,11 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from fedaudit.accounting import check_delta
 from fedaudit.errors import UsageError
 from fedaudit.flower import require
 from fedaudit.flower.arrays import Content, content_of, named, single
-from fedaudit.flower.protections import declared_by
+from fedaudit.flower.protections import DELTA, declared_by
 from fedaudit.flower.tape import WEIGHT, Heard, Keep, Sends, Sent, Tape, party
 from fedaudit.trace import SERVER
 
@@ -36,8 +37,9 @@ class RecordingStrategy(Strategy):
     `tensors`, `dtype` and `sketch` select what of an upload is kept, `purpose` and `retention` are
     written into the manifest (see `tape.Keep`). `sends` says what a reply holds, a "model", a
     "delta" or a "gradient". Nodes are called node-ID; with `name_by="partition-id"` a node that
-    tells this metric is called after it. `task` describes the model for audits. `resume` goes on
-    with a trace after its last complete round.
+    tells this metric is called after it. `task` describes the model for audits. `delta` is that of
+    what a DP wrapper promises, which reports tell. `resume` goes on with a trace after its last
+    complete round.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class RecordingStrategy(Strategy):
         task: Mapping[str, Any] | None = None,
         sends: Sends = "model",
         name_by: str | None = None,
+        delta: float = DELTA,
         resume: bool = False,
     ) -> None:
         if not isinstance(strategy, Strategy):
@@ -68,7 +71,7 @@ class RecordingStrategy(Strategy):
             path,
             Keep(tensors=tensors, dtype=dtype, sketch=sketch, purpose=purpose, retention=retention),
             about={"aggregation": type(strategy).__name__, "software": f"flwr {require()}"},
-            declared=declared_by(strategy),
+            declared=declared_by(strategy, check_delta(delta)),
             task=task,
             weight_key=str(getattr(strategy, "weighted_by_key", WEIGHT)),
             sends=sends,

@@ -130,7 +130,10 @@ def test_files(table, tmp_path):
     raw = tomllib.loads((tmp_path / "out" / "dp_sgd.toml").read_text(encoding="utf-8"))
     by_name = dict(zip(NAMES, z, strict=True))
     assert raw["protections"]["dp_sgd"]["noise_multiplier"] == [by_name[n] for n in sorted(NAMES)]
+    # the names stand there as data, and a run's own config does not keep them
+    assert raw["allocation"]["clients"] == sorted(NAMES)
     config = load(tmp_path / "out" / "dp_sgd.toml")
+    assert "allocation" not in config.raw
     assert config.protections["dp_sgd"].multiplier(0) == by_name["Aachen"]
     assert (config.federation.clients, config.federation.rounds) == (6, 10)
     assert (config.training.batch_size, config.training.steps) == (32, 1)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedaudit.errors import ConfigError
+from fedaudit.experiment.catalogue import AUDITS
 from fedaudit.flower.doctor import examine
 from fedaudit.flower.project import flat
 from fedaudit.flower.protections import central, local, update_noise
@@ -60,6 +61,23 @@ def test_an_app_without_protection(app):
     assert not found.audits["query_plan"][0]
     assert any("RecordingStrategy(strategy" in line for line in found.lines)
     assert "nothing" in found.text()
+
+
+def test_every_audit_is_listed_with_what_it_would_take(app):
+    found = examine(app())
+    assert sorted(found.audits) == sorted(AUDITS)
+    applies = {name for name, (yes, _) in found.audits.items() if yes}
+    assert applies == {"active_membership", "coverage", "fingerprint", "two_stage_membership"}
+    assert all(why for _, why in found.audits.values())
+    assert "keys" in found.audits["attribution"][1]
+    assert "how clients train" in found.audits["topology_inference"][1]
+    said = found.text()
+    for name, (yes, _) in found.audits.items():
+        assert f"  {'yes ' if yes else 'no  '} {name}: " in said
+    # trees have no tensors to plant weights in
+    trees = examine(app(FEDAVG.replace("FedAvg", "FedXgbBagging")))
+    assert sorted(trees.audits) == sorted(AUDITS)
+    assert not trees.audits["active_membership"][0]
 
 
 def test_the_template_is_read_as_it_is():

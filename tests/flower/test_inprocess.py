@@ -101,6 +101,32 @@ def test_apps_that_cannot_be_run_say_why(tmp_path):
         run_in_process(ServerApp(), ClientApp(), 0)
 
 
+@pytest.mark.parametrize(
+    ("code", "said", "line"),
+    [
+        ("x = 1\ndef y(\n", "SyntaxError: '(' was never closed", 2),
+        ("x = 1\n\ny = x / 0\n", "ZeroDivisionError: division by zero", 3),
+        ("import math\nmath.sqrt(-1)\n", "ValueError: math domain error", 2),
+        ("import json\napp = 1\njson.loads('{')\n", "JSONDecodeError: ", 3),
+        ("raise RuntimeError('no GPU')\n", "RuntimeError: no GPU", 1),
+    ],
+)
+def test_an_app_that_fails_when_it_is_imported_is_told_with_its_place(tmp_path, code, said, line):
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.flwr.app.components]\nserverapp = "failing_app:app"\nclientapp = "failing_app:app"\n'
+    )
+    file = tmp_path / "failing_app.py"
+    file.write_text(code)
+    with pytest.raises(ConfigError) as told:
+        run_app(tmp_path, 2)
+    error = told.value
+    assert error.what == "failing_app:app could not be loaded"
+    assert error.got.startswith(said)
+    assert error.got.endswith(f"failing_app.py:{line}")
+    assert error.expected
+    assert f"{file.name}:{line}" in error.remedy
+
+
 def test_settings_are_values_of_toml_or_text():
     given = parse_settings(["a=1", "b=0.5", "c=true", "d=plain words", 'e="quoted"'])
     assert given == {"a": 1, "b": 0.5, "c": True, "d": "plain words", "e": "quoted"}

@@ -126,11 +126,84 @@ def test_an_allocation_of_ours_is_understood(tmp_path):
     )
     assert said.exit_code == 0, said.output or said.exception
     told = []
-    for number in range(3):
+    for name in "abc":
         mod = allocated_noise_mod(out / "dp_sgd.toml")
-        told.append(through(mod, moved, node={"partition-id": number})[1]["noise-multiplier"])
+        told.append(through(mod, moved, node={"client-name": name})[1]["noise-multiplier"])
     assert told == sorted(told)  # more leverage, more noise
     assert told[0] < told[2]
+
+
+ORDER = ("site-2", "site-10", "site-1")
+"""Neither the order of their names nor of their numbers."""
+
+
+@pytest.fixture
+def allocated(tmp_path):
+    """dp_sgd.toml of three clients, and the multiplier of each by the table that was written."""
+    import csv
+
+    from fedaudit.experiment.allocate import allocate
+
+    table = tmp_path / "clients.csv"
+    table.write_text(
+        "client,n\n" + "".join(f"{c},{n}\n" for c, n in zip(ORDER, (300, 100, 50), strict=True))
+    )
+    out = tmp_path / "out"
+    allocate(table, size_column="n", rounds=5, batch_size=10, budget=0.1, out=out)
+    with (out / "allocation.csv").open(encoding="utf-8", newline="") as file:
+        rows = {r["client"]: float(r["noise_multiplier"]) for r in csv.DictReader(file)}
+    assert len(set(rows.values())) == 3
+    return out / "dp_sgd.toml", rows
+
+
+def multiplier(mod, **node):
+    return through(mod, moved, node=node)[1]["noise-multiplier"]
+
+
+def test_multipliers_are_found_by_name_whatever_their_order(allocated):
+    file, rows = allocated
+    for number, name in enumerate(ORDER):
+        # the number in the table says nothing about the order of the file
+        node = {"client-name": name, "partition-id": number}
+        assert multiplier(allocated_noise_mod(file), **node) == pytest.approx(rows[name])
+        # simulated nodes have a number alone: whose it is must be said
+        told = multiplier(allocated_noise_mod(file, partitions=ORDER), **{"partition-id": number})
+        assert told == pytest.approx(rows[name])
+
+
+def test_nodes_without_a_name_or_with_another_are_refused(allocated, tmp_path):
+    file, _ = allocated
+    with pytest.raises(ConfigError, match="goes by name") as told:
+        multiplier(allocated_noise_mod(file), **{"partition-id": 0})
+    assert "client-name" in told.value.expected
+    assert told.value.got == "partition-id=0"
+    with pytest.raises(ConfigError, match="no client 'site-3'"):
+        multiplier(allocated_noise_mod(file), **{"client-name": "site-3"})
+    with pytest.raises(ConfigError, match="goes by name"):
+        multiplier(allocated_noise_mod(file, partitions=ORDER), **{"partition-id": 3})
+    with pytest.raises(ConfigError, match="not those of the allocation"):
+        allocated_noise_mod(file, partitions=["site-2", "site-3"])
+    with pytest.raises(ConfigError, match="names nobody"):
+        allocated_noise_mod([1.0, 2.0], partitions=["a", "b"])
+    text = file.read_text(encoding="utf-8")
+    for wrong in ('["site-1"]', '["site-1", "site-1", "site-2"]'):
+        other = tmp_path / "other.toml"
+        other.write_text(text.replace('["site-1", "site-10", "site-2"]', wrong))
+        with pytest.raises(ConfigError, match="do not fit"):
+            allocated_noise_mod(other)
+
+
+def test_a_table_without_names_goes_by_number(tmp_path):
+    from fedaudit.experiment.allocate import allocate
+
+    table = tmp_path / "clients.csv"
+    table.write_text("n\n300\n100\n50\n")
+    found = allocate(
+        table, size_column="n", rounds=5, batch_size=10, budget=0.1, out=tmp_path / "out"
+    )
+    mod = allocated_noise_mod(tmp_path / "out" / "dp_sgd.toml")
+    for number, z in enumerate(found.allocation.noise_multiplier):
+        assert multiplier(mod, **{"partition-id": number}) == pytest.approx(z)
 
 
 def test_a_server_sees_what_the_mod_let_through(apps, tmp_path):

@@ -1,6 +1,7 @@
 """Guarantees of Flower's own protections, against Flower's own accountant."""
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -112,3 +113,115 @@ def test_local_dp_is_accounted_for_by_the_noise_that_is_added():
     # half the sensitivity is half the noise: the promise of 0.5 does not hold
     assert local(1.0, 1.0, 0.5, 1e-5, 1).epsilon > 0.5
     assert math.isinf(protections.local_noise(1.0, 0.0, 1e-5))
+
+
+# -- what a recorded run promises ------------------------------------------------------------------
+
+
+def promised_by(apps, folder, wrapper, rounds=3, nodes=4, **client):
+    """The guarantees and the report of a recorded run, audited."""
+    from fedaudit.experiment import audit
+    from fedaudit.flower import RecordingStrategy
+
+    recorded = RecordingStrategy(wrapper, folder / "t", name_by="partition-id", delta=1e-6)
+    metrics = {"partition-id": 0, **client.pop("metrics", {})}
+    apps.run(recorded, rounds=rounds, nodes=nodes, metrics=metrics, **client)
+    run = audit(folder / "t", ["coverage"])
+    page = (run.path / "report.md").read_text(encoding="utf-8").replace("\\", "")
+    return run.guarantees.get("central_dp", {}), page + run.summary["protected by"]
+
+
+def test_the_report_of_a_recorded_run_has_what_fixed_clipping_promises(apps, tmp_path):
+    pytest.importorskip("flwr", reason="needs Flower")
+    from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
+
+    wrapper = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.5, 1.0, 4)
+    given, page = promised_by(apps, tmp_path, wrapper, metrics={"num-examples": 7})
+    assert set(given) == {f"client-{i}" for i in range(4)}
+    right = central(1.5, 3, 1e-6).epsilon
+    for one in given.values():
+        assert one["epsilon"] == pytest.approx(right, rel=2e-3)
+        assert one["delta"] == 1e-6
+    assert f"central_dp: epsilon {given['client-0']['epsilon']:.4g} per client at delta" in page
+    assert "3 noisy means, z = 1.5; holds if all clients count alike, as reported" in page
+    assert "Flower does not bound weights" in page
+
+
+def test_clients_that_count_more_are_promised_less(apps, tmp_path):
+    pytest.importorskip("flwr", reason="needs Flower")
+    from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
+
+    wrapper = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.5, 1.0, 4)
+    given, page = promised_by(apps, tmp_path, wrapper)  # clients of 12, 13, 14 and 15 records
+    found = [given[f"client-{i}"]["epsilon"] for i in range(4)]
+    assert found == sorted(found)
+    largest = central(1.5, 3, 1e-6, weights=[12, 13, 14, 15]).epsilon
+    assert found[-1] == pytest.approx(largest, rel=2e-3)
+    assert "holds for the weights that were reported, 0.222 to 0.278 of a mean" in page
+
+
+def test_adaptive_clipping_is_accounted_for_mean_and_count_together(apps, tmp_path):
+    pytest.importorskip("flwr", reason="needs Flower")
+    from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClipping, FedAvg
+
+    wrapper = DifferentialPrivacyServerSideAdaptiveClipping(FedAvg(), 0.2, 6)
+    (declared,) = protections.declared_by(wrapper)
+    assert declared["noise_multiplier"] == pytest.approx(0.2)
+    assert declared["mean_multiplier"] == pytest.approx(wrapper.noise_multiplier)
+    assert declared["mean_multiplier"] > 0.21
+    given, page = promised_by(apps, tmp_path, wrapper, nodes=6, metrics={"num-examples": 7})
+    # b is at most 1 plus noise, in all rounds but with a tenth of delta
+    b = 1 - NormalDist().inv_cdf(1e-7 / 3) * wrapper.clipped_count_stddev / 6
+    smaller = wrapper.noise_multiplier * math.exp(-0.2 * (b - 0.5))
+    z = joint_multiplier(smaller, wrapper.clipped_count_stddev)
+    assert given["client-0"]["epsilon"] == pytest.approx(central(z, 3, 9e-7).epsilon, rel=5e-3)
+    assert given["client-0"]["epsilon"] > central(0.2, 3, 1e-6).epsilon
+    assert "central_dp: epsilon" in page
+    assert "z = 0.2 together" in page
+    assert "clipping norm of the next round" in page
+
+
+def test_flower_scales_noise_to_the_next_clipping_norm():
+    """Why adaptive clipping promises less than its setting: all are clipped, so C shrinks."""
+    pytest.importorskip("flwr", reason="needs Flower")
+    from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+    from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClipping, FedAvg
+
+    from fedaudit.flower.inprocess import as_server
+
+    start = ArrayRecord({"w": Array(np.zeros(50_000, np.float32))})
+    large = ArrayRecord({"w": Array(np.ones(50_000, np.float32))})
+    wrapper = DifferentialPrivacyServerSideAdaptiveClipping(
+        FedAvg(), 1.0, 4, initial_clipping_norm=1.0, clip_norm_lr=2.0, clipped_count_stddev=0.6
+    )
+    wrapper.current_arrays = start
+    content = {"arrays": large, "metrics": MetricRecord({"num-examples": 7})}
+    with as_server():
+        replies = [
+            Message(content=RecordDict(dict(content)), message_type="train", dst_node_id=i)
+            for i in range(4)
+        ]
+    np.random.seed(0)
+    arrays, _ = wrapper.aggregate_train(1, replies)
+    measured = arrays["w"].numpy().std()
+    assert wrapper.clipping_norm < 0.7
+    stated = wrapper.noise_multiplier / 4  # for the norm that clipped, which was 1
+    assert measured == pytest.approx(stated * wrapper.clipping_norm, rel=0.02)
+
+
+def test_noise_around_what_is_no_mean_has_no_epsilon(apps, tmp_path):
+    pytest.importorskip("flwr", reason="needs Flower")
+    from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam, FedAvg
+
+    class Own(FedAvg):
+        pass
+
+    for inner in (FedAdam(), Own()):
+        (declared,) = protections.declared_by(
+            DifferentialPrivacyServerSideFixedClipping(inner, 1.5, 1.0, 4)
+        )
+        assert type(inner).__name__ in declared["note"]
+    wrapper = DifferentialPrivacyServerSideFixedClipping(Own(), 1.5, 1.0, 4)
+    given, page = promised_by(apps, tmp_path, wrapper)
+    assert given == {}
+    assert "no epsilon can be told" in page

@@ -36,6 +36,7 @@ def noise_of(
         if not z:
             continue
         if name == "central_dp":
+            z = d.get("mean_multiplier", z)  # of the mean alone, where more is released
             count = max(len(present), 1)
             squared += (float(z) * clip / count) ** 2
             rules.append(f"central_dp: {z:g} x {clip:g} / {count} clients")

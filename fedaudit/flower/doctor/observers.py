@@ -46,20 +46,32 @@ def secure_aggregation(app: App) -> str:
 
 
 def audits(app: App) -> dict[str, tuple[bool, str]]:
-    """Audit -> whether its needs would be met by a recording, and how."""
+    """Every audit -> whether its needs would be met by a recording, and how, or what is missing."""
     trees = f"the app sends {WITHOUT_MEAN[app.trees[0]]}" if app.trees else ""
     named = "names senders: ask what a shuffler would change, --as shuffle"
+    records = "with --model package.module:function and --data FILE"
     return {
+        "active_membership": (False, trees)
+        if trees
+        else (True, f"{records}: games with a server that plants weights"),
+        "attribution": (
+            False,
+            "marks are looked for with their owner's keys, which a recording does not hold: run "
+            "the federation with fedaudit and [marks]",
+        ),
         "coverage": (True, "what left a client outside of every declared protection"),
         "fingerprint": (False, trees or "the server sees sums only")
         if trees or app.summed
         else (True, f"the trace {named}"),
-        "two_stage_membership": (False, trees)
-        if trees
-        else (True, "with --model package.module:function and --data FILE"),
         "query_plan": (True, "on the sums that were asked for")
         if app.summed
         else (False, "nothing is summed by secure aggregation"),
+        "topology_inference": (
+            False,
+            "it learns from federations that it simulates, and a recording does not say how "
+            "clients train: rebuild the federation as a config of fedaudit",
+        ),
+        "two_stage_membership": (False, trees) if trees else (True, records),
     }
 
 

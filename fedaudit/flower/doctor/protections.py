@@ -36,6 +36,9 @@ def _central(app: App, delta: float) -> Iterator[Protection]:
             note = "the number of rounds is not written down: no epsilon can be told"
         else:
             promise = central(z, app.rounds, delta)
+            if "Adaptive" in call.short:
+                note += "; noise is scaled to the next clipping norm, which may be smaller: what a "
+                note += "recorded run promises, its report says"
         yield Protection(
             name=call.short,
             where=f"{call.file}:{call.line}",

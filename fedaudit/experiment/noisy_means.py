@@ -1,0 +1,121 @@
+"""What Flower's DP wrappers promise the clients of a recorded run, from the recording alone.
+
+The manifest holds what the wrapper declares, the rounds hold who took part and how much each reply
+counted. Flower adds noise z C / n to the mean; a client that counts by the share s moves it by s C
+at most, so that z / (n s) holds for this client. Rounds are composed as Gaussian mechanisms,
+without amplification: nodes are drawn in fixed numbers.
+
+Where the clipping norm is adapted, a noisy count is released with every mean. And Flower scales the
+noise to the norm of the **next** round, which it has just worked out from that count: C' = C exp(-r
+(b - q)) for the noisy fraction b of updates that were clipped. b is at most 1 plus noise, so with
+a part of delta for its tail, C' / C is bounded from below, and the multiplier of the mean with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import NormalDist
+from typing import Any
+
+from fedaudit.accounting import (
+    Exposure,
+    Guarantee,
+    composed_multiplier,
+    epsilon,
+    joint_multiplier,
+)
+from fedaudit.trace import ANONYMOUS, SERVER, Trace
+
+REPLIES = ("model", "delta", "gradient")
+EVERYONE = "every client"
+TAIL = 0.1
+"""The part of delta that pays for the noise on the count of clipped updates."""
+
+
+def promise(trace: Trace) -> dict[str, dict[str, Any]]:
+    """Client -> guarantee of the noise that a Flower wrapper added; empty where none can be told:
+    no such wrapper or several, a strategy that is no mean, sums alone. Where senders are hidden,
+    all are promised what holds for whoever counts most in every round."""
+    declared = [d for d in trace.manifest.declared if d.get("flower") and "delta" in d]
+    if len(declared) != 1 or "note" in declared[0]:
+        return {}
+    own = declared[0]
+    adaptive = "Adaptive" in str(own["flower"])
+    shares = [share for number in trace.rounds if (share := _shares(trace, number))]
+    senders = {party for share in shares for party in share}
+    if not senders or not own.get("clients"):
+        return {}
+    delta, kept = float(own["delta"]), 1.0
+    if adaptive:
+        replies = min(len(share) for share in shares)
+        kept = _scaled_by(own, replies, TAIL * delta / len(shares))
+        delta *= 1 - TAIL
+    covers = _covers(own, shares, kept)
+    out = {}
+    once = Exposure(sampling_rate=1.0, steps=1, rounds=1)
+    hidden = any(party.startswith(ANONYMOUS) for party in senders)
+    clients = trace.manifest.federation.get("clients") or (EVERYONE,)
+    for party in clients if hidden else sorted(senders):
+        counted = [max(share.values()) if hidden else share.get(party, 0.0) for share in shares]
+        z = composed_multiplier([_multiplier(own, s, kept) for s in counted if s])
+        out[party] = Guarantee(
+            epsilon=0.0 if math.isinf(z) else epsilon(once, z, delta),
+            delta=float(own["delta"]),
+            unit="client",
+            relation="zero_out",
+            trust=str(own.get("trust", "")),
+            covers=covers,
+        ).to_dict()
+    return out
+
+
+def _shares(trace: Trace, number: int) -> dict[str, float]:
+    """Sender -> how much of the mean of a round is its; a second answer counts as well. Replies of
+    hidden senders are told apart by their place."""
+    weights: defaultdict[str, float] = defaultdict(float)
+    for i, m in enumerate(trace.messages(number)):
+        arrived = not {"failed", "refused"}.intersection(m.metadata)
+        if m.receiver == SERVER and m.kind in REPLIES and arrived:
+            weights[f"{ANONYMOUS} {i}" if m.sender == ANONYMOUS else m.sender] += m.weight
+    total = sum(weights.values())
+    return {party: weight / total for party, weight in weights.items()} if total > 0 else {}
+
+
+def _multiplier(own: Mapping[str, Any], share: float, kept: float) -> float:
+    """What holds in one round for a client that counts by `share`, for all that is released."""
+    alone = float(own.get("mean_multiplier", own["noise_multiplier"]))
+    z = alone * kept / (int(own["clients"]) * share)
+    return joint_multiplier(z, float(own["count_stddev"])) if "count_stddev" in own else z
+
+
+def _scaled_by(own: Mapping[str, Any], replies: int, tail: float) -> float:
+    """The least that the clipping norm keeps of itself in a round, but with probability `tail`."""
+    above = NormalDist().inv_cdf(1 - tail) * float(own["count_stddev"]) / replies
+    return min(1.0, math.exp(-float(own["clip_rate"]) * (1 + above - float(own["clip_quantile"]))))
+
+
+def _covers(own: Mapping[str, Any], shares: Sequence[Mapping[str, float]], kept: float) -> str:
+    """What was composed, and what is taken for granted: the same words for all clients."""
+    n = int(own["clients"])
+    every = [s for share in shares for s in share.values()]
+    text = [f"{len(shares)} noisy means"]
+    if "count_stddev" in own:
+        text[0] += f" and counts of clipped updates, z = {own['noise_multiplier']:.4g} together"
+        text.append(
+            "Flower scales the noise to the clipping norm of the next round, counted as "
+            f"{kept:.3g} of the one that clips"
+        )
+    else:
+        text[0] += f", z = {own['noise_multiplier']:.4g}"
+    if max(every) - min(every) < 1e-9 and abs(max(every) * n - 1) < 1e-9:
+        text.append("holds if all clients count alike, as reported: Flower does not bound weights")
+    else:
+        text.append(
+            f"holds for the weights that were reported, {min(every):.3g} to {max(every):.3g} of a "
+            f"mean (noise is for 1/{n}): Flower does not bound them"
+        )
+    if "ClientSide" in str(own["flower"]):
+        text.append("holds if every client clips")
+    return "; ".join([*text, "not the metrics"])
