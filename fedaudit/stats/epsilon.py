@@ -125,7 +125,9 @@ def from_scores(
 ) -> Estimate | Underpowered:
     """Epsilon from scores (n,) and membership (n,): threshold from one half, bound from the other.
 
-    Each class is halved at random. `n` counts the games of the measuring half.
+    Each class is halved at random. The threshold is the one with the largest lower bound on the
+    choosing half, at a level shared out to all thresholds; the measuring half does not know of the
+    choice, so the bound holds with the full confidence. `n` counts the games of the measuring half.
     """
     alpha = check_confidence(confidence)
     _check_delta(delta)
@@ -137,7 +139,9 @@ def from_scores(
         )
     inside, outside = rng.permutation(inside), rng.permutation(outside)
     h1, h0 = len(inside) // 2, len(outside) // 2
-    threshold = _best_threshold(inside[:h1], outside[:h0], delta, alpha)
+    # A bound that holds for every threshold at once: the largest of very many bounds that each hold
+    # alone is that of a thin tail where chance was kind, and the other half does not confirm it.
+    threshold = _best_threshold(inside[:h1], outside[:h0], delta, alpha / (h1 + h0))
     test_in, test_out = inside[h1:], outside[h0:]
     measured = from_counts(
         int(np.count_nonzero(test_in >= threshold)),
@@ -159,7 +163,8 @@ def from_scores(
 
 
 def _best_threshold(inside: Floats, outside: Floats, delta: float, alpha: float) -> float:
-    """The score with the largest lower bound on these games; ties go to the most balanced."""
+    """The score with the largest lower bound on these games, each at level `alpha`; ties go to the
+    most balanced."""
     levels = np.unique(np.concatenate([inside, outside]))
     caught = len(inside) - np.searchsorted(np.sort(inside), levels, side="left")
     false = len(outside) - np.searchsorted(np.sort(outside), levels, side="left")

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
+from fedaudit.accounting import gaussian_delta, smallest
 from fedaudit.errors import UsageError
 from fedaudit.results import Underpowered
 from fedaudit.stats import epsilon
@@ -111,6 +112,21 @@ def test_threshold_choice_equals_naive_search():
 
     everything = np.concatenate([inside, outside])
     assert bound(chosen) == pytest.approx(max(bound(t) for t in everything))
+
+
+def test_a_weak_leak_is_found_with_every_seed_and_never_above_the_promise():
+    """The Gaussian mechanism with epsilon 1: thin tails must not win the choice of a threshold."""
+    promise, delta = 1.0, 1e-5
+    z = smallest(lambda z: gaussian_delta(promise, z) <= delta)
+    member = np.arange(40_000) < 20_000
+    found = []
+    for seed in range(25):
+        rng = np.random.default_rng(seed)
+        scores = rng.normal(size=len(member)) + member / z
+        found.append(epsilon.from_scores(scores, member, rng=rng, delta=delta).low)
+    assert min(found) > 0.1
+    assert max(found) <= promise
+    assert np.mean(found) > 0.25
 
 
 def test_too_few_and_nonsense():
