@@ -10,7 +10,7 @@ WORKERS ?= -n auto --maxprocesses 4 --dist loadfile
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 
-.PHONY: audit test check bench nightly reproduce reproduce-fingerprint reproduce-two-stage reproduce-topology reproduce-attribution reproduce-attribution-smollm reproduce-active-membership reproduce-guard test-flower docs env clean browser axe
+.PHONY: audit test check bench nightly reproduce reproduce-fingerprint reproduce-two-stage reproduce-topology reproduce-attribution reproduce-attribution-smollm reproduce-active-membership reproduce-guard test-flower nightly-flower test-text nightly-text docs env clean browser axe
 
 audit: $(VENV)/core.stamp  ## environment, the built-in experiment, a report
 	$(BIN)/fedaudit run --out $(RUN)
@@ -24,7 +24,7 @@ check: $(VENV)/dev.stamp  ## lint, types, generated pages
 	$(BIN)/mypy
 	$(BIN)/python docs/generate_papers.py --check
 
-bench: $(VENV)/dev.stamp  ## speed: every hot path against its naive twin and the usual peer
+bench: $(VENV)/dev.stamp .venv-text/stamp  ## speed: every hot path against its naive twin and the usual peer
 	$(BIN)/python benchmarks/federation.py
 	$(BIN)/python benchmarks/dp_sgd.py
 	$(BIN)/python benchmarks/linkage.py
@@ -33,7 +33,9 @@ bench: $(VENV)/dev.stamp  ## speed: every hot path against its naive twin and th
 	$(BIN)/python benchmarks/shadows.py
 	$(BIN)/python benchmarks/two_stage.py
 	$(BIN)/python benchmarks/games.py
+	$(BIN)/python benchmarks/guard.py
 	$(BIN)/python benchmarks/trace.py
+	.venv-text/bin/python benchmarks/lora.py  # its peers are transformers and peft
 
 nightly: $(VENV)/dev.stamp  ## long statistics, and real downloads
 	$(BIN)/python -m pytest -m "nightly or network"
@@ -69,9 +71,24 @@ reproduce-attribution-smollm: $(VENV)/dev.stamp
 test-flower: .venv-flower/stamp  ## what needs Flower: recording, doctor, engine
 	.venv-flower/bin/python -m pytest tests/flower tests/cli/test_flower.py tests/cli/test_sites.py -m "not nightly and not network"
 
+nightly-flower: .venv-flower/stamp  ## Flower's own runtimes: Ray, and a SuperLink whose nodes are lost and come back
+	.venv-flower/bin/python -m pytest tests/nightly/test_flower.py tests/flower tests/cli/test_flower.py tests/cli/test_sites.py -m "nightly or network"
+
 .venv-flower/stamp: pyproject.toml constraints-flower.txt
 	$(PYTHON) -m venv .venv-flower
 	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints-flower.txt -e ".[flower]" "pytest>=8.3" "hypothesis>=6.100"
+	@touch $@
+
+# transformers and peft are heavy, and nothing else is checked against them: an environment of its own.
+test-text: .venv-text/stamp  ## what needs transformers and peft: language models, adapters, their watermark
+	OMP_NUM_THREADS=1 .venv-text/bin/python -m pytest tests/tasks tests/watermarks tests/experiment/test_marks.py -m "text and not nightly and not network"
+
+nightly-text: .venv-text/stamp  ## the same with a real language model, which is downloaded
+	.venv-text/bin/python -m pytest tests/nightly -m "text and (nightly or network)"
+
+.venv-text/stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-text
+	.venv-text/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[text]" "pytest>=8.3" "hypothesis>=6.100"
 	@touch $@
 
 docs: $(VENV)/dev.stamp  ## the documentation site, offline and strict

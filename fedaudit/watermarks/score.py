@@ -12,7 +12,7 @@ between a candidate and the reference is compared with the same difference under
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -132,23 +132,6 @@ def calibrate(observed: npt.ArrayLike, null: npt.ArrayLike) -> Differential:
     beyond = (others >= own[:, None]).sum(axis=1)
     p = (beyond + 1) / (others.shape[1] + 1)
     return Differential(difference=own, z_score=z, p_value=p, unused=others.shape[1])
-
-
-def one_secret_each(secrets: Mapping[Any, Hashable], what: str = "key") -> None:
-    """Refuse a secret that marks two clients: it could not tell them apart.
-
-    `secrets` maps a client to its key, or to the name of its entity.
-    """
-    owner: dict[Hashable, Any] = {}
-    for client, secret in secrets.items():
-        if secret in owner:
-            raise UsageError(
-                f"one {what} marks two clients",
-                expected=f"a {what} of its own for every marked client",
-                got=f"clients {owner[secret]!r} and {client!r} with the same",
-                remedy=f"draw another {what} for one of them",
-            )
-        owner[secret] = client
 
 
 def mixed(

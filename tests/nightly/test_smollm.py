@@ -9,6 +9,7 @@ import pytest
 from fedaudit.data.fetch import get
 
 
+@pytest.mark.text
 @pytest.mark.network
 def test_smollm2_knows_a_capital_and_carries_adapters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

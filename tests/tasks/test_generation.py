@@ -167,6 +167,7 @@ def test_bad_input_is_refused():
         reading.generate(torch.zeros(0, 3), [[1]], 3)
 
 
+@pytest.mark.text
 def test_a_model_of_transformers_says_the_same_with_its_own_cache():
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(

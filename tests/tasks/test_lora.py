@@ -137,6 +137,7 @@ def test_a_dense_task_holds_the_layers_that_carry_adapters():
 # -- peft --------------------------------------------------------------------------------------
 
 
+@pytest.mark.text
 def test_an_adapter_is_peft_s_adapter():
     peft = pytest.importorskip("peft")
     task = lora()
@@ -228,6 +229,7 @@ def test_targets_that_match_nothing_are_refused():
 # -- models in a folder ------------------------------------------------------------------------
 
 
+@pytest.mark.text
 def test_a_folder_without_a_model_or_tokenizer_is_refused(tmp_path):
     pytest.importorskip("transformers")
     with pytest.raises(DataError, match="no model folder"):
@@ -240,6 +242,7 @@ def test_a_folder_without_a_model_or_tokenizer_is_refused(tmp_path):
         local_model(tmp_path)
 
 
+@pytest.mark.text
 def test_a_gguf_file_without_the_package_that_reads_it_names_the_extra(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     file = tmp_path / "model.gguf"
@@ -249,6 +252,7 @@ def test_a_gguf_file_without_the_package_that_reads_it_names_the_extra(tmp_path,
         local_model(file)
 
 
+@pytest.mark.text
 def test_a_folder_of_transformers_is_fine_tuned_and_saved_under_peft_s_names(tmp_path):
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")

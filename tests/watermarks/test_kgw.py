@@ -117,6 +117,7 @@ def test_blocks_of_keys_change_nothing(monkeypatch):
 # -- transformers' own scheme ------------------------------------------------------------------
 
 
+@pytest.mark.text
 def test_permuted_lists_are_those_of_transformers():
     transformers = pytest.importorskip("transformers")
     from transformers.generation.logits_process import WatermarkLogitsProcessor

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedaudit.errors import UsageError
-from fedaudit.watermarks.score import calibrate, check_prompts, mixed, one_secret_each
+from fedaudit.watermarks.score import calibrate, check_prompts, mixed
 
 
 def test_calibration_is_the_rank_and_the_distance_among_unused_secrets():
@@ -39,14 +39,6 @@ def test_a_model_that_equals_its_reference_says_nothing():
 def test_too_small_a_null_is_refused(shape):
     with pytest.raises(UsageError, match="null distribution"):
         calibrate([1.0, 2.0], np.zeros(shape))
-
-
-def test_a_key_for_two_clients_is_refused():
-    one_secret_each({0: 1234, 3: 2345})
-    with pytest.raises(UsageError, match=r"one key marks two clients(.|\n)*0 and 3"):
-        one_secret_each({0: 1234, 3: 1234})
-    with pytest.raises(UsageError, match="entity"):
-        one_secret_each({"a": "Velvet", "b": "Velvet"}, "entity")
 
 
 def test_marked_documents_take_the_place_of_clean_ones():
