@@ -25,8 +25,9 @@ from reproductions.two_stage.results import (
     Results,
     band,
     estimate,
+    hits,
+    share,
     table,
-    trajectories,
 )
 from reproductions.two_stage.setting import SCENARIOS, TAU
 
@@ -38,10 +39,10 @@ def grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([f"| {' | '.join(head)} |", "|" + "---|" * len(head), *body]) + "\n"
 
 
-def around(curves: Floats) -> str:
-    """Mean over all seeds and rounds with its interval over seeds."""
-    value, low, high = (float(v[0]) for v in band(curves.mean(axis=1, keepdims=True)))
-    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
+def around(hit: Floats) -> str:
+    """Share of clients at risk (seeds, T, K) over all seeds and rounds, with its interval."""
+    e = share(hit)
+    return f"{e.value:.2f} [{e.low:.2f}, {e.high:.2f}]"
 
 
 def span(values: Floats) -> str:
@@ -169,8 +170,8 @@ def trajectory_section(r: Results, published: Measured) -> str:
             found = r.of("trajectory", name, scenario)
             if not found:
                 continue
-            risks, others = trajectories(found), trajectories(found, "j others")
-            middle = risks.mean(axis=0)
+            risks, others = hits(found), hits(found, "j others")
+            middle = risks.mean(axis=(0, 2))
             rows.append(
                 [
                     scenario,
@@ -184,15 +185,15 @@ def trajectory_section(r: Results, published: Measured) -> str:
                 ]
             )
             if scenario == "inverted":
-                target = trajectories(found, client=0)
+                target = hits(found, client=0)
                 rows.append(
                     [
                         "inverted, target",
                         "–",
                         str(len(found)),
-                        *(f"{target.mean(axis=0)[t - 1]:.2f}" for t in rounds),
+                        *(f"{target.mean(axis=(0, 2))[t - 1]:.2f}" for t in rounds),
                         around(target),
-                        around(trajectories(found, "j others", 0)),
+                        around(hits(found, "j others", 0)),
                         "–",
                         "–",
                     ]
@@ -225,8 +226,8 @@ def non_iid_section(r: Results, published: Measured) -> str:
         rows.append(
             [
                 name,
-                around(trajectories(found)),
-                around(trajectories(found, "j others")),
+                around(hits(found)),
+                around(hits(found, "j others")),
                 f"{sur.mean():.2f} ({sur.min():.2f} to {sur.max():.2f})",
                 span(j),
                 span(others),
@@ -254,7 +255,7 @@ def faults_section(r: Results) -> str:
             found = r.of("faults", name, scenario)
             for variant in found[0]:
                 own = [{"rounds": one[variant]} for one in found]
-                risks, j = trajectories(own), table(own, "j")
+                risks, j = hits(own), table(own, "j")
                 rows.append(
                     [
                         name,
@@ -285,8 +286,8 @@ def batches_section(r: Results) -> str:
                         {"trajectory": "whole batch"}.get(how, how),
                         scenario,
                         str(len(found)),
-                        around(trajectories(found)),
-                        around(trajectories(found, "j others")),
+                        around(hits(found)),
+                        around(hits(found, "j others")),
                         f"{table(found, 'j')[:, -1].mean():.4f}",
                         f"{table(found, 'j others')[:, -1].mean():.4f}",
                         estimate(found, ATTACK),
@@ -494,7 +495,7 @@ def _rounds(r: Results, name: str) -> plots.Axis:
 
 def _risk_figure(r: Results, name: str) -> str:
     curves = {
-        scenario: trajectories(found)
+        scenario: hits(found)
         for scenario in SCENARIOS
         if (found := r.of("trajectory", name, scenario))
     }
@@ -502,11 +503,11 @@ def _risk_figure(r: Results, name: str) -> str:
         return ""
     found = r.of("trajectory", name, "IID")
     if found:
-        curves["IID, nobody's records"] = trajectories(found, "j others")
+        curves["IID, nobody's records"] = hits(found, "j others")
     faulty = r.of("faults", name, "IID")
     if faulty:
         own = [{"rounds": one["as published"]} for one in faulty]
-        curves["IID with the published faults"] = trajectories(own)
+        curves["IID with the published faults"] = hits(own)
     return plots.draw(_rounds(r, name), plots.Axis("TS-MIA", 0.0, 1.05), _bands(curves))
 
 
@@ -515,7 +516,7 @@ def _non_iid_figure(r: Results, name: str) -> str:
     if not found:
         return ""
     curves = {
-        "TS-MIA": trajectories(found),
+        "TS-MIA": hits(found),
         "SUR": table(found, "sur"),
         "J": table(found, "j"),
         "J of nobody's records": table(found, "j others"),
@@ -528,9 +529,7 @@ def _faults_figure(r: Results, name: str) -> str:
     found = r.of("faults", name, "IID")
     if not found or len(found[0]) < 2:
         return ""
-    curves = {
-        variant: trajectories([{"rounds": one[variant]} for one in found]) for variant in found[0]
-    }
+    curves = {variant: hits([{"rounds": one[variant]} for one in found]) for variant in found[0]}
     return plots.draw(_rounds(r, name), plots.Axis("TS-MIA, IID", 0.0, 1.05), _bands(curves))
 
 

@@ -20,8 +20,9 @@ to 5.
 stands its *baseline*: the same with J on as many records of the same classes that nobody trained
 on. What is not above its baseline says nothing about membership. *Attack* is the area under the ROC
 curve of a membership attack on the same recorded rounds (1/2 is chance), which the paper does not
-run. Brackets are 95 % intervals: over seeds by percentile bootstrap for TS-MIA, by Student's t for
-the attack (from the one seed's own interval where there is one).
+run. Brackets are 95 % intervals over seeds: for TS-MIA Wilson's, where the clients and rounds of a
+seed count for as many as they are worth (where all agree, for one); for the attack Student's t
+(from the one seed's own interval where there is one).
 """
 
 DIFFERS = """## What differs from the paper

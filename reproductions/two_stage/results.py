@@ -47,18 +47,22 @@ def _of(key: str, head: str) -> bool:
     return key.startswith(head) and "/" not in key[len(head) :]
 
 
-def risk(rounds: Measured, of: str = "j", client: int | None = None) -> Floats:
-    """TS-MIA of every round (T,): share of clients with SUR > tau and J > 0. [TwoStage] Eq. (32)
+def hits(found: Sequence[Measured], of: str = "j", client: int | None = None) -> Floats:
+    """Clients at risk (seeds, T, K), 0 or 1: SUR > tau and J > 0. [TwoStage] Eq. (32)
 
-    `of` says whose J: "j" of members, "j others" of records that nobody trained on.
+    `of` says whose J: "j" of members, "j others" of records that nobody trained on. With `client`
+    that one alone, (seeds, T, 1).
     """
-    hit = (np.array(rounds["sur"]) > TAU) & (np.array(rounds[of]) > 0)
-    return np.asarray(hit.mean(axis=1) if client is None else hit[:, client], dtype=float)
+    some = slice(None) if client is None else slice(client, client + 1)
+    each = [one["rounds"] for one in found]
+    return np.stack(
+        [(np.array(t["sur"]) > TAU)[:, some] & (np.array(t[of]) > 0)[:, some] for t in each]
+    ).astype(float)
 
 
 def trajectories(found: Sequence[Measured], of: str = "j", client: int | None = None) -> Floats:
-    """Risk (seeds, T)."""
-    return np.stack([risk(one["rounds"], of, client) for one in found])
+    """TS-MIA of every round (seeds, T): share of clients at risk."""
+    return np.asarray(hits(found, of, client).mean(axis=2))
 
 
 def table(found: Sequence[Measured], name: str) -> Floats:
@@ -66,8 +70,23 @@ def table(found: Sequence[Measured], name: str) -> Floats:
     return np.stack([np.mean(np.array(one["rounds"][name], float), axis=1) for one in found])
 
 
+def share(hit: Floats) -> Estimate:
+    """Share of clients at risk (seeds, T, K) over rounds, with an interval over seeds.
+
+    Rounds and clients of a seed hang together. Seeds that agree count as one trial each: resampling
+    them would give a point, however few they are.
+    """
+    per_seed = hit.reshape(len(hit), -1)
+    return intervals.clustered_share(per_seed.sum(axis=1), np.full(len(hit), per_seed.shape[1]))
+
+
 def band(curves: Floats) -> tuple[Floats, Floats, Floats]:
-    """Mean over seeds and its percentile bootstrap band, (T,) each; curves (seeds, T)."""
+    """Mean over seeds and its band, (T,) each: of clients at risk (seeds, T, K) that of `share`,
+    of other curves (seeds, T) by percentile bootstrap."""
+    if curves.ndim == 3:
+        each = [share(curves[:, [t]]) for t in range(curves.shape[1])]
+        low, high = (np.array([getattr(e, end) for e in each]) for end in ("low", "high"))
+        return np.array([e.value for e in each]), low, high
     rng = DRAWS.generator("band")
     rows = rng.integers(0, len(curves), (RESAMPLES, len(curves)))
     low, high = np.quantile(curves[rows].mean(axis=1), [0.025, 0.975], axis=0)

@@ -110,11 +110,30 @@ def test_the_full_scale_is_the_published_one() -> None:
 
 def test_risk_by_hand() -> None:
     rounds = {"sur": [[0.2, 0.05], [0.2, 0.3]], "j": [[0.1, 0.1], [-0.1, 0.2]]}
-    assert results.risk(rounds).tolist() == [0.5, 0.5]
-    assert results.risk(rounds, client=0).tolist() == [1.0, 0.0]
+    found = [{"rounds": rounds}]
+    assert results.hits(found).tolist() == [[[1.0, 0.0], [0.0, 1.0]]]
+    assert results.trajectories(found).tolist() == [[0.5, 0.5]]
+    assert results.trajectories(found, client=0).tolist() == [[1.0, 0.0]]
     middle, low, high = results.band(np.array([[0.0, 1.0], [1.0, 1.0]]))
     assert middle.tolist() == [0.5, 1.0]
     assert (low[0], high[0], low[1], high[1]) == (0.0, 1.0, 1.0, 1.0)
+
+
+def test_seeds_that_agree_claim_no_certainty() -> None:
+    """Five seeds of 20 rounds and 5 clients, all at risk: five observations, not a certainty."""
+    from fedaudit.stats.intervals import wilson
+    from reproductions.two_stage.page import around
+
+    everyone = np.ones((5, 20, 5))
+    assert results.share(everyone).low == pytest.approx(wilson(5, 5).low)
+    assert around(everyone) == "1.00 [0.57, 1.00]"
+    middle, low, high = results.band(everyone)
+    assert (middle == 1.0).all()
+    assert low == pytest.approx(np.full(20, wilson(5, 5).low))
+    assert (high == 1.0).all()
+    # independent clients and rounds are worth what they count
+    mixed = (np.random.default_rng(3).random((5, 20, 5)) < 0.6).astype(float)
+    assert results.share(mixed).high - results.share(mixed).low < 0.15
 
 
 def test_published_violations_come_from_the_split(measured: dict) -> None:

@@ -6,11 +6,13 @@ import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit import foreign
 from fedaudit.audits.audit import Candidates, Knowledge, Noise, columns_for
 from fedaudit.audits.two_stage_membership import scores, survival
 from fedaudit.audits.two_stage_membership.theory import detection_power
@@ -561,6 +563,6 @@ def _spread(rounds: range, count: int) -> set[int]:
 def _callable(where: str | None) -> Any:
     if where is None:
         return None
-    from fedaudit.tasks.catalogue import load_factory
-
-    return load_factory(where)
+    expected = "a function (task, parameters, x, y, noise) to one number per record"
+    found = foreign.load_function(where, expected=expected, example='"myscore:score"')
+    return partial(foreign.call, where, found, expected=expected)

@@ -8,6 +8,7 @@ no attack.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,10 +54,34 @@ def prediction(
         both = np.concatenate(groups) if groups else np.zeros((0, 0, 2))
         if len(names) < 3 or any(len(np.unique(both[..., i])) < 3 for i in (0, 1)):
             continue
-        out[f"rank correlation of {risk_name} with the attack's AUC"] = _correlation(
-            groups, audit.confidence, rng
-        )
+        out[correlation_name(risk_name)] = _correlation(groups, audit.confidence, rng)
     return out
+
+
+def correlation_name(risk_name: str) -> str:
+    return f"rank correlation of {risk_name} with the attack's AUC"
+
+
+def answer(estimates: Mapping[str, Estimate]) -> str:
+    """Whether TS-MIA predicts the attack, in words, by the interval of its correlation."""
+    asked = "does TS-MIA predict the attack, over clients and rounds?"
+    found = estimates.get(correlation_name("TS-MIA"))
+    if found is None:
+        return (
+            f"{asked} Nobody can say: it takes three clients, and three different values of TS-MIA "
+            "and of their AUC, at least"
+        )
+    if found.low > 0:
+        said = "Yes: where it is higher, the attack does better"
+    elif found.high < 0:
+        said = "No, it points the wrong way: where it is higher, the attack does worse"
+    else:
+        said = "That is not shown: the interval of their correlation covers 0"
+    # "rank" alone is a term of its own in a report: that of a matrix of sums
+    return (
+        f"{asked} {said} (Spearman's correlation {found.value:.2f} [{found.low:.2f}, "
+        f"{found.high:.2f}] at {100 * found.confidence:g} %)"
+    )
 
 
 def crossed(

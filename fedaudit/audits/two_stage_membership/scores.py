@@ -81,5 +81,5 @@ def scored(
         curves=curves(audit, guess, parts, statistics[headline], member, rng),
         # the low end must come to lie above one half
         detectable=min(1.0, 0.5 + (auc.value - auc.low)) if auc.high > auc.low else None,
-        notes=notes(audit, guess, parts, headline, member),
+        notes=notes(audit, guess, parts, headline, member, estimates),
     )

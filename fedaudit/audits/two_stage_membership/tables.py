@@ -7,12 +7,14 @@ The energy of a round is split as in [TwoStage] Lemma 2; the other numbers are t
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.audits.two_stage_membership import lemmas, survival, theory
+from fedaudit.audits.two_stage_membership import lemmas, prediction, survival, theory
+from fedaudit.audits.two_stage_membership.attack import membership_auc
 from fedaudit.audits.two_stage_membership.risk import (
     Contribution,
     positive_share,
@@ -35,12 +37,19 @@ def per_client(
     statistic: Floats,
     member: Bools,
 ) -> dict[str, dict[str, float | int | str | None]]:
-    from fedaudit.stats import roc
-
+    """Client -> columns. Its AUC has the interval of `membership_auc` for one client alone: one
+    that takes its centred records as independent is too narrow, and would name clients as exposed
+    more often than it says."""
     out: dict[str, dict[str, float | int | str | None]] = {}
     for p, party in enumerate(guess.parties):
-        usable = guess.present[p] & np.isfinite(statistic[p])
-        own = roc.auc(statistic[p][usable], member[p][usable], confidence=audit.confidence)
+        one_only = slice(p, p + 1)
+        own = membership_auc(
+            statistic[one_only],
+            member[one_only],
+            guess.present[one_only],
+            guess.classes[one_only],
+            audit.confidence,
+        )
         row: dict[str, float | int | str | None] = {
             "members asked": int(member[p].sum()),
             "AUC": own.value if isinstance(own, Estimate) else None,
@@ -193,6 +202,7 @@ def notes(
     parts: list[Contribution],
     headline: str,
     member: Bools,
+    estimates: Mapping[str, Estimate],
 ) -> tuple[str, ...]:
     out = [
         f"{int(member.sum())} records of {len(guess.parties)} clients were asked about, and as "
@@ -212,6 +222,7 @@ def notes(
             "are members, score under each"
         )
     if parts:
+        out.append(prediction.answer(estimates))
         out.append(f"tau = {_threshold(guess)} ({guess.threshold_rule})")
         if guess.noise is None:
             out.append("no noise is declared: an update is found with certainty if B is known")

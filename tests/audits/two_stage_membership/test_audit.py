@@ -480,6 +480,8 @@ def own_code(tmp_path, monkeypatch):
         "    return (task.output(p, x, y, noise).argmax(1) == y).float()\n"
         "def nothing(task, p, x, y, noise):\n"
         "    return torch.full((len(x),), torch.nan)\n"
+        "def broken(task, p, x, y, z):\n"
+        "    return x / 0 + undefined\n"
         "numbers = 3\n"
     )
     return "two_stage_scores"
@@ -511,6 +513,8 @@ def test_a_score_that_is_no_number_or_no_function(by_hand, own_code):
         hand.attack(score_by=f"{own_code}:nothing")
     with pytest.raises(ConfigError, match="not a function"):
         hand.attack(score_by=f"{own_code}:numbers")
+    with pytest.raises(ConfigError, match=r"NameError: name 'undefined' .*two_stage_scores.py:"):
+        hand.attack(score_by=f"{own_code}:broken")
 
 
 def test_statistics_that_travel_have_no_derivative_and_the_attack_goes_on(by_hand, plain_task):

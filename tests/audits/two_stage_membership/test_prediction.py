@@ -1,5 +1,7 @@
 """Does the risk predict the attack? Null, power, and the ranks of scipy."""
 
+import html
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -8,6 +10,7 @@ import pytest
 
 from fedaudit.audits.two_stage_membership import attack, prediction, theory
 from fedaudit.audits.two_stage_membership.risk import Contribution
+from fedaudit.results import Estimate
 
 J_FORETELLS, RISK_FORETELLS = (
     f"rank correlation of {risk} with the attack's AUC" for risk in ("J", "TS-MIA")
@@ -139,3 +142,47 @@ def test_a_client_is_halved_alike_in_all_rounds():
     for table in prediction.crossed(parts, AUDIT, rng).values():
         assert table.shape == (2, 2 * prediction.SPLITS, 3)
         np.testing.assert_array_equal(table[0][:, [0, 2]], table[1][:, [0, 2]])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (0.1, 0.7, "Yes: where it is higher, the attack does better"),
+        (-0.2, 0.7, "That is not shown"),
+        (0.0, 0.7, "That is not shown"),
+        (-0.7, -0.1, "No, it points the wrong way"),
+    ],
+)
+def test_the_answer_in_words_follows_the_interval(low, high, said):
+    middle = (low + high) / 2
+    of = {"n": 8, "confidence": 0.95, "baseline": 0.0, "method": "by hand"}
+    words = prediction.answer({RISK_FORETELLS: Estimate(value=middle, low=low, high=high, **of)})
+    assert words.startswith(f"does TS-MIA predict the attack, over clients and rounds? {said}")
+    assert f"{middle:.2f} [{low:.2f}, {high:.2f}] at 95 %" in words
+    assert "Nobody can say" in prediction.answer({})
+
+
+def test_the_answer_stands_in_the_terminal_and_in_the_report(tmp_path):
+    from io import StringIO
+
+    from rich.console import Console
+
+    from fedaudit import experiment
+    from fedaudit.report.text import show_study
+
+    config = {
+        "data": {"name": "digits"},
+        "task": {"kind": "mlp", "hidden": [8]},
+        "federation": {"clients": 4, "rounds": 2},
+        "audits": {"two_stage_membership": {"records": 8, "checked_rounds": 0}},
+    }
+    run = experiment.run(config, tmp_path / "run")
+    (found,) = run.results
+    (note,) = [n for n in found.notes if n.startswith("does TS-MIA predict the attack")]
+    e = found.estimates[RISK_FORETELLS]
+    assert f"{e.value:.2f} [{e.low:.2f}, {e.high:.2f}]" in note
+    screen = StringIO()
+    show_study(Console(file=screen, width=2000), [run.chapter])
+    assert note in screen.getvalue()
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert note in html.unescape(re.sub(r"<[^>]+>", "", page))  # terms in it are links
