@@ -1,6 +1,7 @@
 """Naive twin, theory, null, power, monotone, vantage; then what must be refused."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -39,6 +40,7 @@ from fedaudit.audits.fingerprint.linkers import (
 from fedaudit.audits.fingerprint.products import product
 from fedaudit.audits.fingerprint.scores import jackknife, links, links_until_sure
 from fedaudit.errors import ConfigError, NotApplicable, NotObservable, TraceError, UsageError
+from fedaudit.experiment.config import load
 from fedaudit.layout import Layout
 from fedaudit.report.findings import judge
 from fedaudit.stats import clustering
@@ -503,6 +505,30 @@ def test_no_negative_rests_on_a_sketch_alone(tmp_path):
     assert strong.estimates["linkage_accuracy"].value > 0.95
 
 
+def test_methods_that_are_not_repeated_exactly_are_named_with_the_reason(tmp_path, monkeypatch):
+    from fedaudit.audits.fingerprint import audit as module
+
+    faint = signal_rows(np.random.default_rng(12), rounds=4, width=60_000, signal=0.25)
+    trace, truth = record(tmp_path, faint)
+    asked = ("joint", "kmeans", "random")
+    whole = audit(trace, truth, sketch=211, methods=asked)
+    assert not any(n.startswith("left out") for n in whole.notes)
+    monkeypatch.setattr(module, "EXACT_ROWS", 3)
+    looked = audit(trace, truth, sketch=211, methods=asked)
+    (note,) = [n for n in looked.notes if n.startswith("left out")]
+    assert note.startswith("left out: joint, kmeans. Of ")
+    assert "the products of all rows with all" in note
+    assert note.endswith("The verdict is that of greedy")
+    assert looked.settings["methods"] == list(asked)
+    assert looked.source.endswith("greedy")
+    assert "linkage_accuracy (random)" in looked.estimates
+    alone = audit(trace, truth, sketch=211, methods=("greedy",))
+    assert not any(n.startswith("left out") for n in alone.notes)
+    assert looked.estimates["linkage_accuracy"].value == alone.estimates["linkage_accuracy"].value
+    blind = audit(trace, None, sketch=211, methods=asked)
+    assert note in blind.notes
+
+
 def test_what_all_clients_share_does_not_pass_for_a_match(tmp_path):
     rng = np.random.default_rng(22)
     data = signal_rows(rng, clients=16, rounds=4, width=60_000, signal=0.3, common=2.0)
@@ -667,6 +693,10 @@ def test_values_that_are_not_finite_are_named_by_round_and_row(tmp_path):
     with pytest.raises(TraceError, match="round 3") as error:
         audit(trace, truth)
     assert "row 4" in error.value.got
+    # the remedy names settings that there are
+    named = re.findall(r"\w+(?:\.\w+)+", error.value.remedy)
+    assert named == ["training.learning_rate", "audits.fingerprint.features"]
+    load({"training": {"learning_rate": 0.01}, "audits": {"fingerprint": {"features": ["x"]}}})
 
 
 def test_zero_updates_score_chance(tmp_path):

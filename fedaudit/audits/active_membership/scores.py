@@ -264,7 +264,15 @@ def scored(
         per_client=_per_client(guess, members, confidence) if clear else {},
         curves=_curves(guess, members, clear=clear),
         detectable=detectable,
-        notes=_notes(audit, guess, clear),
+        notes=(
+            *_notes(audit, guess, clear),
+            *(
+                f"{name} says nothing here: its lower bound of {100 * b.value:.1f} % is no more "
+                "than guessing reaches"
+                for name, b in bounds.items()
+                if b.kind == "lower" and theory.is_vacuous(b.value)
+            ),
+        ),
     )
 
 
@@ -311,6 +319,14 @@ def _which(marked: Floats, whose: Mask, confidence: float, *, noisy: bool) -> Es
     }
 
 
+def _floor(advantage: float, *, of: str, source: str, assumes: str) -> Bound:
+    """A lower bound on the success of one adversary, marked where it says nothing."""
+    value = theory.success(advantage)
+    if theory.is_vacuous(value):
+        assumes += "; says nothing: guessing reaches one half"
+    return Bound(value=value, kind="lower", of=of, source=source, assumes=assumes)
+
+
 def _bounds(
     guess: Guess, estimates: Mapping[str, Estimate], in_figure: str, at_theory: str | None
 ) -> dict[str, Bound]:
@@ -324,9 +340,8 @@ def _bounds(
         share = f"P_M = {away.value:.4g}" + (
             "" if away.low == away.high else f", at most {away.high:.4g}"
         )
-        out["Theorem 1"] = Bound(
-            value=theory.success(theory.theorem1(away.high, n, universe)),
-            kind="lower",
+        out["Theorem 1"] = _floor(
+            theory.theorem1(away.high, n, universe),
             of=at_theory,
             source="[ActiveMembership] Theorem 1",
             assumes=f"{game}; |X| = {universe}, Delta = {guess.radius:.4g}; {share} "
@@ -335,9 +350,8 @@ def _bounds(
     if guess.floor is not None and at_theory is not None:
         f = guess.floor
         margin = f" with a margin of {100 * MARGIN:g} %" if about["margin"] else ""
-        out["Theorem 3"] = Bound(
-            value=theory.success(f.low),
-            kind="lower",
+        out["Theorem 3"] = _floor(
+            f.low,
             of=at_theory,
             source="[ActiveMembership] Theorem 3",
             assumes=f"{game}; independent patterns; Delta, M, R and m_max: extremes over "
@@ -350,9 +364,8 @@ def _bounds(
         assumes = f"{game}; a record is one of {k} values"
         alone = max(balls) == 1
         if alone:  # else Delta reaches values that no record has
-            out["Theorem 4"] = Bound(
-                value=theory.success(theory.theorem4(exact, n, k)),
-                kind="lower",
+            out["Theorem 4"] = _floor(
+                theory.theorem4(exact, n, k),
                 of=at_theory or in_figure,
                 source="[ActiveMembership] Theorem 4",
                 assumes=assumes,

@@ -1,8 +1,9 @@
 """Closed forms and bounds. Scalars in, scalars out.
 
 An advantage is Pr[says yes | member] + Pr[says no | no member] - 1, which is 2 success - 1:
-[ActiveMembership] Eq. (1). Bounds on an advantage may be negative; a success is cut at one half,
-which guessing reaches.
+[ActiveMembership] Eq. (1). A lower bound on an advantage may be negative, and is one of the named
+adversary alone, who may do worse than guessing: it is not raised to zero (a success not to one
+half). It is then true and says nothing, which `is_vacuous` tells.
 """
 
 from __future__ import annotations
@@ -18,8 +19,13 @@ Floats = npt.NDArray[np.float64]
 
 
 def success(advantage: float) -> float:
-    """(1 + advantage) / 2. [ActiveMembership] Eq. (1)"""
-    return 0.5 * (1.0 + advantage)
+    """(1 + advantage) / 2, a share of games and so not below zero. [ActiveMembership] Eq. (1)"""
+    return max(0.0, 0.5 * (1.0 + advantage))
+
+
+def is_vacuous(floor: float) -> bool:
+    """Whether a lower bound on a success says nothing: guessing reaches one half."""
+    return floor <= 0.5
 
 
 # -- fully connected layers -----------------------------------------------------------------------

@@ -141,16 +141,23 @@ class Fingerprint:
         clients: int,
         rng: np.random.Generator,
     ) -> dict[str, list[Labels]]:
-        """All methods from exact cosines, if the rows are few; otherwise greedy alone.
+        """All methods from exact cosines, if the rows are few; otherwise greedy.
 
         Every linker depends on inner products only, so points with the exact ones do for the rows.
+        Of many rows only neighbouring rounds are multiplied: the other linkers need the products of
+        all rounds with all, in time and memory that grow with the square of their number.
         """
         if sum(sizes) <= EXACT_ROWS:
             points = embed(exact_gram(view, tensors)).astype(np.float32)
             rows = Directions(np.split(points, np.cumsum(sizes)[:-1]), overwrite=True)
             return {m: LINKERS[m](rows, clients, rng) for m in self.methods}
         costs = [1.0 - exact_cosines(view, t, tensors) for t in view.rounds[:-1]]
-        return {"greedy": chain(costs, sizes, rng)}
+        out = {"greedy": chain(costs, sizes, rng)}
+        if "random" in self.methods:
+            out["random"] = LINKERS["random"](
+                [np.empty((n, 0), np.float32) for n in sizes], clients, rng
+            )
+        return out
 
     # -- score -----------------------------------------------------------------------------------
 
@@ -178,6 +185,7 @@ class Fingerprint:
                 notes=(
                     "what the attack guessed: updates of one group are said to come from one "
                     "client; who that is, it cannot know",
+                    *left_out(guess, self.methods),
                 ),
             )
         from fedaudit.stats import intervals
@@ -312,6 +320,7 @@ class Fingerprint:
                 f"rows were folded to {guess.sketch_width:,} numbers, which shows cosines above "
                 f"{seen:.3f}; {looked}"
             )
+        notes += left_out(guess, self.methods)
         linked = accuracy.baseline is not None and accuracy.low > accuracy.baseline
         for name, given in truth.facts.get("guarantees", {}).items():
             values = [float(g["epsilon"]) for g in given.values()]
@@ -322,6 +331,21 @@ class Fingerprint:
             )
             notes.append(amplification(one["unit"], linked, shuffled_reports(guess, name, one)))
         return tuple(notes)
+
+
+def left_out(guess: Linkage, asked: Sequence[str]) -> list[str]:
+    """Which methods were asked for and are not among the results, why, and what stands for them."""
+    missing = [m for m in asked if m not in guess.labels]
+    if not missing:
+        return []
+    rows = sum(map(len, guess.messages))
+    said = (
+        f"left out: {', '.join(missing)}. Of {rows:,} rows (more than {EXACT_ROWS:,}) only greedy, "
+        "which compares neighbouring rounds, was repeated exactly: other methods need the products "
+        "of all rows with all"
+    )
+    first = next(iter(guess.labels))
+    return [said + (f". The verdict is that of {first}" if asked[0] != first else "")]
 
 
 def groups_of(guess: Linkage) -> dict[str, dict[str, Any]]:

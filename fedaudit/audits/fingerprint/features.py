@@ -171,7 +171,8 @@ def refuse_bad_rows(rows: Rows, number: int) -> None:
             f"round {number} holds updates that are not finite",
             expected="finite numbers",
             got=f"NaN or infinity in row {int(np.flatnonzero(bad)[0])}",
-            remedy="lower the learning rate, or leave the round out",
+            remedy="lower training.learning_rate, or name layers that are finite in "
+            "audits.fingerprint.features",
         )
 
 

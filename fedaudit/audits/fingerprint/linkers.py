@@ -26,14 +26,6 @@ Costs = npt.NDArray[np.floating]
 Linker = Callable[[Sequence[Rows], int, np.random.Generator], list[Labels]]
 
 
-# -- theory ---------------------------------------------------------------------------------------
-
-
-def chance_of_a_link(rows_in_next_round: int) -> float:
-    """Probability that a linker which knows nothing matches a row with its successor."""
-    return 1.0 / rows_in_next_round
-
-
 # -- pieces ---------------------------------------------------------------------------------------
 
 

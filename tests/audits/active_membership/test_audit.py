@@ -138,6 +138,19 @@ def test_bounds_hold_and_say_what_they_assume(plain):
     assert b.low <= a.high
 
 
+def test_a_bound_that_says_nothing_is_shown_as_such(plain):
+    weak = plain.audit(recorded=0, local_dp=local(0.2))
+    floor = weak.bounds["Theorem 1"]
+    assert floor.kind == "lower"
+    assert floor.value < 0.5
+    assert "says nothing: guessing reaches one half" in floor.assumes
+    assert any(n.startswith("Theorem 1 says nothing here") for n in weak.notes)
+    strong = plain.audit(recorded=0)
+    assert strong.bounds["Theorem 1"].value > 0.5
+    assert "says nothing" not in strong.bounds["Theorem 1"].assumes
+    assert not any("says nothing" in n for n in strong.notes)
+
+
 def test_a_claim_that_does_not_hold_gives_no_ceiling(plain):
     mechanism = {"mechanism": "bitrand", "epsilon": 3.0, "bits": 10, "integer_bits": 1}
     result = plain.audit(recorded=0, local_dp=mechanism)

@@ -42,6 +42,25 @@ def test_exact_advantage_equals_simulation(symbols, rng, epsilon, alphabet, n):
     assert exact <= theory.ceiling(universe.channel.codes.transition, 1)[0] + 1e-12
 
 
+def test_a_lower_bound_below_guessing_is_not_raised_and_says_nothing():
+    """n = 60 of |X| = 200 under much noise: the advantage of Theorem 1 is negative."""
+    floor = theory.success(theory.theorem1(1.0, 60, 200))
+    assert floor == pytest.approx(0.5 * (1 + 1 - 259 / 199))
+    assert floor < 0.5
+    assert theory.is_vacuous(floor)
+    assert theory.is_vacuous(0.5)
+    assert not theory.is_vacuous(theory.success(theory.theorem1(0.1, 60, 200)))
+    assert theory.success(-1.4) == 0.0  # a share of games
+
+
+def test_a_lower_bound_that_says_nothing_still_holds():
+    """With hardly any budget it lies below one half, and below what is exact."""
+    epsilon, alphabet, n = 0.05, 20, 5
+    floor = theory.success(theory.theorem4(epsilon, n, alphabet))
+    assert theory.is_vacuous(floor)
+    assert floor <= theory.success(theory.grr_advantage(epsilon, n, alphabet))
+
+
 def test_theorem2_covers_delta_and_large_budgets():
     assert theory.theorem2(0.0) == 0.0
     assert theory.theorem2(1.0) == pytest.approx((math.e - 1) / (math.e + 1))
