@@ -28,7 +28,7 @@ from fedaudit.cli.output import (
     print_run,
     print_study,
 )
-from fedaudit.errors import Interrupted
+from fedaudit.errors import Interrupted, UsageError
 
 
 def starting(bar: Bar, stage: str) -> None:
@@ -154,7 +154,11 @@ def run_command(
 def audit_command(
     trace: Annotated[Path, typer.Argument(help="A trace folder, or a run that holds one.")],
     only: Annotated[
-        list[str] | None, typer.Option("--only", help="Audit to run, repeatable; default: all.")
+        list[str] | None,
+        typer.Option(
+            "--only",
+            help="Audit to run, repeatable; default: those of a run's config, else all.",
+        ),
     ] = None,
     truth: Annotated[Path | None, typer.Option(help="Truth folder, if not beside.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where results and report go.")] = None,
@@ -168,10 +172,14 @@ def audit_command(
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="Records to ask about; a client column names the trace's parties."),
+        typer.Option(
+            help="Records that membership audits ask about; a client column names the trace's "
+            "parties. Refused where no such audit runs."
+        ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="package.module:function that builds the torch module.")
+        str | None,
+        typer.Option(help="With --data: package.module:function that builds the torch module."),
     ] = None,
     label: Annotated[str | None, typer.Option(help="Label column of --data.")] = None,
     client: Annotated[str | None, typer.Option(help="Client column of --data.")] = None,
@@ -179,7 +187,9 @@ def audit_command(
         Path | None,
         typer.Option(help="JSON of Opacus' accountant.state_dict(), or client -> state_dict()."),
     ] = None,
-    delta: Annotated[float, typer.Option(help="At which --opacus is accounted.")] = 1e-5,
+    delta: Annotated[
+        float | None, typer.Option(help="At which --opacus is accounted; default: 1e-5.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the audits' own random draws.")] = 1,
     workers: SplitWork = None,
     names: Names = False,
@@ -188,6 +198,13 @@ def audit_command(
     as_json: AsJson = False,
 ) -> None:
     """Audit a stored trace: of a run, or written by other software."""
+    if delta is not None and opacus is None:
+        raise UsageError(
+            "a delta was given, and nothing is accounted at it",
+            expected="--opacus, the state of an accountant",
+            got=f"--delta {delta:g} alone",
+            remedy="give --opacus FILE, or leave --delta out: other promises have their own",
+        )
     with interruptible(again()), Bar(quiet or as_json) as bar:
         starting(bar, "audit")
         from fedaudit import experiment
@@ -207,7 +224,7 @@ def audit_command(
                 model=model,
                 columns=columns,
                 opacus=opacus,
-                delta=delta,
+                delta=1e-5 if delta is None else delta,
                 seed=seed,
                 progress=bar,
                 names=names,

@@ -10,6 +10,7 @@ import typer
 
 from fedaudit.cli.app import app
 from fedaudit.cli.output import AsJson, Names, Quiet, print_run
+from fedaudit.errors import TraceError
 
 
 @app.command("attack")
@@ -124,14 +125,24 @@ def purge_command(
     yes: Annotated[bool, typer.Option("--yes", help="Do it: without, only say what.")] = False,
 ) -> None:
     """Remove recordings whose time is over; a note stays."""
-    from fedaudit.trace.purge import ends, purge, traces_below
+    from fedaudit.trace.purge import ends, manifest_file, purge, traces_below
     from fedaudit.trace.store import read_manifest
 
     today = datetime.datetime.now(datetime.UTC).date()
     chosen = [folder]
     if expired:
+        if not folder.is_dir():
+            raise TraceError(
+                f"{folder} is no folder",
+                expected="a folder with traces in or below it",
+                got="a file" if folder.exists() else "no such folder",
+                remedy="check the path: nothing was removed",
+            )
         chosen = []
-        for path in traces_below(folder):
+        below = list(traces_below(folder))
+        if not below:
+            typer.echo(f"no traces below {folder}")
+        for path in below:
             manifest, _ = read_manifest(path / "manifest.json")
             until = ends(manifest)
             kept = manifest.retention or "no retention stated"
@@ -141,6 +152,7 @@ def purge_command(
                 typer.echo(f"kept: {path} ({kept})")
     for path in chosen:
         if not yes:
+            manifest_file(path)
             typer.echo(f"would be removed: {path} (add --yes)")
             continue
         done = purge(path, today)

@@ -143,4 +143,6 @@ def standardise(train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
         assert isinstance(part.x, np.ndarray)
         return replace(part, x=((part.x.astype(np.float64) - mean) / std).astype(np.float32))
 
-    return moved(train), moved(test)
+    counted = int((~(constant | yes_no)).sum())
+    note = f"columns standardised over all training records: {counted} of {mean.size}"
+    return replace(moved(train), notes=(*train.notes, note)), moved(test)

@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import secrets
+import shlex
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from fedaudit.errors import (
 from fedaudit.experiment import promised
 from fedaudit.experiment.catalogue import AUDITS, find
 from fedaudit.experiment.config import Config, load, plain
-from fedaudit.experiment.folders import config_of, entries, is_study
+from fedaudit.experiment.folders import Command, commands_but, config_of, entries, is_study
 from fedaudit.experiment.reporting import (
     ALLOCATION,
     UNNAMED,
@@ -272,7 +273,8 @@ def audit_run(
         explain=explain,
     )
     keep_allocation(config, truth, path / ALLOCATION)
-    return write_report(path, trace, truth, results, names=names)
+    done_by = commands_but(path, config.audits)  # these are the run's own now
+    return write_report(path, trace, truth, results, names=names, done_by=done_by)
 
 
 def audit(
@@ -296,7 +298,8 @@ def audit(
 
     Membership audits ask about records: those of the run, or a file `data` whose client column
     names the trace's parties (`columns`: label, client and the other settings of `[data]`), with
-    `model`, the "package.module:function" that builds the torch module.
+    `model`, the "package.module:function" that builds the torch module. Refused where no audit asks
+    about records.
 
     `as_if` names protections of uploads that are applied to the trace first ("shuffle",
     "clip:bound=0.5"): what would have been seen. That trace and its results get a folder of their
@@ -330,6 +333,8 @@ def audit(
         name: check(find(AUDITS, "audit", name), dict(values), f"audits.{name}")
         for name, values in named.items()
     }
+    if data is not None:
+        _refuse_unasked(built, "of the run's config" if configured and not audits else "to run")
     beside = Path(truth) if truth is not None else home / "truth"
     known = Truth.open(beside) if truth is not None or (beside / "truth.json").exists() else None
     if known is not None:
@@ -376,7 +381,65 @@ def audit(
     # what was found before about the same trace stays in the report
     now = {r.audit for r in results}
     results += [r for r in stored_results(path) if r.audit not in now and is_about(r, opened)]
-    return write_report(path, opened, known, results, names=names)
+    typed = _command(
+        "RUN" if in_run else "TRACE",
+        only=() if isinstance(audits, Mapping) else audits or (),
+        truth=truth is not None,
+        as_if=as_if,
+        data=data,
+        model=model,
+        columns=columns or {},
+        opacus=opacus,
+        delta=delta,
+        seed=seed,
+    )
+    done_by = [*commands_but(path, built), Command(typed, tuple(built))]
+    return write_report(path, opened, known, results, names=names, done_by=done_by)
+
+
+def _command(
+    what: str,
+    *,
+    only: Sequence[str],
+    truth: bool,
+    as_if: Sequence[str],
+    data: str | os.PathLike[str] | None,
+    model: str | None,
+    columns: Mapping[str, Any],
+    opacus: str | os.PathLike[str] | None,
+    delta: float,
+    seed: int,
+) -> str:
+    """An audit as one would type it. Files by their names: where they lie is nobody's business."""
+    words = ["fedaudit", "audit", what]
+    for name in only:
+        words += ["--only", name]
+    words += ["--truth", "TRUTH"] if truth else []
+    for text in as_if:
+        words += ["--as", text]
+    words += [] if data is None else ["--data", Path(data).name]
+    words += [] if model is None else ["--model", model]
+    for name, value in columns.items():
+        words += [f"--{name}", str(value)]
+    if opacus is not None:
+        words += ["--opacus", Path(opacus).name, "--delta", f"{delta:g}"]
+    words += [] if seed == AUDIT_SEED else ["--seed", str(seed)]
+    return shlex.join(words)
+
+
+def _refuse_unasked(built: Mapping[str, Any], which: str) -> None:
+    """Records and a model were handed over: refuse if no audit would look at them."""
+    if any({"records", "games"}.intersection(audit.needs) for audit in built.values()):
+        return
+    asking = [
+        n for n in AUDITS if {"records", "games"}.intersection(find(AUDITS, "audit", n).needs)
+    ]
+    raise UsageError(
+        "records were given, and no audit asks about any",
+        expected=f"one of the audits that do: {', '.join(asking)}",
+        got=f"the audits {which}: {', '.join(built) or 'none'}",
+        remedy="--only two_stage_membership, or leave --data and --model out",
+    )
 
 
 def _refuse_study(folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.errors import DataError
+from fedaudit.errors import ConfigError, DataError, UsageError
 from fedaudit.experiment.config import Config
 from fedaudit.experiment.marks import plant
 from fedaudit.randomness import Seed
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedaudit.data.partition import Partition
     from fedaudit.federation.engine import Federation
     from fedaudit.federation.topology import Topology
+    from fedaudit.layout import Layout
 
 
 CLASSIFIERS = ("mlp", "cnn", "vit", "module")
@@ -119,6 +120,24 @@ def deal(config: Config, train: Dataset, seed: Seed) -> Dealt:
     return Dealt(topology, parts, region)
 
 
+def check_layers(config: Config, layout: Layout) -> None:
+    """Refuse linking by layers that a model of this `layout` does not have, or that are not
+    recorded: found after training, the mistake would cost all of it."""
+    recorded = layout.restrict(config.trace.tensors)
+    audit = config.audits.get("fingerprint")
+    if audit is None or not audit.features:
+        return  # the audit chooses, among those that there are
+    try:
+        recorded.select(audit.features)
+    except UsageError as error:
+        raise ConfigError(
+            "audits.fingerprint.features names no layer that is recorded",
+            expected="names of tensors, or shell patterns over them",
+            got=error.got,
+            remedy=error.remedy,
+        ) from None
+
+
 def build(config: Config) -> tuple[Federation, dict[str, Any]]:
     """The federation of a config, and the facts that only the truth knows."""
     import torch
@@ -142,6 +161,7 @@ def build(config: Config) -> tuple[Federation, dict[str, Any]]:
         )
     rounds = replace(config.federation, clients=count)
     task = config.task.build(train, seed)
+    check_layers(config, task.layout)
     units = {p.clip_unit for p in config.protections.values() if p.clip_norm is not None}
     if "person" in units:
         _one_client_each(train, parts)

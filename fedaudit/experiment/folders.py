@@ -1,6 +1,7 @@
 """Where things lie in the folder of a run, of an audited trace, or of a study; read in one place.
 
 RUN/trace, RUN/truth     or, for a trace that lies elsewhere, where RUN/audit.json says
+RUN/audit.json           also: the commands that asked for what RUN/results holds
 RUN/config.toml          the public settings
 STUDY/study.json         federation, variant and path of every run
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,9 @@ from typing import Any
 from fedaudit.errors import FormatError
 
 STUDY = "study.json"
+AUDITED = "audit.json"
+NOT_RERUN = "training was not rerun"
+"""How a protection is declared that was applied to a stored trace and would have changed it."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +71,36 @@ def _bad_study(file: Path, got: str) -> FormatError:
 def places(folder: Path) -> tuple[Path, Path]:
     """Trace and truth of a run: inside, or where audit.json says."""
     try:
-        told = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
+        told = json.loads((folder / AUDITED).read_text(encoding="utf-8"))
         trace, truth = told.get("trace", "trace"), told.get("truth", "truth")
         return folder / str(trace), folder / str(truth)
     except (OSError, ValueError, AttributeError):
         return folder / "trace", folder / "truth"
+
+
+@dataclass(frozen=True)
+class Command:
+    """An audit of a stored trace as one would type it, and the audits that it asked for."""
+
+    command: str
+    audits: tuple[str, ...]
+
+
+def commands(folder: Path) -> list[Command]:
+    """The commands that asked for the results of a folder, oldest first; none if nobody knows."""
+    try:
+        told = json.loads((folder / AUDITED).read_text(encoding="utf-8"))
+        return [Command(str(c["command"]), tuple(map(str, c["audits"]))) for c in told["done_by"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def commands_but(folder: Path, audits: Collection[str]) -> list[Command]:
+    """Those commands without `audits`, which something else asked for since."""
+    left = [
+        Command(c.command, tuple(a for a in c.audits if a not in audits)) for c in commands(folder)
+    ]
+    return [c for c in left if c.audits]
 
 
 def config_text(folder: Path) -> str:

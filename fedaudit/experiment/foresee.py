@@ -58,13 +58,14 @@ class Foreseen:
 
 def foresee(config: Config) -> Foreseen:
     """Look ahead: reads the data and builds the model, trains nothing."""
-    from fedaudit.experiment.build import client_count, load_data
+    from fedaudit.experiment.build import check_layers, client_count, load_data
     from fedaudit.randomness import Seed
 
     seed = Seed(config.seed)
     train, _ = load_data(config, seed)
     clients = client_count(config, train)
     task = config.task.build(train, seed)
+    check_layers(config, task.layout)
     records, notes = _taking_part(config, train, seed)
     examples = max(1, round(_examples(config, train) * records / len(train)))
     shape = Shape(

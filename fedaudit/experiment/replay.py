@@ -23,6 +23,7 @@ import numpy as np
 from fedaudit import settings
 from fedaudit.errors import NotApplicable, TraceError, UsageError
 from fedaudit.experiment.catalogue import PROTECTIONS, find
+from fedaudit.experiment.folders import NOT_RERUN
 from fedaudit.federation.questions import record_answers, record_legs, record_questions
 from fedaudit.hooks import Hook, Uploads
 from fedaudit.randomness import Seed
@@ -136,8 +137,7 @@ def replay(
     about["parties"] = list(dict.fromkeys([*about.get("parties", [*hubs, *names]), *added]))
     declared = [dict(d) for d in trace.manifest.declared]
     declared += [
-        {**h.declare(), "applied": "exactly" if h.name in EXACT else "training was not rerun"}
-        for h in hooks
+        {**h.declare(), "applied": "exactly" if h.name in EXACT else NOT_RERUN} for h in hooks
     ]
     layouts = dict(trace.manifest.layouts)
     if any(hook.asks for hook in hooks):
@@ -154,9 +154,11 @@ def replay(
     facts = {} if truth is None else {k: v for k, v in truth.facts.items() if k != "seed"}
     facts = {**facts, "replay": asked, "seed_of_replay": seed.root}
     known = TruthRecorder(out / "truth", facts)
+    exact = all(h.name in EXACT for h in hooks)
     try:
         for number in trace.rounds:
-            metrics = {} if truth is None else truth.metrics(number)
+            # what a model is worth that was trained without them says nothing of one with them
+            metrics = truth.metrics(number) if truth is not None and exact else {}
             with recorder.round() as wire:
                 said = {} if truth is None else truth.senders(number)
                 senders = _one_round(trace, number, hooks, names, hubs, seed, wire, said)

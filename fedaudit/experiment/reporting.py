@@ -15,8 +15,8 @@ import os
 import platform
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from statistics import NormalDist
@@ -25,7 +25,7 @@ from typing import Any
 from fedaudit import __version__
 from fedaudit.errors import TraceError, UsageError
 from fedaudit.experiment.catalogue import AUDITS, find
-from fedaudit.experiment.folders import config_text, places
+from fedaudit.experiment.folders import AUDITED, NOT_RERUN, Command, commands, config_text, places
 from fedaudit.experiment.promised import promised
 from fedaudit.report.chapter import Chapter
 from fedaudit.report.findings import BLIND, FAILED, REMEDY, judge_all
@@ -72,10 +72,12 @@ def summarise(
     truth: Truth | None,
     guarantees: Mapping[str, Any] | None = None,
     config: str = "",
+    members_given: bool = False,
 ) -> dict[str, str]:
     """The federation in a few lines; `guarantees` as in `Run`, by default those of the truth.
 
     `config`: the settings of the run as TOML, which name the data and what is learnt from it.
+    `members_given`: whether membership was scored by records that were handed over (--data).
     """
     about = trace.manifest.federation
     clients = clients_of(trace)
@@ -104,7 +106,17 @@ def summarise(
     if truth is not None and truth.facts.get("notes"):
         lines["noted"] = "; ".join(_noted(str(n)) for n in truth.facts["notes"])
     if truth is None:
-        lines["truth"] = "none beside the trace: attacks run blind, their guesses are not scored"
+        lines["truth"] = (
+            "none beside the trace: membership is scored by the records that were given (--data); "
+            "other attacks run blind, their guesses are not scored"
+            if members_given
+            else "none beside the trace: attacks run blind, their guesses are not scored"
+        )
+    elif not_rerun(trace):
+        lines["held out"] = (
+            f"not known: the model was trained without {_listed(not_rerun(trace))}, and training "
+            "was not rerun"
+        )
     elif len(trace.rounds):
         metrics = truth.metrics(trace.rounds[-1])
         if metrics:
@@ -117,6 +129,14 @@ def summarise(
     if not trace.manifest.complete:
         lines["state"] = "unfinished: what was recorded so far"
     return lines
+
+
+def not_rerun(trace: Trace) -> list[str]:
+    """Protections that were applied to the stored trace and would have changed its model: what the
+    recorded model is worth says nothing of a model under them."""
+    return [
+        str(d.get("name", "?")) for d in trace.manifest.declared if d.get("applied") == NOT_RERUN
+    ]
 
 
 def _promise(name: str, given: Sequence[Mapping[str, Any]]) -> str:
@@ -189,14 +209,19 @@ def _data(trace: Trace, truth: Truth | None, config: str) -> str:
     return f"{text}; to {LEARNT.get(kind, label)}" if kind else text
 
 
-FILLED = "missing values filled over all records"
+POOLED = {
+    "missing values filled over all records": "filling",
+    "columns standardised over all training records": "standardising",
+}
+"""Notes on what looks at everybody's records, and what to call it."""
 
 
 def _noted(note: str) -> str:
     """A note on the data; what looked at everybody's records says that nothing covers it."""
-    if not note.startswith(FILLED):
-        return note
-    return f"{note} (filling looks at the records of all clients; no epsilon covers that)"
+    for start, doing in POOLED.items():
+        if note.startswith(start):
+            return f"{note} ({doing} looks at the records of all clients; no epsilon covers that)"
+    return note
 
 
 def vocabulary_of(trace: Trace) -> int | None:
@@ -272,17 +297,24 @@ def chapter_of(
     guarantees = promised(path, trace, truth)
     known = {} if truth is None else truth.facts.get("clients", {})
     config = config_text(path)
+    given = asked_with_records(path)
     return Chapter(
         federation=federation or _name(path, trace, config),
         variant=variant,
-        summary=summarise(trace, truth, guarantees, config),
+        summary=summarise(
+            trace,
+            truth,
+            guarantees,
+            config,
+            members_given=any(r.estimates and r.audit in given for r in results),
+        ),
         findings=judge_all(results, {str(d.get("name", "?")) for d in trace.manifest.declared}),
         results=tuple(results),
         guarantees=guarantees,
         evidence=_evidence(path, trace, truth),
         config=_without_folders(config),
         clients=tuple(clients_of(trace)),
-        notices=_notices(trace, truth, results, config),
+        notices=_notices(trace, truth, results, config, given),
         trust={str(d.get("name", "?")): str(d.get("trust", "")) for d in trace.manifest.declared},
         cards={r.audit: card(r.audit) for r in results if r.audit in AUDITS},
         names={
@@ -336,9 +368,14 @@ def _without_folders(config: str) -> str:
 
 
 def _notices(
-    trace: Trace, truth: Truth | None, results: Sequence[AuditResult], config: str
+    trace: Trace,
+    truth: Truth | None,
+    results: Sequence[AuditResult],
+    config: str,
+    given: Collection[str],
 ) -> list[str]:
-    """What must be known before the first number."""
+    """What must be known before the first number. `given`: audits by records that were handed
+    over, whose clients tell members without a truth."""
     out = []
     if not trace.manifest.complete:
         planned = _table(config, "federation").get("rounds")
@@ -353,20 +390,30 @@ def _notices(
         out.append(f"Unfinished: no result yet of {', '.join(missing)}.")
     failed = [r for r in results if (r.not_applicable or "").startswith(FAILED)]
     out += [f"Failed: {r.audit}: {(r.not_applicable or '').removeprefix(FAILED)}" for r in failed]
-    scored = any(r.estimates for r in results if r.audit not in TRUTHLESS)
-    if truth is None and scored:
+    if truth is not None:
+        return out
+    scored = [r for r in results if r.estimates and r.audit not in TRUTHLESS]
+    if any(r.audit not in given for r in scored):
         out.append("The truth has been removed since: scores are as they were stored.")
-    elif truth is None:
-        out.append(_blind(results))
+    else:
+        out.append(_blind(results, [r.audit for r in scored]))
     return out
 
 
-def _blind(results: Sequence[AuditResult]) -> str:
-    """What a trace without truth still tells: which attacks guessed, and which could not run."""
-    attacks = [r for r in results if r.audit not in TRUTHLESS]
+def _blind(results: Sequence[AuditResult], by_records: Collection[str] = ()) -> str:
+    """What a trace without truth still tells: which attacks were scored by the records that were
+    given, which guessed, and which could not run."""
+    attacks = [r for r in results if r.audit not in TRUTHLESS and r.audit not in by_records]
     guessed = [r.audit.replace("_", " ") for r in attacks if _guessed(r)]
     others = [r.audit.replace("_", " ") for r in attacks if not _guessed(r)]
     said = "Blind: there is no truth beside the trace, so that no attack can be scored."
+    if by_records:
+        names = _listed([name.replace("_", " ") for name in by_records])
+        was = "was" if len(by_records) == 1 else "were"
+        said = (
+            f"No truth beside the trace: {names} {was} scored by the records that were given "
+            "(--data), which say whose they are; no other attack can be scored."
+        )
     if guessed:
         said += f" What {_listed(guessed)} guessed is shown below; it may be right."
     if others:
@@ -376,6 +423,19 @@ def _blind(results: Sequence[AuditResult]) -> str:
 
 def _guessed(r: AuditResult) -> bool:
     return (r.not_applicable or "").startswith(BLIND)
+
+
+def asked_with_records(folder: Path) -> set[str]:
+    """Audits whose stored result is about records that were handed over (--data)."""
+    out = set()
+    for name in AUDITS:
+        try:
+            stamped = json.loads((folder / "results" / f"{name}.json").read_text(encoding="utf-8"))
+            if stamped["asked"]["records"].get("data_sha256"):
+                out.add(name)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # no result, or of an audit that asks about no records
+    return out
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -401,13 +461,24 @@ def _evidence(path: Path, trace: Trace, truth: Truth | None) -> dict[str, str]:
     if truth is not None and truth.facts.get("torch"):
         out["recorded with"] = f"torch {truth.facts['torch']}"
     out["reported with"] = ", ".join([f"Python {platform.python_version()}", *_versions()])
-    inside = trace.path.resolve() == (path / "trace").resolve()
-    out["again"] = (
-        "fedaudit run config.toml --seed SEED --out NEW (seed: truth/)"
-        if inside
-        else "fedaudit audit TRACE"
-    )
+    out["again"] = _again(path, trace)
     return out
+
+
+RUN_AGAIN = "fedaudit run config.toml --seed SEED --out NEW (seed: truth/)"
+
+
+def _again(path: Path, trace: Trace) -> str:
+    """The commands that led to a report: the run, where it was one, and audits with arguments."""
+    done = list(dict.fromkeys(c.command for c in commands(path)))
+    ran = (path / "run.json").is_file() and trace.path.resolve() == (path / "trace").resolve()
+    if ran:
+        # what the run itself asks is asked again by it
+        return "; then ".join([RUN_AGAIN, *(c for c in done if c != "fedaudit audit RUN")])
+    if not done:  # written before commands were kept: what the trace says of itself
+        applied = [str(d.get("name")) for d in trace.manifest.declared if "applied" in d]
+        done = [" ".join(["fedaudit audit TRACE", *(f"--as {name}" for name in applied)])]
+    return "; then ".join(done)
 
 
 def result_sha256(file: Path) -> str:
@@ -479,16 +550,28 @@ def write_report(
     results: Sequence[AuditResult],
     *,
     names: bool = False,
+    done_by: Sequence[Command] | None = None,
 ) -> Run:
-    """Judge the results and write findings.json and the report in all its forms."""
-    chapter = chapter_of(path, trace, truth, results)
+    """Judge the results and write findings.json and the report in all its forms.
+
+    `done_by`: the commands that asked for the results; None: as they are stored already.
+    """
+    done = commands(path) if done_by is None else done_by
     try:
         path.mkdir(parents=True, exist_ok=True)
+        about: dict[str, Any] = {}
         if trace.path.resolve() != (path / "trace").resolve():
-            where = {"trace": os.path.relpath(trace.path, path)}
+            about["trace"] = os.path.relpath(trace.path, path)
             if truth is not None:
-                where["truth"] = os.path.relpath(truth.path, path)
-            write_atomically(path / "audit.json", json.dumps(where, indent=1) + "\n")
+                about["truth"] = os.path.relpath(truth.path, path)
+        if done:
+            about["done_by"] = [asdict(c) for c in done]
+        if about or (path / AUDITED).exists():
+            write_atomically(path / AUDITED, json.dumps(about, indent=1) + "\n")
+    except OSError as error:
+        raise unwritable(path, error) from None
+    chapter = chapter_of(path, trace, truth, results)
+    try:
         found = [f.to_dict() for f in chapter.findings]
         dumped = json.dumps(found, indent=1, allow_nan=False) + "\n"
         write_atomically(path / "findings.json", dumped)
@@ -500,7 +583,9 @@ def write_report(
         results=tuple(results),
         findings=tuple(chapter.findings),
         summary=chapter.summary,
-        metrics=truth.metrics(trace.rounds[-1]) if truth is not None and len(trace.rounds) else {},
+        metrics=truth.metrics(trace.rounds[-1])
+        if truth is not None and len(trace.rounds) and not not_rerun(trace)
+        else {},
         guarantees=chapter.guarantees,
         chapter=shown,
     )

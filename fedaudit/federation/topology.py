@@ -168,19 +168,6 @@ class Topology:
         values = nx.betweenness_centrality(self.graph())
         return np.array([values[i] for i in range(self.n)])
 
-    def eigenvector_centrality(self) -> npt.NDArray[np.float64]:
-        """(n,) principal eigenvector of the adjacency matrix, non-negative, length 1.
-
-        Unique where the topology is connected. Otherwise every component gets its own eigenvector
-        scaled by its share of clients, so that no component is zero by an accident of rounding.
-        """
-        out = np.zeros(self.n)
-        for members in self.components:
-            index = np.array(members)
-            _, vectors = np.linalg.eigh(self.adjacency[np.ix_(index, index)].astype(np.float64))
-            out[index] = np.abs(vectors[:, -1]) * math.sqrt(len(members) / self.n)
-        return out
-
 
 # --- builders --------------------------------------------------------------------------------
 

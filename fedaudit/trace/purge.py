@@ -51,9 +51,8 @@ def traces_below(folder: Path) -> Iterator[Path]:
             yield Path(root)
 
 
-def purge(path: str | os.PathLike[str], today: datetime.date) -> Purged:
-    """Remove one trace; a note with its hash, its purpose and the day stays."""
-    folder = Path(path)
+def manifest_file(folder: Path) -> Path:
+    """The manifest of the trace that a folder itself holds."""
     file = folder / "manifest.json"
     if not file.is_file():
         raise TraceError(
@@ -62,6 +61,13 @@ def purge(path: str | os.PathLike[str], today: datetime.date) -> Purged:
             got="no such file" if folder.is_dir() else "no such folder",
             remedy="point to the folder of the trace itself",
         )
+    return file
+
+
+def purge(path: str | os.PathLike[str], today: datetime.date) -> Purged:
+    """Remove one trace; a note with its hash, its purpose and the day stays."""
+    folder = Path(path)
+    file = manifest_file(folder)
     manifest, seal = read_manifest(file)
     names = [r.file for r in manifest.rounds]
     size = sum((folder / n).stat().st_size for n in names if (folder / n).is_file())

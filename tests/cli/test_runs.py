@@ -158,6 +158,55 @@ def test_a_delta_out_of_range_is_refused(command, foreign, tmp_path):
     code, _, err = command("audit", "trace", "--opacus", "state.json", "--delta", "2")
     assert code == 2
     assert "delta" in err
+    # and one that nothing is accounted at
+    code, _, err = command("audit", "trace", "--only", "coverage", "--delta", "1e-6")
+    assert (code, "nothing is accounted at it" in err, "--opacus" in err) == (2, True, True)
+
+
+RUN = """
+[data]
+name = "gaussian-mixture"
+records = 60
+[task]
+kind = "mlp"
+hidden = [2]
+[federation]
+clients = 3
+rounds = 2
+[audits.coverage]
+"""
+
+
+def test_a_run_is_asked_what_its_config_asks_and_records_that_nobody_asks_about_are_refused(
+    command, tmp_path
+):
+    (tmp_path / "r.toml").write_text(RUN)
+    (tmp_path / "mine.csv").write_text("a,b,y,site\n1,2,0,client-0\n")
+    assert command("run", "r.toml", "--out", "run", "-q")[0] == 0
+    code, out, err = command("audit", "run", "--json")
+    assert code == 0, err
+    assert {f["audit"] for f in json.loads(out)["findings"]} == {"coverage"}
+    # the module is not there either: nobody would have looked
+    given = ("--data", "mine.csv", "--model", "not_a_module:f", "--label", "y", "--client", "site")
+    code, _, err = command("audit", "run", *given)
+    assert code == 2
+    assert "of the run's config: coverage" in err
+    for word in ("expected:", "two_stage_membership", "try:"):
+        assert word in err
+    code, _, err = command("audit", "run", "--only", "query_plan", *given)
+    assert (code, "to run: query_plan" in err) == (2, True)
+    # where one does ask, the same options are looked at
+    code, _, err = command("audit", "run", "--only", "two_stage_membership", *given)
+    assert code == 2
+    assert "not_a_module" in err
+
+
+def test_the_help_says_which_audits_run_by_default(command):
+    code, out, _ = command("audit", "--help")
+    assert code == 0
+    plain = " ".join(out.replace("│", " ").split())
+    assert "those of a run's config" in plain
+    assert "default: all" not in plain
 
 
 STUDY = """

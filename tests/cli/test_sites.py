@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedaudit import cli
 from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.fingerprint import Fingerprint
 from fedaudit.errors import FormatError, NotApplicable, TraceError, UsageError
@@ -220,6 +221,33 @@ def test_only_what_is_over_is_purged_and_a_note_stays(tmp_path):
     assert note["purpose"] == "pilot"
     for kept in ("a/new", "open"):
         Trace.open(tmp_path / kept)
+
+
+@pytest.mark.parametrize("more", [(), ("--yes",)])
+@pytest.mark.parametrize(
+    ("folder", "expired", "code", "said"),
+    [
+        ("absent", True, 3, "absent is no folder"),
+        ("file", True, 3, "file is no folder"),
+        ("absent", False, 3, "absent holds no trace"),
+        ("empty", False, 3, "empty holds no trace"),
+        ("empty", True, 0, "no traces below empty"),
+    ],
+)
+def test_purging_where_nothing_is_says_so(
+    tmp_path, monkeypatch, capsys, more, folder, expired, code, said
+):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    monkeypatch.chdir(tmp_path)
+    arguments = ["purge", folder, *(["--expired"] if expired else []), *more]
+    monkeypatch.setattr(sys, "argv", ["fedaudit", *arguments])
+    with pytest.raises(SystemExit) as ended_with:
+        cli.main()
+    assert (ended_with.value.code or 0) == code
+    out, err = capsys.readouterr()
+    assert said in (err if code else out)
+    assert "removed" not in out
 
 
 def test_purging_by_name_and_what_cannot_be_purged(tmp_path):

@@ -4,10 +4,13 @@ import pytest
 import torch
 
 from fedaudit import experiment
+from fedaudit.errors import ConfigError
 from fedaudit.experiment import foresee as module
 from fedaudit.experiment import study
+from fedaudit.experiment.build import load_data
 from fedaudit.experiment.config import check
 from fedaudit.experiment.foresee import Foreseen, Stage, foresee
+from fedaudit.randomness import Seed
 from fedaudit.trace import Truth
 
 BASE = {
@@ -74,6 +77,29 @@ def test_what_cannot_be_done_is_what_turns_out_not_to_apply(case, tmp_path):
     assert all(s.seconds > 0 for s in ahead.stages if not s.cannot)
 
 
+def test_layers_that_there_are_not_are_refused_before_training(tmp_path):
+    def begun(stage, done, total, note):
+        assert (stage, done) == ("train", 0)
+        assert note != "training"
+
+    wrong = {**BASE, "audits": {"fingerprint": {"features": ["blocks.9.*"]}}}
+    with pytest.raises(ConfigError, match=r"audits\.fingerprint\.features") as planned:
+        foresee(check(wrong))
+    with pytest.raises(ConfigError) as ran:
+        experiment.run(wrong, tmp_path / "run", progress=begun)
+    assert ran.value.exit_code == 2
+    assert not list((tmp_path / "run").glob("trace/round-*"))
+    layers = check(BASE).task.build(load_data(check(BASE), Seed(1))[0], Seed(1)).layout.names
+    for error in (planned, ran):
+        assert "'blocks.9.*'" in error.value.got
+        assert all(name in error.value.remedy for name in layers)
+    # a layer that exists and is not written down cannot be compared either
+    kept = {**BASE, "trace": {"tensors": [layers[0]]}}
+    with pytest.raises(ConfigError):
+        foresee(check({**kept, "audits": {"fingerprint": {"features": [layers[-1]]}}}))
+    foresee(check({**kept, "audits": {"fingerprint": {"features": [layers[0]]}}}))
+
+
 def test_more_work_takes_longer():
     small = foresee(check({**BASE, "federation": {"clients": 6, "rounds": 2}}))
     large = foresee(check({**BASE, "federation": {"clients": 6, "rounds": 200}}))
@@ -110,7 +136,7 @@ def test_owners_that_take_no_part_are_not_counted_and_the_plan_says_so(tmp_path)
     assert found.records == sum(c["examples"] for c in trained)
     whole = foresee(check(raw | {"federation": {"rounds": 2}}))
     assert found.records < whole.records == 288
-    assert whole.notes == ()
+    assert [n for n in whole.notes if not n.startswith("columns standardised")] == []
     parts = study.plan([raw])
     text = "\n".join(study.describe(parts, study.foreseen(parts)))
     assert f"3 clients, {found.records} records" in text

@@ -271,6 +271,7 @@ def test_bad_input():
         build(load({**BASE, "task": {"kind": "gpt", "length": 100_000}}))
 
 
+@pytest.mark.text
 def test_a_model_folder_without_a_tokenizer_is_refused(tmp_path):
     pytest.importorskip("transformers")
     (tmp_path / "config.json").write_text("{}")

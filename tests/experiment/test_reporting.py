@@ -20,7 +20,7 @@ from fedaudit.experiment.reporting import (
     report,
     write_study,
 )
-from fedaudit.trace import Recorder, Trace
+from fedaudit.trace import SERVER, Recorder, Trace, Truth
 
 SMALL = {
     "seed": 987_654_321_123,
@@ -136,6 +136,113 @@ def test_a_trace_without_truth_is_reported_blind(copy):
         assert linked.per_client["group 1"]["messages (round:number)"] in text
 
 
+MODEL = """
+import torch
+
+def build():
+    return torch.nn.Sequential(torch.nn.Linear(3, 2))
+"""
+
+
+@pytest.fixture
+def foreign(tmp_path, monkeypatch):
+    """A trace of other software, which has no truth; records of its clients; and its model."""
+    rng = np.random.default_rng(3)
+    like = {"0.weight": np.zeros((2, 3), np.float32), "0.bias": np.zeros(2, np.float32)}
+    recorder = Recorder(tmp_path / "theirs", like=like)
+    for _ in range(2):
+        with recorder.round() as wire:
+            for k in range(4):
+                wire.send("model", SERVER, f"site-{k}", like)
+            for k in range(4):
+                update = {n: rng.normal(size=v.shape).astype(np.float32) for n, v in like.items()}
+                wire.send("delta", f"site-{k}", SERVER, update)
+    recorder.close()
+    lines = ["a,b,c,outcome,site"]
+    for i in range(96):
+        owner = f"site-{i % 4}" if i < 48 else "nobody"  # no party: nobody trained on it
+        lines.append(",".join([*(f"{v:.3f}" for v in rng.normal(size=3)), str(i // 4 % 2), owner]))
+    (tmp_path / "records.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "theirmodel.py").write_text(MODEL)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def given(folder):
+    return {
+        "data": folder / "records.csv",
+        "model": "theirmodel:build",
+        "columns": {"label": "outcome", "client": "site"},
+    }
+
+
+def test_members_that_were_given_with_the_records_are_no_truth_that_went(foreign, capsys):
+    from fedaudit.cli.output import print_run
+
+    audits = ["fingerprint", "two_stage_membership"]
+    run = experiment.audit(foreign / "theirs", audits, **given(foreign))
+    assert {r.audit for r in run.results if r.estimates} == {"two_stage_membership"}
+    print_run(run, False, False)
+    printed = " ".join(capsys.readouterr().out.split())
+    page, plain = ((run.path / form).read_text() for form in FORMS[:2])
+    for text in (printed, page, plain):
+        assert "has been removed since" not in text
+        assert "Blind:" not in text
+        assert "No truth beside the trace: two stage membership was scored by the records" in text
+    assert "membership is scored by the records that were given (--data)" in printed
+    # what was stored says so as well
+    assert report(run.path).chapter.notices == run.chapter.notices
+    # without the records nothing is scored, and the report says that
+    blind = experiment.audit(foreign / "theirs", audits, out=foreign / "blind")
+    assert blind.chapter.notices[0].startswith("Blind:")
+    assert "--data" not in blind.summary["truth"]
+
+
+def test_the_report_says_the_command_that_led_to_it(foreign, copy):
+    def again(path):
+        return report(path).chapter.evidence["again"]
+
+    run = experiment.audit(foreign / "theirs", ["two_stage_membership"], **given(foreign))
+    typed = (
+        "fedaudit audit TRACE --only two_stage_membership --data records.csv "
+        "--model theirmodel:build --label outcome --client site"
+    )
+    assert again(run.path) == typed
+    assert str(foreign) not in (run.path / "report.html").read_text()
+    # the results of another command stay in the report, and so does the command
+    experiment.audit(foreign / "theirs", ["coverage"], seed=5)
+    assert again(run.path) == f"{typed}; then fedaudit audit TRACE --only coverage --seed 5"
+    # a replay has no config
+    shuffled = experiment.audit(foreign / "theirs", ["fingerprint"], as_if=["shuffle"])
+    assert again(shuffled.path) == "fedaudit audit TRACE --only fingerprint --as shuffle"
+    replayed = experiment.audit(copy, ["coverage"], as_if=["clip:bound=0.5", "secure_sum"])
+    assert again(replayed.path) == (
+        "fedaudit audit RUN --only coverage --as clip:bound=0.5 --as secure_sum"
+    )
+    # one that was written before commands were kept names what stands in its trace
+    (replayed.path / "audit.json").unlink()
+    assert again(replayed.path) == "fedaudit audit TRACE --as clip --as secure_sum"
+    # a run is run again, whether it was audited again since or not
+    experiment.audit(copy)
+    assert again(copy).startswith("fedaudit run config.toml --seed SEED")
+    assert "then" not in again(copy)
+
+
+def test_accuracy_of_a_model_without_the_protection_is_not_shown_as_if_it_had_it(copy):
+    assert report(copy).summary["held out"].startswith("accuracy 0.")
+    noise = "update_noise:clip=1.0,noise_multiplier=0.5"
+    noised = experiment.audit(copy, ["coverage"], as_if=[noise])
+    assert noised.summary["held out"] == (
+        "not known: the model was trained without update_noise, and training was not rerun"
+    )
+    assert noised.metrics == {}
+    assert Truth.open(noised.path / "truth").metrics(3) == {}
+    assert "accuracy" not in (noised.path / "report.md").read_text().split("| question")[0]
+    # a sum leaves the model as it was
+    summed = experiment.audit(copy, ["coverage"], as_if=["secure_sum"])
+    assert summed.summary["held out"] == report(copy).summary["held out"]
+
+
 def test_the_first_line_names_the_data_and_what_is_learnt(finished):
     line = told(finished)[0]["summary"]["data"]
     assert line.endswith("; to predict its class")
@@ -147,15 +254,16 @@ def test_the_first_line_names_the_data_and_what_is_learnt(finished):
     assert "(gaussian-mixture)" in (finished / "report.md").read_text().split("| question")[0]
 
 
-def test_filled_values_are_said_to_be_outside_every_promise(copy):
+def test_what_looks_at_all_records_is_said_to_be_outside_every_promise(copy):
     place = copy / "truth" / "truth.json"
     truth = json.loads(place.read_text())
+    pooled = "columns standardised over all training records: 3 of 5"
     note = "missing values filled over all records: 'age' 31"
-    truth.get("facts", truth)["notes"] = [note]
+    truth.get("facts", truth)["notes"] = [note, pooled]
     place.write_text(json.dumps(truth))
     summary = report(copy).summary
     assert summary["noted"].startswith(note)
-    assert "no epsilon covers that" in summary["noted"]
+    assert summary["noted"].count("no epsilon covers that") == 2
     assert "no epsilon covers that" in (copy / "report.md").read_text()
 
 

@@ -148,16 +148,6 @@ def test_distance_without_a_root_is_zero():
     assert build("star", 3, SEED, hub="client").distance_to_root().tolist() == [0.0, 1.0, 1.0]
 
 
-def test_eigenvector_centrality_equals_networkx_where_connected():
-    tree = build("barabasi_albert", 30, SEED, m=2)
-    theirs = nx.eigenvector_centrality_numpy(tree.graph())
-    np.testing.assert_allclose(
-        tree.eigenvector_centrality(), [theirs[i] for i in range(30)], atol=1e-8
-    )
-    np.testing.assert_allclose(build("ring", 9, SEED).eigenvector_centrality(), 1 / 3)
-    np.testing.assert_allclose(build("star", 4, SEED).eigenvector_centrality(), 1 / 2)
-
-
 def test_random_kinds_follow_their_law():
     degrees = [build("erdos_renyi", 40, Seed(r), p=0.25).degree.mean() for r in range(60)]
     assert np.mean(degrees) == pytest.approx(39 * 0.25, abs=0.25)

@@ -89,11 +89,6 @@ def _read(path: Path) -> dict[str, Any]:
         ) from None
 
 
-def is_utility(limit: Limit) -> bool:
-    """Whether a limit is on what the model is worth: noise makes that worse, not better."""
-    return limit.metric == LOSS or limit.metric in UTILITY
-
-
 def audits_for(policy: Policy, configured: Sequence[str]) -> list[str]:
     """The audits that the limits ask."""
     named = [x.audit for x in policy.limits if x.audit]

@@ -38,14 +38,6 @@ EXAMPLE_BYTES = 256 << 20  # per-example gradients of one block
 PLANNED = 1 << 24  # numbers in one plan: (client, step, example, noise)
 
 
-class Kernel(Protocol):
-    name: str
-
-    def sums(
-        self, p: Tensor, x: Tensor, y: Tensor, weight: Tensor, noise: Tensor | None
-    ) -> Tensor: ...
-
-
 class StepHook(Protocol):
     """Acts on the sums (K, d) of a batch, in place, before they are divided."""
 
