@@ -9,24 +9,9 @@ from typing import Any
 import numpy as np
 
 from fedaudit.trace.store import write_atomically
-from reproductions.attribution import text_page
-from reproductions.attribution.tables import rate, rows_of, table
+from reproductions.attribution import cells, text_page
+from reproductions.attribution.tables import rate, rows_of, swept, table
 
-PUBLISHED = {
-    # [FedAttr] Table 1's shape (all four cells), and the ablations of Tables 9 to 12, 14, 17 and 21
-    "default": "100 / 0",
-    "marked/0": "- / 0",
-    "marked/1": "100 / 0",
-    "marked/5": "100 / 0",
-    **{f"N/{n}": "100 / 0" for n in (1, 2, 4, 6, 8)},
-    "M/2": "100 / 29",
-    **{f"M/{m}": "100 / 0" for m in (3, 10, 20)},
-    **{f"share/{s}": "100 / 0" for s in (0.05, 0.1, 0.3)},
-    "alpha/0.5": "100 / 0",
-    "alpha/0.1": "67 / 0",
-    "K/20": "100 / 0",
-    "K/50": "100 / 0",
-}
 METHODS = (
     "published threshold",
     "published, unit of the change",
@@ -213,48 +198,17 @@ def _figure(drawn: Mapping[str, Mapping[str, tuple[float, float]]], file: Path) 
 
 
 def _sweeps(results: Mapping[str, Any]) -> list[str]:
-    names = list(dict.fromkeys(k.rpartition("/")[0] for k in results["measured"]))
-    order = ("default", "marked/", "N/", "M/", "share/", "alpha/", "K/", "T/")
-    cells = [n for start in order for n in sorted(names, key=_by_value) if n.startswith(start)]
-    if not cells:
+    rows = swept(results, cells.CANARY)
+    if not rows:
         return []
-    rows = []
-    for name in cells:
-        runs = rows_of(results, name)
-        z = {
-            k: [r[k] for r in runs if r[k] is not None and np.isfinite(r[k])]
-            for k in ("z_marked", "z_benign")
-        }
-        rows.append(
-            (
-                name.replace("/", " = "),
-                PUBLISHED.get(name, "-"),
-                rate([r["published"] for r in runs], "hits", "marked"),
-                rate([r["published"] for r in runs], "alarms", "benign"),
-                rate([r["calibrated"] for r in runs], "hits", "marked"),
-                rate([r["calibrated"] for r in runs], "alarms", "benign"),
-                " / ".join(f"{np.mean(v):.1f}" if v else "-" for v in z.values()),
-            )
-        )
-    head = (
-        "setting",
-        "paper: TPR / FPR in %",
-        "gamma = 4: found",
-        "false alarms",
-        "calibrated: found",
-        "false alarms",
-        "mean Z marked / benign",
-    )
     return [
         "## Canaries: sweeps of the published plan (after Tables 9 to 12, 14, 17 and 21)",
         "",
         "One setting changed at a time. Benign clients have no key of their own: their Z is the",
         "largest over the owner's keys. N below 5 needs a lower threshold of secure aggregation;",
-        "these sums were formed in the clear. `marked` r, `share` of marked records, `alpha` of a",
-        "Dirichlet partition (IID otherwise), K with r = 0.3 K and N = 4, T rounds (IID, unlike",
-        "Table 21).",
+        "these sums were formed in the clear. T rounds: IID, unlike Table 21.",
         "",
-        *table(head, rows),
+        *rows,
     ]
 
 
@@ -296,11 +250,3 @@ def _masking(results: Mapping[str, Any]) -> list[str]:
         "",
         *table(head, rows),
     ]
-
-
-def _by_value(name: str) -> tuple[str, float]:
-    start, _, value = name.partition("/")
-    try:
-        return start, float(value)
-    except ValueError:
-        return start, 0.0

@@ -22,8 +22,8 @@ from fedaudit.audits.attribution import baselines, calibration, comparison, scor
 from fedaudit.results import Underpowered
 from fedaudit.stats import query_plans
 from fedaudit.trace.store import write_atomically
-from reproductions.attribution import overhead, page, setting
-from reproductions.pieces import PAGE, parser
+from reproductions.attribution import cells, overhead, page, recorded, setting
+from reproductions.pieces import PAGE, not_fetched, parser, say_skipped
 
 HERE = Path(__file__).resolve().parent
 
@@ -215,8 +215,11 @@ def _rng(seed: int) -> np.random.Generator:
     return np.random.default_rng([seed, 7])
 
 
-def pieces(quick: bool) -> dict[str, Callable[[int, int], Row]]:
-    """Key -> what measures it, given a seed and the number of unused keys."""
+def pieces(quick: bool, without: Sequence[str] = ()) -> dict[str, Callable[[int, int], Row]]:
+    """Key -> what measures it, given a seed and the number of unused keys.
+
+    `without` names data sets that are not at hand.
+    """
     out: dict[str, Callable[[int, int], Row]] = {
         "methods": methods,
         "trade-off/5": lambda s, u: trade_off(s, u, rounds=5),
@@ -225,37 +228,27 @@ def pieces(quick: bool) -> dict[str, Callable[[int, int], Row]]:
         "masking": masking,
     }
 
-    def cell(name: str, **changes: Any) -> None:
-        out[name] = lambda s, u: swept(s, u, **changes)
-
     # what reads one run stands together: the shelf holds the last one
     play = Shelf().play
     for kind in KINDS:
         own: dict[str, Any] = {"kind": kind, "aggregation": "fedit", "play": play}
         out[f"text-trade-off/{kind}"] = functools.partial(trade_off, **own)
         out[f"text/{kind}/fedit"] = functools.partial(methods, **own)
-        cell(f"text-M/{kind}/2", repeats=2, **own)
+        if kind == "kgw":
+            out["text-M/kgw/2"] = functools.partial(swept, repeats=2, **own)
     for kind in KINDS:
         out[f"text/{kind}/flora"] = functools.partial(methods, kind=kind, aggregation="flora")
-    for kind in KINDS:
-        cell(f"unmarked-text/{kind}", kind=kind, marked=0)
-
-    for r in (0, 1, 5):
-        cell(f"marked/{r}", marked=r)
-    for n in (1, 2, 4, 6, 8):
-        cell(f"N/{n}", others=n)
-    for m in (2, 3, 10, 20):
-        cell(f"M/{m}", repeats=m)
-    for share in (0.05, 0.1, 0.3):
-        cell(f"share/{share}", share=share)
-    for alpha in (0.5, 0.1):
-        cell(f"alpha/{alpha}", partition={"kind": "dirichlet", "alpha": alpha})
-    for t in (10, 20):
-        cell(f"T/{t}", rounds=t)
-    for k in (20, 50):
-        cell(f"K/{k}", clients=k, marked=round(0.3 * k), others=4)
-    cell("default")
+    out["unmarked-text/kgw"] = functools.partial(swept, kind="kgw", marked=0)
+    for cell in cells.CANARY:
+        out[cell.name] = functools.partial(swept, **cell.changes)
     out["overhead"] = overhead.measure
+    own = {"kind": "fictitious", "aggregation": "fedit", "play": play}
+    for cell in cells.TINY:
+        if cell.changes.get("data", {}).get("name") in without:
+            continue
+        out[cell.name] = functools.partial(swept, **own, **cell.changes)
+    for cell in cells.PARTIAL:
+        out[cell.name] = functools.partial(recorded.partial, **cell.changes)
     if quick:
         keep = ("methods", "trade-off/10", "M/2", "default")
         out = {k: v for k, v in out.items() if k in keep}
@@ -282,8 +275,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results = stored
     if not asked.render:
         began = time.monotonic()
+        lacking = not_fetched((cells.OTHER,))
+        say_skipped(lacking)
         for seed in seeds:
-            for name, measure in pieces(asked.quick).items():
+            for name, measure in pieces(asked.quick, without=lacking).items():
                 key = f"{name}/{seed}"
                 if name.startswith(asked.only) and key not in results["measured"]:
                     results["measured"][key] = measure(seed, unused)

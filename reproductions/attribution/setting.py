@@ -93,10 +93,15 @@ def play(
     steps: int | None = None,
     prompts: int = PROMPTS,
     partition: Mapping[str, Any] | None = None,
+    task: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] | None = None,
 ) -> Played:
-    """Train one federation and keep everything. `aggregation`, `steps`, `prompts` are for text."""
+    """Train one federation and keep everything. `aggregation`, `steps`, `prompts` are for text;
+    `task` changes settings of the model, `data` takes another set."""
     text = kind != "canary"
     raw: dict[str, Any] = copy.deepcopy(TEXT if text else CLASSIFIER)
+    raw["task"] |= task or {}
+    raw["data"] = dict(data or raw["data"])
     if text:
         raw["task"]["aggregation"] = aggregation
         raw["training"]["steps"] = steps or raw["training"]["steps"]

@@ -12,19 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
-import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from fedaudit.experiment.auditing import audit_one
 from fedaudit.experiment.config import load
-from fedaudit.experiment.knowledge import Desk
-from fedaudit.experiment.run import simulate
-from fedaudit.randomness import Seed
-from fedaudit.trace import Trace, Truth
-from reproductions.attribution import page
+from reproductions.attribution import page, recorded
 from reproductions.attribution.run import HERE, save
 from reproductions.pieces import PAGE
 
@@ -54,39 +46,12 @@ def measure(kind: str, *, quick: bool) -> Row:
             "audits": {"attribution": {"prompts": 8 if quick else 24}},
         }
     )  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder) / "run"
-        began = time.monotonic()
-        simulate(config, home)
-        ran = time.monotonic() - began
-        trace, truth = Trace.open(home / "trace"), Truth.open(home / "truth")
-        began = time.monotonic()
-        desk = Desk(trace, truth, Seed(1), None, config)
-        found = audit_one(config.audits["attribution"], trace, truth, 1, desk)
-    clear = found.per_client.values()
     return {
         "clients": clients,
         "rounds": rounds,
         "steps": steps * clients * rounds,
-        "seconds": {"training": ran, "attribution": time.monotonic() - began},
-        **{
-            label: {
-                "hits": sum(bool(r["marked"]) and flag(r) for r in clear),
-                "marked": sum(bool(r["marked"]) for r in clear),
-                "alarms": sum(not r["marked"] and flag(r) for r in clear),
-                "benign": sum(not r["marked"] for r in clear),
-            }
-            for label, flag in (("published", _above), ("calibrated", _named))
-        },
+        **recorded.found(config),
     }
-
-
-def _above(row: Mapping[str, Any]) -> bool:
-    return bool(row["published_z"] > 4)
-
-
-def _named(row: Mapping[str, Any]) -> bool:
-    return bool(row["named"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

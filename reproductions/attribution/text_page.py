@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from fedaudit.stats.intervals import clustered_share, wilson
-from reproductions.attribution.tables import rate, rows_of, table
+from reproductions.attribution import cells
+from reproductions.attribution.tables import rate, rows_of, swept, table
 
 CELLS = {
     "text/fictitious/fedit": "fictitious knowledge, FedIT",
@@ -92,13 +93,15 @@ def _table_1(results: Mapping[str, Any]) -> list[str]:
         "above; none of them was used to choose. Looked at there: 12, 36 and 72 steps, rates",
         "0.003, 0.005 and 0.01, ranks 8, 16 and 32, both sizes of the model; equal weights of",
         "contexts, by how often they occur and by the root of it; powers 1, 3/4, 1/2 and 1/4 of a",
-        "probability; probes from the corpus and written ones; for groups the weights of the",
-        "safe plan's test, where text and canaries are read differently since. Canaries kept",
-        "theirs: on development seeds these found 23 of 24 marked clients in ten rounds (fresh and",
-        "swapped partitions), those of text 22. That was settled after the latter had been tried",
-        "on the canaries below as well (8 of 9 instead of 9, fresh partitions, ten rounds). The",
-        "fourth root in the score of fictitious knowledge is older: it was picked on a run of",
-        "seed 1 with other settings.",
+        "probability; probes from the corpus and written ones. For groups, on seeds 101 to 103:",
+        "scores of group means and of sums two, three and five times as far, of differences of",
+        "groups, and of what all rounds say of a client, with a share of 0.4, 2/3 and 0.87 of an",
+        "update persisting, at the first, the sixth and the last models. Canaries, whose scores",
+        "are nearly linear, keep the scores of groups: on development seeds 101 to 106 these named",
+        "17 of 18 marked clients in ten rounds, what all rounds say 10 at best. The fourth root in",
+        "the score of fictitious knowledge is older: it was picked on a run of seed 1 with other",
+        "settings. Groups were read by their scores alone at first; seeds 1 to 3 had been seen",
+        "then (4 of 9 and 3 of 6 named in ten rounds), before the reading changed.",
         "",
     ]
 
@@ -216,44 +219,40 @@ def _safe(results: Mapping[str, Any]) -> list[str]:
         "## Marked text: plans over 10 rounds, FedIT",
         "",
         *table(head, rows),
-        "The safe plan has a price on text. A mark is diluted in the mean of five updates, and",
-        "neither adapters nor likelihoods are linear: on development seed 101 (fictitious",
-        "knowledge) a marked client added to its group's score 4 to 12 % of what its own",
-        "update adds, not 20 %. Its group stood out from the other by about 2 in a round and by",
-        "3 to 5 over ten rounds, in units of unused values, and each other client has to be",
-        "ruled out on the five or so rounds in which the two were apart, where it takes",
-        "about 3.",
+        "In the mean of five updates a mark is diluted, and neither adapters nor likelihoods are",
+        "linear: on development seed 101 (fictitious knowledge) a marked client added to its",
+        "group's score 4 to 12 % of what its own update adds, not 20 %. So groups are not scored",
+        "one by one: the sums of all rounds estimate what each client keeps sending, and that is",
+        "scored at full strength at the last model, for every other client on the groups without",
+        "it. On development seeds 101 to 103 this named 9 of 9 marked clients after ten rounds of",
+        "fresh partitions where scores of groups named 6 (fictitious knowledge), and 3 of 9 where",
+        "they named 4 (green lists). It is not free of what a plan gives away: the last column is",
+        "the very thing that it works with.",
         "",
     ]
 
 
 def _sweeps(results: Mapping[str, Any]) -> list[str]:
-    rows = []
-    for start, label, published in (
-        ("unmarked-text/{}", "r = 0, {}", "- / 0"),
-        ("text-M/{}/2", "M = 2, {}", "100 / 29"),
-        ("text-K/{}/100", "K = 100, N = 4, r = 30, {}", "100 / 0"),
-    ):
-        for kind in ("fictitious", "kgw"):
-            runs = rows_of(results, start.format(kind))
-            if runs:
-                rows.append(
-                    (
-                        label.format(kind),
-                        published,
-                        rate([r["published"] for r in runs], "hits", "marked"),
-                        rate([r["published"] for r in runs], "alarms", "benign"),
-                        rate([r["calibrated"] for r in runs], "hits", "marked"),
-                        rate([r["calibrated"] for r in runs], "alarms", "benign"),
-                    )
-                )
-    if not rows:
-        return []
-    head = (
-        "setting", "paper: TPR / FPR in %", "gamma = 4: found", "false alarms",
-        "calibrated: found", "false alarms",
-    )  # fmt: skip
-    return ["## Marked text: other settings, FedIT", "", *table(head, rows)]
+    rows = swept(results, (*cells.TINY, *cells.PARTIAL))
+    green = swept(results, cells.GREEN)
+    out: list[str] = []
+    if rows:
+        out += [
+            "## Marked text: one setting changed at a time (Tables 9 to 17, 20 and 21)",
+            "",
+            "Fictitious knowledge, FedIT. Benign clients have no key of their own: their Z is the",
+            "largest over the owner's keys. Where N is below 5 the threshold of secure aggregation",
+            "would have to be N; these sums were formed in the clear. The base model was made from",
+            f"`docs` alone; `{cells.OTHER}` is another corpus, of e-mails, where two words in five",
+            "are none of its 1,000. `docs` is too small for more than ten clients with as much",
+            "text each: K from 20 on is on the e-mails. Where not all take part in a round, plan",
+            "and audit are the package's own, on what it recorded.",
+            "",
+            *rows,
+        ]
+    if green:
+        out += ["The same for green lists, FedIT:", "", *green]
+    return out
 
 
 def _overhead(results: Mapping[str, Any]) -> list[str]:

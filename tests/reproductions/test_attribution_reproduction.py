@@ -5,9 +5,7 @@ import json
 
 import numpy as np
 
-from fedaudit.randomness import Seed
-from fedaudit.watermarks import kgw
-from reproductions.attribution import page, run, setting, text_page
+from reproductions.attribution import cells, page, recorded, run, setting, text_page
 
 TINY = {
     "kind": "lora", "rank": 2, "width": 16, "depth": 1, "heads": 2, "length": 16,
@@ -55,19 +53,6 @@ def test_owners_whose_keys_nobody_used_are_counted_on_all_clients():
     assert seen["owners alarmed"] >= null["owners alarmed"] + 1
 
 
-def test_probes_of_green_lists_are_written_under_keys_of_nobody(monkeypatch):
-    monkeypatch.setitem(setting.TEXT, "task", TINY)
-    played = setting.play(seed=1, kind="kgw", steps=2, rounds=1, prompts=7)
-    probes = played.marks.probes
-    assert len(probes) == 7
-    assert {len(p) for p in probes} == {16}
-    pairs = kgw.pairs_of(probes, 1, [4] * len(probes))
-    used = played.marks.lists.green(played.marks.keys, pairs.contexts, pairs.tokens).mean(axis=1)
-    written = Seed(1).key("marks/probes", 0)
-    own = played.marks.lists.green([written], pairs.contexts, pairs.tokens).mean()
-    assert own > used.max() + 0.1
-
-
 def test_masking_of_draws_is_what_table_2_says():
     found = run.masking(1, 0, draws=2000)
     assert set(found) == set(page.MASKING)
@@ -112,15 +97,28 @@ def test_text_is_played_by_both_aggregations_and_all_methods_read_it(monkeypatch
     played = setting.play(seed=1, kind="kgw", aggregation="flora", steps=2, rounds=1, prompts=4)
     moved = played.models[1] - played.models[0]
     assert np.allclose(moved, played.updates[0].mean(axis=0), atol=1e-5)
-    cells = {"seeds": [1], "measured": {"text/kgw/flora/1": found}}
-    text = "\n".join(text_page.lines(cells))
+    kept = {"seeds": [1], "measured": {"text/kgw/flora/1": found}}
+    text = "\n".join(text_page.lines(kept))
     assert text.count("| green lists, FLoRA |") == 4
     for part in ("How far marked clients stand out", "False alarms of the calibrated reading"):
         assert part in text
 
 
+def test_where_not_all_take_part_the_package_plans_and_audits(monkeypatch):
+    monkeypatch.setitem(setting.TEXT, "task", TINY)
+    monkeypatch.setitem(setting.TEXT, "training", {"steps": 1, "batch_size": 2})
+    found = recorded.partial(1, 99, c=0.7, clients=12, rounds=3)
+    assert found["published"]["marked"] == found["calibrated"]["marked"] == 4
+    assert found["published"]["benign"] == 8
+    assert found["published"]["hits"] + found["published"]["alarms"] <= 12
+    text = "\n".join(text_page.lines({"seeds": [1], "measured": {"tiny/part/0.7/1": found}}))
+    assert "70 % take part | 100 / 0 |" in text
+
+
 def test_everything_on_the_page_has_a_piece_that_measures_it():
     measured = set(run.pieces(quick=False))
-    assert set(page.PUBLISHED) <= measured
+    swept = (*cells.CANARY, *cells.TINY, *cells.PARTIAL, *cells.GREEN)
+    assert {cell.name for cell in swept} <= measured
+    assert len({cell.name for cell in swept}) == len(swept)
     assert set(text_page.CELLS) <= measured
     assert set(run.pieces(quick=True)) < measured

@@ -1,0 +1,78 @@
+"""Runs that the package records and audits by itself: who is found, and what it took."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedaudit.experiment.auditing import audit_one
+from fedaudit.experiment.config import Config, load
+from fedaudit.experiment.knowledge import Desk
+from fedaudit.experiment.run import simulate
+from fedaudit.randomness import Seed
+from fedaudit.trace import Trace, Truth
+from reproductions.attribution import setting
+
+Row = dict[str, Any]
+
+
+def found(config: Config) -> Row:
+    """Hits and false alarms of the published threshold and of the calibrated reading."""
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder) / "run"
+        began = time.monotonic()
+        simulate(config, home)
+        ran = time.monotonic() - began
+        trace, truth = Trace.open(home / "trace"), Truth.open(home / "truth")
+        began = time.monotonic()
+        desk = Desk(trace, truth, Seed(config.seed), None, config)
+        result = audit_one(config.audits["attribution"], trace, truth, config.seed, desk)
+        spent = time.monotonic() - began
+    rows = [r for r in result.per_client.values() if "published_z" in r]
+    z = {k: [float(r["published_z"] or 0) for r in rows if bool(r["marked"]) is k] for k in (1, 0)}
+    return {
+        "seconds": {"training": ran, "attribution": spent},
+        "published": _counts(rows, lambda r: r["published_z"] > 4),
+        "calibrated": _counts(rows, lambda r: bool(r["named"])),
+        "z_marked": float(np.mean(z[1])) if z[1] else None,
+        "z_benign": float(np.mean(z[0])) if z[0] else None,
+    }
+
+
+def _counts(rows: list[Any], flag: Callable[[Mapping[str, Any]], bool]) -> Row:
+    return {
+        "hits": sum(bool(r["marked"]) and flag(r) for r in rows),
+        "marked": sum(bool(r["marked"]) for r in rows),
+        "alarms": sum(not r["marked"] and flag(r) for r in rows),
+        "benign": sum(not r["marked"] for r in rows),
+    }
+
+
+def partial(seed: int, unused: int, *, c: float, clients: int = 20, rounds: int = 10) -> Row:
+    """[FedAttr] Table 20: a share `c` of the clients takes part in each round.
+
+    Masks are left out: they change no sum.
+    """
+    raw = copy.deepcopy(setting.TEXT)
+    config = load(
+        {
+            "seed": seed,
+            **raw,
+            "federation": {"clients": clients, "rounds": rounds, "participation": c},
+            "marks": {"kind": "fictitious", "clients": round(0.3 * clients)},
+            "protections": {
+                "secure_aggregation": {
+                    "threshold": 5, "subset_size": 5, "plan": "paired",
+                    "refuse_isolating": False, "masks": "skipped",
+                }
+            },
+            "audits": {"attribution": {"prompts": setting.PROMPTS, "unused_keys": unused}},
+        }
+    )  # fmt: skip
+    return found(config)
