@@ -181,6 +181,12 @@ def audit_command(
         str | None,
         typer.Option(help="With --data: package.module:function that builds the torch module."),
     ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="audits.NAME.KEY=VALUE or (of --data) data.KEY=VALUE, repeatable."
+        ),
+    ] = None,
     label: Annotated[str | None, typer.Option(help="Label column of --data.")] = None,
     client: Annotated[str | None, typer.Option(help="Client column of --data.")] = None,
     opacus: Annotated[
@@ -229,6 +235,7 @@ def audit_command(
                 progress=bar,
                 names=names,
                 explain=lambda reuse: heard.append(("", reuse)),
+                overrides=set_ or (),
             )
     print_run(result, quiet, as_json)
     if explain_cache:

@@ -22,10 +22,11 @@ from fedaudit.errors import (
     NotApplicable,
     TraceError,
     UsageError,
+    nearest,
 )
 from fedaudit.experiment import promised
 from fedaudit.experiment.catalogue import AUDITS, find
-from fedaudit.experiment.config import Config, load, plain
+from fedaudit.experiment.config import Config, load, override, parsed, plain
 from fedaudit.experiment.folders import Command, commands_but, config_of, entries, is_study
 from fedaudit.experiment.reporting import (
     ALLOCATION,
@@ -293,6 +294,7 @@ def audit(
     progress: Progress = quietly,
     names: bool = False,
     explain: Explain = unasked,
+    overrides: Sequence[str] = (),
 ) -> Run:
     """Audit a stored trace: ours or one that foreign code wrote.
 
@@ -309,9 +311,12 @@ def audit(
     trained: what it spent, at `delta`, stands in the report.
 
     `audits` maps names to settings, or lists names; by default those of the run's config, or all.
+    `overrides` are settings as text, "audits.fingerprint.methods=['joint']" or "data.missing=drop".
     The truth is looked for beside the trace; without it attacks run blind. Results go to the run,
     or to a folder `NAME-audit` beside a trace `NAME` that belongs to no run.
     """
+    settings, about_data = _overridden(overrides)
+    columns = {**(columns or {}), **about_data}
     if data is None and (model is not None or columns):
         raise UsageError(
             "a model or a column was named, and no records",
@@ -329,6 +334,15 @@ def audit(
         named = audits
     else:
         named = {name: configured.get(name, {}) for name in audits or configured or AUDITS}
+    for name in settings:
+        if name not in named:
+            raise UsageError(
+                f"a setting of {name} was given, which does not run",
+                expected="settings of the audits that run: " + ", ".join(named),
+                got=f"--set audits.{name}...",
+                remedy=f"--only {name}" if name in AUDITS else nearest(name, list(AUDITS)),
+            )
+    named = {name: {**dict(values), **settings.get(name, {})} for name, values in named.items()}
     built = {
         name: check(find(AUDITS, "audit", name), dict(values), f"audits.{name}")
         for name, values in named.items()
@@ -388,7 +402,8 @@ def audit(
         as_if=as_if,
         data=data,
         model=model,
-        columns=columns or {},
+        columns={k: v for k, v in columns.items() if k not in about_data},
+        overrides=overrides,
         opacus=opacus,
         delta=delta,
         seed=seed,
@@ -406,6 +421,7 @@ def _command(
     data: str | os.PathLike[str] | None,
     model: str | None,
     columns: Mapping[str, Any],
+    overrides: Sequence[str],
     opacus: str | os.PathLike[str] | None,
     delta: float,
     seed: int,
@@ -421,10 +437,28 @@ def _command(
     words += [] if model is None else ["--model", model]
     for name, value in columns.items():
         words += [f"--{name}", str(value)]
+    for text in overrides:
+        words += ["--set", text]
     if opacus is not None:
         words += ["--opacus", Path(opacus).name, "--delta", f"{delta:g}"]
     words += [] if seed == AUDIT_SEED else ["--seed", str(seed)]
     return shlex.join(words)
+
+
+def _overridden(overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings by audit, and those of `--data`, from "section.key=value"."""
+    raw: dict[str, Any] = {}
+    for text in overrides:
+        key, value = parsed(text)
+        if len(key.split(".")) != {"audits": 3, "data": 2}.get(key.partition(".")[0]):
+            raise UsageError(
+                f"--set {key} is not a setting of an audit of a stored trace",
+                expected="audits.NAME.KEY=VALUE or data.KEY=VALUE",
+                got=repr(text),
+                remedy="how a run trains is set with `fedaudit run --set`",
+            )
+        override(raw, key, value)
+    return raw.get("audits", {}), raw.get("data", {})
 
 
 def _refuse_unasked(built: Mapping[str, Any], which: str) -> None:

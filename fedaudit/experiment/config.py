@@ -210,7 +210,7 @@ def load_variants(
             got=f"{base!r}, which is a variant too" if isinstance(base, str) else repr(base),
             remedy=f"base = {toml_value(_free_name(compare))}",
         )
-    changes = [_parsed(text) for text in overrides]
+    changes = [parsed(text) for text in overrides]
     out = {}
     for name, change in {base: {}, **compare}.items():
         own = overlaid(raw, _table(change, f"{COMPARE}.{name}"))
@@ -285,7 +285,7 @@ def read(path: Path) -> dict[str, Any]:
 NAMING = ("data.name", "data.path", "partition.kind", "task.kind", "topology.kind")
 
 
-def _parsed(text: str) -> tuple[str, Any]:
+def parsed(text: str) -> tuple[str, Any]:
     """`section.key=value` as a key and a TOML value."""
     key, equals, value = text.partition("=")
     if not equals or not all(key.strip().split(".")):

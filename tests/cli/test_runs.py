@@ -201,6 +201,29 @@ def test_a_run_is_asked_what_its_config_asks_and_records_that_nobody_asks_about_
     assert "not_a_module" in err
 
 
+def test_settings_of_audits_and_of_records_can_be_given_for_a_stored_trace(command, tmp_path):
+    (tmp_path / "r.toml").write_text(RUN + "[protections.shuffle]\n")
+    assert command("run", "r.toml", "--out", "run", "-q")[0] == 0
+    asked = ("audit", "run", "--only", "fingerprint", "--set")
+    code, _, err = command(*asked, "audits.fingerprint.methods=['kmeans']", "-q")
+    assert code == 0, err
+    stored = json.loads((tmp_path / "run" / "results" / "fingerprint.json").read_text())
+    assert "kmeans" in json.dumps(stored)
+    assert "tracking" not in json.dumps(stored["settings"] if "settings" in stored else stored)
+    assert "--set" in (tmp_path / "run" / "report.md").read_text()
+    for given, words in (
+        (("audits.fingerprint.method=1",), ("unknown key", "methods")),
+        (("federation.rounds=3",), ("not a setting of an audit", "fedaudit run --set")),
+        (("audits.two_stage_membership.records=4",), ("which does not run", "--only two_stage")),
+        (("audits.nothing.records=4",), ("which does not run", "one of: active_membership")),
+        (("data.missing=drop",), ("no records", "--data")),
+    ):
+        code, _, err = command(*asked, *given)
+        assert code == 2
+        for word in words:
+            assert word in err
+
+
 def test_the_help_says_which_audits_run_by_default(command):
     code, out, _ = command("audit", "--help")
     assert code == 0
