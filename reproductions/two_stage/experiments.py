@@ -24,6 +24,7 @@ from fedaudit.randomness import Seed
 from fedaudit.tasks.vae import Autoencoder
 from reproductions.two_stage import faults, geometry
 from reproductions.two_stage.setting import (
+    LIMIT,
     SCENARIOS,
     TAU,
     Scale,
@@ -31,6 +32,7 @@ from reproductions.two_stage.setting import (
     audited,
     by_round,
     config_of,
+    data_of,
     estimates,
     figures,
     recorded,
@@ -112,7 +114,7 @@ def _surface(piece: Piece, scale: Scale) -> Result:
 def _model(piece: Piece, scale: Scale) -> tuple[Autoencoder, torch.Tensor, Dataset]:
     """A model as it starts, as in the paper, or after some training on all records."""
     seed = Seed(piece.seed)
-    config = config_of(piece.name, scale, piece.seed)
+    config = config_of(piece.name, scale, piece.seed, data=data_of(piece.name, LIMIT))
     train, _ = load_data(config, seed)
     task = config.task.build(train, seed)
     if piece.variant == "start":

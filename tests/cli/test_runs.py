@@ -209,7 +209,7 @@ def test_settings_of_audits_and_of_records_can_be_given_for_a_stored_trace(comma
     assert code == 0, err
     stored = json.loads((tmp_path / "run" / "results" / "fingerprint.json").read_text())
     assert "kmeans" in json.dumps(stored)
-    assert "tracking" not in json.dumps(stored["settings"] if "settings" in stored else stored)
+    assert "tracking" not in json.dumps(stored.get("settings", stored))
     assert "--set" in (tmp_path / "run" / "report.md").read_text()
     for given, words in (
         (("audits.fingerprint.method=1",), ("unknown key", "methods")),
