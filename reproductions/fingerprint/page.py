@@ -200,7 +200,10 @@ def momentum_section(r: Results) -> str:
     named |= {v: r.of("momentum", c, v) for v in r.variants("momentum", c)}
     some = ("kmeans", "greedy", "tracking", "joint")
     rows = [
-        [name, *(f"{s[m]['purity'][0]:.3f} ({s[m]['false'][0]:.3f})" for m in some)]
+        [
+            name,
+            *("{:.3f} ± {:.3f} ({:.3f})".format(*s[m]["purity"], s[m]["false"][0]) for m in some),
+        ]
         for name, s in named.items()
         if s
     ]
@@ -299,6 +302,8 @@ def curve_section(r: Results) -> str:
         return ""
     plain = [v[0] for v in curves.get("no DP", next(iter(curves.values()))).values()]
     target = min(plain)
+    noisy = [[v[0] for v in losses.values()] for name, losses in curves.items() if "z =" in name]
+    cost = min((values[-1] - values[0] for values in noisy), default=float("nan"))
     rows = []
     for name, losses in curves.items():
         values = [v[0] for v in losses.values()]
@@ -316,7 +321,7 @@ def curve_section(r: Results) -> str:
     return "\n".join(
         [
             "## Figure 3: held-out loss\n",
-            prose.CURVE.format(target=target),
+            prose.CURVE.format(target=target, gain=plain[0] - target, cost=cost),
             "",
             table([*head, "rounds to the lowest loss without DP"], rows),
             "![Held-out loss over rounds](fingerprint-loss.svg)\n",
