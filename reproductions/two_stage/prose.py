@@ -30,7 +30,8 @@ DIFFERS = """## What differs from the paper
 - **Faults mended.** Optimiser state is fresh for every client and round; both scores of an
   increment share their random numbers; inputs are scaled once. What each fault does is shown below.
 - **Data.** PathMNIST is not among the sets that fedaudit fetches: 8 x 8 `digits` with a small
-  autoencoder, and MNIST (2000 records, as published) with the published architecture.
+  autoencoder, and MNIST with the published architecture. Images of figures 2 and 3 are drawn from
+  2,000 records, as published; federations on MNIST train on 1,000, half as many, for want of time.
 - **Model.** The paper does not print the layers of its autoencoder; they are taken from its public
   code ({encoder:,} + {decoder:,} parameters with 3 colours and 10 classes, checked by a test). Left
   out are dropout of latent numbers, which that code leaves on while scoring, and the clamp of the
@@ -39,8 +40,8 @@ DIFFERS = """## What differs from the paper
   the divergence.
 - **Batches.** The paper does not say; its public code takes each client's records at once, so that
   "3 epochs" are 3 steps. So do figures 4 and 5 here; batches of 16 stand beside them.
-- **J** is a mean over the members that are asked about (up to 64 per client on `digits`, 32 on
-  MNIST), with 4 and 2 draws of the autoencoder's noise, the same for all models.
+- **J** is a mean over the members that are asked about (up to 64 per client on `digits`, 16 on
+  MNIST), with 4 draws and 1 of the autoencoder's noise, the same for all models.
 """
 
 SURFACE = """Synthetic pairs in R^100 on the published grid, SUR measured against
