@@ -35,7 +35,7 @@ def found(config: Config) -> Row:
         result = audit_one(config.audits["attribution"], trace, truth, config.seed, desk)
         spent = time.monotonic() - began
     rows = [r for r in result.per_client.values() if "published_z" in r]
-    z = {k: [float(r["published_z"] or 0) for r in rows if bool(r["marked"]) is k] for k in (1, 0)}
+    z = {k: [float(r["published_z"] or 0) for r in rows if int(r["marked"]) == k] for k in (1, 0)}
     return {
         "seconds": {"training": ran, "attribution": spent},
         "published": _counts(rows, lambda r: r["published_z"] > 4),

@@ -110,6 +110,7 @@ def test_where_not_all_take_part_the_package_plans_and_audits(monkeypatch):
     found = recorded.partial(1, 99, c=0.7, clients=12, rounds=3)
     assert found["published"]["marked"] == found["calibrated"]["marked"] == 4
     assert found["published"]["benign"] == 8
+    assert np.isfinite([found["z_marked"], found["z_benign"]]).all()
     assert found["published"]["hits"] + found["published"]["alarms"] <= 12
     text = "\n".join(text_page.lines({"seeds": [1], "measured": {"tiny/part/0.7/1": found}}))
     assert "70 % take part | 100 / 0 |" in text
