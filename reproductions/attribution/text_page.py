@@ -316,10 +316,10 @@ def _smollm(results: Mapping[str, Any]) -> list[str]:
     return [
         "## SmolLM2-135M, K=5, T=5, two marked, one seed",
         "",
-        "`make reproduce-attribution-smollm`. N=3, M=5, 12 steps of 4 windows a round, FedIT. Seconds",
-        "by the clock of a machine that did other work besides. Green lists: a client sees some 240",
-        "windows of 32 tokens in all, a fifth of them marked, of a vocabulary of 49,152: too few for",
-        "what it learns of the lists to show in text that it has not seen.",
+        "`make reproduce-attribution-smollm`. N=3, M=5, 12 steps of 4 windows a round, FedIT.",
+        "Seconds by the clock, of a machine that did other work besides. Green lists: a client",
+        "sees some 240 windows of 32 tokens in all, a fifth of them marked, of a vocabulary of",
+        "49,152. That this is too little to learn its lists from is likely, and was not tested.",
         "",
         *table(head, rows),
     ]
