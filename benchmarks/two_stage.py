@@ -8,6 +8,9 @@ round     all K models W + dW - u_k of a round, each on its own records (candida
           first version is written. Both start from the flat contributions (K, d); forming the
           models is inside the timer. The more records, the more of the time is the matrix product
           itself, which both must do.
+step      one whole-batch gradient of the published autoencoder on 400 images, as the federations of
+          the reproduction take it: in slices that stay in the cache, against all at once, and
+          against the peer's way, the module itself with `backward`.
 linear    the whole audit (attack and score) of a recorded federation at three sizes of clients,
           rounds and records: four times as much should cost at most about four times as much.
 """
@@ -131,6 +134,38 @@ def scored(args: argparse.Namespace, name: str, n: int) -> float:
     return ratio
 
 
+def step(args: argparse.Namespace, images: int = 400) -> dict[str, float]:
+    """Ratios of one gradient on many images: {twin or peer: how many times as long}."""
+    from fedaudit.federation.local import stacked
+
+    task = Autoencoder(published_vae((1, 28, 28), 32, 10))
+    rng = torch.Generator().manual_seed(1)
+    x = torch.rand(1, images, 1, 28, 28, generator=rng)
+    y = torch.randint(0, 10, (1, images), generator=rng)
+    z = torch.randn(1, images, 32, generator=rng)
+    p, weight = task.initial()[None], torch.ones(1, images)
+    kernel = stacked.Stacked(task)
+
+    def module() -> None:
+        task.module.zero_grad()
+        output = task.module(x[0], y[0], z[0])
+        task.criterion(output, x[0], y[0]).sum().backward()
+
+    taken = interleaved(
+        {
+            "slices": lambda: kernel.sums(p, x, y, weight, z),
+            "at once": lambda: kernel._sums(p, x, y, weight, z),
+            "module": module,
+        },
+        max(3, args.repeats // 3),
+    )
+    own = statistics.median(taken["slices"])
+    ratios = {k: statistics.median(v) / own for k, v in taken.items() if k != "slices"}
+    print(f"step on {images} images: {own:.2f} s in slices; at once {ratios['at once']:.2f}x, "
+          f"the module {ratios['module']:.2f}x")  # fmt: skip
+    return ratios
+
+
 def audited(clients: int, rounds: int, records: int) -> float:
     """Seconds of attack and score on a recorded federation of this size."""
     raw = {
@@ -188,15 +223,17 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--cases", nargs="*", help="words of the cases to run")
-    parser.add_argument("--only", choices=("round", "linear"), action="append")
+    parser.add_argument("--only", choices=("round", "step", "linear"), action="append")
     parser.add_argument("--json")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     print(f"cores {os.cpu_count()}, threads {args.threads}, load {os.getloadavg()[0]:.1f}")
-    chosen = args.only or ("round", "linear")
+    chosen = args.only or ("round", "step", "linear")
     rows: dict[str, Any] = {}
     if "round" in chosen:
         rows["round"] = one_round(args)
+    if "step" in chosen:
+        rows["step"] = step(args)
     if "linear" in chosen:
         rows["linear"] = linear(args)
     print(f"load {os.getloadavg()[0]:.1f}")
