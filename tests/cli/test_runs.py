@@ -163,7 +163,7 @@ def test_a_delta_out_of_range_is_refused(command, foreign, tmp_path):
     assert (code, "nothing is accounted at it" in err, "--opacus" in err) == (2, True, True)
 
 
-RUN = """
+SMALL = """
 [data]
 name = "gaussian-mixture"
 records = 60
@@ -172,7 +172,8 @@ kind = "mlp"
 hidden = [2]
 [federation]
 clients = 3
-rounds = 2
+"""
+RUN = SMALL + """rounds = 2
 [audits.coverage]
 """
 
@@ -232,16 +233,7 @@ def test_the_help_says_which_audits_run_by_default(command):
     assert "default: all" not in plain
 
 
-STUDY = """
-[data]
-name = "gaussian-mixture"
-records = 60
-[task]
-kind = "mlp"
-hidden = [2]
-[federation]
-clients = 3
-rounds = 3
+STUDY = SMALL + """rounds = 3
 [protections.shuffle]
 [audits.fingerprint]
 [compare]
