@@ -17,7 +17,6 @@ import os
 import sys
 import threading
 import tomllib
-import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +30,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedaudit.errors import ConfigError, FedauditError, UsageError
+from fedaudit import foreign
+from fedaudit.errors import UsageError
 from fedaudit.flower import require
 from fedaudit.flower.project import read_project
 
@@ -198,8 +198,8 @@ def run_app(
     root = Path(folder)
     with _importable(root):
         return run_in_process(
-            _load(app.server, root),
-            _load(app.client, root),
+            _load(app.server),
+            _load(app.client),
             nodes,
             run_config={**config, **(run_config or {})},
         )
@@ -222,33 +222,9 @@ def _importable(folder: Path) -> Iterator[None]:
                 del sys.modules[name]
 
 
-def _load(reference: str, folder: Path) -> Any:
+def _load(reference: str) -> Any:
     """The object behind "module:object". Importing runs the app's own code: whatever that raises
     is told with the place where it happened."""
-    module, _, name = reference.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name or "app")
-    except FedauditError:
-        raise  # says by itself what is wrong
-    except Exception as error:
-        place = _place(error, folder)
-        said = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise ConfigError(
-            f"{reference} could not be loaded",
-            expected="module:object of the app's folder, in code that can be imported",
-            got=f"{type(error).__name__}: {said}" + (f", at {place}" if place else ""),
-            remedy=f"correct {place}" if place else "correct [tool.flwr.app.components]",
-        ) from None
-
-
-def _place(error: Exception, folder: Path) -> str:
-    """file:line of the app's own code that an error comes from; empty if from none of it."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno}"
-    inside = folder.resolve()
-    places = [
-        f"{frame.filename}:{frame.lineno}"
-        for frame in traceback.extract_tb(error.__traceback__)
-        if Path(frame.filename).resolve().is_relative_to(inside)
-    ]
-    return places[-1] if places else ""
+    return foreign.load(
+        reference, expected="an app object", example='serverapp = "server:app"', default="app"
+    )
