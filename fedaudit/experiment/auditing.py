@@ -30,10 +30,8 @@ from fedaudit.experiment.config import Config, load, override, parsed, plain
 from fedaudit.experiment.folders import Command, commands_but, config_of, entries, is_study
 from fedaudit.experiment.reporting import (
     ALLOCATION,
-    UNNAMED,
     Progress,
     Run,
-    clients_of,
     is_about,
     quietly,
     stored_results,
@@ -48,6 +46,7 @@ from fedaudit.experiment.reuse import (
     truth_digest,
     unasked,
 )
+from fedaudit.experiment.summary import UNNAMED, clients_of
 from fedaudit.randomness import Seed
 from fedaudit.report.findings import FAILED, REMEDY
 from fedaudit.results import AuditResult

@@ -13,13 +13,13 @@ from fedaudit.errors import TraceError, UsageError
 from fedaudit.experiment.catalogue import AUDITS
 from fedaudit.experiment.reporting import (
     TRUTHLESS,
-    _held_out,
     card,
     chapter_at,
     read_card,
     report,
     write_study,
 )
+from fedaudit.experiment.summary import _held_out
 from fedaudit.trace import SERVER, Recorder, Trace, Truth
 
 SMALL = {

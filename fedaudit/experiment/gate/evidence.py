@@ -14,7 +14,8 @@ from typing import Any
 from fedaudit.errors import TraceError
 from fedaudit.experiment.folders import config_of, entries, is_study, places
 from fedaudit.experiment.promised import promised
-from fedaudit.experiment.reporting import clients_of, is_about, result_sha256, stored_results
+from fedaudit.experiment.reporting import is_about, result_sha256, stored_results
+from fedaudit.experiment.summary import clients_of
 from fedaudit.report.names import Renaming, pseudonyms
 from fedaudit.results import AuditResult, Estimate
 from fedaudit.stats.intervals import wilson
