@@ -173,9 +173,12 @@ hidden = [2]
 [federation]
 clients = 3
 """
-RUN = SMALL + """rounds = 2
+RUN = (
+    SMALL
+    + """rounds = 2
 [audits.coverage]
 """
+)
 
 
 def test_a_run_is_asked_what_its_config_asks_and_records_that_nobody_asks_about_are_refused(
@@ -233,13 +236,16 @@ def test_the_help_says_which_audits_run_by_default(command):
     assert "default: all" not in plain
 
 
-STUDY = SMALL + """rounds = 3
+STUDY = (
+    SMALL
+    + """rounds = 3
 [protections.shuffle]
 [audits.fingerprint]
 [compare]
 base = "shuffled"
 [compare.noise.protections.dp_sgd]
 """
+)
 
 
 def stop_after(monkeypatch, rounds):
