@@ -69,6 +69,11 @@ class Exposure:
     def total(self) -> int:
         return self.steps * self.rounds
 
+    @property
+    def released_whole(self) -> Exposure:
+        """The same rounds for noise on a whole update or sum: one release each, no sampling."""
+        return Exposure(sampling_rate=1.0, steps=1, rounds=self.rounds)
+
 
 def check_delta(delta: float) -> float:
     if not 0 < delta < 1:
@@ -79,6 +84,17 @@ def check_delta(delta: float) -> float:
             remedy="delta = 1e-5",
         )
     return delta
+
+
+def one_noise(protection: str, noise_multiplier: object, target: float | None) -> None:
+    """Refuse a target epsilon beside a multiplier that was set (to other than its default)."""
+    if target is not None and noise_multiplier != 1.0:
+        raise ConfigError(
+            f"protections.{protection} has two settings for the noise",
+            expected="either noise_multiplier or epsilon",
+            got=f"{noise_multiplier} and {target}",
+            remedy="remove one of them",
+        )
 
 
 # -- Renyi divergence of one subsampled Gaussian step ---------------------------------------------

@@ -10,10 +10,19 @@ Trust: the server (and the regions of a hierarchy), which see every clipped upda
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from fedaudit.accounting import Accountant, Exposure, Guarantee, check_delta, epsilon
+from fedaudit.accounting import (
+    Accountant,
+    Exposure,
+    Guarantee,
+    calibrate,
+    check_delta,
+    epsilon,
+    one_noise,
+)
 from fedaudit.errors import ConfigError
 from fedaudit.hooks import Hook, Uploads
 from fedaudit.protections.clip import clip_rows, needs_deltas
@@ -25,7 +34,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CentralDP(Hook):
-    """Clip every client's update; the server adds Gaussian noise to the sum."""
+    """Clip every client's update; the server adds Gaussian noise to the sum.
+
+    A target `epsilon` takes the place of the noise multiplier.
+    """
 
     name: ClassVar[str] = "central_dp"
     trust: ClassVar[str] = "the server"
@@ -33,6 +45,7 @@ class CentralDP(Hook):
     noise_multiplier: float = 1.0
     clip: float = 1.0
     delta: float = 1e-5
+    epsilon: float | None = None
     accountant: Accountant = "pld"
 
     def __post_init__(self) -> None:
@@ -44,6 +57,7 @@ class CentralDP(Hook):
                 remedy="noise_multiplier = 1.0, clip = 1.0",
             )
         check_delta(self.delta)
+        one_noise(self.name, self.noise_multiplier, self.epsilon)
 
     def declare(self) -> dict[str, object]:
         own = {"noise_multiplier": self.noise_multiplier, "clip": self.clip, "delta": self.delta}
@@ -70,7 +84,7 @@ class CentralDP(Hook):
 
     def guarantee(self, client: int, exposure: Exposure) -> Guarantee:
         """Every client's promise: one noisy sum per round, without amplification."""
-        once = Exposure(sampling_rate=1.0, steps=1, rounds=exposure.rounds)
+        once = exposure.released_whole
         return Guarantee(
             epsilon=epsilon(once, self.noise_multiplier, self.delta, by=self.accountant),
             delta=self.delta,
@@ -80,3 +94,11 @@ class CentralDP(Hook):
             covers=f"{once.rounds} noisy sums, z = {self.noise_multiplier:g}",
             by=self.accountant,
         )
+
+    def resolved(self, exposures: Sequence[Exposure]) -> CentralDP:
+        """With a target `epsilon`: the smallest multiplier that meets it over all rounds."""
+        if self.epsilon is None:
+            return self
+        once = max(exposures, key=lambda e: e.rounds).released_whole
+        z = calibrate(self.epsilon, once, self.delta, by=self.accountant)
+        return replace(self, noise_multiplier=z, epsilon=None)

@@ -22,7 +22,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from fedaudit.accounting import Accountant, Exposure, Guarantee, calibrate, check_delta, epsilon
+from fedaudit.accounting import (
+    Accountant,
+    Exposure,
+    Guarantee,
+    calibrate,
+    check_delta,
+    epsilon,
+    one_noise,
+)
 from fedaudit.errors import ConfigError
 from fedaudit.hooks import Hook, Indices
 from fedaudit.randomness import Seed
@@ -70,13 +78,7 @@ class DPSGD(Hook):
                 remedy="clip = 1.0",
             )
         check_delta(self.delta)
-        if self.epsilon is not None and self.noise_multiplier != 1.0:
-            raise ConfigError(
-                "protections.dp_sgd has two settings for the noise",
-                expected="either noise_multiplier or epsilon",
-                got=f"{self.noise_multiplier} and {self.epsilon}",
-                remedy="remove one of them",
-            )
+        one_noise(self.name, self.noise_multiplier, self.epsilon)
 
     @property
     def covers(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -9,10 +9,19 @@ Trust: the client's own code.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from fedaudit.accounting import Accountant, Exposure, Guarantee, check_delta, epsilon
+from fedaudit.accounting import (
+    Accountant,
+    Exposure,
+    Guarantee,
+    calibrate,
+    check_delta,
+    epsilon,
+    one_noise,
+)
 from fedaudit.errors import ConfigError
 from fedaudit.hooks import Hook, Uploads
 from fedaudit.protections.clip import clip_rows, needs_deltas
@@ -21,7 +30,11 @@ from fedaudit.randomness import Seed
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateNoise(Hook):
-    """Clip every client's update and add Gaussian noise before it leaves."""
+    """Clip every client's update and add Gaussian noise before it leaves.
+
+    A target `epsilon` takes the place of the noise multiplier: it is calibrated to the client that
+    takes part in most rounds.
+    """
 
     name: ClassVar[str] = "update_noise"
     trust: ClassVar[str] = "the client's own code"
@@ -29,6 +42,7 @@ class UpdateNoise(Hook):
     noise_multiplier: float = 1.0
     clip: float = 1.0
     delta: float = 1e-5
+    epsilon: float | None = None
     accountant: Accountant = "pld"
 
     def __post_init__(self) -> None:
@@ -40,10 +54,11 @@ class UpdateNoise(Hook):
                 remedy="noise_multiplier = 1.0, clip = 1.0",
             )
         check_delta(self.delta)
+        one_noise(self.name, self.noise_multiplier, self.epsilon)
 
     @property
     def covers(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("parameter",) if self.noise_multiplier > 0 else ()
+        return ("parameter",) if self.noise_multiplier > 0 or self.epsilon is not None else ()
 
     def declare(self) -> dict[str, object]:
         own = {"noise_multiplier": self.noise_multiplier, "clip": self.clip, "delta": self.delta}
@@ -62,7 +77,7 @@ class UpdateNoise(Hook):
 
     def guarantee(self, client: int, exposure: Exposure) -> Guarantee:
         """Every client's promise: one noisy update per round."""
-        once = Exposure(sampling_rate=1.0, steps=1, rounds=exposure.rounds)
+        once = exposure.released_whole
         return Guarantee(
             epsilon=epsilon(once, self.noise_multiplier / 2, self.delta, by=self.accountant),
             delta=self.delta,
@@ -72,3 +87,12 @@ class UpdateNoise(Hook):
             covers=f"{once.rounds} noisy updates, z = {self.noise_multiplier:g}",
             by=self.accountant,
         )
+
+    def resolved(self, exposures: Sequence[Exposure]) -> UpdateNoise:
+        """With a target `epsilon`: the smallest multiplier that meets it for every client."""
+        if self.epsilon is None:
+            return self
+        once = max(exposures, key=lambda e: e.rounds).released_whole
+        # replacing moves an update by 2 C: the mechanism that is calibrated has z / 2
+        z = 2 * calibrate(self.epsilon, once, self.delta, by=self.accountant)
+        return replace(self, noise_multiplier=z, epsilon=None)

@@ -110,3 +110,20 @@ def test_protections_compose_and_the_order_is_checked():
 def test_values_out_of_range_are_refused(cls, wrong):
     with pytest.raises(ConfigError):
         cls(**wrong)
+
+
+@pytest.mark.parametrize("kind", [CentralDP, UpdateNoise])
+def test_a_target_epsilon_is_met_by_the_client_of_most_rounds_and_hardly_undercut(kind):
+    exposures = [Exposure(sampling_rate=0.2, steps=7, rounds=r) for r in (3, 12, 5)]
+    hook = kind(epsilon=4.0).resolved(exposures)
+    spent = [hook.guarantee(c, e).epsilon for c, e in enumerate(exposures)]
+    assert 3.95 < spent[1] <= 4.0
+    assert max(spent) == spent[1]
+    assert hook.resolved(exposures) == hook
+    assert hook.covers == kind(noise_multiplier=1.5).covers
+
+
+@pytest.mark.parametrize("kind", [CentralDP, UpdateNoise])
+def test_noise_is_set_once(kind):
+    with pytest.raises(ConfigError, match="two settings"):
+        kind(noise_multiplier=2.0, epsilon=4.0)
