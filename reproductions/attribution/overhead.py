@@ -7,17 +7,10 @@ Seconds are processor time of one process that plays all clients and the server.
 from __future__ import annotations
 
 import copy
-import tempfile
-import time
-from pathlib import Path
 from typing import Any
 
-from fedaudit.experiment.auditing import audit_one
 from fedaudit.experiment.config import load
-from fedaudit.experiment.knowledge import Desk
-from fedaudit.experiment.run import simulate
-from fedaudit.randomness import Seed
-from fedaudit.trace import Trace, Truth
+from reproductions.attribution import recorded
 
 PLANS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -47,20 +40,10 @@ def measure(seed: int, unused: int) -> dict[str, Any]:
         }
         if protection:
             raw["protections"] = {"secure_aggregation": protection}
-        config = load(raw)
-        with tempfile.TemporaryDirectory() as folder:
-            home = Path(folder) / "run"
-            began = time.process_time()
-            simulate(config, home)
-            ran = time.process_time() - began
-            size = sum(f.stat().st_size for f in (home / "trace").rglob("*") if f.is_file())
-            trace, truth = Trace.open(home / "trace"), Truth.open(home / "truth")
-            began = time.process_time()
-            if "plan" in protection:
-                desk = Desk(trace, truth, Seed(1), None, config)
-                audit_one(config.audits["attribution"], trace, truth, 1, desk)
-            spent = time.process_time() - began
+        run = recorded.record(load(raw), audit="plan" in protection)
         out[name] = {
-            "run": ran / ROUNDS, "attribution": spent / ROUNDS, "megabytes": size / 1e6 / ROUNDS
-        }  # fmt: skip
+            "run": run.trained / ROUNDS,
+            "attribution": run.attributed / ROUNDS,
+            "megabytes": run.size / 1e6 / ROUNDS,
+        }
     return out

@@ -6,6 +6,7 @@ import copy
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +17,47 @@ from fedaudit.experiment.config import Config, load
 from fedaudit.experiment.knowledge import Desk
 from fedaudit.experiment.run import simulate
 from fedaudit.randomness import Seed
+from fedaudit.results import AuditResult
 from fedaudit.trace import Trace, Truth
 from reproductions.attribution import setting
 
 Row = dict[str, Any]
 
 
-def found(config: Config) -> Row:
-    """Hits and false alarms of the published threshold and of the calibrated reading."""
+@dataclass(frozen=True)
+class Recorded:
+    """A run and its attribution: processor seconds of each, bytes of the trace, what was found."""
+
+    trained: float
+    attributed: float
+    size: int
+    result: AuditResult | None
+
+
+def record(config: Config, *, audit: bool = True) -> Recorded:
+    """Simulate, and read the recording as the package does."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder) / "run"
-        began = time.monotonic()
+        began = time.process_time()
         simulate(config, home)
-        ran = time.monotonic() - began
-        trace, truth = Trace.open(home / "trace"), Truth.open(home / "truth")
-        began = time.monotonic()
-        desk = Desk(trace, truth, Seed(config.seed), None, config)
-        result = audit_one(config.audits["attribution"], trace, truth, config.seed, desk)
-        spent = time.monotonic() - began
-    rows = [r for r in result.per_client.values() if "published_z" in r]
+        trained = time.process_time() - began
+        size = sum(f.stat().st_size for f in (home / "trace").rglob("*") if f.is_file())
+        result, began = None, time.process_time()
+        if audit:
+            trace, truth = Trace.open(home / "trace"), Truth.open(home / "truth")
+            desk = Desk(trace, truth, Seed(config.seed), None, config)
+            result = audit_one(config.audits["attribution"], trace, truth, config.seed, desk)
+        return Recorded(trained, time.process_time() - began, size, result)
+
+
+def found(config: Config) -> Row:
+    """Hits and false alarms of the published threshold and of the calibrated reading."""
+    run = record(config)
+    assert run.result is not None
+    rows = [r for r in run.result.per_client.values() if "published_z" in r]
     z = {k: [float(r["published_z"] or 0) for r in rows if int(r["marked"]) == k] for k in (1, 0)}
     return {
-        "seconds": {"training": ran, "attribution": spent},
+        "seconds": {"training": run.trained, "attribution": run.attributed},
         "published": _counts(rows, lambda r: r["published_z"] > 4),
         "calibrated": _counts(rows, lambda r: bool(r["named"])),
         "z_marked": float(np.mean(z[1])) if z[1] else None,
