@@ -63,10 +63,9 @@ def listing() -> dict[str, list[tuple[str, str, dict[str, tuple[str, str]]]]]:
         for b in builtin.BUILTIN.values()
     ]
     fetched = {s.name: (s.meaning, str(s.default)) for s in builtin.FETCHED_SETTINGS}
-    datasets += [
-        (name, f"{source.summary} (after `fedaudit data get {name}`)", fetched)
-        for name, source in fetch.SOURCES.items()
-    ]
+    gettable = {n: f"{s.summary} (after `fedaudit data get {n}`)" for n, s in fetch.SOURCES.items()}
+    models = [name for name, source in fetch.SOURCES.items() if source.kind == "model"]
+    datasets += [(name, words, fetched) for name, words in gettable.items() if name not in models]
     own = {"path": ("text in quotes", settings.REQUIRED), **settings.describe_arguments(files.read)}
     del own["name"]  # in a config this word names a data set
     return {
@@ -79,6 +78,7 @@ def listing() -> dict[str, list[tuple[str, str, dict[str, tuple[str, str]]]]]:
             (name, summary(cls), settings.describe(cls)) for name, cls in partition.KINDS.items()
         ],
         "tasks": [(name, summary(c), settings.describe(c)) for name, c in CATALOGUE.items()],
+        "models": [(name, gettable[name], {}) for name in models],
         "topologies": [
             (name, kind.summary, {k: (v, "") for k, v in kind.settings.items()})
             for name, kind in topology.KINDS.items()

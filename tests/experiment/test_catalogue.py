@@ -37,3 +37,9 @@ def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(ConfigError) as caught:
         find(AUDITS, "audit", "coverge")
     assert "'coverage'" in caught.value.remedy
+
+
+def test_a_fetched_model_is_no_data_set():
+    found = listing()
+    assert [name for name, *_ in found["models"]] == ["smollm2"]
+    assert "smollm2" not in [name for name, *_ in found["datasets"]]
