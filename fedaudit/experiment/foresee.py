@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedaudit.errors import FedauditError
 from fedaudit.experiment.config import Config
 
 TRAIN = "train"
@@ -107,10 +106,7 @@ def _taking_part(config: Config, train: Any, seed: Any) -> tuple[int, tuple[str,
     notes = list(train.notes)
     if config.data.get("missing") in ("mean", "category") and any("filled" in n for n in notes):
         notes.append(f"how they were filled: {FILLED}")
-    try:
-        parts = deal(config, train, seed).parts
-    except FedauditError:
-        return len(train), tuple(notes)  # the run itself will say what is wrong
+    parts = deal(config, train, seed).parts
     held = sum(len(own) for own in parts.clients)
     notes += parts.notes
     if held < len(train):

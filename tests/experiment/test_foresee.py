@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedaudit import experiment
-from fedaudit.errors import ConfigError
+from fedaudit.errors import ConfigError, DataError
 from fedaudit.experiment import foresee as module
 from fedaudit.experiment import study
 from fedaudit.experiment.build import load_data
@@ -177,3 +177,8 @@ def test_the_machine_is_measured_on_one_core_and_left_as_it_was(monkeypatch):
     finally:
         torch.set_num_threads(before)
     assert set(seen) == {1}
+
+
+def test_more_clients_than_records_are_refused_before_a_plan_is_told():
+    with pytest.raises(DataError, match="cannot be dealt out to 5000 clients"):
+        foresee(check({**BASE, "federation": {"clients": 5000}}))
