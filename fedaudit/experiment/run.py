@@ -33,7 +33,7 @@ from fedaudit.trace.store import write_atomically
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedaudit.federation.engine import Request
+    from fedaudit.federation.game import Request
 
 Train = Callable[["Request"], "Tensor"]
 Engine = Callable[[Config, Path, Progress], None]
@@ -166,7 +166,7 @@ def simulate(
         progress("train", total, total, "already recorded")
         return
     progress("train", recorded, total, "loading")
-    from fedaudit.federation.engine import drive
+    from fedaudit.federation.game import drive
     from fedaudit.trace import Recorder, TruthRecorder
 
     federation, facts = build(config)

@@ -6,13 +6,11 @@ steps; `Federation.run` drives them, records what crosses the wire, and keeps wh
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,78 +19,31 @@ import torch
 from torch import Tensor
 
 from fedaudit.accounting import Exposure
-from fedaudit.errors import ConfigError, TraceError
 from fedaudit.federation.aggregate import ServerOptimiser, mixing_among, weighted_sum
+from fedaudit.federation.checks import check_examples, check_parts
+from fedaudit.federation.game import Game, Request, drive
 from fedaudit.federation.local.lowrank import LowRankTrainer
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData, Trainer
-from fedaudit.federation.questions import record_answers, record_legs, record_questions
+from fedaudit.federation.protected import protected_data, protected_trainer
+from fedaudit.federation.resume import State, restore, save
 from fedaudit.federation.rounds import Rounds
 from fedaudit.federation.topology import Topology
+from fedaudit.federation.wire import as_carried, next_step, record_models, record_uploads
 from fedaudit.hooks import Hook, Uploads
 from fedaudit.layout import Layout
 from fedaudit.randomness import Seed
 from fedaudit.rows import taken, tensor
-from fedaudit.tasks.lora import DenseLoRA
 from fedaudit.tasks.task import Examples, Task
 from fedaudit.trace.ledger import QUERY, query_layout
 from fedaudit.trace.recorder import MODEL, Recorder, RoundWriter
-from fedaudit.trace.schema import (
-    AGGREGATOR,
-    ANONYMOUS,
-    NETWORK,
-    PUBLIC,
-    SERVER,
-    SHUFFLER,
-    WIRETAP,
-)
-from fedaudit.trace.store import RoundReader, write_blocks
+from fedaudit.trace.schema import AGGREGATOR, PUBLIC, SERVER, SHUFFLER
 from fedaudit.trace.truth import TruthRecorder
 
 Indices = npt.NDArray[np.int64]
 Progress = Callable[[int, dict[str, float]], None]
 
-RESERVED = frozenset({AGGREGATOR, ANONYMOUS, NETWORK, PUBLIC, SERVER, SHUFFLER, WIRETAP})
-
-
-@dataclass(frozen=True)
-class Request:
-    """What clients are asked in one round: train from `sent` (d,), or from a row (n, d) each."""
-
-    sent: Tensor
-    clients: Indices
-    number: int
-
-
-Game = Generator[Request, Tensor, Tensor]
-"""A run in progress: requests out, updates (n, d) in, the final model at the end."""
 Round = Generator[Request, Tensor, tuple[dict[int, str], npt.NDArray[np.float32]]]
-
-
-def drive(game: Game, train: Callable[[Request], Tensor]) -> Tensor:
-    """Play a game to its end. What goes wrong in training reaches the round that asked for it."""
-    try:
-        request = next(game)
-        while True:
-            try:
-                deltas = train(request)
-            except BaseException as error:
-                game.throw(error)
-                raise
-            request = game.send(deltas)
-            del deltas
-    except StopIteration as done:
-        final: Tensor = done.value
-        return final
-
-
-@dataclass
-class State:
-    """What the next round starts from: one model, or one per gossip node; server momentum."""
-
-    round: int
-    models: Tensor  # (1, d) or (n, d)
-    velocity: Tensor | None = None
 
 
 @dataclass
@@ -123,18 +74,17 @@ class Federation:
         if not self.party:
             width = max(2, len(str(count - 1)))
             self.party = tuple(f"client-{i:0{width}d}" for i in range(count))
-        self._check(count)
-        self._data = self._protect_data()
-        empty = np.flatnonzero(self._data.sizes == 0)
-        if len(empty) or not count:
-            raise ConfigError(
-                "a client has no examples" if count else "there are no clients",
-                expected="at least one example per client",
-                got=f"{len(empty)} empty, the first is client {int(empty[0])}"
-                if count
-                else "0 clients",
-                remedy="use fewer clients or another partition",
-            )
+        hooks = [*self.protections, *([self.probe] if self.probe else [])]
+        check_parts(
+            count,
+            party=self.party,
+            region=self.region,
+            topology=self.topology,
+            rounds=self.rounds,
+            hooks=hooks,
+        )
+        self._data = protected_data(self.data, self.protections, self.seed)
+        check_examples(self._data.sizes)
         self._trainer = self.trainer_for(1)
 
     @property
@@ -142,126 +92,19 @@ class Federation:
         """What the clients train on, after protections of the data."""
         return self._data
 
-    def _check(self, count: int) -> None:
-        """Refuse what does not fit together before anything is trained or written."""
-        lengths = (
-            ("party", len(self.party), "names"),
-            ("party", len(set(self.party) - RESERVED), "different names, none of them reserved"),
-            ("region", count if self.region is None else len(self.region), "organisations"),
-            ("topology", count if self.topology is None else self.topology.n, "nodes"),
-        )
-        for name, have, what in lengths:
-            if have != count:
-                raise ConfigError(
-                    f"the federation's {name} does not fit its clients",
-                    expected=f"{count} {what}, one per client",
-                    got=str(have),
-                    remedy="give one for every client, in the order of the data",
-                )
-        hooks = [*self.protections, *([self.probe] if self.probe else [])]
-        if self.rounds.aggregation == "hierarchical" and self.region is None:
-            raise ConfigError(
-                "a hierarchy needs regions",
-                expected="an organisation for every client",
-                got="none",
-                remedy='set topology.kind = "hierarchical", or give an organisation column',
-            )
-        if self.rounds.aggregation == "gossip":
-            if self.topology is None or not self.topology.edges:
-                raise ConfigError(
-                    "gossip needs a graph",
-                    expected="a topology with edges between clients",
-                    got="star" if self.topology is None else self.topology.kind,
-                    remedy='set topology.kind = "ring" or another graph',
-                )
-            central = [
-                h for h in hooks if any(map(h.acts_at, ("broadcast", "upload", "aggregate")))
-            ]
-            if central:
-                raise ConfigError(
-                    "gossip has no server that could send, shuffle or sum",
-                    expected="protections and probes that act at the clients",
-                    got=", ".join(h.name or type(h).__name__ for h in central),
-                    remedy='remove them, or use aggregation = "fedavg"',
-                )
-            if self.rounds.server_learning_rate != 1 or self.rounds.server_momentum:
-                raise ConfigError(
-                    "gossip has no server that could take a step",
-                    expected="server_learning_rate = 1 and server_momentum = 0",
-                    got=f"{self.rounds.server_learning_rate:g} and {self.rounds.server_momentum:g}",
-                    remedy='remove them, or use aggregation = "fedavg"',
-                )
-
-    # -- hooks -------------------------------------------------------------------------------
-
-    def _protect_data(self) -> ClientData:
-        hooks = [p for p in self.protections if p.acts_at("data")]
-        if not hooks:
-            return self.data
-        parts = []
-        for c, size in enumerate(self.data.sizes):
-            x, y = (t.clone() for t in self.data.of(c))  # a hook may write in place
-            for hook in hooks:
-                x, y = hook.data(x, y, client=c, seed=self.seed)
-            if self.data.person is not None and len(x) != size:
-                raise ConfigError(
-                    "a data protection changed the number of examples, and persons are counted",
-                    expected=f"{size} examples of client {c}",
-                    got=str(len(x)),
-                    remedy='use unit = "record", or a protection that keeps every example',
-                )
-            parts.append((x, y))
-        return replace(ClientData.join(parts), person=self.data.person)
-
     def trainer_for(self, copies: int) -> Trainer | LowRankTrainer:
         """The trainer of this federation's clients, or of `copies` times as many that are
         protected alike."""
-        protections = [p.repeated(copies) if copies > 1 else p for p in self.protections]
-        clips = [p.clip_norm for p in protections if p.clip_norm is not None]
-        units = {p.clip_unit for p in protections if p.clip_norm is not None}
-        if "person" in units and self.data.person is None:
-            raise ConfigError(
-                "clipping per person needs persons",
-                expected="a person for every example",
-                got="none",
-                remedy='name the column with data.person, or use unit = "record"',
-            )
-        grouped = self.data.person is not None and bool(units - {"example"})
-        for hook in self.protections:
-            hook.check_clients(len(self.party))
-        each = [p for p in protections if p.acts_at("gradient")]
-        steps = [p for p in protections if p.acts_at("step")]
-        training = self.training
-        for p in protections:
-            if p.sampling is not None and p.sampling != training.sampling:
-                training = replace(training, sampling=p.sampling)
-
-        def gradient(g: Tensor) -> Tensor:
-            for hook in each:
-                g = hook.gradient(g)
-            return g
-
-        def step(sums: Tensor, *, clients: Indices, round_number: int, step: int) -> None:
-            for hook in steps:
-                hook.step(
-                    sums, clients=clients, round_number=round_number, step=step, seed=self.seed
-                )
-
-        def trainer(task: Task) -> Trainer:
-            return Trainer(
-                task,
-                training,
-                self.seed,
-                clip=min(clips) if clips else None,
-                clip_unit="person" if grouped else "record",
-                gradient=gradient if each else None,
-                step=step if steps else None,
-                tier=self.tier,
-            )
-
-        if isinstance(self.task, DenseLoRA):
-            return LowRankTrainer(self.task, len(self.party), trainer)
-        return trainer(self.task)
+        return protected_trainer(
+            self.task,
+            self.training,
+            self.protections,
+            self.seed,
+            clients=len(self.party),
+            copies=copies,
+            persons=self.data.person is not None,
+            tier=self.tier,
+        )
 
     def _broadcast(self, model: Tensor, clients: Indices, number: int) -> Tensor:
         for hook in (*self.protections, *([self.probe] if self.probe else [])):
@@ -328,7 +171,7 @@ class Federation:
         """All rounds as a generator: hands out what clients are asked to train, takes their
         updates, and returns the final model. Who trains is the caller's choice: this federation's
         own trainer, or one that serves many federations at once."""
-        state = self._restore(checkpoint, recorder)
+        state = restore(checkpoint, recorder, self.task)
         server = ServerOptimiser(
             self.rounds.server_learning_rate, self.rounds.server_momentum, state.velocity
         )
@@ -354,7 +197,7 @@ class Federation:
         for number in range(state.round + 1, self.rounds.rounds + 1):
             metrics = yield from once(number)
             state.round, state.velocity = number, server.velocity
-            self._save(checkpoint, state)
+            save(checkpoint, state)
             if progress is not None:
                 progress(number, metrics)
         if recorder is not None:
@@ -375,7 +218,7 @@ class Federation:
         return self.task.metrics(state.models.mean(dim=0), self.test, self.seed)
 
     def _release(self, state: State, wire: RoundWriter) -> None:
-        last = _next_step(wire)
+        last = next_step(wire)
         wire.send("model", SERVER, PUBLIC, state.models.mean(dim=0).numpy(), step=last)
 
     # -- one round of each shape -------------------------------------------------------------
@@ -453,7 +296,7 @@ class Federation:
                 names,
                 [SERVER] * len(names),
                 rows.numpy(),
-                step=_next_step(wire),
+                step=next_step(wire),
                 weights=list(weights),
             )
         if not weights.any():
@@ -530,40 +373,10 @@ class Federation:
                 uploads = hook.upload(uploads, round_number=number, seed=self.seed)
         return uploads
 
-    def _on_the_wire(self, uploads: Uploads, sent: Tensor, clients: Indices) -> Uploads:
-        """The same uploads as whole models, where clients send those: delta + what was received.
-
-        A secure sum stays a sum of deltas.
-        """
-        if self.rounds.wire != "model" or uploads.kind != "delta":
-            return uploads
-        if sent.dim() == 1:
-            return replace(uploads, rows=_plus(uploads.rows, sent), kind="model")
-        if ANONYMOUS in uploads.senders or (uploads.origin < 0).any():
-            raise ConfigError(
-                "nobody could compare anonymous models with planted ones",
-                expected='federation.wire = "delta" when every client receives its own model',
-                got='"model", and senders that are hidden',
-                remedy='set federation.wire = "delta"',
-            )
-        at = {int(c): i for i, c in enumerate(clients)}
-        planted = taken(sent, [at[int(c)] for c in uploads.origin])
-        return replace(uploads, rows=planted.add_(uploads.rows), kind="model")
-
     def _record_downlink(
-        self,
-        wire: RoundWriter,
-        sent: Tensor,
-        clients: Indices,
-        senders: list[str],
-        *,
-        step: int,
+        self, wire: RoundWriter, sent: Tensor, clients: Indices, senders: list[str], *, step: int
     ) -> None:
-        names = [self.party[c] for c in clients]
-        rows: Any = (
-            wire.put_once(MODEL, sent.numpy()) if sent.dim() == 1 else np.asarray(sent.numpy())
-        )
-        wire.send_rows("model", senders, names, rows, step=step)
+        record_models(wire, sent, senders, [self.party[c] for c in clients], step=step)
 
     def _record_uploads(
         self,
@@ -575,74 +388,11 @@ class Federation:
         *,
         step: int,
     ) -> dict[int, str]:
-        """Write the legs and the rows; returns message index -> true sender."""
-        uploads = self._on_the_wire(uploads, sent, clients)
+        """Write what crosses the wire; returns message index -> true sender."""
+        uploads = as_carried(uploads, sent, clients, self.rounds.wire)
         if wire is None:
             return {}
-        record_questions(wire, uploads, receiver, len(self.party), step=step)
-        record_legs(wire, uploads, uploads.kind, step=step)
-        after = step + 1 if uploads.legs else step
-        first = wire.send_rows(
-            uploads.kind,
-            uploads.senders,
-            [receiver] * len(uploads.senders),
-            uploads.rows.numpy(),
-            step=after,
-            weights=list(uploads.weights),
-            metadata=list(uploads.metadata) or None,
-        )
-        record_answers(wire, uploads, receiver, step=after)
-        return {first + i: self.party[c] for i, c in enumerate(uploads.origin) if c >= 0}
-
-    # -- resuming ----------------------------------------------------------------------------
-
-    def _save(self, checkpoint: str | os.PathLike[str] | None, state: State) -> None:
-        if checkpoint is None:
-            return
-        folder = Path(checkpoint)
-        folder.mkdir(parents=True, exist_ok=True)
-        blocks = {"models": [state.models.numpy()]}
-        if state.velocity is not None:
-            blocks["velocity"] = [state.velocity.unsqueeze(0).numpy()]
-        write_blocks(
-            folder / "state.safetensors", blocks, {"state": json.dumps({"round": state.round})}
-        )
-
-    def _restore(
-        self, checkpoint: str | os.PathLike[str] | None, recorder: Recorder | None
-    ) -> State:
-        fresh = State(0, self.task.initial().unsqueeze(0))
-        recorded = recorder.rounds if recorder is not None else 0
-        file = None if checkpoint is None else Path(checkpoint) / "state.safetensors"
-        if file is None or not file.exists():
-            if recorder is not None:
-                recorder.forget_after(0)
-            return fresh
-        reader = RoundReader(file)
-        number = int(json.loads(reader.metadata["state"])["round"])
-        if recorder is not None and recorded < number:
-            raise TraceError(
-                "the checkpoint is ahead of the trace",
-                expected=f"{number} recorded rounds",
-                got=f"{recorded}",
-                remedy="remove the checkpoint folder and run again",
-            )
-        if recorder is not None:
-            recorder.forget_after(number)
-        width = reader.blocks["models"].shape[1]
-        if width != self.task.layout.width:
-            raise TraceError(
-                f"{file} belongs to another model",
-                expected=f"{self.task.layout.width} numbers",
-                got=str(width),
-                remedy="choose another checkpoint folder",
-            )
-        velocity = reader.blocks.get("velocity")
-        return State(
-            number,
-            torch.from_numpy(reader.blocks["models"].copy()),
-            None if velocity is None else torch.from_numpy(velocity[0].copy()),
-        )
+        return record_uploads(wire, uploads, receiver, self.party, step=step)
 
     def layouts(self) -> dict[str, Layout]:
         """What crosses the wire, for a recorder: the model, and questions where sums are asked."""
@@ -668,11 +418,3 @@ class Federation:
             "edges": edges,
             "organisations": None if self.region is None else [int(r) for r in self.region],
         }
-
-
-def _plus(rows: Tensor, model: Tensor) -> Tensor:
-    return torch.add(rows, model, out=tensor(*rows.shape))
-
-
-def _next_step(wire: RoundWriter) -> int:
-    return wire.messages[-1].step + 1 if wire.messages else 0

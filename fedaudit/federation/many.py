@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from fedaudit.errors import ConfigError
-from fedaudit.federation.engine import Federation, Game, Request
+from fedaudit.federation.engine import Federation
+from fedaudit.federation.game import Game, Request
 from fedaudit.federation.local.trainer import ClientData
 from fedaudit.trace.recorder import Recorder
 from fedaudit.trace.truth import TruthRecorder

@@ -21,6 +21,7 @@ from fedaudit.federation import topology as topologies
 from fedaudit.federation.engine import Federation, Rounds
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData
+from fedaudit.federation.resume import State, save
 from fedaudit.protections.shuffle import Shuffle
 from fedaudit.randomness import Seed
 from fedaudit.tasks.catalogue import MLP, VAE
@@ -118,17 +119,16 @@ def test_stopped_between_the_trace_and_the_checkpoint(
     shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = go(federation(shape), tmp_path / "whole")
-    save = Federation._save
     for last in range(1, ROUNDS + 1):
         path = tmp_path / f"broken-{last}"
 
-        def fail(self: Federation, checkpoint: Any, state: Any, last: int = last) -> None:
+        def fail(checkpoint: Any, state: State, last: int = last) -> None:
             if state.round == last:
                 raise Killed
-            save(self, checkpoint, state)
+            save(checkpoint, state)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Federation, "_save", fail)
+            patch.setattr("fedaudit.federation.engine.save", fail)
             with pytest.raises(Killed):
                 go(federation(shape), path)
         assert len(Trace.open(path / "trace").rounds) == last  # one more than the checkpoint

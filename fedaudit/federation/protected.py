@@ -1,0 +1,105 @@
+"""Where protections act before and during local training: on the data, gradients and steps.
+
+What they do to uploads and sums is part of the rounds (`federation.engine`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from fedaudit.errors import ConfigError
+from fedaudit.federation.local.lowrank import LowRankTrainer
+from fedaudit.federation.local.schedule import Training
+from fedaudit.federation.local.trainer import ClientData, Trainer
+from fedaudit.hooks import Hook
+from fedaudit.randomness import Seed
+from fedaudit.tasks.lora import DenseLoRA
+from fedaudit.tasks.task import Task
+
+Indices = npt.NDArray[np.int64]
+
+
+def protected_data(data: ClientData, protections: Sequence[Hook], seed: Seed) -> ClientData:
+    """What the clients train on: their data after every protection that acts on data."""
+    hooks = [p for p in protections if p.acts_at("data")]
+    if not hooks:
+        return data
+    parts = []
+    for c, size in enumerate(data.sizes):
+        x, y = (t.clone() for t in data.of(c))  # a hook may write in place
+        for hook in hooks:
+            x, y = hook.data(x, y, client=c, seed=seed)
+        if data.person is not None and len(x) != size:
+            raise ConfigError(
+                "a data protection changed the number of examples, and persons are counted",
+                expected=f"{size} examples of client {c}",
+                got=str(len(x)),
+                remedy='use unit = "record", or a protection that keeps every example',
+            )
+        parts.append((x, y))
+    return replace(ClientData.join(parts), person=data.person)
+
+
+def protected_trainer(
+    task: Task,
+    training: Training,
+    protections: Sequence[Hook],
+    seed: Seed,
+    *,
+    clients: int,
+    copies: int,
+    persons: bool,
+    tier: str,
+) -> Trainer | LowRankTrainer:
+    """The trainer of so many `clients`, or of `copies` times as many that are protected alike.
+
+    `persons`: whether the data say whose every example is.
+    """
+    hooks = [p.repeated(copies) if copies > 1 else p for p in protections]
+    clips = [p.clip_norm for p in hooks if p.clip_norm is not None]
+    units = {p.clip_unit for p in hooks if p.clip_norm is not None}
+    if "person" in units and not persons:
+        raise ConfigError(
+            "clipping per person needs persons",
+            expected="a person for every example",
+            got="none",
+            remedy='name the column with data.person, or use unit = "record"',
+        )
+    grouped = persons and bool(units - {"example"})
+    for protection in protections:
+        protection.check_clients(clients)
+    each = [p for p in hooks if p.acts_at("gradient")]
+    steps = [p for p in hooks if p.acts_at("step")]
+    for p in hooks:
+        if p.sampling is not None and p.sampling != training.sampling:
+            training = replace(training, sampling=p.sampling)
+
+    def gradient(g: Tensor) -> Tensor:
+        for hook in each:
+            g = hook.gradient(g)
+        return g
+
+    def step(sums: Tensor, *, clients: Indices, round_number: int, step: int) -> None:
+        for hook in steps:
+            hook.step(sums, clients=clients, round_number=round_number, step=step, seed=seed)
+
+    def trainer(task: Task) -> Trainer:
+        return Trainer(
+            task,
+            training,
+            seed,
+            clip=min(clips) if clips else None,
+            clip_unit="person" if grouped else "record",
+            gradient=gradient if each else None,
+            step=step if steps else None,
+            tier=tier,
+        )
+
+    if isinstance(task, DenseLoRA):
+        return LowRankTrainer(task, clients, trainer)
+    return trainer(task)

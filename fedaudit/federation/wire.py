@@ -1,0 +1,81 @@
+"""How models and uploads are written down, message by message.
+
+Sealed hops, questions to a secure aggregator and their answers: `federation.questions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedaudit.errors import ConfigError
+from fedaudit.federation.questions import record_answers, record_legs, record_questions
+from fedaudit.hooks import Uploads
+from fedaudit.rows import taken, tensor
+from fedaudit.trace.recorder import MODEL, RoundWriter
+from fedaudit.trace.schema import ANONYMOUS
+
+Indices = npt.NDArray[np.int64]
+
+
+def record_models(
+    wire: RoundWriter, sent: Tensor, senders: Sequence[str], receivers: Sequence[str], *, step: int
+) -> None:
+    """Write what the receivers are sent: one model (d,) for all, or a row (n, d) each."""
+    rows: Any = wire.put_once(MODEL, sent.numpy()) if sent.dim() == 1 else np.asarray(sent.numpy())
+    wire.send_rows("model", senders, receivers, rows, step=step)
+
+
+def as_carried(
+    uploads: Uploads, sent: Tensor, clients: Indices, carries: Literal["delta", "model"]
+) -> Uploads:
+    """The same uploads as whole models, where clients send those: delta + what was received.
+
+    A secure sum stays a sum of deltas.
+    """
+    if carries != "model" or uploads.kind != "delta":
+        return uploads
+    if sent.dim() == 1:
+        whole = torch.add(uploads.rows, sent, out=tensor(*uploads.rows.shape))
+        return replace(uploads, rows=whole, kind="model")
+    if ANONYMOUS in uploads.senders or (uploads.origin < 0).any():
+        raise ConfigError(
+            "nobody could compare anonymous models with planted ones",
+            expected='federation.wire = "delta" when every client receives its own model',
+            got='"model", and senders that are hidden',
+            remedy='set federation.wire = "delta"',
+        )
+    at = {int(c): i for i, c in enumerate(clients)}
+    planted = taken(sent, [at[int(c)] for c in uploads.origin])
+    return replace(uploads, rows=planted.add_(uploads.rows), kind="model")
+
+
+def record_uploads(
+    wire: RoundWriter, uploads: Uploads, receiver: str, party: Sequence[str], *, step: int
+) -> dict[int, str]:
+    """Write the legs and the rows; returns message index -> true sender, of all in `party`."""
+    record_questions(wire, uploads, receiver, len(party), step=step)
+    record_legs(wire, uploads, uploads.kind, step=step)
+    after = step + 1 if uploads.legs else step
+    first = wire.send_rows(
+        uploads.kind,
+        uploads.senders,
+        [receiver] * len(uploads.senders),
+        uploads.rows.numpy(),
+        step=after,
+        weights=list(uploads.weights),
+        metadata=list(uploads.metadata) or None,
+    )
+    record_answers(wire, uploads, receiver, step=after)
+    return {first + i: party[c] for i, c in enumerate(uploads.origin) if c >= 0}
+
+
+def next_step(wire: RoundWriter) -> int:
+    """The step after all messages of this round so far."""
+    return wire.messages[-1].step + 1 if wire.messages else 0
