@@ -19,9 +19,10 @@ import warnings
 import torch
 from torch import nn
 
-from fedaudit.federation.engine import Federation, Rounds
+from fedaudit.federation.engine import Federation
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData
+from fedaudit.federation.rounds import Rounds
 from fedaudit.protections.dp_sgd import DPSGD
 from fedaudit.randomness import Seed
 from fedaudit.tasks.classifier import Classifier

@@ -7,9 +7,10 @@ import torch
 import workload
 
 from fedaudit.data.dataset import Dataset
-from fedaudit.federation.engine import Federation, Rounds
+from fedaudit.federation.engine import Federation
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData
+from fedaudit.federation.rounds import Rounds
 from fedaudit.randomness import Seed
 from fedaudit.tasks.catalogue import CNN, MLP, VAE
 

@@ -55,13 +55,16 @@ def found(config: Config) -> Row:
     run = record(config)
     assert run.result is not None
     rows = [r for r in run.result.per_client.values() if "published_z" in r]
-    z = {k: [float(r["published_z"] or 0) for r in rows if int(r["marked"]) == k] for k in (1, 0)}
+    z = {
+        k: [float(r["published_z"] or 0) for r in rows if bool(r["marked"]) is k]
+        for k in (True, False)
+    }
     return {
         "seconds": {"training": run.trained, "attribution": run.attributed},
         "published": _counts(rows, lambda r: r["published_z"] > 4),
         "calibrated": _counts(rows, lambda r: bool(r["named"])),
-        "z_marked": float(np.mean(z[1])) if z[1] else None,
-        "z_benign": float(np.mean(z[0])) if z[0] else None,
+        "z_marked": float(np.mean(z[True])) if z[True] else None,
+        "z_benign": float(np.mean(z[False])) if z[False] else None,
     }
 
 

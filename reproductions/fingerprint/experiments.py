@@ -33,7 +33,7 @@ from reproductions.fingerprint.setting import (
 
 Result = dict[str, Any]
 RATES = (FROZEN, 0.1, 1.0)
-MOMENTUM = {
+MOMENTUM: dict[str, dict[str, Any]] = {
     "0.9": {"momentum": 0.9},
     "0.9, rate / 10": {"momentum": 0.9, "learning_rate": 0.01},
     "carried": {"carried": True},
@@ -274,7 +274,7 @@ def epsilons(scale: Scale) -> Result:
             for rounds in (1, 10):
                 exposure = Exposure(sampling_rate=1 / steps, steps=steps, rounds=rounds)
                 for by in ("rdp", "pld"):
-                    value = epsilon(exposure, noise, scale.delta, by=by)  # type: ignore[arg-type]
+                    value = epsilon(exposure, noise, scale.delta, by=by)
                     values[f"{by} {rounds}"] = None if math.isinf(value) else round(value, 3)
             out[f"{name} {noise:g}"] = values
     return out

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from fedaudit.data import builtin
 from fedaudit.data.text import WordVocabulary, windows
-from fedaudit.federation.engine import Federation, Rounds
+from fedaudit.federation.engine import Federation
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.stacked import Stacked
 from fedaudit.federation.local.trainer import ClientData
+from fedaudit.federation.rounds import Rounds
 from fedaudit.hooks import Hook, Uploads
 from fedaudit.protections.dp_sgd import DPSGD
 from fedaudit.protections.shuffle import Shuffle
@@ -160,7 +161,7 @@ def pretrain(text: Corpus, scale: Scale) -> tuple[Tensor, list[float]]:
         x = text.rest[rows]
         loss = text.task.criterion(module(x[:, :-1].clamp_min(0)), x, x[:, 0]).mean()
         optimiser.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         losses.append(float(loss.detach()))
     tail = max(1, len(losses) // 20)

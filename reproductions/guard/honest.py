@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from fedaudit.data import builtin
 from fedaudit.data.dataset import Dataset
 from fedaudit.data.partition import Dirichlet, Iid
-from fedaudit.federation.engine import Federation, Rounds
+from fedaudit.federation.engine import Federation
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData
+from fedaudit.federation.rounds import Rounds
 from fedaudit.hooks import Hook
 from fedaudit.protections.dp_sgd import DPSGD
 from fedaudit.protections.guard import Run
@@ -28,7 +29,13 @@ from fedaudit.tasks.pretraining import Pretraining, pretrained
 ROUNDS = 20
 CLIENTS = 5
 RECORDS = 300
-SMALL_GPT = {"width": 64, "depth": 2, "heads": 4, "length": 40, "vocabulary_size": 1000}
+SMALL_GPT: dict[str, Any] = {
+    "width": 64,
+    "depth": 2,
+    "heads": 4,
+    "length": 40,
+    "vocabulary_size": 1000,
+}
 """The built-in language model that comes with trained weights."""
 MODELS: dict[str, Callable[[np.random.Generator], Any]] = {
     "mlp": lambda rng: MLP(
@@ -148,7 +155,7 @@ def run(
         steps=4 if kind in TEXT else None,
         batch_size=8 if kind in ("lora", "pretrained gpt") else int(rng.choice([16, 32])),
     )
-    protections = ()
+    protections: tuple[Hook, ...] = ()
     if how == "noise":
         z = float(rng.uniform(0.5, 2.0))
         # gradients per example of transformers take too long: noise on updates stands in

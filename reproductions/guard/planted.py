@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -234,6 +234,10 @@ HIDDEN = (2, 4, 8, 16)
 Make = Callable[[np.random.Generator], State]
 
 
+def _with_noise(make: Make, share: float) -> Make:
+    return lambda rng: noisy(make(rng), share, rng)
+
+
 def fc_cases(data: str) -> dict[str, Make]:
     def plain(rng: np.random.Generator, **settings: object) -> State:
         return fully_connected(rng, records(data), **settings)  # type: ignore[arg-type]
@@ -250,18 +254,16 @@ def fc_cases(data: str) -> dict[str, Make]:
         "whole numbers": lambda rng: whole_numbers(plain(rng)),
     }
     for times in HIDDEN:
-        cases[f"one unit in {times}"] = lambda rng, t=times: among(rng, t)
+        cases[f"one unit in {times}"] = partial(among, times=times)
     for share in NOISE:
-        cases[f"noise {share:.0%}"] = lambda rng, s=share: noisy(plain(rng), s, rng)
+        cases[f"noise {share:.0%}"] = _with_noise(plain, share)
     cases["one unit in 4, permuted, scaled, noise 10%"] = lambda rng: noisy(
         rescale_units(among(rng, 4), rng), 0.1, rng
     )
     cases["rotated"] = lambda rng: plain(rng, rotated=True)
     cases["rotated, noise 10%"] = lambda rng: noisy(plain(rng, rotated=True), 0.1, rng)
     for times in (4, 16):
-        cases[f"adaptive, one unit in {times}"] = lambda rng, t=times: adaptive(
-            rng, records(data), t
-        )
+        cases[f"adaptive, one unit in {times}"] = partial(adaptive, x=records(data), times=times)
     return cases
 
 
@@ -275,7 +277,7 @@ def attention_cases() -> dict[str, Make]:
         "whole numbers": lambda rng: whole_numbers(memory(rng)),
     }
     for share in NOISE:
-        cases[f"noise {share:.0%}"] = lambda rng, s=share: noisy(memory(rng), s, rng)
+        cases[f"noise {share:.0%}"] = _with_noise(memory, share)
     cases["permuted, scaled, noise 10%"] = lambda rng: noisy(
         rescale_heads(reorder_heads(memory(rng), rng), rng), 0.1, rng
     )

@@ -127,7 +127,7 @@ def false_alarms(
             per_kind = min(count, most or count)
             jobs = [(table, level, first + i, model, data, how) for i in range(per_kind)]
             done = pool.map(_alarms, jobs, chunksize=1)
-            by = sum((b for _, b, _ in done), Counter())
+            by: Counter[str] = sum((b for _, b, _ in done), Counter())
             for i, checks in enumerate(("weights", "all")):
                 rows.append(
                     {

@@ -80,8 +80,8 @@ def figure_3(m: Measured, published: Measured) -> str:
             continue
         own = [f"{v:.3f}" for v in found["mean"]]
         if "low" in found:
-            ends = zip(found["mean"], found["low"], found["high"], strict=True)
-            own = [f"{v:.3f} ± {(high - low) / 2:.3f}" for v, low, high in ends]
+            spans = zip(found["mean"], found["low"], found["high"], strict=True)
+            own = [f"{v:.3f} ± {(high - low) / 2:.3f}" for v, low, high in spans]
         wrong = max(
             abs(a - published["figure 3"]["gap"][name][f"{eta:g}"])
             for a, eta in zip(found["published degrees"], ETAS, strict=True)

@@ -15,9 +15,10 @@ from fedaudit.audits.active_membership.probe import Planting
 from fedaudit.cli import guard as guard_commands
 from fedaudit.data import builtin
 from fedaudit.data.partition import Iid
-from fedaudit.federation.engine import Federation, Rounds
+from fedaudit.federation.engine import Federation
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData
+from fedaudit.federation.rounds import Rounds
 from fedaudit.hooks import Hook
 from fedaudit.protections.guard import GuardReport
 from fedaudit.randomness import Seed

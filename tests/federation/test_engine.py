@@ -15,10 +15,11 @@ from fedaudit.data.dataset import Dataset
 from fedaudit.data.partition import from_settings
 from fedaudit.errors import ConfigError, DataError
 from fedaudit.federation import topology as topologies
-from fedaudit.federation.engine import Federation, Rounds
+from fedaudit.federation.engine import Federation
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData, Trainer
 from fedaudit.federation.resume import State, restore, save
+from fedaudit.federation.rounds import Rounds
 from fedaudit.hooks import Hook, Uploads
 from fedaudit.protections.shuffle import Shuffle
 from fedaudit.randomness import Seed

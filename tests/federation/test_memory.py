@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np, torch
 from fedaudit.data.dataset import Dataset
 from fedaudit.federation import topology
-from fedaudit.federation.engine import Federation, Rounds
+from fedaudit.federation.engine import Federation
+from fedaudit.federation.rounds import Rounds
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData
 from fedaudit.randomness import Seed
@@ -80,7 +81,8 @@ from pathlib import Path
 import numpy as np
 from fedaudit import rows
 from fedaudit.data.dataset import Dataset
-from fedaudit.federation.engine import Federation, Rounds
+from fedaudit.federation.engine import Federation
+from fedaudit.federation.rounds import Rounds
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData
 from fedaudit.protections.clip import Clip

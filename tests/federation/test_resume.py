@@ -18,10 +18,11 @@ from torch import Tensor
 from fedaudit.data.dataset import Dataset
 from fedaudit.errors import TraceError
 from fedaudit.federation import topology as topologies
-from fedaudit.federation.engine import Federation, Rounds
+from fedaudit.federation.engine import Federation
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData
 from fedaudit.federation.resume import State, save
+from fedaudit.federation.rounds import Rounds
 from fedaudit.protections.shuffle import Shuffle
 from fedaudit.randomness import Seed
 from fedaudit.tasks.catalogue import MLP, VAE

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from fedaudit.data.dataset import Dataset
-from fedaudit.federation.engine import Federation, Rounds
+from fedaudit.federation.engine import Federation
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData
+from fedaudit.federation.rounds import Rounds
 from fedaudit.federation.topology import build
 from fedaudit.protections.shuffle import Shuffle
 from fedaudit.randomness import Seed
