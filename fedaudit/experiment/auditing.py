@@ -9,7 +9,7 @@ import os
 import secrets
 import shlex
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,12 +73,12 @@ def audit_trace(
     config: Config | None = None,
     given: Callable[[], Mapping[str, Any]] = dict,
     explain: Explain = unasked,
-    strict: bool = False,
+    typed: Collection[str] = (),
 ) -> list[AuditResult]:
     """Run audits on a trace; results that stand in `keep` and would come out the same are kept.
 
     `explain` hears which were, and why. An audit that fails is named in its result and the others
-    go on; `strict` ends at once, for mistakes in what was just typed.
+    go on; those whose settings were just `typed` end at once, for that is where the mistake is.
 
     `records` loads the records that membership audits ask about, when one does; `config` of the
     run, where it is known. `given` identifies records that do not come from the run itself.
@@ -96,7 +96,7 @@ def audit_trace(
         if keep is not None:
             kept, why = _kept(keep / f"{name}.json", asked, trace)
         explain(Reuse(name, kept is not None, why))
-        one = audit_one if strict else _guarded
+        one = audit_one if name in typed else _guarded
         result = kept or one(audit, trace, truth, seed, desk)
         if keep is not None and kept is None:
             _store(keep / f"{name}.json", asked, result)
@@ -389,7 +389,7 @@ def audit(
         _private(home, in_run),
         lambda: _given(data, model, columns),
         explain,
-        strict=data is not None,
+        typed=built if data is not None else settings,
     )
     # what was found before about the same trace stays in the report
     now = {r.audit for r in results}

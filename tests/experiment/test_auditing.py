@@ -39,6 +39,17 @@ def test_a_failing_audit_is_named_and_the_others_are_reported(tmp_path):
     assert reused == {"train": True, "topology_inference": False, "fingerprint": True}
 
 
+def test_a_setting_that_was_just_typed_and_fails_ends_with_its_own_message(tmp_path):
+    """The failing audit of the config is still only named: nobody typed that one now."""
+    experiment.run(CONFIG, tmp_path / "run")
+    with pytest.raises(UsageError, match="no tensor matches"):
+        audit(tmp_path / "run", overrides=["audits.fingerprint.features=['nope']"])
+    found = audit(tmp_path / "run", overrides=["audits.fingerprint.features=['1.weight']"])
+    verdicts = {f.audit: f for f in found.findings}
+    assert verdicts["fingerprint"].estimate is not None
+    assert verdicts["topology_inference"].rule.startswith("A3")
+
+
 def test_an_error_in_code_of_ones_own_is_named_too(tmp_path):
     audits = {"two_stage_membership": {"score_by": f"{__name__}:raising"}, "fingerprint": {}}
     found = experiment.run({**CONFIG, "audits": audits}, tmp_path / "run")
