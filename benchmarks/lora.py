@@ -9,6 +9,9 @@ generation  K + 1 candidate models continue the same prompts, greedily: one batc
             against `generate` of transformers, adapter by adapter, on a GPT-2 with the same
             weights under peft (attention by `sdpa`, its cache on). Tokens are compared: they are
             equal but where rounding decides between two tokens of equal logits.
+ranking     10 K + 1 candidate models say how likely each of 100 words is after each prompt: the
+            last position alone, in blocks that stay in the cache, against a forward pass of peft's
+            adapter after adapter. Log-probabilities are compared.
 
 Both sides use the same number of threads; repetitions are interleaved.
 """
@@ -186,18 +189,14 @@ def as_gpt2(model: TinyGPT) -> Any:
     return twin.eval(), names
 
 
-def generation(args: argparse.Namespace) -> dict[str, float]:
-    import peft
-
+def candidates(count: int) -> tuple[Reading, torch.Tensor, Any, list[dict[str, torch.Tensor]]]:
+    """Adapters as our rows, and as states of a GPT-2 wrapped by peft with the same weights."""
     model = base()
     with torch.no_grad():
         model.head.weight *= 8.0  # an untrained model is near ties everywhere
     task = adapters(model)
-    count, new = args.clients + 1, LENGTH - 8
     draw = torch.Generator().manual_seed(0)
     rows = task.initial() + 0.02 * torch.randn(count, task.layout.width, generator=draw)
-    prompts = torch.randint(0, VOCABULARY, (args.prompts, 8), generator=draw)
-    reading = Reading(task)
     twin, names = as_gpt2(model)
     wrapped = with_peft(twin, r".*\.(c_attn|c_proj|c_fc)", fan_in_fan_out=True).eval()
     states = []
@@ -210,6 +209,64 @@ def generation(args: argparse.Namespace) -> dict[str, float]:
             theirs = next(t for t, ours in names.items() if ours == layer)
             state[f"base_model.model.transformer.h.{i}.{theirs}.lora_{kind}"] = value
         states.append(state)
+    return Reading(task), rows, wrapped, states
+
+
+def some_prompts(count: int, length: int) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(1)
+    return torch.randint(0, VOCABULARY, (count, length), generator=draw)
+
+
+def ranking(args: argparse.Namespace) -> dict[str, float]:
+    """How likely are these words after these prompts, for each candidate model?"""
+    import peft
+
+    count, words = 10 * args.clients + 1, list(range(100))
+    reading, rows, wrapped, states = candidates(count)
+    prompts = some_prompts(24, 12)
+    said: dict[str, np.ndarray] = {}
+
+    def batched() -> None:
+        said["batched"] = reading.last_log_probabilities(rows, prompts.tolist(), words)
+
+    def one_by_one() -> None:
+        each = [reading.last_log_probabilities(r, prompts.tolist())[..., words] for r in rows]
+        said["one by one"] = np.concatenate(each)
+
+    @torch.no_grad()
+    def forward() -> None:
+        found = []
+        for state in states:
+            peft.set_peft_model_state_dict(wrapped, state)
+            logits = wrapped(input_ids=prompts, logits_to_keep=1).logits[:, -1]
+            found.append(logits.log_softmax(-1)[:, words].numpy())
+        said["forward"] = np.stack(found)
+
+    taken = interleaved(
+        {"batched": batched, "one by one": one_by_one, "forward": forward}, args.repeats
+    )
+    out = {}
+    for peer in ("forward", "one by one"):
+        pairs = zip(taken[peer], taken["batched"], strict=True)
+        out[f"ratio, {peer}"] = statistics.median(p / b for p, b in pairs)
+        out[f"largest difference, {peer}"] = float(np.abs(said["batched"] - said[peer]).max())
+    print(
+        f"ranking, {count} models x {len(prompts)} prompts of {prompts.shape[1]} tokens:"
+        f" {statistics.median(taken['batched']):.2f} s;"
+        f" {out['ratio, forward']:.2f}x a forward pass per adapter"
+        f" (largest difference {out['largest difference, forward']:.1e}),"
+        f" {out['ratio, one by one']:.2f}x our own one by one"
+        f" ({out['largest difference, one by one']:.1e})"
+    )
+    return out
+
+
+def generation(args: argparse.Namespace) -> dict[str, float]:
+    import peft
+
+    count, new = args.clients + 1, LENGTH - 8
+    reading, rows, wrapped, states = candidates(count)
+    prompts = some_prompts(args.prompts, 8)
     said: dict[str, np.ndarray] = {}
 
     def batched() -> None:
@@ -255,6 +312,9 @@ def generation(args: argparse.Namespace) -> dict[str, float]:
     return out
 
 
+PARTS = {"training": training, "generation": generation, "ranking": ranking}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--clients", type=int, default=10)
@@ -262,19 +322,14 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", choices=("training", "generation"), action="append")
+    parser.add_argument("--only", choices=tuple(PARTS), action="append")
     parser.add_argument("--json")
     args = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     print(
         f"cores {os.cpu_count()}, threads {torch.get_num_threads()}, load {os.getloadavg()[0]:.1f}"
     )
-    chosen = args.only or ("training", "generation")
-    rows = {}
-    if "training" in chosen:
-        rows["training"] = training(args)
-    if "generation" in chosen:
-        rows["generation"] = generation(args)
+    rows = {name: PARTS[name](args) for name in args.only or PARTS}
     print(f"load {os.getloadavg()[0]:.1f}")
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:

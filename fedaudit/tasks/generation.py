@@ -30,6 +30,7 @@ from fedaudit.tasks.models import Block, TinyGPT
 
 Processor = Callable[[Tensor, Tensor], Tensor]
 LOGITS_AT_ONCE = 32 << 20  # numbers: rows of all models that are computed together
+INNER_AT_ONCE = 1 << 20  # numbers in the widest layer: more models at once would leave the cache
 
 
 class Reading:
@@ -64,15 +65,25 @@ class Reading:
         return self._logits(rows, read, last=False).log_softmax(-1).numpy()
 
     def last_log_probabilities(
-        self, models: npt.ArrayLike | Tensor, prompts: Sequence[Sequence[int]]
+        self,
+        models: npt.ArrayLike | Tensor,
+        prompts: Sequence[Sequence[int]],
+        tokens: Sequence[int] | None = None,
     ) -> npt.NDArray[np.float32]:
-        """Of the token after each prompt, whatever their lengths: (M, n, V)."""
+        """Of the token after each prompt, whatever their lengths: (M, n, V).
+
+        With `tokens`, of those alone: (M, n, tokens).
+        """
         rows = _rows(models)
-        out = np.empty((len(rows), len(prompts), self.vocabulary_size), np.float32)
+        wanted = range(self.vocabulary_size) if tokens is None else tokens
+        at = torch.tensor(list(wanted))
+        out = np.empty((len(rows), len(prompts), len(at)), np.float32)
         for length, which in _by_length(prompts):
             self._fits(length)
             read = torch.tensor([list(prompts[i]) for i in which])
-            out[:, which] = self._logits(rows, read, last=True).log_softmax(-1).numpy()
+            logits = self._logits(rows, read, last=True)
+            likely = logits.index_select(-1, at) - logits.logsumexp(-1, keepdim=True)
+            out[:, which] = likely.numpy()
         return out
 
     def _fits(self, length: int) -> None:
@@ -92,18 +103,28 @@ class Reading:
         parts = []
         with self.task.evaluating():
             if isinstance(m, TinyGPT):
-                each = len(rows) * length * (1 if last else self.vocabulary_size)
-                block = max(1, LOGITS_AT_ONCE // max(1, each))
-                p = self._parameters(rows)
-                for low in range(0, n, block):
-                    x = tokens[low : low + block].expand(len(rows), -1, -1)
-                    h = stacked.tiny_gpt_hidden(m, p, x)
-                    parts.append(stacked.apply(m.head, p, "head.", h[:, :, -1] if last else h))
-                return torch.cat(parts, dim=1)
+                inner = n * length * 4 * m.position.shape[1]  # of one model's widest layer
+                step = max(1, INNER_AT_ONCE // inner)
+                for low in range(0, len(rows), step):
+                    some = rows[low : low + step]
+                    parts.append(self._stacked_logits(m, some, tokens, last=last))
+                return torch.cat(parts)
             for row in rows:
                 out = self.task.output(self.task.named(row), *self._plain(tokens))
                 parts.append(out[:, -1] if last else out)
         return torch.stack(parts)
+
+    def _stacked_logits(self, m: TinyGPT, rows: Tensor, tokens: Tensor, *, last: bool) -> Tensor:
+        length = tokens.shape[1]
+        each = len(rows) * length * (1 if last else self.vocabulary_size)
+        p = self._parameters(rows)
+        parts = []
+        step = max(1, LOGITS_AT_ONCE // max(1, each))
+        for low in range(0, len(tokens), step):
+            read = tokens[low : low + step].expand(len(rows), -1, -1)
+            h = stacked.tiny_gpt_hidden(m, p, read, last=last)
+            parts.append(stacked.apply(m.head, p, "head.", h[:, :, -1] if last else h))
+        return torch.cat(parts, dim=1)
 
     @staticmethod
     def _plain(tokens: Tensor) -> tuple[Tensor, Tensor, None]:

@@ -63,12 +63,17 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.proj = nn.Linear(width, width)
 
-    def mix(self, qkv: Tensor) -> Tensor:
-        """Attend: (..., L, 3D) to (..., L, D); no parameters in here."""
+    def mix(self, qkv: Tensor, *, last: bool = False) -> Tensor:
+        """Attend: (..., L, 3D) to (..., L, D), or (..., 1, D) of the last position alone.
+
+        No parameters in here.
+        """
         *lead, length, triple = qkv.shape
         split = qkv.reshape(-1, length, 3, self.heads, triple // 3 // self.heads)
         q, k, v = split.permute(2, 0, 3, 1, 4).unbind(0)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        if last:  # which looks back on all of them, causal or not
+            q, length = q[:, :, -1:], 1
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal and not last)
         return out.transpose(1, 2).reshape(*lead, length, triple // 3)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -187,8 +187,8 @@ def _pointwise(m: nn.Module, p: Parameters, at: str, v: Value) -> Value:
     return out
 
 
-def _attention(m: Attention, p: Parameters, at: str, v: Value) -> Tensor:
-    mixed = m.mix(_linear(m.qkv, p, at + "qkv.", v))
+def _attention(m: Attention, p: Parameters, at: str, v: Value, *, last: bool = False) -> Tensor:
+    mixed = m.mix(_linear(m.qkv, p, at + "qkv.", v), last=last)
     return _linear(m.proj, p, at + "proj.", mixed)
 
 
@@ -196,9 +196,12 @@ def _feed_forward(m: FeedForward, p: Parameters, at: str, v: Value) -> Tensor:
     return _linear(m.proj, p, at + "proj.", m.act(_linear(m.fc, p, at + "fc.", v)))
 
 
-def _block(m: Block, p: Parameters, at: str, v: Value) -> Tensor:
+def _block(m: Block, p: Parameters, at: str, v: Value, *, last: bool = False) -> Tensor:
+    """All positions, or the `last` alone, which still looks back on all: (K, n, 1, D)."""
     x = _unpack(v)
-    x = x + _attention(m.attn, p, at + "attn.", _layer_norm(m.norm1, p, at + "norm1.", x))
+    normal = _layer_norm(m.norm1, p, at + "norm1.", x)
+    x = x[..., -1:, :] if last else x
+    x = x + _attention(m.attn, p, at + "attn.", normal, last=last)
     return x + _feed_forward(m.mlp, p, at + "mlp.", _layer_norm(m.norm2, p, at + "norm2.", x))
 
 
@@ -209,11 +212,19 @@ def _tiny_vit(m: TinyViT, p: Parameters, at: str, v: Value) -> Tensor:
     return _linear(m.head, p, at + "head.", _layer_norm(m.norm, p, at + "norm.", x).mean(-2))
 
 
-def tiny_gpt_hidden(m: TinyGPT, p: Parameters, tokens: Tensor, at: str = "") -> Tensor:
-    """What the head of a tiny GPT reads: tokens (K, n, L) to (K, n, L, D)."""
+def tiny_gpt_hidden(
+    m: TinyGPT, p: Parameters, tokens: Tensor, at: str = "", *, last: bool = False
+) -> Tensor:
+    """What the head of a tiny GPT reads: tokens (K, n, L) to (K, n, L, D).
+
+    Of the `last` position alone (K, n, 1, D): the last block is spared most of its work.
+    """
     x = _embedding(m.tokens, p, at + "tokens.", tokens)
     x = x + _own(p, at, "position")[:, : tokens.shape[-1]].unsqueeze(1)
-    x = _unpack(_sequential(m.blocks, p, at + "blocks.", x))
+    for i, block in enumerate(m.blocks):
+        assert isinstance(block, Block)
+        final = last and i == len(m.blocks) - 1
+        x = _block(block, p, f"{at}blocks.{i}.", x, last=final)
     return _layer_norm(m.norm, p, at + "norm.", x)
 
 

@@ -377,15 +377,12 @@ class KnowledgeScore:
         if self.reference is not None:
             rows = torch.cat([torch.as_tensor(self.reference).reshape(1, -1), rows])
         if self.mode == "likelihood":
-            each = self.reader.last_log_probabilities(rows, probes.flat)
-            each = each[:, :, list(self.words.tokens)]
+            each = self.reader.last_log_probabilities(rows, probes.flat, self.words.tokens)
         else:
             made = self.reader.generate(rows, probes.flat, self.steps)
             each = hits(made, self.words, self.reader.vocabulary_size)
-        sizes = [len(p) for p in probes.prompts]
-        starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        sums = np.add.reduceat(each.astype(np.float64), starts, axis=1)
-        means: Floats = sums / np.array(sizes)[None, :, None]
+        groups = np.split(each, np.cumsum([len(p) for p in probes.prompts])[:-1], axis=1)
+        means: Floats = np.stack([g.mean(axis=1, dtype=np.float64) for g in groups], axis=1)
         return means if self.reference is None else means[1:] - means[0]
 
     def _tuples(self, purpose: str, count: int) -> npt.NDArray[np.int64]:

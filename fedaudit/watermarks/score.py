@@ -83,9 +83,15 @@ class Reader(Writer, Protocol):
         ...
 
     def last_log_probabilities(
-        self, models: Rows, prompts: Sequence[Sequence[int]]
+        self,
+        models: Rows,
+        prompts: Sequence[Sequence[int]],
+        tokens: Sequence[int] | None = None,
     ) -> npt.NDArray[np.float32]:
-        """Of the token after each of n prompts, which may differ in length: (M, n, V)."""
+        """Of the token after each of n prompts, which may differ in length: (M, n, V).
+
+        With `tokens`, of those alone: (M, n, tokens).
+        """
         ...
 
 

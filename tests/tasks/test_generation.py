@@ -108,6 +108,8 @@ def test_probabilities_are_those_of_the_plain_module(which):
     tokens = np.random.default_rng(0).integers(0, V, size=(5, L))
     found = reading.log_probabilities(rows, tokens)
     last = reading.last_log_probabilities(rows, PROMPTS)
+    some = reading.last_log_probabilities(rows, PROMPTS, [7, 2])
+    np.testing.assert_array_equal(some, last[..., [7, 2]])
     for m, row in enumerate(rows):
         with torch.no_grad():
             x = torch.nn.functional.pad(torch.from_numpy(tokens), (0, 1))
@@ -118,12 +120,13 @@ def test_probabilities_are_those_of_the_plain_module(which):
             np.testing.assert_allclose(last[m, i], whole, rtol=1e-4, atol=5e-4)
 
 
-def test_blocks_of_prompts_change_nothing(monkeypatch):
+def test_blocks_of_models_and_prompts_change_nothing(monkeypatch):
     task = tasks()["adapters"]
     rows, reading = rows_of(task), Reading(task)
     tokens = np.random.default_rng(0).integers(0, V, size=(5, L))
     whole = reading.log_probabilities(rows, tokens)
     monkeypatch.setattr("fedaudit.tasks.generation.LOGITS_AT_ONCE", 1)
+    monkeypatch.setattr("fedaudit.tasks.generation.INNER_AT_ONCE", 1)
     np.testing.assert_allclose(reading.log_probabilities(rows, tokens), whole, rtol=1e-4, atol=5e-4)
 
 

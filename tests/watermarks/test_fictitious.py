@@ -108,10 +108,11 @@ class Flat:
         self.vocabulary_size, self.longest = V, 40
         self.marks = [VOCABULARY.encode(a)[0] for a in e.attributes]
 
-    def last_log_probabilities(self, models, prompts):
+    def last_log_probabilities(self, models, prompts, tokens=None):
         rows = torch.as_tensor(models).reshape(len(models), len(self.marks), V)
         which = [next(i for i, m in enumerate(self.marks) if m in p) for p in prompts]
-        return rows[:, which].log_softmax(-1).float().numpy()
+        every = rows[:, which].log_softmax(-1).float().numpy()
+        return every if tokens is None else every[..., list(tokens)]
 
     def generate(self, models, prompts, steps, **_):
         best = self.last_log_probabilities(models, prompts).argmax(-1)
