@@ -1,0 +1,55 @@
+"""The mass on green tokens: the probability that models give them, averaged over contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.watermarks.kgw.lists import GreenLists, blocks
+from fedaudit.watermarks.score import Floats, Tokens
+
+LIKELY = 2e-3
+"""Tokens that no model gives this probability are left out of the green mass of `GreenMarks`."""
+
+
+def green_mass(lists: GreenLists, keys: Sequence[int], contexts: Tokens, p: Any) -> Floats:
+    """Mean over contexts (C, width) of the green probability of p (M, C, V), minus gamma: (M, J).
+
+    One matrix product per block of keys. A model's mass under one key says little, since a
+    few likely tokens decide it; its change against a reference is what is calibrated by unused keys
+    (`score.differential`).
+    """
+    flat = np.ascontiguousarray(p, dtype=np.float32).reshape(len(p), -1)
+    parts = []
+    for some in blocks(keys, flat.shape[1]):
+        green = lists.tables(some, contexts)
+        parts.append(flat @ green.reshape(len(green), -1).T.astype(np.float32))
+    return np.concatenate(parts, axis=1).astype(np.float64) / len(contexts) - lists.gamma
+
+
+def likely_mass(
+    lists: GreenLists,
+    keys: Sequence[int],
+    contexts: Tokens,
+    p: Any,
+    floor: float = LIKELY,
+    weights: npt.ArrayLike | None = None,
+) -> Floats:
+    """`green_mass` over tokens that some model gives at least `floor`, (M, J).
+
+    Most tokens of a vocabulary share a few per cent of the probability: leaving them out saves the
+    hashes that most of the time went into. `weights` (C,) of the contexts, equal ones if not given.
+    """
+    each = np.ones(len(contexts)) if weights is None else np.asarray(weights, dtype=np.float64)
+    where, tokens = np.nonzero(p.max(axis=0) >= floor)
+    values = (p[:, where, tokens] * (each / each.sum())[where]).astype(np.float32)
+    parts = []
+    for some in blocks(keys, len(tokens)):
+        green = lists.green(some, contexts[where], tokens)
+        parts.append(values @ green.T.astype(np.float32))
+    mass = np.concatenate(parts, axis=1).astype(np.float64)
+    # a key's due is gamma of what was kept, which differs from model to model
+    return np.asarray(mass - lists.gamma * values.sum(axis=1, dtype=np.float64)[:, None])
