@@ -11,7 +11,7 @@ Paper: [ActiveMembership], Sections 3 and 4, Appendices B to G. One file per par
     theory.py     Theorems 1 to 4, what is exact, and ceilings
     channel.py    a mechanism of local DP as the server knows it
     draws.py      fast draws from its law
-    games.py      Figures 11 and 12 in closed form, thousands of games at once
+    games/        Figures 11 and 12 in closed form, thousands of games at once
     fc.py, attention.py, patterns.py    the two adversaries: weights, closed forms, embeddings
     planted.py    their models and the loss, in torch
     adversary.py  both as players: tuned, scored, planted

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.audits.active_membership import attention, fc, games, theory
-from fedaudit.audits.active_membership.games import Challenge, Floats, Indices, Mask, Universe
+from fedaudit.audits.active_membership.games import Challenge, Universe
+from fedaudit.audits.active_membership.games.arrays import Floats, Indices, Mask
 from fedaudit.audits.active_membership.patterns import Embedding
 from fedaudit.errors import UsageError
 

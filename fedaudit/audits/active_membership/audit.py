@@ -15,7 +15,8 @@ from fedaudit.audits.active_membership.adversary import (
     FullyConnected,
     Threshold,
 )
-from fedaudit.audits.active_membership.games import Floats, Indices, Mask, Outside, Universe
+from fedaudit.audits.active_membership.games import Outside, Universe
+from fedaudit.audits.active_membership.games.arrays import Floats, Indices, Mask
 from fedaudit.audits.active_membership.probe import Answer, Noise
 from fedaudit.audits.audit import Knowledge
 from fedaudit.errors import ConfigError, NotApplicable, UsageError

@@ -1,0 +1,249 @@
+"""How close the closest protected record comes to the target of a game.
+
+`distances` draws every feature; `decisions` only as many as make it certain whether a record comes
+closer than tau.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.audits.active_membership.channel import Codebook
+from fedaudit.audits.active_membership.draws import Flips, fast
+from fedaudit.audits.active_membership.games.arrays import DRAWN, Floats, Indices, Mask, parts
+from fedaudit.audits.active_membership.games.challenger import Challenge
+from fedaudit.audits.active_membership.games.universe import Universe
+
+FLOATS = 1 << 20
+"""Features perturbed at once by a mechanism without a codebook."""
+FIRST = 36
+"""Features that are drawn of every pair before anything is known, ..."""
+THEN = 12
+"""... and of those that are still open next."""
+
+
+def distances(universe: Universe, games: Challenge, rng: np.random.Generator) -> Floats:
+    """The smallest L1 distance of a protected record to the target (G,), every feature drawn."""
+    out = np.empty(len(games))
+    n, r = games.data.shape[1], universe.features
+    if universe.codes is None:
+        step = max(1, FLOATS // (n * r))
+        for part in parts(len(games), step):
+            some = games.part(part)
+            shown = universe.channel.perturb(universe.values[some.data].reshape(-1, r), rng)
+            apart = np.abs(shown.reshape(-1, n, r) - universe.values[some.target][:, None])
+            out[part] = apart.sum(axis=2).min(axis=1)
+        return out
+    book = universe.channel.codes
+    assert book is not None
+    rng = fast(rng)
+    rows = max(1, DRAWN // r)  # pairs of a record and a target whose features fit the cache
+    pairs = games.data.ravel()
+    targets = np.repeat(games.target, n)
+    apart = np.empty(len(pairs), dtype=np.int64)
+    for part in parts(len(pairs), rows):
+        codes = universe.codes[pairs[part]].ravel()
+        level = book.level(book.draw(codes, rng))
+        level -= universe.levels[targets[part]].ravel()
+        np.abs(level, out=level)
+        apart[part] = level.reshape(-1, r).sum(axis=1, dtype=np.int64)
+    return apart.reshape(len(games), n).min(axis=1) * book.step
+
+
+def decisions(universe: Universe, games: Challenge, tau: float, rng: np.random.Generator) -> Mask:
+    """Whether some protected record lies closer than `tau` to the target (G,).
+
+    Exact: features are drawn one group after another, a pair is left as soon as its partial sum
+    reaches tau, and a game as soon as one record is found within. What is never drawn is
+    independent of everything else.
+    """
+    if universe.codes is None:
+        return distances(universe, games, rng) < tau
+    book = universe.channel.codes
+    assert book is not None
+    rng = fast(rng)
+    limit = math.ceil(tau / book.step - 1e-9)
+    found = np.zeros(len(games), dtype=bool)
+    # the target's own record first: if it is within, no other needs to be drawn
+    own = np.flatnonzero(games.member)
+    found[own] = _own(universe, book, games.target[own], limit, rng)
+    open_ = np.flatnonzero(~found)
+    n = games.data.shape[1]
+    for part in parts(len(open_), max(1, (1 << 16) // n)):
+        some = open_[part]
+        record, target = games.data[some], games.target[some]
+        pairs = Pairs(universe, book, record, target, record == target[:, None])
+        found[some] = pairs.within(limit, rng).any(axis=1)
+    return found
+
+
+def _own(
+    universe: Universe,
+    book: Codebook,
+    targets: Indices,
+    limit: int,
+    rng: np.random.Generator,
+) -> Mask:
+    """Whether records (P,) stay within `limit` steps of themselves: most do, so all is drawn."""
+    assert universe.codes is not None
+    out = np.empty(len(targets), dtype=bool)
+    for part in parts(len(targets), max(1, DRAWN // universe.features)):
+        codes = universe.codes.take(targets[part], axis=0)
+        level = book.level(book.draw(codes.ravel(), rng)).reshape(codes.shape)
+        level -= universe.levels.take(targets[part], axis=0)
+        out[part] = np.abs(level, out=level).sum(axis=1, dtype=np.int64) < limit
+    return out
+
+
+def lazily(
+    done: Mask,
+    features: int,
+    limit: int,
+    apart: Callable[[Indices, int, int], npt.NDArray[np.signedinteger]],
+    *,
+    group: int = 1,
+) -> Mask:
+    """Whether pairs (P,) are closer than `limit` steps, looking at as little as decides.
+
+    `apart(pairs, first, stop)`: distances (p, stop - first) of some pairs in some of their
+    features. It is asked about every feature of a pair at most once, in order; about the first
+    ones for whole groups of `group` pairs. Pairs that are `done` count as far apart.
+    """
+    total = np.zeros(len(done), dtype=np.int64)
+    alive = np.arange(len(done))
+    first, width = 0, FIRST
+    while first < features and len(alive):
+        stop = min(features, first + width)
+        step = max(1, DRAWN // (stop - first))
+        for part in parts(len(alive), step if first else max(group, step - step % group)):
+            some = alive[part]
+            each = apart(some, first, stop)
+            total[some] += np.einsum("ij->i", each, dtype=np.int32)  # .sum is slower
+        if not first:
+            total[done] = limit
+        alive = alive[total[alive] < limit]
+        # small groups next, where most pairs are decided; larger ones for the few that remain
+        first, width = stop, THEN * max(1, stop // (16 * THEN))
+    return total < limit
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Records (G, n) and targets (G,) whose distances are asked for, by number in the universe;
+    `done` (G, n) marks pairs that are known to be far apart."""
+
+    universe: Universe
+    book: Codebook
+    records: Indices
+    targets: Indices
+    done: Mask
+
+    def within(self, limit: int, rng: np.random.Generator) -> Mask:
+        """Whether each distance in steps is below `limit` (G, n), features drawn lazily."""
+        flips = self.book.flips
+        if flips is None or len(flips.widths) < 2:
+            found = lazily(
+                self.done.ravel(),
+                self.universe.features,
+                limit,
+                lambda some, a, b: self._apart(some, a, b, rng),
+                group=self.records.shape[1],
+            )
+        else:
+            found = self._from_above(flips, limit, rng)
+        return found.reshape(self.records.shape)
+
+    def _from_above(self, flips: Flips, limit: int, rng: np.random.Generator) -> Mask:
+        """Of codes with many bits the upper ones are drawn first, which bound a distance from
+        below; the lower ones only for pairs that this leaves open."""
+        r, width = self.universe.features, flips.widths[0]
+        low = self.book.bits - width  # bits that are not drawn yet
+        # half as wide as codes and levels: these tables stay in the cache
+        codes, levels = self._upper(low)
+        drawn: list[tuple[Indices, slice, npt.NDArray[np.int16]]] = []
+
+        def at_least(some: Indices, first: int, stop: int) -> npt.NDArray[np.int16]:
+            here, target = self._where(some, first, stop)
+            shown = flips.draw_part(0, here.size, rng).astype(np.int16)
+            drawn.append((some, slice(first, stop), shown))
+            shown = shown.reshape(here.shape) ^ codes.take(here, mode="clip")
+            sign = shown >> np.int16(width - 1)
+            shown &= np.int16((1 << (width - 1)) - 1)
+            shown ^= -sign  # m for plus, -m - 1 for minus: in units of the lower bits, from below
+            shown -= levels[:, first:stop].take(target, axis=0)
+            np.abs(shown, out=shown)
+            shown -= np.int16(1)
+            np.maximum(shown, 0, out=shown)
+            return shown.reshape(len(some), stop - first)
+
+        done, group = self.done.ravel(), self.records.shape[1]
+        out = lazily(done, r, -(-limit >> low), at_least, group=group)
+        left = np.flatnonzero(out)
+        for part in parts(len(left), max(1, DRAWN // r)):
+            some = left[part]
+            words = np.empty((len(some), r), dtype=np.uint32)
+            for asked, columns, upper in drawn:
+                at = np.searchsorted(asked, some)
+                at[at == len(asked)] = 0
+                found = np.flatnonzero(asked[at] == some)
+                words[found, columns] = upper.reshape(len(asked), -1)[at[found]]
+            for i, bits in enumerate(flips.widths[1:], start=1):
+                words <<= np.uint32(bits)
+                words |= flips.draw_part(i, words.size, rng).reshape(words.shape)
+            apart = self._levels(words.view(np.int32), some, 0, r)
+            out[some] = apart.sum(axis=1, dtype=np.int64) < limit
+        return out
+
+    def _where(
+        self, some: Indices, first: int, stop: int
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """Places of the records' features in their table, in the target's order, and targets.
+
+        (p, stop - first) and (p,); for whole groups (g, n, stop - first) and (g, 1).
+        """
+        u, n = self.universe, self.records.shape[1]
+        start = (self.records.ravel().take(some) * u.features).astype(np.int32)[:, None]
+        if first:
+            target = self.targets.take(some // n)
+        else:
+            target = self.targets[some[0] // n : some[-1] // n + 1, None]
+            start = start.reshape(-1, n, 1)
+        return u.by_weight[:, first:stop].take(target, axis=0) + start, target
+
+    def _upper(self, low: int) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int16]]:
+        """Codes (N r,) and ordered levels (N, r) without their `low` lower bits."""
+        u = self.universe
+        assert u.codes is not None
+        kept = u.__dict__.setdefault("_upper", {})
+        if low not in kept:
+            codes, levels = u.codes.ravel() >> low, u.levels_by_weight >> low
+            kept[low] = codes.astype(np.int16), levels.astype(np.int16)
+        return kept[low]
+
+    def _apart(
+        self, some: Indices, first: int, stop: int, rng: np.random.Generator
+    ) -> npt.NDArray[np.int32]:
+        here, target = self._where(some, first, stop)
+        assert self.universe.codes is not None
+        codes = self.universe.codes.ravel().take(here, mode="clip")
+        level = self.book.level(self.book.draw(codes.ravel(), rng)).reshape(codes.shape)
+        level -= self.universe.levels_by_weight[:, first:stop].take(target, axis=0)
+        return np.abs(level, out=level).reshape(len(some), stop - first)
+
+    def _levels(
+        self, flips: npt.NDArray[np.int32], some: Indices, first: int, stop: int
+    ) -> npt.NDArray[np.int32]:
+        """Distances (p, stop - first) of single pairs whose flips are known."""
+        u, n = self.universe, self.records.shape[1]
+        assert u.codes is not None
+        target = self.targets.take(some // n)
+        column = u.by_weight[:, first:stop].take(target, axis=0).astype(np.int64)
+        column += (self.records.ravel().take(some) * u.features)[:, None]
+        level = self.book.level(flips ^ u.codes.ravel().take(column))
+        level -= u.levels_by_weight[:, first:stop].take(target, axis=0)
+        return np.abs(level, out=level)

@@ -1,0 +1,30 @@
+"""Where to cut scores or distances, from games whose coins are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.audits.active_membership.games.arrays import Floats, Mask
+
+
+def midpoint(closest: Floats, member: Mask) -> float:
+    """Halfway between the mean distances of members and of others."""
+    return 0.5 * (float(closest[member].mean()) + float(closest[~member].mean()))
+
+
+def best_cut(scores: npt.ArrayLike, member: Mask) -> float:
+    """The cut with the largest TPR + TNR if what scores above it is called a member.
+
+    Midway between neighbouring scores; of several equally good ones the middle one.
+    """
+    s = np.asarray(scores, dtype=np.float64)
+    levels, where = np.unique(s, return_inverse=True)
+    inside = np.bincount(where[member], minlength=len(levels)).cumsum() / max(1, member.sum())
+    out = np.bincount(where[~member], minlength=len(levels)).cumsum() / max(1, (~member).sum())
+    gain = out - inside  # TNR + TPR - 1 with the cut right above each level
+    best = np.flatnonzero(gain >= gain.max() - 1e-12)
+    at = int(best[len(best) // 2])
+    if at + 1 == len(levels):
+        return float(levels[-1])
+    return 0.5 * float(levels[at] + levels[at + 1])
