@@ -24,7 +24,8 @@ RUNS = 100
 
 def toys():
     """The toy federations of the audit's own tests."""
-    file = Path(__file__).resolve().parents[1] / "audits" / "test_topology_inference.py"
+    tests = Path(__file__).resolve().parents[1]
+    file = tests / "audits" / "topology_inference" / "conftest.py"
     spec = importlib.util.spec_from_file_location("toys", file)
     module = importlib.util.module_from_spec(spec)
     import sys
@@ -40,7 +41,7 @@ def toys():
 )
 def test_whole_audits_of_permuted_runs(regressor, channels):
     """Parameters full of signal, labels of other clients: no channel in more than 5 % of runs."""
-    audited = toys().audited
+    audited = toys().audit_toy
     alarms: dict[str, int] = {}
     leaks = 0
     for seed in range(RUNS):
