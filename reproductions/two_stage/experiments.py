@@ -43,6 +43,13 @@ Result = dict[str, Any]
 SMALL = "digits"
 CLIP = 5.0
 CANCELLING = {"optimizer": "sgd", "learning_rate": 0.5, "epochs": 5, "batch_size": 0}
+PROTECTED: dict[str, dict[str, Any]] = {
+    "none": {},
+    "clip": {"clip": {"bound": 0.5}},
+    "dp_sgd": {"dp_sgd": {"noise_multiplier": 1.0, "clip": 1.0}},
+    "secure_sum": {"secure_sum": {}},
+    "shuffle": {"shuffle": {}},
+}
 NOISE = 0.1  # standard deviation per number, where updates cancel
 TRIALS = 4000
 RATE = 0.05
@@ -94,6 +101,7 @@ def pieces(scale: Scale, only: tuple[str, ...] = ()) -> list[Piece]:
             add("long", name, scenarios, few)
             add("many", name, tuple(map(str, (scale.clients, scale.many_clients))), few)
             add("noise", name, tuple(f"{z:g}" for z in scale.noises), few)
+            add("protected", name, tuple(PROTECTED), few)
             add("cancel", name, ("",), few)
     return out
 
@@ -216,6 +224,18 @@ def _noise(piece: Piece, scale: Scale) -> Result:
     }
 
 
+def _protected(piece: Piece, scale: Scale) -> Result:
+    """The same federation behind each protection: what is left to the attack and to TS-MIA."""
+    guard = PROTECTED[piece.variant]
+    config = config_of(piece.name, scale, piece.seed, training=_long(scale), protections=guard)
+    found = audited(config, TwoStageMembership(threshold=TAU, checked_rounds=0))
+    return {
+        "estimates": estimates(found),
+        "epsilon": None if found.epsilon is None else figures(found.epsilon),
+        "loss": figures(found.losses[-1:]),
+    }
+
+
 def _cancel(piece: Piece, scale: Scale) -> Result:
     """Two clients with other classes pull ever harder against each other: lambda goes to -1.
 
@@ -304,6 +324,7 @@ EXPERIMENTS: dict[str, Callable[[Piece, Scale], Result]] = {
     "long": _batches,
     "many": _many,
     "noise": _noise,
+    "protected": _protected,
     "cancel": _cancel,
     "faults": _faults,
 }

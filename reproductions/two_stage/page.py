@@ -26,11 +26,15 @@ from reproductions.two_stage.results import (
     band,
     estimate,
     hits,
+    mean_text,
     share,
     table,
+    whole_share,
 )
 from reproductions.two_stage.setting import SCENARIOS, TAU
 
+SURVIVES = "stage I: share of updates that survive"
+WORDS = {"trajectory": "whole batch", "many": "clients:", "noise": "noise z ="}
 TABLED = (1, 5, 10, 15, 20)  # rounds that stand in a table
 
 
@@ -118,10 +122,20 @@ def bound_section(r: Results, published: Measured) -> str:
         "images with exactly one",
         "median L",
     ]
-    figure = f"![Remainders and bounds](two_stage-bound-{r.sets[0]}.svg)\n"
+    figures = _pictures(r, "bound", "Remainders and bounds", ("start",))
     return "\n".join(
-        ["## Figure 2: the smoothness bound\n", prose.BOUND, "", grid(head, rows), figure]
+        ["## Figure 2: the smoothness bound\n", prose.BOUND, "", grid(head, rows), *figures]
     )
+
+
+def _pictures(r: Results, kind: str, words: str, variants: Sequence[str]) -> list[str]:
+    """Links to the drawings of every set for which one of the variants was measured."""
+    experiment = {"non-iid": "trajectory"}.get(kind, kind)
+    return [
+        f"![{words}, {name}](two_stage-{kind}-{name}.svg)\n"
+        for name in r.sets
+        if any(v in variants for v in r.variants(experiment, name))
+    ]
 
 
 def alignment_section(r: Results) -> str:
@@ -129,19 +143,18 @@ def alignment_section(r: Results) -> str:
     for name in r.sets:
         for variant in r.variants("alignment", name):
             apart = r.of("alignment", name, variant)[0]["apart"]
-            rows.append([name, variant, *(f"{np.mean(apart[f'{m:g}']):.4f}" for m in MAGNITUDES)])
+            own = (mean_text(apart[f"{m:g}"], ".4f") for m in MAGNITUDES)
+            rows.append([name, variant, str(len(next(iter(apart.values())))), *own])
     if not rows:
         return ""
-    first = r.of("alignment", r.sets[0], r.variants("alignment", r.sets[0])[0])[0]
-    images = len(next(iter(first["apart"].values())))
-    head = ["set", "model", *(f"largest distance, m = {m:g}" for m in MAGNITUDES)]
+    head = ["set", "model", "images", *(f"largest distance, m = {m:g}" for m in MAGNITUDES)]
     return "\n".join(
         [
             "## Figure 3: J against alignment\n",
-            prose.ALIGNMENT.format(images=images),
+            prose.ALIGNMENT,
             "",
             grid(head, rows),
-            f"![J over alignment](two_stage-alignment-{r.sets[0]}.svg)\n",
+            *_pictures(r, "alignment", "J over alignment", ("start",)),
         ]
     )
 
@@ -235,13 +248,13 @@ def non_iid_section(r: Results, published: Measured) -> str:
             ]
         )
     head = ["", "risk", "baseline", "SUR", "J", "J of nobody's records", "attack"]
-    figure = f"![Risk, SUR and J over rounds](two_stage-non-iid-{r.sets[0]}.svg)\n"
-    shown = r.of("example", r.sets[0])
-    if shown:
-        label = shown[0]["label"]
-        figure = f"![A record of client 0, label {label}](two_stage-example.svg)\n\n" + figure
+    figures = _pictures(r, "non-iid", "Risk, SUR and J over rounds", ("non-IID",))
+    for name in r.sets:
+        for shown in r.of("example", name)[:1]:
+            words = f"A record of client 0, label {shown['label']}, {name}"
+            figures.append(f"![{words}](two_stage-example-{name}.svg)\n")
     return "\n".join(
-        ["## Figure 5: non-IID, round by round\n", prose.NON_IID, "", grid(head, rows), figure]
+        ["## Figure 5: non-IID, round by round\n", prose.NON_IID, "", grid(head, rows), *figures]
     )
 
 
@@ -270,8 +283,12 @@ def faults_section(r: Results) -> str:
                 )
     if not rows:
         return ""
-    figure = f"![IID risk, fault by fault](two_stage-faults-{r.sets[0]}.svg)\n"
-    return "\n".join([*out, grid(head, rows), figure])
+    drawn = [
+        f"![IID risk, fault by fault, {name}](two_stage-faults-{name}.svg)\n"
+        for name in r.sets
+        if _faults_figure(r, name)
+    ]
+    return "\n".join([*out, grid(head, rows), *drawn])
 
 
 def batches_section(r: Results) -> str:
@@ -283,15 +300,16 @@ def batches_section(r: Results) -> str:
                 rows.append(
                     [
                         name,
-                        {"trajectory": "whole batch"}.get(how, how),
+                        WORDS.get(how, how),
                         scenario,
                         str(len(found)),
                         around(hits(found)),
                         around(hits(found, "j others")),
-                        f"{table(found, 'j')[:, -1].mean():.4f}",
-                        f"{table(found, 'j others')[:, -1].mean():.4f}",
+                        mean_text(table(found, "j")[:, -1], ".4f", (-0.5, 0.5)),
+                        mean_text(table(found, "j others")[:, -1], ".4f", (-0.5, 0.5)),
                         estimate(found, ATTACK),
                         estimate(found, "rank correlation of J with the attack's AUC", -1.0),
+                        estimate(found, "rank correlation of TS-MIA with the attack's AUC", -1.0),
                     ]
                 )
     head = [
@@ -300,6 +318,7 @@ def batches_section(r: Results) -> str:
             "nobody's",
             "attack",
             "rank correlation of J with the attack on other records",
+            "of TS-MIA with it",
         ),
     ]
     s = r.scale
@@ -325,8 +344,8 @@ def many_section(r: Results) -> str:
                 str(len(found)),
                 f"{np.mean(first):.3g}",
                 estimate(found, "SUR", most=math.inf),
-                estimate(found, "stage I: share of updates that survive"),
-                estimate(found, "ts_mia"),
+                whole_share(found, SURVIVES, k * r.scale["rounds"]),
+                whole_share(found, "ts_mia", k * r.scale["rounds"]),
                 f"{np.mean([one['estimates']['ts_mia'][3] for one in found]):.3f}",
                 estimate(found, ATTACK),
             ]
@@ -345,17 +364,20 @@ def noise_section(r: Results) -> str:
     rows = []
     for z in levels:
         found = r.of("noise", name, z)
-        snr = [v for one in found for row in one["rounds"]["snr"] for v in row]
+        snr = [[v for row in one["rounds"]["snr"] for v in row] for one in found]
         power = "power to find an update at 5 % false positives"
+        trials = r.scale["clients"] * r.scale["rounds"]
         rows.append(
             [
                 z,
                 estimate(found, "SUR", most=math.inf),
-                estimate(found, "stage I: share of updates that survive"),
-                f"{np.mean([one['derived'] for one in found]):.2f}",
-                "∞" if None in snr else f"{np.mean(snr):.2f}",
+                whole_share(found, SURVIVES, trials),
+                mean_text([one["derived"] for one in found], ".2f"),
+                "∞"
+                if any(None in own for own in snr)
+                else mean_text([float(np.mean(own)) for own in snr], ".2f"),
                 estimate(found, power),
-                estimate(found, "ts_mia"),
+                whole_share(found, "ts_mia", trials),
                 f"{np.mean([one['estimates']['ts_mia'][3] for one in found]):.3f}",
                 estimate(found, ATTACK),
             ]
@@ -367,6 +389,64 @@ def noise_section(r: Results) -> str:
     s = r.scale
     words = prose.NOISE.format(clip=CLIP, clients=s["clients"], long=s["long_epochs"])
     return "\n".join(["## Where stage I binds: noise\n", words, "", grid(head, rows)])
+
+
+READINGS = {
+    "membership_auc": "calibrated, all rounds",
+    "auc, own model against other clients', last round": "calibrated, last round",
+    "auc, update on top of the others, all rounds (Eq. 16)": "on top of the others (Eq. 16)",
+    "auc, update alone, all rounds (Eq. 11)": "update alone (Eq. 11)",
+    "auc, what the model moved by, all rounds (Eq. 12)": "what the model moved by (Eq. 12)",
+    "auc, score of the final model": "final model",
+}
+"""Estimates of the audit on named updates, and what the page calls them."""
+
+
+def readings_section(r: Results) -> str:
+    """All rounds against the last one, and calibrated against not, on the same recordings."""
+    rows = []
+    for name in r.sets:
+        for how in ("trajectory", "batches", "long", "many", "noise"):
+            for variant in r.variants(how, name):
+                found = r.of(how, name, variant)
+                every, last = (
+                    np.array([one["estimates"][k][0] for one in found]) for k in list(READINGS)[:2]
+                )
+                rows.append(
+                    [
+                        f"{name}, {WORDS.get(how, how)} {variant}",
+                        str(len(found)),
+                        *(estimate(found, k) for k in READINGS),
+                        mean_text(every - last) if len(found) > 1 else "–",
+                    ]
+                )
+    if not rows:
+        return ""
+    head = ["", "seeds", *READINGS.values(), "all minus last round, paired"]
+    return "\n".join(["## Which reading finds most?\n", prose.READINGS, "", grid(head, rows)])
+
+
+def protected_section(r: Results) -> str:
+    rows = []
+    for name in r.sets:
+        for variant in r.variants("protected", name):
+            found = r.of("protected", name, variant)
+            spent = found[0]["epsilon"]
+            rows.append(
+                [
+                    variant,
+                    str(len(found)),
+                    "–" if spent is None else f"{spent:.3g}",
+                    estimate(found, ATTACK),
+                    whole_share(found, "ts_mia", r.scale["clients"] * r.scale["rounds"]),
+                    mean_text([one["loss"][0] for one in found], ".1f"),
+                ]
+            )
+    if not rows:
+        return ""
+    head = ["protection", "seeds", "epsilon", "attack", "TS-MIA", "held-out loss, nats"]
+    words = prose.PROTECTED.format(clients=r.scale["clients"], long=r.scale["long_epochs"])
+    return "\n".join(["## Behind protections\n", words, "", grid(head, rows)])
 
 
 def cancel_section(r: Results) -> str:
@@ -430,9 +510,8 @@ def drawings(r: Results) -> dict[str, str]:
         ):
             if made:
                 out[f"two_stage-{kind}-{name}.svg"] = made
-    shown = r.of("example", r.sets[0]) if r.sets else []
-    if shown:
-        out["two_stage-example.svg"] = _example_figure(shown[0])
+        for shown in r.of("example", name)[:1]:
+            out[f"two_stage-example-{name}.svg"] = _example_figure(shown)
     made = _cancel_figure(r)
     return out | ({"two_stage-cancel.svg": made} if made else {})
 
@@ -578,6 +657,8 @@ def render(
         batches_section(r) if r.sets else "",
         many_section(r) if r.sets else "",
         noise_section(r) if r.sets else "",
+        readings_section(r) if r.sets else "",
+        protected_section(r) if r.sets else "",
         cancel_section(r) if r.sets else "",
     ]
     return "\n".join(s for s in sections if s).rstrip() + "\n"

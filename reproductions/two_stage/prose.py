@@ -21,8 +21,9 @@ stands its *baseline*: the same with J on as many records of the same classes th
 on. What is not above its baseline says nothing about membership. *Attack* is the area under the ROC
 curve of a membership attack on the same recorded rounds (1/2 is chance), which the paper does not
 run. Brackets are 95 % intervals over seeds: for TS-MIA Wilson's, where the clients and rounds of a
-seed count for as many as they are worth (where all agree, for one); for the attack Student's t
-(from the one seed's own interval where there is one).
+seed count for as many as they are worth (where all agree, for one); for the attack, J, SUR, SNR and
+power Student's t (from the one seed's own interval where there is one). Bands of figures are the
+same.
 """
 
 DIFFERS = """## What differs from the paper
@@ -57,7 +58,7 @@ Wilson over points, as published; and over images, whose points are not independ
 
 ALIGNMENT = """One image, perturbations of length m / |g| at an angle to its score gradient g;
 `largest distance` is that of J from phi(m cos), the proxy, over all angles, as a mean over
-{images} images."""
+images with Student's t interval, where there is more than one."""
 
 TRAJECTORY = """{clients} clients, {rounds} rounds, {epochs} whole-batch steps of Adam at 0.001 per
 round, tau = 0.1. Risk is a mean over all clients; in `inverted` the target is client 0."""
@@ -77,6 +78,16 @@ about {each} records each."""
 NOISE = """Gaussian noise of deviation z C at every client (C = {clip:g}), {clients} clients, IID,
 batches of 16, {long} epochs. `tau from noise` is sigma sqrt(d) / |dW| (Remark 1). SNR takes the
 noise's own energy off |u|; SUR does not, and noise counts as signal."""
+
+READINGS = """Area under the ROC curve of every reading of the same recordings. `calibrated` is the
+likelihood ratio whose reference are other clients' updates, summed over rounds with equal weight;
+it is the headline of the audit. The last column is the difference of the first two over seeds:
+below 0, adding up rounds of equal weight loses to the last round alone, where the model fits its
+records best."""
+
+PROTECTED = """{clients} clients, IID, batches of 16, {long} epochs, each protection alone. Behind a
+secure sum the server reads what the model moved by; behind a shuffler it sees updates without
+names, and TS-MIA of a named client cannot be measured (–)."""
 
 CANCEL = """Two clients with other classes, softmax regression, whole-batch gradient
 descent. The federation comes to rest where the two updates cancel, so lambda goes to -1 by itself.

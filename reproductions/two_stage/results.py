@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.randomness import Seed
 from fedaudit.results import Estimate
 from fedaudit.stats import intervals
 from reproductions.two_stage.setting import TAU
@@ -16,8 +16,6 @@ from reproductions.two_stage.setting import TAU
 Floats = npt.NDArray[np.float64]
 Measured = Mapping[str, Any]
 
-RESAMPLES = 2000
-DRAWS = Seed(11)  # of the bootstrap
 ATTACK = "membership_auc"
 
 
@@ -82,18 +80,44 @@ def share(hit: Floats) -> Estimate:
 
 def band(curves: Floats) -> tuple[Floats, Floats, Floats]:
     """Mean over seeds and its band, (T,) each: of clients at risk (seeds, T, K) that of `share`,
-    of other curves (seeds, T) by percentile bootstrap."""
+    of other curves (seeds, T) Student's t."""
     if curves.ndim == 3:
         each = [share(curves[:, [t]]) for t in range(curves.shape[1])]
         low, high = (np.array([getattr(e, end) for e in each]) for end in ("low", "high"))
         return np.array([e.value for e in each]), low, high
-    rng = DRAWS.generator("band")
-    rows = rng.integers(0, len(curves), (RESAMPLES, len(curves)))
-    low, high = np.quantile(curves[rows].mean(axis=1), [0.025, 0.975], axis=0)
-    return curves.mean(axis=0), low, high
+    middle = curves.mean(axis=0)
+    if len(curves) < 2:
+        return middle, middle, middle
+    from scipy.special import stdtrit
+
+    many = len(curves)
+    half = stdtrit(many - 1, 0.975) * curves.std(axis=0, ddof=1) / np.sqrt(many)
+    return middle, middle - half, middle + half
 
 
-def over_seeds(values: Sequence[float]) -> Estimate | None:
+def whole_share(found: Sequence[Measured], name: str, trials: int) -> str:
+    """An audit's share over seeds as text: each has so many trials, clients times rounds."""
+    own = [one["estimates"][name][0] for one in found if name in one["estimates"]]
+    if not own:
+        return "–"
+    e = intervals.clustered_share([round(v * trials) for v in own], [trials] * len(own))
+    return f"{e.value:.3f} [{e.low:.3f}, {e.high:.3f}]"
+
+
+def mean_text(
+    values: Sequence[float] | Floats,
+    digits: str = ".3f",
+    ends: tuple[float, float] = (-math.inf, math.inf),
+) -> str:
+    """A mean over seeds or images with Student's t interval, which ends where values do."""
+    e = over_seeds(values)
+    if e is None:
+        return f"{values[0]:{digits}}"
+    low, high = max(e.low, ends[0]), min(e.high, ends[1])
+    return f"{e.value:{digits}} [{low:{digits}}, {high:{digits}}]"
+
+
+def over_seeds(values: Sequence[float] | Floats) -> Estimate | None:
     """Student's t interval over seeds; None for a single one."""
     if len(values) < 2:
         return None

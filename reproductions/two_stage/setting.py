@@ -127,7 +127,8 @@ def audit_of(name: str) -> TwoStageMembership:
 class Audited:
     """A federation that was recorded and attacked.
 
-    `member` (P, n) tells the candidates apart, `width` counts parameters, `losses` are held-out.
+    `member` (P, n) tells the candidates apart, `width` counts parameters, `losses` are held-out,
+    `epsilon` is the largest that a protection promises a client, None without one.
     """
 
     survey: Survey
@@ -135,6 +136,7 @@ class Audited:
     result: AuditResult
     losses: tuple[float, ...]
     width: int
+    epsilon: float | None
 
 
 def recorded(config: Config, use: Callable[[Trace, Truth], Any]) -> tuple[Any, tuple[float, ...]]:
@@ -155,7 +157,7 @@ def audited(config: Config, audit: TwoStageMembership) -> Audited:
     """Run one federation and audit it from the server."""
     seed = Seed(config.seed)
 
-    def use(trace: Trace, truth: Truth) -> tuple[Survey, Bools, AuditResult, int]:
+    def use(trace: Trace, truth: Truth) -> tuple[Survey, Bools, AuditResult, int, float | None]:
         desk = knowledge.Desk(
             trace, truth, seed, lambda: knowledge.of_config(config, trace), config
         )
@@ -166,10 +168,12 @@ def audited(config: Config, audit: TwoStageMembership) -> Audited:
         member = np.zeros_like(survey.present)
         for i, party in enumerate(survey.parties):
             member[i, : len(answers.members[party])] = answers.members[party]
-        return survey, member, result, trace.layout.width
+        promised: Mapping[str, Any] = truth.facts.get("guarantees", {})
+        spent = [float(g["epsilon"]) for of in promised.values() for g in of.values()]
+        return survey, member, result, trace.layout.width, max(spent, default=None)
 
-    (survey, member, result, width), losses = recorded(config, use)
-    return Audited(survey, member, result, losses, width)
+    (survey, member, result, width, epsilon), losses = recorded(config, use)
+    return Audited(survey, member, result, losses, width, epsilon)
 
 
 # -- what is kept of it ---------------------------------------------------------------------------

@@ -14,8 +14,10 @@ from reproductions.two_stage.results import (
     Results,
     estimate,
     mean_of,
+    over_seeds,
     table,
     trajectories,
+    whole_share,
 )
 from reproductions.two_stage.setting import SCENARIOS
 
@@ -27,7 +29,7 @@ def summary(r: Results, published: Mapping[str, Any]) -> str:
         lines = [*_scenarios(r, name, published), *_faults(r, name), *_bound(r, name)]
         if lines:
             out += [f"**`{name}`**\n", *lines, ""]
-    out += [*_long(r), *_many(r), *_noise(r), *_cancel(r)]
+    out += [*_long(r), *_predicts(r), *_many(r), *_noise(r), *_cancel(r)]
     return "\n".join(out) + "\n"
 
 
@@ -90,10 +92,50 @@ def _long(r: Results) -> list[str]:
         f"attack {estimate(v, ATTACK)}"
         for s, v in found.items()
     )
-    order = sorted(found, key=lambda s: mean_of(found[s], ATTACK), reverse=True)
     return [
-        f"- With {r.scale['long_epochs']} epochs in batches of 16, TS-MIA is {words}. By "
-        f"the attack the order of risk is {', '.join(order)}."
+        f"- With {r.scale['long_epochs']} epochs in batches of 16, TS-MIA is {words}. "
+        f"{_most(found)}"
+    ]
+
+
+def _most(found: Mapping[str, list[dict[str, Any]]]) -> str:
+    """Which scenario the attack finds most in, where its interval parts from all others."""
+    spans = {s: over_seeds([one["estimates"][ATTACK][0] for one in v]) for s, v in found.items()}
+    known = {s: e for s, e in spans.items() if e is not None}
+    if len(known) < 2:
+        return "One seed gives no order of risk."
+    first = max(known, key=lambda s: known[s].value)
+    parted = all(known[first].low > e.high for s, e in known.items() if s != first)
+    if parted:
+        return f"The attack finds most in {first}, beyond the intervals of the others."
+    return "The attack's intervals overlap: they give no order of risk."
+
+
+def _predicts(r: Results) -> list[str]:
+    """Does TS-MIA, or J, rank clients and rounds as the attack on other records does?"""
+    out = []
+    for words, name in (
+        ("J", "rank correlation of J with the attack's AUC"),
+        ("TS-MIA", "rank correlation of TS-MIA with the attack's AUC"),
+    ):
+        own = [
+            one["estimates"][name]
+            for key, one in r.raw["measured"].items()
+            if key.split("/")[0] in ("trajectory", "batches", "long")
+            and name in one.get("estimates", {})
+        ]
+        if not own:
+            continue
+        up, down = sum(e[1] > 0 for e in own), sum(e[2] < 0 for e in own)
+        out.append(
+            f"{words} in {up} of {len(own)} runs (interval above 0; {down} below 0, mean "
+            f"{np.mean([e[0] for e in own]):.2f})"
+        )
+    if not out:
+        return []
+    return [
+        f"- Does the metric predict the attack, client by client and round by round? "
+        f"{'; '.join(out)}. Where TS-MIA is the same for all, it ranks nobody."
     ]
 
 
@@ -103,10 +145,11 @@ def _many(r: Results) -> list[str]:
     if not counts:
         return []
     found = r.of("many", name, counts[-1])
+    risk = whole_share(found, "ts_mia", counts[-1] * r.scale["rounds"])
     return [
-        f"- {counts[-1]} clients: SUR {estimate(found, 'SUR', most=math.inf)}, TS-MIA "
-        f"{estimate(found, 'ts_mia')}, attack {estimate(found, ATTACK)}. A server that sees single "
-        "updates does not need them to survive the sum."
+        f"- {counts[-1]} clients: SUR {estimate(found, 'SUR', most=math.inf)}, TS-MIA {risk}, "
+        f"attack {estimate(found, ATTACK)}. A server that sees single updates does not need them "
+        "to survive the sum."
     ]
 
 

@@ -114,9 +114,16 @@ def test_risk_by_hand() -> None:
     assert results.hits(found).tolist() == [[[1.0, 0.0], [0.0, 1.0]]]
     assert results.trajectories(found).tolist() == [[0.5, 0.5]]
     assert results.trajectories(found, client=0).tolist() == [[1.0, 0.0]]
-    middle, low, high = results.band(np.array([[0.0, 1.0], [1.0, 1.0]]))
-    assert middle.tolist() == [0.5, 1.0]
-    assert (low[0], high[0], low[1], high[1]) == (0.0, 1.0, 1.0, 1.0)
+
+
+def test_a_band_is_students_interval_over_seeds() -> None:
+    from scipy import stats
+
+    curves = np.random.default_rng(3).normal(size=(5, 4))
+    middle, low, high = results.band(curves)
+    t = stats.t.interval(0.95, 4, curves.mean(axis=0), stats.sem(curves, axis=0))
+    np.testing.assert_allclose(np.stack([middle, low, high]), [curves.mean(axis=0), *t])
+    assert all((b == curves[0]).all() for b in results.band(curves[:1]))
 
 
 def test_seeds_that_agree_claim_no_certainty() -> None:
