@@ -62,7 +62,7 @@ def test_page_holds_published_and_measured_figures(measured: dict, tmp_path: Pat
         "cancel",
         "faults-digits",
         "non-iid-digits",
-        "example",
+        "example-digits",
     ):
         assert (tmp_path / f"two_stage-{name}.svg").read_text().startswith("<svg xmlns")
         assert f"(two_stage-{name}.svg)" in text
