@@ -9,7 +9,8 @@ secure aggregation promises.
 Differs: Theorem 4 there speaks of one released estimate alone. Here all answers of a round count
 together, the training aggregate among them: one round of the published 2MK sums has rank K, so
 every update can be solved for. Across rounds updates change; stacked rounds say what could be
-solved of the part that persists, as if a client sent the same update every time.
+solved of the part that persists, as if a client sent the same update every time, and a guess that
+knows better shows how close one comes.
 Shapes: queries (Q, K); sums (Q, d); estimates (K, d).
 """
 
@@ -26,11 +27,15 @@ from fedaudit.audits.audit import Knowledge
 from fedaudit.errors import ConfigError, NotApplicable, TraceError
 from fedaudit.results import AuditResult, Estimate, Underpowered
 from fedaudit.stats import intervals, query_algebra
+from fedaudit.stats.plan_design import best_guess
 from fedaudit.trace import Truth, View
 from fedaudit.trace.ledger import Asked, asked
 
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.float32]
+
+PERSISTENCE = 2 / 3
+"""What the best linear guess takes to stay of an update from round to round."""
 
 # -- theory: what any answers to these queries determine -------------------------------------------
 
@@ -119,6 +124,7 @@ class PlanGuess:
     refused: int
     solved: tuple[tuple[int, int, Rows], ...]
     persistent: Rows | None
+    guessed: Rows | None
     threshold: int
     trace_sha256: str
     vantage: str
@@ -184,7 +190,8 @@ class QueryPlan:
             uploads=tuple((sum((m != 0).sum(axis=0) for m in matrices) / len(matrices)).tolist()),
             refused=questions - sum(len(a.answered) for a in ledgers),
             solved=tuple(self._solved(view, ledgers_answered, matrices, plans, rng)),
-            persistent=self._persistent(view, ledgers_answered, matrices),
+            persistent=self._over_rounds(view, ledgers_answered, matrices, 1.0),
+            guessed=self._over_rounds(view, ledgers_answered, matrices, PERSISTENCE),
             threshold=self._threshold(view),
             trace_sha256=view.trace_sha256,
             vantage=view.vantage,
@@ -217,14 +224,19 @@ class QueryPlan:
             out += [(ledgers[i].round, k, row) for k, row in zip(clients, rows, strict=True)]
         return out
 
-    def _persistent(
-        self, view: View, ledgers: Sequence[Asked], matrices: Sequence[Floats]
+    def _over_rounds(
+        self, view: View, ledgers: Sequence[Asked], matrices: Sequence[Floats], persistence: float
     ) -> Rows | None:
-        """Every client's mean update over the rounds, estimated from all sums (K, d)."""
+        """Every client's mean update over the rounds, estimated from all sums (K, d).
+
+        By least squares if all of an update is taken to persist, else by the best linear guess.
+        """
         clients = matrices[0].shape[1]
         if len(ledgers) < 2 or clients * view.layout.width > self.numbers:
             return None
-        return _combined(view, ledgers, solution(np.concatenate(matrices)))
+        if persistence == 1:
+            return _combined(view, ledgers, solution(np.concatenate(matrices)))
+        return _combined(view, ledgers, best_guess(matrices, persistence))
 
     def score(self, guess: PlanGuess, truth: Truth | None, rng: np.random.Generator) -> AuditResult:
         plans, clients = guess.plans, len(guess.names)
@@ -308,16 +320,21 @@ class QueryPlan:
                 got.append(_cosine(row, true))
                 plain.append(_cosine(rows.mean(axis=0), true))
             out["recovered_cosine"] = self._mean(got, float(np.mean(plain)))
-        if guess.persistent is not None:
+        for measure, rows_of in (
+            ("persistent_cosine", guess.persistent),
+            ("guessed_cosine", guess.guessed),
+        ):
+            if rows_of is None:
+                continue
             got, plain = [], []
             total = sum(rows.mean(axis=0) for _, rows in raw.values())
             for k, name in enumerate(guess.names):
                 own = [rows[p.index(name)] for p, rows in raw.values() if name in p]
                 if own:
                     mean = np.mean(own, axis=0)
-                    got.append(_cosine(guess.persistent[k], mean))
+                    got.append(_cosine(rows_of[k], mean))
                     plain.append(_cosine(total, mean))
-            out["persistent_cosine"] = self._mean(got, float(np.mean(plain)))
+            out[measure] = self._mean(got, float(np.mean(plain)))
         return out
 
     def _mean(self, cosines: Sequence[float], baseline: float) -> Estimate | Underpowered:

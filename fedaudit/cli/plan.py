@@ -234,7 +234,7 @@ def _show_designs(found: Designs) -> None:
     )
     head = ("design", "queries", "uploads", "exposed", "rank", "alone")
     rows = [(*head, "detected", "false alarms", "rounds needed")]
-    prices = []
+    prices, guesses = [], []
     for d in found.designs:
         rows.append(
             (
@@ -251,6 +251,7 @@ def _show_designs(found: Designs) -> None:
         )
         if d.cosine:
             prices.append((d.name, *(_interval(e) for e in d.cosine.values())))
+            guesses.append((d.name, *(_interval(e) for e in d.guessed.values())))
     typer.echo(_columns(rows))
     typer.echo(
         "\nqueries: sums a round; uploads: masked vectors a client sends for them; exposed: clients"
@@ -262,7 +263,10 @@ def _show_designs(found: Designs) -> None:
     typer.echo("what it gives away across rounds: cosine of a client's mean update with the truth,")
     typer.echo("by how much of an update is the same in the next round\n")
     alone = ("training aggregate alone", *(f"{e.baseline:.3f}" for e in priced.values()))
-    typer.echo(_columns([("persistence", *(f"{p:g}" for p in priced)), *prices, alone]))
+    shares = [f"persistence {p:g}" for p in priced]
+    typer.echo(_columns([("by least squares", *shares), *prices, alone]))
+    typer.echo("")
+    typer.echo(_columns([("by the best linear guess", *shares), *guesses, alone]))
 
 
 def _percent(e: Estimate) -> str:

@@ -274,7 +274,9 @@ class Design:
     `exposed` clients in the smallest group that a round's answers expose; `rank` over all rounds,
     and `identifiable` clients, of the drawn `plan` (T, G, K); `from_round` the earliest round after
     which all could be identified (None: never); `power` and `needed` as in `plan_design`;
-    `cosine` persistence -> mean over clients and plans. None where a design is not for that.
+    `cosine`, `guessed` persistence -> mean over clients and plans of the cosine of their mean
+    update with its estimate by least squares, and by the best linear guess. None or empty where a
+    design is not for that.
     """
 
     name: str
@@ -287,6 +289,7 @@ class Design:
     power: plan_design.Power | None
     needed: plan_design.Needed | None
     cosine: Mapping[float, Estimate]
+    guessed: Mapping[float, Estimate]
     plan: npt.NDArray[np.uint8]
 
 
@@ -322,7 +325,8 @@ class Designs:
         def plain(d: Design) -> dict[str, Any]:
             row = asdict(d)
             del row["plan"]
-            row["cosine"] = {f"{p:g}": asdict(e) for p, e in d.cosine.items()}
+            for name in ("cosine", "guessed"):
+                row[name] = {f"{p:g}": asdict(e) for p, e in getattr(d, name).items()}
             return row
 
         return {
@@ -427,15 +431,18 @@ def _partition(
         if earliest is None
         else plan_design.rounds_needed(draw, scores, first=earliest, most=MOST * earliest),
         cosine={p: _cosine(plans, p) for p in PERSISTENCE},
+        guessed={p: _cosine(plans, p, best=True) for p in PERSISTENCE},
         plan=plan,
     )
 
 
-def _cosine(plans: Sequence[npt.NDArray[np.uint8]], persistence: float) -> Estimate:
+def _cosine(
+    plans: Sequence[npt.NDArray[np.uint8]], persistence: float, *, best: bool = False
+) -> Estimate:
     """Mean over clients and plans; the baseline is the training aggregate alone."""
     rounds, _, clients = plans[0].shape
     alone = np.ones((rounds, 1, clients))
-    each = [float(plan_design.persistence_cosine(p, persistence).mean()) for p in plans]
+    each = [float(plan_design.persistence_cosine(p, persistence, best=best).mean()) for p in plans]
     baseline = float(plan_design.persistence_cosine(alone, persistence).mean())
     found = mean(each, baseline=baseline)
     if not isinstance(found, Estimate):
@@ -472,6 +479,7 @@ def _published(
         power=None,
         needed=None,
         cosine={},
+        guessed={},
         plan=np.stack(rows),
     )
 

@@ -11,7 +11,7 @@ A plan is a 0/1 array (T, G, K). Two regressions run over its T G answers:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -193,13 +193,25 @@ def rounds_needed(draw: Draw, scores: Scores, *, first: int, most: int, plans: i
     return Needed(search(0), search(2), search(1), most)
 
 
-def persistence_cosine(plan: npt.ArrayLike, persistence: float) -> Floats:
-    """Cosine (K,) between the estimate of a client's mean update over the rounds and the truth.
+def best_guess(queries: Sequence[npt.ArrayLike], persistence: float) -> Floats:
+    """Weights (K, R) of all answers in the best linear guess of every client's mean update.
 
-    Updates are x_k^t = sqrt(p) m_k + sqrt(1 - p) n_k^t with independent directions of equal length
-    in many dimensions, so that two updates of a client have cosine p, and those of two clients 0;
-    inner products then equal their expectations. With p = 1 identifiable clients have cosine 1.
+    `queries` (G_t, K) of each round; updates as in `persistence_cosine`. With A the queries of all
+    rounds, Cov(x_mean, sums) Cov(sums)^+ = (p + (1 - p) / T) A' (A A' * (p + (1 - p) [same
+    round]))^+. Least squares takes p for 1: near T = (K - 1) / (G - 1) it blows up what changes
+    from round to round, and reads more answers as less leakage.
     """
+    _check_persistence(persistence)
+    rows = [np.asarray(q, dtype=np.float64) for q in queries]
+    stacked = np.concatenate(rows)
+    number = np.repeat(np.arange(len(rows)), [len(q) for q in rows])
+    alike = np.where(number[:, None] == number, 1.0, persistence)
+    inverse = np.linalg.pinv(stacked @ stacked.T * alike, rcond=1e-10, hermitian=True)
+    shared = persistence + (1 - persistence) / len(rows)
+    return np.asarray(shared * stacked.T @ inverse)
+
+
+def _check_persistence(persistence: float) -> None:
     if not 0 <= persistence <= 1:
         raise UsageError(
             "persistence is out of range",
@@ -207,11 +219,24 @@ def persistence_cosine(plan: npt.ArrayLike, persistence: float) -> Floats:
             got=str(persistence),
             remedy="0.9",
         )
+
+
+def persistence_cosine(plan: npt.ArrayLike, persistence: float, *, best: bool = False) -> Floats:
+    """Cosine (K,) between the estimate of a client's mean update over the rounds and the truth.
+
+    By least squares, or by the `best_guess` of somebody who knows how much persists.
+
+    Updates are x_k^t = sqrt(p) m_k + sqrt(1 - p) n_k^t with independent directions of equal length
+    in many dimensions, so that two updates of a client have cosine p, and those of two clients 0;
+    inner products then equal their expectations. With p = 1 identifiable clients have cosine 1.
+    """
+    _check_persistence(persistence)
     p = persistence
     groups = np.asarray(plan, dtype=np.float64)
     rounds, _, clients = groups.shape
     # weight of client j's update of round t in the estimate of client k: (K, T, K)
-    parts = regression(groups).coefficients.reshape(clients, rounds, -1)
+    by = best_guess([*groups], p) if best else regression(groups).coefficients
+    parts = by.reshape(clients, rounds, -1)
     weights = np.einsum("ktg,tgj->ktj", parts, groups)
     own = weights[np.arange(clients), :, np.arange(clients)]  # (K, T)
     inner = p * own.sum(axis=1) + (1 - p) / rounds * own.sum(axis=1)

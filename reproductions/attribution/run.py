@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -161,8 +162,7 @@ def trade_off(
             "queries": found.queries,
             "uploads": found.uploads,
             "smallest": found.smallest,
-            "within": found.within,
-            "across": found.across,
+            **asdict(found.leaks),
         }
     return out
 

@@ -127,6 +127,7 @@ def test_null_partitions_above_the_threshold_are_no_leak(tmp_path):
     # across rounds what persists is still estimated: said, not hidden
     assert e["recoverable_if_updates_persist"].value == 1
     assert e["persistent_cosine"].value > 0.9
+    assert e["guessed_cosine"].value > 0.9
     assert any("persist" in note for note in result.notes)
 
 
@@ -226,7 +227,9 @@ def test_the_result_survives_json_and_is_the_same_twice(tmp_path):
     assert all(np.array_equal(a, trace.block(n)) for a, n in zip(before, trace.rounds, strict=True))
     # without truth the same, but for what was measured against it
     blind = audited(trace)
-    assert set(result.estimates) - set(blind.estimates) == {"recovered_cosine", "persistent_cosine"}
+    assert set(result.estimates) - set(blind.estimates) == {
+        *("recovered_cosine", "persistent_cosine", "guessed_cosine")
+    }
 
 
 @pytest.mark.parametrize("wrong", [{"threshold": 0}, {"solve": -1}, {"confidence": 1.0}])

@@ -86,6 +86,38 @@ def test_the_price_across_rounds_against_simulated_updates(persistence):
     assert np.abs(cosine - closed).max() < 0.06
 
 
+@pytest.mark.parametrize("persistence", [0.3, 2 / 3, 1.0])
+def test_the_best_linear_guess_against_simulation_and_least_squares(persistence):
+    clients, rounds, d = 10, 10, 6000
+    generator = np.random.default_rng(8)
+    plan = query_plans.random_partitions(clients, 5, rounds, generator)
+    own = generator.standard_normal((clients, d))
+    fresh = generator.standard_normal((rounds, clients, d))
+    x = np.sqrt(persistence) * own + np.sqrt(1 - persistence) * fresh
+    sums = np.einsum("tgk,tkd->tgd", plan, x).reshape(-1, d)
+    guess, true = plan_design.best_guess([*plan], persistence) @ sums, x.mean(axis=0)
+    cosine = (guess * true).sum(axis=1)
+    cosine /= np.linalg.norm(guess, axis=1) * np.linalg.norm(true, axis=1)
+    closed = plan_design.persistence_cosine(plan, persistence, best=True)
+    assert np.abs(cosine - closed).max() < 0.05
+    plain = plan_design.persistence_cosine(plan, persistence)
+    assert (closed >= plain - 1e-9).all()
+    if persistence == 1:
+        assert np.allclose(closed, plain)
+
+
+def test_more_rounds_never_read_as_less_leakage():
+    """Least squares does: it blows up noise near the round that first identifies everybody."""
+    draw = drawing(10, 5, 9)
+    plans = {t: [draw(t) for _ in range(40)] for t in (5, 10, 20)}
+    best, plain = (
+        [np.mean([plan_design.persistence_cosine(p, 0.3, best=b) for p in plans[t]]) for t in plans]
+        for b in (True, False)
+    )
+    assert best[0] < best[1] < best[2]
+    assert plain[1] < plain[0]
+
+
 def test_the_price_at_the_two_ends():
     draw = drawing(10, 5, 7)
     partitions = np.mean([plan_design.persistence_cosine(draw(20), 0.9).mean() for _ in range(60)])

@@ -18,7 +18,7 @@ from fedaudit.audits.attribution.estimator import Candidates
 from fedaudit.audits.attribution.scoring import Marks
 from fedaudit.errors import UsageError
 from fedaudit.stats import query_algebra, query_plans
-from fedaudit.stats.plan_design import regression
+from fedaudit.stats.plan_design import best_guess, regression
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -59,6 +59,21 @@ def safe_plan(groups: npt.ArrayLike) -> Plan:
 
 
 @dataclass(frozen=True)
+class Leakage:
+    """Mean cosines of the server's guesses with updates.
+
+    `within` a round, by least squares, with each client's update; with its mean update over all
+    rounds by least squares (`across`) and by the best linear guess (`guessed`) of somebody who
+    knows how much of an update persists: `persistence`, the mean cosine of two updates of a client.
+    """
+
+    within: float
+    across: float
+    guessed: float
+    persistence: float
+
+
+@dataclass(frozen=True)
 class Reading:
     """What a plan gave on one run.
 
@@ -66,9 +81,9 @@ class Reading:
     `published_z` (T, K, S) or None; `change_z` (K, S) or None: Eq. (8)'s sum of raw differences in
     the unit that unused keys give this very sum, which is 1 for a key that nobody used;
     `queries`, `uploads` per round (and client); `smallest` group exposed within a round (proven
-    floor of the search); `within`, `across` mean cosine of the server's best guess with a client's
-    update of a round, and with its mean over rounds. `design` (R, K) and `scores` (R, S + U) are
-    what was decided on, or `tables` for groups whose scores are not linear in updates.
+    floor of the search); what the sums give away of updates (`leaks`). `design` (R, K) and `scores`
+    (R, S + U) are what was decided on, or `tables` for groups whose scores are not linear in
+    updates.
     """
 
     named: Mask
@@ -78,8 +93,7 @@ class Reading:
     queries: float
     uploads: float
     smallest: int
-    within: float
-    across: float
+    leaks: Leakage
     design: Floats
     scores: Floats
     tables: over_rounds.Tables | None = None
@@ -134,7 +148,6 @@ def read(
         )
         total = scoring.stouffer_by_client(published_z)
         flags = total.max(axis=1, initial=-np.inf) > threshold
-    within, across = leakage(plan.queries, x)
     return Reading(
         named=found.named.flagged,
         published=flags,
@@ -143,28 +156,41 @@ def read(
         queries=float(np.mean([len(q) for q in plan.queries])),
         uploads=float(np.mean([(q != 0).sum(axis=0).mean() for q in plan.queries])),
         smallest=min(query_algebra.smallest_support(q).floor for q in plan.queries),
-        within=within,
-        across=across,
+        leaks=leakage(plan.queries, x),
         design=design,
         scores=judged_scores,
         tables=tables,
     )
 
 
-def leakage(queries: Sequence[npt.ArrayLike], updates: npt.ArrayLike) -> tuple[float, float]:
-    """Mean cosines of least-squares guesses of updates (T, K, d) from sums over `queries`.
-
-    Within a round against each client's update; over all rounds against its mean update.
-    """
+def leakage(queries: Sequence[npt.ArrayLike], updates: npt.ArrayLike) -> Leakage:
+    """What sums over `queries` (Q_t, K) tell of updates (T, K, d)."""
     x = np.asarray(updates, dtype=np.float64)
     rows = [np.asarray(q, dtype=np.float64) for q in queries]
     each = [_cosines(regression(q).coefficients @ q @ x[t], x[t]) for t, q in enumerate(rows)]
-    over = regression(np.concatenate(rows)).coefficients
+    persists = persistence(x)
     ends = np.cumsum([len(q) for q in rows])
-    guess = np.zeros(x.shape[1:])
-    for t, q in enumerate(rows):
-        guess += over[:, ends[t] - len(q) : ends[t]] @ q @ x[t]
-    return float(np.mean(each)), float(np.mean(_cosines(guess, x.mean(axis=0))))
+    found = []
+    for over in (regression(np.concatenate(rows)).coefficients, best_guess(rows, persists)):
+        guess = np.zeros(x.shape[1:])
+        for t, q in enumerate(rows):
+            guess += over[:, ends[t] - len(q) : ends[t]] @ q @ x[t]
+        found.append(float(np.mean(_cosines(guess, x.mean(axis=0)))))
+    return Leakage(float(np.mean(each)), found[0], found[1], persists)
+
+
+def persistence(updates: npt.ArrayLike) -> float:
+    """Mean cosine of two updates of a client in two rounds (T, K, d), at least 0; 1 for one round.
+
+    |sum_t x_t / |x_t||^2 = T + sum of the cosines of all ordered pairs.
+    """
+    x = np.asarray(updates, dtype=np.float64)
+    if len(x) < 2:
+        return 1.0
+    size = np.linalg.norm(x, axis=2, keepdims=True)
+    total = np.divide(x, size, out=np.zeros_like(x), where=size > 0).sum(axis=0)
+    pairs = ((total**2).sum(axis=1) - len(x)) / (len(x) * (len(x) - 1))
+    return float(np.clip(pairs.mean(), 0.0, 1.0))
 
 
 def _cosines(a: Floats, b: Floats) -> Floats:

@@ -70,6 +70,7 @@ ESTIMATES: dict[str, dict[str, int]] = {
         "recoverable_if_updates_persist": GREATER,
         "recovered_cosine": GREATER,
         "persistent_cosine": GREATER,
+        "guessed_cosine": GREATER,
     },
     "topology_inference": {
         "explained (*)": GREATER,
@@ -181,6 +182,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
                 "members asked",
                 "J of nobody's",
                 "SNR without B",
+                "SNR at most",
                 "L as published",
                 "L by Hessian",
                 "gamma",

@@ -219,9 +219,9 @@ def test_the_trade_off_between_the_plans(grouped):
     plan = query_plans.random_partitions(10, 5, len(updates), rng)
     safe = comparison.read(comparison.safe_plan(plan), starts, updates, marks, unused=199)
     assert dear.smallest == 1
-    assert dear.within > 0.999
+    assert dear.leaks.within > 0.999
     assert safe.smallest == 5
-    assert safe.within < 0.95
+    assert safe.leaks.within < 0.95
     assert safe.queries == 3
     assert safe.uploads == 2
     assert dear.uploads > 40
