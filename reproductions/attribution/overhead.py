@@ -27,15 +27,18 @@ SHORT = {
 """The larger of the built-in models, and little training: what is asked is what a round costs."""
 
 
-def measure(seed: int, unused: int) -> dict[str, Any]:
+CLIENTS = (10, 20, 50)
+
+
+def measure(seed: int, unused: int, *, clients: int = 10) -> dict[str, Any]:
     """Plan -> seconds a round of the run, of the attribution; megabytes of the trace a round."""
     out: dict[str, Any] = {}
     for name, protection in PLANS.items():
         raw: dict[str, Any] = {
             "seed": seed,
             **copy.deepcopy(SHORT),
-            "federation": {"clients": 10, "rounds": ROUNDS},
-            "marks": {"clients": 3},
+            "federation": {"clients": clients, "rounds": ROUNDS},
+            "marks": {"clients": round(0.3 * clients)},
             "audits": {"attribution": {"unused_keys": unused}},
         }
         if protection:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from fedaudit.trace.store import write_atomically
-from reproductions.attribution import cells, text_page
-from reproductions.attribution.tables import rate, rows_of, swept, table
+from reproductions.attribution import cells, figure, text_page
+from reproductions.attribution.tables import PLANS, plans_table, rate, rows_of, swept, table
 
 METHODS = (
     "published threshold",
@@ -40,7 +40,7 @@ def write(results: Mapping[str, Any], folder: Path) -> Path:
         "Clients of one run share it: the intervals treat them as independent.",
         "",
     ]
-    lines += text_page.lines(results)
+    lines += text_page.lines(results, folder)
     lines += _methods(results) + _constants(results) + _trade_offs(results, folder)
     lines += _sweeps(results) + _masking(results)
     file = folder / "attribution.md"
@@ -73,128 +73,73 @@ def _methods(results: Mapping[str, Any]) -> list[str]:
         "updates unlike others: what was made to find poisoning sees it, as it need not see text",
         "that reads like any other. Adaptations: FLDetector's window is the run, from round 3 on",
         "(as released it gives no score before round 51); FLForensics asks for clusters of 2 (as",
-        "released of 7, which cannot split 10 clients), influence to first order.",
+        "released of 7, which cannot split 10 clients), influence to first order, on the owner's",
+        "own marked records and on held-out ones (the paper takes questions about them).",
         "",
     ]
 
 
 def _constants(results: Mapping[str, Any]) -> list[str]:
-    runs = [r["constants"] for r in rows_of(results, "methods")]
-    if not runs:
+    rows, broken = [], []
+    for name, label in {"methods": "canaries", **text_page.CELLS}.items():
+        for r in (r["constants"] for r in rows_of(results, name)):
+            each = [r[k] for k in CONSTANTS]
+            words = (f"{v[0]:.2f} [{v[1]:.2f}, {v[2]:.2f}]" if v else "-" for v in each)
+            rows.append((label, *words))
+            if each[0] and each[1] and each[0][0] <= each[1][0]:
+                broken.append(label)
+    if not rows:
         return []
-    rows = []
-    for name, published in (("signal", "3.3"), ("drift", "1.2"), ("noise", "0.85")):
-        each = [f"{v[0]:.2f} [{v[1]:.2f}, {v[2]:.2f}]" for r in runs if (v := r[name])]
-        rows.append((name, published, "; ".join(each)))
-    return [
-        "## Canaries: the constants of Assumption 1 (Figure 2)",
+    published = ("paper", *CONSTANTS.values())
+    out = [
+        "## The constants of Assumption 1 (Figure 2)",
         "",
-        *table(("constant", "published", "here, by seed"), rows),
+        "m: mean score of marked clients; eps: the largest absolute mean over benign ones; nu:",
+        "deviation within clients. One row a seed.",
+        "",
+        *table(("marks", "m", "eps", "nu"), [published, *rows]),
         "With the published ones Theorem 3 bounds false positives at 0.30 for T=5 and says nothing",
         "from T=12 on.",
-        "",
     ]
+    if broken:
+        where = ", ".join(f"{label} ({broken.count(label)})" for label in dict.fromkeys(broken))
+        out.append(
+            f"The assumption needs m above eps. It does not hold in {len(broken)} of {len(rows)} "
+            f"runs: {where}."
+        )
+    return [*out, ""]
 
 
-PLANS = {
-    "published": "published pairs",
-    "safe": "fresh partitions",
-    "swapped": "partitions, 40 % swap",
-    "fixed": "fixed groups",
-}
+CONSTANTS = {"signal": "3.3", "drift": "1.2", "noise": "0.85"}
+"""Of a stored run, and what the paper shows."""
 
 
 def _trade_offs(results: Mapping[str, Any], folder: Path) -> list[str]:
     out: list[str] = []
-    drawn: dict[str, dict[str, tuple[float, float]]] = {}
+    drawn: dict[str, list[tuple[str, figure.Cells]]] = {}
     for rounds in ("5", "10", "20"):
         runs = rows_of(results, f"trade-off/{rounds}")
-        if not runs:
-            continue
-        rows = []
-        for plan, label in PLANS.items():
-            cells = [r[plan] for r in runs]
-            mean = {
-                k: float(np.mean([c[k] for c in cells]))
-                for k in ("queries", "uploads", "within", "across")
-            }
-            rows.append(
-                (
-                    label,
-                    rate(cells, "hits", "marked"),
-                    rate(cells, "alarms", "benign"),
-                    f"{mean['queries']:.0f}",
-                    f"{mean['uploads']:.0f}",
-                    str(min(c["smallest"] for c in cells)),
-                    f"{mean['within']:.2f}",
-                    f"{mean['across']:.2f}",
-                )
-            )
-            hits = sum(c["hits"] for c in cells) / sum(c["marked"] for c in cells)
-            drawn.setdefault(rounds, {})[label] = (mean["within"], hits)
-        head = (
-            "plan",
-            "found",
-            "false alarms",
-            "sums a round",
-            "uploads a client and round",
-            "smallest group",
-            "cosine in a round",
-            "cosine over rounds",
-        )
-        out += [f"### {rounds} rounds", "", *table(head, rows)]
+        if runs:
+            by_plan = {label: [r[plan] for r in runs] for plan, label in PLANS.items()}
+            out += [f"### {rounds} rounds", "", *plans_table(by_plan)]
+            for label, cells in by_plan.items():
+                drawn.setdefault(label, []).append((rounds, cells))
     if not out:
         return []
-    _figure(drawn, folder / "attribution-trade-off.svg")
+    write_atomically(folder / "attribution-trade-off.svg", figure.trade_off(drawn))
     return [
         "## Canaries: what attribution costs in privacy, four plans on the same runs",
         "",
         "Named by unused keys at an error rate of 5 % over all clients and keys: pairs by least",
         "squares, groups by exclusion (a key is held by one client; each client is tested on the",
-        "groups without every other one). *Smallest group*: the fewest clients in any",
-        "combination of a round's sums. *Cosine*: of the server's least-squares guess with a",
-        "client's update of a round, and with its mean update over all rounds.",
+        "groups without every other one).",
         "",
-        "![Detection against what the server learns of an update](attribution-trade-off.svg)",
+        "Marks in the figure bear the number of rounds.",
+        "",
+        "![Detection against what the server learns of a client](attribution-trade-off.svg)",
         "",
         *out,
     ]
-
-
-def _figure(drawn: Mapping[str, Mapping[str, tuple[float, float]]], file: Path) -> None:
-    """Detection against the cosine within a round; one mark per plan and number of rounds."""
-    left, top, wide, high = 60, 20, 420, 260
-    parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 680 340" font-family="sans-serif"'
-        ' font-size="12">',
-        f'<rect x="{left}" y="{top}" width="{wide}" height="{high}" fill="none" stroke="#888"/>',
-        f'<text x="{left + wide / 2}" y="{top + high + 40}" text-anchor="middle">cosine of the '
-        "server's guess with an update, within a round</text>",
-        f'<text x="16" y="{top + high / 2}" text-anchor="middle" transform="rotate(-90 16 '
-        f'{top + high / 2})">marked clients found</text>',
-    ]
-    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
-        x, y = left + tick * wide, top + (1 - tick) * high
-        parts.append(f'<text x="{x}" y="{top + high + 18}" text-anchor="middle">{tick:g}</text>')
-        parts.append(f'<text x="{left - 8}" y="{y + 4}" text-anchor="end">{tick:g}</text>')
-    colours = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
-    for at, (rounds, marks) in enumerate(drawn.items()):
-        for colour, (within, hits) in zip(colours, marks.values(), strict=True):
-            x, y = left + max(within, 0.0) * wide, top + (1 - hits) * high
-            fill = colour if at == 0 else "none"
-            parts.append(
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{6 + 3 * at}" fill="{fill}" '
-                f'stroke="{colour}" stroke-width="2"><title>{rounds} rounds</title></circle>'
-            )
-    for i, (colour, label) in enumerate(zip(colours, PLANS.values(), strict=True)):
-        y = top + 16 + 20 * i
-        parts.append(f'<circle cx="500" cy="{y - 4}" r="6" fill="{colour}"/>')
-        parts.append(f'<text x="514" y="{y}">{label}</text>')
-    sizes = " and ".join(
-        f"{r} rounds ({'filled' if i == 0 else 'ring'})" for i, r in enumerate(drawn)
-    )
-    parts.append(f'<text x="494" y="{top + 110}">{sizes}</text></svg>')
-    write_atomically(file, "\n".join(parts) + "\n")
 
 
 def _sweeps(results: Mapping[str, Any]) -> list[str]:

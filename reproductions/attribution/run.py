@@ -19,7 +19,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from fedaudit.audits.attribution import baselines, calibration, comparison, scoring
+from fedaudit.audits.attribution import (
+    baselines,
+    calibration,
+    comparison,
+    over_rounds,
+    scoring,
+)
 from fedaudit.results import Underpowered
 from fedaudit.stats import query_plans
 from fedaudit.trace.store import write_atomically
@@ -140,9 +146,15 @@ def pretended(found: comparison.Reading, run: setting.Played) -> Row:
             own = [*blocks[0].null[keys * j : keys * (j + 1)]]
             rest = blocks[0].null[keys * many :]
         columns = np.concatenate([own, rest]).astype(np.int64)
-        flags = calibration.decide(
-            found.design, found.scores[:, columns], keys, 0.05, apart=apart
-        ).named.flagged
+        if found.tables is not None:
+            some = over_rounds.among(found.tables, columns)
+            decision = over_rounds.decide(found.design, some, keys, 0.05, apart=apart)
+        else:
+            linear = bool(getattr(run.marks, "linear", True))
+            decision = calibration.decide(
+                found.design, found.scores[:, columns], keys, 0.05, apart=apart, linear=linear
+            )
+        flags = decision.named.flagged
         clients, owners = clients + int(flags.sum()), owners + int(flags.any())
     return {
         "alarms": clients, "benign": many * run.clients, "owners alarmed": owners, "owners": many
@@ -163,6 +175,7 @@ def trade_off(
             "uploads": found.uploads,
             "smallest": found.smallest,
             **asdict(found.leaks),
+            "pretended": pretended(found, run),
         }
     return out
 
@@ -241,7 +254,9 @@ def pieces(quick: bool, without: Sequence[str] = ()) -> dict[str, Callable[[int,
     out["unmarked-text/kgw"] = functools.partial(swept, kind="kgw", marked=0)
     for cell in cells.CANARY:
         out[cell.name] = functools.partial(swept, **cell.changes)
-    out["overhead"] = overhead.measure
+    for clients in overhead.CLIENTS:
+        name = "overhead" if clients == 10 else f"overhead/{clients}"
+        out[name] = functools.partial(overhead.measure, clients=clients)
     own = {"kind": "fictitious", "aggregation": "fedit", "play": play}
     for cell in cells.TINY:
         if cell.changes.get("data", {}).get("name") in without:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedaudit.stats.intervals import wilson
+from fedaudit.stats.intervals import clustered_share, wilson
 from reproductions.attribution.cells import Cell
 
 
@@ -54,6 +54,51 @@ def swept(results: Mapping[str, Any], cells: Iterable[Cell]) -> list[str]:
         "calibrated: found", "false alarms", "mean Z marked / benign",
     )  # fmt: skip
     return table(head, rows) if rows else []
+
+
+PLANS = {
+    "published": "published pairs",
+    "safe": "fresh partitions",
+    "swapped": "partitions, 40 % swap",
+    "fixed": "fixed groups",
+}
+
+
+def plans_table(by_plan: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """Detection, false alarms, cost and leakage of each plan, from its cells of all seeds."""
+    rows = []
+    for label, cells in by_plan.items():
+        mean = {
+            k: float(np.mean([c.get(k, np.nan) for c in cells]))
+            for k in ("queries", "uploads", "within", "across", "guessed")
+        }
+        rows.append(
+            (
+                label,
+                rate(cells, "hits", "marked"),
+                rate(cells, "alarms", "benign"),
+                _pretended(cells),
+                f"{mean['queries']:.0f}",
+                f"{mean['uploads']:.0f}",
+                str(min(c["smallest"] for c in cells)),
+                *(f"{mean[k]:.2f}" for k in ("within", "across", "guessed")),
+            )
+        )
+    head = (
+        "plan", "found", "false alarms", "owners without a mark who name anybody", "sums a round",
+        "uploads a client and round", "smallest group", "cosine in a round",
+        "over rounds, least squares", "over rounds, best guess",
+    )  # fmt: skip
+    return table(head, rows)
+
+
+def _pretended(cells: Sequence[Mapping[str, Any]]) -> str:
+    own = [c["pretended"] for c in cells if "pretended" in c]
+    if not own:
+        return "-"
+    e = clustered_share([r["owners alarmed"] for r in own], [r["owners"] for r in own])
+    alarmed, owners = (sum(r[k] for r in own) for k in ("owners alarmed", "owners"))
+    return f"{alarmed} of {owners}: {100 * e.value:.1f} % [{100 * e.low:.1f}, {100 * e.high:.1f}]"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

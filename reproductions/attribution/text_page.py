@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedaudit.stats.intervals import clustered_share, wilson
-from reproductions.attribution import cells
-from reproductions.attribution.tables import rate, rows_of, swept, table
+from fedaudit.trace.store import write_atomically
+from reproductions.attribution import cells, figure, overhead
+from reproductions.attribution.tables import PLANS, plans_table, rate, rows_of, swept, table
 
 CELLS = {
     "text/fictitious/fedit": "fictitious knowledge, FedIT",
@@ -29,9 +32,9 @@ METHODS = (
 )
 
 
-def lines(results: Mapping[str, Any]) -> list[str]:
-    """All sections that were measured."""
-    parts = (_table_1, _signal, _null, _safe, _sweeps, _overhead, _smollm)
+def lines(results: Mapping[str, Any], folder: Path) -> list[str]:
+    """All sections that were measured; a figure goes into `folder`."""
+    parts = (_table_1, _signal, _null, partial(_safe, folder), _sweeps, _overhead, _smollm)
     return [line for part in parts for line in part(results)]
 
 
@@ -191,34 +194,34 @@ def _small(count: int, of: int) -> str:
     return f"{count} of {of}: {100 * e.value:.2f} % [{100 * e.low:.2f}, {100 * e.high:.2f}]"
 
 
-def _safe(results: Mapping[str, Any]) -> list[str]:
-    rows = []
+def _safe(folder: Path, results: Mapping[str, Any]) -> list[str]:
+    out: list[str] = []
+    drawn: dict[str, list[tuple[str, figure.Cells]]] = {}
     for kind, label in (("fictitious", "fictitious knowledge"), ("kgw", "green lists")):
         runs = rows_of(results, f"text-trade-off/{kind}")
-        for plan in ("published", "safe", "swapped", "fixed") if runs else ():
-            cells = [r[plan] for r in runs]
-            rows.append(
-                (
-                    label if plan == "published" else "",
-                    plan,
-                    rate(cells, "hits", "marked"),
-                    rate(cells, "alarms", "benign"),
-                    f"{np.mean([c['queries'] for c in cells]):.0f}",
-                    str(min(c["smallest"] for c in cells)),
-                    f"{np.mean([c['within'] for c in cells]):.2f}",
-                    f"{np.mean([c['across'] for c in cells]):.2f}",
-                )
-            )
-    if not rows:
+        if not runs:
+            continue
+        by_plan = {words: [r[plan] for r in runs] for plan, words in PLANS.items()}
+        out += [f"### {label[0].upper()}{label[1:]}", "", *plans_table(by_plan)]
+        for words, own in by_plan.items():
+            drawn.setdefault(words, []).append((label[0].upper(), own))
+    if not out:
         return []
-    head = (
-        "marks", "plan", "found", "false alarms", "sums a round", "smallest group",
-        "cosine in a round", "cosine over rounds",
-    )  # fmt: skip
+    write_atomically(folder / "attribution-trade-off-text.svg", figure.trade_off(drawn))
     return [
-        "## Marked text: plans over 10 rounds, FedIT",
+        "## Marked text: what attribution costs in privacy, plans over 10 rounds, FedIT",
         "",
-        *table(head, rows),
+        "*Smallest group*: the fewest clients in any combination of a round's sums. *Cosine*: of",
+        "the server's guess with a client's update of a round by least squares; with its mean",
+        "update over all rounds by least squares, and by the best linear guess of somebody who",
+        "knows how much of an update persists. *Owners without a mark*: of 100 owners a run whose",
+        "keys nobody used, those who name anybody at all (at 5 % nominal).",
+        "",
+        "In the figure F stands for fictitious knowledge, G for green lists.",
+        "",
+        "![Detection against what the server learns of a client](attribution-trade-off-text.svg)",
+        "",
+        *out,
         "In the mean of five updates a mark is diluted, and neither adapters nor likelihoods are",
         "linear: on development seed 101 (fictitious knowledge) a marked client added to its",
         "group's score 4 to 12 % of what its own update adds, not 20 %. So groups are not scored",
@@ -256,11 +259,33 @@ def _sweeps(results: Mapping[str, Any]) -> list[str]:
 
 
 def _overhead(results: Mapping[str, Any]) -> list[str]:
-    runs = rows_of(results, "overhead")
-    if not runs:
-        return []
-    plain = float(np.mean([r["none"]["run"] for r in runs]))
     rows = []
+    for clients in overhead.CLIENTS:
+        runs = rows_of(results, "overhead" if clients == 10 else f"overhead/{clients}")
+        if runs:
+            rows += _costs(str(clients), runs)
+    if not rows:
+        return []
+    head = (
+        "clients", "plan", "run, s a round", "against no protection", "attribution, s a round",
+        "against no protection", "trace, MB a round",
+    )  # fmt: skip
+    return [
+        "## Overhead with the real protocol (Tables 18 and 19)",
+        "",
+        "Paper: 6.3 % of the training time, subset sums taken to be free. Here one process plays",
+        "all clients (65,536 trained numbers each) and the server, with masks of all pairs for",
+        "every sum; processor seconds, fictitious knowledge, two rounds, the larger tiny GPT with",
+        "rank 8 and 12 steps. Training is short here, so that shares are large; seconds are what",
+        "carries over. Mean over seeds; more than ten clients: one seed.",
+        "",
+        *table(head, rows),
+    ]
+
+
+def _costs(clients: str, runs: list[Any]) -> list[tuple[str, ...]]:
+    plain = float(np.mean([r["none"]["run"] for r in runs]))
+    rows: list[tuple[str, ...]] = []
     for name, label in (
         ("none", "no protection"),
         ("total", "secure sum of all"),
@@ -271,6 +296,7 @@ def _overhead(results: Mapping[str, Any]) -> list[str]:
         protocol = 100 * (own["run"] - plain) / plain
         rows.append(
             (
+                clients if name == "none" else "",
                 label,
                 f"{own['run']:.1f}",
                 f"{protocol:+.0f} %" if name != "none" else "-",
@@ -279,21 +305,7 @@ def _overhead(results: Mapping[str, Any]) -> list[str]:
                 f"{own['megabytes']:.1f}",
             )
         )
-    head = (
-        "plan", "run, s a round", "against no protection", "attribution, s a round",
-        "against no protection", "trace, MB a round",
-    )  # fmt: skip
-    return [
-        "## Overhead with the real protocol (Tables 18 and 19)",
-        "",
-        "Paper: 6.3 % of the training time, subset sums taken to be free. Here one process plays",
-        "ten clients (65,536 trained numbers each) and the server, with masks of all pairs for",
-        "every sum; processor seconds, fictitious knowledge, two rounds, the larger tiny GPT with",
-        "rank 8 and 12 steps. Training is short here, so that shares are large; seconds are what",
-        "carries over.",
-        "",
-        *table(head, rows),
-    ]
+    return rows
 
 
 def _smollm(results: Mapping[str, Any]) -> list[str]:

@@ -83,11 +83,11 @@ def test_the_page_says_what_was_measured_and_no_more(tmp_path):
 def test_the_page_in_the_docs_is_what_the_results_give(tmp_path):
     results = json.loads((run.HERE / "results.json").read_text())
     written = page.write(results, tmp_path)
-    for name in (written.name, "attribution-trade-off.svg"):
+    for name in (written.name, "attribution-trade-off.svg", "attribution-trade-off-text.svg"):
         assert (run.PAGE / name).read_text() == (tmp_path / name).read_text()
 
 
-def test_text_is_played_by_both_aggregations_and_all_methods_read_it(monkeypatch):
+def test_text_is_played_by_both_aggregations_and_all_methods_read_it(monkeypatch, tmp_path):
     """On a model of a few numbers: what is checked is that sums, models and updates fit."""
     monkeypatch.setitem(setting.TEXT, "task", TINY)
     for kind, way in (("fictitious", "fedit"), ("kgw", "flora")):
@@ -98,13 +98,13 @@ def test_text_is_played_by_both_aggregations_and_all_methods_read_it(monkeypatch
     moved = played.models[1] - played.models[0]
     assert np.allclose(moved, played.updates[0].mean(axis=0), atol=1e-5)
     kept = {"seeds": [1], "measured": {"text/kgw/flora/1": found}}
-    text = "\n".join(text_page.lines(kept))
+    text = "\n".join(text_page.lines(kept, tmp_path))
     assert text.count("| green lists, FLoRA |") == 4
     for part in ("How far marked clients stand out", "False alarms of the calibrated reading"):
         assert part in text
 
 
-def test_where_not_all_take_part_the_package_plans_and_audits(monkeypatch):
+def test_where_not_all_take_part_the_package_plans_and_audits(monkeypatch, tmp_path):
     monkeypatch.setitem(setting.TEXT, "task", TINY)
     monkeypatch.setitem(setting.TEXT, "training", {"steps": 1, "batch_size": 2})
     found = recorded.partial(1, 99, c=0.7, clients=12, rounds=3)
@@ -112,7 +112,9 @@ def test_where_not_all_take_part_the_package_plans_and_audits(monkeypatch):
     assert found["published"]["benign"] == 8
     assert np.isfinite([found["z_marked"], found["z_benign"]]).all()
     assert found["published"]["hits"] + found["published"]["alarms"] <= 12
-    text = "\n".join(text_page.lines({"seeds": [1], "measured": {"tiny/part/0.7/1": found}}))
+    text = "\n".join(
+        text_page.lines({"seeds": [1], "measured": {"tiny/part/0.7/1": found}}, tmp_path)
+    )
     assert "70 % take part | 100 / 0 |" in text
 
 
