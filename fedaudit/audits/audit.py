@@ -6,6 +6,7 @@ into an attack would show in a signature.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from fedaudit.errors import NotApplicable
 from fedaudit.layout import Layout
 from fedaudit.results import AuditResult
-from fedaudit.trace import Truth, View
+from fedaudit.trace import ANONYMOUS, Truth, View
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,15 +44,42 @@ class Candidates:
 class Noise:
     """Noise that is known to lie on what a server sees, standard deviation per number.
 
-    `aggregate` in the mean over clients; `own` party -> within its weighted update, as far as it is
-    put on at the client; `rule` says where the figures come from. Not `complete`: there is more,
-    whose size cannot be told.
+    In the first round: `aggregate` in the mean over clients; `own` party -> within its weighted
+    update, as far as it is put on at the client. Of any round, whose weights may be others:
+    `uploads` party -> within what it sends, before weighting; `on_sum` on the sum over clients,
+    `on_mean` on their mean. `clip`: the norm to which an update was clipped before the noise of
+    `uploads` was put on it, where nothing else changed it. `rule` says where the figures come from.
+    Not `complete`: there is more, whose size cannot be told.
     """
 
     aggregate: float
     own: Mapping[str, float] = field(default_factory=dict)
     rule: str = ""
     complete: bool = True
+    uploads: Mapping[str, float] = field(default_factory=dict)
+    on_sum: float = 0.0
+    on_mean: float = 0.0
+    clip: float | None = None
+
+    def in_round(
+        self, senders: Sequence[str], weights: npt.ArrayLike
+    ) -> tuple[float, npt.NDArray[np.float64]]:
+        """Deviation in the mean of a round's K rows, and within each weighted row (K,).
+
+        Of a row without a name: the typical amount, nobody knows whose it is.
+        """
+        w = np.asarray(weights, dtype=np.float64)
+        if not self.uploads and not self.on_sum and not self.on_mean:
+            return self.aggregate, _by_sender(self.own, senders)
+        own = w / w.sum() * _by_sender(self.uploads, senders)
+        parts = (self.on_mean, self.on_sum / len(w), float(np.linalg.norm(own)))
+        return math.hypot(*parts), own
+
+
+def _by_sender(deviations: Mapping[str, float], senders: Sequence[str]) -> npt.NDArray[np.float64]:
+    known = np.array(list(deviations.values()), dtype=np.float64)
+    typical = math.sqrt(float(np.square(known).mean())) if len(known) else 0.0
+    return np.array([deviations.get(s, typical if s == ANONYMOUS else 0.0) for s in senders])
 
 
 class Shadows(Protocol):

@@ -172,6 +172,11 @@ def failed_audits(runs: Sequence[Run]) -> list[str]:
     return [r.audit for r in every if (r.not_applicable or "").startswith(FAILED)]
 
 
+def unanswered(run: Run, asked: Sequence[str]) -> bool:
+    """Whether none of the audits that were asked for by name could run."""
+    return all(r.not_applicable is not None for r in run.results if r.audit in asked)
+
+
 def explain_reuse(heard: list[tuple[str, Any]]) -> None:
     """Which work was there already, and why it counted or did not."""
     for title, reuse in heard:

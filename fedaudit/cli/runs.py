@@ -27,8 +27,9 @@ from fedaudit.cli.output import (
     print_plan,
     print_run,
     print_study,
+    unanswered,
 )
-from fedaudit.errors import Interrupted, UsageError
+from fedaudit.errors import DataError, Interrupted, UsageError
 
 
 def starting(bar: Bar, stage: str) -> None:
@@ -242,6 +243,8 @@ def audit_command(
         explain_reuse(heard)
     if failed_audits([result]):
         raise typer.Exit(1)
+    if data is not None and only and unanswered(result, only):
+        raise typer.Exit(DataError.exit_code)
 
 
 @app.command("sweep")

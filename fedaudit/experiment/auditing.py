@@ -375,7 +375,17 @@ def audit(
         from fedaudit.experiment import knowledge
 
         if data is not None:
-            return knowledge.of_files(opened, Path(data), model=model, settings=columns)
+            return knowledge.of_files(
+                opened,
+                Path(data),
+                model=model,
+                settings=columns,
+                # a score of one's own takes whatever the module gives
+                logits=any(
+                    {"records", "games"}.intersection(a.needs) and not getattr(a, "score_by", None)
+                    for a in built.values()
+                ),
+            )
         return knowledge.of_run(home, opened, known)
 
     results = audit_trace(

@@ -80,6 +80,7 @@ def foresee(config: Config) -> Foreseen:
         records=records,
         private="dp_sgd" in config.protections,
         queries=_queries(config, clients),
+        hidden="shuffle" in config.protections,
     )
     speed = _slowness()
     stages = [Stage(TRAIN, START + speed * shape.training())]
@@ -158,6 +159,7 @@ class Shape:
     records: int
     private: bool
     queries: int
+    hidden: bool = False
 
     def passes(self, examples: float) -> float:
         """Seconds of a forward pass over so many examples."""
@@ -207,7 +209,12 @@ def _two_stage(shape: Shape, audit: Any) -> float:
     asked = 2 * held * shape.examples / shape.records * shape.clients * shape.rounds
     # of a document only some windows are looked at
     often = 0.8 if shape.kind in ("gpt", "lora") else 8.0
-    return 0.5 + often * shape.passes(asked) + 0.01 * audit.checked_rounds * shape.clients
+    if shape.hidden:
+        # every anonymous row is asked about every client's candidates, twice; with names a row is
+        # asked about its own, and about those of a few others
+        often *= max(1.0, 2 * shape.clients / (3 + audit.references))
+    checked = audit.checked_rounds * min(audit.checked_clients, shape.clients)
+    return 0.5 + often * shape.passes(asked) + 0.03 * checked
 
 
 def _active(shape: Shape, audit: Any) -> float:

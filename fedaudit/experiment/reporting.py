@@ -177,14 +177,18 @@ def _notices(
     if any(r.audit not in given for r in scored):
         out.append("The truth has been removed since: scores are as they were stored.")
     else:
-        out.append(_blind(results, [r.audit for r in scored]))
+        lost = [r.audit for r in results if r.audit in given and r.not_applicable is not None]
+        out.append(_blind(results, [r.audit for r in scored], lost))
     return out
 
 
-def _blind(results: Sequence[AuditResult], by_records: Collection[str] = ()) -> str:
+def _blind(
+    results: Sequence[AuditResult], by_records: Collection[str] = (), lost: Collection[str] = ()
+) -> str:
     """What a trace without truth still tells: which attacks were scored by the records that were
-    given, which guessed, and which could not run."""
-    attacks = [r for r in results if r.audit not in TRUTHLESS and r.audit not in by_records]
+    given, which guessed, and which could not run, the records notwithstanding (`lost`)."""
+    told = {*by_records, *lost}
+    attacks = [r for r in results if r.audit not in TRUTHLESS and r.audit not in told]
     guessed = [r.audit.replace("_", " ") for r in attacks if _guessed(r)]
     others = [r.audit.replace("_", " ") for r in attacks if not _guessed(r)]
     said = "Blind: there is no truth beside the trace, so that no attack can be scored."
@@ -194,6 +198,13 @@ def _blind(results: Sequence[AuditResult], by_records: Collection[str] = ()) -> 
         said = (
             f"No truth beside the trace: {names} {was} scored by the records that were given "
             "(--data), which say whose they are; no other attack can be scored."
+        )
+    elif lost:
+        names = listed([name.replace("_", " ") for name in lost])
+        said = (
+            f"Records were given (--data), and {names} did not run on them: what stands in the way "
+            "is said beside it. No truth lies beside the trace, so that no other attack can be "
+            "scored."
         )
     if guessed:
         said += f" What {listed(guessed)} guessed is shown below; it may be right."

@@ -28,21 +28,27 @@ REFERENCES = ("chance", "possible")
 
 
 def lines(columns: Columns, size: Size = NORMAL, dashed: Sequence[str] = ()) -> str:
-    """All columns over the first; those of `dashed`, what others are compared with, dashed."""
+    """All columns over the first; those of `dashed`, what others are compared with, dashed. Columns
+    "a", "a low" and "a high" are one line with a band."""
     first, *others = columns
     xs = columns[first]
     if len(xs) < 2 or not all(map(math.isfinite, xs)):
         return ""
-    named = [
-        plots.Curve(
-            name.replace("_", " ") if len(others) > 1 else "",
-            tuple(zip(xs, columns[name], strict=True)),
-            dashed=name in dashed or name in REFERENCES,
-        )
-        for name in others
-    ]
     values = [v for name in others for v in columns[name]]
-    drawn: list[plots.Layer] = list(named)
+    banded = {n for n in others if {f"{n} low", f"{n} high"} <= {*others}}
+    ends = {f"{n} {end}" for n in banded for end in ("low", "high")}
+    others = [name for name in others if name not in ends]
+    drawn: list[plots.Layer] = []
+    for name in others:
+        title = name.replace("_", " ") if len(others) > 1 else ""
+        if name in banded:
+            of = (columns[n] for n in (first, name, f"{name} low", f"{name} high"))
+            points = tuple(r for r in zip(*of, strict=True) if all(map(math.isfinite, r)))
+            drawn.append(plots.Band(title, points))
+            continue
+        points_of = tuple(zip(xs, columns[name], strict=True))
+        dash = name in dashed or name in REFERENCES
+        drawn.append(plots.Curve(title, points_of, dashed=dash))
     if others[1:] == ["low", "high"]:
         rows = zip(*(columns[name] for name in (first, *others)), strict=True)
         drawn = [plots.Band("", tuple(r for r in rows if all(map(math.isfinite, r))))]
@@ -142,6 +148,28 @@ def cancelled(columns: Columns) -> str:
     return f"{lost} of {len(columns['SUR'])} updates are cancelled by the others.{more}"
 
 
+PROXY = "mean of phi(<H(0), u>)"
+
+
+def against_proxy(columns: Columns, size: Size = NORMAL) -> str:
+    """J of every checked update against its linear proxy. [TwoStage] Eq. (23)"""
+    xs, ys = columns[PROXY], columns["J"]
+    both = [*xs, *ys]
+    return plots.draw(
+        plots.Axis.around(PROXY, both, zero=True),
+        plots.Axis.around("J", both, zero=True),
+        [plots.Guide("equal"), plots.Dots("", tuple(zip(xs, ys, strict=True)))],
+        width=size[0],
+        height=size[1],
+        inline=True,
+    )
+
+
+def not_drawn(columns: Columns, size: Size = NORMAL) -> str:
+    """Nothing: some tables are there to be computed with."""
+    return ""
+
+
 @dataclass(frozen=True)
 class Drawing:
     """How one curve is drawn, the columns that takes, and what stands below it."""
@@ -157,9 +185,18 @@ DRAWINGS = {
         ("false positives", "true positives"),
         lambda _: "Both axes are logarithmic: few false alarms stand at the left.",
     ),
-    "risk by round": Drawing(partial(lines, dashed=("J of nobody's",)), ("round",)),
+    "risk by round": Drawing(
+        partial(lines, dashed=("J of nobody's", "TS-MIA of nobody's")), ("round",)
+    ),
     "survival": Drawing(over_survival, ("lambda", "r", "SUR"), cancelled),
     "bound check": Drawing(against_bound, (REMAINDER, BOUND), violations),
+    # one row per update: figures to compute with, which lines over rounds would tangle
+    "stages by client and round": Drawing(not_drawn, ("round", "client")),
+    "checked updates by client and round": Drawing(
+        against_proxy,
+        ("client", PROXY, "J"),
+        lambda _: "J of single updates against what their slope foretells; equal on the line.",
+    ),
 }
 
 

@@ -391,14 +391,17 @@ class Module:
     kind: ClassVar[str] = "module"
     factory: str
 
-    def build(self, dataset: Dataset, seed: Seed) -> Task:
+    def build(self, dataset: Dataset, seed: Seed, *, logits: bool = True) -> Task:
+        """`logits`: whether they must come out. Not where somebody's own function makes scores of
+        the module (an autoencoder's, say), and nothing is trained with it."""
         from fedaudit.tasks.classifier import Classifier
         from fedaudit.tasks.task import seeded
 
         _numbers(dataset, self.kind)
         module = seeded(seed, "weights", build_own, self.factory)
         task = Classifier(module, {"kind": self.kind, **asdict(self)})
-        self._try(task, dataset)
+        if logits:
+            self._try(task, dataset)
         return task
 
     def _try(self, task: Classifier, dataset: Dataset) -> None:
@@ -424,7 +427,9 @@ class Module:
                 f"the model of {self.factory!r} does not fit dataset {dataset.name!r}",
                 expected=expected,
                 got=f"{type(out).__name__} of shape {shape}",
-                remedy=remedy,
+                remedy=f"{remedy}; a trained model that gives no logits (an autoencoder) is "
+                "audited with a score of your own: "
+                "--set audits.two_stage_membership.score_by=mymodel:score",
             )
 
 

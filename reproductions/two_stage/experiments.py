@@ -206,7 +206,14 @@ def _noise(piece: Piece, scale: Scale) -> Result:
     # what noise this small promises is not asked here, and by PLD would take all memory
     own = {"noise_multiplier": z, "clip": CLIP, "accountant": "rdp"}
     guard: dict[str, Any] = {"update_noise": own}
-    config = config_of(piece.name, scale, piece.seed, training=_long(scale), protections=guard)
+    config = config_of(
+        piece.name,
+        scale,
+        piece.seed,
+        training=_long(scale),
+        protections=guard,
+        trace={"raw_updates": True},
+    )
     found = audited(config, TwoStageMembership(threshold=TAU, checked_rounds=0))
     sigma = 0.0 if found.survey.noise is None else found.survey.noise.aggregate
     derived = []
@@ -215,8 +222,11 @@ def _noise(piece: Piece, scale: Scale) -> Result:
         assert one is not None
         floor = sigma * np.sqrt(found.width) / one.moved
         derived.append(float((one.ratio > floor).mean()))
+    # without noise every update is found
+    snr = np.full((scale.rounds, scale.clients), np.inf) if found.snr is None else found.snr
     return {
-        "rounds": by_round(found, ("sur", "snr", "power", "j", "j others")),
+        "rounds": by_round(found, ("sur", "j", "j others"))
+        | {"snr": figures(snr, 4), "power": figures(detection_power(snr, RATE), 4)},
         "derived": figures(np.mean(derived)),
         "sigma": figures(sigma),
         "estimates": estimates(found),

@@ -376,7 +376,7 @@ def noise_section(r: Results) -> str:
                 "∞"
                 if any(None in own for own in snr)
                 else mean_text([float(np.mean(own)) for own in snr], ".2f"),
-                estimate(found, power),
+                "1" if any(None in own for own in snr) else estimate(found, power),
                 whole_share(found, "ts_mia", trials),
                 f"{np.mean([one['estimates']['ts_mia'][3] for one in found]):.3f}",
                 estimate(found, ATTACK),

@@ -76,8 +76,9 @@ MANY = """Stage I binds where r is large. IID, batches of 16, {long} epochs; {ma
 about {each} records each."""
 
 NOISE = """Gaussian noise of deviation z C at every client (C = {clip:g}), {clients} clients, IID,
-batches of 16, {long} epochs. `tau from noise` is sigma sqrt(d) / |dW| (Remark 1). SNR takes the
-noise's own energy off |u|; SUR does not, and noise counts as signal."""
+batches of 16, {long} epochs. `tau from noise` is sigma sqrt(d) / |dW| (Remark 1). SNR
+and power are those of the updates before their noise, which these runs keep; to SUR noise counts as
+signal."""
 
 READINGS = """Area under the ROC curve of every reading of the same recordings. `calibrated` is the
 likelihood ratio whose reference are other clients' updates, summed over rounds with equal weight;
@@ -86,8 +87,9 @@ below 0, adding up rounds of equal weight loses to the last round alone, where t
 records best."""
 
 PROTECTED = """{clients} clients, IID, batches of 16, {long} epochs, each protection alone. Behind a
-secure sum the server reads what the model moved by; behind a shuffler it sees updates without
-names, and TS-MIA of a named client cannot be measured (–)."""
+secure sum the server reads what the model moved by, and there is no single update for TS-MIA to be
+measured on (–); behind a shuffler it sees updates without names, and TS-MIA is measured with the
+names that it lacks."""
 
 CANCEL = """Two clients with other classes, softmax regression, whole-batch gradient
 descent. The federation comes to rest where the two updates cancel, so lambda goes to -1 by itself.

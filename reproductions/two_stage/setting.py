@@ -14,7 +14,9 @@ import numpy.typing as npt
 
 from fedaudit.audits.two_stage_membership import TwoStageMembership
 from fedaudit.audits.two_stage_membership.audit import Survey
-from fedaudit.audits.two_stage_membership.theory import detection_power, phi
+from fedaudit.audits.two_stage_membership.detection import strengths
+from fedaudit.audits.two_stage_membership.risk import contributions
+from fedaudit.audits.two_stage_membership.theory import phi
 from fedaudit.experiment import knowledge
 from fedaudit.experiment.config import Config, load
 from fedaudit.experiment.run import simulate
@@ -128,7 +130,8 @@ class Audited:
     """A federation that was recorded and attacked.
 
     `member` (P, n) tells the candidates apart, `width` counts parameters, `losses` are held-out,
-    `epsilon` is the largest that a protection promises a client, None without one.
+    `epsilon` is the largest that a protection promises a client, None without one; `snr` (T, K)
+    where noise is known, from updates before their noise if the run kept them.
     """
 
     survey: Survey
@@ -137,6 +140,7 @@ class Audited:
     losses: tuple[float, ...]
     width: int
     epsilon: float | None
+    snr: Floats | None
 
 
 def recorded(config: Config, use: Callable[[Trace, Truth], Any]) -> tuple[Any, tuple[float, ...]]:
@@ -157,7 +161,7 @@ def audited(config: Config, audit: TwoStageMembership) -> Audited:
     """Run one federation and audit it from the server."""
     seed = Seed(config.seed)
 
-    def use(trace: Trace, truth: Truth) -> tuple[Survey, Bools, AuditResult, int, float | None]:
+    def use(trace: Trace, truth: Truth) -> Callable[[tuple[float, ...]], Audited]:
         desk = knowledge.Desk(
             trace, truth, seed, lambda: knowledge.of_config(config, trace), config
         )
@@ -170,10 +174,15 @@ def audited(config: Config, audit: TwoStageMembership) -> Audited:
             member[i, : len(answers.members[party])] = answers.members[party]
         promised: Mapping[str, Any] = truth.facts.get("guarantees", {})
         spent = [float(g["epsilon"]) for of in promised.values() for g in of.values()]
-        return survey, member, result, trace.layout.width, max(spent, default=None)
+        snr = None
+        if survey.noise is not None and all(s.stage_one is not None for s in survey.rounds):
+            parts = list(contributions(survey, answers, member))
+            snr = strengths(parts, survey, answers).snr.reshape(len(survey.rounds), -1)
+        width, epsilon = trace.layout.width, max(spent, default=None)
+        return lambda losses: Audited(survey, member, result, losses, width, epsilon, snr)
 
-    (survey, member, result, width, epsilon), losses = recorded(config, use)
-    return Audited(survey, member, result, losses, width, epsilon)
+    made, losses = recorded(config, use)
+    return made(losses)
 
 
 # -- what is kept of it ---------------------------------------------------------------------------
@@ -188,15 +197,13 @@ def figures(values: Any, digits: int = 5) -> Any:
 
 
 def by_round(found: Audited, names: Sequence[str] = KEPT) -> dict[str, Any]:
-    """(T, K) tables over rounds and clients: SUR, lambda, r, SNR and power, J on members and on
-    others, and the AUC that the same increments give."""
+    """(T, K) tables over rounds and clients: SUR, lambda, r, J on members and on others, and the
+    AUC that the same increments give."""
     out: dict[str, list[list[float]]] = {name: [] for name in names}
-    rate = found.result.settings["false_positive_rate"]
     for survey in found.survey.rounds:
         one = survey.stage_one
         assert one is not None
         assert survey.own is not None
-        power = detection_power(one.snr, rate)
         rows: dict[str, list[float]] = {name: [] for name in names}
         for p, party in enumerate(found.survey.parties):
             if party not in survey.senders:
@@ -208,8 +215,6 @@ def by_round(found: Audited, names: Sequence[str] = KEPT) -> dict[str, Any]:
                 "sur": one.ratio[row],
                 "lambda": one.alignment[row],
                 "r": one.magnitude_ratio[row],
-                "snr": one.snr[row],
-                "power": power[row],
                 "j": float(phi(delta[inside]).mean()),
                 "j others": float(phi(delta[~inside]).mean()),
                 "auc": auc(delta, inside),

@@ -182,3 +182,21 @@ def test_the_machine_is_measured_on_one_core_and_left_as_it_was(monkeypatch):
 def test_more_clients_than_records_are_refused_before_a_plan_is_told():
     with pytest.raises(DataError, match="cannot be dealt out to 5000 clients"):
         foresee(check({**BASE, "federation": {"clients": 5000}}))
+
+
+@pytest.mark.parametrize(("hidden", "growth"), [(False, 2.0), (True, 4.0)])
+def test_linking_records_to_anonymous_rows_takes_the_square_of_the_clients(hidden, growth):
+    """Rows with names are asked about their own records and those of a few others."""
+    from fedaudit.audits.two_stage_membership import TwoStageMembership
+
+    def seconds(clients):
+        shape = module.Shape(
+            kind="mlp", clients=clients, rounds=10, width=10_000, weights=10_000, tokens=1,
+            examples=100 * clients, epochs=1.0, records=100 * clients, private=False, queries=0,
+            hidden=hidden,
+        )  # fmt: skip
+        return module._two_stage(shape, TwoStageMembership(checked_rounds=0)) - 0.5
+
+    assert seconds(400) / seconds(200) == pytest.approx(growth, rel=0.01)
+    # few clients are asked about all records either way
+    assert seconds(2) == pytest.approx(seconds(4) / 2, rel=0.01)

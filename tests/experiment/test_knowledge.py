@@ -278,6 +278,38 @@ def test_noise_of_uploads_as_measured(participation):
     assert "update_noise" in noise.rule
 
 
+@pytest.mark.parametrize("hidden", [False, True])
+def test_noise_of_every_round_goes_by_its_own_weights(hidden):
+    """Others take part in every round, with other shares in the mean."""
+    part = {"clients": 8, "rounds": 5, "participation": 0.4, "weighting": "size"}
+    noisy = {"update_noise": {"noise_multiplier": 2.0, "clip": 0.5}}
+    noisy |= {"shuffle": {}} if hidden else {}
+    mixed = {"kind": "dirichlet", "alpha": 0.1}
+    config, trace, truth = played(seed=4, federation=part, protections=noisy, partition=mixed)
+    noise = noise_of(trace, truth, config)
+    stated, view = [], trace.seen_by(SERVER)
+    for number in view.rounds:
+        updates = view.updates(number)
+        sigma, own = noise.in_round(updates.senders, updates.weights)
+        share = updates.weights / updates.weights.sum()
+        np.testing.assert_allclose(own, share * updates.rows.std(axis=1), rtol=0.1)
+        assert sigma == pytest.approx((share @ updates.rows).std(), rel=0.1)
+        stated.append(sigma)
+    if not hidden:
+        assert max(stated) > 1.05 * min(stated)
+    assert noise.clip == 0.5
+
+
+def test_noise_on_the_sum_is_divided_by_those_who_took_part():
+    noisy = {"central_dp": {"noise_multiplier": 3.0, "clip": 0.5}}
+    config, trace, truth = played(protections=noisy)
+    noise = noise_of(trace, truth, config)
+    for count in (2, 5):
+        sigma, own = noise.in_round(["client-00"] * count, np.ones(count))
+        assert sigma == pytest.approx(1.5 / count)
+        assert not own.any()
+
+
 @pytest.mark.parametrize("participation", [1.0, 0.4])
 def test_noise_of_an_honest_server_as_measured(participation):
     part = {"clients": 5, "rounds": 1, "participation": participation}
@@ -674,9 +706,16 @@ def test_a_model_without_records_is_no_question(shell):
 def test_a_model_that_does_not_fit_is_a_missing_need(shell, elsewhere):
     narrow = [a.replace(":build", ":narrow") for a in ASK]
     done = shell("audit", "trace", *narrow, "--out", "narrow")
-    assert done.code == 0
+    # the only audit that was asked for cannot run on what was just typed
+    assert done.code == 3
+    said = " ".join(done.out.split())
     for words in ("do not fit", "0.weight", "(5, 6)", "(24, 6)"):
-        assert words in " ".join(done.out.split())
+        assert words in said
+    assert "Blind" not in said
+    assert "Records were given (--data), and two stage membership did not run on them" in said
+    # beside another audit that runs, it is one missing need of several
+    both = shell("audit", "trace", "--only", "coverage", *narrow, "--out", "narrow")
+    assert both.code == 0
 
 
 def test_a_trace_alone_leaves_the_audit_out(shell):
@@ -715,13 +754,123 @@ def test_records_of_the_public_are_nobodys(shell, elsewhere, word):
     assert len(records.others) == 96
 
 
+@pytest.mark.parametrize(
+    "slip",
+    ["Hospital A", "hospital-a", "hospital  A", "hopital A", "hosptial A", "hospital B"],
+)
+def test_a_name_that_is_nearly_a_clients_is_refused(shell, elsewhere, slip):
+    """ "hospital A" is written otherwise throughout: not one record of it would be asked about."""
+    trace = Trace.open(elsewhere / "trace")
+    text = (elsewhere / "table.csv").read_text().replace("hospital A,", f"{slip},")
+    (elsewhere / "typo.csv").write_text(text)
+    if slip == "hospital B":  # another client's name is no slip; a client without records is noted
+        records = of_files(trace, "typo.csv", model="foreign_model:build", settings=COLUMNS)
+        assert any("no records were given of hospital A" in n for n in records.notes)
+        return
+    with pytest.raises(DataError, match="nearly 'hospital A'") as error:
+        of_files(trace, "typo.csv", model="foreign_model:build", settings=COLUMNS)
+    assert "'held-out'" in error.value.remedy
+    done = shell("audit", "trace", *ASK, "--data", "typo.csv", "--out", "typo")
+    assert done.code == 3
+
+
+def test_a_site_that_took_no_part_is_nobodys_and_said_to_be(shell, elsewhere):
+    """ "hospital E" differs from D by a letter, and D has its own records."""
+    trace = Trace.open(elsewhere / "trace")
+    text = (elsewhere / "table.csv").read_text().replace("held-out,", "hospital E,")
+    (elsewhere / "fifth.csv").write_text(text)
+    records = of_files(trace, "fifth.csv", model="foreign_model:build", settings=COLUMNS)
+    assert records.notes == (
+        "records of 'hospital E' (96) were taken as nobody's: the trace has no client of that name",
+    )
+    _, _, notes = candidates(records, 8, Seed(0))
+    assert notes[0] == records.notes[0]
+
+
 def test_members_that_stand_among_the_held_out(shell, elsewhere):
     lines = (elsewhere / "table.csv").read_text().splitlines()
     again = ["held-out" + line[len("hospital A") :] for line in lines if "hospital" in line]
     (elsewhere / "twice.csv").write_text("\n".join([*lines, *again]))
     done = shell("audit", "trace", *ASK, "--data", "twice.csv", "--out", "twice")
-    assert done.code == 0
+    assert done.code == 3
     assert "overlap members" in " ".join(done.out.split())
+
+
+CODER = """\
+import torch
+from torch import nn
+
+class Coder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into, self.out = nn.Linear(6, 2 * 4), nn.Linear(4, 6)
+
+    def forward(self, x):
+        mean, logvar = self.into(x).chunk(2, dim=-1)
+        z = mean + torch.randn_like(mean) * (0.5 * logvar).exp() if self.training else mean
+        return self.out(z), mean, logvar
+
+def build():
+    return Coder()
+
+def elbo(task, p, x, y, noise):
+    seen, mean, logvar = torch.func.functional_call(task.module, p, (x,))
+    fit = -((seen - x) ** 2).sum(1)
+    return fit + 0.01 * (1 + logvar - mean**2 - logvar.exp()).sum(1)
+"""
+
+
+def test_a_foreign_autoencoder_is_audited_with_a_score_of_ones_own(tmp_path, monkeypatch):
+    """It gives no logits: with a score nobody asks for any, without one the message says so."""
+    (tmp_path / "coder.py").write_text(CODER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    torch.manual_seed(0)
+    rng = np.random.default_rng(2)
+    scope = {"__name__": "coder"}
+    exec(CODER, scope)
+    module, names = scope["build"](), ["A1", "B1", "C1"]
+    data = {n: rng.normal(size=(12, 6)).astype(np.float32) for n in (*names, "held-out")}
+    data["held-out"] = rng.normal(size=(36, 6)).astype(np.float32)
+    state = {k: v.clone() for k, v in module.state_dict().items()}
+    recorder = Recorder(tmp_path / "trace", like=arrays(state))
+    for _ in range(2):
+        states = []
+        with recorder.round() as wire:
+            for n in names:
+                wire.send("model", SERVER, n, arrays(state))
+            for n in names:
+                module.load_state_dict(state)
+                optimiser = torch.optim.Adam(module.parameters(), lr=0.02)
+                x = torch.from_numpy(data[n])
+                for _ in range(150):
+                    optimiser.zero_grad()
+                    seen, mean, logvar = module(x)
+                    kl = 0.01 * (1 + logvar - mean**2 - logvar.exp()).sum()
+                    (((seen - x) ** 2).sum() - kl).backward()
+                    optimiser.step()
+                states.append({k: v.clone() for k, v in module.state_dict().items()})
+                wire.send("model", n, SERVER, arrays(states[-1]))
+        state = {k: torch.stack([s[k] for s in states]).mean(0) for k in state}
+    recorder.close()
+    with (tmp_path / "t.csv").open("w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow(["who", *(f"x{i}" for i in range(6)), "y"])
+        for n, x in data.items():
+            out.writerows(
+                [n, *map(float, row), "one" if i % 2 else "two"] for i, row in enumerate(x)
+            )
+    given = {"data": "t.csv", "model": "coder:build", "columns": {"client": "who", "label": "y"}}
+    settings = {"score_by": "coder:elbo", "smooth": True, "checked_records": 4}
+    done = audit("trace", {"two_stage_membership": settings}, **given)
+    result = by_name(done)["two_stage_membership"]
+    assert result.not_applicable is None
+    assert result.estimates["membership_auc"].low > 0.55
+    assert result.bounds
+    with pytest.raises(ConfigError, match="does not fit") as error:
+        audit("trace", {"two_stage_membership": {}}, **given)
+    assert "tuple" in error.value.got
+    assert "score_by" in error.value.remedy
 
 
 def test_a_manifest_does_not_decide_which_code_is_run(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from fedaudit.report.curves import (
     CANCELLED,
     DRAWINGS,
     NORMAL,
+    PROXY,
     cancellation,
     figure,
     survival_map,
@@ -78,8 +79,26 @@ def test_the_cancelled_region_is_where_the_sum_is_short():
 
 def test_what_nobody_trained_on_is_dashed():
     columns = {"round": (1, 2), "J": (0.1, 0.2), "J of nobody's": (0.1, 0.1)}
+    both = columns | {"TS-MIA": (1.0, 0.9), "TS-MIA of nobody's": (0.8, 0.9)}
+    assert figure("risk by round", both).count("stroke-dasharray") == 2
     assert figure("risk by round", columns).count("stroke-dasharray") == 1
     assert figure("something else", columns).count("stroke-dasharray") == 0
+
+
+def test_a_line_with_its_ends_is_a_band():
+    columns = {"round": (1, 2), "J": (0.1, 0.2), "J low": (0.0, 0.1), "J high": (0.2, 0.3)}
+    drawn = figure("risk by round", columns | {"SUR": (0.5, 0.4)})
+    assert drawn.count("<polygon") == 1
+    assert drawn.count("<polyline") == 2
+    assert "J low" not in drawn
+    # one end alone is a column like any other
+    assert figure("unknown", {n: columns[n] for n in ("round", "J", "J low")}).count("<poly") == 2
+
+
+def test_one_row_per_update_is_kept_and_what_was_checked_is_drawn():
+    columns = {"round": (1, 1), "client": (1, 2), "J": (0.1, 0.2), PROXY: (0.1, 0.3)}
+    assert figure("stages by client and round", columns) == ""
+    assert figure("checked updates by client and round", columns).count("h0") == 2
 
 
 @pytest.mark.parametrize("name", [*DRAWINGS, "unknown"])

@@ -9,11 +9,16 @@ the model moved by. What is not observable is left out, and said.
 
 Paper: [TwoStage], Sections 3 to 5: Eqs. (1)-(32), Lemmas 1-8, Theorem 1. One file per part:
 
-    theory.py     closed forms and bounds: scalars and arrays in, the same out
-    survival.py   stage I of all clients of a round at once
-    scoring.py    scores of many models on many records; directional derivatives along an update
+    theory.py       closed forms and bounds: scalars and arrays in, the same out
+    seen.py         what a view shows of a round
+    pools.py        candidates of all clients side by side
+    survival.py     stage I of all clients of a round at once
+    detection.py    its power where noise hides how long updates are
+    scoring.py      scores of many models on many records; directional derivatives along an update
     attribution.py  stage II of all clients of a round, and the check of Theorem 1 and Lemma 6
-    audit.py      the audit: attack a view, score the guess
+    audit.py        the audit: attack a view, score the guess
+    scores.py       the score: numbers of risk.py, attack.py, prediction.py and lemmas.py, tables of
+                    tables.py and by_update.py
 
 Differs:
 - Published SUR rises when updates cancel (r = 1, lambda = -0.99: 7.07), so stage I as printed never
@@ -25,6 +30,7 @@ Differs:
   Ours comes from Hessian-vector products on a grid of the segment (no supremum either: a grid), for
   smooth activations only; the remainder itself is integrated, with an error estimate.
 - Both scores of an increment share their random numbers.
+- Updates are taken from the model that each client was sent; where these differ there is no W + B.
 - The paper runs no attack. Ours asks about members and about matched records that nobody trained
   on, so that a value has a baseline: TS-MIA of records nobody trained on is often as high.
 

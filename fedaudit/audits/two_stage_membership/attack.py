@@ -10,6 +10,7 @@ Shapes: P clients, n candidates each, (P, n) with `present` where rows are padde
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,51 +30,57 @@ RATES = (0.01, 0.001)
 
 
 def statistics_of(guess: Survey) -> dict[str, Floats]:
-    """Membership statistics (P, n), greater means member, the strongest of this view first.
+    """Membership statistics (P, n), greater means member, the headline of this view first.
 
     Calibrated: evidence for a record under the client's own trained model against the same under
     other clients' models, in their spread: a likelihood ratio of two Gaussians of equal spread,
     with the leave-one-client-out federation as reference. All are centred over the candidates of
-    one client and class, whose labels are not needed for it. Rounds are added up (Stouffer).
+    one client and class, whose labels are not needed for it. Rounds are added up (Stouffer), each
+    statistic over those that have it.
     """
     out: dict[str, Floats] = {}
-    kinds = {r.seen for r in guess.rounds}
+    each = list(zip(guess.rounds, round_statistics(guess), strict=True))
 
-    def rounds(values: list[Floats]) -> list[Floats]:
-        return _comparable(values, guess)
+    def of(seen: str) -> list[Floats]:
+        """The headline of those rounds that show updates in this way."""
+        return [statistic for r, statistic in each if r.seen == seen]
 
-    if kinds == {"named"}:
-        calibrated = round_statistics(guess)
-        plain = rounds([r.own for r in guess.rounds if r.own is not None])
-        worst = rounds([r.isolated for r in guess.rounds if r.isolated is not None])
+    def rounds(values: Iterable[Floats | None]) -> list[Floats]:
+        return _comparable([v for v in values if v is not None], guess)
+
+    if calibrated := of("named"):
         out["own model against other clients', all rounds"] = _stouffer(calibrated)
         out["own model against other clients', last round"] = _latest(calibrated)
+    if plain := rounds(r.own for r in guess.rounds):
+        worst = rounds(r.isolated for r in guess.rounds)
         out["update on top of the others, all rounds (Eq. 16)"] = _stouffer(plain)
         out["update alone, all rounds (Eq. 11)"] = _stouffer(worst)
-    elif kinds == {"anonymous"}:
-        linked = round_statistics(guess)
-        best = rounds([_best_row(r, guess.present) for r in guess.rounds])
+    if linked := of("anonymous"):
+        hidden = [r for r in guess.rounds if r.seen == "anonymous"]
+        best = rounds(_best_row(r, guess.present) for r in hidden)
         out["row linked by a client's candidates against other rows, all rounds"] = _stouffer(
             linked
         )
         out["row linked by a client's candidates against other rows, last round"] = _latest(linked)
         out["best anonymous row, all rounds"] = _stouffer(best)
-    aggregate = rounds([r.aggregate for r in guess.rounds])
-    out["what the model moved by, all rounds (Eq. 12)"] = _stouffer(aggregate)
-    out["what the model moved by, last round (Eq. 12)"] = aggregate[-1]
-    out["score of the final model"] = _centred(guess.final, guess)
+    if aggregate := rounds(r.aggregate for r in guess.rounds if not r.personal):
+        out["what the model moved by, all rounds (Eq. 12)"] = _stouffer(aggregate)
+        out["what the model moved by, last round (Eq. 12)"] = aggregate[-1]
+    if np.isfinite(guess.final).any():
+        out["score of the final model"] = _centred(guess.final, guess)
     return out
 
 
 def round_statistics(guess: Survey) -> list[Floats]:
-    """The headline attack's statistic of every single round, (P, n) each."""
-    kinds = {r.seen for r in guess.rounds}
-    if kinds == {"named"}:
-        values = [_likelihood_ratio(r, guess.present) for r in guess.rounds]
-    elif kinds == {"anonymous"}:
-        values = [_own_row(r, guess.present) for r in guess.rounds]
-    else:
-        values = [r.aggregate for r in guess.rounds]
+    """The headline's statistic of every single round, (P, n) each."""
+    values = []
+    for r in guess.rounds:
+        if r.seen == "named":
+            values.append(_likelihood_ratio(r, guess.present))
+        elif r.seen == "anonymous":
+            values.append(_own_row(r, guess.present))
+        else:
+            values.append(r.aggregate)
     return _comparable(values, guess)
 
 

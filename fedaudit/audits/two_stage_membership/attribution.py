@@ -15,7 +15,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedaudit.audits.two_stage_membership.scoring import NUMBERS_AT_ONCE, Asked, Scorer
+from fedaudit.audits.two_stage_membership.scoring import (
+    NUMBERS_AT_ONCE,
+    WEIGHTS_AT_ONCE,
+    Asked,
+    Models,
+    Scorer,
+)
 from fedaudit.audits.two_stage_membership.theory import published_smoothness
 
 Floats = npt.NDArray[np.float64]
@@ -24,10 +30,14 @@ COARSE, FINE = 5, 9
 """Gauss-Legendre nodes: the difference of the two rules is the error estimate."""
 GRID = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Where along the segment curvature is measured: a grid, not a supremum."""
+BOOLE = np.array([7.0, 32.0, 12.0, 32.0, 7.0]) / 90.0
+"""Weights of an integral over the grid; Simpson's rule on its ends and middle tells the error."""
+KINK = 0.05
+"""Share of a slope's change that curvature may leave unexplained before it counts as a jump."""
 
 
 def on_pools(
-    scorer: Scorer, models: Tensor, pools: Asked, pairs: Sequence[Sequence[int]]
+    scorer: Scorer, models: Tensor | Models, pools: Asked, pairs: Sequence[Sequence[int]]
 ) -> Tensor:
     """Scores (K, R, n) of K models (K, d), model j on the pools `pairs[j]` (R,); `pools` x
     (P, n, ...).
@@ -43,6 +53,7 @@ def on_pools(
         return scorer.each(models, _for_all(shared, count)).view(count, asked_pools, -1)
     numbers = asked_pools * (pools.x[0].numel() + _draws(pools))
     rows = max(1, NUMBERS_AT_ONCE // max(1, numbers))
+    rows = min(rows, max(1, WEIGHTS_AT_ONCE // models[0].numel()))
     parts = [
         scorer.each(models[low : low + rows], _side_by_side(pools, which[low : low + rows]))
         for low in range(0, count, rows)
@@ -81,7 +92,7 @@ def leave_one_out(
 
     `after` W + dW (d,), `contributions` u (K, d), `after_scores` (P, n).
     """
-    without = on_pools(scorer, after - contributions, pools, pairs)
+    without = on_pools(scorer, Models(after, contributions, -1.0), pools, pairs)
     return _apart(after_scores, without, contributions, pairs)
 
 
@@ -97,7 +108,7 @@ def put_on(
 
     `before` W (d,), `contributions` u (K, d), `before_scores` (P, n).
     """
-    with_it = on_pools(scorer, before + contributions, pools, pairs)
+    with_it = on_pools(scorer, Models(before, contributions), pools, pairs)
     return -_apart(before_scores, with_it, contributions, pairs)
 
 
@@ -120,6 +131,7 @@ class Path:
     `increment` delta (Eq. 16), `slope` <H(0), u>, `remainder` integral of <H(t) - H(0), u> with
     `error`, its quadrature error estimate; `directional` sup |u' Hess u| / |u|^2 on the grid,
     `smoothness` sup |Hess u| / |u| on the grid (None: not smooth), `calibrated` the published L.
+    `kinked`: slopes jump, though the score was said to be smooth.
     """
 
     norm: float
@@ -131,10 +143,23 @@ class Path:
     smoothness: Floats | None
     calibrated: float
     products: Floats
+    kinked: bool = False
 
 
-def path(scorer: Scorer, base: Tensor, update: Tensor, asked: Asked, *, smooth: bool) -> Path:
-    """Look along one client's update, in double precision. [TwoStage] Lemmas 5 and 6"""
+def path(
+    scorer: Scorer,
+    base: Tensor,
+    update: Tensor,
+    asked: Asked,
+    *,
+    smooth: bool,
+    hearsay: bool = False,
+) -> Path:
+    """Look along one client's update, in double precision. [TwoStage] Lemmas 5 and 6
+
+    `hearsay`: that the score is smooth was said, and is not known of its layers. Then curvature has
+    to account for how slopes change along the segment, as it does not where they jump (a ReLU).
+    """
     base, u, asked, scorer = base.double(), update.double(), asked.double(), scorer.precise()
     one = Asked(
         asked.x.unsqueeze(0),
@@ -147,7 +172,7 @@ def path(scorer: Scorer, base: Tensor, update: Tensor, asked: Asked, *, smooth: 
         return scores[0].numpy(), slopes[0].numpy()
 
     start, slope = at(0.0)
-    end, _ = at(1.0)
+    end, last = at(1.0)
     rules = []
     for count in (COARSE, FINE):
         nodes, weights = np.polynomial.legendre.leggauss(count)
@@ -157,14 +182,17 @@ def path(scorer: Scorer, base: Tensor, update: Tensor, asked: Asked, *, smooth: 
     error = np.abs(rules[1] - rules[0]) + 1e-12 * (np.abs(start) + np.abs(end))
     squared = float(u @ u)
     directional = smoothness = None
+    kinked = False
     if smooth and squared > 0:
         along, across = [], []
         for t in GRID:  # one after the other: a product is as large as the model, per record
             products = scorer.hessian_products(base + t * u, u, asked)
-            along.append((products @ u).abs().numpy())
+            along.append((products @ u).numpy())
             across.append(products.norm(dim=1).numpy())
-        directional = np.max(along, axis=0) / squared
-        smoothness = np.max(across, axis=0) / np.sqrt(squared)
+        kinked = hearsay and bool(jumps(np.stack(along), last - slope).any())
+        if not kinked:
+            directional = np.abs(along).max(axis=0) / squared
+            smoothness = np.max(across, axis=0) / np.sqrt(squared)
     return Path(
         norm=float(np.sqrt(squared)),
         increment=end - start,
@@ -175,7 +203,20 @@ def path(scorer: Scorer, base: Tensor, update: Tensor, asked: Asked, *, smooth: 
         smoothness=smoothness,
         calibrated=_calibrated(at, slope, start, np.sqrt(squared)),
         products=scorer.gradient_products(base, asked).numpy(),
+        kinked=kinked,
     )
+
+
+def jumps(curvature: Floats, change: Floats) -> npt.NDArray[np.bool_]:
+    """Where a slope (n,) changes over the grid by other than its curvature (5, n) adds up to.
+
+    By more than the rule may err, and than a share of what there is to add up: on a few points a
+    jump beside no curvature shows, a small one beside much of it does not.
+    """
+    whole = BOOLE @ curvature
+    error = np.abs(whole - (curvature[0] + 4.0 * curvature[2] + curvature[4]) / 6.0)
+    size = np.abs(curvature).max(axis=0) + np.abs(change)
+    return np.asarray(np.abs(change - whole) > 2.0 * error + KINK * size)
 
 
 def _calibrated(at, slope: Floats, start: Floats, norm: float) -> float:  # type: ignore[no-untyped-def]

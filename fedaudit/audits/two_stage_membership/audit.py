@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -13,26 +12,30 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit import foreign
-from fedaudit.audits.audit import Candidates, Knowledge, Noise, columns_for
+from fedaudit.audits.audit import Knowledge, Noise, columns_for
 from fedaudit.audits.two_stage_membership import scores, survival
-from fedaudit.audits.two_stage_membership.theory import detection_power
-from fedaudit.errors import ConfigError, NotApplicable, NotObservable
+from fedaudit.audits.two_stage_membership.pools import flat, padded, pools_of
+from fedaudit.audits.two_stage_membership.seen import (
+    Unusable,
+    arranged,
+    kinds_of,
+    known_rows,
+    one_model_for_all,
+    senders_in,
+    sent_models,
+)
+from fedaudit.errors import ConfigError, FedauditError, NotApplicable, NotObservable
 from fedaudit.results import AuditResult
-from fedaudit.trace import ANONYMOUS, PUBLIC, Truth, View
+from fedaudit.trace import ANONYMOUS, Truth, View
 
 if TYPE_CHECKING:
+    import torch
+
     from fedaudit.audits.two_stage_membership.attribution import Path
     from fedaudit.audits.two_stage_membership.scoring import Asked, Scorer
 
 Floats = npt.NDArray[np.float64]
 Seen = Literal["named", "anonymous", "sum"]
-
-CHECKED_CLIENTS = 3
-"""So many clients of a checked round are looked at along their whole segment."""
-
-
-class Unusable(NotApplicable):
-    """One round that cannot be surveyed; the others may be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +43,10 @@ class Inquiry:
     """What stays the same from round to round: who looks, with which scores, at which records.
 
     `columns`: recorded columns in the model's order, where it differs. `chosen`: party -> numbers
-    of the candidates that are looked at closely. `smooth`: whether scores have second derivatives.
+    of the candidates that are looked at closely. `smooth`: whether scores have second derivatives,
+    `hearsay` if that was said.
+    `named`: updates of these parties bear names in some round. `looked_at`: party -> how often it
+    was looked at closely so far, so that all have their turn.
     """
 
     view: View
@@ -51,7 +57,10 @@ class Inquiry:
     columns: npt.NDArray[np.int64] | None
     chosen: dict[str, npt.NDArray[np.int64]]
     smooth: bool
+    hearsay: bool
+    named: bool
     rng: np.random.Generator
+    looked_at: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +71,12 @@ class RoundSurvey:
     what the model moved (Eq. 12). Named rows: `own` (P, n) delta of the pool's own update (Eq. 16),
     `isolated` (P, n) increments by u alone (Eq. 11), `local` (P, n) evidence under the client's own
     trained model, `reference` and `spread` (P, n) mean and deviation of the same under other
-    clients' models; NaN for clients that did not take part. Anonymous rows: `by_row` (K, P, n)
+    clients' models; NaN for clients that did not take part. Where clients were sent different
+    models (`personal`) there is no W to add an update to: these three alone, `aggregate` is NaN and
+    `stage_one` None. Anonymous rows: `by_row` (K, P, n)
     delta of every row on every pool, `local_by_row` (K, P, n) evidence under every row's model.
-    `scale` the server's rate; `no_derivative` why nothing was looked at along its segment.
+    `scale` the server's rate; `sigma` the noise in dW, `shares` (K,) of the rows in the mean;
+    `no_derivative` why nothing was looked at along its segment.
     """
 
     number: int
@@ -76,6 +88,8 @@ class RoundSurvey:
     scale: float
     residual: float
     aggregate: Floats
+    sigma: float = 0.0
+    shares: Floats | None = None
     own: Floats | None = None
     isolated: Floats | None = None
     local: Floats | None = None
@@ -85,11 +99,13 @@ class RoundSurvey:
     local_by_row: Floats | None = None
     paths: dict[str, Path] = field(default_factory=dict)
     no_derivative: str = ""
+    personal: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """The attack's answer. `present` (P, n) marks candidates, the rest is padding."""
+    """The attack's answer. `present` (P, n) marks candidates, the rest is padding; `final` (P, n)
+    scores of the final model, NaN where there is none for all."""
 
     parties: tuple[str, ...]
     present: npt.NDArray[np.bool_]
@@ -113,9 +129,11 @@ class TwoStageMembership:
     tau of stage I, or "noise" to derive it from the noise in force. `sample`: m of TS-MIA_m.
     `noise_draws`: draws of a score's own random numbers (autoencoders), the same for all models.
     `references`: other clients' updates against which one is calibrated. `false_positive_rate`: at
-    which stage I's detection power is stated. `checked_rounds`, `checked_records`: where curvature
-    and the bound of Theorem 1 are measured. `score_by`: "package.module:function" in place of the
-    task's own score: (task, parameters, x, y, noise) to one number per record.
+    which stage I's detection power is stated. `checked_rounds`, `checked_clients` (in turn) and
+    `checked_records` of each: where curvature and the bound of Theorem 1 are measured. `score_by`:
+    "package.module:function" in place of the task's own score: (task, parameters, x, y, noise) to
+    one number per record. `smooth` says that modules (and a score) of your own have second
+    derivatives, which cannot be told from their names.
     """
 
     name: ClassVar[str] = "two_stage_membership"
@@ -132,8 +150,10 @@ class TwoStageMembership:
     references: int = 8
     false_positive_rate: float = 0.05
     checked_rounds: int = 2
+    checked_clients: int = 3
     checked_records: int = 8
     score_by: str | None = None
+    smooth: bool = False
     confidence: float = 0.95
 
     def __post_init__(self) -> None:
@@ -149,6 +169,7 @@ class TwoStageMembership:
             ("references", self.references >= 2, "at least 2"),
             ("false_positive_rate", 0 < self.false_positive_rate < 1, "between 0 and 1"),
             ("checked_rounds", self.checked_rounds >= 0, "0 or more"),
+            ("checked_clients", self.checked_clients >= 1, "at least 1"),
             ("checked_records", self.checked_records >= 2, "at least 2"),
             ("confidence", 0 < self.confidence < 1, "between 0 and 1"),
         ):
@@ -163,8 +184,6 @@ class TwoStageMembership:
     # -- attack ----------------------------------------------------------------------------------
 
     def attack(self, view: View, knowledge: Knowledge, rng: np.random.Generator) -> Survey:
-        import torch
-
         from fedaudit.audits.two_stage_membership.scoring import Scorer, rough_layers
 
         task = knowledge.task
@@ -185,9 +204,13 @@ class TwoStageMembership:
         columns = columns_for(task.layout, view.layout)
         models = sent_models(view, columns)
         parties = tuple(sorted(knowledge.candidates))
-        pools, present = _padded([knowledge.candidates[p] for p in parties], task, self, rng)
+        pools, present = padded(
+            [knowledge.candidates[p] for p in parties], task, self.noise_draws, rng
+        )
         scorer = Scorer(task, _callable(self.score_by))
-        rough = rough_layers(task) if self.score_by is None else (self.score_by,)
+        rough = rough_layers(task, said_smooth=self.smooth)
+        if self.score_by is not None and not self.smooth:
+            rough = (self.score_by,)
         about = Inquiry(
             view=view,
             scorer=scorer,
@@ -200,44 +223,71 @@ class TwoStageMembership:
                 for i, p in enumerate(parties)
             },
             smooth=not rough,
+            hearsay=self.smooth,
+            named=any(s in parties for t in view.rounds for s in senders_in(view, t)),
             rng=rng,
         )
         checked = _spread(view.rounds, self.checked_rounds)
         surveyed: list[RoundSurvey] = []
         left: list[tuple[int, Unusable]] = []
+        end: torch.Tensor | None = None
         for number in view.rounds:
+            end = None
             try:
-                surveyed.append(
-                    self._round(
-                        about,
-                        number,
-                        models[number],
-                        models.get(number + 1),
-                        # momentum has not begun in the first round: the rate shows there
-                        scale=next((s.scale for s in surveyed if s.seen != "sum"), None),
-                        close=number in checked,
-                    )
+                one, end = self._round(
+                    about,
+                    number,
+                    models[number],
+                    models.get(number + 1),
+                    # momentum has not begun in the first round: the rate shows there
+                    scale=next((s.scale for s in surveyed if s.stage_one is not None), None),
+                    close=number in checked,
                 )
+                surveyed.append(one)
             except Unusable as error:
                 left.append((number, error))
         if not surveyed:
             raise left[0][1]
-        last = models[max(models)]
-        final = scorer.one(torch.from_numpy(last.copy()), _flat(pools)).view(present.shape)
+        final, about_final = self._final(about, models, end, surveyed)
         return Survey(
             parties=parties,
             present=present,
             classes=pools.y.numpy(),
             rounds=tuple(surveyed),
-            final=final.double().numpy(),
+            final=final,
             checked=about.chosen,
             rough=rough,
             noise=knowledge.noise,
-            notes=(*knowledge.notes, *(f"round {n} was left out: {e.what}" for n, e in left)),
+            notes=(
+                *knowledge.notes,
+                *(f"round {n} was left out: {e.what}" for n, e in left),
+                *about_final,
+            ),
             threshold_rule=_rule(self.threshold, knowledge.noise),
             vantage=view.vantage,
             trace_sha256=view.trace_sha256,
         )
+
+    @staticmethod
+    def _final(
+        about: Inquiry,
+        models: Mapping[int, npt.NDArray[np.float32]],
+        end: torch.Tensor | None,
+        surveyed: Sequence[RoundSurvey],
+    ) -> tuple[Floats, tuple[str, ...]]:
+        """Scores (P, n) of the final model: the released one, or what the last round ended with."""
+        import torch
+
+        last, notes = about.view.rounds[-1], tuple[str, ...]()
+        shape = tuple(about.pools.y.shape)
+        if last + 1 in models:
+            end = torch.from_numpy(models[last + 1].copy())
+        elif end is None and any(s.personal for s in surveyed):
+            return np.full(shape, np.nan), ()
+        elif end is None:
+            end = torch.from_numpy(models[last].copy())
+            notes = (f"the final model is the one sent in round {last}: no later one was recorded",)
+        return about.scorer.one(end, flat(about.pools)).view(shape).double().numpy(), notes
 
     def _round(
         self,
@@ -248,18 +298,22 @@ class TwoStageMembership:
         *,
         scale: float | None,
         close: bool,
-    ) -> RoundSurvey:
-        """Both stages of one round, as far as this view holds them."""
+    ) -> tuple[RoundSurvey, torch.Tensor | None]:
+        """Both stages of one round, as far as this view holds them; the model it ended with."""
         import torch
 
         from fedaudit.audits.two_stage_membership import attribution
+        from fedaudit.audits.two_stage_membership.scoring import Models
 
         scorer, pools, parties = about.scorer, about.pools, about.parties
+        if not one_model_for_all(about.view, number):
+            return self._personal_round(about, number), None
         moved = None if after is None else after - before
         try:
             updates = about.view.updates(number)
-            rows = _arranged(updates.rows, about.columns)
-            parts = survival.contributions(rows, updates.weights, moved, scale)
+            rows = arranged(updates.rows, about.columns)
+            size = 0.0 if moved is None else float(np.linalg.norm(before))
+            parts = survival.contributions(rows, updates.weights, moved, scale, size)
             senders, messages = updates.senders, tuple(int(i) for i in updates.messages)
         except NotObservable:
             parts, senders, messages = None, (), ()
@@ -274,17 +328,17 @@ class TwoStageMembership:
         assert step is not None
         start = torch.from_numpy(before.copy())
         end = start + torch.from_numpy(np.ascontiguousarray(step))
-        flat, shape = _flat(pools), tuple(pools.y.shape)
-        start_scores = scorer.one(start, flat).view(shape)
-        end_scores = scorer.one(end, flat).view(shape)
+        everyone, shape = flat(pools), tuple(pools.y.shape)
+        start_scores = scorer.one(start, everyone).view(shape)
+        end_scores = scorer.one(end, everyone).view(shape)
         aggregate = (end_scores.double() - start_scores.double()).numpy()
         asked = [s for s in senders if s in parties or s == ANONYMOUS]
-        if parts is None or not asked:
+        if parts is None or not (asked or about.named):
             # a secure sum, or the means of regions: nothing of a single client
             return RoundSurvey(
                 number=number, seen="sum", senders=(), messages=(), stage_one=None,
                 threshold=math.inf, scale=1.0, residual=0.0, aggregate=aggregate,
-            )  # fmt: skip
+            ), end  # fmt: skip
         if len(parts.u) < 2:
             raise Unusable(
                 "a single contribution has no background",
@@ -292,7 +346,7 @@ class TwoStageMembership:
                 got=f"{len(parts.u)} in round {number}",
                 remedy="audit a federation of two clients or more",
             )
-        sigma, own_noise = _noise_in(about.noise, senders, parts.scale)
+        sigma, own_noise = _noise_in(about.noise, senders, updates.weights, parts.scale)
         shared: dict[str, Any] = {
             "number": number,
             "senders": senders,
@@ -300,40 +354,36 @@ class TwoStageMembership:
             "stage_one": survival.survival(parts, sigma, own_noise),
             "threshold": survival.noise_floor(self.threshold, sigma, parts)[0],
             "scale": parts.scale,
+            "sigma": sigma,
+            "shares": updates.weights / updates.weights.sum(),
             "residual": parts.residual,
             "aggregate": aggregate,
         }
         u = torch.from_numpy(np.ascontiguousarray(parts.u))
         # a gradient becomes a model by the server's step; what is sent as a step is one already
-        kinds = {m.kind for i, m in about.view.indexed(number) if i in set(messages)}
-        own_step = parts.scale if "gradient" in kinds else 1.0
-        trained = start + own_step * torch.from_numpy(np.array(rows))
+        own_step = parts.scale if "gradient" in kinds_of(about.view, number, messages) else 1.0
         if ANONYMOUS in senders:
             pairs: Sequence[Sequence[int]] = [range(len(parties))] * len(u)
             by_row = attribution.leave_one_out(scorer, end, u, pools, pairs, end_scores)
+            trained = Models(start, rows, own_step)
             every = scorer.evidence(attribution.on_pools(scorer, trained, pools, pairs))
             return RoundSurvey(
                 seen="anonymous", by_row=by_row, local_by_row=every.double().numpy(), **shared
-            )
-        known = [(j, parties.index(s)) for j, s in enumerate(senders) if s in parties]
-        if len(known) < 2:
-            raise Unusable(
-                "fewer than two senders have records to be asked about",
-                expected="candidate records of at least two of a round's senders",
-                got=f"{len(known)} of {len(senders)} in round {number}",
-                remedy="give records of more clients, or more held-out records",
-            )
-        mine, owners = [j for j, _ in known], [p for _, p in known]
+            ), end
+        mine, owners = known_rows(parties, senders, number)
         alone = [[p] for p in owners]
         own, isolated = np.full(shape, np.nan), np.full(shape, np.nan)
-        own[owners] = attribution.leave_one_out(scorer, end, u[mine], pools, alone, end_scores)[
+        of_known = u if len(mine) == len(u) else u[mine]
+        own[owners] = attribution.leave_one_out(scorer, end, of_known, pools, alone, end_scores)[
             :, 0
         ]
-        isolated[owners] = attribution.put_on(scorer, start, u[mine], pools, alone, start_scores)[
+        isolated[owners] = attribution.put_on(scorer, start, of_known, pools, alone, start_scores)[
             :, 0
         ]
-        local, reference, spread = self._calibrated(scorer, trained[mine], pools, owners, about.rng)
-        paths, no_derivative = self._paths(about, end, u, known) if close else ({}, "")
+        trained = Models(start, rows, own_step, tuple(mine))
+        local, reference, spread = self._calibrated(scorer, trained, pools, owners, about.rng)
+        pairs_known = list(zip(mine, owners, strict=True))
+        paths, no_derivative = self._paths(about, end, u, pairs_known) if close else ({}, "")
         return RoundSurvey(
             seen="named",
             own=own,
@@ -344,28 +394,91 @@ class TwoStageMembership:
             paths=paths,
             no_derivative=no_derivative,
             **shared,
+        ), end
+
+    def _personal_round(self, about: Inquiry, number: int) -> RoundSurvey:
+        """A round in which clients were sent different models: everyone's own trained model.
+
+        There is no one W that all updates add up on: what each does to it cannot be asked.
+        """
+        from fedaudit.audits.two_stage_membership.scoring import Models
+
+        view, parties = about.view, about.parties
+        try:
+            updates = view.updates(number)
+        except NotObservable:
+            updates = None
+        if updates is None or ANONYMOUS in updates.senders:
+            raise Unusable(
+                "clients were sent different models, and nobody knows whose update is whose",
+                expected="one model for all, or updates with names",
+                got=f"round {number} with neither",
+                remedy="audit the view of somebody who sees single updates",
+            )
+        messages = tuple(int(i) for i in updates.messages)
+        if "gradient" in kinds_of(view, number, messages):
+            raise Unusable(
+                "clients were sent different models, and sent gradients back",
+                expected="models or their changes",
+                got=f"round {number} with gradients: how far a client went is not known",
+                remedy="record what clients trained",
+            )
+        mine, owners = known_rows(parties, updates.senders, number)
+        held = [view.received(number, updates.senders[j]) for j in mine]
+        if any(h is None for h in held):
+            raise Unusable(
+                "clients were sent different models, of which some are not seen",
+                expected="the model that every client was sent",
+                got=f"round {number} without {sum(h is None for h in held)} of {len(held)}",
+                remedy="record all downlinks",
+            )
+        base = arranged(np.stack([h for h in held if h is not None]), about.columns)
+        rows = arranged(updates.rows, about.columns)[mine]
+        local, reference, spread = self._calibrated(
+            about.scorer, Models(base, rows), about.pools, owners, about.rng
+        )
+        return RoundSurvey(
+            number=number,
+            seen="named",
+            senders=updates.senders,
+            messages=messages,
+            stage_one=None,
+            threshold=math.inf,
+            scale=1.0,
+            residual=0.0,
+            aggregate=np.full(tuple(about.pools.y.shape), np.nan),
+            local=local,
+            reference=reference,
+            spread=spread,
+            personal=True,
         )
 
-    @staticmethod
     def _paths(
-        about: Inquiry, end: Any, u: Any, known: Sequence[tuple[int, int]]
+        self, about: Inquiry, end: Any, u: Any, known: Sequence[tuple[int, int]]
     ) -> tuple[dict[str, Path], str]:
-        """A close look at a few clients (row, pool) of a round, and why there is none."""
+        """A close look at a few clients (row, pool) of a round, those first that were looked at
+        least; and why there is none."""
         from fedaudit.audits.two_stage_membership import attribution
 
-        out = {}
-        for j, p in known[:: max(1, len(known) // CHECKED_CLIENTS)][:CHECKED_CLIENTS]:
+        out, reason = {}, ""
+        turn = sorted(known, key=lambda one: about.looked_at.get(about.parties[one[1]], 0))
+        for j, p in sorted(turn[: self.checked_clients]):
             party = about.parties[p]
+            about.looked_at[party] = about.looked_at.get(party, 0) + 1
             few = pools_of(about.pools, p, about.chosen[party])
             try:
                 out[party] = attribution.path(
-                    about.scorer, end - u[j], u[j], few, smooth=about.smooth
+                    about.scorer,
+                    end - u[j],
+                    u[j],
+                    few,
+                    smooth=about.smooth,
+                    hearsay=about.hearsay,
                 )
-            except RuntimeError as error:
-                # foreign layers and scores need not have derivatives
-                reason = str(error).strip().splitlines() or [type(error).__name__]
-                return out, reason[0][:160]
-        return out, ""
+            except (RuntimeError, ConfigError, NotApplicable) as error:
+                # foreign layers and scores need not have derivatives, nor take double precision
+                reason = reason or _said(error)
+        return out, reason
 
     def _calibrated(
         self,
@@ -430,10 +543,6 @@ class TwoStageMembership:
             )
         return scores.scored(self, guess, truth, rng, shared)
 
-    def power(self, stage_one: survival.Survival) -> Floats:
-        """Detection power of stage I at the stated false-positive rate, (K,)."""
-        return detection_power(stage_one.snr, self.false_positive_rate)
-
 
 SHOWN = 8
 """Records per client that are named where nothing can be scored."""
@@ -459,37 +568,11 @@ def guesses_of(guess: Survey) -> dict[str, dict[str, Any]]:
     return out
 
 
-def sent_models(
-    view: View, columns: npt.NDArray[np.int64] | None = None
-) -> dict[int, npt.NDArray[np.float32]]:
-    """Round -> the model that was sent at its beginning; after the last round, the released one."""
-    found: dict[int, npt.NDArray[np.float32]] = {}
-    for number in view.rounds:
-        for _, m in view.indexed(number):
-            if m.kind != "model" or not m.parts or m.receiver == PUBLIC or m.step:
-                continue
-            # a client that sends its model up hands nothing down: what counts is what is held
-            held = view.received(number, m.receiver, before=1)
-            if held is not None:
-                found[number] = _arranged(held.astype(np.float32), columns)
-                break
-        else:
-            raise NotApplicable(
-                f"{view.vantage} sees no model that was sent in round {number}",
-                expected="a model from a server at the beginning of every round",
-                got="none (gossip has no server, and a recording may lack downlinks)",
-                remedy="audit a federation with a server, and record downlinks",
-            )
-    with contextlib.suppress(NotObservable):
-        found[len(view.rounds) + 1] = _arranged(view.released().astype(np.float32), columns)
-    return found
-
-
-def _arranged(
-    rows: npt.NDArray[np.float32], columns: npt.NDArray[np.int64] | None
-) -> npt.NDArray[np.float32]:
-    """Rows (..., d) in the model's order of tensors."""
-    return rows if columns is None else rows[..., columns]
+def _said(error: Exception) -> str:
+    """The first line of an error."""
+    if isinstance(error, FedauditError):
+        return f"{error.what}: {error.got}"[:160]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
 
 
 def _rule(threshold: float | Literal["noise"], noise: Noise | None) -> str:
@@ -501,55 +584,14 @@ def _rule(threshold: float | Literal["noise"], noise: Noise | None) -> str:
     )
 
 
-def _noise_in(noise: Noise | None, senders: Sequence[str], scale: float) -> tuple[float, Floats]:
+def _noise_in(
+    noise: Noise | None, senders: Sequence[str], weights: Floats, scale: float
+) -> tuple[float, Floats]:
     """Deviation of the noise in dW, and of the part inside each row (K,), as the server steps."""
     if noise is None:
         return 0.0, np.zeros(len(senders))
-    # nobody knows whose row this is: the typical amount
-    typical = math.sqrt(np.mean(np.square(list(noise.own.values())))) if noise.own else 0.0
-    own = [noise.own.get(s, typical if s == ANONYMOUS else 0.0) for s in senders]
-    return scale * noise.aggregate, scale * np.array(own)
-
-
-def pools_of(pools: Asked, which: int, records: npt.NDArray[np.int64]) -> Asked:
-    """Some records of one pool, (n, ...)."""
-    import torch
-
-    from fedaudit.audits.two_stage_membership.scoring import Asked as Records
-
-    rows = torch.from_numpy(records)
-    noise = None if pools.noise is None else pools.noise[:, which][:, rows]
-    return Records(pools.x[which][rows], pools.y[which][rows], noise)
-
-
-def _flat(pools: Asked) -> Asked:
-    from fedaudit.audits.two_stage_membership.scoring import Asked as Records
-
-    noise = None if pools.noise is None else pools.noise.flatten(1, 2)
-    return Records(pools.x.flatten(0, 1), pools.y.flatten(0, 1), noise)
-
-
-def _padded(
-    pools: Sequence[Candidates], task: Any, audit: TwoStageMembership, rng: np.random.Generator
-) -> tuple[Asked, npt.NDArray[np.bool_]]:
-    """Pools of equal length (P, n, ...): short ones repeat their records, which are not counted."""
-    import torch
-
-    from fedaudit.audits.two_stage_membership.scoring import Asked as Records
-
-    longest = max(len(p) for p in pools)
-    present = np.zeros((len(pools), longest), dtype=bool)
-    x, y = [], []
-    for i, pool in enumerate(pools):
-        rows = torch.arange(longest) % len(pool)
-        x.append(pool.x[rows])
-        y.append(pool.y[rows])
-        present[i, : len(pool)] = True
-    noise = None
-    if task.noise_shape() is not None:
-        shape = (audit.noise_draws, len(pools), longest, *task.noise_shape())
-        noise = torch.from_numpy(rng.standard_normal(shape).astype(np.float32))
-    return Records(torch.stack(x), torch.stack(y), noise), present
+    sigma, own = noise.in_round(senders, weights)
+    return scale * sigma, scale * own
 
 
 def _spread(rounds: range, count: int) -> set[int]:

@@ -52,7 +52,7 @@ class Contribution:
 def contributions(guess: Survey, truth: Truth, member: Bools) -> Iterator[Contribution]:
     """Every (round, client) whose single update was seen, with the client's own candidates."""
     for survey, evidence in zip(guess.rounds, round_statistics(guess), strict=True):
-        if survey.seen == "sum":
+        if survey.stage_one is None:  # a sum, or no one model that updates add up on
             continue
         # names are on the wire, or in the truth alone
         senders = {} if survey.seen == "named" else truth.senders(survey.number)
@@ -87,8 +87,6 @@ def risk(
     audit: TwoStageMembership,
     parts: list[Contribution],
     rng: np.random.Generator,
-    *,
-    noise_known: bool = True,
 ) -> dict[str, Estimate]:
     """TS-MIA_m and its two stages over rounds and clients. [TwoStage] Eqs. (28), (31), (32)
 
@@ -146,14 +144,6 @@ def risk(
         abroad = float(np.mean([_deviation(c, ~c.member) for c in parts]))
         add("empirical from true score advantage (Eqs. 11, 12)", off, abroad, share=False)
     add("SUR", ratio, float(apart.mean()), share=False)
-    if not noise_known:
-        return out
-    power = np.array([float(_power(audit, c)) for c in parts])
-    add(
-        f"power to find an update at {100 * audit.false_positive_rate:g} % false positives",
-        power,
-        audit.false_positive_rate,
-    )
     return out
 
 
@@ -177,8 +167,3 @@ def ratio_of(c: Contribution) -> float:
 
 def survives(c: Contribution) -> bool:
     return ratio_of(c) > c.survey.threshold
-
-
-def _power(audit: TwoStageMembership, c: Contribution) -> float:
-    assert c.survey.stage_one is not None
-    return float(audit.power(c.survey.stage_one)[c.row])

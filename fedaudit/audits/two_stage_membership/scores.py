@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedaudit.audits.two_stage_membership import detection
 from fedaudit.audits.two_stage_membership.attack import (
     linkage,
     membership_auc,
@@ -18,7 +20,7 @@ from fedaudit.audits.two_stage_membership.attack import (
 )
 from fedaudit.audits.two_stage_membership.lemmas import bound_checks, violations
 from fedaudit.audits.two_stage_membership.prediction import prediction
-from fedaudit.audits.two_stage_membership.risk import contributions, risk
+from fedaudit.audits.two_stage_membership.risk import contributions, ratio_of, risk
 from fedaudit.audits.two_stage_membership.tables import curves, noise_known, notes, per_client
 from fedaudit.results import AuditResult, Bound, Estimate, Underpowered
 from fedaudit.trace import Truth
@@ -43,6 +45,7 @@ def scored(
         own = truth.members[party]
         member[i, : len(own)] = own
     parts = list(contributions(guess, truth, member))
+    strength = detection.strengths(parts, guess, truth) if noise_known(guess) else None
     statistics = statistics_of(guess)
     headline = next(iter(statistics))
     estimates: dict[str, Estimate] = {}
@@ -58,7 +61,17 @@ def scored(
     estimates |= rates
     short += lacking
     if parts:
-        estimates |= risk(audit, parts, rng, noise_known=noise_known(guess))
+        estimates |= risk(audit, parts, rng)
+        # of rounds in which the model moved, as all shares of stage I
+        moving = [i for i, c in enumerate(parts) if math.isfinite(ratio_of(c))]
+        if strength is not None and moving:
+            power = detection.power(
+                strength.take(moving), [parts[i].party for i in moving], audit, rng
+            )
+            if isinstance(power, Estimate):
+                estimates[detection.power_name(audit)] = power
+            else:
+                short.append(power)
         estimates |= prediction(parts, audit, rng)
         estimates |= linkage(guess, truth, audit)
         checks, of_checks = bound_checks(guess, member)
@@ -77,9 +90,9 @@ def scored(
         estimates=estimates,
         underpowered=tuple(short),
         bounds=bounds,
-        per_client=per_client(audit, guess, parts, statistics[headline], member),
-        curves=curves(audit, guess, parts, statistics[headline], member, rng),
+        per_client=per_client(audit, guess, parts, statistics[headline], member, strength),
+        curves=curves(audit, guess, parts, statistics[headline], member, rng, strength),
         # the low end must come to lie above one half
         detectable=min(1.0, 0.5 + (auc.value - auc.low)) if auc.high > auc.low else None,
-        notes=notes(audit, guess, parts, headline, member, estimates),
+        notes=notes(audit, guess, parts, headline, member, estimates, strength),
     )

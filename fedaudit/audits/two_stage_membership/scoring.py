@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +27,33 @@ Score = Callable[[Task, Parameters, Tensor, Tensor, Tensor | None], Tensor]
 
 NUMBERS_AT_ONCE = 2**20
 """Outputs of a block of models and records: what a cache holds."""
+WEIGHTS_AT_ONCE = 2**23
+"""Weights of the models of a block (32 MB), so that never all models of a round are formed."""
+
+
+@dataclass(frozen=True)
+class Models:
+    """K models `base` (d,) or (K', d) plus `factor` times `rows` (K', d), of which `which` (K,) are
+    taken (None: all). They are formed when they are looked at, a block at a time."""
+
+    base: Tensor | npt.NDArray[np.float32]
+    rows: Tensor | npt.NDArray[np.float32]
+    factor: float = 1.0
+    which: tuple[int, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows) if self.which is None else len(self.which)
+
+    def __getitem__(self, at: int | slice) -> Tensor:
+        """One model (d,) or some (k, d)."""
+        take = at if self.which is None else np.asarray(self.which)[at]
+        base = self.base if self.base.ndim == 1 else self.base[take]
+        # what comes from a recording is read-only, and torch would warn of it: a block is copied
+        steps, start = (
+            v if isinstance(v, Tensor) else torch.from_numpy(np.array(v, dtype=np.float32))
+            for v in (self.rows[take], base)
+        )
+        return start + self.factor * steps
 
 
 @dataclass(frozen=True)
@@ -81,7 +110,7 @@ class Scorer:
             ]
             return self._finite(torch.cat(parts))
 
-    def each(self, models: Tensor, asked: Asked) -> Tensor:
+    def each(self, models: Tensor | Models, asked: Asked) -> Tensor:
         """Scores (K, n) of K models (K, d), each on its own n records: x (K, n, ...).
 
         In blocks of models and records whose outputs stay in the cache.
@@ -91,7 +120,8 @@ class Scorer:
                 asked.x[0], asked.y[0], None if asked.noise is None else asked.noise[:, 0]
             )
             fit = max(1, NUMBERS_AT_ONCE // self._numbers(models[0], first))
-            across = max(1, min(len(models), fit // max(1, min(asked.x.shape[1], fit))))
+            most = min(len(models), max(1, WEIGHTS_AT_ONCE // models[0].numel()))
+            across = max(1, min(most, fit // max(1, min(asked.x.shape[1], fit))))
             # a few models with many records each, or many models with few
             along = max(1, fit // across)
             parts = []
@@ -106,6 +136,9 @@ class Scorer:
 
     def _numbers(self, model: Tensor, asked: Asked) -> int:
         """Numbers that one model makes of one record: its output, or a few times its input."""
+        if self._width is None and self.custom is not None:
+            # what such a score makes of the module is its own affair
+            self._width = max(4 * asked.x[0].numel(), 1)
         if self._width is None:
             few = asked.take(torch.arange(1))
             z = None if few.noise is None else few.noise[0]
@@ -274,14 +307,17 @@ SMOOTH = frozenset(
 but torch has no derivative by the statistics, which travel with the model."""
 
 
-def rough_layers(task: Task) -> tuple[str, ...]:
+def rough_layers(task: Task, *, said_smooth: bool = False) -> tuple[str, ...]:
     """Layers without a second derivative (ReLU, max-pooling), or unknown to be smooth.
 
-    ELU of slope 1 has a continuous derivative, and a second one but for a point.
+    ELU of slope 1 has a continuous derivative, and a second one but for a point. `said_smooth`:
+    modules of somebody's own are believed to be, torch's own layers are known.
     """
     names = {
         type(m).__name__
         for m in task.module.modules()
-        if type(m) not in SMOOTH and not (type(m) is nn.ELU and m.alpha == 1)
+        if type(m) not in SMOOTH
+        and not (type(m) is nn.ELU and m.alpha == 1)
+        and not (said_smooth and not type(m).__module__.startswith("torch."))
     }
     return tuple(sorted(names))

@@ -15,6 +15,9 @@ from fedaudit.errors import NotApplicable
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.float32]
 
+ROUNDINGS = 2.0
+"""So many rounding errors of the numbers that went in pass for no movement at all."""
+
 
 @dataclass(frozen=True)
 class Contributions:
@@ -35,10 +38,13 @@ def contributions(
     weights: npt.ArrayLike,
     moved: Rows | None = None,
     scale: float | None = None,
+    before: float = 0.0,
 ) -> Contributions:
     """u_k = p_k dw_k with p_k = weight / sum of weights; dW as observed, or their sum.
 
-    `scale` is the server's learning rate where it is known, otherwise it is fitted to dW.
+    `scale` is the server's learning rate where it is known, otherwise it is fitted to dW. `before`
+    is the norm of the model that dW moved: what rounding to single precision can make of it and of
+    the updates is no movement, dW is then 0.
     """
     p = np.asarray(weights, dtype=np.float64)
     if not p.sum() > 0:
@@ -50,6 +56,11 @@ def contributions(
         )
     u = updates * (p / p.sum()).astype(np.float32)[:, None]
     total = u.sum(axis=0, dtype=np.float64)
+    lengths = np.sqrt(np.einsum("kd,kd->k", u, u, dtype=np.float64))
+    rounding = ROUNDINGS * float(np.finfo(np.float32).eps) * (before + float(lengths.sum()))
+    if float(np.linalg.norm(total if moved is None else moved)) <= rounding:
+        rate = 1.0 if scale is None else scale
+        return Contributions(_times(u, rate), np.zeros(u.shape[1], np.float32), rate, 0.0)
     if moved is None:
         rate = 1.0 if scale is None else scale
         return Contributions(_times(u, rate), (rate * total).astype(np.float32), rate, 0.0)
@@ -85,8 +96,12 @@ class Survival:
 
     `own` |u|, `background` |B|, `moved` |dW|, `alignment` lambda (Eq. 5), `magnitude_ratio`
     r = |B|/|u|, `ratio` SUR (Eq. 8), `snr` |u|/sigma with B known (infinite without noise), `blind`
-    |u| / sqrt(|B|^2 + d sigma^2): a heuristic without B (noise that was recorded is part of B too:
-    it then counts twice, on the careful side).
+    |u| / `spread`, sqrt(|B|^2 + d sigma^2): a heuristic without B (noise that was recorded is part
+    of B too: it then counts twice, on the careful side).
+
+    Where noise lies inside u itself, `snr` and `blind` are what one draw reads, never below 0: pure
+    noise reads as a signal half of the time, the more so the larger the model. What may be averaged
+    is `snr_squared`, which is below 0 as often as above, with its standard error `snr_error`.
     """
 
     own: Floats
@@ -96,7 +111,10 @@ class Survival:
     magnitude_ratio: Floats
     ratio: Floats
     snr: Floats
+    snr_squared: Floats
+    snr_error: Floats
     blind: Floats
+    spread: Floats
 
 
 def survival(parts: Contributions, noise: float = 0.0, own_noise: npt.ArrayLike = 0.0) -> Survival:
@@ -120,10 +138,17 @@ def survival(parts: Contributions, noise: float = 0.0, own_noise: npt.ArrayLike 
         ratio = np.where(moved > 0, own / moved, np.nan)
         magnitude = np.where(own > 0, background / own, np.inf)
         d = u.shape[1]
-        signal = np.sqrt(np.maximum(own2 - d * np.square(own_noise, dtype=np.float64), 0.0))
-        snr = signal / noise if noise > 0 else np.where(own > 0, np.inf, 0.0)
+        inside = np.broadcast_to(np.square(own_noise, dtype=np.float64), own2.shape)
+        signal2 = own2 - d * inside
+        signal = np.sqrt(np.maximum(signal2, 0.0))
+        sure = np.where(own > 0, np.inf, 0.0)
+        snr = signal / noise if noise > 0 else sure
+        squared = signal2 / noise**2 if noise > 0 else sure
+        # |u + e|^2 of Gaussian e: a noncentral chi^2 of d degrees in units of its variance
+        variance = 2.0 * d * inside**2 + 4.0 * inside * np.maximum(signal2, 0.0)
+        error = np.sqrt(variance) / noise**2 if noise > 0 else np.zeros_like(own)
         spread = np.sqrt(background2 + d * noise**2)
-        blind = np.where(spread > 0, signal / spread, np.where(own > 0, np.inf, 0.0))
+        blind = np.where(spread > 0, signal / spread, sure)
     return Survival(
         own=own,
         background=background,
@@ -132,7 +157,10 @@ def survival(parts: Contributions, noise: float = 0.0, own_noise: npt.ArrayLike 
         magnitude_ratio=magnitude,
         ratio=ratio,
         snr=snr,
+        snr_squared=squared,
+        snr_error=error,
         blind=blind,
+        spread=spread,
     )
 
 

@@ -7,13 +7,20 @@ The energy of a round is split as in [TwoStage] Lemma 2; the other numbers are t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.audits.two_stage_membership import lemmas, prediction, survival, theory
+from fedaudit.audits.two_stage_membership import (
+    by_update,
+    detection,
+    lemmas,
+    prediction,
+    survival,
+    theory,
+)
 from fedaudit.audits.two_stage_membership.attack import membership_auc
 from fedaudit.audits.two_stage_membership.risk import (
     Contribution,
@@ -25,6 +32,7 @@ from fedaudit.results import Estimate, Underpowered
 
 if TYPE_CHECKING:
     from fedaudit.audits.two_stage_membership.audit import Survey, TwoStageMembership
+    from fedaudit.audits.two_stage_membership.detection import Strength
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -36,6 +44,7 @@ def per_client(
     parts: list[Contribution],
     statistic: Floats,
     member: Bools,
+    strength: Strength | None = None,
 ) -> dict[str, dict[str, float | int | str | None]]:
     """Client -> columns. Its AUC has the interval of `membership_auc` for one client alone: one
     that takes its centred records as independent is too narrow, and would name clients as exposed
@@ -57,7 +66,8 @@ def per_client(
             "high": own.high if isinstance(own, Estimate) else None,
             "chance": 0.5 if isinstance(own, Estimate) else None,
         }
-        mine = [c for c in parts if c.party == party]
+        numbers = [i for i, c in enumerate(parts) if c.party == party]
+        mine = [parts[i] for i in numbers]
         if mine:
             one = [c.survey.stage_one for c in mine]
             rows = [c.row for c in mine]
@@ -71,8 +81,7 @@ def per_client(
                 "SUR": mean("ratio"),
                 "lambda": mean("alignment"),
                 "r": mean("magnitude_ratio"),
-                "SNR": mean("snr") if noise_known(guess) else None,
-                "SNR without B": mean("blind") if noise_known(guess) else None,
+                **_snr_columns(audit, mine, None if strength is None else strength.take(numbers)),
                 "J": float(np.mean([theory.phi(c.delta[c.member]).mean() for c in mine])),
                 "J of nobody's": float(
                     np.mean([theory.phi(c.delta[~c.member]).mean() for c in mine])
@@ -93,6 +102,31 @@ def per_client(
     return out
 
 
+def _snr_columns(
+    audit: TwoStageMembership, mine: list[Contribution], strength: Strength | None
+) -> dict[str, float | int | str | None]:
+    """SNR of one client, mean over its rounds, with B known and without.
+
+    Where its own noise hides the length of its updates: of all of them together, or nothing if
+    that cannot be told from 0, and in any case how large it is at most.
+    """
+    if strength is None:
+        return {"SNR": None, "SNR without B": None}
+    stages = [(c.survey.stage_one, c.row, c.survey.sigma) for c in mine]
+    # |u| / spread, from |u| / sigma
+    apart = [n / float(o.spread[r]) for o, r, n in stages if o is not None and n > 0]
+    if not detection.readable(strength, audit):
+        found = detection.pooled(strength, audit.confidence)
+        snr = found.snr if found.told else None
+        blind = None if snr is None else snr * float(np.mean(apart))
+        return {"SNR": snr, "SNR without B": blind, "SNR at most": found.high}
+    if not apart:  # no noise: found for certain
+        plain = [float(o.blind[r]) for o, r, _ in stages if o is not None]
+        return {"SNR": float(np.mean(strength.snr)), "SNR without B": float(np.mean(plain))}
+    blind = float(np.mean(strength.snr * np.array(apart)))
+    return {"SNR": float(np.mean(strength.snr)), "SNR without B": blind}
+
+
 def curves(
     audit: TwoStageMembership,
     guess: Survey,
@@ -100,6 +134,7 @@ def curves(
     statistic: Floats,
     member: Bools,
     rng: np.random.Generator,
+    strength: Strength | None = None,
 ) -> dict[str, dict[str, tuple[float, ...]]]:
     from fedaudit.stats import roc
 
@@ -117,35 +152,9 @@ def curves(
         }
     if not parts:
         return out
-    rounds = sorted({c.round for c in parts})
-    by_round = {
-        t: [c for c in parts if c.round == t and math.isfinite(ratio_of(c))] for t in rounds
-    }
-    by_round = {t: own for t, own in by_round.items() if own}
-    out["risk by round"] = {
-        "round": tuple(by_round),
-        "TS-MIA": tuple(
-            float(
-                np.mean(
-                    [
-                        survives(c) * positive_share(c.delta[c.member], audit.sample, rng)
-                        for c in own
-                    ]
-                )
-            )
-            for own in by_round.values()
-        ),
-        "SUR": tuple(float(np.mean([ratio_of(c) for c in own])) for own in by_round.values()),
-        "J": tuple(
-            float(np.mean([theory.phi(c.delta[c.member]).mean() for c in own]))
-            for own in by_round.values()
-        ),
-        "J of nobody's": tuple(
-            float(np.mean([theory.phi(c.delta[~c.member]).mean() for c in own]))
-            for own in by_round.values()
-        ),
-    }
+    out |= _risk_by_round(audit, parts, rng)
     out |= _energy(parts)
+    out |= by_update.tables(audit, guess, parts, member, strength)
     stage = [(c.survey.stage_one, c.row) for c in parts if c.survey.stage_one is not None]
     points = [
         (float(s.alignment[r]), float(s.magnitude_ratio[r]), float(s.ratio[r])) for s, r in stage
@@ -173,6 +182,58 @@ def curves(
             "sup |u' Hess u| / 2": along,
         }
     return out
+
+
+def _risk_by_round(
+    audit: TwoStageMembership, parts: list[Contribution], rng: np.random.Generator
+) -> dict[str, dict[str, tuple[float, ...]]]:
+    """TS-MIA, SUR and J of every round, mean over its clients with an interval over them; TS-MIA
+    and J of records that nobody trained on beside them."""
+    rounds: dict[int, list[Contribution]] = {}
+    for c in sorted(parts, key=lambda c: c.round):
+        if math.isfinite(ratio_of(c)):
+            rounds.setdefault(c.round, []).append(c)
+    columns: dict[str, list[float]] = {"round": [float(t) for t in rounds]}
+
+    def add(name: str, values: list[float], *, share: bool = False) -> None:
+        found = _over_clients(values, audit.confidence, share=share)
+        for column, value in zip((name, f"{name} low", f"{name} high"), found, strict=True):
+            columns.setdefault(column, []).append(value)
+
+    for own in rounds.values():
+        at_risk = {
+            inside: [
+                survives(c) * positive_share(c.delta[c.member == inside], audit.sample, rng)
+                for c in own
+            ]
+            for inside in (True, False)
+        }
+        j = {
+            inside: [float(theory.phi(c.delta[c.member == inside]).mean()) for c in own]
+            for inside in (True, False)
+        }
+        add("TS-MIA", at_risk[True], share=True)
+        columns.setdefault("TS-MIA of nobody's", []).append(float(np.mean(at_risk[False])))
+        add("SUR", [ratio_of(c) for c in own])
+        add("J", j[True])
+        columns.setdefault("J of nobody's", []).append(float(np.mean(j[False])))
+    return {"risk by round": {n: tuple(v) for n, v in columns.items()}} if rounds else {}
+
+
+def _over_clients(
+    values: list[float], confidence: float, *, share: bool
+) -> tuple[float, float, float]:
+    """Mean over the clients of one round, of whom there are two at least, and its interval."""
+    from fedaudit.stats import intervals
+
+    mean = float(np.mean(values))
+    if share:
+        found = intervals.clustered_share(values, np.ones(len(values)), confidence)
+        return mean, min(float(found.low or 0.0), mean), max(float(found.high or 0.0), mean)
+    of = intervals.mean(values, confidence)
+    if isinstance(of, Underpowered) or of.low is None or of.high is None:
+        return mean, mean, mean
+    return mean, of.low, of.high
 
 
 def _energy(parts: list[Contribution]) -> dict[str, dict[str, tuple[float, ...]]]:
@@ -203,6 +264,7 @@ def notes(
     headline: str,
     member: Bools,
     estimates: Mapping[str, Estimate],
+    strength: Strength | None = None,
 ) -> tuple[str, ...]:
     out = [
         f"{int(member.sum())} records of {len(guess.parties)} clients were asked about, and as "
@@ -211,10 +273,23 @@ def notes(
         *guess.notes,
     ]
     kinds = {r.seen for r in guess.rounds}
-    if "sum" in kinds:
+    sums = [r.number for r in guess.rounds if r.seen == "sum"]
+    if kinds == {"sum"}:
         out.append(
             "single updates of these clients are not observable from here: neither stage can be "
             "measured, and the attack uses what the model moved by"
+        )
+    elif sums:
+        out.append(
+            f"single updates are not observable in {_rounds(sums)}: they count for what the model "
+            "moved by alone"
+        )
+    personal = [r.number for r in guess.rounds if r.personal]
+    if personal:
+        out.append(
+            f"clients were sent different models in {_rounds(personal)}: the attack takes each "
+            "one's own trained model; there is no one model that updates add up on, and neither "
+            "stage is measured there"
         )
     if "anonymous" in kinds:
         out.append(
@@ -228,10 +303,13 @@ def notes(
             out.append("no noise is declared: an update is found with certainty if B is known")
         else:
             least = "" if guess.noise.complete else "at least "
+            sizes = [r.sigma / r.scale for r in guess.rounds if r.stage_one is not None]
             out.append(
-                f"noise per number {least}{guess.noise.aggregate:.3g} ({guess.noise.rule})"
+                f"noise per number {least}{_range(sizes)} ({guess.noise.rule})"
                 + ("" if guess.noise.complete else ": the power of stage I is not stated")
             )
+            hidden = detection.note(strength, audit) if strength is not None else ""
+            out += [hidden] if hidden else []
         undefined = sum(not math.isfinite(ratio_of(c)) for c in parts)
         if undefined:
             out.append(f"{undefined} updates stand in rounds without movement: SUR is undefined")
@@ -248,6 +326,13 @@ def notes(
         out.append(
             "smoothness is not applicable: no second derivative, or none known, in "
             + ", ".join(guess.rough)
+            + ("" if audit.smooth else " (if they have: smooth = true)")
+        )
+    kinked = sum(path.kinked for r in guess.rounds for path in r.paths.values())
+    if kinked:
+        out.append(
+            f"smooth = true was said, and along {kinked} checked updates slopes jump as at a ReLU: "
+            "no bound is stated there"
         )
     reasons = [r.no_derivative for r in guess.rounds if r.no_derivative]
     if reasons:
@@ -264,5 +349,14 @@ def _threshold(guess: Survey) -> str:
     values = [r.threshold for r in guess.rounds if math.isfinite(r.threshold)]
     if not values:
         return "infinite"
-    low, high = min(values), max(values)
-    return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+    return _range(values)
+
+
+def _rounds(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:6])) + (", ..." if len(numbers) > 6 else "")
+    return f"round {shown}" if len(numbers) == 1 else f"{len(numbers)} rounds ({shown})"
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = (f"{v:.3g}" for v in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"

@@ -72,7 +72,7 @@ def candidates(
     left = [p for p in encoded if p not in pools]
     if left:
         notes.append(f"{len(left)} clients have no record that could be matched: not asked about")
-    return pools, members, tuple(notes[0 if doubles else 1 :])
+    return pools, members, (*records.notes, *notes[0 if doubles else 1 :])
 
 
 def _one_each(examples: Examples, rng: np.random.Generator) -> Examples:

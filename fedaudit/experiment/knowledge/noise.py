@@ -18,6 +18,9 @@ from fedaudit.trace.recorder import MODEL
 RINGS = {"2^32": 32, "2^64": 64}
 """Moduli of a secure sum, as they are declared -> bits."""
 
+PLAIN_UPLOADS = frozenset({"update_noise", "shuffle", "secure_sum"})
+"""Protections that change nothing of an update but what `update_noise` declares, and its name."""
+
 
 def noise_of(
     trace: Trace, truth: Truth | None = None, config: Config | None = None
@@ -25,44 +28,73 @@ def noise_of(
     """The noise that declared protections put on the mean over clients, and what rounding adds:
     of a secure sum's ring, and of a trace in half precision. None if there is none."""
     shares, present = _shares(trace)
-    own: dict[str, float] = {}
-    squared, rules, complete = 0.0, [], True
+    uploads: dict[str, float] = {}
+    ring: dict[str, float] = {}
+    on_sum = on_mean = 0.0
+    rules, complete = [], True
     for d in trace.manifest.declared:
         z, clip = d.get("noise_multiplier"), float(d.get("clip") or 0.0)
         name = d.get("name")
         if name == "secure_aggregation" and d.get("bound") and d.get("modulus") in RINGS:
-            rules.append(_add_ring_rounding(own, d, present, _examples(trace, truth), config))
+            rules.append(_add_ring_rounding(ring, d, present, _examples(trace, truth), config))
             continue
         if not z:
             continue
         if name == "central_dp":
             z = d.get("mean_multiplier", z)  # of the mean alone, where more is released
-            count = max(len(present), 1)
-            squared += (float(z) * clip / count) ** 2
-            rules.append(f"central_dp: {z:g} x {clip:g} / {count} clients")
+            on_sum = math.hypot(on_sum, float(z) * clip)
+            rules.append(f"central_dp: {z:g} x {clip:g} / {max(len(present), 1)} clients")
         elif name == "update_noise":
-            for party, share in shares.items():
-                own[party] = math.hypot(own.get(party, 0.0), share * float(z) * clip)
+            _add(uploads, dict.fromkeys(shares, float(z) * clip))
             rules.append(f"update_noise: {z:g} x {clip:g} on every upload")
         elif name == "dp_sgd" and config is not None and _is_plain(config):
             many = list(z) if isinstance(z, list | tuple) else [float(z)] * len(shares)
-            _add_training_noise(own, many, clip, shares, _examples(trace, truth), config)
+            _add(uploads, _training_noise(many, clip, shares, _examples(trace, truth), config))
             rules.append("dp_sgd: rate x multiplier x clip x sqrt(steps) / batch, to first order")
         else:
             complete = False
             rules.append(f"{name}: of unknown size")
     recorded = trace.manifest.layouts.get(MODEL)
     if recorded is not None and recorded.dtype == "float16" and len(trace.rounds):
-        sent = _add_recorded_rounding(own, trace, shares)
+        rounded, sent = _recorded_rounding(trace, shares)
+        _add(uploads, rounded)
         # both models of a step are rounded; noise is stated before the server's rate
         rate = 1.0 if config is None else float(config.federation.server_learning_rate)
-        squared += 2.0 * (sent / rate) ** 2
+        on_mean = math.sqrt(2.0) * sent / rate
         rules.append("quantisation: recorded in float16, rounding step / sqrt(12)")
+    own = {p: shares.get(p, 1.0 / len(uploads)) * size for p, size in uploads.items()}
+    _add(own, ring)
     # who stays away adds no noise
+    squared = on_mean**2 + (on_sum / max(len(present), 1)) ** 2
     squared += sum(own.get(party, 0.0) ** 2 for party in present or own)
     if complete and squared == 0:
         return None
-    return Noise(aggregate=math.sqrt(squared), own=own, rule="; ".join(rules), complete=complete)
+    return Noise(
+        aggregate=math.sqrt(squared),
+        own=own,
+        rule="; ".join(rules),
+        complete=complete,
+        uploads=uploads,
+        on_sum=on_sum,
+        on_mean=on_mean,
+        clip=_clipped_to(trace),
+    )
+
+
+def _add(deviations: dict[str, float], more: Mapping[str, float]) -> None:
+    """Independent noise on top of what there is."""
+    for party, size in more.items():
+        deviations[party] = math.hypot(deviations.get(party, 0.0), size)
+
+
+def _clipped_to(trace: Trace) -> float | None:
+    """The norm of an update at most before `update_noise` noised it; None where more was done."""
+    declared = trace.manifest.declared
+    names = [str(d.get("name")) for d in declared]
+    if names.count("update_noise") != 1 or not {*names} <= PLAIN_UPLOADS:
+        return None
+    bound = declared[names.index("update_noise")].get("clip")
+    return float(bound) if bound else None
 
 
 def _shares(trace: Trace) -> tuple[dict[str, float], tuple[str, ...]]:
@@ -106,11 +138,9 @@ def _add_ring_rounding(
     return f"quantisation: secure_aggregation in steps of {step:.3g}, step / sqrt(12) per client"
 
 
-def _add_recorded_rounding(
-    own: dict[str, float], trace: Trace, shares: Mapping[str, float]
-) -> float:
-    """Deviation that half precision puts on every client's part of the mean, from the rows of the
-    first round; returns that on the model which was sent.
+def _recorded_rounding(trace: Trace, shares: Mapping[str, float]) -> tuple[dict[str, float], float]:
+    """Deviation that half precision puts on every client's upload, from the rows of the first
+    round, the typical one for those who were not there; and that on the model which was sent.
 
     Rounding is uniform within a step, which grows with the number.
     """
@@ -125,42 +155,38 @@ def _add_recorded_rounding(
     down = [m.parts[MODEL] for m in messages if m.kind == "model" and m.sender in hubs]
     sent = deviation(down[0]) if down else 0.0
     found: dict[str, float] = {}
-    hidden = []
+    sizes = []
     for m in messages:
         if m.sender in hubs and m.sender != ANONYMOUS:
             continue
         # a model is read as the difference from the one that was sent
         size = math.hypot(deviation(m.parts[MODEL]), sent if m.kind == "model" else 0.0)
-        if m.sender == ANONYMOUS:
-            hidden.append(size)
-        else:
+        sizes.append(size)
+        if m.sender != ANONYMOUS:
             found[m.sender] = size
-    if hidden and not found:
-        # nobody knows whose row this is: the typical amount
-        found = dict.fromkeys(shares, math.sqrt(float(np.square(hidden).mean())))
-    for party, size in found.items():
-        part = shares.get(party, 1.0 / len(found)) * size
-        own[party] = math.hypot(own.get(party, 0.0), part)
-    return sent
+    if sizes:
+        typical = math.sqrt(float(np.square(sizes).mean()))
+        found = {**dict.fromkeys(shares, typical), **found}
+    return found, sent
 
 
-def _add_training_noise(
-    own: dict[str, float],
+def _training_noise(
     multipliers: list[float],
     clip: float,
     shares: Mapping[str, float],
     sizes: Mapping[str, int],
     config: Config,
-) -> None:
+) -> dict[str, float]:
     """Noise of DP-SGD in an update: independent steps add up, each divided by the batch."""
     training = replace(config.training, sampling="poisson")
-    for (party, share), z in zip(shares.items(), multipliers, strict=True):
+    out = {}
+    for party, z in zip(shares, multipliers, strict=True):
         n = sizes.get(party)
         if n is None:
             continue
         steps, batch = training.steps_for(n), training.expected_batch(n)
-        std = training.learning_rate * z * clip * math.sqrt(steps) / batch
-        own[party] = math.hypot(own.get(party, 0.0), share * std)
+        out[party] = training.learning_rate * z * clip * math.sqrt(steps) / batch
+    return out
 
 
 def _is_plain(config: Config) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from fedaudit.data.dataset import Dataset
     from fedaudit.tasks.task import Task
 
+MOST_NAMES = 5
+"""Names that a note lists before it counts."""
+
 NO_CLIENT = frozenset({SERVER, SHUFFLER, AGGREGATOR, ANONYMOUS, PUBLIC, NETWORK, WIRETAP})
 
 
@@ -39,7 +43,7 @@ class Records:
     """Whose records are whose: `own` party -> what it trained on; `others` nobody's records.
 
     `inverted` parties see 1 - x. `owner` party -> the natural owner its records come from, where
-    held-out records of that owner exist to match them with.
+    held-out records of that owner exist to match them with. `notes` what a reader should know.
     """
 
     task: Task
@@ -47,6 +51,7 @@ class Records:
     others: Dataset
     inverted: frozenset[str] = frozenset()
     owner: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def of_run(home: Path, trace: Trace, truth: Truth | None = None) -> Records:
@@ -117,12 +122,15 @@ def of_files(
     *,
     model: str | None = None,
     settings: Mapping[str, Any] | None = None,
+    logits: bool = True,
 ) -> Records:
     """Records for a trace that other software wrote.
 
     `data` is a file of records with a client column: a name of the trace marks what that client
     trained on, any other word marks a record of nobody (an empty cell is refused: it may be a
-    mistake). `model` is "package.module:function" that builds the torch module.
+    mistake, and so is a word that is nearly a name of the trace). `model` is
+    "package.module:function" that builds the torch module; `logits`: whether it must give some,
+    as where no score of one's own takes their place.
     """
     from fedaudit.data import files
     from fedaudit.settings import check_arguments
@@ -137,8 +145,10 @@ def of_files(
             got="no client column",
             remedy="name it with --client",
         )
-    kind: Any = Module(factory=model) if model is not None else _declared_task(trace)
-    task = kind.build(dataset, Seed(0))
+    if model is None:
+        task = _declared_task(trace).build(dataset, Seed(0))
+    else:
+        task = Module(factory=model).build(dataset, Seed(0), logits=logits)
     fits(task, trace)
     # a record of "public" or "server" is nobody's
     senders = set(trace.parties()) - {*trace.manifest.federation.get("hubs", ()), *NO_CLIENT}
@@ -157,7 +167,69 @@ def of_files(
             f"{', '.join(sorted(senders)[:5])}",
             remedy="write the party's name in the client column, and 'held-out' for the others",
         )
-    return Records(task=task, own=own, others=dataset.take(nobody))
+    strangers = Counter(whose[nobody].tolist())
+    _refuse_misspelt(data, strangers, senders, own)
+    return Records(
+        task=task,
+        own=own,
+        others=dataset.take(nobody),
+        notes=_named(strangers, sorted(senders - {*own})),
+    )
+
+
+def _refuse_misspelt(
+    data: str | Path, strangers: Mapping[str, int], senders: Collection[str], own: Collection[str]
+) -> None:
+    """Refuse words of the client column that are nearly a name of the trace.
+
+    Letters in another case, other spaces or hyphens: of any sender. A letter more, less or another:
+    of a sender who has no records in the file, since numbered sites differ by one letter as well.
+    """
+    plain = {_letters(s): s for s in senders}
+    missing = sorted(set(senders) - set(own))
+    for word, count in strangers.items():
+        meant = plain.get(_letters(word))
+        if meant is None:
+            meant = next((s for s in missing if _one_slip(word, s)), None)
+        if meant is not None:
+            raise DataError(
+                f"{count} records of {data} belong to {word!r}, which is nearly {meant!r}",
+                expected="names as the trace spells them, or another word for nobody's records",
+                got=f"{word!r}; the trace has {', '.join(sorted(senders)[:5])}",
+                remedy=f"write {meant!r}, or 'held-out' if no client trained on these",
+            )
+
+
+def _letters(name: str) -> str:
+    return "".join(c for c in name.casefold() if c.isalnum())
+
+
+def _one_slip(one: str, other: str) -> bool:
+    """Whether one letter more, less, other, or two that changed places make one of the other."""
+    a, b = sorted((_letters(one), _letters(other)), key=len)
+    if len(b) - len(a) > 1 or len(b) < 3:
+        return False
+    start = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
+    rest_a, rest_b = a[start:], b[start:]
+    if len(a) < len(b):
+        return rest_a == rest_b[1:]
+    return rest_a[1:] == rest_b[1:] or (rest_a[:2] == rest_b[:2][::-1] and rest_a[2:] == rest_b[2:])
+
+
+def _named(strangers: Mapping[str, int], missing: Sequence[str]) -> tuple[str, ...]:
+    """Whose records were taken for nobody's, and which clients have none."""
+
+    def listed(words: Sequence[str]) -> str:
+        rest = len(words) - MOST_NAMES
+        return ", ".join(words[:MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+
+    of = [f"{word!r} ({count})" for word, count in strangers.items()]
+    notes = [
+        f"records of {listed(of)} were taken as nobody's: the trace has no client of that name"
+    ]
+    if missing:
+        notes.append(f"no records were given of {listed(missing)}: not asked about")
+    return tuple(notes)
 
 
 def _declared_task(trace: Trace) -> Any:

@@ -124,7 +124,11 @@ def net():
 
 @pytest.fixture(scope="session")
 def by_hand():
-    """`by_hand(rounds)`: a trace of the given updates [(K, d), ...]."""
+    """`by_hand(rounds)`: a trace of the given updates [(K, d), ...].
+
+    `planted` [(K, d), ...] is what each client's model differs by from the server's; `absent`
+    round -> clients that send nothing; `raw` updates as the truth keeps them.
+    """
 
     def made(
         rounds,
@@ -142,6 +146,9 @@ def by_hand():
         layout=None,
         records=6,
         pools=None,
+        raw=None,
+        planted=None,
+        absent=None,
     ):
         rng = np.random.default_rng(5)
         task = task or Plain(tanh_net())
@@ -163,20 +170,26 @@ def by_hand():
             rows = np.asarray(rows, dtype=np.float32)
             with recorder.round() as wire:
                 sent = model.astype(np.float32)
-                if downlinks:
+                held = sent if planted is None else sent + planted[number - 1]
+                if planted is not None:
+                    wire.send_rows("model", [SERVER] * count, names, held[:, order], step=0)
+                elif downlinks:
                     row = wire.put_once("model", sent[order])
                     wire.send_rows("model", [SERVER] * count, names, row, step=0)
-                up = {"model": rows + sent, "gradient": -10 * rows}.get(kind, rows)
+                up = {"model": rows + held, "gradient": -10 * rows}.get(kind, rows)
                 shown = names if senders is None else senders
+                here = [c for c in range(count) if c not in (absent or {}).get(number, ())]
                 first = wire.send_rows(
-                    kind, shown, [SERVER] * count, up[:, order],
-                    step=1 if downlinks else 0, weights=list(w),
+                    kind, [shown[c] for c in here], [SERVER] * len(here), up[here][:, order],
+                    step=1 if downlinks else 0, weights=list(w[here]),
                 )  # fmt: skip
-                velocity = momentum * velocity + (w / w.sum()) @ rows.astype(np.float64)
+                mean = (w[here] / w[here].sum()) @ rows[here].astype(np.float64)
+                velocity = momentum * velocity + mean
                 model = model + rate * velocity + noise * rng.normal(size=model.shape)
                 if released and number == len(rounds):
                     wire.send("model", SERVER, PUBLIC, model.astype(np.float32)[order], step=2)
-            truth.round(number, {first + i: s for i, s in enumerate(names)})
+            kept = None if raw is None else np.asarray(raw[number - 1], dtype=np.float32)
+            truth.round(number, {first + i: names[c] for i, c in enumerate(here)}, kept, names)
         inputs = next(m for m in task.module.modules() if isinstance(m, nn.Linear)).in_features
         if pools is None:
             pools = {

@@ -7,14 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from fedaudit.audits.two_stage_membership import attribution, theory
+from fedaudit.audits.two_stage_membership import attribution, scoring, theory
 from fedaudit.audits.two_stage_membership.attribution import (
+    GRID,
+    jumps,
     leave_one_out,
     on_pools,
     path,
     put_on,
 )
-from fedaudit.audits.two_stage_membership.scoring import Asked, Scorer
+from fedaudit.audits.two_stage_membership.scoring import Asked, Models, Scorer
 from fedaudit.data import builtin
 from fedaudit.randomness import Seed
 from fedaudit.tasks.catalogue import MLP, VAE
@@ -77,6 +79,38 @@ def test_blocks_of_models_give_what_one_tensor_gives(case, monkeypatch, pairs, a
     monkeypatch.setattr(attribution, "NUMBERS_AT_ONCE", at_once)
     found = on_pools(Scorer(task), model + updates, pools, pairs)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("width", [1, 3, 1000])
+def test_models_that_are_formed_in_blocks_give_the_same_scores(case, monkeypatch, width):
+    """Sums of a start and read-only rows, never all of them at once."""
+    task, contributions, start, pools = case
+    scorer, count = Scorer(task), len(contributions)
+    rows = contributions.numpy().copy()
+    rows.flags.writeable = False
+    pairs = [[(j + i) % len(pools.x) for i in range(2)] for j in range(count)]
+    plain = on_pools(scorer, start - 0.5 * contributions, pools, pairs)
+    monkeypatch.setattr(scoring, "WEIGHTS_AT_ONCE", width * start.numel())
+    monkeypatch.setattr(attribution, "WEIGHTS_AT_ONCE", width * start.numel())
+    formed = []
+    monkeypatch.setattr(
+        Models,
+        "__getitem__",
+        lambda self, at, old=Models.__getitem__: _noted(old(self, at), formed),
+    )
+    lazy = on_pools(scorer, Models(start, rows, -0.5), pools, pairs)
+    torch.testing.assert_close(lazy, plain, rtol=1e-5, atol=1e-5)
+    assert max(formed) <= width
+    some = Models(start.numpy(), rows, -0.5, which=(2, 0))
+    assert len(some) == 2
+    torch.testing.assert_close(some[:], (start - 0.5 * contributions)[[2, 0]])
+    own = Models((start + contributions).numpy(), rows, -0.5, which=(1,))
+    torch.testing.assert_close(own[0], (start + 0.5 * contributions)[1])
+
+
+def _noted(found, formed):
+    formed.append(len(found) if found.ndim == 2 else 1)
+    return found
 
 
 def test_records_are_not_copied_for_every_model(case):
@@ -236,3 +270,15 @@ def test_a_quadratic_score_is_known_in_closed_form():
     assert found.calibrated == pytest.approx(found.directional.max(), rel=1e-6)
     smaller = replace(found, smoothness=found.directional * 0.9)
     assert (np.abs(found.remainder) > theory.remainder_bound(smaller.smoothness, norm)).all()
+
+
+def test_a_slope_that_jumps_is_not_what_curvature_adds_up_to():
+    """Integrals of known functions over the grid, and the same with a kink in between."""
+    t = np.array(GRID)[:, None]
+    rates = np.linspace(0.1, 4.0, 20)[None]
+    smooth = np.sin(rates * t + 0.3)
+    change = (np.cos(0.3) - np.cos(rates[0] + 0.3)) / rates[0]
+    assert not jumps(smooth, change).any()
+    assert jumps(smooth, change + 0.3).all()
+    # piecewise linear: no curvature anywhere, and yet the slope changes
+    assert jumps(np.zeros((5, 3)), np.array([0.1, -2.0, 0.0])).tolist() == [True, True, False]

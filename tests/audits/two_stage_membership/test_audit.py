@@ -10,8 +10,8 @@ from torch import nn
 
 from fedaudit.audits.audit import Candidates, Knowledge, Noise
 from fedaudit.audits.two_stage_membership import TwoStageMembership
-from fedaudit.audits.two_stage_membership.audit import sent_models
 from fedaudit.audits.two_stage_membership.scores import statistics_of
+from fedaudit.audits.two_stage_membership.seen import sent_models
 from fedaudit.errors import ConfigError, NotApplicable, NotObservable
 from fedaudit.experiment.build import build
 from fedaudit.experiment.knowledge import Records
@@ -147,6 +147,85 @@ def test_tensors_in_another_order_are_put_in_place(by_hand):
             np.testing.assert_allclose(getattr(one, name), getattr(two, name), atol=1e-4)
 
 
+# -- what was sent, and who took part -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["delta", "model"])
+def test_models_that_differ_by_client_are_each_ones_own(by_hand, kind):
+    """The attack asks the model that a client trained, not the first one's plus its update."""
+    updates = some_updates(rounds=2)
+    planted = some_updates(rounds=2, size=1.0, seed=9)
+    hand = by_hand(updates, planted=planted, kind=kind)
+    _, guess = hand.attack(references=3)
+    model, task = hand.task.initial().numpy(), hand.task
+    for survey, rows, apart in zip(guess.rounds, updates, planted, strict=True):
+        assert survey.personal
+        assert survey.stage_one is None
+        for k, party in enumerate(guess.parties):
+            pool = hand.pools[party]
+            scores = []
+            for j in range(4):
+                p = task.named(torch.from_numpy((model + apart[j] + rows[j]).astype(np.float32)))
+                with torch.no_grad():
+                    value = -task.losses(p, pool.x, pool.y, None).double().numpy()
+                scores.append(value - np.log(-np.expm1(value)))
+            np.testing.assert_allclose(survey.local[k], scores[k], atol=2e-3)
+            others = np.delete(scores, k, axis=0).mean(axis=0)
+            np.testing.assert_allclose(survey.reference[k], others, atol=2e-3)
+        model = model + rows.mean(0)
+    result = hand.audit()
+    assert any("sent different models in 2 rounds (1, 2)" in n for n in result.notes)
+    assert "own model against other clients'" in result.source
+    assert not {"ts_mia", "SUR"} & {*result.estimates}
+    assert not any("moved by" in name for name in result.estimates)
+    assert AuditResult.from_json(result.to_json()) == result
+
+
+def test_one_round_of_planted_models_leaves_the_others_as_they_are(by_hand):
+    updates = some_updates(rounds=3)
+    planted = [np.zeros((4, 43), np.float32) for _ in range(3)]
+    planted[1][2] = 0.5
+    result = by_hand(updates, planted=planted).audit()
+    plain = by_hand(updates).audit()
+    assert any("different models in round 2:" in n for n in result.notes)
+    for which in ("risk by round", "energy by round"):
+        assert result.curves[which]["round"] == (1, 3)
+    assert plain.curves["risk by round"]["round"] == (1, 2, 3)
+
+
+def test_planted_models_behind_a_shuffler_or_a_sum_are_not_guessed_at(by_hand):
+    planted = some_updates(size=1.0, seed=9)
+    for hidden in ({"senders": [ANONYMOUS] * 4}, {"kind": "sum"}, {"kind": "gradient"}):
+        with pytest.raises(NotApplicable, match="different models"):
+            by_hand(some_updates(), planted=planted, **hidden).audit()
+
+
+@pytest.mark.parametrize("known", [0, 1])
+def test_a_round_without_asked_about_senders_takes_nothing_from_the_others(by_hand, known):
+    """Clients 4 and 5 have no records; in round 2 they are alone (or with one more)."""
+    hand = by_hand(some_updates(clients=6), absent={2: range(known, 4)})
+    for name in ("client-04", "client-05"):
+        del hand.pools[name]
+        del hand.members[name]
+    result = hand.audit()
+    assert "own model against other clients'" in result.source
+    assert {"ts_mia", "SUR"} <= {*result.estimates}
+    assert result.curves["risk by round"]["round"] == (1, 3)
+    assert any(n.startswith("round 2 was left out: fewer than two senders") for n in result.notes)
+    assert not any("not observable" in n for n in result.notes)
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_the_final_model_of_an_unreleased_run_is_what_the_last_round_made(by_hand, rounds):
+    updates = some_updates(rounds=rounds)
+    _, shown = by_hand(updates).attack()
+    _, hidden = by_hand(updates, released=False).attack()
+    np.testing.assert_allclose(hidden.final, shown.final, atol=1e-5)
+    # behind a sum nobody knows what the last round made: the model before it, and a word of it
+    _, before = by_hand(some_updates(), kind="sum", released=False).attack()
+    assert any("the final model is the one sent in round 3" in n for n in before.notes)
+
+
 # -- null -----------------------------------------------------------------------------------------
 
 
@@ -218,7 +297,9 @@ def test_more_noise_never_reads_as_more_leak(play):
         result = play(protections=noisy, training=one).audit(**FEW, threshold="noise")
         values.append(result.estimates["membership_auc"].value)
         name = "power to find an update at 5 % false positives"
-        powers.append(result.estimates[name].value)
+        found = result.estimates.get(name)
+        # where noise hides even the updates' length, no power is stated
+        powers.append(0.05 if found is None else found.value)
     assert all(a >= b - 0.06 for a, b in itertools.pairwise(values))
     assert values[0] > 0.55
     assert values[-1] < 0.58
@@ -330,7 +411,7 @@ def test_settings_are_checked():
     for wrong in (
         {"records": 1}, {"threshold": 0.0}, {"sample": 0}, {"noise_draws": 0}, {"references": 1},
         {"false_positive_rate": 1.0}, {"checked_rounds": -1}, {"checked_records": 1},
-        {"confidence": 1.0},
+        {"checked_clients": 0}, {"confidence": 1.0},
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             TwoStageMembership(**wrong)
@@ -482,6 +563,11 @@ def own_code(tmp_path, monkeypatch):
         "    return torch.full((len(x),), torch.nan)\n"
         "def broken(task, p, x, y, z):\n"
         "    return x / 0 + undefined\n"
+        "def half(task, p, x, y, noise):\n"
+        "    scale = torch.full((3, 3), 0.5)\n"
+        "    return task.output(p, x, y, noise).matmul(scale)[:, 0]\n"
+        "def rough(task, p, x, y, noise):\n"
+        "    return margin(task, p, x, y, noise).neg().clamp_min(0).sub(2).relu().sqrt()\n"
         "numbers = 3\n"
     )
     return "two_stage_scores"
@@ -505,6 +591,23 @@ def test_a_score_without_derivatives_still_serves_the_attack(by_hand, own_code):
     assert "membership_auc" in result.estimates
     assert any(n.startswith("no derivatives along an update") for n in result.notes)
     assert "gamma" not in result.per_client["client-00"]
+
+
+@pytest.mark.parametrize("name", ["half", "rough"])
+def test_a_score_that_fails_along_the_segment_only_still_serves_the_attack(by_hand, own_code, name):
+    """A constant in single precision, or a slope that is infinite somewhere."""
+    result = by_hand(some_updates()).audit(score_by=f"{own_code}:{name}", **CHECKED)
+    assert "membership_auc" in result.estimates
+    assert any(n.startswith("no derivatives along an update: ") for n in result.notes)
+
+
+def test_all_clients_have_their_turn_at_a_close_look(by_hand):
+    hand = by_hand(some_updates(rounds=4, clients=7))
+    for each, seen in ((2, 7), (3, 7), (1, 4)):
+        setting = {"checked_rounds": 4, "checked_records": 2, "checked_clients": each}
+        _, guess = hand.attack(**setting)
+        assert [len(s.paths) for s in guess.rounds] == [each] * 4
+        assert len({p for s in guess.rounds for p in s.paths}) == seen
 
 
 def test_a_score_that_is_no_number_or_no_function(by_hand, own_code):
@@ -532,6 +635,53 @@ def test_relu_has_no_smoothness_and_says_so(play):
     assert not result.bounds
     assert any("smoothness is not applicable" in n and "ReLU" in n for n in result.notes)
     assert "increments beyond Lemma 6 with the published L" in result.estimates
+
+
+class Own(nn.Module):
+    """Somebody's own module: nothing in its name says what `forward` does."""
+
+    def __init__(self, between=torch.tanh, layer=None):
+        super().__init__()
+        self.one, self.two, self.between = nn.Linear(4, 5), nn.Linear(5, 3), between
+        self.layer = layer
+
+    def forward(self, x):
+        x = self.between(self.one(x))
+        return self.two(x if self.layer is None else self.layer(x))
+
+
+@pytest.mark.parametrize("said", [False, True])
+def test_a_module_of_ones_own_has_bounds_where_it_is_said_to_be_smooth(by_hand, plain_task, said):
+    torch.manual_seed(0)
+    hand = by_hand(some_updates(size=1.0), task=plain_task(Own()))
+    result = hand.audit(smooth=said, **CHECKED)
+    assert bool(result.bounds) == said
+    rough = [n for n in result.notes if n.startswith("smoothness is not applicable")]
+    assert bool(rough) != said
+    if not said:
+        assert "Own (if they have: smooth = true)" in rough[0]
+        return
+    # the same numbers as of the same layers in a row, which are known to be smooth
+    plain = nn.Sequential(hand.task.module.one, nn.Tanh(), hand.task.module.two)
+    same = by_hand(some_updates(size=1.0), task=plain_task(plain)).audit(**CHECKED)
+    name = "J beyond Theorem 1"
+    assert result.estimates[name].value == pytest.approx(same.estimates[name].value, rel=1e-6)
+
+
+def test_a_relu_that_was_said_to_be_smooth_is_noticed(by_hand, plain_task):
+    torch.manual_seed(0)
+    setting = {"smooth": True, "checked_rounds": 3, "checked_clients": 4}
+    hidden = by_hand(some_updates(size=2.0), task=plain_task(Own(torch.relu))).audit(**setting)
+    assert any("slopes jump" in n for n in hidden.notes)
+    torch.manual_seed(0)
+    shown = by_hand(some_updates(), task=plain_task(Own(layer=nn.ReLU()))).audit(**setting)
+    assert not shown.bounds
+    assert any("ReLU" in n for n in shown.notes)
+
+
+def test_a_score_of_ones_own_that_is_said_to_be_smooth(by_hand, own_code):
+    result = by_hand(some_updates()).audit(score_by=f"{own_code}:margin", smooth=True, **CHECKED)
+    assert result.bounds
 
 
 def test_noise_of_unknown_size_states_no_power(by_hand):

@@ -105,6 +105,27 @@ def test_updates_that_cancel_exactly():
     assert noise_floor("noise", 0.1, contributions(np.stack([u, -u]), [1, 1]))[0] == np.inf
 
 
+def test_what_rounding_leaves_of_a_mean_is_no_movement():
+    """Five equal models, averaged in single precision: dW is not 0 to the last bit."""
+    model = 10 * rows(20, width=4000)[0]
+    mean = (sum([model / np.float32(3.0)] * 3) - model).astype(np.float32)
+    assert np.linalg.norm(mean) > 0
+    still = contributions(
+        np.zeros((3, 4000), np.float32), np.ones(3), mean, before=float(np.linalg.norm(model))
+    )
+    assert not still.moved.any()
+    assert still.residual == 0.0
+    assert np.isnan(survival(still).ratio).all()
+    # updates that cancel but for rounding
+    u = rows(21, width=4000)[:2] / 3
+    both = np.concatenate([u, -u, u.sum(0)[None], -u.sum(0)[None]])
+    assert np.isnan(survival(contributions(both, [3, 3, 3, 3, 1, 1])).ratio).all()
+    # a small step is a step
+    small = (1e-4 * u[0]).astype(np.float32)
+    both = contributions(np.stack([small, small]), [1, 1], small, before=float(np.linalg.norm(u)))
+    assert survival(both).ratio == pytest.approx(0.5, rel=1e-4)
+
+
 def test_survival_rises_toward_cancellation_and_the_shift_test_does_not():
     u = rows(8, width=400)[0].astype(np.float64)
     across = rows(9, width=400)[1].astype(np.float64)
