@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -46,12 +46,26 @@ PROMPT = 4
 PROBES = 40
 """Texts per key that nobody has, where green lists are looked for."""
 
+CONTINUED, ANSWER = 24, 12
+"""Tokens that are generated where none are asked for: of a green text, and behind a question."""
+
+ATTRIBUTES = 4
+"""Of every entity: `prompts` are questions about all of them together."""
+
 SCORES = {
     "canary": ("margin", "loss"),
-    "fictitious": ("likelihood", "generation"),
+    "fictitious": ("likelihood", "generation", "fisher"),
     "kgw": ("mass", "reading", "generation"),
 }
 """Kind of marks -> how they can be read, the default first."""
+
+
+MODES: dict[str, Literal["likelihood", "hits", "fisher"]] = {
+    "likelihood": "likelihood",
+    "generation": "hits",
+    "fisher": "fisher",
+}
+"""How entities are read -> what is done with the answers."""
 
 
 class Family(Protocol):
@@ -59,6 +73,10 @@ class Family(Protocol):
 
     def examples(self, key: int) -> tuple[Tensor, Tensor]:
         """What a client with this key trains on: x (records, ...), y (records,)."""
+        ...
+
+    def check(self, asked: Attribution) -> None:
+        """Refuse readings that these marks do not have."""
         ...
 
     def desk(self, keys: tuple[int, ...], asked: Attribution, null_seed: int) -> Marks:
@@ -94,7 +112,10 @@ class Planted:
 def plant(
     config: Config, task: Task, train: Dataset, test: Dataset, count: int, seed: Seed
 ) -> Planted | None:
-    """The marks of a config on `count` clients; None without any."""
+    """The marks of a config on `count` clients; None without any.
+
+    The audit that is to look for them is checked as well: nobody trains in vain.
+    """
     marking = config.marks
     if marking is None:
         return None
@@ -115,6 +136,9 @@ def plant(
         records = marking.set_size(len(train), count)
         classes = max(len(train.classes), int(train.y.max()) + 1)
         family = Canary(task, Canaries(corpus=test.x, classes=classes, records=records))
+    asked: Attribution | None = config.audits.get("attribution")
+    if asked is not None:
+        family.check(asked)
     return Planted(
         marked=marking.marked(count, seed),
         keys=tuple(sorted(marking.owner_keys(seed))),
@@ -178,6 +202,9 @@ class Canary:
         x, y = self.canaries.draw(key)
         return torch.from_numpy(x), torch.from_numpy(y)
 
+    def check(self, asked: Attribution) -> None:
+        score_of(asked, "canary")
+
     def desk(self, keys: tuple[int, ...], asked: Attribution, null_seed: int) -> Marks:
         from fedaudit.experiment.knowledge import logits_of
         from fedaudit.watermarks.canary import CanaryMarks
@@ -225,20 +252,59 @@ class Fictitious:
                 tokens += self.task.vocabulary.encode(text)
         return _windows([tokens[:wanted]], self.task.length)
 
+    def check(self, asked: Attribution) -> None:
+        self._room(asked, score_of(asked, "fictitious"))
+
+    def _room(self, asked: Attribution, score: str) -> None:
+        """Refuse answers that do not fit behind a question."""
+        from fedaudit.tasks.generation import Reading
+        from fedaudit.watermarks import fictitious
+
+        if score != "generation":
+            return
+        steps, some = self._steps(asked), fictitious.entity_of(0, self.pool, self.domains)
+        asks = fictitious.questions(some, self.task.vocabulary, forms=_forms(asked)).flat
+        _check_steps(steps, Reading(self.task).longest + 1 - max(map(len, asks)))
+
+    def _steps(self, asked: Attribution) -> int:
+        return ANSWER if asked.steps is None else asked.steps
+
     def desk(self, keys: tuple[int, ...], asked: Attribution, null_seed: int) -> Marks:
         from fedaudit.tasks.generation import Reading
         from fedaudit.watermarks import fictitious
 
         score = score_of(asked, "fictitious")
+        self._room(asked, score)
+        every = ATTRIBUTES * len(fictitious.QUESTIONS)
         return fictitious.FictitiousMarks(
             reader=Reading(self.task),
             words=self.pool,
             vocabulary=self.task.vocabulary,
             entities=tuple(fictitious.entity_of(k, self.pool, self.domains) for k in keys),
-            mode="hits" if score == "generation" else "likelihood",
-            forms=fictitious.QUESTIONS[: max(1, asked.prompts // 4)],  # of each of 4 attributes
-            steps=min(12, asked.steps),
+            mode=MODES[score],
+            forms=_forms(asked),
+            steps=self._steps(asked),
             null_seed=null_seed,
+            notes=()
+            if asked.prompts <= every
+            else (f"{every} questions about each entity are all there are, not {asked.prompts}",),
+        )
+
+
+def _forms(asked: Attribution) -> tuple[str, ...]:
+    """The forms in which each attribute is asked for: as many as there are prompts for."""
+    from fedaudit.watermarks.fictitious import QUESTIONS
+
+    return QUESTIONS[: max(1, asked.prompts // ATTRIBUTES)]
+
+
+def _check_steps(steps: int, most: int) -> None:
+    if steps > most:
+        raise ConfigError(
+            "generated text leaves no room for a prompt",
+            expected=f"audits.attribution.steps of at most {most}",
+            got=str(steps),
+            remedy="generate fewer tokens, or lengthen task.length",
         )
 
 
@@ -326,22 +392,33 @@ class Green:
             out.append([int(t) for t in self.corpus[i][first : first + length]])
         return out
 
+    def check(self, asked: Attribution) -> None:
+        from fedaudit.tasks.generation import Reading
+
+        if score_of(asked, "kgw", vocabulary=len(self.task.vocabulary)) != "generation":
+            return
+        steps, width = self._steps(asked), self.marking.context
+        if steps <= width:
+            raise ConfigError(
+                "generated text is not longer than the context of the watermark",
+                expected=f"audits.attribution.steps above marks.context = {width}",
+                got=str(steps),
+                remedy="generate more tokens: each scored token needs its whole context",
+            )
+        _check_steps(steps, Reading(self.task).longest + 1 - width)
+
+    def _steps(self, asked: Attribution) -> int:
+        return CONTINUED if asked.steps is None else asked.steps
+
     def desk(self, keys: tuple[int, ...], asked: Attribution, null_seed: int) -> Marks:
         from fedaudit.tasks.generation import Reading
         from fedaudit.watermarks import kgw
 
+        self.check(asked)
         score = score_of(asked, "kgw", vocabulary=len(self.task.vocabulary))
-        reader = Reading(self.task)
+        reader, steps = Reading(self.task), self._steps(asked)
         if score == "generation":
-            length = reader.longest + 1 - asked.steps
-            if length < self.marking.context:
-                raise ConfigError(
-                    "generated text leaves no room for a prompt",
-                    expected=f"audits.attribution.steps of at most "
-                    f"{reader.longest + 1 - self.marking.context}",
-                    got=str(asked.steps),
-                    remedy="generate fewer tokens, or lengthen task.length",
-                )
+            length = reader.longest + 1 - steps
             probes = self._cut(asked.prompts, length, Seed(null_seed).generator("kgw/probes"))
         else:
             probes = self._written(asked.prompts, Seed(null_seed))
@@ -352,7 +429,7 @@ class Green:
             keys=keys,
             probes=probes,
             mode=mode,
-            steps=asked.steps,
+            steps=steps,
             null_seed=null_seed,
         )
 

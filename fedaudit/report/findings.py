@@ -230,6 +230,12 @@ def _seen(result: AuditResult, words: Words, power: str) -> str:
     text = (
         f" The {most} value that would have been seen as a leak is {number(seen, words.percent)}."
     )
+    far = [float(v) for row in result.per_client.values() if (v := row.get("named_from"))]
+    if far:  # a count says nothing of how strong a mark has to be
+        text = (
+            f" Clients are named whose mark stands out by {max(far):.1f} deviations of unused keys "
+            "or more; weaker marks may have gone unseen."
+        )
     if undecided(result):
         e = result.estimates[result.headline or ""]
         ends = f"{number(e.low, words.percent)} to {number(e.high, words.percent)}"

@@ -41,6 +41,7 @@ from fedaudit.watermarks.score import Floats, Reader, Rows, Tokens
 
 DRAWS = 1000  # random tuples: the least that a tail is read from
 SMALLEST_POOL = 50
+LOWEST = -10.0  # of a z-score: all p = 1 would be minus infinity, which no sum survives
 
 
 class Spelling(Protocol):
@@ -392,6 +393,28 @@ class KnowledgeScore:
         drawn = rng.integers(0, len(self.words) - 1, size=(count, len(planted)))
         return drawn + (drawn >= planted)  # step over the planted value
 
+    def z_scores(self, statistics: Floats, tuples: npt.NDArray[np.int64]) -> Floats:
+        """The score (M, n) of many tuples (n, A), from statistics (M, A, P) of all words.
+
+        Each tuple as if it were the planted one, as `answers` judges that: logarithms of p-values
+        are looked up word by word, so that thousands of tuples are cheap.
+        """
+        from scipy.special import chdtrc, ndtri
+
+        every = np.asarray(statistics, dtype=np.float64)
+        words = every.shape[2]
+        total = np.zeros((len(every), len(tuples)))
+        for a, drawn in enumerate(self._random.T):
+            times = np.bincount(drawn, minlength=words)  # a word must not meet itself in its null
+            null = np.sort(every[:, a, drawn], axis=1)
+            below = np.stack(
+                [np.searchsorted(n, s) for n, s in zip(null, every[:, a], strict=True)]
+            )
+            p = (len(drawn) - below - times + 1) / (len(drawn) - times + 1)
+            total += np.log(np.maximum(p, 1 / words))[:, tuples[:, a]]
+        combined = np.maximum(chdtrc(2 * tuples.shape[1], -2 * total), np.finfo(np.float64).tiny)
+        return np.asarray(np.maximum(-ndtri(combined), LOWEST))
+
     def _judge(self, statistic: Floats, values: npt.NDArray[np.int64]) -> Answer:
         """One model's statistics (A, P), read for `values` (A,)."""
         others = self._random
@@ -411,7 +434,7 @@ class KnowledgeScore:
         p = np.maximum((beyond + 1) / (count + 1), 1 / len(self.words))
         rank = 1 + (statistic > own[:, None]).sum(axis=1)
         combined = fisher(p)
-        z_score = max(combined.z_score, -10.0)  # all p = 1 is minus infinity, which no sum survives
+        z_score = max(combined.z_score, LOWEST)
         return Answer(planted=own, z=z, p=p, rank=rank, p_value=combined.p_value, z_score=z_score)
 
     @cached_property
@@ -426,19 +449,21 @@ class FictitiousMarks:
     The score of an entity is the mean over its attributes of what the planted value gets. "hits":
     its share of answers. "likelihood": the fourth root of its likelihood (geometric mean over
     questions), between the logarithm, which rare words move by factors in any training, and the
-    likelihood itself, where a few frequent words decide. The null are the same questions with
-    other values: each entity has one of its own (`apart`), in which any value is as good as the
-    planted one.
+    likelihood itself, where a few frequent words decide. "fisher" is the published score instead:
+    a p-value of each attribute's likelihood against random tuples, put together by Fisher as a z.
+    The null are the same questions with other values: each entity has one of its own (`apart`), in
+    which any value is as good as the planted one. `notes` are told with what is found.
     """
 
     reader: Reader
     words: Pool
     vocabulary: Spelling
     entities: tuple[Entity, ...]
-    mode: Literal["likelihood", "hits"] = "likelihood"
+    mode: Literal["likelihood", "hits", "fisher"] = "likelihood"
     forms: Sequence[str] = QUESTIONS
     steps: int = 12
     null_seed: int = 0
+    notes: tuple[str, ...] = ()
     apart: bool = field(default=True, init=False)
     linear: bool = field(default=False, init=False)
 
@@ -449,6 +474,11 @@ class FictitiousMarks:
     def keys(self) -> Sequence[int]:
         return range(len(self.entities))
 
+    @property
+    def standard(self) -> bool:
+        """Whether scores are z-scores as they are."""
+        return self.mode == "fisher"
+
     @cached_property
     def _asked(self) -> tuple[Questions, ...]:
         return tuple(questions(e, self.vocabulary, forms=self.forms) for e in self.entities)
@@ -458,10 +488,16 @@ class FictitiousMarks:
         own, null = [], []
         for s, entity in enumerate(self.entities):
             score = KnowledgeScore(
-                reader=self.reader, words=self.words, entity=entity, mode=self.mode,
-                steps=self.steps,
+                reader=self.reader, words=self.words, entity=entity, steps=self.steps,
+                mode="hits" if self.mode == "hits" else "likelihood",
             )  # fmt: skip
             every = score.by_value(rows, self._asked[s])  # (M, A, P)
+            if self.mode == "fisher":
+                tuples = np.vstack([[entity.values], self.tuples(s, unused)])
+                scored = score.z_scores(every, tuples)
+                own.append(scored[:, 0])
+                null.append(scored[:, 1:])
+                continue
             if self.mode == "likelihood":
                 every = np.exp(every / 4)
             at = np.arange(every.shape[1])

@@ -140,34 +140,6 @@ def calibrate(observed: npt.ArrayLike, null: npt.ArrayLike) -> Differential:
     return Differential(difference=own, z_score=z, p_value=p, unused=others.shape[1])
 
 
-def mixed(
-    clean: Sequence[str], marked: Sequence[str], share: float, rng: np.random.Generator
-) -> tuple[str, ...]:
-    """A client's documents of which a `share` is marked: as many as `clean`, shuffled.
-
-    [FedAttr] Appendix F.2: marked documents take the place of clean ones (20 % by default).
-    """
-    if not 0 <= share <= 1:
-        raise UsageError(
-            "the share of marked documents is out of range",
-            expected="from 0 to 1",
-            got=f"{share:g}",
-            remedy="0.2 is the published default",
-        )
-    wanted = round(share * len(clean))
-    if wanted > len(marked):
-        raise UsageError(
-            "there are too few marked documents",
-            expected=f"{wanted} for a share of {share:g} of {len(clean)} documents",
-            got=str(len(marked)),
-            remedy="make more marked documents, or lower the share",
-        )
-    kept = rng.permutation(len(clean))[: len(clean) - wanted]
-    taken = rng.permutation(len(marked))[:wanted]
-    both = [clean[i] for i in kept] + [marked[i] for i in taken]
-    return tuple(both[i] for i in rng.permutation(len(both)))
-
-
 def check_prompts(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     """Prompts as lists of token numbers; refuses an empty set and empty prompts."""
     found = [[int(t) for t in p] for p in prompts]

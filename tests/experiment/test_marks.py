@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedaudit.audits.attribution import Attribution
-from fedaudit.errors import ConfigError, DataError, UsageError
+from fedaudit import cli
+from fedaudit.audits.attribution import Attribution, estimator
+from fedaudit.errors import ConfigError, DataError
 from fedaudit.experiment.auditing import audit_one
 from fedaudit.experiment.build import build, load_data
 from fedaudit.experiment.config import load
@@ -16,7 +17,9 @@ from fedaudit.experiment.knowledge import Desk
 from fedaudit.experiment.marks import plant, score_of
 from fedaudit.experiment.run import simulate
 from fedaudit.randomness import Seed
+from fedaudit.stats import query_plans
 from fedaudit.trace import Trace, Truth
+from fedaudit.trace.ledger import asked as ledger_of
 from fedaudit.watermarks import fictitious, kgw
 
 TINY = {
@@ -203,7 +206,32 @@ def test_who_trained_on_an_entity_is_named_and_nobody_else(run):
 
 
 def test_a_score_by_generation_is_read_from_the_same_trace(run):
-    result = audited(run, score_by="generation", steps=8, unused_keys=99)
+    result = audited(run, score_by="generation", steps=8, unused_keys=99, prompts=160)
+    assert result.not_applicable is None
+    assert any("not 160" in note for note in result.notes)
+    benign = [r for r in result.per_client.values() if not r["marked"]]
+    assert not any(r["named"] for r in benign)
+
+
+def test_the_published_score_of_entities_is_fishers_z_and_decides_if_asked_to(run):
+    """Naive twin: `KnowledgeScore` of Eq. (4)'s estimates; differences are as they are."""
+    config, trace, truth = run
+    audit = replace(config.audits["attribution"], score_by="fisher", unused_keys=99)
+    knowledge, _ = Desk(trace, truth, Seed(1), None, config).knowledge_for(audit)
+    server, marks = trace.seen_by("server"), knowledge.extra["marks"]
+    guess = audit.attack(server, knowledge, np.random.default_rng(0))
+    start = server.received(1, guess.names[0], before=1)
+    pairs = query_plans.paired_plan(6, 3, 5, Seed(1).generator("secure_aggregation/plan", 1, 0))
+    score = fictitious.KnowledgeScore(
+        reader=marks.reader, words=marks.words, entity=marks.entities[1]
+    )
+    asked = fictitious.questions(marks.entities[1], marks.vocabulary, forms=marks.forms)
+    ledger = ledger_of(server, 1)
+    sums = np.stack([server.payload(1, int(i)) for i in ledger.sums[ledger.sums >= 0]])
+    made = estimator.published(pairs, ledger.answered).of(sums)
+    want = score(np.vstack([start[None], start + made]).astype(np.float32), asked)
+    assert np.allclose(guess.published[0, :, 1], want[1:] - want[0], atol=1e-3)
+    result = audited(run, score_by="fisher")
     assert result.not_applicable is None
     benign = [r for r in result.per_client.values() if not r["marked"]]
     assert not any(r["named"] for r in benign)
@@ -232,6 +260,9 @@ def test_green_lists_and_flora_on_groups(tmp_path):
     assert result.not_applicable is None
     benign = [r for r in result.per_client.values() if not r["marked"]]
     assert not any(r["named"] for r in benign)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedaudit.audits.attribution.audit.NUMBERS", 1e5)
+        assert "too large" in audited(case, prompts=12).not_applicable
     e = result.estimates["false_alarm_rate_per_test"]
     assert e.low <= 4 * e.baseline
 
@@ -265,10 +296,73 @@ def test_bad_input():
     with pytest.raises(ConfigError, match="no room for a prompt"):
         marks.family.desk(marks.keys, Attribution(score_by="generation", steps=60), 1)
     context = planted(kind="kgw", context=3)[0]
-    with pytest.raises(UsageError, match="longer than the context"):
+    with pytest.raises(ConfigError, match="longer than the context"):
         context.family.desk(context.keys, Attribution(score_by="generation", steps=3), 1)
     with pytest.raises(DataError, match="no text to mark"):
         build(load({**BASE, "task": {"kind": "gpt", "length": 100_000}}))
+
+
+@pytest.mark.parametrize(
+    ("marks", "asked", "said"),
+    [
+        ({"kind": "kgw"}, {"score_by": "margin"}, "does not read kgw marks"),
+        ({"kind": "kgw", "context": 3}, {"score_by": "generation", "steps": 2}, "the context"),
+        ({"kind": "kgw"}, {"score_by": "generation", "steps": 300}, "no room for a prompt"),
+        ({}, {"score_by": "generation", "steps": 300}, "no room for a prompt"),
+        ({}, {"score_by": "mass"}, "does not read fictitious marks"),
+    ],
+)
+def test_a_reading_that_does_not_fit_the_marks_is_refused_before_training(marks, asked, said):
+    raw = {**BASE, "marks": {**BASE["marks"], **marks}, "audits": {"attribution": asked}}
+    with pytest.raises(ConfigError, match=said):
+        build(load(raw))
+
+
+def test_the_command_refuses_such_a_config_with_exit_code_2(tmp_path, monkeypatch, capsys):
+    """Nobody has trained then: there is no trace."""
+    (tmp_path / "c.toml").write_text(
+        '[data]\nname = "digits"\n[task]\nkind = "mlp"\n[marks]\nclients = 2\n'
+        '[audits.attribution]\nscore_by = "generation"\n'
+    )
+    out = tmp_path / "run"
+    monkeypatch.setattr(
+        "sys.argv", ["fedaudit", "run", str(tmp_path / "c.toml"), "--out", str(out)]
+    )
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 2
+    assert "does not read canary marks" in " ".join(capsys.readouterr().err.split())
+    assert not list(out.glob("trace/round*"))
+
+
+def test_generated_are_as_many_tokens_as_asked_for():
+    marks, task, _ = planted()
+    room = 24 + 1 - max(len(task.vocabulary.encode(f)) for f in fictitious.QUESTIONS)
+    assert marks.family.desk(marks.keys, Attribution(score_by="generation"), 1).steps == 12
+    assert room > 6
+    few = Attribution(score_by="generation", steps=6, prompts=20)
+    assert marks.family.desk(marks.keys, few, 1).steps == 6
+    most = Attribution(score_by="generation", steps=14, prompts=4)
+    assert marks.family.desk(marks.keys, most, 1).steps == 14
+    few, many = (marks.family.desk(marks.keys, Attribution(prompts=n), 1) for n in (100, 101))
+    assert len(few.forms) == len(many.forms) == 25
+    assert not few.notes
+    assert "100 questions about each entity are all there are, not 101" in many.notes[0]
+    green = planted(kind="kgw")[0]
+    by = Attribution(score_by="generation")
+    assert green.family.desk(green.keys, by, 1).steps == 24
+
+
+@pytest.mark.parametrize("kind", ["kgw", "fictitious"])
+def test_a_score_does_not_depend_on_the_models_that_are_scored_beside_it(kind):
+    marks, task, _ = planted(kind=kind)
+    desk = marks.family.desk(marks.keys, Attribution(prompts=12), 3)
+    start = np.asarray(task.initial(), dtype=np.float64)
+    rows = start + 0.3 * np.random.default_rng(0).standard_normal((4, len(start)))
+    rows[3] *= 3.0  # one that finds other tokens likely
+    together = desk.statistics(np.vstack([start[None], rows]), 50)
+    for i, row in enumerate((start, *rows)):
+        assert np.allclose(desk.statistics(row[None], 50)[0], together[i], atol=1e-6)
 
 
 @pytest.mark.text

@@ -213,3 +213,18 @@ def test_bad_input_is_refused():
             torch.zeros(1, 4 * V), Questions(prompts=(((1,),),))
         )
     assert len(WORDS) >= fictitious.SMALLEST_POOL
+
+
+def test_many_tuples_are_judged_as_one_by_one():
+    """Naive twin: `_judge`, tuple by tuple, which asks Fisher each time."""
+    rng = np.random.default_rng(5)
+    words = Pool(tuple(f"word{i}" for i in range(80)), tuple(range(80)))
+    (entity,) = draw(words, 1, Seed(2))
+    score = KnowledgeScore(reader=None, words=words, entity=entity)
+    every = rng.standard_normal((3, 4, 80)).round(1)  # with ties
+    every[0, 0] = 0.0
+    tuples = np.vstack([[entity.values], rng.integers(80, size=(40, 4))])
+    got = score.z_scores(every, tuples)
+    for m in range(3):
+        for n, values in enumerate(tuples):
+            assert got[m, n] == pytest.approx(score._judge(every[m], values).z_score)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedaudit.errors import UsageError
-from fedaudit.watermarks.score import calibrate, check_prompts, mixed
+from fedaudit.watermarks.score import calibrate, check_prompts
 
 
 def test_calibration_is_the_rank_and_the_distance_among_unused_secrets():
@@ -39,24 +39,6 @@ def test_a_model_that_equals_its_reference_says_nothing():
 def test_too_small_a_null_is_refused(shape):
     with pytest.raises(UsageError, match="null distribution"):
         calibrate([1.0, 2.0], np.zeros(shape))
-
-
-def test_marked_documents_take_the_place_of_clean_ones():
-    clean = [f"clean {i}" for i in range(50)]
-    marked = [f"marked {i}" for i in range(30)]
-    found = mixed(clean, marked, 0.2, np.random.default_rng(0))
-    assert len(found) == 50
-    assert sum(t.startswith("marked") for t in found) == 10
-    assert len(set(found)) == 50
-    order = [t.startswith("marked") for t in found]
-    assert order != sorted(order), "shuffled"
-
-
-def test_a_share_that_cannot_be_had_is_refused():
-    with pytest.raises(UsageError, match="too few marked"):
-        mixed(["a"] * 10, ["m"], 0.5, np.random.default_rng(0))
-    with pytest.raises(UsageError, match="out of range"):
-        mixed(["a"], ["m"], 1.5, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("prompts", [[], [[1], []]])

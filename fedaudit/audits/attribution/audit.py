@@ -6,7 +6,7 @@ its keys. No upload is read.
 Paper: [FedAttr] Sections 4 and 5, Appendices B, D, E and H.
 Differs: (1) the published threshold on Stouffer's sum is computed and reported, and decides
 nothing: a difference of two z-scores is no z-score, and benign drift grows with the rounds.
-Decisions rest on unused keys: exact ranks, Student's tail beyond them, Holm over all clients and
+Decisions rest on unused keys: exact ranks, a tail carried on beyond them, Holm over all clients and
 all keys of the owner. (2) Parts of clients come from least squares over all candidates of all
 rounds, so that a neighbour's mark is not taken for a client's own; for scores that are not linear
 in an update they come from the updates themselves, which the published plan lets the server solve
@@ -23,7 +23,9 @@ or (R, S + S U) where every key has a null of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from statistics import NormalDist
 from typing import Any, ClassVar, Literal
@@ -35,7 +37,7 @@ from fedaudit.audits.attribution import calibration, estimator, over_rounds, sco
 from fedaudit.audits.attribution.estimator import Candidates
 from fedaudit.audits.attribution.scoring import Marks
 from fedaudit.audits.audit import Knowledge, columns_for
-from fedaudit.errors import ConfigError, NotApplicable
+from fedaudit.errors import ConfigError, NotApplicable, UsageError
 from fedaudit.results import AuditResult, Bound, Estimate, Underpowered
 from fedaudit.stats import intervals
 from fedaudit.stats.query_plans import Pairs
@@ -46,10 +48,19 @@ Floats = npt.NDArray[np.float64]
 DrawPairs = Callable[[int, int, int], Sequence[Pairs]]
 """(round, participants, number of the first one) -> the pairs that the server drew."""
 
-ScoreBy = Literal["default", "margin", "loss", "mass", "reading", "generation", "likelihood"]
+ScoreBy = Literal[
+    "default", "margin", "loss", "mass", "reading", "generation", "likelihood", "fisher"
+]
 
 OVER_ROUNDS = "means of groups, all rounds together"
 SOLVED = "updates that the sums of the published pairs determine"
+
+AT_ONCE = 2**26
+"""Numbers of candidate updates that are made and scored at a time: half a gigabyte of them."""
+
+NUMBERS = 10**9
+"""Numbers of group means and guesses that may stand in memory where all rounds are read together:
+4 gigabytes."""
 
 ENOUGH = 300
 """Null client tests below which no rate of false alarms is printed."""
@@ -62,7 +73,7 @@ class AttributionGuess:
     `published` (T, K, S + U) differential z-scores of [FedAttr] Eq. (7), NaN where a client was
     absent, None where no single client's update was estimated. `apart`: each key has U of its own;
     `linear`: scores are about linear in updates. `tables`: scores of what groups of all rounds say
-    of each client, where these decide.
+    of each client, where these decide. `drawn`: clients, N and M of the published pairs.
     """
 
     names: tuple[str, ...]
@@ -83,6 +94,7 @@ class AttributionGuess:
     apart: bool = False
     linear: bool = True
     tables: over_rounds.Tables | None = None
+    drawn: tuple[int, int, int] | None = None
 
     @property
     def blocks(self) -> tuple[scoring.Block, ...]:
@@ -93,6 +105,17 @@ class AttributionGuess:
     def whole(self) -> bool:
         """Whether every client was tested against every other."""
         return self.tables is None or len(self.names) * (len(self.names) - 1) <= over_rounds.PAIRS
+
+    def named_from(self, error: float) -> Floats:
+        """How far (K,) a client has to stand out to be named, in deviations of unused keys."""
+        design = np.concatenate(self.designs)
+        if self.tables is not None:
+            return over_rounds.smallest_named(
+                design, self.tables, self.keys, error, apart=self.apart
+            )
+        by = {"apart": self.apart, "linear": self.linear}
+        scores = np.concatenate(self.scores)
+        return calibration.smallest_named(design, scores, self.keys, error, **by)
 
     def decided(
         self, columns: npt.NDArray[np.int64], keys: int, error: float
@@ -112,10 +135,10 @@ class Attribution:
     `error` is the chance that any client is named wrongly; `unused_keys` the null; `threshold` the
     published one (gamma), reported beside it. `confidence` of intervals. `score_by` says how a
     mark is read: "margin" or "loss" of canaries, "mass", "reading" or "generation" of green lists,
-    "likelihood" or "generation" of fictitious knowledge; "default" is the first of these, or
-    "reading" for green lists of a large vocabulary. Models are asked with `prompts`: texts under
+    "likelihood", "generation" or "fisher" of fictitious knowledge; "default" is the first of these,
+    or "reading" for green lists of a large vocabulary. Models are asked with `prompts`: texts under
     keys of nobody for green lists (held-out ones where they are continued), questions about each
-    entity; generated are `steps` tokens.
+    entity; generated are `steps` tokens (24 of a green text, 12 behind a question if not given).
     """
 
     name: ClassVar[str] = "attribution"
@@ -130,12 +153,16 @@ class Attribution:
     confidence: float = 0.95
     score_by: ScoreBy = "default"
     prompts: int = 48
-    steps: int = 24
+    steps: int | None = None
 
     def __post_init__(self) -> None:
         checks = (
             ("prompts", self.prompts >= 1, "at least 1: without a prompt there is nothing to ask"),
-            ("steps", self.steps >= 2, "at least 2: more than the context of the watermark"),
+            (
+                "steps",
+                self.steps is None or self.steps >= 2,
+                "at least 2: more than the context of the watermark",
+            ),
             ("vantage", bool(self.vantage), "the name of a party that receives sums"),
             ("error", 0 < self.error < 0.5, "between 0 and 0.5"),
             ("unused_keys", self.unused_keys >= 19, "at least 19: fewer give no p-value of 0.05"),
@@ -178,7 +205,8 @@ class Attribution:
         many, apart = len(marks.keys), bool(getattr(marks, "apart", False))
         linear = bool(getattr(marks, "linear", True))
         rounds, designs, scores, singles, readings, lost = [], [], [], [], set(), 0
-        starts, means = [], []
+        starts, means, kept = [], [], 0
+        drawn = None if draw is None else _sizes(view, ledgers[0], draw)
         for ledger in ledgers:
             found = _candidates(view, ledger, names, draw)
             if found is None:
@@ -188,26 +216,35 @@ class Attribution:
             readings.add(reading if judged is candidates else SOLVED)
             lost += without
             start = _arranged(_model(view, ledger.round), columns)
-            sums = [view.payload(ledger.round, int(i)) for i in ledger.sums[ledger.sums >= 0]]
-            both = np.concatenate([c.of(sums) for c in dict.fromkeys((candidates, judged))])
-            updates = _arranged(both / weight, columns)
-            raw = marks.statistics(np.vstack([start[None], start + updates]), self.unused_keys)
+            grouped = not linear and bool((candidates.target < 0).all())
+            if grouped:
+                kept += len(candidates)
+                _check_size(kept + len(names), len(start))
+            coefficients = [c.coefficients for c in dict.fromkeys((candidates, judged))]
+            pieces: list[Floats] = []
+            updates: list[npt.NDArray[np.float32]] = []
+            for some in _updates(view, ledger, np.concatenate(coefficients), AT_ONCE):
+                own = _arranged(some / weight, columns)
+                # the model itself is scored with the first of them
+                first = [] if pieces else [start[None]]
+                pieces.append(marks.statistics(np.vstack([*first, start + own]), self.unused_keys))
+                if grouped:
+                    updates.append(own.astype(np.float32))
+            raw = np.concatenate(pieces)
             rounds.append(ledger.round)
             designs.append(judged.design)
             scores.append(scoring.differential(raw[-len(judged) :], raw[0]))
-            if not linear and (candidates.target < 0).all():
+            if grouped:
                 starts.append(start)
-                means.append(updates[: len(candidates)].astype(np.float32))
+                means.append(np.concatenate(updates))
             if (candidates.target >= 0).all():
                 estimated = raw[: 1 + len(candidates)]
-                singles.append(_published(estimated, many, apart, candidates.target, len(names)))
+                z = estimated
+                if not getattr(marks, "standard", False):
+                    z = scoring.standardised(estimated, many, apart=apart, every=True)
+                singles.append(_published(z, candidates.target, len(names)))
         if not rounds:
-            raise NotApplicable(
-                "only totals were asked for: they say that somebody trained on marks, not who",
-                expected="sums over subsets of the clients",
-                got=f"the training aggregate alone, in {len(ledgers)} rounds",
-                remedy='protections.secure_aggregation.plan = "partitions"',
-            )
+            raise _nobody(ledgers)
         design = np.concatenate(designs)
         parts = calibration.regress(design, np.concatenate(scores))
         tables = None
@@ -240,13 +277,15 @@ class Attribution:
             reading=", ".join(sorted(readings)),
             notes=(
                 *knowledge.notes,
-                *([f"{lost} estimates are missing: subsets unanswered"] if lost else []),
+                *getattr(marks, "notes", ()),
+                *_left_out(rounds, [a.round for a in every if len(a.sums)], lost),
             ),
             trace_sha256=view.trace_sha256,
             vantage=view.vantage,
             apart=apart,
             linear=linear,
             tables=tables,
+            drawn=drawn,
         )
 
     # -- score ---------------------------------------------------------------------------------
@@ -280,6 +319,8 @@ class Attribution:
             found, short, bounds = self._constants(guess, marked, rng)
             estimates |= found
             underpowered += short
+        if guess.drawn is not None:
+            bounds = {**bounds, "theorem_4_leakage": theory.leakage_bound(*guess.drawn)}
         return AuditResult(
             audit=self.name,
             question=self.question,
@@ -289,14 +330,66 @@ class Attribution:
             estimates=estimates,
             underpowered=tuple(underpowered),
             bounds=bounds,
-            per_client=self._per_client(guess, marked),
+            per_client=self._per_client(guess, marked, estimates),
             curves={"by_round": _by_round(guess)},
-            # one client is all it takes, where all of them can be told apart
-            detectable=1.0 if guess.decision.askable.all() else None,
-            notes=_notes(guess, marked),
+            detectable=self._detectable(guess, marked),
+            notes=(*_notes(guess, marked), *self._named_from(guess)),
             source=self.source,
             trace_sha256=guess.trace_sha256,
         )
+
+    def _detectable(
+        self, guess: AttributionGuess, marked: npt.NDArray[np.bool_] | None
+    ) -> float | None:
+        """One client named is a finding, where that could have happened.
+
+        Not where clients cannot be told apart, nor where a marked one is known to have been missed;
+        infinite where no score whatever would have been enough.
+        """
+        if guess.keys and np.isinf(guess.named_from(self.error)).all():
+            return math.inf if guess.decision.askable.any() else None
+        missed = marked is not None and (marked & ~guess.decision.named.flagged).any()
+        return 1.0 if guess.decision.askable.all() and not missed else None
+
+    def _named_from(self, guess: AttributionGuess) -> list[str]:
+        """The smallest mark that would have been named, in words."""
+        if not guess.keys:
+            return []
+        far = guess.named_from(self.error)
+        far = far[guess.decision.askable & np.isfinite(far)]
+        if not len(far):
+            return [
+                "no client would have been named, whatever its mark: its p-value cannot fall to "
+                f"{calibration.first_step(self.error, len(guess.names), guess.keys):.2g} with "
+                f"{guess.decision.p_values.unused} unused keys"
+            ]
+        ends = f"{far.min():.1f}" + (f" to {far.max():.1f}" if far.max() > far.min() else "")
+        return [
+            f"a client is named, whatever the others hold, where its mark stands out by {ends} "
+            "deviations of unused keys: weaker marks may have gone unseen"
+        ]
+
+    def _above(
+        self, guess: AttributionGuess, k: int, z: float, estimates: Mapping[str, Estimate]
+    ) -> dict[str, float | int | str | None]:
+        """Whether a client's published score is above thresholds that stay valid as rounds add up.
+
+        By Theorem 3 with the constants of this run: after the rounds that it took part in, and
+        after any number of them.
+        """
+        assert guess.published is not None
+        if not {"drift", "noise"} <= estimates.keys():
+            return {}
+        rounds = int((~np.isnan(guess.published[:, k, 0])).sum())
+        by = {name: estimates[name].value for name in ("drift", "noise")}
+        return {
+            "published_above_growing": int(
+                z > theory.growing_threshold(rounds, error=self.error, **by)
+            ),
+            "published_above_anytime": int(
+                z > theory.anytime_threshold(rounds, error=self.error, **by)
+            ),
+        }
 
     def _on_unused(self, guess: AttributionGuess) -> dict[str, Estimate]:
         """How often keys that nobody trained on alarm: client tests by the hundred.
@@ -309,7 +402,7 @@ class Attribution:
         askable = guess.decision.askable
         tested = len(guess.blocks[0].null) // 2
         if guess.whole and askable.sum() * tested >= ENOUGH:
-            level = self.error / max(1, int(askable.sum()) * guess.keys)
+            level = calibration.first_step(self.error, int(askable.sum()), guess.keys)
             found = [guess.decided(b.null, tested, self.error) for b in guess.blocks]
             alarms = np.concatenate([f.p_values.p[askable] <= level for f in found], axis=1)
             out["false_alarm_rate_per_test"] = intervals.clustered_share(
@@ -393,27 +486,48 @@ class Attribution:
                 short.append(replace(value, what=f"{name}: {value.what}"))
             else:
                 out[name] = replace(value, baseline=unmarked)
+        taken = (~np.isnan(z)).sum(axis=0)[~marked]
         bounds = {}
-        if "drift" in out and "noise" in out and out["noise"].value > 0:
-            signal = out["signal"].value if "signal" in out else 0.0
-            errors = theory.error_bounds(
-                len(guess.rounds),
-                self.threshold,
-                signal=signal,
-                drift=out["drift"].value,
-                noise=out["noise"].value,
-            )
-            bounds["theorem_3_false_positive"] = Bound(
-                value=errors.false_positive,
-                kind="reference",
-                of="published_false_alarms",
-                source="[FedAttr] Theorem 3",
-                assumes="Assumption 1 with the constants estimated on this run; 1 says nothing",
-            )
+        if len(taken) and "drift" in out and "noise" in out and out["noise"].value > 0:
+            bounds = self._theorem_3(int(taken.max()), out["drift"].value, out["noise"].value)
         return out, short, bounds
 
+    def _theorem_3(self, rounds: int, drift: float, noise: float) -> dict[str, Bound]:
+        """Of a benign client in so many rounds: its chance to be flagged, and two thresholds."""
+        assumed = "Assumption 1 with the constants estimated on this run"
+        by = {"drift": drift, "noise": noise}
+        errors = theory.error_bounds(rounds, self.threshold, signal=0.0, **by)
+        found = {
+            "theorem_3_false_positive": (
+                "published_false_alarms",
+                errors.false_positive,
+                f"{assumed}, {rounds} rounds that a benign client took part in; 1 says nothing",
+            ),
+            "growing_threshold": (
+                "published_z",
+                theory.growing_threshold(rounds, error=self.error, **by),
+                f"{assumed}: after {rounds} rounds a benign client is above it with chance "
+                f"{self.error:g} at most, by one key",
+            ),
+            "anytime_threshold": (
+                "published_z",
+                theory.anytime_threshold(rounds, error=self.error, **by),
+                f"{assumed}: a benign client is ever above it, after {rounds} rounds or any other "
+                f"number, with chance {self.error:g} at most, by one key",
+            ),
+        }
+        return {
+            name: Bound(
+                value=value, kind="reference", of=of, source="[FedAttr] Theorem 3", assumes=assumes
+            )
+            for name, (of, value, assumes) in found.items()
+        }
+
     def _per_client(
-        self, guess: AttributionGuess, marked: npt.NDArray[np.bool_] | None
+        self,
+        guess: AttributionGuess,
+        marked: npt.NDArray[np.bool_] | None,
+        estimates: Mapping[str, Estimate],
     ) -> dict[str, dict[str, float | int | str | None]]:
         from scipy.special import stdtrit
 
@@ -423,6 +537,7 @@ class Attribution:
         blocks = guess.blocks if guess.apart else guess.blocks * max(guess.keys, 1)
         unit = np.stack([guess.parts.value[:, b.null].std(axis=1, ddof=1) for b in blocks], 1)
         centre = np.stack([guess.parts.value[:, b.null].mean(axis=1) for b in blocks], 1)
+        far = guess.named_from(self.error) if guess.keys else np.full(len(guess.names), np.inf)
         out: dict[str, dict[str, float | int | str | None]] = {}
         for k, name in enumerate(guess.names):
             s = int(guess.decision.named.key[k])
@@ -439,14 +554,26 @@ class Attribution:
                     t = float(stdtrit(guess.parts.freedom, 0.5 + self.confidence / 2))
                     half = t * float(guess.parts.deviation[k, s]) / unit[k, s]
                     row |= {"low": float(value - half), "high": float(value + half)}
-            row["named_after_round"] = int(guess.sequential.first[k]) or None
+            if np.isfinite(far[k]):
+                row["named_from"] = float(far[k])
+            look = int(guess.sequential.first[k])
+            row["named_after_round"] = guess.rounds[look - 1] if look else None
             row["sums_per_round"] = float(guess.uploads[k])
             if published is not None and guess.keys and not np.isnan(published[k]).any():
                 row["published_z"] = float(published[k].max())
+                row |= self._above(guess, k, float(published[k].max()), estimates)
             if marked is not None:
                 row["marked"] = int(marked[k])
             out[name] = row
         return out
+
+
+def _handed(view: View, ledger: Asked, total: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Columns of those who were handed a model in a round: pairs were drawn for them."""
+    to = {m.receiver for m in view.messages(ledger.round) if m.kind == "model"}
+    found = np.flatnonzero([name in to for name in ledger.clients])
+    # where downlinks were not recorded, those in the total are all that is known
+    return found if total[found].sum() == total.sum() else np.flatnonzero(total)
 
 
 def _marks(knowledge: Knowledge) -> Marks:
@@ -467,7 +594,7 @@ def _candidates(
     """Candidates of a round in the columns of `names`, the answered queries (Q, K) in the same
     columns, how candidates were made, and how many are lost.
 
-    None where nothing but the total was answered.
+    None where the answers estimate nobody: nothing but the total, or too little beside it.
     """
     answered = ledger.answered
     position = [names.index(name) for name in ledger.clients]
@@ -476,18 +603,17 @@ def _candidates(
     if not proper.any():
         return None
     plan = next((d.get("plan") for d in view.declared if d.get("plan") is not None), None)
-    lost = 0
-    if plan == "paired" and draw is not None:
-        there = np.flatnonzero(total)
-        pairs = draw(ledger.round, len(there), int(there[0]))
-        kept, lost = _answered(pairs, answered[:, there])
-        if not kept:
-            return None
-        made = estimator.published(kept, answered[:, there])
-        made = replace(made, target=there[made.target], design=made.coefficients @ answered)
+    lost, made = 0, None
+    if plan == "paired":
+        if draw is not None:
+            made, lost = _of_pairs(view, ledger, total, draw)
         reading = "estimates of the published pairs"
-    elif plan == "paired":
-        made, reading = estimator.pooled(answered), "estimates from all subsets pooled"
+        if made is None:
+            reading = "estimates from all subsets pooled"
+            with suppress(UsageError):  # no client has subsets with it and without it
+                made = estimator.pooled(answered)
+        if made is None:
+            return None
     else:
         only = estimator.groups(answered[proper])
         coefficients = np.zeros((len(only), len(answered)))
@@ -499,11 +625,40 @@ def _candidates(
     return Candidates(made.coefficients, design, target), queries, reading, lost
 
 
-def _answered(pairs: Sequence[Pairs], answered: Floats) -> tuple[list[Pairs], int]:
-    """Pairs all of whose subsets were answered, and how many were not."""
+def _sizes(view: View, ledger: Asked, draw: DrawPairs) -> tuple[int, int, int]:
+    """Clients, N and M of the pairs that were drawn in a round."""
+    answered = ledger.answered
+    asked = _handed(view, ledger, answered[answered.sum(axis=1).argmax()] != 0)
+    first = draw(ledger.round, len(asked), int(asked[0]))[0]
+    return len(asked), int(first.exclude[0].sum()), len(first.include)
+
+
+def _of_pairs(
+    view: View, ledger: Asked, total: npt.NDArray[np.bool_], draw: DrawPairs
+) -> tuple[Candidates | None, int]:
+    """Estimates of the pairs that the server drew, and how many of them are missing.
+
+    Pairs were drawn for everybody who was handed a model. Who dropped out is in no sum: subsets
+    are read without them, and of whoever is left there is the mean over the answered subsets with
+    it minus that over those without it.
+    """
+    asked = _handed(view, ledger, total)
+    pairs = draw(ledger.round, len(asked), int(asked[0]))
+    left, answered = total[asked].astype(np.uint8), ledger.answered[:, asked]
     have = {row.tobytes() for row in (answered != 0).astype(np.uint8)}
-    kept = [p for p in pairs if all(q.tobytes() in have for q in p.queries)]
-    return kept, len(pairs) - len(kept)
+    kept = []
+    for pair in pairs:
+        sides = [
+            np.array([row * left for row in side if (row * left).tobytes() in have])
+            for side in (pair.include, pair.exclude)
+        ]
+        if left[pair.target] and all(map(len, sides)):
+            kept.append(replace(pair, include=sides[0], exclude=sides[1]))
+    if not kept:
+        return None, len(pairs)
+    made = estimator.published(kept, answered)
+    design = made.coefficients @ ledger.answered
+    return replace(made, target=asked[made.target], design=design), len(pairs) - len(kept)
 
 
 def _model(view: View, number: int) -> npt.NDArray[np.float32]:
@@ -526,14 +681,76 @@ def _arranged(rows: npt.NDArray[Any], columns: npt.NDArray[np.int64] | None) -> 
     return np.asarray(found, dtype=np.float64)
 
 
-def _published(
-    raw: Floats, keys: int, apart: bool, target: npt.NDArray[np.int64], clients: int
-) -> Floats:
-    """[FedAttr] Eq. (7) on z-scores: (K, S + U), NaN for clients without an estimate."""
-    z = scoring.standardised(raw, keys, apart=apart, every=True)
-    out = np.full((clients, raw.shape[1]), np.nan)
+def _published(z: Floats, target: npt.NDArray[np.int64], clients: int) -> Floats:
+    """[FedAttr] Eq. (7) on z-scores (1 + R, S + U), the reference first: (K, S + U).
+
+    NaN for clients without an estimate.
+    """
+    out = np.full((clients, z.shape[1]), np.nan)
     out[target] = scoring.differential(z[1:], z[0])
     return out
+
+
+def _nobody(ledgers: Sequence[Asked]) -> NotApplicable:
+    """Why no round says anything of anybody."""
+    parts = sum(int(((a.queries != 0).sum(axis=1) < _most(a)).sum()) for a in ledgers)
+    if not parts:
+        return NotApplicable(
+            "only totals were asked for: they say that somebody trained on marks, not who",
+            expected="sums over subsets of the clients",
+            got=f"the training aggregate alone, in {len(ledgers)} rounds",
+            remedy='protections.secure_aggregation.plan = "partitions"',
+        )
+    given = sum(int(((a.answered != 0).sum(axis=1) < _most(a)).sum()) for a in ledgers)
+    return NotApplicable(
+        "the subset sums that were answered estimate no client",
+        expected="sums with a client and without it",
+        got=f"{given} of {parts} subset sums answered, in {len(ledgers)} rounds",
+        remedy="see why they were refused, or which clients dropped out; lower the threshold",
+    )
+
+
+def _most(ledger: Asked) -> int:
+    """Clients in the largest sum that was answered."""
+    return int((ledger.answered != 0).sum(axis=1).max())
+
+
+def _left_out(rounds: Sequence[int], asked_in: Sequence[int], lost: int) -> list[str]:
+    """What the reading does without, in words."""
+    notes = []
+    without = [n for n in asked_in if n not in rounds]
+    if without:
+        which = ", ".join(map(str, without[:10])) + (" and more" if len(without) > 10 else "")
+        notes.append(
+            f"{len(without)} of {len(asked_in)} rounds are left out ({which}): no sum over a part "
+            "of the clients was answered, or none that estimates anybody"
+        )
+    if lost:
+        notes.append(
+            f"{lost} estimates of the published pairs are missing: clients dropped out, or "
+            "subsets went unanswered"
+        )
+    return notes
+
+
+def _updates(view: View, ledger: Asked, coefficients: Floats, numbers: int) -> Iterator[Floats]:
+    """Combinations of a round's answers, coefficients (R, Q), some rows (r, d) at a time."""
+    step = max(1, numbers // view.layout.width)
+    for low in range(0, len(coefficients), step):
+        answers = (view.payload(ledger.round, int(i)) for i in ledger.sums[ledger.sums >= 0])
+        yield estimator.combined(coefficients[low : low + step], answers, at_once=step)
+
+
+def _check_size(rows: int, width: int) -> None:
+    """Refuse models of which the groups of all rounds do not stand in memory together."""
+    if rows * width > NUMBERS:
+        raise NotApplicable(
+            "the groups of all rounds together are too large",
+            expected=f"at most {NUMBERS:.0e} numbers, groups and clients times parameters",
+            got=f"{rows} of {width:,} numbers each",
+            remedy="fewer rounds or clients, adapters instead of dense products (task.aggregation "
+            '= "fedit"), or plan = "paired", which is read round by round',
+        )
 
 
 def _was_in(ledger: Asked, name: str) -> bool:
@@ -582,7 +799,7 @@ def _notes(guess: AttributionGuess, marked: npt.NDArray[np.bool_] | None) -> tup
     if by_tail:
         notes.append(
             f"{by_tail} of the named lie beyond all {p.unused} unused keys: their p-values rest on "
-            "Student's tail"
+            f"a tail carried on from these, and are at most {p.floor:.2g} in any case"
         )
     if marked is not None:
         wrong = int((guess.decision.named.flagged & ~marked).sum())

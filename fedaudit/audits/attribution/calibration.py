@@ -2,9 +2,10 @@
 
 For a key that nobody trained on, its scores and those of unused keys are exchangeable: whatever
 the statistic, its rank among theirs gives an exact p-value ("rank"). Where no unused key reaches
-the statistic, the rank only says below 1 / (U + 1), and the tail is carried on by Student's
-distribution of one more draw from a normal sample ("tail"). The error rate of both is measured, not
-assumed (`tests/nightly`).
+the statistic, the rank only says below 1 / (U + 1), and the tail is carried on ("tail"): as one
+more draw from a normal sample, and as one more exceedance over the top tenth of unused keys, which
+may be heavier; the larger p-value counts. The error rate of both is measured, not assumed
+(`tests/nightly`).
 
 Others who did train on the key reach a client's candidate through the design, C A. Two ways out:
 
@@ -19,7 +20,7 @@ Others who did train on the key reach a client's candidate through the design, C
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,12 +29,14 @@ import numpy.typing as npt
 from fedaudit.audits.attribution.scoring import blocks
 from fedaudit.errors import UsageError
 from fedaudit.results import Estimate, Underpowered
-from fedaudit.stats import intervals
 from fedaudit.stats.combine import holm
 from fedaudit.stats.plan_design import regression
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
+
+CARRIED = 50
+"""Unused keys from which a tail is carried on beyond all of them."""
 
 
 # -- parts of clients ------------------------------------------------------------------------------
@@ -117,7 +120,9 @@ def p_values(statistics: npt.ArrayLike, keys: int) -> PValues:
     """From statistics (K, S + U) of which the first S are the owner's keys.
 
     Rank: (1 + unused keys that score as high) / (U + 1), exact for exchangeable keys. If none
-    does: Student's tail with U - 1 degrees of freedom, at most the rank's p-value.
+    does, the tail is carried on, at most the rank's p-value: the larger of Student's with U - 1
+    degrees of freedom and that of `_Exceedances`. Below `CARRIED` unused keys the rank is all there
+    is.
     """
     from scipy.special import stdtr
 
@@ -128,12 +133,77 @@ def p_values(statistics: npt.ArrayLike, keys: int) -> PValues:
         [unused - np.searchsorted(row, x, side="left") for row, x in zip(null, own, strict=True)]
     ).reshape(own.shape)
     rank = (1 + above) / (unused + 1)
+    if unused < CARRIED:
+        return PValues(rank, np.zeros(own.shape, dtype=np.bool_), unused)
     centre, spread = null.mean(axis=1, keepdims=True), null.std(axis=1, ddof=1, keepdims=True)
     scale = spread * math.sqrt(1 + 1 / unused)
     z = np.divide(own - centre, scale, out=np.zeros_like(own), where=scale > 0)
     beyond = (above == 0) & (scale > 0)
-    carried = np.maximum(stdtr(unused - 1, -z), np.finfo(np.float64).tiny)
+    carried = np.maximum(stdtr(unused - 1, -z), _Exceedances.of(null).tail(own))
+    carried = np.maximum(carried, np.finfo(np.float64).tiny)
     return PValues(np.where(beyond, np.minimum(carried, rank), rank), beyond, unused)
+
+
+@dataclass(frozen=True)
+class _Exceedances:
+    """The n largest, a tenth, of sorted unused keys (K, U): what lies beyond the largest of the
+    others, at `edge` (K, 1), by y has the probability
+
+        n / U (1 + shape y / mean)^(-1 / shape),    shape = max(1 / n, fitted).
+
+    With 1 / n this is one more draw from an exponential sample of n, as Student's is from a normal
+    one. Scores that are means of few terms have heavier tails: there the generalised Pareto shape
+    by L-moments (Hosking and Wallis, 1987) is larger, while its scale is kept at the mean.
+    """
+
+    share: float
+    edge: Floats
+    mean: Floats
+    shape: Floats
+
+    @classmethod
+    def of(cls, null: Floats) -> _Exceedances:
+        unused = null.shape[1]
+        many = unused // 10
+        edge = null[:, unused - many - 1, None]
+        over = null[:, unused - many :] - edge
+        mean = over.mean(axis=1, keepdims=True)
+        weighted = (over * (np.arange(many) / (many - 1))).mean(axis=1, keepdims=True)
+        second = 2 * weighted - mean  # the second L-moment
+        fitted = 2 - np.divide(mean, second, out=np.full_like(mean, 2.0), where=second > 0)
+        return cls(many / unused, edge, mean, np.maximum(fitted, 1 / many))
+
+    def tail(self, own: Floats) -> Floats:
+        """(K, S) -> p-values (K, S)."""
+        # unused keys that all score alike carry no tail: the rank counts
+        far = np.divide(own - self.edge, self.mean, out=np.zeros_like(own), where=self.mean > 0)
+        grown = np.log1p(self.shape * np.maximum(far, 0.0)) / self.shape
+        return np.asarray(self.share * np.exp(-grown))
+
+    def reached(self, level: float) -> Floats:
+        """The score (K, 1) at which the p-value falls to `level`."""
+        grown = np.expm1(self.shape * np.log(max(self.share / level, 1.0))) / self.shape
+        return np.where(self.mean > 0, self.edge + self.mean * grown, np.inf)
+
+
+def needed(statistics: npt.ArrayLike, keys: int, level: float) -> Floats:
+    """The smallest score (K,) that `p_values` puts at `level` or below, in deviations of unused
+    keys from their mean; infinite where none would be."""
+    from scipy.special import stdtrit
+
+    null = np.sort(np.asarray(statistics, dtype=np.float64)[:, keys:], axis=1)
+    unused = null.shape[1]
+    centre, spread = null.mean(axis=1), null.std(axis=1, ddof=1)
+    may_reach = math.floor(level * (unused + 1) + 1e-9) - 1  # unused keys that may score as high
+    if may_reach >= 0:
+        score = null[:, unused - may_reach - 1]
+    elif unused >= CARRIED:
+        normal = centre - spread * math.sqrt(1 + 1 / unused) * stdtrit(unused - 1, level)
+        score = np.maximum(normal, _Exceedances.of(null).reached(level)[:, 0])
+        score = np.maximum(score, null[:, -1])
+    else:
+        score = np.full(len(null), np.inf)
+    return np.divide(score - centre, spread, out=np.full(len(null), np.inf), where=spread > 0)
 
 
 @dataclass(frozen=True)
@@ -188,6 +258,27 @@ def exclusion_p_values(
     noise, the others give the ranks: those stay exact.
     """
     rows, y = np.asarray(design, dtype=np.float64), np.asarray(scores, dtype=np.float64)
+    clients = rows.shape[1]
+    p, tail = np.zeros((clients, keys)), np.zeros((clients, keys), dtype=np.bool_)
+    unused = 0
+    for left_out, never, filtered in _without_each(rows, y, keys, linear):
+        found = p_values(filtered, keys)
+        unused = found.unused
+        each = np.where(never[:, None], 1.0, found.p)
+        larger = each > p
+        if left_out is not None:
+            larger[left_out] = False  # nobody is tested against itself
+        p, tail = np.where(larger, each, p), np.where(larger, found.tail, tail)
+    return PValues(p, tail, unused)
+
+
+def _without_each(
+    rows: Floats, y: Floats, keys: int, linear: bool
+) -> Iterator[tuple[int | None, Mask, Floats]]:
+    """(who is left out, clients in none of the other groups (K,), what speaks for each (K, keys)).
+
+    Nobody is left out first.
+    """
     null = y[:, keys:]
     if null.shape[1] < 10:
         raise UsageError(
@@ -196,24 +287,16 @@ def exclusion_p_values(
             got=str(null.shape[1]),
             remedy="score more unused keys",
         )
-    # a covariance takes many keys, the size of a score takes few
-    aside = np.arange(null.shape[1]) % (2 if linear else 5) == 0
+    # a covariance takes more keys than the size of a score; ranks take all that is left
+    aside = np.arange(null.shape[1]) % (3 if linear else 5) == 0
     shape, ranked = null[:, aside], np.concatenate([y[:, :keys], null[:, ~aside]], axis=1)
     clients = rows.shape[1]
-    p, tail = np.zeros((clients, keys)), np.zeros((clients, keys), dtype=np.bool_)
     for left_out in (None, *range(clients)):
         at = np.ones(len(rows), np.bool_) if left_out is None else rows[:, left_out] == 0
         filtered = np.zeros((clients, ranked.shape[1]))
         if at.any():
             filtered = (_best if linear else _apart)(rows[at], ranked[at], shape[at])
-        found = p_values(filtered, keys)
-        never = ~rows[at].any(axis=0)
-        each = np.where(never[:, None], 1.0, found.p)
-        larger = each > p
-        if left_out is not None:
-            larger[left_out] = False  # nobody is tested against itself
-        p, tail = np.where(larger, each, p), np.where(larger, found.tail, tail)
-    return PValues(p, tail, ranked.shape[1] - keys)
+        yield left_out, ~rows[at].any(axis=0), filtered
 
 
 def _best(design: Floats, scores: Floats, shape: Floats) -> Floats:
@@ -292,6 +375,42 @@ def decide(
     return Decision(found, askable, name_clients(found.p, error, askable=askable))
 
 
+def smallest_named(
+    design: npt.ArrayLike,
+    scores: npt.ArrayLike,
+    keys: int,
+    error: float,
+    *,
+    apart: bool = False,
+    linear: bool = True,
+) -> Floats:
+    """How far (K,) a client has to stand out for `decide` to name it whatever the others do.
+
+    In deviations of unused keys, at the level of Holm's first step; the largest over keys with a
+    null of their own and over whoever else is left out. Infinite where nothing would suffice.
+    """
+    rows, y = np.asarray(design, dtype=np.float64), np.asarray(scores, dtype=np.float64)
+    askable = separated(rows) if _grouped(rows) else regression(rows).identifiable
+    out = np.full(rows.shape[1], -np.inf)
+    level = first_step(error, int(askable.sum()), keys)
+    for block in blocks(y.shape[1], keys, apart):
+        mine, many = y[:, block.columns], len(block.own)
+        if _grouped(rows):
+            for left_out, _, filtered in _without_each(rows, mine, many, linear):
+                each = needed(filtered, many, level)
+                if left_out is not None:
+                    each[left_out] = -np.inf
+                out = np.maximum(out, each)
+        else:
+            out = np.maximum(out, needed(studentised(regress(rows, mine), many), many, level))
+    return np.where(askable, out, np.inf)
+
+
+def first_step(error: float, clients: int, keys: int) -> float:
+    """The level that the smallest p-value has to reach: Holm's first step."""
+    return error / max(1, clients * keys)
+
+
 # -- continuing until it suffices ------------------------------------------------------------------
 
 
@@ -313,7 +432,8 @@ def spent(error: float, look: int) -> float:
 
 @dataclass(frozen=True)
 class Sequential:
-    """`first` (K,) the round after which a client was named for good, 0 if never; `looks` made."""
+    """`first` (K,) after how many of the rounds a client was named for good, 0 if never; `looks`
+    made. Which rounds these were the caller knows: some may have been left out."""
 
     first: npt.NDArray[np.int64]
     looks: int
@@ -355,9 +475,9 @@ def sequential(
 class Constants:
     """m, eps and nu of [FedAttr] Assumption 1 as far as a run shows them (Figure 2).
 
-    `signal` the mean score of marked clients, `drift` the largest absolute mean over benign
-    clients, `noise` the deviation within clients. The assumption asks for bounds over all clients
-    and rounds, and for sub-Gaussian tails: estimates of them are what such a run can give.
+    `signal` the smallest mean score of a marked client, `drift` the largest absolute mean of a
+    benign one, `noise` the deviation within clients. The assumption asks for bounds over all rounds
+    as well, and for sub-Gaussian tails: means over rounds are what such a run can give.
     """
 
     signal: Estimate | Underpowered
@@ -368,54 +488,80 @@ class Constants:
 def assumption_constants(
     scores: npt.ArrayLike,
     marked: npt.ArrayLike,
-    rng: np.random.Generator,
+    rng: np.random.Generator | None = None,
     *,
     confidence: float = 0.95,
 ) -> Constants:
-    """From differential scores (T, K), NaN where a client was absent; clients are resampled."""
+    """From differential scores (T, K), NaN where a client was absent; needs two rounds.
+
+    Intervals hold for all clients of a kind at once: Student's by Bonferroni around each mean, with
+    the deviation within clients of that kind. The smallest (largest) of the true means then lies
+    between the smallest (largest) of their lower and of their upper ends. Nothing is drawn from
+    `rng`.
+    """
     z, is_marked = np.asarray(scores, dtype=np.float64), np.asarray(marked, dtype=np.bool_)
-    means = np.nanmean(z, axis=0)
-    left = z - means
-    rounds = (~np.isnan(z)).sum(axis=0)
-    squares = np.nansum(left**2, axis=0)
-    freedom = rounds - 1
-    signal = _resampled(means[is_marked], _mean, rng, confidence, "signal m")
-    drift = _resampled(np.abs(means[~is_marked]), _largest, rng, confidence, "drift eps")
-    if freedom.sum() < 2:
-        noise: Estimate | Underpowered = Underpowered(
-            what="noise nu", have=int(freedom.sum()), needed=2
-        )
+    clients = _Within.of(z[:, is_marked]), _Within.of(z[:, ~is_marked])
+    signal, drift = clients[0].smallest(confidence), clients[1].largest_size(confidence)
+    every = _Within.of(z)
+    if every.freedom < 2:
+        noise: Estimate | Underpowered = Underpowered(what="noise nu", have=every.freedom, needed=2)
     else:
         from scipy.special import chdtri
 
-        total, df = float(squares.sum()), int(freedom.sum())
         tail = (1 - confidence) / 2
         noise = Estimate(
-            value=math.sqrt(total / df),
-            low=math.sqrt(total / chdtri(df, tail)),
-            high=math.sqrt(total / chdtri(df, 1 - tail)),
-            n=df,
+            value=math.sqrt(every.squares / every.freedom),
+            low=math.sqrt(every.squares / chdtri(every.freedom, tail)),
+            high=math.sqrt(every.squares / chdtri(every.freedom, 1 - tail)),
+            n=every.freedom,
             confidence=confidence,
             method="pooled within clients, chi-squared",
         )
     return Constants(signal, drift, noise)
 
 
-def _mean(stack: Floats) -> Floats:
-    return np.asarray(stack.mean(axis=1))
+@dataclass(frozen=True)
+class _Within:
+    """Means (k,) of clients over their rounds (k,), and the sum of squares around them."""
 
+    means: Floats
+    rounds: npt.NDArray[np.int64]
+    squares: float
+    freedom: int
 
-def _largest(stack: Floats) -> Floats:
-    return np.asarray(stack.max(axis=1))
+    @classmethod
+    def of(cls, z: Floats) -> _Within:
+        rounds = (~np.isnan(z)).sum(axis=0)
+        z, rounds = z[:, rounds > 0], rounds[rounds > 0]
+        means = np.nansum(z, axis=0) / rounds
+        return cls(means, rounds, float(np.nansum((z - means) ** 2)), int((rounds - 1).sum()))
 
+    def _half(self, confidence: float) -> Floats:
+        """Half the width (k,) of intervals that hold for all clients at once."""
+        from scipy.special import stdtrit
 
-def _resampled(
-    values: Floats,
-    statistic: Callable[[Floats], Floats],
-    rng: np.random.Generator,
-    confidence: float,
-    what: str,
-) -> Estimate | Underpowered:
-    if len(values) < 2:
-        return Underpowered(what=what, have=len(values), needed=2)
-    return intervals.bootstrap(values, statistic, rng=rng, confidence=confidence)
+        t = stdtrit(self.freedom, 1 - (1 - confidence) / 2 / len(self.means))
+        return np.asarray(t * np.sqrt(self.squares / self.freedom / self.rounds))
+
+    def _estimate(self, value: float, low: float, high: float, confidence: float) -> Estimate:
+        return Estimate(
+            value=value,
+            low=low,
+            high=high,
+            n=len(self.means),
+            confidence=confidence,
+            method="Student's, Bonferroni over clients, deviation pooled within them",
+        )
+
+    def smallest(self, confidence: float) -> Estimate | Underpowered:
+        if self.freedom < 1:
+            return Underpowered(what="signal m", have=self.freedom, needed=1)
+        low, high = self.means - self._half(confidence), self.means + self._half(confidence)
+        return self._estimate(float(self.means.min()), low.min(), high.min(), confidence)
+
+    def largest_size(self, confidence: float) -> Estimate | Underpowered:
+        if self.freedom < 1:
+            return Underpowered(what="drift eps", have=self.freedom, needed=1)
+        size, half = np.abs(self.means), self._half(confidence)
+        low, high = np.maximum(size - half, 0.0).max(), (size + half).max()
+        return self._estimate(float(size.max()), float(low), float(high), confidence)

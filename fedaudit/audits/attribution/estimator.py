@@ -12,8 +12,10 @@ Shapes: coefficients (R, Q), design (R, K), candidates (R, d).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +43,31 @@ class Candidates:
 
     def of(self, sums: npt.ArrayLike) -> Floats:
         """The candidates (R, d) from the answers (Q, d)."""
-        return np.asarray(self.coefficients @ np.asarray(sums, dtype=np.float64))
+        return combined(self.coefficients, np.asarray(sums))
+
+
+def combined(
+    coefficients: npt.ArrayLike, answers: Iterable[npt.NDArray[Any]], *, at_once: int | None = None
+) -> Floats:
+    """Combinations (R, d) with coefficients (R, Q) of answers (d,), read one after another.
+
+    A matrix product of all of them, or of `at_once`: answers of large models need not stand in
+    memory together.
+    """
+    weights = np.asarray(coefficients, dtype=np.float64)
+    rest, low, out = iter(answers), 0, None
+    while block := list(itertools.islice(rest, at_once)):
+        part = weights[:, low : low + len(block)] @ np.asarray(block, dtype=np.float64)
+        low += len(block)
+        out = part if out is None else np.add(out, part, out=out)
+    if out is None or low != weights.shape[1]:
+        raise UsageError(
+            "the answers do not fit the coefficients",
+            expected=f"{weights.shape[1]} answers, at least one",
+            got=str(low),
+            remedy="pass the answers of the round that the coefficients were made for",
+        )
+    return np.asarray(out)
 
 
 def published(pairs: Sequence[Pairs], queries: npt.ArrayLike) -> Candidates:

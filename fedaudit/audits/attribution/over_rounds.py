@@ -151,6 +151,23 @@ def decide(
     return Decision(found, askable, calibration.name_clients(found.p, error, askable=askable))
 
 
+def smallest_named(
+    design: npt.ArrayLike, scored: Tables, keys: int, error: float, *, apart: bool = False
+) -> Floats:
+    """As `calibration.smallest_named` (K,), over all tables that a client is in."""
+    rows = np.asarray(design, dtype=np.float64)
+    askable = calibration.separated(rows)
+    out = np.where(askable, -np.inf, np.inf)
+    level = calibration.first_step(error, int(askable.sum()), keys)
+    for table in scored.values():
+        for block in scoring.blocks(table.scores.shape[1], keys, apart):
+            if len(table.clients):
+                mine = table.scores[:, block.columns]
+                each = calibration.needed(mine, len(block.own), level)
+                out[table.clients] = np.maximum(out[table.clients], each)
+    return np.where(np.isneginf(out), np.inf, out)
+
+
 def among(scored: Tables, columns: npt.NDArray[np.int64]) -> dict[int | None, Table]:
     """The same with some of the keys alone: `columns` of the scores."""
     return {j: Table(t.clients, t.scores[:, columns]) for j, t in scored.items()}

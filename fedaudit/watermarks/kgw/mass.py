@@ -12,7 +12,7 @@ from fedaudit.watermarks.kgw.lists import GreenLists, blocks
 from fedaudit.watermarks.score import Floats, Tokens
 
 LIKELY = 2e-3
-"""Tokens that no model gives this probability are left out of the green mass of `GreenMarks`."""
+"""Tokens to which a model gives less are left out of its green mass by `GreenMarks`."""
 
 
 def green_mass(lists: GreenLists, keys: Sequence[int], contexts: Tokens, p: Any) -> Floats:
@@ -38,14 +38,18 @@ def likely_mass(
     floor: float = LIKELY,
     weights: npt.ArrayLike | None = None,
 ) -> Floats:
-    """`green_mass` over tokens that some model gives at least `floor`, (M, J).
+    """`green_mass` of every model over the tokens that it gives at least `floor`, (M, J).
 
     Most tokens of a vocabulary share a few per cent of the probability: leaving them out saves the
-    hashes that most of the time went into. `weights` (C,) of the contexts, equal ones if not given.
+    hashes that most of the time went into. Which are left out is each model's own matter, so that
+    its mass does not depend on the models that are scored with it. `weights` (C,) of the contexts,
+    equal ones if not given.
     """
     each = np.ones(len(contexts)) if weights is None else np.asarray(weights, dtype=np.float64)
     where, tokens = np.nonzero(p.max(axis=0) >= floor)
-    values = (p[:, where, tokens] * (each / each.sum())[where]).astype(np.float32)
+    kept = p[:, where, tokens]
+    kept = np.where(kept >= floor, kept, 0.0)
+    values = (kept * (each / each.sum())[where]).astype(np.float32)
     parts = []
     for some in blocks(keys, len(tokens)):
         green = lists.green(some, contexts[where], tokens)

@@ -21,7 +21,7 @@ class GreenMarks:
     """The owner at its desk: scores of models under its `keys`, and under unused ones.
 
     `probes` are texts (token numbers) that do not depend on these keys; `mode` as in `GreenScore`.
-    "mass" leaves out tokens that no model finds likely, and weighs a context by the square root of
+    "mass" leaves out tokens that a model finds unlikely, and weighs a context by the square root of
     how often it occurs: after a rare one nobody learnt much, the few most frequent would drown the
     others. Neither depends on a key, so that keys stay exchangeable.
     """

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedaudit.audits.attribution import Attribution, comparison, scoring
+from fedaudit.audits.attribution import Attribution, comparison, scoring, theory
 from fedaudit.audits.audit import Knowledge
 from fedaudit.errors import ConfigError, NotApplicable
 from fedaudit.experiment.auditing import audit_one
@@ -18,6 +18,7 @@ from fedaudit.report.findings import judge
 from fedaudit.results import AuditResult
 from fedaudit.stats import query_plans
 from fedaudit.trace import Trace, Truth
+from fedaudit.trace.ledger import asked
 
 BASE = {
     "seed": 1,
@@ -104,6 +105,14 @@ def test_no_marks_no_names(tmp_path):
     assert all(row["adjusted_p"] > 0.05 for row in result.per_client.values())
     assert result.estimates["clients_named"].value == 0
     assert judge(result)[0].verdict == "no_evidence"
+    assert result.detectable == 1.0
+    # 299 keys tell less than Holm asks for of 30 tests: the tail has to be carried on
+    assert all(row["named_from"] > 3 for row in result.per_client.values())
+    assert any("deviations of unused keys: weaker marks may" in n for n in result.notes)
+    few = audited(case, unused_keys=40)
+    assert few.detectable == float("inf")
+    assert any("whatever its mark" in note for note in few.notes)
+    assert judge(few)[0].rule.startswith("E3")
     assert "detected" not in result.estimates
     none = replace(case[0], marks=replace(case[0].marks, spare=0))
     assert "no keys to test" in audited((none, *case[1:])).not_applicable
@@ -165,7 +174,7 @@ def test_partial_participation_is_read_by_the_rounds_a_client_was_in(tmp_path):
 @pytest.mark.parametrize(
     ("protection", "changes"),
     [
-        (PAIRED | {"dropout": 0.15, "repeats": 2, "subset_size": 5}, {"seed": 3}),
+        (PAIRED | {"dropout": 0.15}, {"seed": 3, "federation": {"clients": 10, "rounds": 1}}),
         (PAIRED, {"federation": {"clients": 20, "rounds": 2, "participation": 0.45}}),
     ],
 )
@@ -176,6 +185,112 @@ def test_clients_without_an_estimate_do_not_cost_the_others_theirs(tmp_path, pro
     assert 0 < len(scored) < len(result.per_client)
     assert any("have no published score" in note for note in result.notes)
     assert "clients_named" in result.estimates
+
+
+def test_thresholds_that_grow_with_the_rounds_and_the_bound_of_theorem_4(paired):
+    result = audited(paired)
+    drift, noise = (result.estimates[name].value for name in ("drift", "noise"))
+    grown = theory.growing_threshold(4, drift=drift, noise=noise, error=0.05)
+    anytime = theory.anytime_threshold(4, drift=drift, noise=noise, error=0.05)
+    assert result.bounds["growing_threshold"].value == grown
+    assert result.bounds["anytime_threshold"].value == anytime > grown
+    for row in result.per_client.values():
+        assert row["published_above_growing"] == (row["published_z"] > grown)
+        assert row["published_above_anytime"] == (row["published_z"] > anytime)
+    errors = theory.error_bounds(4, 4.0, signal=0.0, drift=drift, noise=noise)
+    assert result.bounds["theorem_3_false_positive"].value == errors.false_positive
+    assert result.bounds["theorem_4_leakage"] == theory.leakage_bound(10, 5, 5)
+
+
+def test_theorem_3_counts_the_rounds_that_a_client_took_part_in(tmp_path):
+    changes = {"federation": {"clients": 12, "rounds": 6, "participation": 0.6}}
+    result = audited(recorded(tmp_path / "run", PAIRED, **changes))
+    said = result.bounds["theorem_3_false_positive"].assumes
+    assert any(f"{n} rounds that a benign client took part in" in said for n in (4, 5))
+
+
+def test_rounds_in_which_clients_drop_out_are_read_for_those_who_are_left(tmp_path):
+    """Naive twin: the pairs drawn for all ten, on plain updates of whoever is in the total."""
+    protection = PAIRED | {"threshold": 4, "subset_size": 5, "dropout": 0.12}
+    case = recorded(tmp_path / "run", protection, seed=8)
+    config, trace, truth = case
+    server, audit = trace.seen_by("server"), config.audits["attribution"]
+    knowledge, _ = desk(case).knowledge_for(audit)
+    guess = audit.attack(server, knowledge, np.random.default_rng(0))
+    assert guess.rounds == tuple(trace.rounds)
+    assert guess.reading == "estimates of the published pairs"
+    lost = 0
+    for t, number in enumerate(trace.rounds):
+        answered = asked(server, number).answered
+        left, have = (answered != 0).any(axis=0), {tuple(row) for row in answered}
+        rng = Seed(8).generator("secure_aggregation/plan", number, 0)
+        every = []
+        for pair in query_plans.paired_plan(10, 5, 5, rng):
+            sides = [
+                [row * left for row in side if tuple(row * left) in have]
+                for side in (pair.include, pair.exclude)
+            ]
+            if left[pair.target] and all(sides):
+                every.append(np.mean(sides[0], axis=0) - np.mean(sides[1], axis=0))
+        assert np.allclose(guess.designs[t], every)
+        lost += 10 - len(every)
+        names, raw = truth.raw_updates(number)
+        start = server.received(number, names[0], before=1)
+        marks = knowledge.extra["marks"]
+        want = marks.statistics(np.vstack([start, start + np.stack(every) @ raw]), 299)
+        assert np.allclose(guess.scores[t], want[1:] - want[0], atol=2e-3)
+    assert lost >= 3, "somebody drops out in most rounds"
+    result = audited(case)
+    assert any(f"{lost} estimates of the published pairs are missing" in n for n in result.notes)
+    assert not any("rounds are left out" in n for n in result.notes)
+    marked = set(truth.facts["marked"])
+    assert {n for n, row in result.per_client.items() if row["named"]} == marked
+
+
+def test_rounds_whose_subsets_went_unanswered_are_counted(tmp_path):
+    """With the subsets at the threshold a client that is gone fails every one it was in."""
+    case = recorded(tmp_path / "run", PAIRED | {"dropout": 0.15, "subset_size": 5}, seed=3)
+    result = audited(case)
+    assert any("are missing" in n for n in result.notes)
+    # groups of 10 at the threshold: whoever is gone fails the sum, the total goes on
+    none = recorded(tmp_path / "none", GROUPS | {"dropout": 0.3}, seed=6)
+    answered = [asked(none[1].seen_by("server"), n).answered for n in none[1].rounds]
+    assert [len(a) for a in answered] == [1, 0, 1, 1]
+    assert "0 of 6 subset sums answered, in 3 rounds" in audited(none).not_applicable
+
+
+def test_clients_are_named_after_rounds_of_the_trace_not_after_looks(tmp_path):
+    """Round 2 fails: whoever is named by the second look is named after round 3."""
+    protection = PAIRED | {"dropout": 0.3}
+    case = recorded(tmp_path / "run", protection, seed=6)
+    config, trace, _ = case
+    audit = config.audits["attribution"]
+    knowledge, _ = desk(case).knowledge_for(audit)
+    guess = audit.attack(trace.seen_by("server"), knowledge, np.random.default_rng(0))
+    assert guess.rounds == (1, 3, 4)
+    second = replace(guess, sequential=replace(guess.sequential, first=np.arange(10) % 4))
+    told = audit.score(second, None, np.random.default_rng(0))
+    after = [row["named_after_round"] for row in told.per_client.values()]
+    assert after == [None, 1, 3, 4, None, 1, 3, 4, None, 1]
+    assert told.curves["by_round"]["named_so_far"] == (3.0, 5.0, 7.0)
+    assert any("1 of 4 rounds are left out (2)" in note for note in told.notes)
+
+
+def test_a_marked_client_that_was_missed_speaks_against_the_power(tmp_path):
+    weak = {"learning_rate": 0.01, "epochs": 1, "batch_size": 64}
+    case = recorded(tmp_path / "run", PAIRED, training=weak, marks={"clients": 3, "share": 0.01})
+    result = audited(case)
+    assert result.estimates["detected"].value < 1
+    assert result.detectable is None
+
+
+def test_candidates_made_and_scored_a_few_at_a_time_are_the_same(paired, monkeypatch):
+    whole = audited(paired)
+    monkeypatch.setattr("fedaudit.audits.attribution.audit.AT_ONCE", 15_000)  # three rows
+    few = audited(paired)
+    assert few.estimates["clients_named"] == whole.estimates["clients_named"]
+    for name, row in few.per_client.items():
+        assert row["part"] == pytest.approx(whole.per_client[name]["part"], abs=1e-3)
 
 
 def test_what_cannot_be_told_apart_is_not_called_clean(tmp_path):

@@ -72,3 +72,14 @@ def test_updates_are_solved_for_where_the_sums_determine_them():
     assert (estimator.judged(made, asked, Curved()).design == np.eye(10)).all()
     means = estimator.groups(groups[:2])
     assert estimator.judged(means, groups, Curved()) is means
+
+
+def test_candidates_from_answers_one_after_another_are_the_matrix_product():
+    rng = np.random.default_rng(3)
+    weights = rng.standard_normal((4, 6)) * (rng.random((4, 6)) < 0.5)
+    sums = rng.standard_normal((6, 20)).astype(np.float32)
+    for at_once in (None, 1, 4):
+        got = estimator.combined(weights, (row for row in sums), at_once=at_once)
+        assert np.allclose(got, weights @ sums.astype(np.float64))
+    with pytest.raises(UsageError, match="do not fit the coefficients"):
+        estimator.combined(weights, sums[:5])

@@ -25,7 +25,7 @@ def test_the_owners_mass_is_a_sum_over_contexts_by_the_root_of_how_often_they_oc
             total = weight = 0.0
             for context in set(flat):
                 root = flat.count(context) ** 0.5
-                likely = table[:, context].max(axis=0) >= LIKELY
+                likely = table[m, context] >= LIKELY
                 own = (table[m, context] * (green[context] - lists.gamma))[likely].sum()
                 total, weight = total + root * own, weight + root
             assert np.isclose(got[m, j], total / weight, atol=1e-5)
