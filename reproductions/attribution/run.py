@@ -26,6 +26,7 @@ from fedaudit.audits.attribution import (
     over_rounds,
     scoring,
 )
+from fedaudit.audits.attribution.constants import assumption_constants
 from fedaudit.results import Underpowered
 from fedaudit.stats import query_plans
 from fedaudit.trace.store import write_atomically
@@ -91,7 +92,7 @@ def methods(seed: int, unused: int, *, play: Play = setting.play, **changes: Any
     z = baselines.global_test(run.marks, run.models[-1], unused=unused)
     own = found.published_z
     best = np.take_along_axis(own, own.mean(axis=0).argmax(axis=1)[None, :, None], axis=2)[..., 0]
-    constants = calibration.assumption_constants(best, run.marked, _rng(seed))
+    constants = assumption_constants(best, run.marked)
     named = {
         k: None if isinstance(v, Underpowered) else [v.value, v.low, v.high]
         for k, v in vars(constants).items()

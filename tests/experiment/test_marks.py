@@ -261,7 +261,7 @@ def test_green_lists_and_flora_on_groups(tmp_path):
     benign = [r for r in result.per_client.values() if not r["marked"]]
     assert not any(r["named"] for r in benign)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedaudit.audits.attribution.audit.NUMBERS", 1e5)
+        patch.setattr("fedaudit.audits.attribution.answers.NUMBERS", 1e5)
         assert "too large" in audited(case, prompts=12).not_applicable
     e = result.estimates["false_alarm_rate_per_test"]
     assert e.low <= 4 * e.baseline

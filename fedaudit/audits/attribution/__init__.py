@@ -1,5 +1,6 @@
 """Which client trained on marked records, seen only through secure aggregation?"""
 
-from fedaudit.audits.attribution.audit import Attribution, AttributionGuess
+from fedaudit.audits.attribution.audit import Attribution
+from fedaudit.audits.attribution.guess import AttributionGuess
 
 __all__ = ["Attribution", "AttributionGuess"]

@@ -1,0 +1,74 @@
+"""What the attack hands to the score: who is named, by which candidates of which rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.audits.attribution import calibration, over_rounds, scoring
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttributionGuess:
+    """`designs`, `scores` per round, (R_t, K) and (R_t, S + U); what follows from them.
+
+    `published` (T, K, S + U) differential z-scores of [FedAttr] Eq. (7), NaN where a client was
+    absent, None where no single client's update was estimated. `apart`: each key has U of its own;
+    `linear`: scores are about linear in updates. `tables`: scores of what groups of all rounds say
+    of each client, where these decide. `drawn`: clients, N and M of the published pairs.
+    """
+
+    names: tuple[str, ...]
+    rounds: tuple[int, ...]
+    keys: int
+    designs: tuple[Floats, ...]
+    scores: tuple[Floats, ...]
+    published: Floats | None
+    parts: calibration.Parts
+    decision: calibration.Decision
+    sequential: calibration.Sequential
+    queries: tuple[int, ...]
+    uploads: Floats
+    reading: str
+    notes: tuple[str, ...]
+    trace_sha256: str
+    vantage: str
+    apart: bool = False
+    linear: bool = True
+    tables: over_rounds.Tables | None = None
+    drawn: tuple[int, int, int] | None = None
+
+    @property
+    def blocks(self) -> tuple[scoring.Block, ...]:
+        """Columns of keys with their unused ones."""
+        return scoring.blocks(self.scores[0].shape[1], self.keys, self.apart)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every client was tested against every other."""
+        return self.tables is None or len(self.names) * (len(self.names) - 1) <= over_rounds.PAIRS
+
+    def named_from(self, error: float) -> Floats:
+        """How far (K,) a client has to stand out to be named, in deviations of unused keys."""
+        design = np.concatenate(self.designs)
+        if self.tables is not None:
+            return over_rounds.smallest_named(
+                design, self.tables, self.keys, error, apart=self.apart
+            )
+        by = {"apart": self.apart, "linear": self.linear}
+        scores = np.concatenate(self.scores)
+        return calibration.smallest_named(design, scores, self.keys, error, **by)
+
+    def decided(
+        self, columns: npt.NDArray[np.int64], keys: int, error: float
+    ) -> calibration.Decision:
+        """The same decision on some of the keys alone, the first `keys` of them as the owner's."""
+        design = np.concatenate(self.designs)
+        if self.tables is not None:
+            return over_rounds.decide(design, over_rounds.among(self.tables, columns), keys, error)
+        scores = np.concatenate(self.scores)[:, columns]
+        return calibration.decide(design, scores, keys, error, linear=self.linear)

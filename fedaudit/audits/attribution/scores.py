@@ -1,0 +1,347 @@
+"""What is stated of a guess: estimates, bounds, and a row for every client."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.audits.attribution import calibration, scoring, theory
+from fedaudit.audits.attribution.constants import assumption_constants
+from fedaudit.audits.attribution.guess import AttributionGuess
+from fedaudit.results import AuditResult, Bound, Estimate, Underpowered
+from fedaudit.stats import intervals
+from fedaudit.trace import Truth
+
+if TYPE_CHECKING:
+    from fedaudit.audits.attribution.audit import Attribution
+
+ENOUGH = 300
+"""Null client tests below which no rate of false alarms is printed."""
+
+
+def scored(audit: Attribution, guess: AttributionGuess, truth: Truth | None) -> AuditResult:
+    clients = len(guess.names)
+    flagged = guess.decision.named.flagged
+    estimates: dict[str, Estimate] = {
+        "clients_named": Estimate(
+            value=float(flagged.sum()),
+            low=float(flagged.sum()),
+            high=float(clients),
+            n=clients,
+            confidence=1 - audit.error,
+            baseline=0.0,
+            method=f"Holm over {clients} clients and {guess.keys} keys: so many at least",
+        )
+    }
+    estimates |= _on_unused(audit, guess)
+    underpowered: list[Underpowered] = []
+    bounds: dict[str, Bound] = {}
+    facts = None if truth is None else truth.facts.get("marked")
+    marked = None
+    if isinstance(facts, Mapping):
+        marked = np.array([name in facts for name in guess.names])
+        found, short = _against(audit, guess, marked)
+        estimates |= found
+        underpowered += short
+        found, short, bounds = _constants(audit, guess, marked)
+        estimates |= found
+        underpowered += short
+    if guess.drawn is not None:
+        bounds = {**bounds, "theorem_4_leakage": theory.leakage_bound(*guess.drawn)}
+    return AuditResult(
+        audit=audit.name,
+        question=audit.question,
+        vantage=guess.vantage,
+        settings=asdict(audit),
+        headline="clients_named",
+        estimates=estimates,
+        underpowered=tuple(underpowered),
+        bounds=bounds,
+        per_client=_per_client(audit, guess, marked, estimates),
+        curves={"by_round": _by_round(guess)},
+        detectable=_detectable(audit, guess, marked),
+        notes=(*_notes(guess, marked), *_named_from(audit, guess)),
+        source=audit.source,
+        trace_sha256=guess.trace_sha256,
+    )
+
+
+def _detectable(
+    audit: Attribution, guess: AttributionGuess, marked: npt.NDArray[np.bool_] | None
+) -> float | None:
+    """One client named is a finding, where that could have happened.
+
+    Not where clients cannot be told apart, nor where a marked one is known to have been missed;
+    infinite where no score whatever would have been enough.
+    """
+    if guess.keys and np.isinf(guess.named_from(audit.error)).all():
+        return math.inf if guess.decision.askable.any() else None
+    missed = marked is not None and (marked & ~guess.decision.named.flagged).any()
+    return 1.0 if guess.decision.askable.all() and not missed else None
+
+
+def _named_from(audit: Attribution, guess: AttributionGuess) -> list[str]:
+    """The smallest mark that would have been named, in words."""
+    if not guess.keys:
+        return []
+    far = guess.named_from(audit.error)
+    far = far[guess.decision.askable & np.isfinite(far)]
+    if not len(far):
+        return [
+            "no client would have been named, whatever its mark: its p-value cannot fall to "
+            f"{calibration.first_step(audit.error, len(guess.names), guess.keys):.2g} with "
+            f"{guess.decision.p_values.unused} unused keys"
+        ]
+    ends = f"{far.min():.1f}" + (f" to {far.max():.1f}" if far.max() > far.min() else "")
+    return [
+        f"a client is named, whatever the others hold, where its mark stands out by {ends} "
+        "deviations of unused keys: weaker marks may have gone unseen"
+    ]
+
+
+def _above(
+    audit: Attribution, guess: AttributionGuess, k: int, z: float, estimates: Mapping[str, Estimate]
+) -> dict[str, float | int | str | None]:
+    """Whether a client's published score is above thresholds that stay valid as rounds add up.
+
+    By Theorem 3 with the constants of this run: after the rounds that it took part in, and
+    after any number of them.
+    """
+    assert guess.published is not None
+    if not {"drift", "noise"} <= estimates.keys():
+        return {}
+    rounds = int((~np.isnan(guess.published[:, k, 0])).sum())
+    by = {name: estimates[name].value for name in ("drift", "noise")}
+    return {
+        "published_above_growing": int(
+            z > theory.growing_threshold(rounds, error=audit.error, **by)
+        ),
+        "published_above_anytime": int(
+            z > theory.anytime_threshold(rounds, error=audit.error, **by)
+        ),
+    }
+
+
+def _on_unused(audit: Attribution, guess: AttributionGuess) -> dict[str, Estimate]:
+    """How often keys that nobody trained on alarm: client tests by the hundred.
+
+    Half of the unused keys are tested as if they were the owner's, the other half are their
+    null, at the level that Holm's first step asks for: there the tail decides. Published:
+    above the threshold. Tests of one key share its probes: keys are the clusters.
+    """
+    out = {}
+    askable = guess.decision.askable
+    tested = len(guess.blocks[0].null) // 2
+    if guess.whole and askable.sum() * tested >= ENOUGH:
+        level = calibration.first_step(audit.error, int(askable.sum()), guess.keys)
+        found = [guess.decided(b.null, tested, audit.error) for b in guess.blocks]
+        alarms = np.concatenate([f.p_values.p[askable] <= level for f in found], axis=1)
+        out["false_alarm_rate_per_test"] = intervals.clustered_share(
+            alarms.sum(axis=0),
+            np.full(alarms.shape[1], len(alarms)),
+            audit.confidence,
+            baseline=level,
+        )
+    if guess.published is not None:
+        total = scoring.stouffer_by_client(guess.published)[:, guess.keys :]
+        total = total[~np.isnan(total).any(axis=1)]
+        if total.size >= ENOUGH:
+            out["published_false_alarm_rate_per_test"] = intervals.clustered_share(
+                (total > audit.threshold).sum(axis=0),
+                np.full(total.shape[1], len(total)),
+                audit.confidence,
+                baseline=NormalDist().cdf(-audit.threshold),
+            )
+    return out
+
+
+def _against(
+    audit: Attribution, guess: AttributionGuess, marked: npt.NDArray[np.bool_]
+) -> tuple[dict[str, Estimate], list[Underpowered]]:
+    """Detection, and false alarms where there are enough benign clients to state a rate."""
+    readings = {"": guess.decision.named.flagged}
+    if guess.published is not None:
+        readings["published_"] = _published_flags(audit, guess)
+    out, short = {}, []
+    for label, flags in readings.items():
+        if marked.any():
+            out[f"{label}detected"] = intervals.wilson(
+                int(flags[marked].sum()),
+                int(marked.sum()),
+                audit.confidence,
+                baseline=audit.error,
+            )
+        benign = int((~marked).sum())
+        if benign >= ENOUGH:
+            out[f"{label}false_alarms"] = intervals.wilson(
+                int(flags[~marked].sum()), benign, audit.confidence, baseline=audit.error
+            )
+        else:
+            what = f"{label}false_alarms: benign clients to state a rate of false alarms"
+            short.append(Underpowered(what=what, have=benign, needed=ENOUGH))
+    return out, short
+
+
+def _published_flags(audit: Attribution, guess: AttributionGuess) -> npt.NDArray[np.bool_]:
+    """Above gamma for any key of the owner: the paper does not say which scores whom."""
+    assert guess.published is not None
+    own = scoring.stouffer_by_client(guess.published[:, :, : guess.keys])
+    return np.asarray((own > audit.threshold).any(axis=1))  # False for clients without any
+
+
+def _constants(
+    audit: Attribution, guess: AttributionGuess, marked: npt.NDArray[np.bool_]
+) -> tuple[dict[str, Estimate], list[Underpowered], dict[str, Bound]]:
+    """m, eps and nu of Assumption 1, and what Theorem 3 makes of them.
+
+    A benign client is scored by the key that fits it best in the mean: no key is its own.
+    """
+    if guess.published is None or not guess.keys:
+        return {}, [], {}
+    own = guess.published[:, :, : guess.keys]
+    estimated = ~np.isnan(own).all(axis=(0, 2))
+    if not estimated.any():
+        return {}, [], {}
+    own, marked = own[:, estimated], marked[estimated]
+    fitting = np.nanmean(own, axis=0).argmax(axis=1)
+    z = np.take_along_axis(own, fitting[None, :, None], axis=2)[:, :, 0]
+    found = assumption_constants(z, marked, confidence=audit.confidence)
+    out, short = {}, []
+    # beside each, what a standard normal score without any mark has
+    for name, value, unmarked in (
+        ("signal", found.signal, 0.0),
+        ("drift", found.drift, 0.0),
+        ("noise", found.noise, 1.0),
+    ):
+        if isinstance(value, Underpowered):
+            short.append(replace(value, what=f"{name}: {value.what}"))
+        else:
+            out[name] = replace(value, baseline=unmarked)
+    taken = (~np.isnan(z)).sum(axis=0)[~marked]
+    bounds = {}
+    if len(taken) and "drift" in out and "noise" in out and out["noise"].value > 0:
+        bounds = _theorem_3(audit, int(taken.max()), out["drift"].value, out["noise"].value)
+    return out, short, bounds
+
+
+def _theorem_3(audit: Attribution, rounds: int, drift: float, noise: float) -> dict[str, Bound]:
+    """Of a benign client in so many rounds: its chance to be flagged, and two thresholds."""
+    assumed = "Assumption 1 with the constants estimated on this run"
+    by = {"drift": drift, "noise": noise}
+    errors = theory.error_bounds(rounds, audit.threshold, signal=0.0, **by)
+    found = {
+        "theorem_3_false_positive": (
+            "published_false_alarms",
+            errors.false_positive,
+            f"{assumed}, {rounds} rounds that a benign client took part in; 1 says nothing",
+        ),
+        "growing_threshold": (
+            "published_z",
+            theory.growing_threshold(rounds, error=audit.error, **by),
+            f"{assumed}: after {rounds} rounds a benign client is above it with chance "
+            f"{audit.error:g} at most, by one key",
+        ),
+        "anytime_threshold": (
+            "published_z",
+            theory.anytime_threshold(rounds, error=audit.error, **by),
+            f"{assumed}: a benign client is ever above it, after {rounds} rounds or any other "
+            f"number, with chance {audit.error:g} at most, by one key",
+        ),
+    }
+    return {
+        name: Bound(
+            value=value, kind="reference", of=of, source="[FedAttr] Theorem 3", assumes=assumes
+        )
+        for name, (of, value, assumes) in found.items()
+    }
+
+
+def _per_client(
+    audit: Attribution,
+    guess: AttributionGuess,
+    marked: npt.NDArray[np.bool_] | None,
+    estimates: Mapping[str, Estimate],
+) -> dict[str, dict[str, float | int | str | None]]:
+    from scipy.special import stdtrit
+
+    published = None
+    if guess.published is not None:
+        published = scoring.stouffer_by_client(guess.published[:, :, : guess.keys])
+    blocks = guess.blocks if guess.apart else guess.blocks * max(guess.keys, 1)
+    unit = np.stack([guess.parts.value[:, b.null].std(axis=1, ddof=1) for b in blocks], 1)
+    centre = np.stack([guess.parts.value[:, b.null].mean(axis=1) for b in blocks], 1)
+    far = guess.named_from(audit.error) if guess.keys else np.full(len(guess.names), np.inf)
+    out: dict[str, dict[str, float | int | str | None]] = {}
+    for k, name in enumerate(guess.names):
+        s = int(guess.decision.named.key[k])
+        row: dict[str, float | int | str | None] = {"named": int(guess.decision.named.flagged[k])}
+        row["adjusted_p"] = float(guess.decision.named.adjusted[k])
+        if not guess.decision.askable[k]:
+            row["adjusted_p"] = None
+        if guess.parts.identifiable[k] and guess.keys and unit[k, s] > 0:
+            value = (guess.parts.value[k, s] - centre[k, s]) / unit[k, s]
+            row |= {"key": s, "part": float(value)}
+            if guess.parts.freedom:
+                t = float(stdtrit(guess.parts.freedom, 0.5 + audit.confidence / 2))
+                half = t * float(guess.parts.deviation[k, s]) / unit[k, s]
+                row |= {"low": float(value - half), "high": float(value + half)}
+        if np.isfinite(far[k]):
+            row["named_from"] = float(far[k])
+        look = int(guess.sequential.first[k])
+        row["named_after_round"] = guess.rounds[look - 1] if look else None
+        row["sums_per_round"] = float(guess.uploads[k])
+        if published is not None and guess.keys and not np.isnan(published[k]).any():
+            row["published_z"] = float(published[k].max())
+            row |= _above(audit, guess, k, float(published[k].max()), estimates)
+        if marked is not None:
+            row["marked"] = int(marked[k])
+        out[name] = row
+    return out
+
+
+def _by_round(guess: AttributionGuess) -> dict[str, tuple[float, ...]]:
+    first = guess.sequential.first
+    done = [int(((first > 0) & (first <= t)).sum()) for t in range(1, len(guess.rounds) + 1)]
+    return {
+        "round": tuple(float(r) for r in guess.rounds),
+        "named_so_far": tuple(float(n) for n in done),
+        "queries": tuple(float(q) for q in guess.queries),
+    }
+
+
+def _notes(guess: AttributionGuess, marked: npt.NDArray[np.bool_] | None) -> tuple[str, ...]:
+    notes = [*guess.notes]
+    who = [n for n, f in zip(guess.names, guess.decision.named.flagged, strict=True) if f]
+    if who:
+        notes.append("named: " + ", ".join(who[:10]) + (" and more" if len(who) > 10 else ""))
+    notes.append(f"read from {guess.reading}, {len(guess.rounds)} rounds")
+    unknown = int((~guess.decision.askable).sum())
+    if unknown:
+        notes.append(
+            f"of {unknown} of {len(guess.names)} clients nothing can be said: the sums so far do "
+            "not tell them from others"
+        )
+    if guess.published is not None:
+        none = int(np.isnan(guess.published).all(axis=(0, 2)).sum())
+        if none:
+            notes.append(
+                f"{none} clients have no published score: they took no part, or subsets with and "
+                "without them went unanswered"
+            )
+    p, named = guess.decision.p_values, guess.decision.named
+    by_tail = int((p.tail.any(axis=1) & named.flagged).sum())
+    if by_tail:
+        notes.append(
+            f"{by_tail} of the named lie beyond all {p.unused} unused keys: their p-values rest on "
+            f"a tail carried on from these, and are at most {p.floor:.2g} in any case"
+        )
+    if marked is not None:
+        wrong = int((guess.decision.named.flagged & ~marked).sum())
+        notes.append(f"{wrong} of {int((~marked).sum())} benign clients were named")
+    return tuple(notes)
