@@ -23,8 +23,8 @@ HERE = Path(__file__).resolve().parent
 
 
 def load(file: Path, scale: Scale) -> Results:
-    """Stored results of this scale, whatever its sets and seeds."""
-    return pieces.load(file, experiments.described(scale), free=("sets", "seeds"))
+    """Stored results of this scale, whatever its sets, seeds and amounts of noise."""
+    return pieces.load(file, experiments.described(scale), free=("sets", "seeds", "noises"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
