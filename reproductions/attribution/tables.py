@@ -38,9 +38,10 @@ def swept(results: Mapping[str, Any], cells: Iterable[Cell]) -> list[str]:
             [r[k] for r in runs if r.get(k) is not None and np.isfinite(r[k])]
             for k in ("z_marked", "z_benign")
         ]
+        notes = dict.fromkeys(r["note"] for r in runs if "note" in r)
         rows.append(
             (
-                cell.label,
+                "; ".join([cell.label, *notes]),
                 cell.paper,
                 rate([r["published"] for r in runs], "hits", "marked"),
                 rate([r["published"] for r in runs], "alarms", "benign"),
