@@ -94,8 +94,8 @@ def _constants(results: Mapping[str, Any]) -> list[str]:
     out = [
         "## The constants of Assumption 1 (Figure 2)",
         "",
-        "m: mean score of marked clients; eps: the largest absolute mean over benign ones; nu:",
-        "deviation within clients. One row a seed.",
+        "m: smallest mean score of a marked client; eps: largest absolute mean of a benign one;",
+        "nu: deviation within clients. One row a seed.",
         "",
         *table(("marks", "m", "eps", "nu"), [published, *rows]),
         "With the published ones Theorem 3 bounds false positives at 0.30 for T=5 and says nothing",

@@ -50,7 +50,7 @@ class Scale:
     steps: int = 30
     angles: int = 50
     grid: int = 80
-    noises: tuple[float, ...] = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+    noises: tuple[float, ...] = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1)
 
 
 FULL = Scale()
