@@ -78,8 +78,8 @@ about {each} records each."""
 NOISE = """Gaussian noise of deviation z C at every client (C = {clip:g}), {clients} clients, IID,
 batches of 16, {long} epochs. `tau from noise` is sigma sqrt(d) / |dW| (Remark 1). SNR
 and power are those of the updates before their noise, which these runs keep; to SUR noise counts as
-signal. With z = 0.3 training diverges here, so that SNR never falls as far as to bind, while Remark 1's
-tau does from z = 0.003 on, long before the attack fails."""
+signal. With z = 0.3 training diverges here, so that SNR never falls as far as to bind, while the
+tau of Remark 1 does from z = 0.003 on, long before the attack fails."""
 
 READINGS = """Area under the ROC curve of every reading of the same recordings. `calibrated` is the
 likelihood ratio whose reference are other clients' updates, summed over rounds with equal weight;
