@@ -24,7 +24,6 @@ from fedaudit import settings
 from fedaudit.errors import NotApplicable, TraceError, UsageError
 from fedaudit.experiment.catalogue import PROTECTIONS, find
 from fedaudit.experiment.folders import NOT_RERUN
-from fedaudit.federation.questions import record_answers, record_legs, record_questions
 from fedaudit.hooks import Hook, Uploads
 from fedaudit.randomness import Seed
 from fedaudit.trace import ANONYMOUS, WIRETAP, Message, Recorder, Trace, Truth, TruthRecorder
@@ -192,6 +191,8 @@ def _one_round(
     """
     import torch
 
+    from fedaudit.federation.wire import send_uploads
+
     messages = trace.messages(number)
     senders: dict[int, str] = {}
     at = [i for i, m in enumerate(messages) if _is_upload(m, hubs) and m.parts]
@@ -233,18 +234,7 @@ def _one_round(
         )
         for hook in hooks:
             uploads = hook.upload(uploads, round_number=number, seed=seed)
-        record_questions(wire, uploads, receiver, len(names), step=step)
-        record_legs(wire, uploads, kind, step=step)
-        first = wire.send_rows(
-            uploads.kind,
-            uploads.senders,
-            [receiver] * len(uploads.senders),
-            uploads.rows.numpy(),
-            step=step,
-            weights=list(uploads.weights),
-            metadata=list(uploads.metadata) or None,
-        )
-        record_answers(wire, uploads, receiver, step=step)
+        first = send_uploads(wire, uploads, receiver, len(names), legs=kind, step=step, after=step)
         named = dict(zip(origin, who, strict=True))
         senders |= {
             first + i: named[int(c)]

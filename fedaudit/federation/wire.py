@@ -56,13 +56,22 @@ def as_carried(
     return replace(uploads, rows=planted.add_(uploads.rows), kind="model")
 
 
-def record_uploads(
-    wire: RoundWriter, uploads: Uploads, receiver: str, party: Sequence[str], *, step: int
-) -> dict[int, str]:
-    """Write the legs and the rows; returns message index -> true sender, of all in `party`."""
-    record_questions(wire, uploads, receiver, len(party), step=step)
-    record_legs(wire, uploads, uploads.kind, step=step)
-    after = step + 1 if uploads.legs else step
+def send_uploads(
+    wire: RoundWriter,
+    uploads: Uploads,
+    receiver: str,
+    clients: int,
+    *,
+    legs: str,
+    step: int,
+    after: int,
+) -> int:
+    """Questions, sealed legs of kind `legs`, the rows and answers; the index of the first row.
+
+    Rows and answers arrive at step `after`.
+    """
+    record_questions(wire, uploads, receiver, clients, step=step)
+    record_legs(wire, uploads, legs, step=step)
     first = wire.send_rows(
         uploads.kind,
         uploads.senders,
@@ -73,6 +82,16 @@ def record_uploads(
         metadata=list(uploads.metadata) or None,
     )
     record_answers(wire, uploads, receiver, step=after)
+    return first
+
+
+def record_uploads(
+    wire: RoundWriter, uploads: Uploads, receiver: str, party: Sequence[str], *, step: int
+) -> dict[int, str]:
+    """Write the legs and the rows; returns message index -> true sender, of all in `party`."""
+    after = step + 1 if uploads.legs else step
+    kind = uploads.kind
+    first = send_uploads(wire, uploads, receiver, len(party), legs=kind, step=step, after=after)
     return {first + i: party[c] for i, c in enumerate(uploads.origin) if c >= 0}
 
 

@@ -58,11 +58,21 @@ def refused(**changed: Any) -> str:
     return str(error)
 
 
+def refusal(**changed: Any) -> str:
+    """What is said against it; empty if nothing."""
+    try:
+        check(**changed)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
 def test_what_fits_is_not_refused() -> None:
     everywhere = (Shuffle(), Central(), Plant(), Local())
-    check(hooks=everywhere, server_momentum=0.5)
-    check(aggregation="hierarchical", region=np.zeros(K, dtype=int), hooks=everywhere)
-    check(aggregation="gossip", topology=RING, hooks=(Local(),))
+    assert not refusal(hooks=everywhere, server_momentum=0.5)
+    regions = np.zeros(K, dtype=int)
+    assert not refusal(aggregation="hierarchical", region=regions, hooks=everywhere)
+    assert not refusal(aggregation="gossip", topology=RING, hooks=(Local(),))
 
 
 def test_what_does_not_fit_is_refused() -> None:
