@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.audits.two_stage_membership import TwoStageMembership
-from fedaudit.audits.two_stage_membership.audit import Survey
 from fedaudit.audits.two_stage_membership.detection import strengths
 from fedaudit.audits.two_stage_membership.risk import contributions
+from fedaudit.audits.two_stage_membership.survey import Survey
 from fedaudit.audits.two_stage_membership.theory import phi
 from fedaudit.experiment import knowledge
 from fedaudit.experiment.config import Config, load

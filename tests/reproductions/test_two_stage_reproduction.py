@@ -14,7 +14,7 @@ import torch
 from fedaudit.randomness import Seed
 from fedaudit.tasks.models import mlp_vae
 from fedaudit.tasks.vae import Autoencoder
-from reproductions.two_stage import experiments, faults, geometry, page, results, run
+from reproductions.two_stage import drawings, experiments, faults, geometry, page, results, run
 from reproductions.two_stage.experiments import RATE, TRIALS
 from reproductions.two_stage.setting import FULL, QUICK, SCENARIOS, audit_of, config_of
 
@@ -82,7 +82,7 @@ def test_a_page_can_be_written_at_any_time(measured: dict) -> None:
     for key in ("", *KEYS):
         some = {k: v for k, v in measured["measured"].items() if k == key}
         assert page.render({**measured, "measured": some}, PUBLISHED, []).startswith("# Two-stage")
-        page.drawings(results.Results({**measured, "measured": some}))
+        drawings.drawings(results.Results({**measured, "measured": some}))
 
 
 def test_results_survive_storing_and_other_scales_do_not_mix(

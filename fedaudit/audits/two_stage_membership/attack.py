@@ -20,7 +20,8 @@ from fedaudit.results import Estimate, Underpowered
 from fedaudit.trace import Truth
 
 if TYPE_CHECKING:
-    from fedaudit.audits.two_stage_membership.audit import RoundSurvey, Survey, TwoStageMembership
+    from fedaudit.audits.two_stage_membership.audit import TwoStageMembership
+    from fedaudit.audits.two_stage_membership.survey import RoundSurvey, Survey
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]

@@ -16,9 +16,10 @@ import numpy.typing as npt
 from fedaudit.audits.two_stage_membership import detection, lemmas, theory
 
 if TYPE_CHECKING:
-    from fedaudit.audits.two_stage_membership.audit import Survey, TwoStageMembership
+    from fedaudit.audits.two_stage_membership.audit import TwoStageMembership
     from fedaudit.audits.two_stage_membership.detection import Strength
     from fedaudit.audits.two_stage_membership.risk import Contribution
+    from fedaudit.audits.two_stage_membership.survey import Survey
 
 Bools = npt.NDArray[np.bool_]
 Columns = dict[str, tuple[float, ...]]

@@ -23,8 +23,9 @@ from fedaudit.results import Estimate, Underpowered
 from fedaudit.trace import Truth
 
 if TYPE_CHECKING:
-    from fedaudit.audits.two_stage_membership.audit import Survey, TwoStageMembership
+    from fedaudit.audits.two_stage_membership.audit import TwoStageMembership
     from fedaudit.audits.two_stage_membership.risk import Contribution
+    from fedaudit.audits.two_stage_membership.survey import Survey
 
 Floats = npt.NDArray[np.float64]
 

@@ -18,7 +18,8 @@ from fedaudit.results import Bound, Estimate
 
 if TYPE_CHECKING:
     from fedaudit.audits.two_stage_membership.attribution import Path
-    from fedaudit.audits.two_stage_membership.audit import Survey, TwoStageMembership
+    from fedaudit.audits.two_stage_membership.audit import TwoStageMembership
+    from fedaudit.audits.two_stage_membership.survey import Survey
 
 Bools = npt.NDArray[np.bool_]
 

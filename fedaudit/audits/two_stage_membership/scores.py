@@ -26,7 +26,8 @@ from fedaudit.results import AuditResult, Bound, Estimate, Underpowered
 from fedaudit.trace import Truth
 
 if TYPE_CHECKING:
-    from fedaudit.audits.two_stage_membership.audit import Survey, TwoStageMembership
+    from fedaudit.audits.two_stage_membership.audit import TwoStageMembership
+    from fedaudit.audits.two_stage_membership.survey import Survey
 
 # the statistics alone are what a survey by sites needs, which has no truth to score against
 __all__ = ["scored", "statistics_of"]

@@ -31,8 +31,9 @@ from fedaudit.audits.two_stage_membership.risk import (
 from fedaudit.results import Estimate, Underpowered
 
 if TYPE_CHECKING:
-    from fedaudit.audits.two_stage_membership.audit import Survey, TwoStageMembership
+    from fedaudit.audits.two_stage_membership.audit import TwoStageMembership
     from fedaudit.audits.two_stage_membership.detection import Strength
+    from fedaudit.audits.two_stage_membership.survey import Survey
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
