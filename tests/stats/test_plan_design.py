@@ -69,37 +69,35 @@ def test_rounds_needed_reach_the_wanted_error_and_fewer_do_not():
     assert (never.rounds, never.most) == (None, 40)
 
 
+def simulated(rounds, d, persistence, seed):
+    """A plan, its sums (T G, d), and every client's mean update (K, d), ten clients."""
+    generator = np.random.default_rng(seed)
+    plan = query_plans.random_partitions(10, 5, rounds, generator)
+    own = generator.standard_normal((10, d))
+    fresh = generator.standard_normal((rounds, 10, d))
+    x = np.sqrt(persistence) * own + np.sqrt(1 - persistence) * fresh
+    return plan, np.einsum("tgk,tkd->tgd", plan, x).reshape(-1, d), x.mean(axis=0)
+
+
+def cosines(guess, true):
+    size = np.linalg.norm(guess, axis=1) * np.linalg.norm(true, axis=1)
+    return (guess * true).sum(axis=1) / size
+
+
 @pytest.mark.parametrize("persistence", [0.0, 0.5, 0.9, 1.0])
 def test_the_price_across_rounds_against_simulated_updates(persistence):
-    clients, rounds, d = 10, 15, 4000
-    generator = np.random.default_rng(6)
-    plan = query_plans.random_partitions(clients, 5, rounds, generator)
-    own = generator.standard_normal((clients, d))
-    fresh = generator.standard_normal((rounds, clients, d))
-    x = np.sqrt(persistence) * own + np.sqrt(1 - persistence) * fresh
-    sums = np.einsum("tgk,tkd->tgd", plan, x).reshape(-1, d)
-    estimate = np.linalg.pinv(plan.reshape(-1, clients).astype(float)) @ sums
-    true = x.mean(axis=0)
-    cosine = (estimate * true).sum(axis=1)
-    cosine /= np.linalg.norm(estimate, axis=1) * np.linalg.norm(true, axis=1)
+    plan, sums, true = simulated(15, 4000, persistence, 6)
+    estimate = np.linalg.pinv(plan.reshape(-1, 10).astype(float)) @ sums
     closed = plan_design.persistence_cosine(plan, persistence)
-    assert np.abs(cosine - closed).max() < 0.06
+    assert np.abs(cosines(estimate, true) - closed).max() < 0.06
 
 
 @pytest.mark.parametrize("persistence", [0.3, 2 / 3, 1.0])
 def test_the_best_linear_guess_against_simulation_and_least_squares(persistence):
-    clients, rounds, d = 10, 10, 6000
-    generator = np.random.default_rng(8)
-    plan = query_plans.random_partitions(clients, 5, rounds, generator)
-    own = generator.standard_normal((clients, d))
-    fresh = generator.standard_normal((rounds, clients, d))
-    x = np.sqrt(persistence) * own + np.sqrt(1 - persistence) * fresh
-    sums = np.einsum("tgk,tkd->tgd", plan, x).reshape(-1, d)
-    guess, true = plan_design.best_guess([*plan], persistence) @ sums, x.mean(axis=0)
-    cosine = (guess * true).sum(axis=1)
-    cosine /= np.linalg.norm(guess, axis=1) * np.linalg.norm(true, axis=1)
+    plan, sums, true = simulated(10, 6000, persistence, 8)
+    guess = plan_design.best_guess([*plan], persistence) @ sums
     closed = plan_design.persistence_cosine(plan, persistence, best=True)
-    assert np.abs(cosine - closed).max() < 0.05
+    assert np.abs(cosines(guess, true) - closed).max() < 0.05
     plain = plan_design.persistence_cosine(plan, persistence)
     assert (closed >= plain - 1e-9).all()
     if persistence == 1:

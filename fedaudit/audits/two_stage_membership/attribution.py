@@ -141,7 +141,7 @@ class Path:
     error: Floats
     directional: Floats | None
     smoothness: Floats | None
-    calibrated: float
+    calibrated: Floats
     products: Floats
     kinked: bool = False
 
@@ -219,11 +219,13 @@ def jumps(curvature: Floats, change: Floats) -> npt.NDArray[np.bool_]:
     return np.asarray(np.abs(change - whole) > 2.0 * error + KINK * size)
 
 
-def _calibrated(at, slope: Floats, start: Floats, norm: float) -> float:  # type: ignore[no-untyped-def]
-    """L as the paper calibrates it: max 2 err / |v|^2 over shorter steps v = t u.
+def _calibrated(at, slope: Floats, start: Floats, norm: float) -> Floats:  # type: ignore[no-untyped-def]
+    """L of each record (n,) as the paper calibrates it: max 2 err / |v|^2 over steps v = t u.
 
-    [TwoStage] Section 6.2
+    Every other one of steps in ascending order calibrates, the whole update is among those that
+    are left to test it. [TwoStage] Section 6.2
     """
-    scales = (0.25, 0.5, 0.75)
-    errors = np.concatenate([np.abs(at(t)[0] - start - t * slope) for t in scales])
-    return published_smoothness(errors, np.repeat([t * norm for t in scales], len(slope)))
+    scales = (1 / 6, 3 / 6, 5 / 6)
+    errors = np.stack([np.abs(at(t)[0] - start - t * slope) for t in scales], axis=1)
+    lengths = [t * norm for t in scales]
+    return np.array([published_smoothness(e, lengths) for e in errors])

@@ -99,7 +99,7 @@ def _checked(guess: Survey, member: Bools) -> Columns:
                     "variance of <H(0), u>": g["variance"],
                     "mean of phi(<H(0), u>)": float(theory.phi(path.slope[inside]).mean()),
                     "J": float(theory.phi(path.increment[inside]).mean()),
-                    "L as published": path.calibrated,
+                    "L as published": float(path.calibrated.max()),
                     **(
                         {}
                         if path.smoothness is None

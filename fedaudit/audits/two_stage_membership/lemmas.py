@@ -75,9 +75,10 @@ def bound_checks(guess: Survey, member: Bools) -> tuple[dict[str, Estimate], dic
 def violations(guess: Survey, audit: TwoStageMembership) -> dict[str, Estimate]:
     """Share of checked increments beyond Lemma 6 with two constants that are smaller than L.
 
-    As the paper calibrates it, on shorter steps along the same segment ([TwoStage] Section 6.2):
-    no bound. And the curvature along u alone, sup |u' Hess u| / |u|^2: sharper than L and a bound
-    as well, but of a supremum on five points it leaves no margin. Hence neither is a disagreement.
+    As the paper calibrates it, record by record on every other of six steps along the segment, of
+    which the whole update is the last ([TwoStage] Section 6.2): no bound. And the curvature along
+    u alone, sup |u' Hess u| / |u|^2: sharper than L and a bound as well, but of a supremum on five
+    points it leaves no margin. Hence neither is a disagreement.
     """
     from fedaudit.stats import intervals
 

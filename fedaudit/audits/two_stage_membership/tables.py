@@ -93,7 +93,7 @@ def per_client(
         found = [g["gamma"] for g in gammas if g]
         if found:
             row["gamma"] = float(np.mean(found))
-        published = [path.calibrated for path in seen if path.norm > 0]
+        published = [path.calibrated.max() for path in seen if path.norm > 0]
         if published:
             row["L as published"] = float(np.max(published))
         hessian = [float(path.smoothness.max()) for path in seen if path.smoothness is not None]

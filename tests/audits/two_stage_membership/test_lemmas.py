@@ -97,11 +97,11 @@ def test_the_worst_is_what_is_surely_outside(surveyed):
 
 def test_violations_of_the_published_constant_are_counted_by_update(surveyed):
     audit, guess, _ = surveyed
-    tight = with_paths(guess, lambda p: replace(p, calibrated=0.0))
+    tight = with_paths(guess, lambda p: replace(p, calibrated=0.0 * p.calibrated))
     published = "increments beyond Lemma 6 with the published L"
     found = lemmas.violations(tight, audit)[published]
     assert (found.value, found.n) == (1.0, 6)  # updates: four records of one share a segment
-    loose = with_paths(guess, lambda p: replace(p, calibrated=1e6))
+    loose = with_paths(guess, lambda p: replace(p, calibrated=1e6 + 0 * p.calibrated))
     found = lemmas.violations(loose, audit)[published]
     assert found.value == 0.0
     assert found.high == pytest.approx(wilson(0, 6).high)
