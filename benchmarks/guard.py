@@ -15,13 +15,12 @@ import argparse
 import json
 import os
 import statistics
-import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from timing import interleaved, ratio
 from torch import nn
 
 from fedaudit.protections.guard import guard
@@ -30,24 +29,6 @@ from fedaudit.tasks import models
 
 SOME = 8
 """Rows that the double loop is timed on."""
-
-
-def seconds(work: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def interleaved(contestants: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list]:
-    taken: dict[str, list] = {name: [] for name in contestants}
-    for _ in range(repeats):
-        for name, work in contestants.items():
-            taken[name].append(seconds(work))
-    return taken
-
-
-def ratio(slow: list, fast: list, scale: float = 1.0) -> float:
-    return statistics.median(scale * s / f for s, f in zip(slow, fast, strict=True))
 
 
 def naive(rows: np.ndarray, some: int) -> np.ndarray:

@@ -29,11 +29,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from timing import Clock, interleaved, ratio, seconds
 
 from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.fingerprint import Fingerprint
@@ -48,32 +47,6 @@ from fedaudit.audits.fingerprint.products import inverse_lengths
 from fedaudit.layout import Layout
 from fedaudit.stats.clustering import adjusted_rand
 from fedaudit.trace import ANONYMOUS, SERVER, Recorder, Trace, Truth, TruthRecorder
-
-
-class Clock:
-    """Seconds on the wall, or of this process's own computing (--cpu)."""
-
-    now: Callable[[], float] = staticmethod(time.perf_counter)
-
-
-def seconds(work: Callable[[], Any]) -> float:
-    start = Clock.now()
-    work()
-    return Clock.now() - start
-
-
-def interleaved(contestants: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list]:
-    """Seconds of every contestant in every repetition, one after the other."""
-    taken: dict[str, list] = {name: [] for name in contestants}
-    for _ in range(repeats):
-        for name, work in contestants.items():
-            taken[name].append(seconds(work))
-    return taken
-
-
-def ratio(slow: list, fast: list, scale: float = 1.0) -> float:
-    """Median over repetitions of how many times faster."""
-    return statistics.median(scale * s / f for s, f in zip(slow, fast, strict=True))
 
 
 def by_numpy(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -22,14 +22,13 @@ import argparse
 import json
 import os
 import statistics
-import time
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from timing import interleaved, ratio
 from torch import nn
 
 from fedaudit.federation.local.schedule import Training
@@ -51,22 +50,6 @@ class Numbers:
 
     def __len__(self) -> int:
         return VOCABULARY
-
-
-def seconds(work: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def interleaved(contestants: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    taken: dict[str, list[float]] = {name: [] for name in contestants}
-    for work in contestants.values():
-        work()  # once before: imports, buffers, the choice of a tier
-    for _ in range(repeats):
-        for name, work in contestants.items():
-            taken[name].append(seconds(work))
-    return taken
 
 
 def base() -> TinyGPT:
@@ -129,8 +112,8 @@ def training(args: argparse.Namespace) -> dict[str, float]:
             rows[int(client)] = task.from_peft(peft.get_peft_model_state_dict(wrapped))
         ends["peft"] = torch.stack(rows)
 
-    taken = interleaved({"stacked": stacked, "peft": loop}, args.repeats)
-    ratio = statistics.median(p / s for p, s in zip(taken["peft"], taken["stacked"], strict=True))
+    taken = interleaved({"stacked": stacked, "peft": loop}, args.repeats, warm=True)
+    times = ratio(taken["peft"], taken["stacked"])
     # Adam turns a gradient that is rounding error into a whole step: compared as vectors
     apart = float((ends["peft"] - ends["stacked"]).norm() / (ends["peft"] - start).norm())
     count = args.clients * args.steps
@@ -138,9 +121,9 @@ def training(args: argparse.Namespace) -> dict[str, float]:
         f"training, K={args.clients}, batch {args.batch}, {args.steps} steps, tier"
         f" {trainer.kernel(data).name}: {count / statistics.median(taken['stacked']):.0f}"
         f" client-steps/s against {count / statistics.median(taken['peft']):.0f} by peft:"
-        f" {ratio:.2f}x; updates differ by {apart:.1e} of their length"
+        f" {times:.2f}x; updates differ by {apart:.1e} of their length"
     )
-    return {"ratio": ratio, "apart": apart}
+    return {"ratio": times, "apart": apart}
 
 
 def as_gpt2(model: TinyGPT) -> Any:
@@ -243,12 +226,11 @@ def ranking(args: argparse.Namespace) -> dict[str, float]:
         said["forward"] = np.stack(found)
 
     taken = interleaved(
-        {"batched": batched, "one by one": one_by_one, "forward": forward}, args.repeats
+        {"batched": batched, "one by one": one_by_one, "forward": forward}, args.repeats, warm=True
     )
     out = {}
     for peer in ("forward", "one by one"):
-        pairs = zip(taken[peer], taken["batched"], strict=True)
-        out[f"ratio, {peer}"] = statistics.median(p / b for p, b in pairs)
+        out[f"ratio, {peer}"] = ratio(taken[peer], taken["batched"])
         out[f"largest difference, {peer}"] = float(np.abs(said["batched"] - said[peer]).max())
     print(
         f"ranking, {count} models x {len(prompts)} prompts of {prompts.shape[1]} tokens:"
@@ -293,12 +275,11 @@ def generation(args: argparse.Namespace) -> dict[str, float]:
         said["generate"] = np.stack(found)
 
     taken = interleaved(
-        {"batched": batched, "one by one": one_by_one, "generate": theirs}, args.repeats
+        {"batched": batched, "one by one": one_by_one, "generate": theirs}, args.repeats, warm=True
     )
     out = {}
     for peer in ("generate", "one by one"):
-        pairs = zip(taken[peer], taken["batched"], strict=True)
-        out[f"ratio, {peer}"] = statistics.median(p / b for p, b in pairs)
+        out[f"ratio, {peer}"] = ratio(taken[peer], taken["batched"])
         same = said["batched"] == said[peer]
         out[f"equal tokens, {peer}"] = float(same.mean())
     print(

@@ -19,20 +19,14 @@ import argparse
 import json
 import os
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from timing import interleaved, ratio
 
 from fedaudit.protections.secure_aggregation import Client, Quantiser, SecureAggregator, Server
 from fedaudit.protections.secure_aggregation.ring import subset_sum
-
-
-def seconds(work: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def ready_clients(count: int, threshold: int, size: int) -> list[Client]:
@@ -111,15 +105,9 @@ def main() -> None:
         "subset": lambda: subset_sum(rows[: k // 2], room),
         "subset 1e5": lambda: subset_sum([r[:100_000] for r in rows[: k // 2]], room[:100_000]),
     }
-    taken: dict[str, list[float]] = {name: [] for name in work}
-    for _ in range(args.repeats):  # in turn: the machine's speed drifts
-        for name, one in work.items():
-            taken[name].append(seconds(one))
+    taken = interleaved(work, args.repeats)
     middle = {name: statistics.median(t) for name, t in taken.items()}
-    ratios = {
-        name: statistics.median(a / b for a, b in zip(taken[name], taken["fedaudit"], strict=True))
-        for name in ("peer", "naive")
-    }
+    ratios = {name: ratio(taken[name], taken["fedaudit"]) for name in ("peer", "naive")}
     print(f"masks of K={k} clients, d={d:,} ({k * k} masks):")
     print(f"  fedaudit          {1e3 * middle['fedaudit']:8.1f} ms")
     print(f"  generator loop    {1e3 * middle['peer']:8.1f} ms  {ratios['peer']:.1f}x")

@@ -20,11 +20,11 @@ import copy
 import json
 import os
 import statistics
-import time
 import warnings
 from dataclasses import replace
 
 import torch
+from timing import ratio, seconds
 from torch import nn
 
 from fedaudit.audits.topology_inference.channels import gather
@@ -104,12 +104,6 @@ def opacus_clients(
     return out
 
 
-def seconds(work: object) -> float:
-    start = time.perf_counter()
-    work()  # type: ignore[operator]
-    return time.perf_counter() - start
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--shadows", type=int, default=200)
@@ -133,7 +127,7 @@ def main() -> None:
         few = [parts[(r * args.peers + i) % CLIENTS] for i in range(args.peers)]
         each = seconds(lambda few=few: opacus_clients(module, few)) / args.peers
         theirs.append(each * CLIENTS * ROUNDS)
-    ratio = statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
+    times = ratio(theirs, ours)
     own, other = statistics.median(ours), statistics.median(theirs)
     print(
         f"{block * args.repeats} shadows of {CLIENTS} clients, {ROUNDS} rounds: {own:.3f} s per "
@@ -143,10 +137,10 @@ def main() -> None:
         f"Opacus, one client after another: {other:.1f} s per shadow, scaled from {args.peers} "
         f"client rounds in each of {args.repeats} repetitions"
     )
-    print(f"ratio {ratio:.1f}x; load {os.getloadavg()[0]:.1f}")
+    print(f"ratio {times:.1f}x; load {os.getloadavg()[0]:.1f}")
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
-            json.dump({"ratio": ratio, "seconds per shadow": own, "Opacus": other}, file, indent=1)
+            json.dump({"ratio": times, "seconds per shadow": own, "Opacus": other}, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -23,12 +23,13 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from timing import interleaved, ratio
 from torch import Tensor
 from torch.func import functional_call
 
@@ -45,21 +46,6 @@ from fedaudit.tasks.vae import Autoencoder
 from fedaudit.trace import Trace, Truth
 
 DRAWS = 4
-
-
-def seconds(work: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def interleaved(contestants: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list]:
-    """Seconds of every contestant in every repetition, one after the other."""
-    taken: dict[str, list] = {name: [] for name in contestants}
-    for _ in range(repeats):
-        for name, work in contestants.items():
-            taken[name].append(seconds(work))
-    return taken
 
 
 # name -> task, shape of one record
@@ -124,14 +110,14 @@ def scored(args: argparse.Namespace, name: str, n: int) -> float:
     torch.testing.assert_close(work["batched"](), work["loop"](), rtol=1e-4, atol=1e-3)
     # seconds a pass: the check above has warmed it up
     taken = interleaved(work, args.repeats if d < 1_000_000 else 1)
-    ratio = statistics.median(a / b for a, b in zip(taken["loop"], taken["batched"], strict=True))
+    times = ratio(taken["loop"], taken["batched"])
     middle = {key: 1e3 * statistics.median(v) for key, v in taken.items()}
     print(
         f"  {name:28} d={d:9,}: loop {middle['loop']:8.2f} ms, batched "
-        f"{middle['batched']:8.2f} ms: {ratio:.1f}x",
+        f"{middle['batched']:8.2f} ms: {times:.1f}x",
         flush=True,
     )
-    return ratio
+    return times
 
 
 def step(args: argparse.Namespace, images: int = 400) -> dict[str, float]:
@@ -209,7 +195,7 @@ def linear(args: argparse.Namespace) -> dict[str, list[float]]:
             for i, size in enumerate(sizes):
                 taken[i].append(audited(**size))
         middle = [statistics.median(t) for t in taken]
-        growth = statistics.median(t / s for s, t in zip(taken[0], taken[-1], strict=True))
+        growth = ratio(taken[-1], taken[0])
         cells = ", ".join(f"{size[axis]}: {t:.2f} s" for size, t in zip(sizes, middle, strict=True))
         print(f"  {axis:8} {cells}; 4 times as many cost {growth:.1f} times as much")
         out[axis] = [*middle, growth]
