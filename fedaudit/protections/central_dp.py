@@ -19,9 +19,8 @@ from fedaudit.accounting import (
     Exposure,
     Guarantee,
     calibrate,
-    check_delta,
+    check_clipped_noise,
     epsilon,
-    one_noise,
 )
 from fedaudit.errors import ConfigError
 from fedaudit.hooks import Hook, Uploads
@@ -49,15 +48,7 @@ class CentralDP(Hook):
     accountant: Accountant = "pld"
 
     def __post_init__(self) -> None:
-        if not self.noise_multiplier >= 0 or not self.clip > 0:
-            raise ConfigError(
-                "protections.central_dp is out of range",
-                expected="noise_multiplier >= 0 and clip > 0",
-                got=f"{self.noise_multiplier} and {self.clip}",
-                remedy="noise_multiplier = 1.0, clip = 1.0",
-            )
-        check_delta(self.delta)
-        one_noise(self.name, self.noise_multiplier, self.epsilon)
+        check_clipped_noise(self.name, self.noise_multiplier, self.clip, self.delta, self.epsilon)
 
     def declare(self) -> dict[str, object]:
         own = {"noise_multiplier": self.noise_multiplier, "clip": self.clip, "delta": self.delta}

@@ -18,11 +18,9 @@ from fedaudit.accounting import (
     Exposure,
     Guarantee,
     calibrate,
-    check_delta,
+    check_clipped_noise,
     epsilon,
-    one_noise,
 )
-from fedaudit.errors import ConfigError
 from fedaudit.hooks import Hook, Uploads
 from fedaudit.protections.clip import clip_rows, needs_deltas
 from fedaudit.randomness import Seed
@@ -46,15 +44,7 @@ class UpdateNoise(Hook):
     accountant: Accountant = "pld"
 
     def __post_init__(self) -> None:
-        if not self.noise_multiplier >= 0 or not self.clip > 0:
-            raise ConfigError(
-                "protections.update_noise is out of range",
-                expected="noise_multiplier >= 0 and clip > 0",
-                got=f"{self.noise_multiplier} and {self.clip}",
-                remedy="noise_multiplier = 1.0, clip = 1.0",
-            )
-        check_delta(self.delta)
-        one_noise(self.name, self.noise_multiplier, self.epsilon)
+        check_clipped_noise(self.name, self.noise_multiplier, self.clip, self.delta, self.epsilon)
 
     @property
     def covers(self) -> tuple[str, ...]:  # type: ignore[override]

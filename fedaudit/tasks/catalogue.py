@@ -72,6 +72,17 @@ def _divides(heads: int, width: int) -> None:
         )
 
 
+def _documents(dataset: Dataset, kind: str) -> tuple[str, ...]:
+    if not isinstance(dataset.x, tuple):
+        raise DataError(
+            f"task {kind!r} needs text",
+            expected="documents",
+            got=dataset.kind,
+            remedy='use task.kind = "mlp" or "cnn"',
+        )
+    return dataset.x
+
+
 Activation = Literal["relu", "gelu", "tanh", "silu"]
 
 
@@ -250,19 +261,13 @@ class GPT:
         from fedaudit.tasks.language_model import LanguageModel
         from fedaudit.tasks.task import seeded
 
-        if not isinstance(dataset.x, tuple):
-            raise DataError(
-                f"task {self.kind!r} needs text",
-                expected="documents",
-                got=dataset.kind,
-                remedy='use task.kind = "mlp" or "cnn"',
-            )
+        documents = _documents(dataset, self.kind)
         vocabulary: Vocabulary
         if self.vocabulary == "word":
-            vocabulary = text.WordVocabulary.build(dataset.x, size=self.vocabulary_size)
+            vocabulary = text.WordVocabulary.build(documents, size=self.vocabulary_size)
         else:
             merges = max(0, self.vocabulary_size - 256)  # the bytes themselves come first
-            vocabulary = text.BytePairVocabulary.build(dataset.x, merges=merges)
+            vocabulary = text.BytePairVocabulary.build(documents, merges=merges)
         module = seeded(
             seed,
             "weights",
@@ -337,13 +342,7 @@ class LoRA:
     def build(self, dataset: Dataset, seed: Seed) -> Task:
         from fedaudit.tasks import lora, pretraining
 
-        if not isinstance(dataset.x, tuple):
-            raise DataError(
-                f"task {self.kind!r} needs text",
-                expected="documents",
-                got=dataset.kind,
-                remedy='use task.kind = "mlp" or "cnn"',
-            )
+        _documents(dataset, self.kind)
         base: nn.Module
         vocabulary: Vocabulary
         if self.model:

@@ -10,30 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.protections.local_dp.alias import Alias
+
 Words = npt.NDArray[np.uint32]
 Floats = npt.NDArray[np.float64]
 
 BLOCK = 10
 """Bits drawn at once: a table of 1,024 entries stays in the first-level cache."""
 _COIN = 32 - BLOCK
-
-
-def alias(probabilities: npt.ArrayLike) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """Walker's tables of a distribution (m,), by Vose's construction: column i is kept with
-    `keep[i]`, else `other[i]` is taken."""
-    p = np.asarray(probabilities, dtype=np.float64)
-    m = len(p)
-    scaled = (p / p.sum() * m).tolist()
-    keep, other = [1.0] * m, list(range(m))
-    small = [i for i, s in enumerate(scaled) if s < 1.0]
-    large = [i for i, s in enumerate(scaled) if s >= 1.0]
-    while small and large:
-        low, high = small.pop(), large[-1]
-        keep[low], other[low] = scaled[low], high
-        scaled[high] -= 1.0 - scaled[low]
-        if scaled[high] < 1.0:
-            small.append(large.pop())
-    return np.array(keep), np.array(other, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -54,7 +38,8 @@ class Flips:
             for q in part:
                 law = np.outer(law, (1.0 - q, q)).ravel()
             law = np.concatenate([law, np.zeros((1 << BLOCK) - len(law))])
-            keep, other = alias(law)
+            made = Alias.of(law)
+            keep, other = made.keep, made.other
             coin = np.rint(keep * 2.0**_COIN).astype(np.int64)
             # a column that is always kept is its own other one: the coin does not matter
             whole = coin >= 1 << _COIN
@@ -102,7 +87,8 @@ class Rows:
         p = np.asarray(table, dtype=np.float64)
         keeps, others = [], []
         for law in p:
-            keep, other = alias(law)
+            made = Alias.of(law)
+            keep, other = made.keep, made.other
             coin = np.rint(keep * 2.0**32)
             whole = coin >= 2.0**32
             others.append(np.where(whole, np.arange(len(law)), other))
