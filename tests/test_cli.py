@@ -1,8 +1,6 @@
 """The command line as a user meets it: right exit codes, clear words, never a traceback."""
 
-import contextlib
 import csv
-import io
 import json
 import os
 import re
@@ -15,7 +13,6 @@ import numpy as np
 import pytest
 
 import fedaudit
-from fedaudit import cli
 
 FAST = [
     "--set", "data.name=gaussian-mixture", "--set", "data.records=120", "--set", "task.hidden=[8]",
@@ -38,28 +35,12 @@ def shell(*arguments, cwd=None, **more):
     )  # fmt: skip
 
 
-class Done:
-    def __init__(self, code, out, err):
-        self.code, self.out, self.err = code, out, err
-
-
 @pytest.fixture
-def command(tmp_path, monkeypatch):
+def command(tmp_path, monkeypatch, in_process):
     """Run `fedaudit ...` in this process and in an empty folder."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedaudit", *map(str, arguments)])
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                cli.main()
-                code = 0
-            except SystemExit as stop:
-                code = stop.code or 0
-        return Done(code, out.getvalue(), err.getvalue())
-
-    return run
+    return in_process
 
 
 @pytest.fixture(scope="module")

@@ -1,36 +1,20 @@
 """`fedaudit allocate` as a user with a spreadsheet meets it."""
 
-import contextlib
-import io
 import json
-import sys
 import tomllib
 
 import pytest
-
-from fedaudit import cli
 
 TABLE = "client,n,region\na,9930,s\nb,3163,n\nc,2691,n\nd,1807,w\ne,655,s\nf,351,w\n"
 
 
 @pytest.fixture
-def command(tmp_path, monkeypatch):
+def command(tmp_path, monkeypatch, in_process):
     """Run `fedaudit ...` in this process and in a folder with a table of clients."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "clients.csv").write_text(TABLE, encoding="utf-8")
 
-    def run(line):
-        monkeypatch.setattr(sys, "argv", ["fedaudit", *line.split()])
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                cli.main()
-                code = 0
-            except SystemExit as stop:
-                code = stop.code or 0
-        return code, out.getvalue(), err.getvalue()
-
-    return run
+    return lambda line: in_process(*line.split())
 
 
 USUAL = (

@@ -1,16 +1,13 @@
 """`fedaudit gate`, `diff` and `power` as commands: exit codes, files, messages."""
 
-import contextlib
-import io
 import json
 import shutil
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from fedaudit import cli, experiment
+from fedaudit import experiment
 
 SMALL = {
     "seed": 31337,
@@ -30,21 +27,9 @@ def finished(tmp_path_factory):
 
 
 @pytest.fixture
-def command(tmp_path, monkeypatch):
+def command(tmp_path, monkeypatch, in_process):
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedaudit", *map(str, arguments)])
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                cli.main()
-                code = 0
-            except SystemExit as stop:
-                code = stop.code or 0
-        return code, out.getvalue(), err.getvalue()
-
-    return run
+    return in_process
 
 
 def policy(text):

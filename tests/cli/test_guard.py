@@ -1,16 +1,12 @@
 """`fedaudit guard` as a user meets it."""
 
-import contextlib
-import io
 import json
-import sys
 
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
 
-from fedaudit import cli
 from fedaudit.audits.active_membership.probe import Planting
 from fedaudit.cli import guard as guard_commands
 from fedaudit.data import builtin
@@ -31,22 +27,11 @@ SEED = Seed(3)
 
 
 @pytest.fixture
-def command(tmp_path, monkeypatch):
+def command(tmp_path, monkeypatch, in_process):
     """Run `fedaudit guard ...` in this process and in an empty folder: code, out, err."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedaudit", "guard", *map(str, arguments)])
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                cli.main()
-                code = 0
-            except SystemExit as stop:
-                code = stop.code or 0
-        return code, out.getvalue(), err.getvalue()
-
-    return run
+    return lambda *arguments: in_process("guard", *arguments)
 
 
 def honest(seed):

@@ -1,14 +1,9 @@
 """`fedaudit harden` as a command: exit codes, files, JSON, messages."""
 
-import contextlib
-import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
-
-from fedaudit import cli
 
 CONFIG = """\
 seed = 4
@@ -34,23 +29,12 @@ at_most_times_chance = 1.2
 
 
 @pytest.fixture
-def command(tmp_path, monkeypatch):
+def command(tmp_path, monkeypatch, in_process):
     monkeypatch.chdir(tmp_path)
     Path("fed.toml").write_text(CONFIG)
     Path("limits.toml").write_text(LIMITS)
 
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedaudit", *map(str, arguments)])
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                cli.main()
-                code = 0
-            except SystemExit as stop:
-                code = stop.code or 0
-        return code, out.getvalue(), err.getvalue()
-
-    return run
+    return in_process
 
 
 def test_limits_of_a_file_and_of_the_line_are_kept_by_the_written_config(command):

@@ -1,32 +1,16 @@
 """`fedaudit ldp check` as a user meets it."""
 
-import contextlib
-import io
 import json
-import sys
 
 import pytest
 
-from fedaudit import cli
-
 
 @pytest.fixture
-def command(tmp_path, monkeypatch):
+def command(tmp_path, monkeypatch, in_process):
     """Run `fedaudit ldp check ...` in this process and in an empty folder: code, out, err."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedaudit", "ldp", "check", *map(str, arguments)])
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                cli.main()
-                code = 0
-            except SystemExit as stop:
-                code = stop.code or 0
-        return code, out.getvalue(), err.getvalue()
-
-    return run
+    return lambda *arguments: in_process("ldp", "check", *arguments)
 
 
 @pytest.fixture

@@ -1,37 +1,22 @@
 """`fedaudit plan` as a user meets it."""
 
-import contextlib
-import io
 import json
-import sys
 from functools import partial
 
 import numpy as np
 import pytest
 
-from fedaudit import cli
 from fedaudit.audits.query_plan import audit_plan
 from fedaudit.experiment import plan
 from fedaudit.stats.query_algebra import added_by
 
 
 @pytest.fixture
-def command(tmp_path, monkeypatch):
+def command(tmp_path, monkeypatch, in_process):
     """Run `fedaudit plan ...` in this process and in an empty folder: code, out, err."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedaudit", "plan", *map(str, arguments)])
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                cli.main()
-                code = 0
-            except SystemExit as stop:
-                code = stop.code or 0
-        return code, out.getvalue(), err.getvalue()
-
-    return run
+    return lambda *arguments: in_process("plan", *arguments)
 
 
 DESIGN = ("design", "--clients", 6, "--threshold", 3, "--rounds", 12, "--runs", 20)

@@ -1,17 +1,13 @@
 """`fedaudit run`, `report`, `audit` as commands: what was stopped, what is not there, and
 `--opacus`: what a user's own loop spent, beside what was linked."""
 
-import contextlib
 import importlib
-import io
 import json
 import shutil
-import sys
 
 import numpy as np
 import pytest
 
-from fedaudit import cli
 from fedaudit.accounting import Exposure, epsilon
 from fedaudit.experiment import study
 from fedaudit.experiment.lock import alone_in
@@ -21,21 +17,9 @@ CLIENTS = [f"site-{c}" for c in range(6)]
 
 
 @pytest.fixture
-def command(tmp_path, monkeypatch):
+def command(tmp_path, monkeypatch, in_process):
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedaudit", *map(str, arguments)])
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                cli.main()
-                code = 0
-            except SystemExit as stop:
-                code = stop.code or 0
-        return code, out.getvalue(), err.getvalue()
-
-    return run
+    return in_process
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """What an adversary brings: matched records without answers, known noise, files of others."""
 
-import contextlib
 import csv
-import io
 import json
 import sys
 from types import SimpleNamespace
@@ -12,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from fedaudit import cli
 from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.two_stage_membership import TwoStageMembership
 from fedaudit.data.dataset import Dataset
@@ -610,24 +607,12 @@ def elsewhere(tmp_path_factory):
 
 
 @pytest.fixture
-def shell(elsewhere, monkeypatch):
+def shell(elsewhere, monkeypatch, in_process):
     """`fedaudit ...` in the folder of the foreign trace."""
     monkeypatch.chdir(elsewhere)
     monkeypatch.syspath_prepend(str(elsewhere))
     monkeypatch.delitem(sys.modules, "foreign_model", raising=False)
-
-    def command(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedaudit", *map(str, arguments)])
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                cli.main()
-                code = 0
-            except SystemExit as stop:
-                code = stop.code or 0
-        return SimpleNamespace(code=code, out=out.getvalue(), err=err.getvalue())
-
-    return command
+    return in_process
 
 
 ASK = (
