@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.protections.local_dp.alias import Alias
+from fedaudit.stats.alias import Alias
 
 Words = npt.NDArray[np.uint32]
 Floats = npt.NDArray[np.float64]

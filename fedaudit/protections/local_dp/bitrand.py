@@ -20,9 +20,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedaudit.protections.local_dp.alias import BitWords
 from fedaudit.protections.local_dp.bits import IndependentBits
 from fedaudit.protections.local_dp.mechanism import Codes, Floats, sigmoid
+from fedaudit.stats.alias import BitWords
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.errors import UsageError
-from fedaudit.protections.local_dp.alias import BitWords, word_probabilities
 from fedaudit.protections.local_dp.mechanism import (
     Codes,
     Decoder,
@@ -30,6 +29,7 @@ from fedaudit.protections.local_dp.mechanism import (
     refuse_large_table,
     sigmoid,
 )
+from fedaudit.stats.alias import BitWords, word_probabilities
 
 MOST_BITS = 52
 """Of one feature: more than a double can hold make no sense."""

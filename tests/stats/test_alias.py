@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from fedaudit.protections.local_dp.alias import Alias, BitWords, word_probabilities
+from fedaudit.stats.alias import Alias, BitWords, word_probabilities
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50).filter(lambda p: sum(p) > 1e-3))

@@ -1,0 +1,316 @@
+"""The fewest clients that any combination of answers involves: the minimum distance of a code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, islice
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.stats.query_algebra.elimination import (
+    ZERO,
+    Floats,
+    Mask,
+    P,
+    Whole,
+    distinct,
+    query_matrix,
+    rational_echelon,
+    real_echelon,
+    reduce,
+    spectrum,
+    whole,
+)
+
+WORK = 300_000_000
+"""Numbers that a search for the smallest support may touch: two or three seconds."""
+
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Support:
+    """The fewest clients in any combination of the answers that is not zero.
+
+    `value` clients: such a combination exists, and `clients` are in it. No combination has fewer
+    than `floor`. `exact`: the two are equal. Without any answer all are 0.
+    """
+
+    value: int
+    floor: int
+    clients: tuple[int, ...]
+
+    @property
+    def exact(self) -> bool:
+        return self.value == self.floor
+
+
+def smallest_support(
+    queries: npt.ArrayLike, *, below: int | None = None, work: int = WORK
+) -> Support:
+    """The fewest clients that any combination of the answers involves.
+
+    With `below`, only whether it is smaller than that matters: the search ends when that is clear
+    (then `value` < below, or `floor` >= below). `work` bounds the search; where it does not
+    suffice, `value` is the smallest that was found and `floor` what was proven.
+    """
+    matrix = query_matrix(queries)
+    rows = distinct(matrix)
+    if not len(rows):
+        return Support(value=0, floor=0, clients=())
+    exact = whole(rows)
+    if exact is None:
+        return _real_support(rows, below, work)
+    return _rational_support(exact, below, work)
+
+
+def _rational_support(matrix: Whole, below: int | None, work: int) -> Support:
+    echelon = rational_echelon(matrix)
+    lightest = int(echelon.support.sum(axis=1).argmin())
+    best = tuple(int(c) for c in np.flatnonzero(echelon.support[lightest]))
+    floors = []
+    # a generator that does not depend on the call: the same queries get the same search
+    rng = np.random.Generator(np.random.Philox(key=len(matrix) * 1_000_003 + matrix.shape[1]))
+    for rows in _parts(echelon.support):
+        if below is not None and len(best) < below:
+            return Support(value=len(best), floor=1, clients=best)
+        columns = np.flatnonzero(echelon.support[rows].any(axis=0))
+        atoms = _together(matrix[:, columns], columns)
+        weights = np.array([len(a) for a in atoms], dtype=np.int64)
+        code, _ = reduce(matrix[:, [a[0] for a in atoms]], P)
+        found, floor = None, 1
+        if len(code) == len(rows):  # otherwise a minor vanished modulo p: nothing is proven
+            found, floor = _search(code, weights, len(best), below, work, rng)
+        if found is not None:
+            clients = tuple(sorted(int(c) for i in found for c in atoms[i]))
+            if _carries(matrix, echelon.rank, clients):
+                best = clients
+            else:
+                floor = 1  # the same, for another minor
+        floors.append(floor)
+    return Support(value=len(best), floor=min(len(best), *floors), clients=best)
+
+
+def _parts(support: Mask) -> list[list[int]]:
+    """Rows of an echelon form that share columns, directly or in turn: independent parts."""
+    left, parts = list(range(len(support))), []
+    while left:
+        part = [left.pop(0)]
+        columns = support[part[0]].copy()
+        grown = True
+        while grown:
+            near = [r for r in left if (support[r] & columns).any()]
+            grown = bool(near)
+            for r in near:
+                left.remove(r)
+                part.append(r)
+                columns |= support[r]
+        parts.append(part)
+    return parts
+
+
+def _together(matrix: Whole, names: npt.NDArray[np.intp]) -> list[list[int]]:
+    """Columns that are multiples of each other: their clients occur together or not at all."""
+    scaled = matrix // np.gcd.reduce(matrix, axis=0)
+    first = scaled[(scaled != 0).argmax(axis=0), np.arange(scaled.shape[1])]
+    scaled = scaled * np.sign(first)
+    groups: dict[bytes, list[int]] = {}
+    for column, name in zip(scaled.T, names, strict=True):
+        groups.setdefault(np.ascontiguousarray(column).tobytes(), []).append(int(name))
+    return list(groups.values())
+
+
+def _carries(matrix: Whole, full_rank: int, clients: Sequence[int]) -> bool:
+    """Whether some combination that is not zero involves these clients alone, exactly."""
+    others = np.ones(matrix.shape[1], dtype=np.bool_)
+    others[list(clients)] = False
+    if not others.any():
+        return full_rank > 0
+    rest = np.unique(matrix[:, others], axis=0)
+    return rational_echelon(rest[rest.any(axis=1)]).rank < full_rank
+
+
+def _search(
+    code: Whole,
+    weights: Whole,
+    upper: int,
+    below: int | None,
+    work: int,
+    rng: np.random.Generator,
+) -> tuple[list[int] | None, int]:
+    """(columns of a lighter word than `upper` or None, what no word of this code is lighter than).
+
+    `code` (r, n) modulo p generates it; `weights` (n,) of its columns.
+    """
+    r, n = code.shape
+    best: list[int] | None = None
+    target = upper
+
+    def keep(columns: Sequence[int]) -> None:
+        nonlocal best, target
+        total = int(weights[list(columns)].sum())
+        if total < target:
+            best, target = [int(c) for c in columns], total
+
+    for word in _light_words(code, weights, rng):
+        keep(np.flatnonzero(word).tolist())
+    cheapest = np.cumsum(np.sort(weights))  # of 1, 2, ... columns
+    if r == n or r == 1:
+        # every column by itself, or one word alone: _light_words has seen all of them
+        return best, min(target, int(cheapest[-1]))
+    if below is not None and target < below:
+        return best, 1
+    goal = target if below is None else min(target, below)
+    from_code = _cost(n, r)
+    levels = [s for s in range(1, n - r + 1) if cheapest[s - 1] < goal]
+    from_checks = sum(_cost(n, s) for s in levels)
+    if from_code <= min(work, from_checks):
+        for rows, _ in _contractions(code, r, ordered=False, rng=rng):
+            light = (rows != 0) @ weights
+            keep(np.flatnonzero(rows[int(light.argmin())]).tolist())
+        return best, target
+    checks = _checks(code)
+    proven = 0
+    for s in range(1, n - r + 1):
+        goal = target if below is None else min(target, below)
+        if cheapest[s - 1] >= goal:
+            return best, min(target, int(cheapest[s - 1]))
+        work -= _cost(n, s)
+        if work < 0:
+            return best, min(target, int(cheapest[proven]))
+        for rows, chosen in _contractions(checks, s, ordered=True, rng=rng):
+            last = chosen[:, -1] if s > 1 else np.full(len(rows), -1)
+            dependent = (rows == 0) & (np.arange(n) > last[:, None])
+            if dependent.any():
+                which, column = np.nonzero(dependent)
+                total = weights[chosen[which]].sum(axis=1) + weights[column]
+                least = int(total.argmin())
+                keep([*chosen[which[least]].tolist(), int(column[least])])
+        proven = s
+        if below is not None and target < below:
+            return best, 1
+    # all words of at most n - r columns are known, and any n - r + 1 columns hold a word
+    keep(np.argsort(weights, kind="stable")[: n - r + 1].tolist())
+    return best, target
+
+
+def _light_words(
+    code: Whole, weights: Whole, rng: np.random.Generator, tries: int = 24
+) -> Iterator[Mask]:
+    """The lightest row of echelon forms with random pivots: the usual way to good upper bounds."""
+    n = code.shape[1]
+    for turn in range(tries if len(code) > 1 else 1):
+        order = np.arange(n) if turn == 0 else rng.permutation(n)
+        reduced, _ = reduce(code[:, order], P)
+        word = np.zeros(n, dtype=np.bool_)
+        rows = reduced != 0
+        word[order] = rows[int((rows @ weights[order]).argmin())]
+        yield word
+
+
+def _checks(code: Whole) -> Whole:
+    """Parity checks (n - r, n) of a code in reduced form: both span what the other is blind to."""
+    r, n = code.shape
+    reduced, pivots = reduce(code, P)
+    rest = [c for c in range(n) if c not in set(pivots)]
+    checks = np.zeros((n - r, n), dtype=np.int64)
+    checks[:, pivots] = -reduced[:, rest].T % P
+    checks[np.arange(n - r), rest] = 1
+    return checks
+
+
+def _cost(n: int, rows: int) -> int:
+    """Numbers touched when all sets of up to rows - 1 of n columns are contracted."""
+    return sum(math.comb(n, t) * (rows - t) * n for t in range(1, rows)) + rows * n
+
+
+class _Unlucky(Exception):
+    """A random mixture gave a pivot of zero by chance."""
+
+
+def _mixture(matrix: Whole, rows: int, rng: np.random.Generator) -> Whole:
+    """`rows` random combinations of a matrix's rows modulo p."""
+    factors = rng.integers(1, P, size=(rows, len(matrix)), dtype=np.int64)
+    out = np.zeros((rows, matrix.shape[1]), dtype=np.int64)
+    for i in range(len(matrix)):  # one term at a time: a sum of products would overflow
+        out = (out + factors[:, i : i + 1] * matrix[i]) % P
+    return out
+
+
+def _contractions(
+    matrix: Whole, rows: int, *, ordered: bool, rng: np.random.Generator
+) -> Iterator[tuple[Whole, npt.NDArray[np.intp]]]:
+    """Contract all sets of rows - 1 columns: ((B, n) what is left, (B, rows - 1) the columns).
+
+    `rows` random combinations stand for the matrix. Contracting a column eliminates it by one row.
+    A zero that is left in another column means that this one depends on the set. `ordered` sets
+    leave at least one later column. After an unlucky draw all sets come again.
+    """
+    for _ in range(8):
+        block = _mixture(matrix, rows, rng)[None]
+        try:
+            yield from _contract(block, np.zeros((1, 0), dtype=np.intp), ordered)
+        except _Unlucky:
+            continue
+        return
+    raise AssertionError("eight random mixtures in a row had a zero pivot by chance")
+
+
+def _contract(
+    block: Whole, chosen: npt.NDArray[np.intp], ordered: bool
+) -> Iterator[tuple[Whole, npt.NDArray[np.intp]]]:
+    batch, rows, n = block.shape
+    if rows == 1:
+        yield block[:, 0], chosen
+        return
+    last = chosen[:, -1] if chosen.shape[1] else np.full(batch, -1)
+    # enough columns must be left for the rest of the set, and for one that may depend on it
+    stop = n - (rows - 1) + (0 if ordered else 1)
+    which, column = np.nonzero((np.arange(n) > last[:, None]) & (np.arange(n) < stop))
+    step = max(1, _BLOCK // (rows * n))
+    for start in range(0, len(which), step):
+        w, c = which[start : start + step], column[start : start + step]
+        parents = block[w]
+        eliminated = np.take_along_axis(parents, c[:, None, None], axis=2)[:, :, 0]
+        pivot = eliminated[:, 0]
+        if ((pivot == 0) & eliminated.any(axis=1)).any():
+            raise _Unlucky
+        fine = pivot != 0  # otherwise the column depends on the set already
+        parents, eliminated, pivot = parents[fine], eliminated[fine], pivot[fine]
+        child = pivot[:, None, None] * parents[:, 1:]
+        child -= eliminated[:, 1:, None] * parents[:, :1]
+        child %= P
+        yield from _contract(
+            child, np.concatenate([chosen[w[fine]], c[fine, None]], axis=1), ordered
+        )
+
+
+def _real_support(rows: Floats, below: int | None, work: int) -> Support:
+    """For weights that are not rational: subsets of parity checks by their smallest singular value.
+
+    Dependent means below `TOLERANCE`; the search covers fewer clients than the exact one.
+    """
+    echelon = real_echelon(rows)
+    lightest = int(echelon.support.sum(axis=1).argmin())
+    best = tuple(int(c) for c in np.flatnonzero(echelon.support[lightest]))
+    columns = np.flatnonzero(np.abs(rows).max(axis=0) > 0)
+    found, _, right = spectrum(rows[:, columns])
+    checks = right[found:]
+    n, size = len(columns), 0
+    for size in range(1, n - found + 1):
+        goal = len(best) if below is None else min(len(best), below)
+        work -= math.comb(n, size) * size * size * 50
+        if size >= goal or work < 0:
+            return Support(value=len(best), floor=min(size, len(best)), clients=best)
+        subsets = combinations(range(n), size)
+        while chunk := list(islice(subsets, 20_000)):
+            sets = np.array(chunk)
+            sizes = np.linalg.svd(checks[:, sets].transpose(1, 0, 2), compute_uv=False)
+            dependent = np.flatnonzero(sizes[:, -1] <= ZERO)
+            if len(dependent):
+                best = tuple(int(c) for c in columns[sets[dependent[0]]])
+                return Support(value=size, floor=size, clients=best)
+    return Support(value=min(len(best), size + 1), floor=min(len(best), size + 1), clients=best)
