@@ -37,8 +37,8 @@ PERSISTENCE = 2 / 3
 """Share of an update's variance that stays from round to round."""
 
 PAIRS = 2000
-"""Guesses up to which every client is tested against every other; beyond, only those that stand out
-with nobody left out."""
+"""Guesses up to which every client is tested against every other; beyond, only those that would be
+named with nobody left out."""
 
 
 def coefficients(
@@ -82,8 +82,9 @@ def tables(
 ) -> Tables:
     """Score what the group means (R, d) of all rounds so far say of each client, at `model` (d,).
 
-    Not `every`: clients who do not stand out by `error` with nobody left out are not looked at any
-    further; the largest p-value that counts is above that already.
+    Not `every`: clients who would not be named at `error` with nobody left out are not looked at
+    any further. The largest p-value is no smaller than theirs, and Holm names nobody more where
+    p-values are larger.
     """
     rows, sent = np.asarray(design, dtype=np.float64), np.asarray(means)
     start = np.asarray(model, dtype=np.float64)
@@ -101,8 +102,10 @@ def tables(
     out: dict[int | None, Table] = {None: scored(None, np.arange(clients))}
     which = np.arange(clients)
     if not every or clients * (clients - 1) > PAIRS:
-        alone = _p_values(out[None], clients, keys, bool(getattr(marks, "apart", False)))
-        which = np.flatnonzero((alone.p <= error).any(axis=1))
+        apart = bool(getattr(marks, "apart", False))
+        which = np.flatnonzero(
+            decide(rows, {None: out[None]}, keys, error, apart=apart).named.flagged
+        )
     for left_out in range(clients) if len(which) else ():
         out[left_out] = scored(left_out, which)
     return out
@@ -125,7 +128,7 @@ def p_values(scored: Tables, clients: int, keys: int, *, apart: bool = False) ->
     """(K, S): for each client the largest over whom else was left out.
 
     Where a client was not looked at any further, that with nobody left out: the largest is no
-    smaller, and this one is above the error rate.
+    smaller, and this one is not named already.
     """
     found = _p_values(scored[None], clients, keys, apart)
     p, tail = found.p, found.tail

@@ -125,7 +125,7 @@ def test_keys_that_nobody_used_hold_the_level_and_so_does_a_neighbours_mark():
         assert np.mean(np.array(neighbours) <= level) <= level
 
 
-def test_looking_only_at_those_who_stand_out_names_the_same_clients():
+def test_following_only_those_named_with_nobody_left_out_names_the_same_clients():
     marks, updates, plan, models = played(7, effect=9.0, marked=(0, 4, 8))
     design = stacked(plan)
     means = np.concatenate([c.design @ u for c, u in zip(plan.candidates, updates, strict=True)])
@@ -133,7 +133,10 @@ def test_looking_only_at_those_who_stand_out_names_the_same_clients():
         over_rounds.tables(design, means, models[-1], marks, U, error=0.05, every=every)
         for every in (True, False)
     )
-    assert sum(len(t.clients) for t in few.values()) < sum(len(t.clients) for t in whole.values())
+    alone = over_rounds.decide(design, {None: few[None]}, S, 0.05).named.flagged
+    followed = {int(k) for j, t in few.items() if j is not None for k in t.clients}
+    assert followed == set(np.flatnonzero(alone))
+    assert len(followed) < K
     one, other = (over_rounds.decide(design, t, S, 0.05) for t in (whole, few))
     assert one.named.flagged.any()
     assert np.array_equal(one.named.flagged, other.named.flagged)
