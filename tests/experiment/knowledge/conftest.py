@@ -1,0 +1,60 @@
+"""A small federation, played in memory."""
+
+import json
+
+import pytest
+
+from fedaudit.experiment.build import build
+from fedaudit.experiment.config import load
+from fedaudit.experiment.knowledge import (
+    of_config,
+)
+from fedaudit.trace import MemoryRecorder, MemoryTruth
+
+SMALL = {
+    "seed": 3,
+    "data": {"name": "digits", "test_fraction": 0.3},
+    "partition": {"kind": "dirichlet", "alpha": 0.5},
+    "task": {"kind": "mlp", "hidden": [8]},
+    "federation": {"clients": 5, "rounds": 2},
+}
+
+
+def play(**sections):
+    """(config, trace, truth) of a small federation."""
+    config = load(SMALL | sections)
+    federation, facts = build(config)
+    recorder = MemoryRecorder(
+        layouts=federation.layouts(),
+        federation=federation.describe(),
+        declared=[p.declare() for p in federation.protections],
+        task=federation.task.settings,
+    )
+    truth = MemoryTruth(facts)
+    federation.run(recorder, truth, keep_raw=True)
+    return config, recorder.trace(), truth
+
+
+@pytest.fixture(scope="session")
+def played():
+    """Sections of a config -> (config, trace, truth) of a small federation."""
+    return play
+
+
+@pytest.fixture(scope="module")
+def small():
+    config, trace, truth = play()
+    return config, trace, truth, of_config(config, trace, truth)
+
+
+@pytest.fixture
+def tamper():
+    """Mark a stored result: what is kept bears the mark, what is done again does not."""
+
+    def mark(folder, name="two_stage_membership"):
+        file = folder / "results" / f"{name}.json"
+        stamped = json.loads(file.read_text())
+        stamped["result"]["notes"] = ["kept"]
+        file.write_text(json.dumps(stamped))
+
+    return mark
