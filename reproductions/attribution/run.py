@@ -153,8 +153,9 @@ def pretended(found: comparison.Reading, run: setting.Played) -> Row:
         else:
             linear = bool(getattr(run.marks, "linear", True))
             decision = calibration.decide(
-                found.design, found.scores[:, columns], keys, 0.05, apart=apart, linear=linear
-            )
+                found.design, found.scores[:, columns], keys, 0.05,
+                apart=apart, linear=linear, turn=found.turn,
+            )  # fmt: skip
         flags = decision.named.flagged
         clients, owners = clients + int(flags.sum()), owners + int(flags.any())
     return {

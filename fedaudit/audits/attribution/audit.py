@@ -149,8 +149,10 @@ class Attribution:
             if found is None:
                 continue
             candidates, queries, reading, without = found
-            judged = estimator.judged(candidates, queries, marks)
-            readings.add(reading if judged is candidates else SOLVED)
+            judged = estimator.judged(candidates, queries)
+            if judged is not candidates:
+                reading = f"{SOLVED} (published scores: {reading})"
+            readings.add(reading)
             lost += without
             start = arranged(model_of(view, ledger.round), columns)
             grouped = not linear and bool((candidates.target < 0).all())
@@ -196,7 +198,10 @@ class Attribution:
             )
         else:
             by = {"apart": apart, "linear": linear}
-            decision = calibration.decide(design, np.concatenate(scores), many, self.error, **by)
+            turn = calibration.turns(designs)
+            decision = calibration.decide(
+                design, np.concatenate(scores), many, self.error, **by, turn=turn
+            )
             looks = calibration.sequential(designs, scores, many, self.error, **by)
         present = np.array([[n in a.clients and was_in(a, n) for n in names] for a in ledgers])
         return AttributionGuess(

@@ -81,9 +81,9 @@ class Reading:
     `published_z` (T, K, S) or None; `change_z` (K, S) or None: Eq. (8)'s sum of raw differences in
     the unit that unused keys give this very sum, which is 1 for a key that nobody used;
     `queries`, `uploads` per round (and client); `smallest` group exposed within a round (proven
-    floor of the search); what the sums give away of updates (`leaks`). `design` (R, K) and `scores`
-    (R, S + U) are what was decided on, or `tables` for groups whose scores are not linear in
-    updates.
+    floor of the search); what the sums give away of updates (`leaks`). `design` (R, K), `scores`
+    (R, S + U) and `turn` (R,), the round of each, are what was decided on, or `tables` for groups
+    whose scores are not linear in updates.
     """
 
     named: Mask
@@ -96,6 +96,7 @@ class Reading:
     leaks: Leakage
     design: Floats
     scores: Floats
+    turn: npt.NDArray[np.int64]
     tables: over_rounds.Tables | None = None
 
 
@@ -122,7 +123,7 @@ def read(
     linear = bool(getattr(marks, "linear", True))
     designs, scores, singles, changes = [], [], [], []
     for t, candidates in enumerate(plan.candidates):
-        judged = estimator.judged(candidates, plan.queries[t], marks)
+        judged = estimator.judged(candidates, plan.queries[t])
         # C (A x) as (C A) x: sums of large models need not stand in memory
         both = np.concatenate([c.design for c in dict.fromkeys((candidates, judged))]) @ x[t]
         raw = marks.statistics(np.vstack([w[t][None], w[t] + both]), unused)
@@ -132,6 +133,7 @@ def read(
         singles.append(scoring.differential(z[1:], z[0]))
         changes.append(scoring.differential(raw[1 : 1 + len(candidates)], raw[0]))
     design, judged_scores = np.concatenate(designs), np.concatenate(scores)
+    turn = calibration.turns(designs)
     single = all((c.target >= 0).all() for c in plan.candidates)
     tables = None
     if not linear and all((c.target < 0).all() for c in plan.candidates):
@@ -139,7 +141,9 @@ def read(
         tables = over_rounds.tables(design, means, w[-1], marks, unused, error=error)
         found = over_rounds.decide(design, tables, keys, error, apart=apart)
     else:
-        found = calibration.decide(design, judged_scores, keys, error, apart=apart, linear=linear)
+        found = calibration.decide(
+            design, judged_scores, keys, error, apart=apart, linear=linear, turn=turn
+        )
     published_z = np.stack(singles) if single else None
     flags, change_z = None, None
     if published_z is not None:
@@ -159,6 +163,7 @@ def read(
         leaks=leakage(plan.queries, x),
         design=design,
         scores=judged_scores,
+        turn=turn,
         tables=tables,
     )
 

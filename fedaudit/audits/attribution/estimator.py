@@ -138,13 +138,13 @@ def solved(queries: npt.ArrayLike) -> Candidates:
     return Candidates(fit.coefficients[found], np.eye(asked.shape[1])[found], found)
 
 
-def judged(candidates: Candidates, queries: npt.ArrayLike, marks: object) -> Candidates:
+def judged(candidates: Candidates, queries: npt.ArrayLike) -> Candidates:
     """What is scored for the decision: the candidates, or updates solved for.
 
-    Solved for where candidates estimate single clients and `marks` are not linear in an update, if
-    the sums determine anything; the candidates themselves otherwise.
+    Solved for where candidates estimate single clients, if the sums determine anything; the
+    candidates themselves otherwise.
     """
-    if getattr(marks, "linear", True) or (candidates.target < 0).any():
+    if (candidates.target < 0).any():
         return candidates
     found = solved(queries)
     return found if len(found) else candidates

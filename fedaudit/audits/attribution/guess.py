@@ -60,8 +60,8 @@ class AttributionGuess:
                 design, self.tables, self.keys, error, apart=self.apart
             )
         by = {"apart": self.apart, "linear": self.linear}
-        scores = np.concatenate(self.scores)
-        return calibration.smallest_named(design, scores, self.keys, error, **by)
+        scores, turn = np.concatenate(self.scores), calibration.turns(self.designs)
+        return calibration.smallest_named(design, scores, self.keys, error, **by, turn=turn)
 
     def decided(
         self, columns: npt.NDArray[np.int64], keys: int, error: float
@@ -71,4 +71,5 @@ class AttributionGuess:
         if self.tables is not None:
             return over_rounds.decide(design, over_rounds.among(self.tables, columns), keys, error)
         scores = np.concatenate(self.scores)[:, columns]
-        return calibration.decide(design, scores, keys, error, linear=self.linear)
+        turn = calibration.turns(self.designs)
+        return calibration.decide(design, scores, keys, error, linear=self.linear, turn=turn)

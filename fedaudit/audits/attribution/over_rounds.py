@@ -21,13 +21,15 @@ Shapes: means (R, d), design (R, K), scores (K, S + U) for each client left out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.audits.attribution import calibration, scoring
-from fedaudit.audits.attribution.calibration import Decision, PValues, Sequential
+from fedaudit.audits.attribution import calibration, ranks, scoring
+from fedaudit.audits.attribution.calibration import Decision, Sequential
+from fedaudit.audits.attribution.leave_out import separated
+from fedaudit.audits.attribution.ranks import PValues, needed
 from fedaudit.audits.attribution.scoring import Marks
 
 Floats = npt.NDArray[np.float64]
@@ -113,15 +115,15 @@ def tables(
 
 def _p_values(table: Table, clients: int, keys: int, apart: bool) -> PValues:
     """(K, S) against unused keys; 1 for clients who are not in the table."""
-    p, tail = np.ones((clients, keys)), np.zeros((clients, keys), dtype=np.bool_)
-    unused = 0
+    shape = (clients, keys)
+    out = PValues(np.ones(shape), np.zeros(shape, dtype=np.bool_), np.zeros(shape), 0)
     for block in scoring.blocks(table.scores.shape[1], keys, apart):
-        unused = len(block.null)
+        out = replace(out, unused=len(block.null))
         if len(table.clients):
-            found = calibration.p_values(table.scores[:, block.columns], len(block.own))
-            p[np.ix_(table.clients, block.own)] = found.p
-            tail[np.ix_(table.clients, block.own)] = found.tail
-    return PValues(p, tail, unused)
+            found = ranks.p_values(table.scores[:, block.columns], len(block.own))
+            at = np.ix_(table.clients, block.own)
+            out.p[at], out.tail[at], out.far[at] = found.p, found.tail, found.far
+    return out
 
 
 def p_values(scored: Tables, clients: int, keys: int, *, apart: bool = False) -> PValues:
@@ -130,18 +132,15 @@ def p_values(scored: Tables, clients: int, keys: int, *, apart: bool = False) ->
     Where a client was not looked at any further, that with nobody left out: the largest is no
     smaller, and this one is not named already.
     """
-    found = _p_values(scored[None], clients, keys, apart)
-    p, tail = found.p, found.tail
+    out = _p_values(scored[None], clients, keys, apart)
     asked = {int(k) for j, t in scored.items() if j is not None for k in t.clients}
-    followed = np.isin(np.arange(clients), sorted(asked))
+    followed = np.isin(np.arange(clients), sorted(asked))[:, None]
     for left_out, table in scored.items():
-        if left_out is None:
-            continue
-        each = _p_values(table, clients, keys, apart)
-        larger = (each.p > p) & followed[:, None]
-        larger[left_out] = False  # nobody is tested against itself
-        p, tail = np.where(larger, each.p, p), np.where(larger, each.tail, tail)
-    return PValues(p, tail, found.unused)
+        if left_out is not None:
+            each = _p_values(table, clients, keys, apart)
+            each = replace(each, p=np.where(followed, each.p, 0.0))
+            out = out.worse(each, but=left_out)
+    return out
 
 
 def decide(
@@ -150,7 +149,7 @@ def decide(
     """Who is named, with Holm over all clients and keys. Design (R, K) of the groups."""
     rows = np.asarray(design, dtype=np.float64)
     found = p_values(scored, rows.shape[1], keys, apart=apart)
-    askable = calibration.separated(rows)
+    askable = separated(rows)
     return Decision(found, askable, calibration.name_clients(found.p, error, askable=askable))
 
 
@@ -159,14 +158,14 @@ def smallest_named(
 ) -> Floats:
     """As `calibration.smallest_named` (K,), over all tables that a client is in."""
     rows = np.asarray(design, dtype=np.float64)
-    askable = calibration.separated(rows)
+    askable = separated(rows)
     out = np.where(askable, -np.inf, np.inf)
     level = calibration.first_step(error, int(askable.sum()), keys)
     for table in scored.values():
         for block in scoring.blocks(table.scores.shape[1], keys, apart):
             if len(table.clients):
                 mine = table.scores[:, block.columns]
-                each = calibration.needed(mine, len(block.own), level)
+                each = needed(mine, len(block.own), level)
                 out[table.clients] = np.maximum(out[table.clients], each)
     return np.where(np.isneginf(out), np.inf, out)
 
@@ -195,7 +194,7 @@ def looks(
     made = 0
     for t in range(1, len(designs) + 1):
         rows = np.concatenate(designs[:t])
-        if not calibration.separated(rows).any():
+        if not separated(rows).any():
             continue  # nothing can be said yet, and nothing is spent
         made += 1
         level, scored = calibration.spent(error, made), final

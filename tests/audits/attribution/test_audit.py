@@ -79,6 +79,13 @@ def test_power_the_marked_clients_are_named_and_nobody_else(plan, request):
     assert ("published_detected" in result.estimates) == (plan == "paired")
 
 
+def published_scores(marks, start, estimates):
+    """[FedAttr] Eq. (7) of estimates (n, d) by every key."""
+    raw = marks.statistics(np.vstack([start, start + estimates]), 299)
+    z = scoring.standardised(raw, len(marks.keys), every=True)
+    return scoring.differential(z[1:], z[0])
+
+
 def test_estimates_of_the_audit_equal_those_of_plain_updates(paired):
     """Naive twin: the same pairs on raw updates, through no protocol and no ledger."""
     config, trace, truth = paired
@@ -94,8 +101,11 @@ def test_estimates_of_the_audit_equal_those_of_plain_updates(paired):
         assert names == guess.names
         start = trace.seen_by("server").received(number, names[0], before=1)
         estimates = np.stack([p.contrast for p in pairs]) @ raw
-        want = marks.statistics(np.vstack([start, start + estimates]), 299)
-        assert np.allclose(guess.designs[t], np.stack([p.contrast for p in pairs]))
+        want = published_scores(marks, start, estimates)
+        assert np.allclose(guess.published[t], want, atol=2e-3 * np.abs(want).max())
+        # what is decided on are the updates themselves: these sums determine them
+        want = marks.statistics(np.vstack([start, start + raw]), 299)
+        assert (guess.designs[t] == np.eye(10)).all()
         assert np.allclose(guess.scores[t], want[1:] - want[0], atol=2e-3)
 
 
@@ -137,7 +147,7 @@ def test_a_ledger_without_the_servers_notes_is_read_by_pooling(paired):
     guess = audit.attack(
         trace.seen_by("server"), replace(known, extra=extra), np.random.default_rng(0)
     )
-    assert "pooled" in guess.reading
+    assert "published scores: estimates from all subsets pooled" in guess.reading
     assert {guess.names[k] for k in np.flatnonzero(guess.decision.named.flagged)} == set(
         truth.facts["marked"]
     )
@@ -218,13 +228,13 @@ def test_rounds_in_which_clients_drop_out_are_read_for_those_who_are_left(tmp_pa
     knowledge, _ = desk(case).knowledge_for(audit)
     guess = audit.attack(server, knowledge, np.random.default_rng(0))
     assert guess.rounds == tuple(trace.rounds)
-    assert guess.reading == "estimates of the published pairs"
+    assert "published scores: estimates of the published pairs" in guess.reading
     lost = 0
     for t, number in enumerate(trace.rounds):
         answered = asked(server, number).answered
         left, have = (answered != 0).any(axis=0), {tuple(row) for row in answered}
         rng = Seed(8).generator("secure_aggregation/plan", number, 0)
-        every = []
+        every, of = [], []
         for pair in query_plans.paired_plan(10, 5, 5, rng):
             sides = [
                 [row * left for row in side if tuple(row * left) in have]
@@ -232,13 +242,13 @@ def test_rounds_in_which_clients_drop_out_are_read_for_those_who_are_left(tmp_pa
             ]
             if left[pair.target] and all(sides):
                 every.append(np.mean(sides[0], axis=0) - np.mean(sides[1], axis=0))
-        assert np.allclose(guess.designs[t], every)
+                of.append(pair.target)
         lost += 10 - len(every)
         names, raw = truth.raw_updates(number)
         start = server.received(number, names[0], before=1)
-        marks = knowledge.extra["marks"]
-        want = marks.statistics(np.vstack([start, start + np.stack(every) @ raw]), 299)
-        assert np.allclose(guess.scores[t], want[1:] - want[0], atol=2e-3)
+        want = published_scores(knowledge.extra["marks"], start, np.stack(every) @ raw)
+        assert np.allclose(guess.published[t][of], want, atol=2e-3 * np.abs(want).max())
+        assert np.isnan(np.delete(guess.published[t], of, axis=0)).all()
     assert lost >= 3, "somebody drops out in most rounds"
     result = audited(case)
     assert any(f"{lost} estimates of the published pairs are missing" in n for n in result.notes)

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from fedaudit.audits.attribution import calibration, comparison, over_rounds, scoring
+from fedaudit.audits.attribution import (
+    calibration,
+    comparison,
+    leave_out,
+    over_rounds,
+    ranks,
+    scoring,
+)
 from fedaudit.stats import query_plans
 
 K, S, U, D = 10, 3, 199, 60
@@ -93,7 +100,7 @@ def test_tables_are_scores_of_the_guesses_at_the_model():
         each = []
         for j in (None, *(c for c in range(K) if c != i)):
             row = tables[j].scores[list(tables[j].clients).index(i)]
-            each.append(calibration.p_values(row[None], S).p[0])
+            each.append(ranks.p_values(row[None], S).p[0])
         assert np.allclose(found[i], np.max(each, axis=0))
 
 
@@ -152,9 +159,7 @@ def test_looks_pay_for_themselves_and_end_with_all_rounds():
         np.concatenate(designs), np.concatenate(means), models[-1], marks, U, error=0.05
     )
     found = over_rounds.looks(designs, means, list(models), marks, U, 0.05, final)
-    first = next(
-        t for t in range(1, 13) if calibration.separated(np.concatenate(designs[:t])).any()
-    )
+    first = next(t for t in range(1, 13) if leave_out.separated(np.concatenate(designs[:t])).any())
     assert found.looks == 13 - first
     assert (found.first[[0, 4, 8]] > 0).any()
     assert not np.delete(found.first, [0, 4, 8]).any()
@@ -167,7 +172,7 @@ def test_fixed_groups_tell_nobody_apart():
     groups = query_plans.fixed_groups(K, 5, 10, np.random.default_rng(0))
     found = comparison.read(comparison.safe_plan(groups), models, updates, marks, unused=U)
     assert not found.named.any()
-    assert not calibration.separated(found.design).any()
+    assert not leave_out.separated(found.design).any()
 
 
 def test_keys_with_a_null_of_their_own_are_ranked_in_it():

@@ -1,0 +1,114 @@
+"""Whoever else holds the key: exclusion and contrast against loops, their level, their power."""
+
+import numpy as np
+import pytest
+
+from fedaudit.audits.attribution import calibration, leave_out
+from fedaudit.stats import query_plans
+
+K, S, U, T = 10, 3, 299, 12
+
+
+@pytest.mark.parametrize("linear", [True, False])
+def test_exclusion_equals_a_loop_over_everybody_else(linear, carried):
+    rng = np.random.default_rng(2)
+    rows = query_plans.random_partitions(K, 5, 6, rng).reshape(-1, K) / 5
+    taste = rng.standard_normal((K, S + U))
+    taste[[1, 4], [0, 1]] += 6.0
+    y = rows @ taste + 0.3 * rng.standard_normal((len(rows), S + U))
+    got = leave_out.worst(leave_out.without_each(rows, y, S, linear), S)
+    every = 3 if linear else 5
+    fit, rank = y[:, S::every], np.delete(y[:, S:], np.s_[::every], axis=1)
+    for j in (0, 1, 4):
+        for s in range(S):
+            worst = 0.0
+            for i in (None, *(i for i in range(K) if i != j)):
+                at = [r for r in range(len(rows)) if i is None or rows[r, i] == 0]
+                if linear:
+                    c = np.cov(fit[at])
+                    c += np.eye(len(at)) * np.trace(c) / fit.shape[1]
+                    weight = np.linalg.inv(c) @ rows[at, j]
+                else:  # least squares with an offset whose variance is that of one row's noise
+                    c = np.eye(len(at)) + np.ones((len(at), len(at)))
+                    weight = np.linalg.inv(c) @ rows[at, j] / fit[at].std(axis=1, ddof=1)
+                own = weight @ (y[at, s] - fit[at].mean(axis=1))
+                null = weight @ (rank[at] - fit[at].mean(axis=1, keepdims=True))
+                p = (1 + (null >= own).sum()) / (len(null) + 1)
+                if p == 1 / (len(null) + 1):
+                    p = min(p, carried(own, null))
+                worst = max(worst, p if rows[at, j].any() else 1.0)
+            assert np.isclose(got.p[j, s], worst)
+
+
+def solved(seed, *, marks=(), forgotten=0.0, steps=0.6):
+    """Scores (T K, S + U) of updates that were solved for, the clients of a round in turn.
+
+    Scores of a key wander from round to round, for all clients alike and for each by itself, as
+    those of canaries do in a long training. A marked client adds 5, less and less; `forgotten` of
+    it all others take off again, in the round after.
+    """
+    rng = np.random.default_rng(seed)
+    y = np.cumsum(steps * rng.standard_normal((T, 1, S + U)), axis=0)
+    y = y + np.cumsum(steps * rng.standard_normal((T, K, S + U)), axis=0)
+    y += 0.3 * rng.standard_normal(y.shape)
+    for s, k in enumerate(marks):
+        strength = 5.0 * 0.95 ** np.arange(T)
+        y[:, k, s] += strength
+        y[1:, [j for j in range(K) if j != k], s] -= forgotten * strength[:-1, None]
+    return np.tile(np.eye(K), (T, 1)), y.reshape(T * K, -1), np.repeat(np.arange(T), K)
+
+
+def test_contrast_equals_a_loop_over_clients_and_rounds(carried):
+    rows, y, turn = solved(3, marks=(1, 4))
+    gone = np.ones(len(rows), dtype=bool)
+    gone[[4, 17, 58]] = False  # not everybody in every round
+    rows, y, turn = rows[gone], y[gone], turn[gone]
+    got = leave_out.worst(leave_out.against_others(rows, y, S, turn), S)
+    every = max(3, U // (20 * T))
+    aside = np.zeros(S + U, dtype=bool)
+    aside[S::every] = True
+    for k in (0, 1, 4, 8):
+        for s in range(S):
+            worst = 0.0
+            for i in (None, *(i for i in range(K) if i != k)):
+                apart = []
+                for t in range(T):
+                    here = {int(rows[r].argmax()): y[r] for r in np.flatnonzero(turn == t)}
+                    if k in here:
+                        others = [v for j, v in here.items() if j not in (k, i)]
+                        apart.append(here[k] - np.mean(others, axis=0))
+                apart = np.array(apart)
+                fit, rank = apart[:, aside], apart[:, S:][:, ~aside[S:]]
+                c = np.cov(fit)
+                c += np.eye(len(c)) * np.trace(c) / fit.shape[1]
+                weight = np.linalg.solve(c, np.ones(len(c)))
+                own = weight @ (apart[:, s] - fit.mean(axis=1))
+                null = weight @ (rank - fit.mean(axis=1, keepdims=True))
+                p = (1 + (null >= own).sum()) / (len(null) + 1)
+                if p == 1 / (len(null) + 1):
+                    p = min(p, carried(own, null))
+                worst = max(worst, p)
+            assert np.isclose(got.p[k, s], worst)
+
+
+@pytest.mark.parametrize("forgotten", [0.0, 0.3])
+def test_who_holds_no_key_is_not_named_whatever_others_hold_or_all_forget(forgotten):
+    """Forgetting what another client is marked with is common to all others."""
+    small, wrong = [], 0
+    for seed in range(40):
+        rows, y, turn = solved(100 + seed, marks=(3, 6), forgotten=forgotten)
+        found = calibration.decide(rows, y, S, 0.05, turn=turn)
+        small += np.delete(found.p_values.p, (3, 6), axis=0).ravel().tolist()
+        wrong += np.delete(found.named.flagged, (3, 6)).any()
+    assert wrong <= 5  # 2 are expected of 40; more than 5 in 1 of 100
+    assert np.mean(np.array(small) <= 0.05) <= 0.05
+
+
+def test_contrast_sees_marks_that_parts_do_not():
+    by_parts, by_both = 0, 0
+    for seed in range(10):
+        rows, y, turn = solved(200 + seed, marks=(3, 6))
+        by_parts += calibration.decide(rows, y, S, 0.05).named.flagged[[3, 6]].sum()
+        by_both += calibration.decide(rows, y, S, 0.05, turn=turn).named.flagged[[3, 6]].sum()
+    assert by_both >= 16
+    assert by_parts <= 8
