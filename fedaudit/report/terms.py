@@ -345,8 +345,15 @@ COLUMNS: dict[str, str] = {
     "named": "1: named as having trained on marked records",
     "adjusted_p": "how often chance would look as striking, corrected for all clients and keys",
     "key": "the mark in question",
-    "part": "how strongly its update carries the mark; around 0 it does not",
-    "named_after_round": "from which round on it was named",
+    "part": "how strongly its updates carry the mark, round by round, in deviations of unused "
+    "keys; around 0 they do not. Who is named is decided by stands_out",
+    "stands_out": "how far it lies beyond unused keys in what was tested, over all rounds",
+    "named_from": "from where on it is named, whatever the others hold; beside others who are "
+    "named a little less suffices",
+    "named_after_round": "from which round on it was named by a test that may be stopped after any "
+    "round, and pays for that: it names less than the one over all rounds",
+    "published_above_growing": "1: its published score is above a threshold that grows with rounds",
+    "published_above_anytime": "1: above one that holds after any number of rounds",
     "sums_per_round": "sums in which it took part",
     "published_z": "the paper's own score, above 4 it names",
     "marked": "1: it did train on marked records",

@@ -66,7 +66,7 @@ def scored(audit: Attribution, guess: AttributionGuess, truth: Truth | None) -> 
         per_client=_per_client(audit, guess, marked, estimates),
         curves={"by_round": _by_round(guess)},
         detectable=_detectable(audit, guess, marked),
-        notes=(*_notes(guess, marked), *_named_from(audit, guess)),
+        notes=(*_notes(guess, marked), *_named_from(audit, guess, marked)),
         source=audit.source,
         trace_sha256=guess.trace_sha256,
     )
@@ -86,9 +86,11 @@ def _detectable(
     return 1.0 if guess.decision.askable.all() and not missed else None
 
 
-def _named_from(audit: Attribution, guess: AttributionGuess) -> list[str]:
+def _named_from(
+    audit: Attribution, guess: AttributionGuess, marked: npt.NDArray[np.bool_] | None
+) -> list[str]:
     """The smallest mark that would have been named, in words."""
-    if not guess.keys:
+    if not guess.keys or not guess.decision.askable.any():
         return []
     far = guess.named_from(audit.error)
     far = far[guess.decision.askable & np.isfinite(far)]
@@ -99,9 +101,13 @@ def _named_from(audit: Attribution, guess: AttributionGuess) -> list[str]:
             f"{guess.decision.p_values.unused} unused keys"
         ]
     ends = f"{far.min():.1f}" + (f" to {far.max():.1f}" if far.max() > far.min() else "")
+    missed = 0 if marked is None else int((marked & ~guess.decision.named.flagged).sum())
+    unseen = "weaker marks may have gone unseen"
+    if missed:
+        unseen = f"{missed} marked clients do not, so no size is stated from which a mark is seen"
     return [
         f"a client is named, whatever the others hold, where its mark stands out by {ends} "
-        "deviations of unused keys: weaker marks may have gone unseen"
+        f"deviations of unused keys: {unseen}"
     ]
 
 
@@ -165,22 +171,24 @@ def _against(
     audit: Attribution, guess: AttributionGuess, marked: npt.NDArray[np.bool_]
 ) -> tuple[dict[str, Estimate], list[Underpowered]]:
     """Detection, and false alarms where there are enough benign clients to state a rate."""
-    readings = {"": guess.decision.named.flagged}
+    readings = {"": (guess.decision.named.flagged, audit.error)}
     if guess.published is not None:
-        readings["published_"] = _published_flags(audit, guess)
+        # a client without a mark is above gamma by one of the keys so often, were scores normal
+        chance = 1 - NormalDist().cdf(audit.threshold) ** guess.keys
+        readings["published_"] = (_published_flags(audit, guess), chance)
     out, short = {}, []
-    for label, flags in readings.items():
+    for label, (flags, chance) in readings.items():
         if marked.any():
             out[f"{label}detected"] = intervals.wilson(
                 int(flags[marked].sum()),
                 int(marked.sum()),
                 audit.confidence,
-                baseline=audit.error,
+                baseline=chance,
             )
         benign = int((~marked).sum())
         if benign >= ENOUGH:
             out[f"{label}false_alarms"] = intervals.wilson(
-                int(flags[~marked].sum()), benign, audit.confidence, baseline=audit.error
+                int(flags[~marked].sum()), benign, audit.confidence, baseline=chance
             )
         else:
             what = f"{label}false_alarms: benign clients to state a rate of false alarms"
@@ -292,6 +300,7 @@ def _per_client(
                 half = t * float(guess.parts.deviation[k, s]) / unit[k, s]
                 row |= {"low": float(value - half), "high": float(value + half)}
         if np.isfinite(far[k]):
+            row["stands_out"] = float(guess.decision.p_values.far[k, s])
             row["named_from"] = float(far[k])
         look = int(guess.sequential.first[k])
         row["named_after_round"] = guess.rounds[look - 1] if look else None
@@ -321,6 +330,12 @@ def _notes(guess: AttributionGuess, marked: npt.NDArray[np.bool_] | None) -> tup
     if who:
         notes.append("named: " + ", ".join(who[:10]) + (" and more" if len(who) > 10 else ""))
     notes.append(f"read from {guess.reading}, {len(guess.rounds)} rounds")
+    late = int((guess.decision.named.flagged & (guess.sequential.first == 0)).sum())
+    if late:
+        notes.append(
+            f"a test that may be stopped after any round pays for every look: by it {late} of "
+            f"the {len(who)} named clients would not be named yet"
+        )
     unknown = int((~guess.decision.askable).sum())
     if unknown:
         notes.append(
@@ -334,14 +349,17 @@ def _notes(guess: AttributionGuess, marked: npt.NDArray[np.bool_] | None) -> tup
                 f"{none} clients have no published score: they took no part, or subsets with and "
                 "without them went unanswered"
             )
-    p, named = guess.decision.p_values, guess.decision.named
-    by_tail = int((p.tail.any(axis=1) & named.flagged).sum())
+    p, flagged = guess.decision.p_values, guess.decision.named.flagged
+    by_tail = int((p.tail.any(axis=1) & flagged).sum())
     if by_tail:
         notes.append(
-            f"{by_tail} of the named lie beyond all {p.unused} unused keys: their p-values rest on "
-            f"a tail carried on from these, and are at most {p.floor:.2g} in any case"
+            f"{by_tail} of the {len(who)} named clients lie beyond all {p.unused} unused keys that "
+            "were ranked (others told the noise): their p-values rest on a tail carried on from "
+            f"these, and are at most {p.floor:.2g} in any case"
         )
     if marked is not None:
-        wrong = int((guess.decision.named.flagged & ~marked).sum())
-        notes.append(f"{wrong} of {int((~marked).sum())} benign clients were named")
+        for kind, these in (("marked", marked), ("benign", ~marked)):
+            if these.any():
+                named = int(flagged[these].sum())
+                notes.append(f"{named} of {int(these.sum())} {kind} clients were named")
     return tuple(notes)

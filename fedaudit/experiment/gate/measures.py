@@ -150,6 +150,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "published_z": Column(GREATER),
         "sums_per_round": Column(GREATER),
         "named_after_round": Column(LESS),
+        "stands_out": Column(GREATER),
         "named_from": Column(LESS),
         "published_above_growing": Column(GREATER),
         "published_above_anytime": Column(GREATER),

@@ -77,6 +77,25 @@ def test_power_the_marked_clients_are_named_and_nobody_else(plan, request):
     e = result.estimates["false_alarm_rate_per_test"]
     assert e.low <= 4 * e.baseline
     assert ("published_detected" in result.estimates) == (plan == "paired")
+    assert {"3 of 3 marked clients were named", "0 of 7 benign clients were named"} <= {
+        *result.notes
+    }
+
+
+@pytest.mark.parametrize("plan", ["paired", "grouped"])
+def test_who_stands_out_by_what_is_needed_is_named(plan, request):
+    """In the unit of the statistic that was tested: the table explains the decision."""
+    for error in (0.05, 0.01):
+        rows = audited(request.getfixturevalue(plan), error=error).per_client.values()
+        assert all(row["named"] for row in rows if row["stands_out"] >= row["named_from"])
+        least = min(row["stands_out"] for row in rows if row["named"])
+        assert all(row["stands_out"] < least for row in rows if not row["named"])
+
+
+def test_clients_whom_no_sum_tells_apart_are_not_said_to_lack_unused_keys(tmp_path):
+    result = audited(recorded(tmp_path / "run", {**GROUPS, "plan": "groups"}))
+    assert any("nothing can be said" in n for n in result.notes)
+    assert not any("p-value cannot fall" in n for n in result.notes)
 
 
 def published_scores(marks, start, estimates):
