@@ -72,7 +72,7 @@ def plan_check(
         threshold=threshold,
         training=training,
         vantage=vantage,
-        add=[name.strip() for name in add.split(",") if name.strip()] if add else (),
+        add=None if add is None else [n.strip() for n in add.split(",") if n.strip()],
         add_to=round_,
     )
     if as_json:
@@ -196,6 +196,11 @@ def _verdict(checked: Checked) -> str:
     worst = checked.smallest
     if worst.min_support < checked.threshold:
         who = ", ".join(checked.names[k] for k in worst.smallest)
+        alone = {k for p in checked.rounds.values() for k in p.recoverable}
+        if len(alone) > 1:
+            found = [checked.names[k] for k in sorted(alone)]
+            who = ", ".join(found[:MOST_ROWS]) + (" and more" if len(found) > MOST_ROWS else "")
+            who = f"{len(found)} clients are laid open: {who}"
         return (
             f"LEAK: combined, the answers of a round expose a group of {worst.min_support} (at "
             f"least {checked.threshold} were promised): {who}"
@@ -257,8 +262,14 @@ def _show_designs(found: Designs) -> None:
         "\nqueries: sums a round; uploads: masked vectors a client sends for them; exposed: clients"
         "\nin the smallest group that a round's answers expose; rank, alone: over all rounds, and"
         "\nhow many clients are identified (all of them not before round "
-        f"{found.earliest}); shares with 95 %\nintervals over simulated runs\n"
+        f"{found.earliest}); shares with 95 %\nintervals over simulated runs"
     )
+    if any(d.power is None for d in found.designs):
+        typer.echo(
+            "The published pairs are not simulated: one round of them lays every update open, so\n"
+            "that there is nothing left to guess."
+        )
+    typer.echo("")
     priced = next(d.cosine for d in found.designs if d.cosine)
     typer.echo("what it gives away across rounds: cosine of a client's mean update with the truth,")
     typer.echo("by how much of an update is the same in the next round\n")

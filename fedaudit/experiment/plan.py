@@ -92,7 +92,7 @@ def check(
     threshold: int | None = None,
     training: bool = True,
     vantage: str = SERVER,
-    add: Sequence[str] = (),
+    add: Sequence[str] | None = None,
     add_to: int | None = None,
 ) -> Checked:
     """Audit the queries of a trace, a run, or a CSV table.
@@ -112,19 +112,19 @@ def check(
             queries = Queries(names=queries.names, rounds=rounds)
     if threshold is None:
         threshold = queries.threshold or 2
-    if threshold < 1:
+    if not 1 <= threshold <= len(queries.names):
         raise UsageError(
             "a threshold is out of range",
-            expected="at least 1 client",
+            expected=f"1 to {len(queries.names)}, the clients of the plan: no sum is over more",
             got=str(threshold),
-            remedy="--threshold 5",
+            remedy="--threshold 5" if len(queries.names) >= 5 else "--threshold 2",
         )
     return Checked(
         names=queries.names,
         threshold=threshold,
         rounds={r: audit_plan(m) for r, m in queries.rounds.items()},
         stacked=audit_plan(np.concatenate(list(queries.rounds.values()))),
-        added=_added(queries, add, add_to) if add else None,
+        added=_added(queries, add, add_to) if add is not None else None,
     )
 
 
@@ -137,12 +137,27 @@ def _added(queries: Queries, add: Sequence[str], add_to: int | None) -> Addition
             got=str(number),
             remedy="name a round of the plan with --round",
         )
+    if not add:
+        raise UsageError(
+            "one more query names nobody",
+            expected="clients by name or number, separated by commas",
+            got="none",
+            remedy=f"--add {','.join(queries.names[:3])}",
+        )
     row = np.zeros(len(queries.names))
     for name in add:
-        if name in queries.names:
-            row[queries.names.index(name)] = 1.0
-        elif name.isdecimal() and int(name) < len(queries.names):
-            row[int(name)] = 1.0
+        at = queries.names.index(name) if name in queries.names else None
+        if at is None and name.isdecimal() and int(name) < len(queries.names):
+            at = int(name)
+        if at is not None and row[at]:
+            raise UsageError(
+                f"one more query names {queries.names[at]!r} twice",
+                expected="every client once",
+                got=",".join(add),
+                remedy="remove one of them",
+            )
+        if at is not None:
+            row[at] = 1.0
         else:
             raise UsageError(
                 f"{name!r} is no client of the plan",
@@ -209,6 +224,8 @@ def of_table(path: str | os.PathLike[str]) -> Queries:
         if None in row:
             wrong = cells[columns[names[row.index(None)]]]
             raise _bad(path, line, "numbers: 0, 1 or a weight", repr(wrong))
+        if not any(row):
+            raise _bad(path, line, "a query over somebody", "0 for every client")
         rounds.setdefault(int(number), []).append([float(v or 0.0) for v in row])
     if not rounds:
         raise _bad(path, lines[-1][0], "at least one query that was answered", "none")
@@ -373,12 +390,17 @@ def design(
     """
     from threadpoolctl import threadpool_limits
 
-    if rounds < 1:
-        raise UsageError(
-            "a plan needs rounds", expected="at least 1", got=str(rounds), remedy="--rounds 10"
-        )
+    for what, least, got, remedy in (
+        ("rounds", 1, rounds, "--rounds 10"),
+        ("a threshold: a sum over one client is no secret", 2, threshold, "--threshold 5"),
+        ("simulated runs", 2, runs, "--runs 200"),
+    ):
+        if got < least:
+            raise UsageError(
+                f"a plan needs {what}", expected=f"at least {least}", got=str(got), remedy=remedy
+            )
     groups = query_plans.group_count(clients, threshold)
-    what = scores or plan_design.Scores(marked=max(1, round(0.3 * clients)))
+    wanted = scores or plan_design.Scores(marked=max(1, round(0.3 * clients)))
     earliest = query_plans.rounds_to_identify(clients, groups)
 
     def fixed(t: int) -> npt.NDArray[np.uint8]:
@@ -394,13 +416,13 @@ def design(
     # thousands of small matrices: a second thread would wait for the first, not help it
     with threadpool_limits(1):
         found = [
-            _partition(name, draw, rounds, what, None if draw is fixed else earliest, runs, rng)
+            _partition(name, draw, rounds, wanted, None if draw is fixed else earliest, runs, rng)
             for name, draw in zip(design_names(swaps), draws, strict=False)
         ]
         if threshold < clients - 1:
             found.append(_published(clients, threshold, repeats, rounds, rng))
     return Designs(
-        clients=clients, threshold=threshold, rounds=rounds, scores=what, designs=tuple(found)
+        clients=clients, threshold=threshold, rounds=rounds, scores=wanted, designs=tuple(found)
     )
 
 

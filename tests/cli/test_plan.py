@@ -38,6 +38,13 @@ def test_a_leaking_plan_is_named_with_its_clients(command, tmp_path):
     assert command("check", "p.csv", "--json")[0] == 4
 
 
+def test_everybody_who_is_laid_open_is_named(command, tmp_path):
+    (tmp_path / "q.csv").write_text("ann,bob,cy,di\n1,1,0,0\n1,0,0,0\n", encoding="utf-8")
+    code, out, _ = command("check", "q.csv")
+    assert code == 4
+    assert "2 clients are laid open: ann, bob" in out
+
+
 def test_a_plan_that_is_not_decided_is_not_certified(command, tmp_path, monkeypatch):
     """Round 1 is known to expose ten and no fewer, round 2 anything from 3 to 13."""
     rows = np.vstack([np.repeat(np.eye(4), 10, axis=1), np.random.default_rng(0).random((14, 40))])
@@ -92,11 +99,18 @@ def test_json_is_json(command):
         (("check", "none.csv"), 3, "cannot be read"),
         (("check", "bad.csv"), 3, "line 2"),
         (("check", "fine.csv", "--threshold", 0), 2, "threshold"),
+        (("check", "fine.csv", "--threshold", 3), 2, "no sum is over more"),
+        (("check", "nobody.csv"), 3, "line 3"),
         (("check", "fine.csv", "--add", "zoe"), 2, "no client"),
+        (("check", "fine.csv", "--add", ","), 2, "names nobody"),
+        (("check", "fine.csv", "--add", "a,0"), 2, "'a' twice"),
         (("check", "fine.csv", "--add", "a", "--round", 9), 2, "no round 9"),
         (("design", "--clients", 9, "--threshold", 5, "--rounds", 3), 2, "divided"),
         ((*DESIGN, "--design", "partition"), 2, "did you mean"),
         ((*DESIGN, "--error", 0.7), 2, "make no sense"),
+        ((*DESIGN, "--runs", 0), 2, "simulated runs"),
+        (("design", "--clients", 10, "--threshold", 1, "--rounds", 3), 2, "no secret"),
+        (("design", "--clients", 10, "--threshold", 0, "--rounds", 3), 2, "at least 2"),
         ((*DESIGN, "--csv", "no/where.csv"), 3, "cannot be written"),
         (("design", "--clients", 9), 2, "Missing option"),
     ],
@@ -104,6 +118,7 @@ def test_json_is_json(command):
 def test_mistakes_end_with_words_and_a_code(command, tmp_path, arguments, code, words):
     (tmp_path / "bad.csv").write_text("a,b\n1,maybe\n", encoding="utf-8")
     (tmp_path / "fine.csv").write_text("a,b\n1,1\n", encoding="utf-8")
+    (tmp_path / "nobody.csv").write_text("a,b\n1,1\n0,0\n", encoding="utf-8")
     got, _, err = command(*arguments)
     assert got == code
     assert words in err
