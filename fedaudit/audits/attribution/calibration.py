@@ -6,8 +6,8 @@ Others who did train on the key reach a client's candidate through the design, C
                 all rounds, whose deviation adds what unused keys show to what this key's own
                 residuals show
     contrast    (updates solved for, scores about linear in them) a client against the others of
-                the same rounds; this or parts may name it, each at half the level. Parts weigh all
-                rounds alike; where late rounds say little, contrasts see more
+                the same rounds; the larger of this and of its parts counts. Parts weigh all rounds
+                alike; where late rounds say little, contrasts see more
     exclusion   (groups) a key was handed to one client. Whether it is this one is tested on the
                 groups without another client, for every other client in turn, and the worst
                 p-value counts: whoever else holds the key is not in what was looked at
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -158,14 +157,12 @@ def decide(
     each = []
     for block in blocks(y.shape[1], keys, apart):
         many = len(block.own)
-        tests = _tests(rows, y[:, block.columns], many, linear, turn)
-        each.append(reduce(PValues.either, [worst(steps, many) for steps in tests]))
+        each.append(worst(_steps(rows, y[:, block.columns], many, linear, turn), many))
     found = PValues(
         np.concatenate([f.p for f in each], axis=1),
         np.concatenate([f.tail for f in each], axis=1),
         np.concatenate([f.far for f in each], axis=1),
         each[0].unused,
-        each[0].tests,
     )
     askable = _askable(rows)
     return Decision(found, askable, name_clients(found.p, error, askable=askable))
@@ -175,17 +172,17 @@ def _askable(rows: Floats) -> Mask:
     return separated(rows) if grouped(rows) else regression(rows).identifiable
 
 
-def _tests(
+def _steps(
     rows: Floats, y: Floats, keys: int, linear: bool, turn: npt.ArrayLike | None
-) -> list[Iterable[Step]]:
-    """What may name a client: one test, or two of which either suffices at half the level."""
+) -> Iterable[Step]:
+    """What speaks for clients, with each of the others left out where that matters."""
     if grouped(rows):
-        return [without_each(rows, y, keys, linear)]
+        return without_each(rows, y, keys, linear)
     parts = regress(rows, y)
-    tests: list[Iterable[Step]] = [[(None, ~parts.identifiable, studentised(parts, keys))]]
+    by_parts = studentised(parts, keys)
     if linear and turn is not None and alone(rows):
-        tests.append(against_others(rows, y, keys, np.asarray(turn)))
-    return tests
+        return against_others(rows, y, keys, np.asarray(turn), by_parts)
+    return [(None, ~parts.identifiable, by_parts)]
 
 
 def smallest_named(
@@ -209,9 +206,8 @@ def smallest_named(
     level = first_step(error, int(askable.sum()), keys)
     for block in blocks(y.shape[1], keys, apart):
         many = len(block.own)
-        tests = _tests(rows, y[:, block.columns], many, linear, turn)
-        for steps in tests:
-            out = np.maximum(out, most_needed(steps, many, level / len(tests)))
+        steps = _steps(rows, y[:, block.columns], many, linear, turn)
+        out = np.maximum(out, most_needed(steps, many, level))
     return np.where(askable, out, np.inf)
 
 

@@ -123,7 +123,7 @@ def alone(design: Floats) -> bool:
 
 
 def against_others(
-    rows: Floats, y: Floats, keys: int, turn: npt.NDArray[np.int64]
+    rows: Floats, y: Floats, keys: int, turn: npt.NDArray[np.int64], beside: Floats
 ) -> Iterator[Step]:
     """Updates that were solved for, each row of one client: it against the others.
 
@@ -131,12 +131,17 @@ def against_others(
     alike to a key, because the model they start from knows a mark, says nothing of one of them.
     `_best` of these over rounds. The key's holder may be one of the others: every other client is
     left out of the mean in turn, and first nobody. `turn` (R,) says which rows are of one round.
+
+    `beside` (K, S + U) is another statistic of the same: the larger of the two counts, each in
+    deviations of unused keys. Of unused keys it is the larger too, so that ranks stay exact.
     """
     # twenty unused keys a round tell a covariance well enough; ranks take all that is left
     enough = 20 * (int(turn.max(initial=0)) + 1)
-    shape, ranked = _set_aside(y, keys, max(3, (y.shape[1] - keys) // enough))
+    every = max(3, (y.shape[1] - keys) // enough)
+    shape, ranked = _set_aside(y, keys, every)
     both = np.concatenate([shape, ranked], axis=1)
     clients, aside = rows.shape[1], shape.shape[1]
+    other = _in_deviations(_set_aside(beside, keys, every)[1], keys)
     owner = (rows != 0).argmax(axis=1)
     for left_out in (None, *range(clients)):
         others = (turn[:, None] == turn) & (owner[:, None] != owner) & (owner != left_out)
@@ -147,4 +152,13 @@ def against_others(
             at = owner == k
             one = np.ones((int(at.sum()), 1))
             out[k] = _best(one, apart[at, aside:], apart[at, :aside])[0]
-        yield left_out, np.asarray(~rows.any(axis=0)), out
+        statistic = np.maximum(_in_deviations(out, keys), other)
+        yield left_out, np.asarray(~rows.any(axis=0)), statistic
+
+
+def _in_deviations(statistics: Floats, keys: int) -> Floats:
+    """Minus the mean of unused keys, over their deviation."""
+    null = statistics[:, keys:]
+    centred = statistics - null.mean(axis=1, keepdims=True)
+    size = null.std(axis=1, ddof=1, keepdims=True)
+    return np.divide(centred, size, out=np.zeros_like(centred), where=size > 0)

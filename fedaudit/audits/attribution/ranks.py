@@ -11,7 +11,7 @@ may be heavier; the larger p-value counts. The error rate of both is measured, n
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -32,12 +32,11 @@ class PValues:
     tail: Mask
     far: Floats
     unused: int
-    tests: int = 1
 
     @property
     def floor(self) -> float:
         """The smallest p-value that ranks alone can give."""
-        return self.tests / (self.unused + 1)
+        return 1 / (self.unused + 1)
 
     def taking(self, other: PValues, which: Mask) -> PValues:
         """The other's values where `which` (K, S)."""
@@ -46,7 +45,6 @@ class PValues:
             np.where(which, other.tail, self.tail),
             np.where(which, other.far, self.far),
             min(self.unused, other.unused),
-            max(self.tests, other.tests),
         )
 
     def worse(self, other: PValues, *, but: int | None) -> PValues:
@@ -55,11 +53,6 @@ class PValues:
         if but is not None:
             larger[but] = False
         return self.taking(other, larger)
-
-    def either(self, other: PValues) -> PValues:
-        """Two tests of the same: twice the smaller p-value."""
-        found = self.taking(other, other.p < self.p)
-        return replace(found, p=np.minimum(2 * found.p, 1.0), tests=2 * found.tests)
 
 
 def p_values(statistics: npt.ArrayLike, keys: int) -> PValues:
