@@ -112,6 +112,9 @@ class Hook:
     def check_clients(self, count: int) -> None:
         """Raise a ConfigError if this hook does not fit a federation of `count` clients."""
 
+    def check_round(self, count: int) -> None:
+        """The same for `count` uploads that are aggregated together."""
+
     def resolved(self, exposures: Sequence[Exposure]) -> Hook:
         """This hook with whatever depends on the federation filled in (a target epsilon)."""
         return self

@@ -56,16 +56,26 @@ class Foreseen:
 
 
 def foresee(config: Config) -> Foreseen:
-    """Look ahead: reads the data and builds the model, trains nothing."""
+    """Look ahead: reads the data and builds the model, trains nothing.
+
+    What a config asks for and its data cannot give is refused here, for every run of a study,
+    before the first of them begins.
+    """
     from fedaudit.experiment.build import check_layers, client_count, load_data
+    from fedaudit.experiment.marks import plant
     from fedaudit.randomness import Seed
 
     seed = Seed(config.seed)
-    train, _ = load_data(config, seed)
+    train, test = load_data(config, seed)
     clients = client_count(config, train)
     task = config.task.build(train, seed)
     check_layers(config, task.layout)
     records, notes = _taking_part(config, train, seed)
+    for protection in config.protections.values():
+        protection.check_clients(clients)
+        if config.federation.aggregation == "fedavg":
+            protection.check_round(config.federation.taking_part(clients))
+    plant(config, task, train, test, clients, seed)
     examples = max(1, round(_examples(config, train) * records / len(train)))
     shape = Shape(
         kind=config.task.kind,
@@ -90,7 +100,17 @@ def foresee(config: Config) -> Foreseen:
         stages.append(Stage(name, 0.0 if missing else speed * cost(shape, audit), missing))
     if "dp_sgd" in config.protections:
         stages.append(Stage("allocation", 0.2 * clients))  # of epsilons, beside the audits
-    return Foreseen(tuple(stages), clients, records, task.layout.width, notes)
+    return Foreseen(tuple(stages), clients, records, task.layout.width, (*notes, *_refused(config)))
+
+
+def _refused(config: Config) -> list[str]:
+    hook = config.protections.get("secure_aggregation")
+    if hook is None or hook.plan != "paired" or not hook.refuse_isolating:
+        return []
+    return [
+        "the published pairs lay every update open: with refuse_isolating = true most of them are "
+        "refused, and little can be attributed"
+    ]
 
 
 FILLED = (

@@ -253,7 +253,7 @@ def _evidence(path: Path, trace: Trace, truth: Truth | None) -> dict[str, str]:
     return out
 
 
-RUN_AGAIN = "fedaudit run config.toml --seed SEED --out NEW (seed: truth/)"
+RUN_AGAIN = "fedaudit run truth/config.toml --out NEW (it holds seed and keys)"
 
 
 def _again(path: Path, trace: Trace) -> str:

@@ -6,7 +6,6 @@ steps; `Federation.run` drives them, records what crosses the wire, and keeps wh
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext
@@ -83,6 +82,9 @@ class Federation:
             rounds=self.rounds,
             hooks=hooks,
         )
+        if self.rounds.aggregation == "fedavg":
+            for protection in self.protections:
+                protection.check_round(self.rounds.taking_part(count))
         self._data = protected_data(self.data, self.protections, self.seed)
         check_examples(self._data.sizes)
         self._trainer = self.trainer_for(1)
@@ -206,7 +208,7 @@ class Federation:
 
     def _participants(self, number: int) -> Indices:
         count = len(self.party)
-        take = max(1, math.ceil(self.rounds.participation * count - 1e-9))
+        take = self.rounds.taking_part(count)
         if take == count:
             return np.arange(count)
         order = np.argsort(self.seed.bits("participants", number, np.arange(count)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,3 +43,7 @@ class Rounds:
                     got=str(getattr(self, name)),
                     remedy="correct the value",
                 )
+
+    def taking_part(self, count: int) -> int:
+        """How many of `count` clients take part in a round."""
+        return max(1, math.ceil(self.participation * count - 1e-9))

@@ -327,7 +327,7 @@ WORDS = {
         leak="Combined, the answers expose a group of {value} below the threshold of {baseline}: "
         "{notes}.",
         no_evidence="No combination of a round's answers was found to involve fewer than {value} "
-        "clients (threshold {baseline}).",
+        "clients (threshold {baseline}): {notes}.",
         advice=(
             Advice("ask for disjoint groups (fedaudit plan design)"),
             Advice("let the aggregator refuse such queries (refuse_isolating = true)"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedaudit import experiment
-from fedaudit.errors import ConfigError, DataError
+from fedaudit.errors import ConfigError, DataError, UsageError
 from fedaudit.experiment import foresee as module
 from fedaudit.experiment import study
 from fedaudit.experiment.build import load_data
@@ -200,3 +200,39 @@ def test_linking_records_to_anonymous_rows_takes_the_square_of_the_clients(hidde
     assert seconds(400) / seconds(200) == pytest.approx(growth, rel=0.01)
     # few clients are asked about all records either way
     assert seconds(2) == pytest.approx(seconds(4) / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"protections": {"secure_aggregation": {"threshold": 7}}}, "fewer clients"),
+        (
+            {
+                "federation": {"clients": 6, "rounds": 2, "participation": 0.5},
+                "protections": {"secure_aggregation": {"threshold": 4}},
+            },
+            "fewer clients take part in a round",
+        ),
+        (
+            {"protections": {"secure_aggregation": {"threshold": 2, "plan": "paired",
+                                                    "subset_size": 5}}},
+            "do not fit the clients",
+        ),
+        ({"marks": {"clients": 9}}, "all clients would be marked"),
+        ({"marks": {"clients": 1, "kind": "kgw"}}, "kgw"),
+    ],
+)  # fmt: skip
+def test_what_a_run_would_refuse_is_refused_before_any_run_of_a_study(changes, words):
+    with pytest.raises((DataError, ConfigError, UsageError), match=words):
+        foresee(check(BASE | changes))
+    with pytest.raises((DataError, ConfigError, UsageError), match=words):
+        study.foreseen(study.plan([{**BASE, "compare": {"fine": {}, "not": changes}}]))
+
+
+def test_pairs_that_will_be_refused_are_told_before():
+    asked = {"threshold": 2, "plan": "paired"}
+    said = foresee(check(BASE | {"protections": {"secure_aggregation": asked}})).notes
+    assert any("refuse_isolating" in note for note in said)
+    asked["refuse_isolating"] = False
+    said = foresee(check(BASE | {"protections": {"secure_aggregation": asked}})).notes
+    assert not any("refuse_isolating" in note for note in said)

@@ -70,7 +70,7 @@ def test_the_report_carries_promises_evidence_and_config_without_the_seed(finish
     assert chapter["trust"] == {"shuffle": "the shuffler", "dp_sgd": "the client's own code"}
     assert chapter["evidence"]["trace sha256"] == Trace.open(finished).sha256
     assert "result of fingerprint, sha256" in chapter["evidence"]
-    assert "--seed SEED" in chapter["evidence"]["again"]
+    assert "run truth/config.toml" in chapter["evidence"]["again"]
     assert "seed" not in tomllib.loads(chapter["config"])
     for form in FORMS:
         assert str(SMALL["seed"]) not in (finished / form).read_text()
@@ -224,7 +224,7 @@ def test_the_report_says_the_command_that_led_to_it(foreign, copy):
     assert again(replayed.path) == "fedaudit audit TRACE --as clip --as secure_sum"
     # a run is run again, whether it was audited again since or not
     experiment.audit(copy)
-    assert again(copy).startswith("fedaudit run config.toml --seed SEED")
+    assert again(copy).startswith("fedaudit run truth/config.toml")
     assert "then" not in again(copy)
 
 

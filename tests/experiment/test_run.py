@@ -41,6 +41,16 @@ def copy(finished, tmp_path):
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
+def test_the_private_config_gives_the_same_trace_keys_and_all(tmp_path):
+    marks = {"clients": 1, "keys": [11]}
+    experiment.run(SMALL | {"marks": marks, "audits": {"coverage": {}}}, tmp_path / "one")
+    experiment.run(tmp_path / "one" / "truth" / "config.toml", tmp_path / "two")
+    one, two = (Trace.open(tmp_path / name / "trace") for name in ("one", "two"))
+    assert two.sha256 == one.sha256
+    public = load(tmp_path / "one" / "config.toml", seed=SMALL["seed"])
+    assert public.marks.keys is None, "keys stay in the truth"
+
+
 def package_path():
     here = str(Path(fedaudit.__file__).parents[1])
     return os.pathsep.join(p for p in (here, os.environ.get("PYTHONPATH")) if p)

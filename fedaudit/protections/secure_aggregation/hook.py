@@ -145,6 +145,16 @@ class SecureAggregation(Hook):
         elif self.plan != "none":
             query_plans.group_count(count, self.size)
 
+    def check_round(self, count: int) -> None:
+        if count < self.threshold:
+            raise ConfigError(
+                "fewer clients take part in a round than a secure sum needs",
+                expected=f"at least protections.secure_aggregation.threshold = {self.threshold}",
+                got=f"{count} in one aggregate",
+                remedy="raise federation.participation, use larger regions, or a lower threshold",
+            )
+        self.check_clients(count)
+
     def subsets(self, count: int, round_number: int, seed: Seed, part: int = 0) -> list[Indices]:
         """The plan of one round: positions among `count` clients, no subset twice.
 
@@ -220,13 +230,7 @@ class SecureAggregation(Hook):
                 got="anonymous uploads",
                 remedy="remove the shuffle: behind secure aggregation there is nothing to shuffle",
             )
-        if len(uploads.rows) < self.threshold:
-            raise ConfigError(
-                "fewer clients take part in a round than a secure sum needs",
-                expected=f"at least protections.secure_aggregation.threshold = {self.threshold}",
-                got=f"{len(uploads.rows)} in one aggregate",
-                remedy="raise federation.participation, use larger regions, or a lower threshold",
-            )
+        self.check_round(len(uploads.rows))
         weights = uploads.weights
         if not (weights > 0).all() or (weights != np.rint(weights)).any():
             raise ConfigError(
