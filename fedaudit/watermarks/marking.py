@@ -40,7 +40,7 @@ class Marking:
         checks = (
             ("clients", self.clients >= 0, "at least 0"),
             ("spare", self.spare >= 0, "at least 0"),
-            ("share", 0 < self.share < 1, "between 0 and 1"),
+            ("share", 0 < self.share < 1, "above 0 and below 1"),
             ("keys", all(0 <= k < 2**64 for k in self.keys), "whole numbers from 0 to 2^64 - 1"),
         )
         for name, fine, expected in checks:
@@ -107,7 +107,7 @@ class GreenMarking(Marking):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks = (
-            ("gamma", 0 < self.gamma < 1, "between 0 and 1"),
+            ("gamma", 0 < self.gamma < 1, "above 0 and below 1"),
             ("delta", self.delta > 0, "above 0"),
             ("context", self.context >= 1, "at least 1"),
         )

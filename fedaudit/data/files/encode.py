@@ -26,6 +26,10 @@ Missing = Literal["refuse", "drop", "mean", "category"]
 
 MISSING_CATEGORY = "(missing)"
 _MAX_CATEGORIES = 200
+TEXTS = (
+    "column {column!r} holds texts: these are read from a .jsonl file, one object per line with "
+    '"text", and "client" or "label" if there are any'
+)
 
 
 def encode_table(
@@ -42,13 +46,17 @@ def encode_table(
     one_class: bool = False,
 ) -> Dataset:
     """A table's cells as numbers: see `read`."""
+    taken = {c for c in (owners or {}).values() if c is not None}
+    texts = next((c for c in table.columns if c not in taken and _prose(table.columns[c])), None)
     if label is None:
         guess, why = guess_label(table)
         raise DataError(
             f"{table.path}: which column is the label?",
             expected="label = the name of the column to predict",
             got="no label",
-            remedy=f'label = "{guess}" ({why})? Columns: {", ".join(table.columns)}',
+            remedy=TEXTS.format(column=texts)
+            if texts
+            else f'label = "{guess}" ({why})? Columns: {", ".join(table.columns)}',
         )
     roles = {"label": label, **{r: c for r, c in (owners or {}).items() if c is not None}}
     for role, column in roles.items():
@@ -82,14 +90,14 @@ def encode_table(
                 got=f"features with {column!r}",
                 remedy="take it out of features: a model would only copy it",
             )
-    taken = set(roles.values()) | set(ignore)
+    taken |= {*roles.values(), *ignore}
     used = list(features) if features is not None else [c for c in table.columns if c not in taken]
     if not used:
         raise DataError(
             f"{table.path}: no feature columns are left",
             expected="at least one column beside label, owners and ignored ones",
             got=f"columns {', '.join(table.columns)}",
-            remedy="shorten ignore, or list the features",
+            remedy=TEXTS.format(column=texts) if texts else "shorten ignore, or list the features",
         )
     keep, gaps, notes = _rows_to_keep(table, roles, used, missing)
     rows = np.flatnonzero(keep)
@@ -128,6 +136,11 @@ def encode_table(
         organisation=owner_columns.get("organisation"),
         person=owner_columns.get("person"),
     )
+
+
+def _prose(cells: Sequence[str]) -> bool:
+    """Whether cells look like documents, not like values of a feature."""
+    return bool(cells) and float(np.mean([c.count(" ") for c in cells])) >= 8
 
 
 def _column(table: Table, role: str, name: str) -> list[str]:

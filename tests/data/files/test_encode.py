@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedaudit.data.files import read
-from fedaudit.errors import ConfigError
+from fedaudit.errors import ConfigError, DataError
 
 HOLES = "a,b,site,y\n1,x,s,u\n,x,s,v\n3,?,s,v\nNaN,z,t,u\n"
 
@@ -121,3 +121,20 @@ def test_a_client_belongs_to_one_organisation(
 ) -> None:
     path = write("t.csv", "a,c,o,y\n1,k,A,u\n2,k,B,v\n")
     assert not unsaid(path, "line 3", "two organisations", label="y", client="c", organisation="o")
+
+
+@pytest.mark.parametrize("label", [None, "client"])
+def test_texts_in_a_table_are_sent_to_where_texts_are_read(tmp_path: Path, label: str) -> None:
+    lines = [f"the patient of bed {i} came in at night with a fever,site{i % 2}" for i in range(8)]
+    file = tmp_path / "notes.csv"
+    file.write_text("\n".join(["text,client", *lines]) + "\n", encoding="utf-8")
+    owner = {} if label else {"client": "client"}
+    with pytest.raises(DataError, match=r"'text' holds texts: these are read from a \.jsonl"):
+        read(file, label=label, **({"ignore": ["text"]} if label else owner))
+
+
+def test_a_folder_of_texts_is_sent_to_where_texts_are_read(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("one document", encoding="utf-8")
+    with pytest.raises(DataError, match=r"texts into one \.jsonl file"):
+        read(tmp_path / "notes")
