@@ -136,6 +136,7 @@ def _headline(
         "value": number(estimate.value, words.percent),
         "baseline": number(baseline, words.percent),
         "notes": "; ".join(result.notes) or "nothing that was named",
+        "first": result.notes[0] if result.notes else "nothing that was named",
     }
     statement = (words.leak if leak else words.no_evidence).format(**filled)
     if not leak:

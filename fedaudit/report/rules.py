@@ -255,7 +255,7 @@ WORDS = {
     "attribution": Words(
         measure="clients that are named as having trained on marked records",
         leak="{value} clients are named as having trained on marked records, all of them rightly "
-        "but for the stated error rate: {notes}.",
+        "but for the stated error rate: {first}.",
         no_evidence="No client is named as having trained on marked records.",
         advice=(
             Advice("if this is unwanted: fewer subset sums"),

@@ -104,7 +104,7 @@ def _named_from(
     missed = 0 if marked is None else int((marked & ~guess.decision.named.flagged).sum())
     unseen = "weaker marks may have gone unseen"
     if missed:
-        unseen = f"{missed} marked clients do not, so no size is stated from which a mark is seen"
+        unseen = f"of those marked {missed} do not, so no size is stated from which one is seen"
     return [
         f"a client is named, whatever the others hold, where its mark stands out by {ends} "
         f"deviations of unused keys: {unseen}"
@@ -292,6 +292,9 @@ def _per_client(
         row["adjusted_p"] = float(guess.decision.named.adjusted[k])
         if not guess.decision.askable[k]:
             row["adjusted_p"] = None
+        if np.isfinite(far[k]):
+            row["stands_out"] = float(guess.decision.p_values.far[k, s])
+            row["named_from"] = float(far[k])
         if guess.parts.identifiable[k] and guess.keys and unit[k, s] > 0:
             value = (guess.parts.value[k, s] - centre[k, s]) / unit[k, s]
             row |= {"key": s, "part": float(value)}
@@ -299,9 +302,6 @@ def _per_client(
                 t = float(stdtrit(guess.parts.freedom, 0.5 + audit.confidence / 2))
                 half = t * float(guess.parts.deviation[k, s]) / unit[k, s]
                 row |= {"low": float(value - half), "high": float(value + half)}
-        if np.isfinite(far[k]):
-            row["stands_out"] = float(guess.decision.p_values.far[k, s])
-            row["named_from"] = float(far[k])
         look = int(guess.sequential.first[k])
         row["named_after_round"] = guess.rounds[look - 1] if look else None
         row["sums_per_round"] = float(guess.uploads[k])
@@ -325,10 +325,9 @@ def _by_round(guess: AttributionGuess) -> dict[str, tuple[float, ...]]:
 
 
 def _notes(guess: AttributionGuess, marked: npt.NDArray[np.bool_] | None) -> tuple[str, ...]:
-    notes = [*guess.notes]
     who = [n for n, f in zip(guess.names, guess.decision.named.flagged, strict=True) if f]
-    if who:
-        notes.append("named: " + ", ".join(who[:10]) + (" and more" if len(who) > 10 else ""))
+    notes = ["named: " + ", ".join(who[:10]) + (" and more" if len(who) > 10 else "")] * bool(who)
+    notes += guess.notes
     notes.append(f"read from {guess.reading}, {len(guess.rounds)} rounds")
     late = int((guess.decision.named.flagged & (guess.sequential.first == 0)).sum())
     if late:
