@@ -58,8 +58,8 @@ class Foreseen:
 def foresee(config: Config) -> Foreseen:
     """Look ahead: reads the data and builds the model, trains nothing.
 
-    What a config asks for and its data cannot give is refused here, for every run of a study,
-    before the first of them begins.
+    Most of what a config asks for and its data cannot give is refused here, for every run of a
+    study, before the first of them begins.
     """
     from fedaudit.experiment.build import check_layers, client_count, load_data
     from fedaudit.experiment.marks import plant

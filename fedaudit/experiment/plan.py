@@ -110,15 +110,16 @@ def check(
             everyone = np.ones((1, len(queries.names)))
             rounds = {r: np.concatenate([m, everyone]) for r, m in queries.rounds.items()}
             queries = Queries(names=queries.names, rounds=rounds)
-    if threshold is None:
-        threshold = queries.threshold or 2
-    if not 1 <= threshold <= len(queries.names):
+    many = len(queries.names)
+    if threshold is not None and not 1 <= threshold <= many:
         raise UsageError(
             "a threshold is out of range",
-            expected=f"1 to {len(queries.names)}, the clients of the plan: no sum is over more",
+            expected=f"1 to {many}, the clients of the plan: no sum is over more",
             got=str(threshold),
-            remedy="--threshold 5" if len(queries.names) >= 5 else "--threshold 2",
+            remedy=f"--threshold {min(5, many)}",
         )
+    if threshold is None:
+        threshold = queries.threshold or 2
     return Checked(
         names=queries.names,
         threshold=threshold,

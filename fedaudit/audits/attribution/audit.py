@@ -7,16 +7,16 @@ Paper: [FedAttr] Sections 4 and 5, Appendices B, D, E and H.
 Differs: (1) the published threshold on Stouffer's sum is computed and reported, and decides
 nothing: a difference of two z-scores is no z-score, and benign drift grows with the rounds.
 Decisions rest on unused keys: exact ranks, a tail carried on beyond them, Holm over all clients and
-all keys of the owner. (2) Parts of clients come from least squares over all candidates of all
-rounds, so that a neighbour's mark is not taken for a client's own; for scores that are not linear
-in an update they come from the updates themselves, which the published plan lets the server solve
-for. (3) Any plan will do: groups of a safe plan are scored as they are, or, where scores are not
-linear in an update, what the groups of all rounds say of each client is (`over_rounds`); and each
-client is tested on the groups without every other one (a key is held by one client at most). What
-a plan itself gives away is told by `audits.query_plan`.
-(4) Text marks: fictitious knowledge is read by the likelihood of planted values among random ones,
-green lists by their probability in one pass over text that was written under keys of nobody; both
-also by generated text.
+all keys of the owner. (2) On the published plan the updates themselves are scored, which it lets
+the server solve for; where it does not, parts of clients come from least squares over all estimates
+of all rounds. Where scores are about linear in updates, each client is held against the others of
+the same rounds as well. (3) Any plan will do: groups of a safe plan are scored as they are, or,
+where scores are not linear in an update, what the groups of all rounds say of each client is
+(`over_rounds`); and each client is tested on the groups without every other one (a key is held by
+one client at most). What a plan itself gives away is told by `audits.query_plan`. (4) Text marks:
+fictitious knowledge is read by the likelihood of planted values among random ones, green lists by
+their probability in one pass over text that was written under keys of nobody; both also by
+generated text.
 Shapes: sums (Q, d); candidates (R, d); scores (R, S + U) on S keys of the owner and U unused ones,
 or (R, S + S U) where every key has a null of its own.
 """
@@ -102,7 +102,11 @@ class Attribution:
             ),
             ("vantage", bool(self.vantage), "the name of a party that receives sums"),
             ("error", 0 < self.error < 0.5, "between 0 and 0.5"),
-            ("unused_keys", self.unused_keys >= 19, "at least 19: fewer give no p-value of 0.05"),
+            (
+                "unused_keys",
+                self.unused_keys >= 29,
+                "at least 29: a third may tell the noise, and fewer ranks give no p-value of 0.05",
+            ),
             ("threshold", self.threshold > 0, "above 0"),
             ("confidence", 0 < self.confidence < 1, "between 0 and 1"),
         )

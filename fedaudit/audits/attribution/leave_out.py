@@ -1,4 +1,4 @@
-"""With whom else it might be: tests that hold whoever of the other clients has the key.
+"""Whoever else holds the key: tests of one client that hold for every other one.
 
 A key was handed to one client. Others' marks reach what is made of sums, so every other client is
 left out in turn, of the groups that are looked at or of the mean that a client is compared with,
@@ -94,6 +94,8 @@ def _best(design: Floats, scores: Floats, shape: Floats) -> Floats:
     c = np.atleast_2d(np.cov(shape))
     # unused keys are finitely many, and scores of a round's groups nearly add up to its total
     c = c + np.eye(len(c)) * (len(c) / shape.shape[1]) * float(np.trace(c)) / len(c)
+    if not np.trace(c) > 0:
+        return np.zeros((design.shape[1], scores.shape[1]))  # scores that never differ
     return np.asarray(design.T @ np.linalg.solve(c, scores - centre))
 
 
@@ -132,33 +134,62 @@ def against_others(
     `_best` of these over rounds. The key's holder may be one of the others: every other client is
     left out of the mean in turn, and first nobody. `turn` (R,) says which rows are of one round.
 
+    Clients forget a mark that the model has learnt by different amounts, so on the owner's keys
+    the others' statistics tell how far one may lie from the mean without holding it: their root
+    mean square, if above that of unused keys, divides. That only lowers what speaks for a client.
+    Of fewer than `OTHERS` nothing can be told, and there is no contrast.
+
     `beside` (K, S + U) is another statistic of the same: the larger of the two counts, each in
-    deviations of unused keys. Of unused keys it is the larger too, so that ranks stay exact.
+    deviations of unused keys that are not ranked. Of those that are it is the larger too, so that
+    ranks stay exact.
     """
     # twenty unused keys a round tell a covariance well enough; ranks take all that is left
     enough = 20 * (int(turn.max(initial=0)) + 1)
     every = max(3, (y.shape[1] - keys) // enough)
     shape, ranked = _set_aside(y, keys, every)
-    both = np.concatenate([shape, ranked], axis=1)
-    clients, aside = rows.shape[1], shape.shape[1]
-    other = _in_deviations(_set_aside(beside, keys, every)[1], keys)
-    owner = (rows != 0).argmax(axis=1)
+    both, aside = np.concatenate([shape, ranked], axis=1), shape.shape[1]
+    other = _in_deviations(np.concatenate(_set_aside(beside, keys, every), axis=1), aside)
+    clients, owner = rows.shape[1], (rows != 0).argmax(axis=1)
+    there = np.asarray(rows.any(axis=0), dtype=np.bool_)
+    totals = np.zeros((int(turn.max(initial=0)) + 1, both.shape[1]))
+    np.add.at(totals, turn, both)
+    many = np.bincount(turn, minlength=len(totals))
     for left_out in (None, *range(clients)):
-        others = (turn[:, None] == turn) & (owner[:, None] != owner) & (owner != left_out)
-        many = others.sum(axis=1, keepdims=True)
-        apart = both - np.divide(others @ both, many, out=np.zeros_like(both), where=many > 0)
-        out = np.zeros((clients, ranked.shape[1]))
-        for k in np.unique(owner):
-            at = owner == k
-            one = np.ones((int(at.sum()), 1))
-            out[k] = _best(one, apart[at, aside:], apart[at, :aside])[0]
-        statistic = np.maximum(_in_deviations(out, keys), other)
-        yield left_out, np.asarray(~rows.any(axis=0)), statistic
+        # the sum over the others of a round: all of it but one's own, and who is left out
+        sums, count = totals[turn] - both, many[turn] - 1
+        for r in np.flatnonzero(owner == left_out):
+            sums[turn == turn[r]] -= both[r]
+            count = count - (turn == turn[r])
+        mean = np.divide(sums, count[:, None], out=np.zeros_like(sums), where=count[:, None] > 0)
+        apart = both - mean
+        out = np.zeros((clients, both.shape[1]))
+        for k in np.flatnonzero(there):
+            at = (owner == k) & (count > 0)
+            if k != left_out and at.any():
+                one = np.ones((int(at.sum()), 1))
+                out[k] = _best(one, apart[at], apart[at, :aside])[0]
+        out = _in_deviations(out, aside)
+        own = out[:, aside : aside + keys]
+        own /= _spread_of_others(own, there & (np.arange(clients) != left_out))
+        yield left_out, ~there, np.maximum(out, other)[:, aside:]
 
 
-def _in_deviations(statistics: Floats, keys: int) -> Floats:
-    """Minus the mean of unused keys, over their deviation."""
-    null = statistics[:, keys:]
+OTHERS = 3
+"""Other clients who tell how far one may lie from the mean of all without holding a key."""
+
+
+def _spread_of_others(own: Floats, told: Mask) -> Floats:
+    """Of statistics (K, S) the root mean square of every client's others, at least 1; infinite
+    where they are too few. `told` (K,): who counts."""
+    squares = np.where(told[:, None], own**2, 0.0)
+    count = told.sum() - told[:, None]
+    mean = (squares.sum(axis=0) - squares) / np.maximum(count, 1)
+    return np.where(count < OTHERS, np.inf, np.sqrt(np.maximum(mean, 1.0)))
+
+
+def _in_deviations(statistics: Floats, aside: int) -> Floats:
+    """Minus the mean of the first `aside` columns, over their deviation."""
+    null = statistics[:, :aside]
     centred = statistics - null.mean(axis=1, keepdims=True)
     size = null.std(axis=1, ddof=1, keepdims=True)
     return np.divide(centred, size, out=np.zeros_like(centred), where=size > 0)

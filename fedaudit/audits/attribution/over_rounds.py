@@ -11,7 +11,7 @@ S (R, d) with design A (R, K) and sizes N (R,) the best guess of u is
     (A' N A + lambda I)^-1 A' N S,    lambda = (1 - persistence) / persistence.
 
 It holds something of everybody who was ever in a group with the client. So, as for single groups
-(`calibration`), whether a client holds a key is tested on guesses from the groups *without* another
+(`leave_out`), whether a client holds a key is tested on guesses from the groups *without* another
 client, for every other client in turn, and the worst p-value counts: of whoever else may hold the
 key there is nothing in them.
 
@@ -156,7 +156,11 @@ def decide(
 def smallest_named(
     design: npt.ArrayLike, scored: Tables, keys: int, error: float, *, apart: bool = False
 ) -> Floats:
-    """As `calibration.smallest_named` (K,), over all tables that a client is in."""
+    """As `calibration.smallest_named` (K,), over all tables that a client is in.
+
+    NaN for clients who were not looked at any further: what they would need with another one left
+    out is not known.
+    """
     rows = np.asarray(design, dtype=np.float64)
     askable = separated(rows)
     out = np.where(askable, -np.inf, np.inf)
@@ -167,6 +171,10 @@ def smallest_named(
                 mine = table.scores[:, block.columns]
                 each = needed(mine, len(block.own), level)
                 out[table.clients] = np.maximum(out[table.clients], each)
+    asked = {int(k) for j, t in scored.items() if j is not None for k in t.clients}
+    followed = np.isin(np.arange(len(out)), sorted(asked))
+    short = len(scored) == 1 or not followed[askable].all()
+    out = np.where(askable & ~followed & short & np.isfinite(out), np.nan, out)
     return np.where(np.isneginf(out), np.inf, out)
 
 

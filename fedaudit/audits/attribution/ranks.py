@@ -71,6 +71,8 @@ def p_values(statistics: npt.ArrayLike, keys: int) -> PValues:
     above = np.stack(
         [unused - np.searchsorted(row, x, side="left") for row, x in zip(null, own, strict=True)]
     ).reshape(own.shape)
+    # what is no number speaks for nobody
+    above = np.where(np.isnan(own), unused, above)
     rank = (1 + above) / (unused + 1)
     centre, spread = null.mean(axis=1, keepdims=True), null.std(axis=1, ddof=1, keepdims=True)
     far = np.divide(own - centre, spread, out=np.zeros_like(own), where=spread > 0)

@@ -26,7 +26,7 @@ ENOUGH = 300
 
 
 def scored(audit: Attribution, guess: AttributionGuess, truth: Truth | None) -> AuditResult:
-    clients = len(guess.names)
+    clients, tested = len(guess.names), int(guess.decision.askable.sum())
     flagged = guess.decision.named.flagged
     estimates: dict[str, Estimate] = {
         "clients_named": Estimate(
@@ -36,7 +36,7 @@ def scored(audit: Attribution, guess: AttributionGuess, truth: Truth | None) -> 
             n=clients,
             confidence=1 - audit.error,
             baseline=0.0,
-            method=f"Holm over {clients} clients and {guess.keys} keys: so many at least",
+            method=f"Holm over {tested} clients and {guess.keys} keys: so many at least",
         )
     }
     estimates |= _on_unused(audit, guess)
@@ -92,12 +92,15 @@ def _named_from(
     """The smallest mark that would have been named, in words."""
     if not guess.keys or not guess.decision.askable.any():
         return []
-    far = guess.named_from(audit.error)
-    far = far[guess.decision.askable & np.isfinite(far)]
+    far, tested = guess.named_from(audit.error), guess.decision.askable
+    far = far[tested & ~np.isnan(far)]
+    if not len(far):
+        return []
+    far = far[np.isfinite(far)]
     if not len(far):
         return [
             "no client would have been named, whatever its mark: its p-value cannot fall to "
-            f"{calibration.first_step(audit.error, len(guess.names), guess.keys):.2g} with "
+            f"{calibration.first_step(audit.error, int(tested.sum()), guess.keys):.2g} with "
             f"{guess.decision.p_values.unused} unused keys"
         ]
     ends = f"{far.min():.1f}" + (f" to {far.max():.1f}" if far.max() > far.min() else "")
@@ -349,12 +352,13 @@ def _notes(guess: AttributionGuess, marked: npt.NDArray[np.bool_] | None) -> tup
                 "without them went unanswered"
             )
     p, flagged = guess.decision.p_values, guess.decision.named.flagged
-    by_tail = int((p.tail.any(axis=1) & flagged).sum())
+    by_tail, whole = int((p.tail.any(axis=1) & flagged).sum()), len(guess.blocks[0].null)
     if by_tail:
         notes.append(
-            f"{by_tail} of the {len(who)} named clients lie beyond all {p.unused} unused keys that "
-            "were ranked (others told the noise): their p-values rest on a tail carried on from "
-            f"these, and are at most {p.floor:.2g} in any case"
+            f"{by_tail} of the {len(who)} named clients lie beyond all {p.unused} unused keys"
+            + (" that were ranked (others told the noise)" if p.unused < whole else "")
+            + ": their p-values rest on a tail carried on from these, and are at most "
+            f"{p.floor:.2g} in any case"
         )
     if marked is not None:
         for kind, these in (("marked", marked), ("benign", ~marked)):

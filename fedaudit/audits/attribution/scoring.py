@@ -28,10 +28,10 @@ class Marks(Protocol):
     """The owner's `keys`, and scores on them and on `unused` others.
 
     A mark whose keys cannot share a null has `apart = True`: `unused` others for each key. One
-    whose score is far from linear in an update has `linear = False`: parts of clients are then not
-    told apart by least squares on scores, but by solving for the updates, and groups with a client
-    are held against those without it. One whose scores are z-scores by themselves has
-    `standard = True`: the published score is their difference as it is.
+    whose score is far from linear in an update has `linear = False`: clients are then not held
+    against others of a round, and groups with a client are held against those without it. One whose
+    scores are z-scores by themselves has `standard = True`: the published score is their difference
+    as it is.
     """
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -47,9 +47,9 @@ def encode_table(
 ) -> Dataset:
     """A table's cells as numbers: see `read`."""
     taken = {c for c in (owners or {}).values() if c is not None}
-    texts = next((c for c in table.columns if c not in taken and _prose(table.columns[c])), None)
     if label is None:
         guess, why = guess_label(table)
+        texts = _only_texts(table, taken)
         raise DataError(
             f"{table.path}: which column is the label?",
             expected="label = the name of the column to predict",
@@ -97,7 +97,9 @@ def encode_table(
             f"{table.path}: no feature columns are left",
             expected="at least one column beside label, owners and ignored ones",
             got=f"columns {', '.join(table.columns)}",
-            remedy=TEXTS.format(column=texts) if texts else "shorten ignore, or list the features",
+            remedy=TEXTS.format(column=texts)
+            if (texts := _only_texts(table, {*(owners or {}).values(), label}))
+            else "shorten ignore, or list the features",
         )
     keep, gaps, notes = _rows_to_keep(table, roles, used, missing)
     rows = np.flatnonzero(keep)
@@ -138,9 +140,13 @@ def encode_table(
     )
 
 
-def _prose(cells: Sequence[str]) -> bool:
-    """Whether cells look like documents, not like values of a feature."""
-    return bool(cells) and float(np.mean([c.count(" ") for c in cells])) >= 8
+def _only_texts(table: Table, taken: Collection[str | None]) -> str | None:
+    """The one column beside those `taken`, if its cells look like documents, not like values."""
+    left = [c for c in table.columns if c not in taken]
+    if len(left) != 1 or not table.columns[left[0]]:
+        return None
+    words = np.mean([cell.count(" ") for cell in table.columns[left[0]]])
+    return left[0] if words >= 8 else None
 
 
 def _column(table: Table, role: str, name: str) -> list[str]:

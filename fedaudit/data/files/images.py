@@ -63,7 +63,8 @@ def read_images(
             expected="at least two folders, one per class, with images in them",
             got=f"{len(folders)} folders, {len(files)} images ({', '.join(_IMAGES[:4])}, ...)",
             remedy='put texts into one .jsonl file, an object with "text" per line'
-            if any(f.suffix.lower() in (".txt", ".md", ".json", ".jsonl") for f in path.rglob("*"))
+            if not any(f.suffix.lower() in _IMAGES for f in path.rglob("*"))
+            and any(f.suffix.lower() in (".txt", ".md", ".json", ".jsonl") for f in path.rglob("*"))
             else "sort the images into one folder per class",
         )
     counts = Counter(number for number, _ in files)

@@ -58,8 +58,27 @@ def solved(seed, *, marks=(), forgotten=0.0, steps=0.6):
     return np.tile(np.eye(K), (T, 1)), y.reshape(T * K, -1), np.repeat(np.arange(T), K)
 
 
-def in_deviations(own, null):
-    return (own - null.mean()) / null.std(ddof=1), (null - null.mean()) / null.std(ddof=1)
+def in_deviations(row, aside):
+    return (row - row[aside].mean()) / row[aside].std(ddof=1)
+
+
+def contrasted(rows, y, turn, aside, left_out):
+    """Naive twin: every client's filtered contrast by every key (K, S + U), in deviations."""
+    out = np.zeros((K, S + U))
+    for k in range(K):
+        if k == left_out:
+            continue
+        apart = []
+        for t in range(T):
+            here = {int(rows[r].argmax()): y[r] for r in np.flatnonzero(turn == t)}
+            if k in here:
+                others = [v for j, v in here.items() if j not in (k, left_out)]
+                apart.append(here[k] - np.mean(others, axis=0))
+        apart = np.array(apart)
+        c = np.cov(apart[:, aside])
+        c += np.eye(len(c)) * np.trace(c) / aside.sum()
+        out[k] = in_deviations(np.linalg.solve(c, np.ones(len(c))) @ apart, aside)
+    return out
 
 
 def test_contrast_equals_a_loop_over_clients_and_rounds(carried):
@@ -70,32 +89,76 @@ def test_contrast_equals_a_loop_over_clients_and_rounds(carried):
     # of two statistics the larger counts, each in its unit
     beside = 3.0 * np.random.default_rng(4).standard_normal((K, S + U))
     got = leave_out.worst(leave_out.against_others(rows, y, S, turn, beside), S)
-    every = max(3, U // (20 * T))
     aside = np.zeros(S + U, dtype=bool)
-    aside[S::every] = True
-    for k in (0, 1, 4, 8):
-        for s in range(S):
-            worst = 0.0
-            for i in (None, *(i for i in range(K) if i != k)):
-                apart = []
-                for t in range(T):
-                    here = {int(rows[r].argmax()): y[r] for r in np.flatnonzero(turn == t)}
-                    if k in here:
-                        others = [v for j, v in here.items() if j not in (k, i)]
-                        apart.append(here[k] - np.mean(others, axis=0))
-                apart = np.array(apart)
-                fit, rank = apart[:, aside], apart[:, S:][:, ~aside[S:]]
-                c = np.cov(fit)
-                c += np.eye(len(c)) * np.trace(c) / fit.shape[1]
-                weight = np.linalg.solve(c, np.ones(len(c)))
-                own, null = in_deviations(weight @ apart[:, s], weight @ rank)
-                other = in_deviations(beside[k, s], beside[k, S:][~aside[S:]])
-                own, null = max(own, other[0]), np.maximum(null, other[1])
+    aside[S :: max(3, U // (20 * T))] = True
+    ranked = ~aside & (np.arange(S + U) >= S)
+    worst = np.zeros((K, S))
+    for i in (None, *range(K)):
+        z = contrasted(rows, y, turn, aside, i)
+        for k in range(K):
+            others = [j for j in range(K) if j not in (k, i)]
+            for s in range(S):
+                mine = z[k, s] / max(1.0, np.sqrt(np.mean(z[others, s] ** 2)))
+                other = in_deviations(beside[k], aside)
+                own, null = max(mine, other[s]), np.maximum(z[k], other)[ranked]
                 p = (1 + (null >= own).sum()) / (len(null) + 1)
                 if p == 1 / (len(null) + 1):
                     p = min(p, carried(own, null))
-                worst = max(worst, p)
-            assert np.isclose(got.p[k, s], worst)
+                if k != i:
+                    worst[k, s] = max(worst[k, s], p)
+    assert np.allclose(got.p, worst)
+
+
+def test_the_larger_of_two_statistics_is_ranked_exactly():
+    """With few unused keys too: the unit is that of keys which are not ranked."""
+    rng, first, tests = np.random.default_rng(5), 0, 0
+    for _ in range(150):
+        y = rng.standard_normal((3 * 6, 2 + 45))
+        beside = rng.standard_normal((6, 2 + 45))
+        turn = np.repeat(np.arange(3), 6)
+        _, _, z = next(leave_out.against_others(np.tile(np.eye(6), (3, 1)), y, 2, turn, beside))
+        first += (z[:, 2] > z[:, 3:].max(axis=1)).sum()  # of a ranked key: one of thirty
+        tests += 6
+    assert z.shape[1] - 2 == 30
+    assert abs(first / tests - 1 / 30) < 4 * np.sqrt(1 / 30 / tests)
+
+
+def test_scores_that_never_differ_and_clients_without_others_speak_for_nobody():
+    rows, turn = np.tile(np.eye(5), (2, 1)), np.repeat([0, 1], 5)
+    flat = calibration.decide(rows, np.zeros((10, S + 40)), S, 0.05, turn=turn)
+    assert not flat.named.flagged.any()
+    y = np.random.default_rng(0).standard_normal((4, S + 40))
+    y[:, 0] += 50.0
+    alone = calibration.decide(np.tile(np.eye(2), (2, 1)), y, S, 0.05, turn=[0, 0, 1, 1])
+    parts = calibration.decide(np.tile(np.eye(2), (2, 1)), y, S, 0.05)
+    assert alone.p_values.p[0, 0] == 1 / 27, "two of forty unused keys in three are ranked"
+    assert parts.p_values.p[0, 0] == 1 / 41
+
+
+def leaving(seed, size):
+    """The holder of key 0 leaves after five of twenty rounds; client 0 comes then. All forget a
+    tenth of what the model knows in a round, client 0 `size` of that."""
+    rng = np.random.default_rng(seed)
+    y, level = 0.6 * rng.standard_normal((20, K, S + U)), 0.0
+    keep = np.ones((20, K), dtype=bool)
+    keep[5:, 3] = keep[:5, 0] = False
+    for t in range(20):
+        y[t, np.arange(K) != 3, 0] -= 0.1 * level
+        y[t, 3, 0] += 15.0 if t < 5 else 0.0
+        y[t, 0] *= size
+        level += y[t, keep[t], 0].mean()
+    at = keep.ravel()
+    rows, turn = np.tile(np.eye(K), (20, 1)), np.repeat(np.arange(20), K)
+    return rows[at], y.reshape(20 * K, -1)[at], turn[at]
+
+
+@pytest.mark.parametrize("size", [1.0, 0.2])
+def test_who_forgets_less_than_others_is_not_named(size):
+    """Never in a round with the holder, and nearer to the mark than those who forget more."""
+    found = [calibration.decide(*leaving(seed, size)[:2], S, 0.05, turn=leaving(seed, size)[2])
+             for seed in range(12)]  # fmt: skip
+    assert sum(f.named.flagged[0] for f in found) <= 2
+    assert all(f.named.flagged[3] for f in found)
 
 
 @pytest.mark.parametrize("forgotten", [0.0, 0.3])

@@ -149,6 +149,10 @@ def test_following_only_those_named_with_nobody_left_out_names_the_same_clients(
     assert np.array_equal(one.named.flagged, other.named.flagged)
     flagged = one.named.flagged
     assert np.allclose(one.p_values.p[flagged], other.p_values.p[flagged])
+    known, partly = (over_rounds.smallest_named(design, t, S, 0.05) for t in (whole, few))
+    assert np.isfinite(known).all()
+    assert np.array_equal(np.isnan(partly), ~alone), "what others would need is not known"
+    assert np.allclose(partly[alone], known[alone])
 
 
 def test_looks_pay_for_themselves_and_end_with_all_rounds():
