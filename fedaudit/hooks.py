@@ -110,7 +110,7 @@ class Hook:
         return {"name": self.name, "covers": list(self.covers), "trust": self.trust}
 
     def check_clients(self, count: int) -> None:
-        """Raise a ConfigError if this hook does not fit a federation of `count` clients."""
+        """Raise if this hook does not fit a federation of `count` clients."""
 
     def check_round(self, count: int) -> None:
         """The same for `count` uploads that are aggregated together."""
