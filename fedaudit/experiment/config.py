@@ -256,9 +256,9 @@ def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The plain values of a TOML file."""
+    """The plain values of a TOML file; one without any is taken for a mistake."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
             f"there is no config {path}",
@@ -280,6 +280,14 @@ def read(path: Path) -> dict[str, Any]:
             got=str(error),
             remedy="correct that line",
         ) from None
+    if not found:
+        raise ConfigError(
+            f"{path} is empty",
+            expected="at least one setting",
+            got="none",
+            remedy="write one with `fedaudit init`, or run without a config for the built-in one",
+        )
+    return found
 
 
 NAMING = ("data.name", "data.path", "partition.kind", "task.kind", "topology.kind")

@@ -195,3 +195,10 @@ def test_a_rate_out_of_range_is_named_by_its_key(key, value, shown):
     with pytest.raises(ConfigError, match=f"training.{key} is out of range") as refused:
         check({"training": {key: value}})
     assert refused.value.got == shown
+
+
+def test_a_file_without_any_setting_is_a_mistake(tmp_path):
+    file = tmp_path / "empty.toml"
+    file.write_text("# nothing yet\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"empty\.toml is empty"):
+        load(file)
