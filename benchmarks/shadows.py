@@ -54,10 +54,7 @@ def setting() -> tuple[ShadowFederations, Place, Federation]:
     )
     federation, facts = build(config)
     recorder = MemoryRecorder(
-        layouts=federation.layouts(),
-        federation=federation.describe(),
-        declared=[p.declare() for p in federation.protections],
-        task=federation.task.settings,
+        **federation.about(),
     )
     federation.run(recorder, MemoryTruth(facts))
     trace = recorder.trace()

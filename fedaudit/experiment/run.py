@@ -181,10 +181,7 @@ def simulate(
             )
     recorder = Recorder(
         path / "trace",
-        layouts=federation.layouts(),
-        federation=federation.describe(),
-        declared=[p.declare() for p in federation.protections],
-        task=federation.task.settings,
+        **federation.about(),
         tensors="*" if config.trace.tensors == ("*",) else config.trace.tensors,
         dtype=config.trace.dtype,
         purpose=config.trace.purpose,

@@ -403,6 +403,15 @@ class Federation:
             found[QUERY] = query_layout(self.party)
         return found
 
+    def about(self) -> dict[str, Any]:
+        """What a recorder has to know before the first round: its arguments."""
+        return {
+            "layouts": self.layouts(),
+            "federation": self.describe(),
+            "declared": [p.declare() for p in self.protections],
+            "task": self.task.settings,
+        }
+
     def describe(self) -> dict[str, Any]:
         """Who takes part and how they are joined, for the manifest of a trace."""
         hubs = [SERVER]

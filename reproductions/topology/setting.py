@@ -164,10 +164,7 @@ def dealt(
 def recorded(federation: Federation, histograms: Any) -> tuple[Trace, MemoryTruth]:
     """The run's trace and truth, in memory."""
     recorder = MemoryRecorder(
-        layouts=federation.layouts(),
-        federation=federation.describe(),
-        declared=[p.declare() for p in federation.protections],
-        task=federation.task.settings,
+        **federation.about(),
     )
     facts = {
         "clients": {

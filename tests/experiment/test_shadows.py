@@ -33,10 +33,7 @@ def config_of(**sections):
 def recorded(config):
     federation, facts = build(config)
     recorder = MemoryRecorder(
-        layouts=federation.layouts(),
-        federation=federation.describe(),
-        declared=[p.declare() for p in federation.protections],
-        task=federation.task.settings,
+        **federation.about(),
     )
     truth = MemoryTruth(facts)
     federation.run(recorder, truth)

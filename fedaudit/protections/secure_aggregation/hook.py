@@ -133,27 +133,30 @@ class SecureAggregation(Hook):
         return {**super().declare(), **own}
 
     def check_clients(self, count: int) -> None:
+        self._fits(
+            count,
+            "there are fewer clients than a secure sum needs",
+            got=f"{count} clients",
+            remedy="use more clients, or a lower threshold",
+        )
+
+    def check_round(self, count: int) -> None:
+        self._fits(
+            count,
+            "fewer clients take part in a round than a secure sum needs",
+            got=f"{count} in one aggregate",
+            remedy="raise federation.participation, use larger regions, or a lower threshold",
+        )
+
+    def _fits(self, count: int, problem: str, *, got: str, remedy: str) -> None:
+        """Whether sums over so many clients reach the threshold, and the plan its subsets."""
         if count < self.threshold:
-            raise ConfigError(
-                "there are fewer clients than a secure sum needs",
-                expected=f"at least protections.secure_aggregation.threshold = {self.threshold}",
-                got=f"{count} clients",
-                remedy="use more clients, or a lower threshold",
-            )
+            least = f"at least protections.secure_aggregation.threshold = {self.threshold}"
+            raise ConfigError(problem, expected=least, got=got, remedy=remedy)
         if self.plan == "paired":
             query_plans.check_pairs(count, self.size, self.repeats)
         elif self.plan != "none":
             query_plans.group_count(count, self.size)
-
-    def check_round(self, count: int) -> None:
-        if count < self.threshold:
-            raise ConfigError(
-                "fewer clients take part in a round than a secure sum needs",
-                expected=f"at least protections.secure_aggregation.threshold = {self.threshold}",
-                got=f"{count} in one aggregate",
-                remedy="raise federation.participation, use larger regions, or a lower threshold",
-            )
-        self.check_clients(count)
 
     def subsets(self, count: int, round_number: int, seed: Seed, part: int = 0) -> list[Indices]:
         """The plan of one round: positions among `count` clients, no subset twice.

@@ -66,10 +66,7 @@ def play():
             config = load(raw)
             federation, facts = build(config)
             recorder = MemoryRecorder(
-                layouts=federation.layouts(),
-                federation=federation.describe(),
-                declared=[p.declare() for p in federation.protections],
-                task=federation.task.settings,
+                **federation.about(),
             )
             truth = MemoryTruth(facts)
             federation.run(recorder, truth)

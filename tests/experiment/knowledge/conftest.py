@@ -25,10 +25,7 @@ def play(**sections):
     config = load(SMALL | sections)
     federation, facts = build(config)
     recorder = MemoryRecorder(
-        layouts=federation.layouts(),
-        federation=federation.describe(),
-        declared=[p.declare() for p in federation.protections],
-        task=federation.task.settings,
+        **federation.about(),
     )
     truth = MemoryTruth(facts)
     federation.run(recorder, truth, keep_raw=True)
