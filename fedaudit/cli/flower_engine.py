@@ -136,8 +136,8 @@ def clients_of(config: Config) -> int:
 
 def record(grid: Any, config: Config, path: Path, progress: Progress, timeout: float) -> None:
     """Play the federation of a config on a grid, and record it."""
-    from fedaudit.experiment.config import to_toml
     from fedaudit.experiment.run import simulate
+    from fedaudit.experiment.toml import to_toml
     from fedaudit.flower.engine import Fleet
 
     experiment = to_toml({k: v for k, v in config.raw.items() if k != "audits"})

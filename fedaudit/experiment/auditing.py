@@ -26,7 +26,7 @@ from fedaudit.errors import (
 )
 from fedaudit.experiment import promised
 from fedaudit.experiment.catalogue import AUDITS, find
-from fedaudit.experiment.config import Config, load, override, parsed, plain
+from fedaudit.experiment.config import Config, load, plain
 from fedaudit.experiment.folders import Command, commands_but, config_of, entries, is_study
 from fedaudit.experiment.reporting import (
     ALLOCATION,
@@ -47,6 +47,7 @@ from fedaudit.experiment.reuse import (
     unasked,
 )
 from fedaudit.experiment.summary import UNNAMED, clients_of
+from fedaudit.experiment.toml import override, parsed
 from fedaudit.randomness import Seed
 from fedaudit.report.findings import FAILED, REMEDY
 from fedaudit.results import AuditResult

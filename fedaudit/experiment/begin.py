@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.errors import DataError, UsageError
-from fedaudit.experiment.config import DEFAULT, toml_value
+from fedaudit.experiment.config import DEFAULT
+from fedaudit.experiment.toml import toml_value
 
 if TYPE_CHECKING:
     from fedaudit.data.dataset import Dataset

@@ -24,9 +24,10 @@ from fedaudit import __version__
 from fedaudit.errors import DataError, TraceError
 from fedaudit.experiment.auditing import audit_run
 from fedaudit.experiment.build import build
-from fedaudit.experiment.config import Config, load, to_toml
+from fedaudit.experiment.config import Config, load
 from fedaudit.experiment.reporting import Progress, Run, quietly
 from fedaudit.experiment.reuse import Explain, Reuse, unasked
+from fedaudit.experiment.toml import to_toml
 from fedaudit.trace import Trace, Truth
 from fedaudit.trace.store import write_atomically
 

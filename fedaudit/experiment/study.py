@@ -23,7 +23,7 @@ from typing import Any
 
 from fedaudit import __version__
 from fedaudit.errors import ConfigError, FedauditError, TraceError
-from fedaudit.experiment.config import Config, load_variants, read
+from fedaudit.experiment.config import Config, load_variants
 from fedaudit.experiment.folders import STUDY, Entry, entries, places
 from fedaudit.experiment.foresee import Foreseen, foresee
 from fedaudit.experiment.lock import alone_in
@@ -40,6 +40,7 @@ from fedaudit.experiment.reporting import (
 from fedaudit.experiment.reporting import report as report_run
 from fedaudit.experiment.reuse import Explain, Reuse, unasked
 from fedaudit.experiment.run import Engine, run
+from fedaudit.experiment.toml import read
 from fedaudit.report.chapter import Chapter
 from fedaudit.trace import Trace, Truth
 from fedaudit.trace.store import write_atomically

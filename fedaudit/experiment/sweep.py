@@ -25,9 +25,10 @@ from typing import Any
 
 from fedaudit import __version__
 from fedaudit.errors import TraceError, UsageError
-from fedaudit.experiment.config import check, load, override
+from fedaudit.experiment.config import check, load
 from fedaudit.experiment.reporting import Progress, quietly
 from fedaudit.experiment.reuse import code_sha256
+from fedaudit.experiment.toml import override
 from fedaudit.experiment.workers import Failed, fan_out, parse_workers
 from fedaudit.report.plots import Curve, Line, lines
 from fedaudit.results import Estimate

@@ -5,7 +5,8 @@ import tomllib
 import pytest
 
 from fedaudit.errors import ConfigError, UsageError
-from fedaudit.experiment.config import DEFAULT, check, load, to_toml, toml_value
+from fedaudit.experiment.config import DEFAULT, check, load
+from fedaudit.experiment.toml import to_toml, toml_value
 
 
 @pytest.mark.parametrize(

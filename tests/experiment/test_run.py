@@ -280,7 +280,7 @@ def started(config, out, rounds):
 
 
 def test_a_run_that_is_stopped_or_killed_ends_with_the_same_trace(tmp_path):
-    from fedaudit.experiment.config import to_toml
+    from fedaudit.experiment.toml import to_toml
 
     config = tmp_path / "config.toml"
     config.write_text(to_toml(SMALL))

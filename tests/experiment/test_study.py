@@ -7,9 +7,10 @@ import pytest
 
 from fedaudit.errors import ConfigError, TraceError
 from fedaudit.experiment import study
-from fedaudit.experiment.config import load, load_variants, overlaid
+from fedaudit.experiment.config import load, load_variants
 from fedaudit.experiment.folders import is_study
 from fedaudit.experiment.reuse import code_sha256
+from fedaudit.experiment.toml import overlaid
 
 SMALL = """
 seed = 3

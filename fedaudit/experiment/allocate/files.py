@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from fedaudit.errors import UsageError
 from fedaudit.experiment.allocate.clients import Clients
-from fedaudit.experiment.config import toml_value
+from fedaudit.experiment.toml import toml_value
 from fedaudit.protections.noise_allocation import Allocation, as_settings
 from fedaudit.trace.store import write_atomically
 

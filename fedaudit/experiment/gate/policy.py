@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from fedaudit.accounting import Unit
 from fedaudit.errors import ConfigError, UsageError, nearest
-from fedaudit.experiment.config import toml_value
 from fedaudit.experiment.gate.measures import (
     EPSILON,
     ESTIMATES,
@@ -21,6 +20,7 @@ from fedaudit.experiment.gate.measures import (
     VERDICT,
     check_metric,
 )
+from fedaudit.experiment.toml import toml_value
 from fedaudit.settings import check, refuse_unknown
 from fedaudit.trace.store import write_atomically
 

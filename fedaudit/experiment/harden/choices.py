@@ -19,9 +19,10 @@ from fedaudit.accounting import Exposure, smallest
 from fedaudit.errors import ConfigError, FedauditError, UsageError, nearest
 from fedaudit.experiment.build import deal, load_data
 from fedaudit.experiment.catalogue import PROTECTIONS, find
-from fedaudit.experiment.config import Config, check, overlaid
+from fedaudit.experiment.config import Config, check
 from fedaudit.experiment.gate.policy import Limit, Policy
 from fedaudit.experiment.harden.limits import epsilon_limits
+from fedaudit.experiment.toml import overlaid
 from fedaudit.randomness import Seed
 
 if TYPE_CHECKING:

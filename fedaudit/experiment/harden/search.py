@@ -29,7 +29,7 @@ from typing import Any
 
 from fedaudit.errors import FedauditError, TraceError, UsageError
 from fedaudit.experiment.build import build
-from fedaudit.experiment.config import Config, check, load_variants, to_toml
+from fedaudit.experiment.config import Config, check, load_variants
 from fedaudit.experiment.gate.check import rule_of
 from fedaudit.experiment.gate.evidence import Evidence
 from fedaudit.experiment.gate.measures import LOSS, UTILITY
@@ -39,6 +39,7 @@ from fedaudit.experiment.harden.bench import Bench, OutOfTime, failures, seconds
 from fedaudit.experiment.harden.choices import AS_CONFIGURED, Choice, Ladder, Site, Way
 from fedaudit.experiment.harden.utility import loss_between
 from fedaudit.experiment.reporting import Progress, quietly
+from fedaudit.experiment.toml import to_toml
 from fedaudit.report import harden as words
 from fedaudit.report.harden import Hardened, Point
 from fedaudit.results import Estimate

@@ -1,0 +1,129 @@
+"""Plain values of TOML files: read, laid over one another, changed key by key, and written."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedaudit.errors import ConfigError
+
+
+def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `under`, key by key; `false` in place of a section takes it away."""
+    out = copy.deepcopy(dict(under))
+    for key, value in over.items():
+        if isinstance(value, Mapping):
+            beneath = out.get(key)
+            out[key] = overlaid(beneath if isinstance(beneath, Mapping) else {}, value)
+        elif value is False and isinstance(out.get(key), Mapping):
+            del out[key]
+        else:
+            out[key] = copy.deepcopy(value)
+    return out
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The plain values of a TOML file; one without any is taken for a mistake."""
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no config {path}",
+            expected="a TOML file",
+            got="no such file",
+            remedy="write one with `fedaudit init`, or run without a config",
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read",
+            expected="a UTF-8 text file",
+            got=str(error),
+            remedy="check the path and its permissions",
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"{path} is not valid TOML",
+            expected='lines such as key = "value"',
+            got=str(error),
+            remedy="correct that line",
+        ) from None
+    if not found:
+        raise ConfigError(
+            f"{path} is empty",
+            expected="at least one setting",
+            got="none",
+            remedy="write one with `fedaudit init`, or run without a config for the built-in one",
+        )
+    return found
+
+
+NAMING = ("data.name", "data.path", "partition.kind", "task.kind", "topology.kind")
+
+
+def parsed(text: str) -> tuple[str, Any]:
+    """`section.key=value` as a key and a TOML value."""
+    key, equals, value = text.partition("=")
+    if not equals or not all(key.strip().split(".")):
+        raise ConfigError(
+            "--set needs a key and a value",
+            expected="--set section.key=value",
+            got=repr(text),
+            remedy="for example --set federation.clients=10",
+        )
+    try:
+        return key.strip(), tomllib.loads(f"v = {value}")["v"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()  # a bare word is text
+
+
+def override(raw: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key, in place. Naming another kind drops what belonged to the old one."""
+    here = raw
+    *path, last = key.split(".")
+    for part in path:
+        here = here.setdefault(part, {})
+        if not isinstance(here, dict):
+            raise ConfigError(
+                f"{key} does not name a setting",
+                expected="section.key",
+                got=repr(key),
+                remedy=f"{part} is a value, not a section",
+            )
+    if key in NAMING and here.get(last) != value:
+        keep = ("test_fraction", "standardise") if path == ["data"] else ()
+        kept = {k: v for k, v in here.items() if k in keep}
+        here.clear()
+        here.update(kept)
+    here[last] = value
+
+
+def to_toml(values: Mapping[str, Any]) -> str:
+    """Plain values as TOML: scalars first, then sections."""
+    return "\n".join(_toml_lines(values, ())) + "\n"
+
+
+def _toml_lines(values: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
+    lines = []
+    scalars = {k: v for k, v in values.items() if not isinstance(v, Mapping)}
+    tables = {k: v for k, v in values.items() if isinstance(v, Mapping)}
+    if path and (scalars or not tables):
+        lines += ["", f"[{'.'.join(path)}]"]
+    lines += [f"{k} = {toml_value(v)}" for k, v in scalars.items() if v is not None]
+    for name, table in tables.items():
+        lines += _toml_lines(table, (*path, name))
+    return lines
+
+
+def toml_value(value: Any) -> str:
+    """A plain value as TOML writes it."""
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(toml_value(v) for v in value) + "]"
+    if isinstance(value, float) and math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    # JSON and TOML agree on the rest, but for one control character that JSON leaves as it is
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
