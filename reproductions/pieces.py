@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from fedaudit.data import fetch
-from fedaudit.trace.store import write_atomically
+from fedaudit.files import write_atomically
 
 Results = dict[str, Any]
 Save = Callable[[Path, Results], None]

@@ -167,7 +167,7 @@ def power_command(
 
 def _write(file: Path, text: str) -> None:
     from fedaudit.errors import UsageError
-    from fedaudit.trace.store import write_atomically
+    from fedaudit.files import write_atomically
 
     try:
         write_atomically(file, text)

@@ -48,12 +48,12 @@ from fedaudit.experiment.reuse import (
 )
 from fedaudit.experiment.summary import UNNAMED, clients_of
 from fedaudit.experiment.toml import override, parsed
+from fedaudit.files import write_atomically
 from fedaudit.randomness import Seed
 from fedaudit.report.findings import FAILED, REMEDY
 from fedaudit.results import AuditResult
 from fedaudit.settings import check
 from fedaudit.trace import Trace, Truth
-from fedaudit.trace.store import write_atomically
 
 if TYPE_CHECKING:
     from fedaudit.experiment.knowledge import Desk, Records

@@ -21,8 +21,8 @@ from fedaudit.accounting import from_opacus
 from fedaudit.errors import UsageError, nearest
 from fedaudit.experiment import noisy_means
 from fedaudit.experiment.noisy_means import EVERYONE
+from fedaudit.files import write_atomically
 from fedaudit.trace import Trace, Truth
-from fedaudit.trace.store import write_atomically
 
 FILE = "promised.json"
 

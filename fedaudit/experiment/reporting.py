@@ -31,6 +31,7 @@ from fedaudit.experiment.summary import (
     summarise,
     table_of,
 )
+from fedaudit.files import write_atomically
 from fedaudit.report.chapter import Chapter
 from fedaudit.report.findings import BLIND, FAILED, REMEDY, judge_all
 from fedaudit.report.machine import machine
@@ -39,7 +40,6 @@ from fedaudit.report.names import renamed
 from fedaudit.report.page import page
 from fedaudit.results import AuditResult, Finding
 from fedaudit.trace import Trace, Truth
-from fedaudit.trace.store import write_atomically
 
 Progress = Callable[[str, int, int, str], None]
 """(stage, done, total, note): called as work goes on."""

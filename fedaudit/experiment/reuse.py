@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedaudit.files import write_atomically
 from fedaudit.trace import Truth
-from fedaudit.trace.store import write_atomically
 
 KEY = "cache-key"
 

@@ -28,8 +28,8 @@ from fedaudit.experiment.config import Config, load
 from fedaudit.experiment.reporting import Progress, Run, quietly
 from fedaudit.experiment.reuse import Explain, Reuse, unasked
 from fedaudit.experiment.toml import to_toml
+from fedaudit.files import write_atomically
 from fedaudit.trace import Trace, Truth
-from fedaudit.trace.store import write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -41,9 +41,9 @@ from fedaudit.experiment.reporting import report as report_run
 from fedaudit.experiment.reuse import Explain, Reuse, unasked
 from fedaudit.experiment.run import Engine, run
 from fedaudit.experiment.toml import read
+from fedaudit.files import write_atomically
 from fedaudit.report.chapter import Chapter
 from fedaudit.trace import Trace, Truth
-from fedaudit.trace.store import write_atomically
 
 BUILT_IN = ("digits", "docs")
 

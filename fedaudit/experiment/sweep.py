@@ -30,11 +30,11 @@ from fedaudit.experiment.reporting import Progress, quietly
 from fedaudit.experiment.reuse import code_sha256
 from fedaudit.experiment.toml import override
 from fedaudit.experiment.workers import Failed, fan_out, parse_workers
+from fedaudit.files import write_atomically
 from fedaudit.report.plots import Curve, Line, lines
 from fedaudit.results import Estimate
 from fedaudit.stats.intervals import wilson
 from fedaudit.trace import Truth
-from fedaudit.trace.store import write_atomically
 
 
 @dataclass(frozen=True)

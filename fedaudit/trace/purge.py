@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedaudit.errors import TraceError
+from fedaudit.files import write_atomically
 from fedaudit.trace.schema import Manifest
-from fedaudit.trace.store import read_manifest, write_atomically
+from fedaudit.trace.store import read_manifest
 
 NOTE = "purged.json"
 _DATE = re.compile(r"\b(\d{4}-\d{2}-\d{2})\b")

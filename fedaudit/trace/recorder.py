@@ -24,17 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.errors import TraceError, UsageError, nearest
+from fedaudit.files import write_atomically
 from fedaudit.layout import Layout, column_runs
 from fedaudit.rows import space
 from fedaudit.trace.schema import DTYPES, Manifest, Message, RoundFile, Scalar
-from fedaudit.trace.store import (
-    RoundReader,
-    read_manifest,
-    round_name,
-    verify,
-    write_atomically,
-    write_round,
-)
+from fedaudit.trace.store import RoundReader, read_manifest, round_name, verify, write_round
 
 Payload = Mapping[str, npt.ArrayLike] | npt.NDArray[Any]
 Rows = npt.NDArray[Any]

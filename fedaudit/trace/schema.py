@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from fedaudit.errors import FormatError, IntegrityError
+from fedaudit.files import parse_json
 from fedaudit.layout import Layout
 
 FORMAT = "fedaudit-trace"
@@ -58,25 +59,6 @@ DTYPES: Mapping[str, str] = MappingProxyType(
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _UNSEALED = "0" * 64
-
-
-def _refuse_constant(word: str) -> Any:
-    raise ValueError(f"{word} is not JSON")
-
-
-def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key stands twice")
-    return found
-
-
-def strict_json(text: str | bytes) -> Any:
-    """JSON as the standard has it: no NaN, no repeated keys; ValueError for anything else."""
-    try:
-        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_repeats)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
 
 
 def _whole(value: Any) -> bool:
@@ -150,7 +132,7 @@ def messages_to_json(messages: Sequence[Message]) -> str:
 
 def messages_from_json(text: str) -> tuple[Message, ...]:
     """The inverse of `messages_to_json`; ValueError for anything that is not such a table."""
-    raw = strict_json(text)
+    raw = parse_json(text)
     if not isinstance(raw, dict) or not all(isinstance(raw.get(c), list) for c in _COLUMNS):
         raise ValueError(f"a table has the columns {', '.join(_COLUMNS)}")
     if not all(isinstance(d, dict) for c in ("parts", "metadata") for d in raw[c]):
@@ -216,7 +198,7 @@ class Manifest:
     def from_json(cls, text: str, where: str) -> tuple[Manifest, str]:
         """The manifest and its seal; IntegrityError where the text was torn or altered."""
         try:
-            raw = strict_json(text)
+            raw = parse_json(text)
         except ValueError as error:
             raise _damaged(where, "JSON", str(error)) from None
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:

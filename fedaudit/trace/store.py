@@ -8,7 +8,6 @@ message table is the header's metadata entry "messages".
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import mmap
@@ -24,6 +23,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.errors import IntegrityError, TraceError
+from fedaudit.files import (
+    Unreadable,
+    opened,
+    parse_json,
+    read_text,
+    replacing,
+    sha256_of,
+    write_all,
+)
 from fedaudit.trace.schema import (
     DTYPES,
     Manifest,
@@ -31,7 +39,6 @@ from fedaudit.trace.schema import (
     RoundFile,
     messages_from_json,
     messages_to_json,
-    strict_json,
 )
 
 Rows = npt.NDArray[Any]
@@ -46,30 +53,17 @@ def round_name(number: int) -> str:
     return f"round-{number:05d}.safetensors"
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a small file in one step: a reader sees the old one or the new one."""
-    temporary = path.with_name(path.name + ".part")
-    try:
-        temporary.write_bytes(text.encode())
-        os.replace(temporary, path)
-    except BaseException:
-        _discard(temporary)
-        raise
-
-
-def _discard(temporary: Path) -> None:
-    with contextlib.suppress(OSError):
-        temporary.unlink(missing_ok=True)
-
-
 def write_blocks(
     path: Path,
     blocks: Mapping[str, Sequence[Rows]],
     metadata: Mapping[str, str],
+    *,
+    private: bool = False,
 ) -> RoundFile:
     """Write blocks (each a list of (n, width) pieces of one dtype) to `path` in one pass.
 
-    The file appears under its name only when it is whole; a write that fails leaves nothing.
+    The file appears under its name only when it is whole and on the disk; a write that fails
+    leaves nothing. A private one is its owner's alone.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     at = 0
@@ -104,33 +98,27 @@ def write_blocks(
         for view in [piece.reshape(-1).view(np.uint8).data]
         for i in range(0, piece.nbytes, _CHUNK)
     ]
-    temporary = path.with_name(path.name + ".part")
     try:
-        if at <= _CHUNK:
-            # a thread costs more than it saves on a small round
-            with open(temporary, "wb") as file:
-                file.write(prefix)
+        with replacing(path, private=private) as descriptor:
+            write_all(descriptor, prefix)
+            if at <= _CHUNK:
+                # a thread costs more than it saves on a small round
                 for chunk in chunks:
-                    file.write(chunk)
+                    write_all(descriptor, chunk)
                     digest.update(chunk)
-        else:
-            _write_while_hashing(temporary, prefix, chunks, digest)
-        os.replace(temporary, path)
+            else:
+                _write_while_hashing(descriptor, chunks, digest)
     except OSError as error:
-        _discard(temporary)
         raise TraceError(
             f"cannot write {path}",
             expected=f"a folder that takes {len(prefix) + at:,} bytes",
             got=error.strerror or str(error),
             remedy="free some space, or choose another output folder",
         ) from None
-    except BaseException:
-        _discard(temporary)
-        raise
     return RoundFile(path.name, digest.hexdigest(), len(prefix) + at)
 
 
-def _write_while_hashing(path: Path, prefix: bytes, chunks: list[memoryview], digest: Any) -> None:
+def _write_while_hashing(descriptor: int, chunks: list[memoryview], digest: Any) -> None:
     """Hashing and writing both release the interpreter lock: run them side by side."""
     queue: Queue[memoryview | None] = Queue()
 
@@ -141,13 +129,9 @@ def _write_while_hashing(path: Path, prefix: bytes, chunks: list[memoryview], di
     worker = threading.Thread(target=consume, daemon=True)
     worker.start()
     try:
-        with open(path, "wb", buffering=0) as file:
-            file.write(prefix)
-            for chunk in chunks:
-                queue.put(chunk)
-                done = 0
-                while done < len(chunk):
-                    done += file.write(chunk[done:])
+        for chunk in chunks:
+            queue.put(chunk)
+            write_all(descriptor, chunk)
     finally:
         queue.put(None)
         worker.join()
@@ -162,12 +146,7 @@ def write_round(
 
 def read_manifest(file: Path) -> tuple[Manifest, str]:
     """The manifest and its seal, checked."""
-    try:
-        text = file.read_bytes().decode("utf-8")
-    except UnicodeDecodeError:
-        raise _refuse(file, "UTF-8 text", "other bytes") from None
-    except OSError as error:
-        raise _refuse(file, "a readable file", error.strerror or str(error)) from None
+    text = read_text(file)
     return Manifest.from_json(text, str(file))
 
 
@@ -197,15 +176,13 @@ def verify(path: Path, expected: RoundFile) -> Stamp:
         before = stamp(path)
         if before[2] != expected.size:
             raise _refuse(path, f"{expected.size} bytes", f"{before[2]} bytes")
-        digest, buffer = hashlib.sha256(), bytearray(_CHUNK)
-        window = memoryview(buffer)
-        with open(path, "rb", buffering=0) as file:
-            while n := file.readinto(buffer):
-                digest.update(window[:n])
+        found = sha256_of(path)
+    except Unreadable as error:
+        raise _refuse(path, error.expected or "", error.got or "") from None
     except OSError as error:
         raise _refuse(path, "a readable file", error.strerror or str(error)) from None
-    if digest.hexdigest() != expected.sha256:
-        raise _refuse(path, f"sha256 {expected.sha256}", f"sha256 {digest.hexdigest()}")
+    if found != expected.sha256:
+        raise _refuse(path, f"sha256 {expected.sha256}", f"sha256 {found}")
     return before
 
 
@@ -220,18 +197,18 @@ class RoundReader:
         self.path = path
         self.blocks: dict[str, Rows] = {}
         try:
-            if not path.is_file():
-                raise _refuse(path, "a round file", "no such file")
-            with open(path, "rb") as file:
+            with opened(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
                 size = os.fstat(file.fileno()).st_size
                 (length,) = struct.unpack("<Q", file.read(8))
                 if length > min(size - 8, _LONGEST_HEADER):
                     raise ValueError(f"a header of {length} bytes in a file of {size}")
-                header = strict_json(file.read(length))
+                header = parse_json(file.read(length))
                 if not isinstance(header, dict):
                     raise ValueError("the header is not an object")
                 self.metadata: dict[str, str] = _texts(header.pop("__metadata__", {}))
                 self._map(file.fileno(), header, 8 + length, size)
+        except Unreadable as error:
+            raise _refuse(path, error.expected or "", error.got or "") from None
         except (struct.error, ValueError, KeyError, TypeError, OSError) as error:
             raise _refuse(path, "a whole safetensors file", str(error)) from None
 

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.errors import IntegrityError, TraceError
-from fedaudit.trace.store import RoundReader, round_name, write_atomically, write_blocks
+from fedaudit.files import write_atomically
+from fedaudit.trace.store import RoundReader, round_name, write_blocks
 
 
 class TruthRecorder:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.audits.active_membership import theory
-from fedaudit.trace.store import write_atomically
+from fedaudit.files import write_atomically
 from reproductions.active_membership import experiments, prose
 from reproductions.active_membership.figures import COMPANION, figures
 from reproductions.active_membership.results import (

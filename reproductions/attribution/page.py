@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedaudit.trace.store import write_atomically
+from fedaudit.files import write_atomically
 from reproductions.attribution import cells, figure, text_page
 from reproductions.attribution.tables import PLANS, plans_table, rate, rows_of, swept, table
 

@@ -27,9 +27,9 @@ from fedaudit.audits.attribution import (
     scoring,
 )
 from fedaudit.audits.attribution.constants import assumption_constants
+from fedaudit.files import write_atomically
 from fedaudit.results import Underpowered
 from fedaudit.stats import query_plans
-from fedaudit.trace.store import write_atomically
 from reproductions.attribution import cells, overhead, page, recorded, setting
 from reproductions.pieces import PAGE, not_fetched, parser, say_skipped
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from fedaudit.files import write_atomically
 from fedaudit.stats.intervals import clustered_share, wilson
-from fedaudit.trace.store import write_atomically
 from reproductions.attribution import cells, figure, overhead
 from reproductions.attribution.tables import PLANS, plans_table, rate, rows_of, swept, table
 

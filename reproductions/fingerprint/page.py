@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedaudit.files import write_atomically
 from fedaudit.report.plots import Line, lines
-from fedaudit.trace.store import write_atomically
 from reproductions.fingerprint import prose, short
 from reproductions.fingerprint.linking import METHODS, NAMES, chance, merge
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedaudit.files import write_atomically
 from fedaudit.report.plots import Axis, Cells, Curve, Guide, Line, draw, lines
-from fedaudit.trace.store import write_atomically
 from reproductions.topology import elsewhere, utility
 from reproductions.topology.experiments import BUDGETS, ETAS, GRAPHS, WINDOWS, epsilon_of
 

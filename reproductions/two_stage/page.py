@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from fedaudit.files import write_atomically
 from fedaudit.stats import intervals
-from fedaudit.trace.store import write_atomically
 from reproductions.two_stage import prose, short
 from reproductions.two_stage.drawings import drawings, faults_figure
 from reproductions.two_stage.experiments import CLIP, NOISE, TRIALS

@@ -18,7 +18,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "foreign", "results", "randomness", "settings", "layout", "rows"}),
+    frozenset(
+        {"errors", "files", "foreign", "results", "randomness", "settings", "layout", "rows"}
+    ),
     frozenset({"stats", "accounting"}),
     frozenset({"trace", "hooks", "tasks", "watermarks", "data"}),
     frozenset({"report", "audits", "protections", "federation"}),

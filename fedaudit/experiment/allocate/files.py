@@ -12,8 +12,8 @@ from typing import Any, Literal
 from fedaudit.errors import UsageError
 from fedaudit.experiment.allocate.clients import Clients
 from fedaudit.experiment.toml import toml_value
+from fedaudit.files import write_atomically
 from fedaudit.protections.noise_allocation import Allocation, as_settings
-from fedaudit.trace.store import write_atomically
 
 
 def config_for(who: Clients, found: Allocation, steps_per_round: int | Literal["epoch"] = 1) -> str:

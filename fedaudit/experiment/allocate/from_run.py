@@ -15,9 +15,9 @@ from fedaudit.experiment.allocate.document import document_of
 from fedaudit.experiment.allocate.leverages import leverage_of
 from fedaudit.experiment.config import Config
 from fedaudit.experiment.reuse import code_sha256
+from fedaudit.files import write_atomically
 from fedaudit.protections.noise_allocation import allocate as allocate_noise
 from fedaudit.trace import Truth
-from fedaudit.trace.store import write_atomically
 
 
 def of_run(config: Config, truth: Truth) -> dict[str, Any] | None:

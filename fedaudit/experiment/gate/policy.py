@@ -21,8 +21,8 @@ from fedaudit.experiment.gate.measures import (
     check_metric,
 )
 from fedaudit.experiment.toml import toml_value
+from fedaudit.files import write_atomically
 from fedaudit.settings import check, refuse_unknown
-from fedaudit.trace.store import write_atomically
 
 Forbidden = Literal["leak", "disagreement"]
 

@@ -40,10 +40,10 @@ from fedaudit.experiment.harden.choices import AS_CONFIGURED, Choice, Ladder, Si
 from fedaudit.experiment.harden.utility import loss_between
 from fedaudit.experiment.reporting import Progress, quietly
 from fedaudit.experiment.toml import to_toml
+from fedaudit.files import write_atomically
 from fedaudit.report import harden as words
 from fedaudit.report.harden import Hardened, Point
 from fedaudit.results import Estimate
-from fedaudit.trace.store import write_atomically
 
 PRECISION = 1.3
 """Ratio of two levels of noise between which nothing is looked for."""

@@ -14,8 +14,7 @@ import numpy as np
 
 from fedaudit.errors import FormatError, UsageError
 from fedaudit.experiment.reporting import unwritable
-from fedaudit.trace.schema import strict_json
-from fedaudit.trace.store import write_atomically
+from fedaudit.files import parse_json, write_atomically
 
 GUESSES, COUNTS = "fedaudit-guesses", "fedaudit-counts"
 VERSION = 1
@@ -41,7 +40,7 @@ def sha256(file: str | os.PathLike[str]) -> str:
 def read(file: str | os.PathLike[str], kind: str) -> dict[str, Any]:
     """A file of guesses or counts, with the shape that it must have."""
     try:
-        raw = strict_json(Path(file).read_bytes())
+        raw = parse_json(Path(file).read_bytes())
         if not isinstance(raw, dict) or raw.get("format") != kind:
             raise ValueError(f"not {kind}")
         if raw.get("version") != VERSION:

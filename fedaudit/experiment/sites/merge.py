@@ -15,10 +15,10 @@ from fedaudit import __version__
 from fedaudit.errors import TraceError, UsageError
 from fedaudit.experiment.reporting import Run, unwritable, write_study
 from fedaudit.experiment.sites.files import COUNTS, GUESSES, LINKS, MEMBERS, read, sha256
+from fedaudit.files import write_atomically
 from fedaudit.report.chapter import Chapter
 from fedaudit.report.findings import judge_all
 from fedaudit.results import AuditResult, Estimate
-from fedaudit.trace.store import write_atomically
 
 
 @dataclass(frozen=True)
