@@ -109,15 +109,31 @@ def read_bytes(path: str | os.PathLike[str], *, limit: int = LARGEST) -> bytes:
 
 
 def read_text(
-    path: str | os.PathLike[str], *, limit: int = LARGEST, encoding: str = "utf-8"
+    path: str | os.PathLike[str],
+    *,
+    limit: int = LARGEST,
+    encoding: str = "utf-8",
+    empty: bool = True,
 ) -> str:
-    """All text of a regular file."""
+    """All text of a regular file; with `empty=False` there has to be some."""
     raw = read_bytes(path, limit=limit)
+    if not raw and not empty:
+        error = unreadable(Path(path), f"{encoding.upper()} text", "an empty file")
+        error.empty = True
+        raise error
     try:
         return raw.decode(encoding)
     except UnicodeDecodeError as error:
         got = f"byte 0x{raw[error.start]:02x} at position {error.start}"
         raise unreadable(Path(path), f"{encoding.upper()} text", got) from None
+
+
+def is_lost(path: Path) -> bool:
+    """Whether a file is gone or has no bytes, as a power cut leaves one that was being written."""
+    try:
+        return path.stat().st_size == 0
+    except OSError:
+        return True
 
 
 def sha256_of(path: str | os.PathLike[str]) -> str:
@@ -146,13 +162,8 @@ def read_toml(path: str | os.PathLike[str], *, limit: int = LARGEST) -> dict[str
 
 
 def _parsed(path: Path, limit: int, parse: Any, kind: str) -> Any:
-    text = read_text(path, limit=limit)
-    if not text:
-        error = unreadable(path, kind, "an empty file")
-        error.empty = True
-        raise error
     try:
-        return parse(text)
+        return parse(read_text(path, limit=limit, empty=False))
     except ValueError as error:
         raise unreadable(path, f"valid {kind}", str(error)) from None
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedaudit.files import write_atomically
+from fedaudit.files import Unreadable, read_text, write_atomically
 from fedaudit.trace import Truth
 
 KEY = "cache-key"
@@ -51,21 +51,21 @@ def code_sha256() -> str:
 
 
 def truth_digest(truth: Truth) -> str:
-    """Who held which records in which order, and what was promised, as a keyed hash.
+    """Every file of the truth, and facts that were handed over besides, as a keyed hash.
 
     Keyed, because whoever can deal records out by trying seeds could find a small seed by a plain
     hash. The key stays beside the truth.
     """
     file = truth.path / KEY
     try:
-        key = file.read_text(encoding="ascii")
-    except OSError:
+        key = read_text(file, encoding="ascii", empty=False)
+    except Unreadable:
         key = secrets.token_hex(16)
         try:
-            write_atomically(file, key)
+            write_atomically(file, key, private=True)
         except OSError:
             return secrets.token_hex(16)  # read only: equal to nothing, so nothing is reused
-    plain = json.dumps(truth.facts, sort_keys=True, default=str)
+    plain = json.dumps([truth.sha256, truth.facts], sort_keys=True, default=str)
     return hmac.new(key.encode(), plain.encode(), hashlib.sha256).hexdigest()[:32]
 
 
@@ -76,7 +76,7 @@ WORDS = {
     "seed": "the seed of the audit's draws",
     "scored": "whether there is a truth to score by",
     "promised": "what protections promised",
-    "truth": "who held which records, or what was promised",
+    "truth": "the truth: who sent what, who held which records, or what was promised",
     "records": "the records or the model that were given",
 }
 

@@ -173,7 +173,7 @@ class Federation:
         """All rounds as a generator: hands out what clients are asked to train, takes their
         updates, and returns the final model. Who trains is the caller's choice: this federation's
         own trainer, or one that serves many federations at once."""
-        state = restore(checkpoint, recorder, self.task)
+        state = restore(checkpoint, recorder, truth, self.task)
         server = ServerOptimiser(
             self.rounds.server_learning_rate, self.rounds.server_momentum, state.velocity
         )

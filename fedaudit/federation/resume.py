@@ -1,4 +1,11 @@
-"""What the next round starts from, kept on disk, so that a run that was killed can go on."""
+"""What the next round starts from, kept on disk, so that a run that was killed can go on.
+
+    checkpoint/checkpoint.json            the last two states, each with its hash
+    checkpoint/state-00007.safetensors    the models after round 7
+
+A state counts only as it was written: one that was altered is refused, one that a power cut
+emptied is passed over for the state before it.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +13,28 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedaudit.errors import TraceError
+from fedaudit.errors import IntegrityError, TraceError
+from fedaudit.files import (
+    Unreadable,
+    is_lost,
+    make_folder,
+    read_object,
+    write_atomically,
+)
 from fedaudit.tasks.task import Task
 from fedaudit.trace.recorder import Recorder
-from fedaudit.trace.store import RoundReader, write_blocks
+from fedaudit.trace.schema import RoundFile
+from fedaudit.trace.store import RoundReader, verify, write_blocks
+from fedaudit.trace.truth import TruthRecorder
 
-FILE = "state.safetensors"
+LIST = "checkpoint.json"
+KEPT = 2
+"""States on disk: if a power cut empties the last one, the one before it is there."""
 
 
 @dataclass
@@ -32,39 +51,90 @@ def save(checkpoint: str | os.PathLike[str] | None, state: State) -> None:
     if checkpoint is None:
         return
     folder = Path(checkpoint)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, private=True)
     blocks = {"models": [state.models.numpy()]}
     if state.velocity is not None:
         blocks["velocity"] = [state.velocity.unsqueeze(0).numpy()]
-    write_blocks(folder / FILE, blocks, {"state": json.dumps({"round": state.round})})
+    name = f"state-{state.round:05d}.safetensors"
+    entry = write_blocks(folder / name, blocks, {}, private=True)
+    earlier = {n: e for n, e in _listed(folder).items() if n < state.round}
+    kept = dict(sorted({**earlier, state.round: entry}.items())[-KEPT:])
+    listed = [
+        {"round": n, "file": e.file, "sha256": e.sha256, "size": e.size} for n, e in kept.items()
+    ]
+    # a state is removed only once nothing names it: a kill in between loses nothing
+    write_atomically(folder / LIST, json.dumps({"states": listed}, indent=1) + "\n", private=True)
+    for file in folder.glob("state-*.safetensors*"):
+        if file.name not in {e.file for e in kept.values()}:
+            file.unlink(missing_ok=True)
+
+
+def _listed(folder: Path) -> dict[int, RoundFile]:
+    """Round -> the file of the state after it; none where nothing was saved, or a power cut
+    emptied the list."""
+    file = folder / LIST
+    if is_lost(file):
+        return {}
+    try:
+        raw = read_object(file)
+        found: dict[int, RoundFile] = {}
+        for s in raw["states"]:
+            if type(s["round"]) is not int or s["round"] < 0:
+                raise ValueError(f"round {s['round']!r}")
+            found[s["round"]] = RoundFile(s["file"], s["sha256"], s["size"])
+    except Unreadable as error:
+        raise _damaged(file, error.got or "") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(file, f"{type(error).__name__}: {error}") from None
+    return dict(sorted(found.items(), reverse=True))
+
+
+def _damaged(file: Path, got: str) -> IntegrityError:
+    return IntegrityError(
+        f"{file} is torn or altered, and was not read",
+        expected="a list of states, as a run writes it",
+        got=got,
+        remedy="remove the checkpoint folder and run again: recorded rounds are done again and "
+        "have to come out equal",
+    )
 
 
 def restore(
-    checkpoint: str | os.PathLike[str] | None, recorder: Recorder | None, task: Task
+    checkpoint: str | os.PathLike[str] | None,
+    recorder: Recorder | None,
+    truth: TruthRecorder | None,
+    task: Task,
 ) -> State:
-    """The state after the last complete round, or that before the first.
+    """The last saved state that trace and truth have reached, or the one before the first round.
 
-    A recorder forgets the rounds after it.
+    Rounds that are recorded beyond it are done again, and have to come out equal.
     """
-    fresh = State(0, task.initial().unsqueeze(0))
-    recorded = recorder.rounds if recorder is not None else 0
-    file = None if checkpoint is None else Path(checkpoint) / FILE
-    if file is None or not file.exists():
-        if recorder is not None:
-            recorder.forget_after(0)
-        return fresh
-    reader = RoundReader(file)
-    number = int(json.loads(reader.metadata["state"])["round"])
-    if recorder is not None and recorded < number:
+    folder = None if checkpoint is None else Path(checkpoint)
+    saved = {} if folder is None else _listed(folder)
+    if recorder is not None and not recorder.recovered and min(saved, default=0) > recorder.rounds:
         raise TraceError(
             "the checkpoint is ahead of the trace",
-            expected=f"{number} recorded rounds",
-            got=f"{recorded}",
+            expected=f"{max(saved)} recorded rounds",
+            got=f"{recorder.rounds}",
             remedy="remove the checkpoint folder and run again",
         )
+    written = [r.rounds for r in (recorder, truth) if r is not None]
+    reached = min(written, default=max(saved, default=0))
+    state = State(0, task.initial().unsqueeze(0))
+    for number, entry in saved.items():
+        assert folder is not None
+        if number <= reached and not is_lost(folder / entry.file):
+            verify(folder / entry.file, entry)
+            state = _loaded(number, folder / entry.file, task)
+            break
     if recorder is not None:
-        recorder.forget_after(number)
-    width = reader.blocks["models"].shape[1]
+        recorder.redo_after(state.round)
+    return state
+
+
+def _loaded(number: int, file: Path, task: Task) -> State:
+    blocks: dict[str, Any] = RoundReader(file).blocks
+    width = blocks["models"].shape[1] if "models" in blocks else 0
     if width != task.layout.width:
         raise TraceError(
             f"{file} belongs to another model",
@@ -72,9 +142,9 @@ def restore(
             got=str(width),
             remedy="choose another checkpoint folder",
         )
-    velocity = reader.blocks.get("velocity")
+    velocity = blocks.get("velocity")
     return State(
         number,
-        torch.from_numpy(reader.blocks["models"].copy()),
+        torch.from_numpy(blocks["models"].copy()),
         None if velocity is None else torch.from_numpy(velocity[0].copy()),
     )

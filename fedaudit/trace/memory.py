@@ -59,7 +59,7 @@ class MemoryRecorder(Recorder):
     def rounds(self) -> int:
         return len(self._held)
 
-    def forget_after(self, rounds: int) -> None:
+    def redo_after(self, rounds: int) -> None:
         del self._held[rounds:]
 
     @contextmanager
@@ -114,6 +114,10 @@ class MemoryTruth(Truth, TruthRecorder):
         self._senders: dict[int, dict[int, str]] = {}
         self._raw: dict[int, tuple[tuple[str, ...], npt.NDArray[np.float32] | None]] = {}
         self._metrics: dict[int, dict[str, float]] = {}
+
+    @property
+    def rounds(self) -> int:
+        return len(self._senders)
 
     def round(
         self,

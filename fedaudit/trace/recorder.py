@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import index
@@ -23,11 +24,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.errors import TraceError, UsageError, nearest
-from fedaudit.files import write_atomically
+from fedaudit.errors import IntegrityError, TraceError, UsageError, nearest
+from fedaudit.files import Unreadable, is_lost, write_atomically
 from fedaudit.layout import Layout, column_runs
 from fedaudit.rows import space
-from fedaudit.trace.schema import DTYPES, Manifest, Message, RoundFile, Scalar
+from fedaudit.trace.schema import DTYPES, Manifest, Message, Scalar
 from fedaudit.trace.store import RoundReader, read_manifest, round_name, verify, write_round
 
 Payload = Mapping[str, npt.ArrayLike] | npt.NDArray[Any]
@@ -336,8 +337,11 @@ class Recorder:
 
     Give `like` (a state dict or other named arrays) or `layouts`. `tensors` keeps only the tensors
     of the layout `model` that match; `dtype="float16"` halves their space. With `resume=True` an
-    existing trace of the same layouts is continued after its last complete round.
+    existing trace of the same layouts is continued after its last complete round. `recovered` says
+    whether files were found that a power cut had emptied: their rounds are done again.
     """
+
+    recovered = False
 
     def __init__(
         self,
@@ -387,6 +391,8 @@ class Recorder:
             retention=retention,
         )
         self._manifest_file = self.path / "manifest.json"
+        self._at = sys.maxsize  # rounds that need not be done again
+        self._redoes = self._orphaned = False
         try:
             # what cannot be written, or not be read again, is refused before anything is recorded
             Manifest.from_json(self.manifest.to_json(), "the manifest")
@@ -431,7 +437,14 @@ class Recorder:
         self._become(self.manifest)
 
     def _continue(self) -> None:
-        old, _ = read_manifest(self._manifest_file)
+        try:
+            old, _ = read_manifest(self._manifest_file)
+        except Unreadable as error:
+            if not error.empty:
+                raise
+            # a power cut left the manifest empty: nothing vouches for the rounds beside it
+            self._at, self.recovered, self._orphaned = 0, True, True
+            return
         if replace(old, rounds=(), complete=False).to_json() != self.manifest.to_json():
             raise TraceError(
                 f"{self.path} holds the trace of another experiment",
@@ -439,20 +452,26 @@ class Recorder:
                 got="a different manifest",
                 remedy="choose another folder",
             )
-        for entry in old.rounds:
-            verify(self.path / entry.file, entry)
-        # a run that was killed may leave a round that the manifest does not know, or half of one
-        known = {r.file for r in old.rounds}
+        for number, entry in enumerate(old.rounds):
+            file = self.path / entry.file
+            if is_lost(file):
+                self._at, self.recovered = min(self._at, number), True
+            else:
+                verify(file, entry)
+        self._remove_strays({r.file for r in old.rounds})
+        self.manifest = old
+
+    def _remove_strays(self, known: Collection[str]) -> None:
+        """A run that was killed may leave a round that the manifest does not know, or half."""
         for pattern in ("round-*.safetensors", "*.part"):
             for stray in self.path.glob(pattern):
                 if stray.name not in known:
                     stray.unlink()
-        self.manifest = old
 
     @property
     def rounds(self) -> int:
-        """Complete rounds so far."""
-        return len(self.manifest.rounds)
+        """Whole rounds so far: the next one to be recorded comes after these."""
+        return min(self._at, len(self.manifest.rounds))
 
     def _become(self, manifest: Manifest) -> None:
         """Change the manifest on disk, and only then in memory."""
@@ -467,29 +486,76 @@ class Recorder:
             ) from None
         self.manifest = manifest
 
-    def forget_after(self, rounds: int) -> None:
-        """Drop rounds past the first `rounds`: a resumed run replays them."""
-        if rounds < self.rounds:
-            gone = self.manifest.rounds[rounds:]
-            self._become(
-                replace(self.manifest, rounds=self.manifest.rounds[:rounds], complete=False)
-            )
-            for entry in gone:
-                (self.path / entry.file).unlink(missing_ok=True)
+    def redo_after(self, rounds: int) -> None:
+        """Go on after the first `rounds`. Later ones that are recorded already stay: each has to
+        come out equal when it is recorded again."""
+        self._at, self._redoes = min(rounds, self.rounds), True
+        if self._orphaned:
+            self._remove_strays(())
+            self._become(self.manifest)
+            self._orphaned = False
 
     @contextmanager
     def round(self) -> Iterator[RoundWriter]:
         """One round: everything sent inside the block, all of it or nothing."""
+        if self._orphaned:
+            raise IntegrityError(
+                f"the manifest of {self.path} is empty, as a power cut leaves it",
+                expected="a manifest that vouches for the rounds beside it",
+                got="no bytes",
+                remedy="restore it from a copy, or record into another folder",
+            )
         writer = RoundWriter(self._layouts, self._stored)
         yield writer
-        file = self.path / round_name(self.rounds + 1)
-        entry: RoundFile = write_round(file, writer._pieces(), writer.messages)
-        self._become(replace(self.manifest, rounds=(*self.manifest.rounds, entry), complete=False))
+        number = self.rounds + 1
+        if number <= len(self.manifest.rounds) and not self._redoes:
+            self._drop_lost(number)
+        if number <= len(self.manifest.rounds):
+            self._write_again(number, writer)
+        else:
+            file = self.path / round_name(number)
+            entry = write_round(file, writer._pieces(), writer.messages)
+            self._become(
+                replace(self.manifest, rounds=(*self.manifest.rounds, entry), complete=False)
+            )
+        self._at = number
+
+    def _drop_lost(self, number: int) -> None:
+        """Forget rounds from `number` on, which a power cut emptied and nobody can do again."""
+        for entry in self.manifest.rounds[number - 1 :]:
+            if not is_lost(self.path / entry.file):
+                raise IntegrityError(
+                    f"round {number} of {self.path} is lost, and later ones are not",
+                    expected="whole rounds, one after another",
+                    got=f"{entry.file} after an empty or missing file",
+                    remedy="restore that file from a copy, or record into another folder",
+                )
+        kept = self.manifest.rounds[: number - 1]
+        self._become(replace(self.manifest, rounds=kept, complete=False))
+
+    def _write_again(self, number: int, writer: RoundWriter) -> None:
+        """Record a round that is recorded already; IntegrityError where it comes out different."""
+        before = self.manifest.rounds[number - 1]
+        again = self.path / round_name(number).replace(".", "-again.", 1)
+        try:
+            entry = write_round(again, writer._pieces(), writer.messages)
+            if entry.sha256 != before.sha256:
+                raise IntegrityError(
+                    f"round {number} came out different when it was done again",
+                    expected=f"the recorded round, sha256 {before.sha256}",
+                    got=f"sha256 {entry.sha256}",
+                    remedy="if the number of threads or a library has changed, go back to it; "
+                    "otherwise the checkpoint or the recording was altered: run into another "
+                    "folder, or start anew with --fresh",
+                )
+            os.replace(again, self.path / before.file)
+        finally:
+            again.unlink(missing_ok=True)
 
     @contextmanager
     def last_round(self) -> Iterator[RoundWriter]:
         """The last complete round again, to add what came out of it; all of it or nothing."""
-        if not self.manifest.rounds:
+        if not self.rounds:
             raise UsageError(
                 "there is no round to add to",
                 expected="at least one complete round",

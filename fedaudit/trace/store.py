@@ -146,7 +146,7 @@ def write_round(
 
 def read_manifest(file: Path) -> tuple[Manifest, str]:
     """The manifest and its seal, checked."""
-    text = read_text(file)
+    text = read_text(file, empty=False)
     return Manifest.from_json(text, str(file))
 
 

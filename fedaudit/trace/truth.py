@@ -6,6 +6,7 @@ against it and never see it before.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -16,19 +17,40 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.errors import IntegrityError, TraceError
-from fedaudit.files import write_atomically
-from fedaudit.trace.store import RoundReader, round_name, write_blocks
+from fedaudit.files import (
+    Unreadable,
+    is_lost,
+    make_folder,
+    read_object,
+    sha256_of,
+    write_atomically,
+)
+from fedaudit.trace.schema import RoundFile
+from fedaudit.trace.store import RoundReader, round_name, verify, write_blocks
+
+INDEX = "index.json"
+"""Lists every file of a truth with its hash: what it does not vouch for is not read."""
+
+FACTS = "truth.json"
 
 
 class TruthRecorder:
-    """Writes `truth/`: facts once, then one small file per round."""
+    """Writes `truth/`: facts once, then one small file per round, and an index of their hashes.
+
+    The folder and its files are private: their owner's alone. An index that is there already is
+    continued: `rounds` says after how many whole rounds.
+    """
 
     def __init__(self, path: str | os.PathLike[str], facts: Mapping[str, Any]) -> None:
         self.path = Path(path)
+        self._files: dict[str, RoundFile] = {}
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path, private=True)
+            self._rounds = self._whole_rounds()
             text = json.dumps(facts, indent=1, sort_keys=True, allow_nan=False) + "\n"
-            write_atomically(self.path / "truth.json", text)
+            raw = text.encode()
+            write_atomically(self.path / FACTS, raw, private=True)
+            self._list(RoundFile(FACTS, hashlib.sha256(raw).hexdigest(), len(raw)))
         except OSError as error:
             raise TraceError(
                 f"cannot write the truth to {self.path}",
@@ -36,6 +58,30 @@ class TruthRecorder:
                 got=error.strerror or str(error),
                 remedy="choose another output folder",
             ) from None
+
+    @property
+    def rounds(self) -> int:
+        """Whole rounds so far."""
+        return self._rounds
+
+    def _whole_rounds(self) -> int:
+        """Read the index of an earlier start; returns after which round it is still whole."""
+        if is_lost(self.path / INDEX):
+            return 0
+        self._files = read_index(self.path)
+        number = 0
+        while (entry := self._files.get(round_name(number + 1))) is not None:
+            if is_lost(self.path / entry.file):
+                break
+            verify(self.path / entry.file, entry)
+            number += 1
+        return number
+
+    def _list(self, entry: RoundFile) -> None:
+        self._files[entry.file] = entry
+        listed = {name: {"sha256": e.sha256, "size": e.size} for name, e in self._files.items()}
+        text = json.dumps({"format": FORMAT, "version": 1, "files": listed}, indent=1)
+        write_atomically(self.path / INDEX, text + "\n", private=True)
 
     def round(
         self,
@@ -52,9 +98,35 @@ class TruthRecorder:
             "clients": list(clients),
             "metrics": dict(metrics or {}),
         }
-        write_blocks(
-            self.path / round_name(number), blocks, {"truth": json.dumps(note, sort_keys=True)}
+        entry = write_blocks(
+            self.path / round_name(number),
+            blocks,
+            {"truth": json.dumps(note, sort_keys=True)},
+            private=True,
         )
+        self._list(entry)
+        self._rounds = number
+
+
+FORMAT = "fedaudit-truth"
+
+
+def read_index(folder: Path) -> dict[str, RoundFile]:
+    """File name -> its hash and size, as the index of a truth lists them."""
+    file = folder / INDEX
+    try:
+        raw = read_object(file)
+        if raw.get("format") != FORMAT or raw.get("version") != 1:
+            raise ValueError(f"format {raw.get('format')!r}, version {raw.get('version')!r}")
+        listed = raw["files"]
+        found = {name: RoundFile(name, e["sha256"], e["size"]) for name, e in listed.items()}
+        if FACTS not in found:
+            raise ValueError(f"no {FACTS}")
+    except Unreadable as error:
+        raise _damaged(file, error.got or "") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(file, f"{type(error).__name__}: {error}") from None
+    return found
 
 
 class Truth:
@@ -81,21 +153,25 @@ class Truth:
         folder = Path(path)
         if (folder / "truth" / "truth.json").is_file():
             folder = folder / "truth"
-        file = folder / "truth.json"
-        if not file.is_file():
+        if not (folder / FACTS).is_file():
             raise TraceError(
                 f"{folder} holds no truth",
-                expected="truth.json",
+                expected=FACTS,
                 got="no such file",
                 remedy="without truth an attack runs blind: it guesses, and nothing is scored",
             )
+        for entry in read_index(folder).values():
+            verify(folder / entry.file, entry)
         try:
-            facts = json.loads(file.read_bytes())
-            if not isinstance(facts, dict):
-                raise ValueError(f"{type(facts).__name__} instead of an object")
-        except (ValueError, OSError) as error:
-            raise _damaged(file, str(error)) from None
+            facts = read_object(folder / FACTS)
+        except Unreadable as error:
+            raise _damaged(folder / FACTS, error.got or "") from None
         return cls(folder, facts)
+
+    @property
+    def sha256(self) -> str:
+        """One hash for the whole truth: that of its index, which holds every file's hash."""
+        return sha256_of(self.path / INDEX)
 
     def _note(self, number: int) -> tuple[RoundReader, dict[str, Any]]:
         reader = RoundReader(self.path / round_name(number))

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from fedaudit import experiment
-from fedaudit.errors import UsageError
+from fedaudit.errors import IntegrityError, UsageError
 from fedaudit.experiment import audit
 from fedaudit.experiment.reporting import result_sha256
 from fedaudit.experiment.reuse import truth_digest
-from fedaudit.trace import Truth
+from fedaudit.trace import Truth, TruthRecorder
 
 CONFIG = {
     "data": {"name": "gaussian-mixture", "records": 120},
@@ -91,6 +91,26 @@ def test_equal_runs_have_equal_evidence_and_own_digests(tmp_path):
     assert truth_digest(first) != truth_digest(second)
     changed = Truth(first.path, {**first.facts, "held_out": -1})
     assert truth_digest(changed) != truth_digest(first)
+
+
+def test_a_truth_whose_senders_are_permuted_is_refused(tmp_path):
+    """Rounds hold the senders: a score is not reused for others, nor made with them."""
+    experiment.run({**CONFIG, "audits": {"fingerprint": {}}}, tmp_path / "run")
+    truth = tmp_path / "run" / "truth"
+    a, b = (truth / f"round-0000{n}.safetensors" for n in (1, 2))
+    first, second = a.read_bytes(), b.read_bytes()
+    a.write_bytes(second)
+    b.write_bytes(first)
+    with pytest.raises(IntegrityError, match="round-00001"):
+        experiment.audit(tmp_path / "run")
+    # written by a recorder, permuted senders are another truth: nothing is reused
+    a.write_bytes(first)
+    b.write_bytes(second)
+    known = Truth.open(truth)
+    before, senders = truth_digest(known), known.senders(1)
+    others = [*list(senders.values())[1:], *list(senders.values())[:1]]
+    TruthRecorder(truth, known.facts).round(1, dict(zip(senders, others, strict=True)))
+    assert truth_digest(Truth.open(truth)) != before
 
 
 @pytest.mark.parametrize("regions", ["one", "each"])

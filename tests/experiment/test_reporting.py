@@ -20,7 +20,7 @@ from fedaudit.experiment.reporting import (
     write_study,
 )
 from fedaudit.experiment.summary import _held_out
-from fedaudit.trace import SERVER, Recorder, Trace, Truth
+from fedaudit.trace import SERVER, Recorder, Trace, Truth, TruthRecorder
 
 SMALL = {
     "seed": 987_654_321_123,
@@ -255,12 +255,10 @@ def test_the_first_line_names_the_data_and_what_is_learnt(finished):
 
 
 def test_what_looks_at_all_records_is_said_to_be_outside_every_promise(copy):
-    place = copy / "truth" / "truth.json"
-    truth = json.loads(place.read_text())
+    truth = Truth.open(copy / "truth").facts
     pooled = "columns standardised over all training records: 3 of 5"
     note = "missing values filled over all records: 'age' 31"
-    truth.get("facts", truth)["notes"] = [note, pooled]
-    place.write_text(json.dumps(truth))
+    TruthRecorder(copy / "truth", {**truth, "notes": [note, pooled]})
     summary = report(copy).summary
     assert summary["noted"].startswith(note)
     assert summary["noted"].count("no epsilon covers that") == 2

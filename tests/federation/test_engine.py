@@ -159,7 +159,7 @@ def test_gossip_without_training_keeps_the_mean_and_converges(tmp_path: Path) ->
     spread = []
 
     def note(number: int, metrics: dict[str, float]) -> None:
-        models = restore(tmp_path, None, fed.task).models
+        models = restore(tmp_path, None, None, fed.task).models
         torch.testing.assert_close(models.mean(0), start.mean(0), rtol=1e-5, atol=1e-5)
         spread.append(float((models - models.mean(0)).norm()))
 

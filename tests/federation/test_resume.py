@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -16,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.data.dataset import Dataset
-from fedaudit.errors import TraceError
+from fedaudit.errors import IntegrityError, TraceError
 from fedaudit.federation import topology as topologies
 from fedaudit.federation.engine import Federation
 from fedaudit.federation.local.schedule import Training
@@ -175,7 +179,7 @@ def test_without_a_checkpoint_a_run_begins_anew(tmp_path: Path) -> None:
 
     with pytest.raises(Killed):
         go(federation("star"), tmp_path / "broken", progress=stop)
-    (tmp_path / "broken" / "checkpoint" / "state.safetensors").unlink()
+    shutil.rmtree(tmp_path / "broken" / "checkpoint")
     assert torch.equal(go(federation("star"), tmp_path / "broken"), expected)
     same(tmp_path / "broken", tmp_path / "whole")
 
@@ -202,6 +206,79 @@ def test_a_checkpoint_that_does_not_belong_is_refused(tmp_path: Path) -> None:
         federation("autoencoder").run(checkpoint=tmp_path / "checkpoint")
 
 
+def stopped_after(number: int, path: Path) -> Path:
+    def stop(done: int, metrics: dict[str, float]) -> None:
+        if done == number:
+            raise Killed
+
+    with pytest.raises(Killed):
+        go(federation("star"), path, progress=stop)
+    return path
+
+
+@pytest.mark.parametrize("file", ["state-00002.safetensors", "checkpoint.json"])
+@pytest.mark.parametrize("at", [20, -1])
+def test_an_altered_checkpoint_is_refused(tmp_path: Path, file: str, at: int) -> None:
+    path = stopped_after(2, tmp_path)
+    place = path / "checkpoint" / file
+    content = bytearray(place.read_bytes())
+    content[at] ^= 1
+    place.write_bytes(content)
+    before = {f: f.read_bytes() for f in (path / "trace").iterdir()}
+    with pytest.raises(IntegrityError, match=file):
+        go(federation("star"), path)
+    assert {f: f.read_bytes() for f in (path / "trace").iterdir()} == before
+
+
+EMPTIED = [
+    "checkpoint/state-00002.safetensors",
+    "checkpoint/checkpoint.json",
+    "trace/manifest.json",
+    "trace/round-00002.safetensors",
+    "trace/round-00001.safetensors",
+    "truth/truth.json",
+    "truth/index.json",
+    "truth/round-00002.safetensors",
+]
+
+
+@pytest.mark.parametrize("file", EMPTIED)
+def test_files_that_a_power_cut_emptied_cost_no_run(tmp_path: Path, file: str) -> None:
+    expected = go(federation("star"), tmp_path / "whole")
+    path = stopped_after(2, tmp_path / "broken")
+    (path / file).write_bytes(b"")
+    assert torch.equal(go(federation("star"), path), expected)
+    same(path, tmp_path / "whole")
+
+
+def test_a_round_that_comes_out_different_is_refused(tmp_path: Path) -> None:
+    """A state that somebody altered together with its hash shows when a round is redone."""
+    path = stopped_after(3, tmp_path)
+    folder = path / "checkpoint"
+    listed = json.loads((folder / "checkpoint.json").read_text())
+    (folder / listed["states"].pop()["file"]).unlink()  # the state after round 3
+    entry = listed["states"][0]
+    content = bytearray((folder / entry["file"]).read_bytes())
+    content[8 + int.from_bytes(content[:8], "little") + 2] ^= 64  # the first weight
+    (folder / entry["file"]).write_bytes(content)
+    entry["sha256"] = hashlib.sha256(content).hexdigest()
+    (folder / "checkpoint.json").write_text(json.dumps(listed))
+    with pytest.raises(IntegrityError, match="round 3 came out different"):
+        go(federation("star"), path)
+
+
+def test_truth_and_checkpoint_are_their_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        go(federation("star"), tmp_path)
+    finally:
+        os.umask(before)
+    for folder in ("truth", "checkpoint"):
+        assert stat.S_IMODE((tmp_path / folder).stat().st_mode) == 0o700
+        for file in (tmp_path / folder).iterdir():
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+
+
 CHILD = """
 import importlib.util, sys, time
 from pathlib import Path
@@ -225,7 +302,7 @@ def test_a_process_that_is_killed_for_real(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
     )
     try:
-        state = path / "checkpoint" / "state.safetensors"
+        state = path / "checkpoint" / "checkpoint.json"
         deadline = time.monotonic() + 60
         while not state.exists() and child.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)

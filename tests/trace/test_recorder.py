@@ -220,14 +220,45 @@ def test_rounds_without_a_manifest_are_not_overwritten(tmp_path: Path) -> None:
         Recorder(tmp_path, like=LIKE, resume=True)
 
 
-def test_forget_after(tmp_path: Path) -> None:
+def test_rounds_that_are_redone_have_to_come_out_equal(tmp_path: Path) -> None:
     recorder = record_two(tmp_path)
-    recorder.forget_after(1)
-    assert sorted(f.name for f in tmp_path.iterdir()) == [
-        "manifest.json",
-        "round-00001.safetensors",
-    ]
-    assert list(Trace.open(tmp_path).rounds) == [1]
+    before = {f.name: f.read_bytes() for f in tmp_path.iterdir()}
+    recorder.redo_after(0)
+    assert recorder.rounds == 0
+    with pytest.raises(IntegrityError, match="round 1 came out different"), recorder.round() as w:
+        w.send("delta", "a", SERVER, model(7))
+    assert {f.name: f.read_bytes() for f in tmp_path.iterdir()} == before
+    assert recorder.rounds == 0
+
+
+@pytest.mark.parametrize("how", ["empty", "gone"])
+def test_a_last_round_that_was_lost_is_recorded_anew(tmp_path: Path, how: str) -> None:
+    record_two(tmp_path)
+    last = tmp_path / "round-00002.safetensors"
+    last.write_bytes(b"") if how == "empty" else last.unlink()
+    recorder = Recorder(tmp_path, like=LIKE, federation={"clients": ["a"]}, resume=True)
+    assert (recorder.rounds, recorder.recovered) == (1, True)
+    with recorder.round() as wire:
+        wire.send("model", SERVER, "a", LIKE)
+    assert list(Trace.open(tmp_path).rounds) == [1, 2]
+
+
+def test_a_lost_round_in_the_middle_is_refused(tmp_path: Path) -> None:
+    record_two(tmp_path)
+    (tmp_path / "round-00001.safetensors").write_bytes(b"")
+    recorder = Recorder(tmp_path, like=LIKE, federation={"clients": ["a"]}, resume=True)
+    with pytest.raises(IntegrityError, match="later ones are not"), recorder.round() as wire:
+        wire.send("model", SERVER, "a", LIKE)
+
+
+def test_an_emptied_manifest_costs_no_recorded_round(tmp_path: Path) -> None:
+    record_two(tmp_path)
+    rounds = {f.name: f.read_bytes() for f in tmp_path.glob("round-*")}
+    (tmp_path / "manifest.json").write_bytes(b"")
+    recorder = Recorder(tmp_path, like=LIKE, resume=True)
+    with pytest.raises(IntegrityError, match="manifest"), recorder.round() as wire:
+        wire.send("model", SERVER, "a", LIKE)
+    assert {f.name: f.read_bytes() for f in tmp_path.glob("round-*")} == rounds
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
