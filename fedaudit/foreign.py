@@ -6,7 +6,9 @@ and in which line of the user's own file: a traceback through this package would
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import inspect
 import sys
 import sysconfig
@@ -36,8 +38,7 @@ def load(where: str, *, expected: str, example: str, default: str = "") -> Any:
             got=repr(where),
             remedy=f"for example {example}",
         )
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+    _look_in_working_folder()
     try:
         found: Any = importlib.import_module(module_name)
     except FedauditError:
@@ -66,6 +67,60 @@ def load(where: str, *, expected: str, example: str, default: str = "") -> Any:
         except (Exception, SystemExit) as error:  # a module's own __getattr__ may do anything
             raise _failed(where, error, expected) from None
     return found
+
+
+def _look_in_working_folder() -> None:
+    """Modules of the working folder are found after all others: none there hides a library."""
+    if "" not in sys.path:
+        sys.path.append("")
+
+
+def source_files(where: str) -> dict[str, Path]:
+    """Module name -> file: of the module that `where` names and, step by step, of those beside it
+    that it imports. Installed packages do not count; nothing is run but the parent packages."""
+    name = where.partition(":")[0]
+    found: dict[str, Path] = {}
+    waiting = [name]
+    while waiting:
+        module = waiting.pop()
+        file = None if module in found else _file_of(module)
+        if file is None:
+            continue
+        found[module] = file
+        waiting += _imported_by(module, file)
+    return dict(sorted(found.items()))
+
+
+def _file_of(module: str) -> Path | None:
+    """The source file of a user's own module; None of any other."""
+    try:
+        _look_in_working_folder()
+        spec = importlib.util.find_spec(module)
+    except (Exception, SystemExit):
+        return None
+    origin = None if spec is None else spec.origin
+    if origin is None or not origin.endswith(".py") or origin.startswith((HERE, *_installed())):
+        return None
+    return Path(origin)
+
+
+def _imported_by(module: str, file: Path) -> list[str]:
+    """Names of modules that a source file imports, anywhere in it; those above them too."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return []
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1]
+            base = ".".join(p for p in (*(above if node.level else ()), node.module) if p)
+            names |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+    parents = {n.rpartition(".")[0] for n in names}
+    return sorted(n for n in names | parents if n and n.strip("."))
 
 
 def load_function(where: str, *, expected: str, example: str) -> Callable[..., Any]:
@@ -146,14 +201,18 @@ def _misfit(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str | N
 
 def _place(error: BaseException) -> str:
     """file:line of the innermost frame that is neither ours nor an installed package's."""
-    paths = sysconfig.get_paths()
-    foreign = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     own = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(("<", HERE, *foreign))
+        if not frame.filename.startswith(("<", HERE, *_installed()))
     ]
     return _short(own[-1].filename, own[-1].lineno or 1) if own else ""
+
+
+def _installed() -> list[str]:
+    """Folders of the standard library and of installed packages."""
+    paths = sysconfig.get_paths()
+    return [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
 
 
 def _short(filename: str, line: int) -> str:

@@ -10,6 +10,7 @@ import typer
 
 from fedaudit.cli.app import app
 from fedaudit.cli.output import Names, console, interruptible
+from fedaudit.files import read_bytes
 
 POLICY_FAILED = 4
 """Exit code of a policy that is not kept, and of `diff --fail-on-worse`."""
@@ -29,6 +30,10 @@ def gate_command(
     sarif: Annotated[Path | None, typer.Option(help="Write SARIF 2.1.0 here.")] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write JSON here; - for standard output.")
+    ] = None,
+    require_signature: Annotated[
+        Path | None,
+        typer.Option(help="Public key (PEM): refuse a run that its owner has not signed."),
     ] = None,
     names: Names = False,
     init: Annotated[
@@ -53,6 +58,10 @@ def gate_command(
     from fedaudit.report import gate as words
 
     with interruptible("nothing was changed"):
+        if require_signature is not None:
+            from fedaudit.experiment.seal import check_signature
+
+            check_signature(run, read_bytes(require_signature))
         found = gate(run, policy, allow=allow or (), names=names)
     plain = json.dumps(words.plain(found), indent=1, allow_nan=False) + "\n"
     for file, text in ((junit, words.junit(found)), (sarif, words.sarif(found))):

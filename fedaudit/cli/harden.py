@@ -10,7 +10,7 @@ import typer
 
 from fedaudit.cli.app import app
 from fedaudit.cli.output import Bar, Quiet, again, console, interruptible
-from fedaudit.cli.runs import starting
+from fedaudit.cli.runs import Fresh, starting
 
 NOT_KEPT = 4
 """Exit code where nothing was confirmed to keep the limits, as of a gate that fails."""
@@ -52,6 +52,7 @@ def harden_command(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the search.")] = Path("fedaudit-harden"),
     workers: Annotated[int | None, typer.Option(help="Processes; default: one per core.")] = None,
+    fresh: Fresh = False,
     quiet: Quiet = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print as JSON on standard output.")
@@ -78,6 +79,7 @@ def harden_command(
             curve=curve,
             overrides=set_ or (),
             progress=bar,
+            fresh=fresh,
         )
     from fedaudit.report import harden as words
 

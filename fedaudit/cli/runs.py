@@ -54,6 +54,12 @@ ExplainCache = Annotated[
 ]
 
 
+Fresh = Annotated[
+    bool,
+    typer.Option("--fresh", help="Remove what an earlier run left in the folder, and start anew."),
+]
+
+
 SplitWork = Annotated[
     str | None,
     typer.Option(
@@ -100,6 +106,7 @@ def run_command(
         float, typer.Option(help="With --engine flower: seconds that a round may take.")
     ] = 600.0,
     workers: SplitWork = None,
+    fresh: Fresh = False,
     names: Names = False,
     explain_cache: ExplainCache = False,
     quiet: Quiet = False,
@@ -141,6 +148,7 @@ def run_command(
             engine=trained_by,
             foreseen=foreseen,
             explain=lambda title, reuse: heard.append((title, reuse)),
+            fresh=fresh,
         )
     print_study(done, quiet, as_json)
     if explain_cache:
@@ -199,6 +207,7 @@ def audit_command(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the audits' own random draws.")] = 1,
     workers: SplitWork = None,
+    fresh: Fresh = False,
     names: Names = False,
     explain_cache: ExplainCache = False,
     quiet: Quiet = False,
@@ -237,6 +246,7 @@ def audit_command(
                 names=names,
                 explain=lambda reuse: heard.append(("", reuse)),
                 overrides=set_ or (),
+                fresh=fresh,
             )
     print_run(result, quiet, as_json)
     if explain_cache:
@@ -265,6 +275,7 @@ def sweep_command(
     keep_traces: Annotated[
         bool, typer.Option("--keep-traces", help="Keep every cell's trace and truth.")
     ] = False,
+    fresh: Fresh = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -283,6 +294,7 @@ def sweep_command(
             overrides=set_ or (),
             keep_traces=keep_traces,
             progress=bar,
+            fresh=fresh,
         )
     if as_json:
         plain = {"rows": list(done.rows), "failed": [list(f) for f in done.failed]}

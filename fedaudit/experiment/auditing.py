@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import os
 import secrets
 import shlex
+import shutil
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fedaudit import __version__
 from fedaudit.errors import (
     ConfigError,
+    DataError,
     FedauditError,
     FormatError,
     IntegrityError,
@@ -27,7 +28,15 @@ from fedaudit.errors import (
 from fedaudit.experiment import promised
 from fedaudit.experiment.catalogue import AUDITS, find
 from fedaudit.experiment.config import Config, load, plain
-from fedaudit.experiment.folders import Command, commands_but, config_of, entries, is_study
+from fedaudit.experiment.folders import (
+    AUDITED,
+    Command,
+    commands_but,
+    config_of,
+    entries,
+    is_study,
+)
+from fedaudit.experiment.identity import FRESH, code_identity
 from fedaudit.experiment.reporting import (
     ALLOCATION,
     Progress,
@@ -46,9 +55,10 @@ from fedaudit.experiment.reuse import (
     truth_digest,
     unasked,
 )
+from fedaudit.experiment.seal import SEAL, check_seal, is_sealed_as, require_seal, seal
 from fedaudit.experiment.summary import UNNAMED, clients_of
 from fedaudit.experiment.toml import override, parsed
-from fedaudit.files import write_atomically
+from fedaudit.files import read_object, write_atomically
 from fedaudit.randomness import Seed
 from fedaudit.report.findings import FAILED, REMEDY
 from fedaudit.results import AuditResult
@@ -96,11 +106,14 @@ def audit_trace(
         kept, why = None, "results are not stored"
         if keep is not None:
             kept, why = _kept(keep / f"{name}.json", asked, trace)
+            if kept is not None and not is_sealed_as(keep.parent, keep / f"{name}.json"):
+                kept, why = None, "the stored result is not as it was sealed"
         explain(Reuse(name, kept is not None, why))
         one = audit_one if name in typed else _guarded
         result = kept or one(audit, trace, truth, seed, desk)
         if keep is not None and kept is None:
             _store(keep / f"{name}.json", asked, result)
+            seal(keep.parent, "results")
         results.append(result)
     progress("audit", len(audits), len(audits), "")
     return results
@@ -148,17 +161,13 @@ def _digest(file: Path) -> str:
 
 
 def _source(what: str, where: str | None) -> dict[str, str]:
-    """A function of the user's own by its name, and by the file that defines it."""
+    """A function of the user's own by its name, and by its file and those that it imports."""
     if where is None:
         return {}
     from fedaudit.tasks.catalogue import load_factory
 
-    found = load_factory(where)
-    try:
-        file = inspect.getsourcefile(found)
-    except TypeError:
-        file = None  # not defined in a file: its name must do
-    return {what: where, f"{what}_sha256": "" if file is None else _digest(Path(file))}
+    load_factory(where)  # what cannot be loaded says so here
+    return {what: where, f"{what}_sha256": code_identity(where)}
 
 
 def _store(file: Path, asked: Mapping[str, Any], result: AuditResult) -> None:
@@ -275,7 +284,9 @@ def audit_run(
     )
     keep_allocation(config, truth, path / ALLOCATION)
     done_by = commands_but(path, config.audits)  # these are the run's own now
-    return write_report(path, trace, truth, results, names=names, done_by=done_by)
+    done = write_report(path, trace, truth, results, names=names, done_by=done_by)
+    seal(path, "config", "results")
+    return done
 
 
 def audit(
@@ -295,6 +306,7 @@ def audit(
     names: bool = False,
     explain: Explain = unasked,
     overrides: Sequence[str] = (),
+    fresh: bool = False,
 ) -> Run:
     """Audit a stored trace: ours or one that foreign code wrote.
 
@@ -314,6 +326,9 @@ def audit(
     `overrides` are settings as text, "audits.fingerprint.methods=['joint']" or "data.missing=drop".
     The truth is looked for beside the trace; without it attacks run blind. Results go to the run,
     or to a folder `NAME-audit` beside a trace `NAME` that belongs to no run.
+
+    Files of the run have to be as they were sealed, and stored results about the same `data` and
+    `model`; `fresh` removes stored results first.
     """
     settings, about_data = _overridden(overrides)
     columns = {**(columns or {}), **about_data}
@@ -360,6 +375,14 @@ def audit(
         label = "-".join(text.partition(":")[0] for text in as_if)
         own = base.with_name(f"{base.name}-as-{label}")
     path = Path(out) if out is not None else own
+    if fresh:
+        _forget_results(path, replayed=bool(as_if))
+    if in_run:
+        require_seal(home, but=("results",), rewritten=(AUDITED,))
+    if path != home and (path / SEAL).exists():
+        # a trace that lies elsewhere may have grown since: what was found of it before is left out
+        check_seal(path, but=("results", "trace"), rewritten=(AUDITED,))
+    _refuse_other_records(path, _given(data, model, columns))
     if as_if:
         from fedaudit.experiment.replay import parse_hook, replay
 
@@ -404,7 +427,10 @@ def audit(
     )
     # what was found before about the same trace stays in the report
     now = {r.audit for r in results}
-    results += [r for r in stored_results(path) if r.audit not in now and is_about(r, opened)]
+    earlier = [r for r in stored_results(path) if r.audit not in now and is_about(r, opened)]
+    for r in earlier:
+        _refuse_unsealed(path, r.audit)
+    results += earlier
     typed = _command(
         "RUN" if in_run else "TRACE",
         only=() if isinstance(audits, Mapping) else audits or (),
@@ -419,7 +445,51 @@ def audit(
         seed=seed,
     )
     done_by = [*commands_but(path, built), Command(typed, tuple(built))]
-    return write_report(path, opened, known, results, names=names, done_by=done_by)
+    done = write_report(path, opened, known, results, names=names, done_by=done_by)
+    seal(path, "config", "results", *(() if in_run and path == home else ("trace",)))
+    return done
+
+
+def _forget_results(folder: Path, *, replayed: bool) -> None:
+    """Remove stored results, and a replayed trace, of an earlier audit into `folder`."""
+    parts = ("trace", "truth", "results") if replayed else ("results",)
+    for name in parts:
+        if (folder / SEAL).exists() and (folder / name).is_dir():
+            shutil.rmtree(folder / name)
+    if (folder / SEAL).exists():
+        seal(folder, *parts)
+
+
+def _refuse_other_records(folder: Path, now: Mapping[str, Any]) -> None:
+    """Records or a model were handed over: refuse a folder with results about other ones."""
+    for name in AUDITS if now else ():
+        file = folder / "results" / f"{name}.json"
+        if not file.is_file():
+            continue
+        before = read_object(file).get("asked", {}).get("records") or {}
+        wrong = [
+            {"data_sha256": "data", "model_sha256": "code of the model", "model": "model"}[k]
+            for k in ("data_sha256", "model", "model_sha256")
+            if before.get("data_sha256") and before.get(k) != now.get(k)
+        ]
+        if wrong:
+            raise DataError(
+                f"{folder} holds results about something else",
+                expected="the data and the model that its results were made with",
+                got=f"changed since {name} was audited: {', '.join(wrong)}",
+                remedy=FRESH,
+            )
+
+
+def _refuse_unsealed(folder: Path, name: str) -> None:
+    file = folder / "results" / f"{name}.json"
+    if not is_sealed_as(folder, file):
+        raise IntegrityError(
+            f"{file} is not as it was sealed",
+            expected="the result that fedaudit wrote",
+            got="another one",
+            remedy=f"fedaudit audit --only {name} makes it again, --fresh removes all results",
+        )
 
 
 def _command(

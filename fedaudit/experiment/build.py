@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import numpy.typing as npt
 
 from fedaudit.errors import ConfigError, DataError, UsageError
 from fedaudit.experiment.config import Config
+from fedaudit.experiment.identity import digest
 from fedaudit.experiment.marks import plant
 from fedaudit.randomness import Seed
 from fedaudit.settings import check_arguments
@@ -222,7 +222,7 @@ def build(config: Config) -> tuple[Federation, dict[str, Any]]:
         "guarantees": promises(federation),
         "held_out": len(test),
         "guessing": guessing(test.y, classes) if config.task.kind in CLASSIFIERS else {},
-        "data_sha256": fingerprint_of(train, test),
+        "data_sha256": digest(train, test),
         "notes": [*train.notes, *parts.notes],
         "torch": str(torch.__version__),
     }
@@ -236,17 +236,3 @@ def guessing(y: npt.NDArray[np.int64], classes: int) -> dict[str, float]:
     share = np.bincount(y, minlength=classes) / len(y)
     seen = share[share > 0]
     return {"accuracy": float(share.max()), "loss": float(-(seen * np.log(seen)).sum())}
-
-
-def fingerprint_of(*parts: Dataset) -> str:
-    """A hash of all records and labels: a run is not resumed on other data."""
-    digest = hashlib.sha256()
-    for part in parts:
-        if isinstance(part.x, tuple):
-            for text in part.x:
-                digest.update(f"{len(text)}:{text}".encode())
-        else:
-            digest.update(f"{part.x.shape}{part.x.dtype}".encode())
-            digest.update(np.ascontiguousarray(part.x).data)
-        digest.update(np.ascontiguousarray(part.y).data)
-    return digest.hexdigest()

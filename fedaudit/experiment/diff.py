@@ -292,11 +292,6 @@ def compare(a: Evidence, b: Evidence, different: Sequence[str] = ()) -> Comparis
             )
     notes += [f"the first run: {a.lacking}"] if a.lacking else []
     notes += [f"{name} of the first run {STALE}" for name in sorted(a.stale)]
-    notes += [
-        f"{name} of the {which} run was edited: it is not what its results.json has the hash of"
-        for e, which in ((a, "first"), (b, "second"))
-        for name in sorted(e.edited)
-    ]
     lost = _lost(a, b)
     notes += [
         f"{name} of the second run {STALE}" for name in sorted(b.stale) if not _shows(a, name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tomllib
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -66,6 +67,29 @@ def _bad_study(file: Path, got: str) -> FormatError:
         got=got,
         remedy="run the study again: what is complete is kept",
     )
+
+
+OWN_FOLDERS = ("trace", "truth", "checkpoint", "results")
+OWN_FILES = (
+    "run.json", "config.toml", "seal.json", "signature.json", "findings.json", "results.json",
+    "report.html", "report.md", "allocation.json", "promised.json", "cell.json",
+)  # fmt: skip
+
+
+def clear(folder: Path) -> None:
+    """Remove what fedaudit wrote into the folder of a run, an audited trace or a study; what else
+    lies there stays. A folder that is none of these is left alone."""
+    ours = [f for f in (STUDY, AUDITED, "run.json", "seal.json") if (folder / f).is_file()]
+    if not ours:
+        return
+    if is_study(folder):
+        for entry in entries(folder):
+            clear(entry.path)
+    for name in OWN_FOLDERS:
+        if (folder / name).is_dir() and not (folder / name).is_symlink():
+            shutil.rmtree(folder / name)
+    for name in (*OWN_FILES, STUDY, AUDITED):
+        (folder / name).unlink(missing_ok=True)
 
 
 def places(folder: Path) -> tuple[Path, Path]:

@@ -24,6 +24,7 @@ from fedaudit.errors import TraceError, UsageError
 from fedaudit.experiment.catalogue import AUDITS, find
 from fedaudit.experiment.folders import AUDITED, Command, commands, config_text, places
 from fedaudit.experiment.promised import promised
+from fedaudit.experiment.seal import require_seal
 from fedaudit.experiment.summary import (
     clients_of,
     listed,
@@ -417,6 +418,7 @@ def report(path: str | os.PathLike[str], *, names: bool = False) -> Run:
 
 def _stored(folder: Path) -> tuple[Trace, Truth | None, list[AuditResult]]:
     """What a folder holds; refused where nothing was recorded or audited."""
+    require_seal(folder)
     recorded, known = places(folder)
     trace = Trace.open(recorded)
     truth = Truth.open(known) if (known / "truth.json").exists() else None

@@ -6,6 +6,7 @@
     DIR/truth/          what did not, and the whole config with the seed
     DIR/checkpoint/     what resuming needs: private
     DIR/results/*.json  one log per audit
+    DIR/seal.json       digests of all these, by part
     DIR/findings.json, DIR/report.html
 
 Each stage reads the files of the one before, so any stage can be repeated alone.
@@ -15,21 +16,24 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedaudit import __version__
-from fedaudit.errors import DataError, TraceError
+from fedaudit.errors import TraceError
 from fedaudit.experiment.auditing import audit_run
 from fedaudit.experiment.build import build
 from fedaudit.experiment.config import Config, load
+from fedaudit.experiment.folders import clear
+from fedaudit.experiment.identity import settle
 from fedaudit.experiment.reporting import Progress, Run, quietly
 from fedaudit.experiment.reuse import Explain, Reuse, unasked
+from fedaudit.experiment.seal import SEAL, check_seal, seal
 from fedaudit.experiment.toml import to_toml
-from fedaudit.files import write_atomically
-from fedaudit.trace import Trace, Truth
+from fedaudit.files import is_lost, make_folder, read_object, read_toml, write_atomically
+from fedaudit.trace import Trace
+from fedaudit.trace.store import round_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +48,7 @@ def _claim(path: Path, config: Config) -> None:
     """Make the run directory, or see that it belongs to the same experiment."""
     stamp, private = path / "run.json", path / "truth" / "config.toml"
     try:
-        if stamp.exists():
+        if not is_lost(stamp) or not is_lost(private):
             _same_experiment(path, stamp, private, config)
         elif path.exists() and (others := [f for f in path.iterdir() if f.suffix != ".part"]):
             raise TraceError(
@@ -54,11 +58,11 @@ def _claim(path: Path, config: Config) -> None:
                 remedy="choose another folder with --out",
             )
         path.mkdir(parents=True, exist_ok=True)
-        if not stamp.exists():
+        if is_lost(stamp):
             about = {"config_sha256": config.sha256, "fedaudit": __version__}
             write_atomically(stamp, json.dumps(about, indent=1) + "\n")
-        private.parent.mkdir(exist_ok=True)
-        write_atomically(private, to_toml(config.raw))
+        make_folder(private.parent, private=True)
+        write_atomically(private, to_toml(config.raw), private=True)
         write_atomically(path / "config.toml", to_toml(config.public()).lstrip())
     except (OSError, ValueError) as error:
         raise TraceError(
@@ -70,9 +74,8 @@ def _claim(path: Path, config: Config) -> None:
 
 
 def _same_experiment(path: Path, stamp: Path, private: Path, config: Config) -> None:
-    old = json.loads(stamp.read_text(encoding="utf-8"))
-    if private.exists():
-        before = tomllib.loads(private.read_text(encoding="utf-8"))
+    if not is_lost(private):
+        before = read_toml(private)
     elif (path / "trace" / "manifest.json").exists():
         raise TraceError(
             f"{path} has a trace, and its truth is gone",
@@ -83,10 +86,12 @@ def _same_experiment(path: Path, stamp: Path, private: Path, config: Config) -> 
     else:
         before = dict(config.raw)
     differ = _differences(before, config.raw)
-    if old.get("config_sha256") != config.sha256 or {"seed", "marks.keys"} & {*differ}:
+    # a power cut may have emptied the stamp: the private config says the same, key by key
+    same = not differ if is_lost(stamp) else _stamped(stamp) == config.sha256
+    if not same or {"seed", "marks.keys"} & {*differ}:
         if not _has_rounds(path):
             # a mistake in the first config must not cost the folder: nothing is lost yet
-            stamp.unlink()
+            stamp.unlink(missing_ok=True)
             return
         raise TraceError(
             f"{path} holds another experiment",
@@ -94,6 +99,10 @@ def _same_experiment(path: Path, stamp: Path, private: Path, config: Config) -> 
             got="other values of " + (", ".join(differ[:6]) or "settings that are gone now"),
             remedy="choose another folder with --out",
         )
+
+
+def _stamped(stamp: Path) -> str:
+    return str(read_object(stamp).get("config_sha256"))
 
 
 def _has_rounds(path: Path) -> bool:
@@ -125,21 +134,39 @@ def run(
     engine: Engine | None = None,
     names: bool = False,
     explain: Explain = unasked,
+    fresh: bool = False,
 ) -> Run:
     """Run (or resume) an experiment: train, record, audit, report.
 
     `engine` trains and records in place of `simulate`, and leaves the same files. `names` writes
-    clients' own names into the report; `explain` hears which work was reused, and why.
+    clients' own names into the report; `explain` hears which work was reused, and why. `fresh`
+    removes what an earlier run left in the folder; otherwise the folder has to be about the same
+    settings, data and code, and its files as they were sealed.
     """
     if not isinstance(config, Config):
         config = load(config, overrides=overrides, seed=seed)
     elif overrides or seed is not None:
         config = load(config.raw, overrides=overrides, seed=seed)
     path = Path(out)
+    if fresh:
+        clear(path)
+    _check_seal(path, redoes=True)
     _claim(path, config)
+    settle(path, [config], begun=any((path / "trace").glob("round-*")))
     explain(_foretold(config, path))
     (engine or simulate)(config, path, progress)
+    _check_seal(path)
+    seal(path, "config", "trace", "truth", "checkpoint")
     return audit_run(config, path, progress, names=names, explain=explain)
+
+
+REWRITTEN = ("config.toml", "run.json", "audit.json", "truth/config.toml")
+"""Files that a run writes again from its config, after it has compared what they say."""
+
+
+def _check_seal(path: Path, *, redoes: bool = False) -> None:
+    if (path / SEAL).exists():
+        check_seal(path, but=("results",), rewritten=REWRITTEN, redoes=redoes)
 
 
 def _foretold(config: Config, path: Path) -> Reuse:
@@ -148,10 +175,10 @@ def _foretold(config: Config, path: Path) -> Reuse:
     total = config.federation.rounds
     if not recorded:
         return Reuse("train", False, "nothing is recorded yet")
-    key = f"same settings and protections ({config.sha256[:12]}) and seed"
+    key = f"same settings and protections ({config.sha256[:12]}), seed, data and code"
     if complete and recorded == total:
         return Reuse("train", True, f"all {total} rounds are recorded, {key}")
-    return Reuse("train", True, f"{recorded} of {total} rounds are recorded, {key}; data: checked")
+    return Reuse("train", True, f"{recorded} of {total} rounds are recorded, {key}")
 
 
 def simulate(
@@ -171,15 +198,6 @@ def simulate(
     from fedaudit.trace import Recorder, TruthRecorder
 
     federation, facts = build(config)
-    if recorded:
-        before = Truth.open(path / "truth").facts
-        if before.get("data_sha256") != facts["data_sha256"]:
-            raise DataError(
-                f"the data have changed since the first {recorded} rounds in {path}",
-                expected="the records that the run began with",
-                got="other records or labels",
-                remedy="restore the data, or run into another folder with --out",
-            )
     recorder = Recorder(
         path / "trace",
         **federation.about(),
@@ -207,8 +225,14 @@ def simulate(
 
 
 def _recorded(path: Path) -> tuple[int, bool]:
-    """Rounds in the run's trace, and whether it is complete."""
-    if not (path / "trace" / "manifest.json").exists():
+    """Rounds in the run's trace, and whether it is complete and nothing of it was lost."""
+    if is_lost(path / "trace" / "manifest.json"):
         return 0, False
     trace = Trace.open(path / "trace", verify_hashes=False)
-    return len(trace.rounds), trace.manifest.complete
+    files = [
+        *(path / "trace" / r.file for r in trace.manifest.rounds),
+        *(path / "truth" / round_name(n) for n in trace.rounds),
+        path / "truth" / "index.json",
+        path / "truth" / "truth.json",
+    ]
+    return len(trace.rounds), trace.manifest.complete and not any(map(is_lost, files))

@@ -24,7 +24,7 @@ from typing import Any
 from fedaudit import __version__
 from fedaudit.errors import ConfigError, FedauditError, TraceError
 from fedaudit.experiment.config import Config, load_variants
-from fedaudit.experiment.folders import STUDY, Entry, entries, places
+from fedaudit.experiment.folders import STUDY, Entry, clear, entries, places
 from fedaudit.experiment.foresee import Foreseen, foresee
 from fedaudit.experiment.lock import alone_in
 from fedaudit.experiment.reporting import (
@@ -40,8 +40,9 @@ from fedaudit.experiment.reporting import (
 from fedaudit.experiment.reporting import report as report_run
 from fedaudit.experiment.reuse import Explain, Reuse, unasked
 from fedaudit.experiment.run import Engine, run
+from fedaudit.experiment.seal import require_seal, seal
 from fedaudit.experiment.toml import read
-from fedaudit.files import write_atomically
+from fedaudit.files import is_lost, read_object, write_atomically
 from fedaudit.report.chapter import Chapter
 from fedaudit.trace import Trace, Truth
 
@@ -175,15 +176,19 @@ def study(
     engine: Engine | None = None,
     foreseen: Mapping[str, Foreseen] | None = None,
     explain: Explained | None = None,
+    fresh: bool = False,
 ) -> Study:
     """Run (or resume) every part, then write one report over all of them.
 
     A single part without variants is an ordinary run directory; more are a folder of such. A part
     that fails does not stop the others, and the report says so; it is written anew after every
     part, so that whatever ends the study leaves what was found so far. `foreseen` weighs progress.
-    One process at a time works in `out`: a second one is refused.
+    One process at a time works in `out`: a second one is refused. `fresh` removes what an earlier
+    study left in `out`; otherwise every part has to be about the same settings, data and code.
     """
     with alone_in(Path(out)):
+        if fresh:
+            clear(Path(out))
         return _study(parts, Path(out), progress, names, engine, foreseen, explain)
 
 
@@ -286,6 +291,7 @@ def report(path: str | os.PathLike[str], *, names: bool = False) -> Study:
     yet is not there, and neither has failed.
     """
     folder = Path(path)
+    require_seal(folder)
     runs, chapters, failed, waiting = [], [], {}, []
     for entry in entries(folder):
         title = f"{entry.federation}, {entry.variant}" if entry.variant else entry.federation
@@ -382,8 +388,8 @@ def _claim(path: Path, parts: Sequence[Part]) -> None:
     }
     stamp = path / STUDY
     try:
-        if stamp.exists():
-            before = json.loads(stamp.read_text(encoding="utf-8"))
+        if not is_lost(stamp):
+            before = read_object(stamp)
             # a mistake in the first config must not cost the folder: nothing is lost yet
             recorded = any(path.glob("*/trace/round-*"))
             if before.get("runs") != about["runs"] and recorded:
@@ -402,7 +408,8 @@ def _claim(path: Path, parts: Sequence[Part]) -> None:
             )
         path.mkdir(parents=True, exist_ok=True)
         write_atomically(stamp, json.dumps(about, indent=1) + "\n")
-    except (OSError, ValueError, AttributeError) as error:
+        seal(path, "config")
+    except (OSError, ValueError) as error:
         raise TraceError(
             f"cannot use {path} for a study",
             expected="a folder that can be written, with a study.json that can be read",

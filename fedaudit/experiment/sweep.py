@@ -26,11 +26,13 @@ from typing import Any
 from fedaudit import __version__
 from fedaudit.errors import TraceError, UsageError
 from fedaudit.experiment.config import check, load
+from fedaudit.experiment.identity import settle
 from fedaudit.experiment.reporting import Progress, quietly
 from fedaudit.experiment.reuse import code_sha256
+from fedaudit.experiment.seal import is_sealed_as, remove_parts, seal
 from fedaudit.experiment.toml import override
 from fedaudit.experiment.workers import Failed, fan_out, parse_workers
-from fedaudit.files import write_atomically
+from fedaudit.files import is_lost, read_object, write_atomically
 from fedaudit.report.plots import Curve, Line, lines
 from fedaudit.results import Estimate
 from fedaudit.stats.intervals import wilson
@@ -132,8 +134,7 @@ def run_cell(raw: dict[str, Any], folder: str, keep_traces: bool) -> dict[str, A
     summary = {"fedaudit": __version__, "code": code_sha256(), "measured": measured}
     _keep(path, summary)
     if not keep_traces:
-        for part in ("trace", "truth", "checkpoint"):
-            shutil.rmtree(path / part, ignore_errors=True)
+        remove_parts(path, ("trace", "truth", "checkpoint"), "not kept by a sweep")
     return {**summary, "reused": False}
 
 
@@ -157,17 +158,17 @@ def _utility(metrics: Mapping[str, float], facts: Mapping[str, Any]) -> dict[str
 def _stored(folder: Path) -> dict[str, Any] | None:
     """The summary of a cell that was run before, by this very code."""
     done = folder / "cell.json"
-    if done.exists():
-        stored: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
-        if stored.get("code") == code_sha256():
-            return {**stored, "reused": True}
-    return None
+    if is_lost(done) or not is_sealed_as(folder, done):
+        return None
+    stored = read_object(done)
+    return {**stored, "reused": True} if stored.get("code") == code_sha256() else None
 
 
 def _keep(folder: Path, summary: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     own = {k: summary[k] for k in ("fedaudit", "code", "measured")}
     write_atomically(folder / "cell.json", json.dumps(own, indent=1, allow_nan=False) + "\n")
+    seal(folder, "results")
 
 
 def _outcomes(
@@ -202,11 +203,13 @@ def sweep(
     overrides: Sequence[str] = (),
     keep_traces: bool = False,
     progress: Progress = quietly,
+    fresh: bool = False,
 ) -> Sweep:
     """Run a grid of experiments and write sweep.csv, sweep.md and sweep.svg.
 
     `workers`: how many processes, or "ray" or "ray://HOST:PORT". Workers of other machines keep
-    their traces there; the table is written here.
+    their traces there; the table is written here. Cells that are there already count for the same
+    data and code; `fresh` removes them.
     """
     axes = [Axis.parse(text) for text in grid]
     wanted = cells(config, axes, seeds, overrides)
@@ -220,6 +223,9 @@ def sweep(
             got=error.strerror or str(error),
             remedy="choose another folder with --out",
         ) from None
+    if fresh:
+        shutil.rmtree(path / "cells")
+    settle(path, (check(c.raw) for c in wanted), begun=any(path.glob("cells/*/run.json")))
     unique = {c.name: c for c in wanted}
     jobs = {name: (c.raw, str(path / "cells" / name), keep_traces) for name, c in unique.items()}
     measured: dict[str, dict[str, Any]] = {}

@@ -89,6 +89,12 @@ def _listed(folder: Path) -> dict[int, RoundFile]:
     return dict(sorted(found.items(), reverse=True))
 
 
+def check_states(folder: Path) -> None:
+    """See that every saved state is as it was written."""
+    for entry in _listed(folder).values():
+        verify(folder / entry.file, entry)
+
+
 def _damaged(file: Path, got: str) -> IntegrityError:
     return IntegrityError(
         f"{file} is torn or altered, and was not read",

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from fedaudit import experiment
+from fedaudit.experiment.seal import seal
 
 SMALL = {
     "seed": 31337,
@@ -126,9 +127,10 @@ def test_a_diff_prints_and_can_fail(command, finished, tmp_path):
     head.update(value=1.0, low=0.999, high=1.0)
     file.write_text(json.dumps(raw))
     head.update(value=0.0, low=0.0, high=0.001)
-    (Path(shutil.copytree(finished, tmp_path / "third")) / "results/fingerprint.json").write_text(
-        json.dumps(raw)
-    )
+    third = Path(shutil.copytree(finished, tmp_path / "third"))
+    (third / "results" / "fingerprint.json").write_text(json.dumps(raw))
+    for run in (other, third):
+        seal(run, "results")
     code, out, _ = command("diff", "third", "other", "--all")
     assert code == 0
     assert "worse" in out
@@ -143,6 +145,7 @@ def test_a_diff_prints_and_can_fail(command, finished, tmp_path):
 def test_a_diff_fails_where_a_result_was_deleted_or_says_less(command, finished, tmp_path):
     less = Path(shutil.copytree(finished, tmp_path / "less"))
     (less / "results" / "fingerprint.json").unlink()
+    seal(less, "results")
     code, out, _ = command("diff", finished, "less", "--fail-on-worse")
     assert code == 4
     assert "evidence lost: fingerprint: only in the first run" in out
@@ -154,6 +157,7 @@ def test_a_diff_fails_where_a_result_was_deleted_or_says_less(command, finished,
     for name, text in (("leaking", leak), ("mute", json.dumps(raw))):
         copy = Path(shutil.copytree(finished, tmp_path / name))
         (copy / "results" / "fingerprint.json").write_text(text)
+        seal(copy, "results")
     for before, now in (("mute", "leaking"), ("leaking", "mute")):
         code, out, _ = command("diff", before, now, "--fail-on-worse")
         assert code == 4

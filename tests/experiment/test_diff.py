@@ -13,6 +13,7 @@ from fedaudit import experiment
 from fedaudit.errors import TraceError, UsageError
 from fedaudit.experiment.diff import changed_settings, compare, diff, difference
 from fedaudit.experiment.gate.evidence import of_run
+from fedaudit.experiment.seal import seal
 from fedaudit.report.diff import plain_diff
 from fedaudit.results import AuditResult, Bound, Estimate
 from fedaudit.stats.intervals import wilson
@@ -356,6 +357,7 @@ def test_clients_go_by_number_unless_named(plain_run, tmp_path):
     for row in raw["result"]["per_client"].values():
         row |= {"share": 1.0, "low": 0.99, "high": 1.0}
     file.write_text(json.dumps(raw))
+    seal(other, "results")
     said = json.dumps(plain_diff(diff(plain_run, other)))
     assert "client-0" not in said
 
@@ -395,6 +397,7 @@ def test_stale_and_missing_results_are_named_not_compared(plain_run, tmp_path):
     raw["result"]["trace_sha256"] = "0" * 64
     file.write_text(json.dumps(raw))
     (other / "results" / "coverage.json").unlink()
+    seal(other, "results")
     (c,) = diff(plain_run, other)
     assert all(d.audit == "" for d in c.differences)
     assert c.lost == (
@@ -412,6 +415,7 @@ def test_stale_and_missing_results_are_named_not_compared(plain_run, tmp_path):
 def test_a_run_without_results_is_an_error(plain_run, tmp_path):
     other = Path(shutil.copytree(plain_run, tmp_path / "other"))
     shutil.rmtree(other / "results")
+    seal(other, "results")
     with pytest.raises(TraceError, match="no results"):
         diff(plain_run, other)
     with pytest.raises(TraceError, match="no run"):
@@ -428,6 +432,7 @@ def study(folder, **runs):
         shutil.copytree(run, folder / variant)
         listed.append({"federation": "small", "variant": variant, "path": variant})
     (folder / "study.json").write_text(json.dumps({"runs": listed}))
+    seal(folder, "config")
     return folder
 
 

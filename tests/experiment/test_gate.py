@@ -13,6 +13,7 @@ from fedaudit.experiment.catalogue import AUDITS
 from fedaudit.experiment.gate import gate, load_policy, measures, write_example
 from fedaudit.experiment.gate.check import held
 from fedaudit.experiment.gate.evidence import gather, of_run
+from fedaudit.experiment.seal import seal
 from fedaudit.report.gate import plain, statement
 from fedaudit.results import AuditResult, Bound, Estimate, Underpowered
 from fedaudit.stats.intervals import wilson
@@ -54,13 +55,12 @@ def stored(run, audit):
 
 
 def store(run, result):
-    """Put a result into a run, as made of its trace unless it says otherwise; with no report of
-    it yet, which would have its hash."""
+    """Put a result into a run, as made of its trace unless it says otherwise."""
     if not result.trace_sha256:
         result = replace(result, trace_sha256=Trace.open(run).sha256)
     file = run / "results" / f"{result.audit}.json"
     file.write_text(json.dumps({"asked": {}, "result": json.loads(result.to_json())}))
-    (run / "results.json").unlink(missing_ok=True)
+    seal(run, "results")
 
 
 def result(audit="fingerprint", headline="linkage_accuracy", **values):
@@ -152,6 +152,7 @@ def test_an_audit_that_was_not_run_fails_and_says_how_to_run_it(run):
     assert "was not run" in check.missing
     assert "--only attribution" in check.remedy
     (run / "results" / "fingerprint.json").unlink()
+    seal(run, "results")
     assert "was asked for and is not there" in only(run, LINKAGE | {"at_most": 1}).missing
 
 
@@ -191,27 +192,39 @@ def test_a_result_without_the_hash_of_a_trace_is_stale(run):
     raw = json.loads(file.read_text())
     raw["result"]["trace_sha256"] = ""
     file.write_text(json.dumps(raw))
+    seal(run, "results")
     assert "stale" in only(run, LINKAGE | {"at_most": 1}).missing
 
 
-def test_an_edited_result_is_no_evidence(run):
-    """The report has the hash of what was found; formatting and the stamp do not count."""
+def test_an_edited_result_is_refused(run):
     file = run / "results" / "fingerprint.json"
     raw = json.loads(file.read_text())
-    file.write_text(json.dumps({"asked": {"other": 1}, "result": raw["result"]}, indent=7))
-    assert only(run, LINKAGE | {"at_most": 1}).status == "passed"
     raw["result"]["estimates"]["linkage_accuracy"] |= {"value": 0.0, "low": 0.0, "high": 0.01}
     file.write_text(json.dumps(raw))
-    check = only(run, LINKAGE | {"at_most": 1})
-    assert check.status == "missing"
-    assert check.missing.startswith("edited: results/fingerprint.json")
-    # only what was edited: other results count as before
-    coverage = {"metric": "coverage.verdict"}
-    assert not only(run, coverage).missing.startswith("edited")
-    (run / "results.json").write_text("{}")
-    assert only(run, coverage).missing.startswith("edited")
-    (run / "results.json").unlink()
-    assert only(run, LINKAGE | {"at_most": 1}).status == "passed"
+    with pytest.raises(IntegrityError, match=r"results/fingerprint\.json"):
+        gate(run, {"limit": [LINKAGE | {"at_most": 1}]})
+
+
+@pytest.mark.parametrize(
+    "file", ["config.toml", "run.json", "trace/manifest.json", "truth/truth.json", "seal.json"]
+)
+def test_a_file_that_was_edited_is_refused(run, file):
+    text = (run / file).read_text()
+    changed = {"config.toml": ("rounds = 3", "rounds = 4"), "run.json": ("0.1.0", "0.1.1")}
+    old, new = changed.get(file, ("1", "2"))
+    assert old in text
+    (run / file).write_text(text.replace(old, new, 1))
+    with pytest.raises(IntegrityError):
+        gate(run, {"limit": [LINKAGE | {"at_most": 1}]})
+
+
+def test_a_study_without_one_of_its_runs_is_refused(study):
+    """Dropping a run from the list must not drop its leak."""
+    text = (study / "study.json").read_text()
+    runs = json.loads(text)["runs"]
+    (study / "study.json").write_text(json.dumps({"runs": runs[:1]}))
+    with pytest.raises(IntegrityError, match=r"study\.json"):
+        gate(study, {"limit": [LINKAGE | {"at_most": 0.5}]})
 
 
 def test_accuracy_is_held_at_the_confidence_of_the_policy(run):
@@ -229,6 +242,7 @@ def test_accuracy_is_held_at_the_confidence_of_the_policy(run):
 
 def test_a_torn_result_is_missing(run):
     (run / "results" / "fingerprint.json").write_text("{")
+    seal(run, "results")
     assert "cannot be read" in only(run, LINKAGE | {"at_most": 1}).missing
 
 
@@ -638,6 +652,7 @@ def study(finished, tmp_path):
         {"federation": "digits", "variant": "unprotected", "path": "two"},
     ]
     (folder / "study.json").write_text(json.dumps({"runs": runs}))
+    seal(folder, "config")
     return folder
 
 
@@ -680,6 +695,7 @@ def test_a_run_of_a_study_that_is_not_there_fails(study):
 )
 def test_a_study_that_lists_no_runs_is_an_error(study, text):
     (study / "study.json").write_text(text)
+    seal(study, "config")
     with pytest.raises(FormatError):
         gather(study)
 

@@ -12,6 +12,7 @@ from fedaudit.errors import ConfigError, TraceError, UsageError
 from fedaudit.experiment.catalogue import AUDITS
 from fedaudit.experiment.gate.evidence import of_run
 from fedaudit.experiment.power import OF_RUN, Aim, power_of_audit, power_of_run
+from fedaudit.experiment.seal import seal
 from fedaudit.report.power import plain_power
 from fedaudit.results import AuditResult, Estimate
 from fedaudit.stats import power
@@ -49,6 +50,7 @@ def store(run, result):
     made = replace(result, trace_sha256=Trace.open(run).sha256)
     file = run / "results" / f"{result.audit}.json"
     file.write_text(json.dumps({"asked": {}, "result": json.loads(made.to_json())}))
+    seal(run, "results")
 
 
 def linked(run, rows):
@@ -211,6 +213,7 @@ def test_a_study_is_planned_run_by_run(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "one")
     runs = [{"federation": "small", "variant": "plain", "path": "one"}]
     (tmp_path / "study.json").write_text(json.dumps({"runs": runs}))
+    seal(tmp_path, "config")
     assert {n.run for n in power_of_run(tmp_path)} == {"small, plain"}
 
 
@@ -223,6 +226,7 @@ def test_what_cannot_be_planned_is_refused(finished, tmp_path):
         power_of_run(finished, audits=["active_membership"], aim=Aim(effect=0.6))
     empty = Path(shutil.copytree(finished, tmp_path / "run"))
     shutil.rmtree(empty / "results")
+    seal(empty, "results")
     with pytest.raises(TraceError, match="no results"):
         power_of_run(empty)
 

@@ -19,6 +19,7 @@ from fedaudit.experiment.reporting import (
     report,
     write_study,
 )
+from fedaudit.experiment.seal import seal
 from fedaudit.experiment.summary import _held_out
 from fedaudit.trace import SERVER, Recorder, Trace, Truth, TruthRecorder
 
@@ -79,6 +80,7 @@ def test_the_report_carries_promises_evidence_and_config_without_the_seed(finish
 def test_folders_of_the_users_disk_are_not_shown(copy):
     config = copy / "config.toml"
     config.write_text(config.read_text() + '\n[other]\npath = "/home/someone/secret/t.csv"\n')
+    seal(copy, "config")
     report(copy)
     text = (copy / "report.html").read_text()
     assert "someone" not in text
@@ -221,6 +223,7 @@ def test_the_report_says_the_command_that_led_to_it(foreign, copy):
     )
     # one that was written before commands were kept names what stands in its trace
     (replayed.path / "audit.json").unlink()
+    seal(replayed.path, "config")
     assert again(replayed.path) == "fedaudit audit TRACE --as clip --as secure_sum"
     # a run is run again, whether it was audited again since or not
     experiment.audit(copy)
@@ -259,6 +262,7 @@ def test_what_looks_at_all_records_is_said_to_be_outside_every_promise(copy):
     pooled = "columns standardised over all training records: 3 of 5"
     note = "missing values filled over all records: 'age' 31"
     TruthRecorder(copy / "truth", {**truth, "notes": [note, pooled]})
+    seal(copy, "truth")
     summary = report(copy).summary
     assert summary["noted"].startswith(note)
     assert summary["noted"].count("no epsilon covers that") == 2
@@ -279,12 +283,13 @@ def test_an_empty_run_is_refused(copy, tmp_path):
     (tmp_path / "nothing").mkdir()
     with pytest.raises(TraceError):
         report(tmp_path / "nothing")
-    Recorder(tmp_path / "begun" / "trace", like={"w": np.zeros(3, dtype=np.float32)}).close()
+    Recorder(tmp_path / "begun" / "trace", like={"w": np.zeros(3, dtype=np.float32)})
     with pytest.raises(TraceError, match="nothing was recorded"):
         report(tmp_path / "begun")
     with pytest.raises(UsageError, match="nothing to report"):
         write_study(tmp_path / "study", [])
     shutil.rmtree(copy / "results")
+    seal(copy, "results")
     with pytest.raises(TraceError, match="no results yet"):
         chapter_at(copy)
 

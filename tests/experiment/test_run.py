@@ -17,6 +17,7 @@ import fedaudit
 from fedaudit import experiment
 from fedaudit.errors import DataError, IntegrityError, TraceError, UsageError
 from fedaudit.experiment.config import load
+from fedaudit.experiment.seal import seal
 from fedaudit.trace import SERVER, Recorder, Trace, Truth
 
 SMALL = {
@@ -84,6 +85,7 @@ def test_the_directory_holds_every_stage(finished):
         "report.html",
         "report.md",
         "results.json",
+        "seal.json",
     }
     assert {f.stem for f in (finished / "results").iterdir()} == {"coverage", "fingerprint"}
 
@@ -249,7 +251,7 @@ def test_other_data_under_the_same_name_are_noticed(tmp_path):
     with pytest.raises(Stop):
         experiment.run(config, tmp_path / "run", progress=stop)
     np.savez(data, x=x + 1, y=y)
-    with pytest.raises(DataError, match="data have changed"):
+    with pytest.raises(DataError, match="made of something else"):
         experiment.run(config, tmp_path / "run")
     np.savez(data, x=x, y=y)
     whole = experiment.run(config, tmp_path / "run")
@@ -332,15 +334,16 @@ def test_results_are_reused_when_nothing_changed(copy):
     assert stamp(copy) == before
 
 
-@pytest.mark.parametrize("change", ["settings", "trace", "version", "truth", "seed", "torn"])
+@pytest.mark.parametrize("change", ["settings", "version", "truth", "seed", "torn", "edited"])
 def test_results_are_redone_when_something_changed(copy, change, monkeypatch):
     before = stamp(copy)
     seed = 1
     audits = None
     if change == "settings":
         audits = {"fingerprint": {"confidence": 0.9}}
-    elif change == "trace":
-        put_another_trace(copy)
+    elif change == "edited":
+        file = copy / "results" / "fingerprint.json"
+        file.write_text(file.read_text().replace('"value": ', '"value":  ', 1))
     elif change == "version":
         monkeypatch.setattr(sys.modules["fedaudit.experiment.auditing"], "__version__", "9.9")
     elif change == "truth":
@@ -385,12 +388,22 @@ def test_a_report_can_be_written_again(copy):
 
 def test_a_report_says_when_its_results_belong_to_another_trace(copy):
     put_another_trace(copy)
+    with pytest.raises(IntegrityError, match="trace changed"):
+        experiment.report(copy)
+    with pytest.raises(IntegrityError, match="trace changed"):
+        experiment.audit(copy)
+    with pytest.raises(IntegrityError, match="trace changed"):
+        experiment.run(SMALL, copy)
+    seal(copy, "trace")
     told = experiment.report(copy)
     assert all("another state of the trace" in r.notes[-1] for r in told.results)
 
 
 def test_a_report_needs_results(copy):
     shutil.rmtree(copy / "results")
+    with pytest.raises(IntegrityError, match="results missing"):
+        experiment.report(copy)
+    seal(copy, "results")
     with pytest.raises(TraceError, match="no results yet"):
         experiment.report(copy)
 
@@ -497,6 +510,9 @@ def test_a_torn_result_is_named_in_the_report(tmp_path):
         {"data": {"name": "digits"}, "federation": {"clients": 3, "rounds": 2}}, tmp_path / "run"
     )
     (tmp_path / "run" / "results" / "fingerprint.json").write_text("{")
+    with pytest.raises(IntegrityError, match="results changed"):
+        experiment.report(tmp_path / "run")
+    seal(tmp_path / "run", "results")
     again = experiment.report(tmp_path / "run")
     torn = next(f for f in again.findings if f.audit == "fingerprint")
     assert torn.verdict == "not_applicable"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import NormalDist
@@ -14,7 +13,8 @@ from typing import Any
 from fedaudit.errors import TraceError
 from fedaudit.experiment.folders import config_of, entries, is_study, places
 from fedaudit.experiment.promised import promised
-from fedaudit.experiment.reporting import is_about, result_sha256, stored_results
+from fedaudit.experiment.reporting import is_about, stored_results
+from fedaudit.experiment.seal import require_seal
 from fedaudit.experiment.summary import clients_of
 from fedaudit.report.names import Renaming, pseudonyms
 from fedaudit.results import AuditResult, Estimate
@@ -27,8 +27,7 @@ class Evidence:
     """One recorded federation and what its audits said, as stored.
 
     `lacking` says why nothing here may be relied on (half finished, not there), or is empty;
-    `stale` audits were made of another state of the trace, `edited` ones are not what the run's
-    own results.json has the hash of; `configured` audits were asked for.
+    `stale` audits were made of another state of the trace; `configured` audits were asked for.
     `names` are what their owner calls the clients, where the truth knows. `held_out` records are
     behind `metrics`, and `guessing` is what naming class frequencies would give; `about` is the
     manifest's word on the federation.
@@ -44,7 +43,6 @@ class Evidence:
     names: Mapping[str, str] = field(default_factory=dict)
     results: Mapping[str, AuditResult] = field(default_factory=dict)
     stale: frozenset[str] = frozenset()
-    edited: frozenset[str] = frozenset()
     configured: tuple[str, ...] = ()
     guarantees: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -113,6 +111,7 @@ def gather(path: str | os.PathLike[str]) -> list[Evidence]:
         )
     if not is_study(folder):
         return [of_run(folder)]
+    require_seal(folder)
     out = []
     for entry in entries(folder):
         place = entry.path
@@ -131,7 +130,7 @@ def _is_empty(folder: Path) -> bool:
 
 
 def of_run(folder: Path) -> Evidence:
-    """The evidence of one run directory, every hash of its trace checked."""
+    """The evidence of one run directory, every file as it was sealed."""
     _refuse_trace(folder)
     trace_at, truth_at = places(folder)
     config = config_of(folder)
@@ -150,6 +149,7 @@ def of_run(folder: Path) -> Evidence:
             got="an empty folder" if _is_empty(folder) else "neither",
             remedy="fedaudit run --out FOLDER, or fedaudit audit TRACE",
         )
+    require_seal(folder)
     trace = Trace.open(trace_at)
     truth = Truth.open(truth_at) if (truth_at / "truth.json").exists() else None
     results = {r.audit: r for r in stored_results(folder)}
@@ -172,7 +172,6 @@ def of_run(folder: Path) -> Evidence:
             # a torn result has no hash, and says itself that it cannot be read
             if not is_about(r, trace) and (r.trace_sha256 or r.not_applicable is None)
         ),
-        edited=_edited(folder, results),
         configured=configured,
         guarantees=promised(folder, trace, truth),
         metrics=truth.metrics(rounds) if truth is not None and rounds else {},
@@ -185,25 +184,6 @@ def of_run(folder: Path) -> Evidence:
         declared=tuple(trace.manifest.declared),
         data_sha256=str(facts.get("data_sha256", "")),
     )
-
-
-def _edited(folder: Path, results: Iterable[str]) -> frozenset[str]:
-    """Results that are not what the report of the same folder was made of, where it says."""
-    try:
-        chapters = json.loads((folder / "results.json").read_text(encoding="utf-8"))["chapters"]
-        told = dict(chapters[0]["evidence"]) if len(chapters) == 1 else {}
-    except FileNotFoundError:
-        return frozenset()
-    except (OSError, ValueError, LookupError, TypeError):
-        return frozenset(results)  # somebody wrote into it: nothing here is vouched for
-    out = set()
-    for name in results:
-        said = told.get(f"result of {name}, sha256")
-        found = result_sha256(folder / "results" / f"{name}.json")
-        # a torn result says itself that it cannot be read
-        if said is not None and said != found and len(found) == 64:
-            out.add(name)
-    return frozenset(out)
 
 
 def _lacking(trace: Trace, config: Mapping[str, Any]) -> str:

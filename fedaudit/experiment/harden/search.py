@@ -22,6 +22,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,7 @@ from fedaudit.experiment.harden import choices, limits
 from fedaudit.experiment.harden.bench import Bench, OutOfTime, failures, seconds
 from fedaudit.experiment.harden.choices import AS_CONFIGURED, Choice, Ladder, Site, Way
 from fedaudit.experiment.harden.utility import loss_between
+from fedaudit.experiment.identity import settle
 from fedaudit.experiment.reporting import Progress, quietly
 from fedaudit.experiment.toml import to_toml
 from fedaudit.files import write_atomically
@@ -69,13 +71,15 @@ def harden(
     curve: int = 3,
     overrides: Sequence[str] = (),
     progress: Progress = quietly,
+    fresh: bool = False,
 ) -> Hardened:
     """Find and write the protection that keeps the limits at the least cost in accuracy.
 
     `limits_from`: a policy as `fedaudit gate` takes it, `lines` such as "epsilon <= 8". `budget`:
     seconds, or "10m"; what is measured by then decides. `seeds` runs of every candidate, and as
     many fresh ones of the choice. `only` names what may be chosen (`choices.NAMES`). `curve`:
-    levels of noise at least on the trade-off curve, measured last.
+    levels of noise at least on the trade-off curve, measured last. `fresh` removes what was
+    measured before; otherwise it has to be of the same data and code.
     """
     if seeds < 1:
         raise UsageError(
@@ -100,6 +104,9 @@ def harden(
             got=error.strerror or str(error),
             remedy="choose another folder with --out",
         ) from None
+    if fresh:
+        shutil.rmtree(path / "cells", ignore_errors=True)
+    settle(path, [base[1]], begun=any(path.glob("cells/*/run.json")))
     time = seconds(budget) if isinstance(budget, str) else budget
     with Bench(
         path, workers=max(1, workers or os.cpu_count() or 1), budget=time, progress=progress

@@ -13,8 +13,9 @@ import numpy as np
 
 from fedaudit.audits.audit import columns_for
 from fedaudit.errors import ConfigError, DataError, NotApplicable
-from fedaudit.experiment.build import deal, fingerprint_of, load_data
+from fedaudit.experiment.build import deal, load_data
 from fedaudit.experiment.config import Config, load
+from fedaudit.experiment.identity import digest
 from fedaudit.randomness import Seed
 from fedaudit.trace import (
     AGGREGATOR,
@@ -106,7 +107,7 @@ def same_data(
             got=error.got,
             remedy=f"bring them back{or_else}",
         ) from None
-    if before is not None and before != fingerprint_of(train, test):
+    if before is not None and before != digest(train, test):
         raise NotApplicable(
             "the records are not those that the run trained on",
             expected="the data as they were when the run began",

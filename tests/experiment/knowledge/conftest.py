@@ -9,6 +9,7 @@ from fedaudit.experiment.config import load
 from fedaudit.experiment.knowledge import (
     of_config,
 )
+from fedaudit.experiment.seal import seal
 from fedaudit.trace import MemoryRecorder, MemoryTruth
 
 SMALL = {
@@ -53,5 +54,6 @@ def tamper():
         stamped = json.loads(file.read_text())
         stamped["result"]["notes"] = ["kept"]
         file.write_text(json.dumps(stamped))
+        seal(folder, "results")
 
     return mark

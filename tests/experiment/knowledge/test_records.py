@@ -153,9 +153,14 @@ def test_the_same_question_is_kept_and_another_is_asked_again(shell, elsewhere, 
         assert not asked_again("--data", "renamed.csv")
         (elsewhere / "renamed.csv").rename(table)
         table.write_text("\n".join(before.splitlines()[:-20]) + "\n")
-        assert asked_again()
+        done = shell("audit", "trace", *both, "--quiet")
+        assert (done.code, "data" in done.err) == (3, True)
+        assert shell("audit", "trace", *both, "--quiet", "--fresh").code == 0
         module.write_text(code + "# edited\n")
-        assert asked_again()
+        done = shell("audit", "trace", *both, "--quiet")
+        assert (done.code, "code of the model" in done.err) == (3, True)
+        assert shell("audit", "trace", *both, "--quiet", "--fresh").code == 0
+        assert not asked_again()
     finally:
         table.write_text(before)
         module.write_text(code)

@@ -1,0 +1,186 @@
+"""What a run is about: the contents of its data and of the user's own code.
+
+Settings are compared elsewhere, key by key. Here stands what settings only name: a file that was
+halved, a module that was edited. Names and times do not count, contents do.
+
+    DIR/truth/identity.json    digests: private, since they confirm guesses
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedaudit.errors import DataError, FedauditError
+from fedaudit.experiment.config import Config
+from fedaudit.files import is_lost, make_folder, read_object, sha256_of, write_atomically
+from fedaudit.foreign import source_files
+
+if TYPE_CHECKING:
+    from fedaudit.data.dataset import Dataset
+
+FILE = "identity.json"
+FRESH = "restore what has changed, run into another folder with --out, or start anew with --fresh"
+
+_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*\Z")
+
+
+def settle(folder: Path, configs: Iterable[Config], *, begun: bool) -> None:
+    """See that `folder` is about these data and this code, and remember them.
+
+    `begun`: something was computed there already. Then a difference is a DataError that names it.
+    """
+    file = folder / "truth" / FILE
+    now = identity_of(configs)
+    before = {} if is_lost(file) else read_object(file)
+    if begun and not before:
+        raise DataError(
+            f"what {folder} was made of is not known",
+            expected=f"{file}, with digests of its data and code",
+            got="no such file, or an empty one",
+            remedy=FRESH,
+        )
+    if begun:
+        changed = [c for name in ("data", "code") for c in _changes(name, before, now)]
+        if changed:
+            raise DataError(
+                f"{folder} was made of something else",
+                expected="the data and the code that it began with",
+                got="changed since: " + "; ".join(changed),
+                remedy=FRESH,
+            )
+    kept = {name: {**(before.get(name, {}) if begun else {}), **now[name]} for name in now}
+    if kept != before:
+        make_folder(folder / "truth", private=True)
+        write_atomically(file, json.dumps(kept, indent=1, sort_keys=True) + "\n", private=True)
+
+
+def identity_of(configs: Iterable[Config]) -> dict[str, dict[str, Any]]:
+    """Data by the settings that name them, and user code by its name; digests and sizes."""
+    data: dict[str, Any] = {}
+    code: dict[str, Any] = {}
+    for config in configs:
+        named = {k: v for k, v in config.data.items() if k not in ("test_fraction", "standardise")}
+        drawn = None if "path" in named else config.seed  # built-in sets may be drawn
+        key = json.dumps([named, drawn], sort_keys=True, default=str)
+        data[hashlib.sha256(key.encode()).hexdigest()[:16]] = _data_identity(key)
+        # audits can be added later: a result knows the code that made it
+        own = {k: v for k, v in config.raw.items() if k != "audits"}
+        code |= {where: code_identity(where) for where in code_named_in(own)}
+    return {"data": data, "code": code}
+
+
+def _changes(
+    name: str, before: Mapping[str, Any], now: Mapping[str, Mapping[str, Any]]
+) -> Iterator[str]:
+    old = before.get(name, {})
+    for key, new in now[name].items():
+        if key in old and old[key] != new:
+            yield f"code of {key}" if name == "code" else f"data ({_sizes(old[key], new)})"
+
+
+def _sizes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """How the sizes of data differ, without naming anybody."""
+    parts = [
+        f"{new.get(what)} {what} where there were {old.get(what)}"
+        for what in ("records", "clients", "columns")
+        if old.get(what) != new.get(what)
+    ]
+    return ", ".join(parts) or "as many records, of other content"
+
+
+# -- data ----------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=16)
+def _loaded_identity(key: str, stamp: Any) -> dict[str, Any]:
+    from fedaudit.data import builtin, files
+    from fedaudit.randomness import Seed
+    from fedaudit.settings import check_arguments
+
+    named, seed = json.loads(key)
+    if "path" in named:
+        path = named.pop("path")
+        dataset = files.read(path, **check_arguments(files.read, named, "data"))
+    else:
+        dataset = builtin.load(named.pop("name"), seed=Seed(seed), **named)
+    return {
+        "sha256": digest(dataset, *([dataset.test] if dataset.test is not None else [])),
+        "records": len(dataset) + (0 if dataset.test is None else len(dataset.test)),
+        "clients": None if dataset.client is None else len(set(dataset.client)),
+        "columns": None if isinstance(dataset.x, tuple) else int(np.prod(dataset.x.shape[1:])),
+    }
+
+
+def _data_identity(key: str) -> dict[str, Any]:
+    """Digest and sizes of a dataset. Read once per process while its files stay untouched."""
+    named, _ = json.loads(key)
+    return _loaded_identity(key, _stamps(Path(str(named["path"]))) if "path" in named else None)
+
+
+def _stamps(place: Path) -> tuple[Any, ...]:
+    """What tells whether a file, or a folder of files, was touched within this process."""
+    files = sorted(place.rglob("*")) if place.is_dir() else [place]
+    found = []
+    for file in files:
+        try:
+            s = file.stat()
+        except OSError:
+            continue
+        found.append((str(file), s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns))
+    return tuple(found)
+
+
+def digest(*parts: Dataset) -> str:
+    """A hash of all records, labels and owners."""
+    made = hashlib.sha256()
+
+    def add(texts: Sequence[str]) -> None:
+        made.update(f"{len(texts)};".encode())
+        for text in texts:
+            raw = text.encode("utf-8", "surrogatepass")
+            made.update(f"{len(raw)}:".encode() + raw)
+
+    for part in parts:
+        if isinstance(part.x, tuple):
+            add(part.x)
+        else:
+            made.update(f"{part.x.shape}{part.x.dtype}".encode())
+            made.update(np.ascontiguousarray(part.x).data)
+        made.update(np.ascontiguousarray(part.y).data)
+        for column in (part.client, part.organisation, part.person):
+            add(column if column is not None else ())
+        add(part.classes)
+        add(part.columns)
+    return made.hexdigest()
+
+
+# -- code ----------------------------------------------------------------------------------------
+
+
+def code_named_in(values: Any) -> list[str]:
+    """Every `package.module:name` in a config's values that names a module which can be found."""
+    if isinstance(values, Mapping):
+        return sorted({w for v in values.values() for w in code_named_in(v)})
+    if isinstance(values, list | tuple):
+        return sorted({w for v in values for w in code_named_in(v)})
+    return [values] if isinstance(values, str) and _CODE.match(values) else []
+
+
+def code_identity(where: str) -> str:
+    """A hash of the file that `where` names and of the user's own files that it imports."""
+    try:
+        files = source_files(where)
+    except FedauditError:
+        return "cannot be found"  # not code, or whoever loads it says what is wrong
+    made = hashlib.sha256()
+    for name, file in files.items():
+        made.update(f"{name}:{sha256_of(file)};".encode())
+    return made.hexdigest()
