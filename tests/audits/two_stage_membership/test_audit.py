@@ -393,7 +393,7 @@ def test_no_answer_lies_in_what_the_adversary_brings():
 def test_without_truth_nothing_is_scored(by_hand):
     audit, guess = by_hand(some_updates()).attack()
     result = audit.score(guess, None, np.random.default_rng(0))
-    assert "nothing was scored" in result.not_applicable
+    assert "nothing was scored" in str(result.need)
     assert not result.estimates
     # what it would say is shown: the surest candidates of every client first
     strongest = next(iter(statistics_of(guess).values()))
