@@ -13,7 +13,7 @@ import scipy.stats
 import fedaudit
 from fedaudit.report import findings, rules
 from fedaudit.report.findings import interval, judge, judge_all, number, settled
-from fedaudit.results import NO_TRUTH, AuditResult, Bound, Estimate, Finding, Need
+from fedaudit.results import AuditResult, Bound, Estimate, Finding, Need
 from fedaudit.stats import roc
 from fedaudit.stats.combine import holm
 from fedaudit.stats.intervals import wilson

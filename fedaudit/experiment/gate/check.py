@@ -496,7 +496,7 @@ def _too_weak(limit: Limit, result: AuditResult, verdicts: Collection[str]) -> s
 def rule_of(limit: Limit) -> str:
     """A limit in words."""
     if limit.is_verdict:
-        words = ", ".join(VERDICTS[v].words for v in limit.forbidden)
+        words = ", ".join(limit.forbidden)
         detect = (
             f"; must detect from {number(limit.must_detect)}"
             if limit.must_detect is not None

@@ -212,7 +212,7 @@ def test_attention_wins_on_unprotected_digits(plain):
 
 def test_attention_with_a_theorem_that_does_not_apply_says_what_would_do(plain):
     result = plain.audit(adversary="attention", threshold="theory", beta=0.001, embedding="linear")
-    assert result.not_applicable is not None
+    assert (result.status, result.need.code) == ("not_applicable", "theory_unmet")
     assert "Theorem 3" in str(result.need)
 
 
