@@ -71,7 +71,7 @@ def test_power_the_marked_clients_are_named_and_nobody_else(plan, request):
     marked = set(case[2].facts["marked"])
     assert {n for n, row in result.per_client.items() if row["named"]} == marked
     assert {n for n, row in result.per_client.items() if row["marked"]} == marked
-    assert judge(result)[0].verdict == "leak"
+    assert judge(result)[0].verdict == "attributed"
     assert result.estimates["detected"].value == 1.0
     assert any("false_alarms" in u.what for u in result.underpowered)  # 7 benign state no rate
     e = result.estimates["false_alarm_rate_per_test"]

@@ -97,7 +97,7 @@ def test_guesses_that_follow_nothing_lose_their_own_spread():
 @pytest.mark.parametrize("seed", range(3))
 def test_labels_of_other_clients_show_no_lift(audited, seed):
     guess, result, _ = audited(seed, permuted=True, coupled=False, parameters=1.0)
-    assert judge(result)[-1].verdict == "no_evidence"
+    assert judge(result)[-1].verdict in ("no_evidence", "nothing_to_say")
     for channel, lifts in guess.learnt.items():
         assert scores.not_above_zero(lifts) > 1e-3, channel
 

@@ -457,7 +457,7 @@ def test_an_update_of_zero(by_hand):
 
 def test_nobody_moves_at_all(by_hand):
     result = by_hand([np.zeros((3, 43), np.float32)] * 2).audit(**CHECKED)
-    assert judge(result)[-1].verdict == "no_evidence"
+    assert judge(result)[-1].verdict == "nothing_to_say"
     assert result.estimates["membership_auc"].value == pytest.approx(0.5)
 
 
