@@ -51,7 +51,7 @@ def main(folder: Path) -> None:
     # as on the command line: fedaudit audit trace --as shuffle --only fingerprint
     done = fedaudit.audit(folder / "trace", ["fingerprint"], as_if=["shuffle"])
     for finding in done.findings:
-        print(f"{finding.verdict}: {finding.statement}\n  rule {finding.rule}")
+        print(f"{finding.verdict}: {finding.statement}\n  rule {finding.cited}")
     print("report:", done.path / "report.html")
 
 

@@ -9,7 +9,8 @@
     │   ├── IntegrityError        3   torn or altered file: named, and never half read
     │   ├── FormatError           3   not a trace, or one of a newer format
     │   └── NotObservable         3   this party does not see what was asked for
-    ├── NotApplicable             3   an audit's need is not met by this trace
+    ├── NotApplicable             3   the question of an audit does not arise in this trace
+    │   └── NothingToSay          3   too little was recorded to say anything
     └── Interrupted             130   stopped by the user; what was computed is kept
 
 Every message states what was expected, what was found and what to do.
@@ -25,10 +26,12 @@ from typing import Self
 class FedauditError(Exception):
     """Root of the tree.
 
-    `what` is one sentence; `expected`, `got` and `remedy` complete it.
+    `what` is one sentence; `expected`, `got` and `remedy` complete it. `code` is what programs go
+    by: words may change, codes do not.
     """
 
     exit_code = 1
+    code = "error"
 
     def __init__(
         self,
@@ -37,7 +40,10 @@ class FedauditError(Exception):
         expected: str | None = None,
         got: str | None = None,
         remedy: str | None = None,
+        code: str | None = None,
     ) -> None:
+        if code is not None:
+            self.code = code
         self.what, self.expected, self.got, self.remedy = what, expected, got, remedy
         lines = [what]
         for label, text in (("expected", expected), ("got", got), ("try", remedy)):
@@ -48,7 +54,9 @@ class FedauditError(Exception):
     def advising(self, more: str) -> Self:
         """The same error with more to try: for who knows the circumstances."""
         remedy = more if self.remedy is None else f"{self.remedy}; {more}"
-        return type(self)(self.what, expected=self.expected, got=self.got, remedy=remedy)
+        return type(self)(
+            self.what, expected=self.expected, got=self.got, remedy=remedy, code=self.code
+        )
 
 
 class UsageError(FedauditError):
@@ -69,6 +77,7 @@ class FetchError(DataError):
 
 class TraceError(FedauditError):
     exit_code = 3
+    code = "unusable_recording"
 
 
 class IntegrityError(TraceError):
@@ -80,11 +89,28 @@ class FormatError(TraceError):
 
 
 class NotObservable(TraceError):
-    pass
+    code = "not_observable"
 
 
 class NotApplicable(FedauditError):
+    """What an audit asks about is not there. Every one of them states its code."""
+
     exit_code = 3
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        code: str,
+        expected: str | None = None,
+        got: str | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        super().__init__(what, expected=expected, got=got, remedy=remedy, code=code)
+
+
+class NothingToSay(NotApplicable):
+    pass
 
 
 class Interrupted(FedauditError):

@@ -1,6 +1,9 @@
 """What an audit says, as plain data: numbers with intervals, bounds with sources, no verdicts.
 
 An `AuditResult` is the log of one audit. `report.findings` turns it into words; nothing else does.
+Facts are fields (`status`, `need`, `known`; of a finding `rule`, `client`, `measure`, `variant`):
+no text is read again to find out what happened, so wording can change no verdict.
+
 Everything here survives a JSON round trip. JSON has no NaN and no infinity: a NaN is refused at
 birth, an infinity is written as the string "inf" (a text that reads so gets a backslash before it).
 """
@@ -15,8 +18,23 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from operator import index
 from typing import Any, Literal, TypeVar, get_args
 
+from fedaudit.errors import FedauditError
+
 Number = float | int
-Verdict = Literal["leak", "no_evidence", "not_applicable", "disagreement"]
+Status = Literal["ok", "nothing_to_say", "blind", "not_applicable", "failed"]
+"""What became of an audit. "ok": it measured. "nothing_to_say": too little arrived, or it could not
+have alarmed. "blind": it guessed, and there is no truth to score the guess with. "not_applicable":
+the question does not arise. "failed": it ended in an error."""
+Verdict = Literal[
+    "disagreement",
+    "leak",
+    "attributed",
+    "failed",
+    "nothing_to_say",
+    "unscored",
+    "no_evidence",
+    "not_applicable",
+]
 BoundKind = Literal["upper", "lower", "reference"]
 
 T = TypeVar("T")
@@ -37,12 +55,23 @@ def _texts(of: Any, *names: str) -> None:
             raise TypeError(f"{name} is {value!r}, not text")
 
 
+def _flags(of: Any, *names: str) -> None:
+    for name in names:
+        if not isinstance(getattr(of, name), bool):
+            raise TypeError(f"{name} is {getattr(of, name)!r}, not true or false")
+
+
+class OldResult(ValueError):
+    """A stored result of an earlier version, which states no status."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
     """A measured value with its interval.
 
     `baseline` is what no leak at all would give in the same design (chance level);
     `method` says how the interval was made; `n` counts the independent units behind it.
+    `one_sided`: only the low end is a statement, the high end is that of the scale.
     """
 
     value: float
@@ -52,6 +81,7 @@ class Estimate:
     confidence: float = 0.95
     baseline: float | None = None
     method: str = ""
+    one_sided: bool = False
 
     def __post_init__(self) -> None:
         for name in ("value", "low", "high"):
@@ -65,20 +95,25 @@ class Estimate:
         if self.n < 0 or not 0 < self.confidence <= 1:
             raise ValueError(f"n {self.n} from 0, confidence {self.confidence} above 0 up to 1")
         _texts(self, "method")
+        _flags(self, "one_sided")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Underpowered:
-    """A number that was not stated because the sample cannot carry it."""
+    """A number that was not stated because the sample cannot carry it.
+
+    `measure` is the name that the estimate would have had, or empty where it is none of a result.
+    """
 
     what: str
     have: int
     needed: int
+    measure: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "have", index(self.have))
         object.__setattr__(self, "needed", index(self.needed))
-        _texts(self, "what")
+        _texts(self, "what", "measure")
 
     def __str__(self) -> str:
         return f"underpowered: {self.what} needs {self.needed}, has {self.have}"
@@ -106,19 +141,63 @@ class Bound:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Need:
+    """What is missing where nothing could be measured: `code` is the fact, the rest is for people.
+
+    Codes are listed in `report.rules.NEEDS` where they have words of their own.
+    """
+
+    code: str
+    what: str
+    expected: str = ""
+    got: str = ""
+    remedy: str = ""
+
+    def __post_init__(self) -> None:
+        _texts(self, "code", "what", "expected", "got", "remedy")
+        if not self.code:
+            raise ValueError("a need has a code: words alone cannot be told apart")
+
+    @classmethod
+    def of(cls, error: FedauditError) -> Need:
+        """What an error says, under its code."""
+        return cls(
+            code=error.code,
+            what=error.what,
+            expected=error.expected or "",
+            got=error.got or "",
+            remedy=error.remedy or "",
+        )
+
+    def __str__(self) -> str:
+        parts = (("expected", self.expected), ("got", self.got))
+        return self.what + "".join(f"; {label} {text}" for label, text in parts if text)
+
+
+NO_TRUTH = Need(code="no_truth", what="no truth: the attack guessed, and nothing was scored")
+"""Of every attack that ran blind."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class AuditResult:
     """The log of one audit of one trace from one vantage.
 
+    `status` says whether it measured, and `need` what was missing where it did not. `known`: the
+    adversary has what is asked about without an attack, and the headline states that at its full
+    value.
     `headline` names the estimate the verdict rests on; `greater_is_leak` says which side of its
     baseline is bad. `detectable` is the smallest headline value that would have been seen (the
     largest where less is worse); None where nobody can say, an infinity where no value would.
-    `not_applicable` is the need that was missing, or None. `per_client` maps a pseudonymous party
-    to its columns. `curves` maps a figure to its columns of equal length.
+    `per_client` maps a pseudonymous party to its columns. `curves` maps a figure to its columns of
+    equal length.
     """
 
     audit: str
     question: str
     vantage: str
+    status: Status = "ok"
+    need: Need | None = None
+    known: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
     headline: str | None = None
     greater_is_leak: bool = True
@@ -128,14 +207,15 @@ class AuditResult:
     per_client: Mapping[str, Mapping[str, Number | str | None]] = field(default_factory=dict)
     curves: Mapping[str, Mapping[str, tuple[Number, ...]]] = field(default_factory=dict)
     detectable: float | None = None
-    not_applicable: str | None = None
     notes: tuple[str, ...] = ()
     source: str = ""
     trace_sha256: str = ""
 
     def __post_init__(self) -> None:
-        _texts(self, "audit", "question", "vantage", "headline", "not_applicable", "source")
-        _texts(self, "trace_sha256")
+        _texts(self, "audit", "question", "vantage", "headline", "source", "trace_sha256")
+        _flags(self, "known", "greater_is_leak")
+        if self.status not in get_args(Status):
+            raise ValueError(f"status {self.status!r} is not one of {', '.join(get_args(Status))}")
         # free-form parts take the form they have in JSON: what is read equals what was written
         object.__setattr__(self, "settings", _restore(_plain(self.settings)))
         object.__setattr__(self, "per_client", _restore(_plain(self.per_client)))
@@ -154,11 +234,23 @@ class AuditResult:
             object.__setattr__(self, "detectable", _finite_or_inf("detectable", self.detectable))
         if self.headline is not None and self.headline not in self.estimates:
             raise ValueError(f"headline {self.headline!r} is not among the estimates")
-        if self.headline is None and self.not_applicable is None and self.estimates:
-            raise ValueError("a result with estimates names its headline")
+        self._check_status()
         for name, bound in self.bounds.items():
             if bound.kind != "reference" and bound.of not in self.estimates:
                 raise ValueError(f"bound {name!r} bounds {bound.of!r}, which is not estimated")
+
+    def _check_status(self) -> None:
+        """Status, need and headline go together: what measured nothing says what it lacks."""
+        if self.need is not None and not isinstance(self.need, Need):
+            raise TypeError(f"need is {self.need!r}, not a Need")
+        if self.status == "ok" and self.headline is None:
+            raise ValueError("a result of status 'ok' names its headline")
+        if (self.status == "ok") != (self.need is None):
+            raise ValueError(f"a result of status {self.status!r} with need {self.need!r}")
+        if self.headline is not None and self.status not in ("ok", "nothing_to_say"):
+            raise ValueError(f"a result of status {self.status!r} measured no {self.headline!r}")
+        if self.known and self.status != "ok":
+            raise ValueError(f"what is known outright is a result, not {self.status!r}")
 
     def to_json(self) -> str:
         """Strict JSON, keys in the order of the fields."""
@@ -170,18 +262,29 @@ class AuditResult:
         raw = _restore(json.loads(text, parse_constant=_refuse_constant))
         if not isinstance(raw, dict):
             raise ValueError(f"a result is an object, not {type(raw).__name__}")
+        if "status" not in raw:
+            # written before results had one: what it meant is not guessed from its words
+            raise OldResult("an earlier version of fedaudit stored this result: audit again")
         for name, kind in (("estimates", Estimate), ("bounds", Bound)):
             given = _mapping(name, raw.get(name, {}))
             raw[name] = {k: _build(kind, v, f"{name}.{k}") for k, v in given.items()}
         raw["underpowered"] = tuple(
             _build(Underpowered, v, "underpowered") for v in raw.get("underpowered", ())
         )
+        if raw.get("need") is not None:
+            raw["need"] = _build(Need, raw["need"], "need")
         return _build(cls, raw, "a result")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One line of a report: a verdict, the rule it follows from, and the number behind it."""
+    """One line of a report: a verdict, the rule it follows from, and the number behind it.
+
+    `rule` is the id of a rule in `report.rules` and `because` says it of this result. `measure` is
+    the estimate that it rests on, of a single `client` where it is about one, in the `variant` of a
+    study that was audited. `known`: no attack was needed. `code` of the need where nothing was
+    measured.
+    """
 
     verdict: Verdict
     audit: str
@@ -189,7 +292,12 @@ class Finding:
     question: str
     statement: str
     rule: str
+    because: str = ""
     measure: str | None = None
+    client: str | None = None
+    variant: str = ""
+    known: bool = False
+    code: str = ""
     estimate: Estimate | None = None
     source: str = ""
     remedy: str = ""
@@ -197,6 +305,13 @@ class Finding:
     def __post_init__(self) -> None:
         if self.verdict not in get_args(Verdict):
             raise ValueError(f"verdict {self.verdict!r} is not one of {get_args(Verdict)}")
+        _texts(self, "rule", "because", "measure", "client", "variant", "code")
+        _flags(self, "known")
+
+    @property
+    def cited(self) -> str:
+        """The rule and what it says of this result."""
+        return f"{self.rule}: {self.because}" if self.because else self.rule
 
     def to_dict(self) -> dict[str, Any]:
         plain: dict[str, Any] = _plain(self)

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedaudit.results import AuditResult, Bound, Estimate, Finding, Underpowered
+from fedaudit.errors import NotApplicable, NothingToSay, NotObservable, TraceError
+from fedaudit.results import (
+    AuditResult,
+    Bound,
+    Estimate,
+    Finding,
+    Need,
+    OldResult,
+    Underpowered,
+)
 
 quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 numbers = st.floats(allow_nan=False) | st.integers(-(2**80), 2**80)
@@ -41,7 +50,19 @@ def estimates(draw: st.DrawFn) -> Estimate:
         confidence=draw(st.floats(0.01, 1)),
         baseline=draw(st.none() | floats),
         method=draw(texts),
+        one_sided=draw(st.booleans()),
     )
+
+
+EMPTY = ["nothing_to_say", "blind", "not_applicable", "failed"]
+needs = st.builds(
+    Need,
+    code=st.text(min_size=1, max_size=6),
+    what=texts,
+    expected=texts,
+    got=texts,
+    remedy=texts,
+)
 
 
 @st.composite
@@ -55,6 +76,7 @@ def results(draw: st.DrawFn) -> AuditResult:
         source=texts,
         assumes=texts,
     )
+    status = draw(st.sampled_from(["ok", "nothing_to_say"] if found else EMPTY))
     length = draw(st.integers(0, 4))
     column = st.lists(numbers, min_size=length, max_size=length).map(tuple)
     return AuditResult(
@@ -68,7 +90,13 @@ def results(draw: st.DrawFn) -> AuditResult:
         underpowered=tuple(
             draw(
                 st.lists(
-                    st.builds(Underpowered, what=texts, have=st.integers(), needed=st.integers()),
+                    st.builds(
+                        Underpowered,
+                        what=texts,
+                        have=st.integers(),
+                        needed=st.integers(),
+                        measure=texts,
+                    ),
                     max_size=2,
                 )
             )
@@ -81,7 +109,9 @@ def results(draw: st.DrawFn) -> AuditResult:
         ),
         curves=draw(st.dictionaries(texts, st.dictionaries(texts, column, max_size=3), max_size=2)),
         detectable=draw(st.none() | floats),
-        not_applicable=draw(st.none() | texts),
+        status=status,
+        need=None if status == "ok" else draw(needs),
+        known=status == "ok" and draw(st.booleans()),
         notes=tuple(draw(st.lists(texts, max_size=3))),
         source=draw(texts),
         trace_sha256=draw(texts),
@@ -112,7 +142,12 @@ def test_findings_round_trip(estimate: Estimate | None, word: str) -> None:
         question=word,
         statement=word,
         rule=word,
+        because=word,
         measure=word,
+        client=word,
+        variant=word,
+        known=estimate is None,
+        code=word,
         estimate=estimate,
     )
     assert Finding.from_dict(json.loads(json.dumps(finding.to_dict(), allow_nan=False))) == finding
@@ -240,3 +275,52 @@ def test_what_is_underpowered_says_so() -> None:
     assert str(Underpowered(what="TPR at 0.1 %", have=3, needed=1000)) == (
         "underpowered: TPR at 0.1 % needs 1000, has 3"
     )
+
+
+def bare(**more) -> AuditResult:
+    return AuditResult(audit="a", question="q", vantage="server", **more)
+
+
+NEED = Need(code="no_sums", what="there are no sums")
+
+
+def test_status_need_and_headline_go_together() -> None:
+    assert bare(status="blind", need=NEED).need.code == "no_sums"
+    assert whole(status="nothing_to_say", need=NEED).headline == "x"
+    for wrong in (
+        {},  # measured nothing, and does not say why
+        {"status": "failed"},
+        {"status": "ok", "need": NEED},
+        {"status": "green", "need": NEED},
+        {"status": "not_applicable", "need": NEED, "known": True},
+    ):
+        with pytest.raises(ValueError, match=r"status|known"):
+            bare(**wrong)
+    for status in ("blind", "not_applicable", "failed"):
+        with pytest.raises(ValueError, match="measured no"):
+            whole(status=status, need=NEED)
+    with pytest.raises(TypeError, match="need is"):
+        bare(status="failed", need="no sums")
+    with pytest.raises(ValueError, match="code"):
+        Need(code="", what="x")
+
+
+def test_a_result_of_an_earlier_version_is_refused_and_not_guessed() -> None:
+    raw = json.loads(whole().to_json())
+    del raw["status"]
+    with pytest.raises(OldResult, match="audit again"):
+        AuditResult.from_json(json.dumps(raw))
+
+
+def test_a_need_keeps_what_an_error_says_and_its_code() -> None:
+    error = NothingToSay("no rounds", code="nothing_arrived", expected="one", remedy="wait")
+    assert Need.of(error) == Need(
+        code="nothing_arrived", what="no rounds", expected="one", remedy="wait"
+    )
+    assert Need.of(error.advising("look")).code == "nothing_arrived"
+    assert str(Need(code="c", what="w", expected="e", got="g")) == "w; expected e; got g"
+    assert NotObservable("x").code == "not_observable"
+    assert NotObservable("x", code="no_single_updates").code == "no_single_updates"
+    assert TraceError("x").code == "unusable_recording"
+    with pytest.raises(TypeError, match="code"):
+        NotApplicable("a need without a code")

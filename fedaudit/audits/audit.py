@@ -172,6 +172,7 @@ def columns_for(model: Layout, recorded: Layout) -> npt.NDArray[np.int64] | None
         more = f" ({', '.join(wrong[1:4])}, ...)" if len(wrong) > 1 else ""
         raise NotApplicable(
             "the model and the trace do not fit",
+            code="other_model",
             expected=f"{first} of shape {want.get(first, 'absent')} (the model)",
             got=f"{have.get(first, 'absent')} (the trace); {len(wrong)} tensors differ{more}",
             remedy="name the model that was trained, and record all of its tensors",

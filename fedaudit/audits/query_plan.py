@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.audits.audit import Knowledge
-from fedaudit.errors import ConfigError, NotApplicable, TraceError
+from fedaudit.errors import ConfigError, NotApplicable, NothingToSay, TraceError
 from fedaudit.results import AuditResult, Estimate, Underpowered
 from fedaudit.stats import intervals, query_algebra
 from fedaudit.stats.plan_design import best_guess
@@ -170,8 +170,10 @@ class QueryPlan:
         questions = sum(len(a.queries) for a in ledgers)
         ledgers_answered = [a for a in ledgers if len(a.answered)]
         if not ledgers_answered:
-            raise NotApplicable(
+            lacking = NothingToSay if questions else NotApplicable
+            raise lacking(
                 f"{view.vantage} sees no sums" if not questions else "no query was answered",
+                code="no_answers" if questions else "no_sums",
                 expected="sums through secure aggregation",
                 got=f"{questions} queries without an answer" if questions else "no sum, no query",
                 remedy="nothing was asked for; in a hierarchy set audits.query_plan.vantage to "
@@ -275,7 +277,7 @@ class QueryPlan:
         underpowered = []
         for name, found in self._measured(guess, truth).items():
             if isinstance(found, Underpowered):
-                underpowered.append(replace(found, what=f"{name}: {found.what}"))
+                underpowered.append(replace(found, what=f"{name}: {found.what}", measure=name))
             else:
                 estimates[name] = found
         settings: dict[str, Any] = asdict(self)

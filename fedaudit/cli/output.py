@@ -166,15 +166,12 @@ def print_plan(lines: Sequence[str], foreseen: Mapping[str, Foreseen], as_json: 
 
 def failed_audits(runs: Sequence[Run]) -> list[str]:
     """Audits that ended in an error: the rest was done, and the command still says so."""
-    from fedaudit.report.findings import FAILED
-
-    every = [r for run in runs for r in run.results]
-    return [r.audit for r in every if (r.not_applicable or "").startswith(FAILED)]
+    return [r.audit for run in runs for r in run.results if r.status == "failed"]
 
 
 def unanswered(run: Run, asked: Sequence[str]) -> bool:
     """Whether none of the audits that were asked for by name could run."""
-    return all(r.not_applicable is not None for r in run.results if r.audit in asked)
+    return all(r.headline is None for r in run.results if r.audit in asked)
 
 
 def explain_reuse(heard: list[tuple[str, Any]]) -> None:

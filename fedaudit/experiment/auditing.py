@@ -21,6 +21,8 @@ from fedaudit.errors import (
     FormatError,
     IntegrityError,
     NotApplicable,
+    NothingToSay,
+    NotObservable,
     TraceError,
     UsageError,
     nearest,
@@ -60,8 +62,8 @@ from fedaudit.experiment.summary import UNNAMED, clients_of
 from fedaudit.experiment.toml import override, parsed
 from fedaudit.files import read_object, write_atomically
 from fedaudit.randomness import Seed
-from fedaudit.report.findings import FAILED, REMEDY
-from fedaudit.results import AuditResult
+from fedaudit.report.findings import settled
+from fedaudit.results import AuditResult, Need, Status
 from fedaudit.settings import check
 from fedaudit.trace import Trace, Truth
 
@@ -193,8 +195,8 @@ def _kept(file: Path, asked: Mapping[str, Any], trace: Trace) -> tuple[AuditResu
         changed = ", ".join(t for t in ("the trace (weights or messages)", changed) if t)
     if changed:
         return None, f"another now: {changed}"
-    if result.not_applicable is not None:
-        return None, "it did not apply, or failed: tried again"
+    if result.headline is None:
+        return None, "it measured nothing: tried again"
     return result, f"same settings, code, truth, and trace {trace.sha256[:12]}"
 
 
@@ -208,22 +210,23 @@ def _guarded(audit: Any, trace: Trace, truth: Truth | None, seed: int, desk: Des
     except (IntegrityError, FormatError):
         raise
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
         if isinstance(error, FedauditError):
-            said = error.what
-        for label in ("expected", "got"):
-            text = getattr(error, label, "")
-            said += f"; {label} {text}" if text else ""
-        remedy = getattr(error, "remedy", "")
-        return AuditResult(
-            audit=audit.name,
-            question=audit.question,
-            vantage=audit.vantage,
-            settings=plain(audit),
-            not_applicable=FAILED + said + (f"{REMEDY}{remedy}" if remedy else ""),
-            source=audit.source,
-            trace_sha256=trace.sha256,
-        )
+            return _unmeasured(audit, trace, "failed", Need.of(error))
+        said = f"{type(error).__name__}: {error}"
+        return _unmeasured(audit, trace, "failed", Need(code="error", what=said))
+
+
+def _unmeasured(audit: Any, trace: Trace, status: Status, need: Need) -> AuditResult:
+    return AuditResult(
+        audit=audit.name,
+        question=audit.question,
+        vantage=audit.vantage,
+        status=status,
+        need=need,
+        settings=plain(audit),
+        source=audit.source,
+        trace_sha256=trace.sha256,
+    )
 
 
 def audit_one(
@@ -242,21 +245,11 @@ def audit_one(
     except (IntegrityError, FormatError):
         raise  # a torn file is no property of the federation
     except (NotApplicable, TraceError) as error:
-        need = error.what + "".join(
-            f"; {label} {text}"
-            for label, text in (("expected", error.expected), ("got", error.got))
-            if text
-        )
-        return AuditResult(
-            audit=audit.name,
-            question=audit.question,
-            vantage=audit.vantage,
-            settings=plain(audit),
-            not_applicable=need + (f"{REMEDY}{error.remedy}" if error.remedy else ""),
-            source=audit.source,
-            trace_sha256=trace.sha256,
-        )
-    return scored
+        absent = isinstance(error, NotApplicable | NotObservable)
+        absent &= not isinstance(error, NothingToSay)
+        status: Status = "not_applicable" if absent else "nothing_to_say"
+        return _unmeasured(audit, trace, status, Need.of(error))
+    return settled(scored)
 
 
 def audit_run(

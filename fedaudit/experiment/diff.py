@@ -37,16 +37,20 @@ from fedaudit.report.diff import (
     Spent,
     VerdictChange,
 )
-from fedaudit.report.findings import REMEDY, judge_all
-from fedaudit.results import AuditResult, Estimate
+from fedaudit.report.findings import judge_all
+from fedaudit.results import AuditResult, Estimate, Finding
 from fedaudit.stats.combine import holm
 
 SHOWN_CLIENTS = 3
 Pair = tuple[str, str, Estimate, Estimate, int, bool, str]
 """(audit, measure, first, second, which way is worse, whether it is a headline, client)."""
 
-SEVERITY = {"no_evidence": 0, "leak": 1, "disagreement": 2}
-"""Verdicts that say something, least severe first; "not applicable" says nothing."""
+SEVERITY = {"no_evidence": 0, "attributed": 1, "leak": 1, "disagreement": 3}
+"""Verdicts that say something; the others say nothing. What is known outright is worse than any
+leak that takes an attack, see `severity`."""
+
+OUTRIGHT = "known_outright"
+"""What a leak without an attack is called beside verdicts."""
 
 FEDERATION = ("data", "partition", "task")
 """Sections of a config that say which federation it is; the others say how it was run."""
@@ -379,33 +383,43 @@ def _verdicts(a: Evidence, b: Evidence, names: Sequence[str]) -> list[VerdictCha
     """Audits whose verdict is another one now, or that are not applicable for a worse reason."""
     out = []
     for name in names:
-        before, after = (str(judge_all([e.results[name]])[0].verdict) for e in (a, b))
-        change, why = _verdict_change(name, before, after, a, b)
+        before, after = (judge_all([e.results[name]])[0] for e in (a, b))
+        change, why = _verdict_change(before, after, a, b)
         if change != "same":
+            first, second = (OUTRIGHT if f.known else f.verdict for f in (before, after))
             out.append(
-                VerdictChange(audit=name, first=before, second=after, change=change, why=why)
+                VerdictChange(audit=name, first=first, second=second, change=change, why=why)
             )
     return out
 
 
+def severity(finding: Finding) -> int | None:
+    """How bad a finding is; None where it says nothing either way."""
+    return 2 if finding.known else SEVERITY.get(finding.verdict)
+
+
 def _verdict_change(
-    name: str, before: str, after: str, a: Evidence, b: Evidence
+    before: Finding, after: Finding, a: Evidence, b: Evidence
 ) -> tuple[Change, str]:
-    was_closed, is_closed = (nothing_left(f"{name}.verdict", [e]) for e in (a, b))
-    if before in SEVERITY and after in SEVERITY:
-        step = SEVERITY[after] - SEVERITY[before]
-        return ("worse" if step > 0 else "better" if step < 0 else "same"), ""
-    if after in SEVERITY:
-        return ("worse" if SEVERITY[after] else "changed"), ""
+    was_closed, is_closed = (nothing_left(f"{after.audit}.verdict", [e]) for e in (a, b))
+    was, now = severity(before), severity(after)
+    if was is not None and now is not None:
+        return ("worse" if now > was else "better" if now < was else "same"), ""
+    if now is not None:
+        return ("worse" if now else "changed"), ""
     if is_closed:
         if was_closed:
             return "same", ""
-        better = SEVERITY.get(before, 0) > 0
-        return ("better" if better else "changed"), "a protection leaves nothing to link"
-    need = (b.results[name].not_applicable or "no estimate").partition(REMEDY)[0]
-    if before in SEVERITY:
+        return ("better" if was else "changed"), "a protection leaves nothing to link"
+    need = str(b.results[after.audit].need)
+    if was and after.estimate is not None:
+        # the numbers say whether it got better; the verdict alone does not
+        return "changed", f"nothing can be said now: {need}"
+    if was is not None:
         return "worse", f"evidence lost: {need}"
-    return ("worse", f"nothing was left to link; now: {need}") if was_closed else ("same", "")
+    if was_closed:
+        return "worse", f"nothing was left to link; now: {need}"
+    return ("same" if before.verdict == after.verdict else "changed"), ""
 
 
 def _per_client(a: Evidence, b: Evidence, names: Sequence[str]) -> list[ClientChanges]:

@@ -177,6 +177,7 @@ def of_trace(path: str | os.PathLike[str], vantage: str = SERVER) -> Queries:
     if not ledgers:
         raise NotApplicable(
             f"{vantage} sees no sums in {path}",
+            code="no_sums",
             expected="answers of secure aggregation",
             got="none",
             remedy="record a run with [protections.secure_aggregation], or give a table",

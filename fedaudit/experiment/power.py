@@ -131,8 +131,7 @@ def _beside_the_report(need: Need, result: AuditResult, aim: Aim) -> str:
 
 
 def _unmeasured(result: AuditResult) -> Need:
-    missing = result.not_applicable or "it gave no estimate"
-    return Need(audit=result.audit, measure="nothing was measured", how=missing)
+    return Need(audit=result.audit, measure="nothing was measured", how=str(result.need))
 
 
 def _goal(chance: float, effect: float, top: float = 1.0) -> float:

@@ -72,6 +72,7 @@ def check_anonymous(hooks: Sequence[Hook]) -> None:
         if hook.name == "shuffle":
             raise NotApplicable(
                 "the uploads of this trace are anonymous already",
+                code="already_anonymous",
                 expected="uploads that bear their senders' names, for a shuffler to take away",
                 got="anonymous uploads: a shuffler stood before the server",
                 remedy="leave --as shuffle out: fedaudit audit TRACE is what a shuffler leaves",
@@ -79,6 +80,7 @@ def check_anonymous(hooks: Sequence[Hook]) -> None:
         if hook.asks:
             raise NotApplicable(
                 f"{hook.name} asks clients by name, and the uploads of this trace are anonymous",
+                code="already_anonymous",
                 expected="uploads that bear their senders' names: sums over parts of the clients "
                 "need to know whose updates are in them",
                 got="anonymous uploads: a shuffler stood before the server",
@@ -117,6 +119,7 @@ def replay(
     if not names:
         raise NotApplicable(
             "this trace holds no single uploads",
+            code="no_single_updates",
             expected="messages of kind delta, gradient or model from clients",
             got="none",
             remedy="nothing is left to protect on the way up",

@@ -34,12 +34,12 @@ from fedaudit.experiment.summary import (
 )
 from fedaudit.files import write_atomically
 from fedaudit.report.chapter import Chapter
-from fedaudit.report.findings import BLIND, FAILED, REMEDY, judge_all
+from fedaudit.report.findings import judge_all
 from fedaudit.report.machine import machine
 from fedaudit.report.markdown import markdown
 from fedaudit.report.names import renamed
 from fedaudit.report.page import page
-from fedaudit.results import AuditResult, Finding
+from fedaudit.results import AuditResult, Finding, Need, OldResult
 from fedaudit.trace import Trace, Truth
 
 Progress = Callable[[str, int, int, str], None]
@@ -98,7 +98,10 @@ def chapter_of(
             config,
             members_given=any(r.estimates and r.audit in given for r in results),
         ),
-        findings=judge_all(results, {str(d.get("name", "?")) for d in trace.manifest.declared}),
+        findings=[
+            replace(f, variant=variant)
+            for f in judge_all(results, {str(d.get("name", "?")) for d in trace.manifest.declared})
+        ],
         results=tuple(results),
         guarantees=guarantees,
         evidence=_evidence(path, trace, truth),
@@ -170,15 +173,14 @@ def _notices(
     missing = [name for name in table_of(config, "audits") if name not in done]
     if missing:
         out.append(f"Unfinished: no result yet of {', '.join(missing)}.")
-    failed = [r for r in results if (r.not_applicable or "").startswith(FAILED)]
-    out += [f"Failed: {r.audit}: {(r.not_applicable or '').removeprefix(FAILED)}" for r in failed]
+    out += [f"Failed: {r.audit}: {r.need}" for r in results if r.status == "failed"]
     if truth is not None:
         return out
     scored = [r for r in results if r.estimates and r.audit not in TRUTHLESS]
     if any(r.audit not in given for r in scored):
         out.append("The truth has been removed since: scores are as they were stored.")
     else:
-        lost = [r.audit for r in results if r.audit in given and r.not_applicable is not None]
+        lost = [r.audit for r in results if r.audit in given and r.headline is None]
         out.append(_blind(results, [r.audit for r in scored], lost))
     return out
 
@@ -215,7 +217,7 @@ def _blind(
 
 
 def _guessed(r: AuditResult) -> bool:
-    return (r.not_applicable or "").startswith(BLIND)
+    return r.status == "blind"
 
 
 def asked_with_records(folder: Path) -> set[str]:
@@ -452,21 +454,24 @@ def stored_results(folder: Path) -> list[AuditResult]:
         file = folder / "results" / f"{name}.json"
         if not file.exists():
             continue
+        again = f"remove results/{name}.json and audit again"
         try:
             stamped = json.loads(file.read_text(encoding="utf-8"))
             results.append(AuditResult.from_json(json.dumps(stamped["result"])))
+        except OldResult as error:
+            results.append(_unread(name, Need(code="old_result", what=str(error), remedy=again)))
         except (OSError, ValueError, KeyError, TypeError):
-            audit_class = find(AUDITS, "audit", name)
-            results.append(
-                AuditResult(
-                    audit=name,
-                    question=audit_class.question,
-                    vantage="unknown",
-                    not_applicable=f"its stored result cannot be read{REMEDY}remove "
-                    f"results/{name}.json and audit again",
-                )
-            )
+            lack = "its stored result cannot be read"
+            results.append(_unread(name, Need(code="unreadable_result", what=lack, remedy=again)))
     return results
+
+
+def _unread(audit: str, need: Need) -> AuditResult:
+    """In place of a stored result that says nothing."""
+    question = find(AUDITS, "audit", audit).question
+    return AuditResult(
+        audit=audit, question=question, vantage="unknown", status="failed", need=need
+    )
 
 
 def unwritable(folder: Path, error: OSError) -> TraceError:

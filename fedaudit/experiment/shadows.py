@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.errors import DataError, FedauditError, NotApplicable
+from fedaudit.errors import DataError, FedauditError, NotApplicable, NothingToSay
 from fedaudit.experiment.build import deal
 from fedaudit.experiment.config import Config
 from fedaudit.experiment.knowledge.records import same_data
@@ -353,6 +353,7 @@ def _others(train: Dataset, given: Indices, test: Dataset) -> Dataset:
     if not fresh:
         raise NotApplicable(
             "the held-out records are the clients' own",
+            code="no_held_out_records",
             expected="records that no client trained on",
             got=f"{len(test)} held-out records, all of them also with a client",
             remedy="hold out other records, or name a file with audits.topology_inference.corpus",
@@ -404,8 +405,9 @@ def check_corpus(corpus: Dataset, *, classes: int, largest: int) -> None:
     counts = np.bincount(corpus.y, minlength=classes)
     rarest = int(counts.argmin())
     if len(corpus) < need or counts[rarest] < FEWEST_OF_A_CLASS:
-        raise NotApplicable(
+        raise NothingToSay(
             "the shadow corpus is too small",
+            code="too_few_records",
             expected=f"{need} records or more, at least {FEWEST_OF_A_CLASS} of every class (the "
             f"target's largest client holds {largest})",
             got=f"{len(corpus)} records, {counts[rarest]} of class {rarest}",
@@ -423,6 +425,7 @@ def choose_prior(config: Config, prior: Prior) -> tuple[Any, str, bool, str]:
     if prior == "matched" and kind in UNKNOWABLE:
         raise NotApplicable(
             "nobody can repeat how these clients came to their records",
+            code="no_prior",
             expected='a partition that draws (prior = "matched" repeats the draw)',
             got=f"partition.kind = {kind!r}",
             remedy='prior = "dirichlet"',

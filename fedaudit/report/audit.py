@@ -9,7 +9,7 @@ from fedaudit.report import curves
 from fedaudit.report.chapter import Chapter
 from fedaudit.report.findings import words_for
 from fedaudit.report.overview import Part, Question
-from fedaudit.report.rules import VERDICTS
+from fedaudit.report.rules import label_of
 from fedaudit.report.tables import dot, folded, joined, listed, table, word
 from fedaudit.report.terms import Glossary, column_meaning
 from fedaudit.report.text import aligned, cell, figures
@@ -89,11 +89,9 @@ def _answers(part: Part, question: Question, told: Glossary) -> str:
         for a in answers:
             f = a.finding
             name = f"{variant}: " if len(part.chapters) > 1 else ""
-            text = (
-                f'<span class="mark {f.verdict}">{escape(name)}{VERDICTS[f.verdict].words}</span>'
-            )
+            text = f'<span class="mark {f.verdict}">{escape(name)}{label_of(f).words}</span>'
             text += f" {joined(told.text(f.statement))} "
-            how = f"Rule {f.rule}."
+            how = f"Rule {f.cited}."
             if f.estimate is not None and f.estimate.method:
                 how += f" Interval: {f.estimate.method}, n = {f.estimate.n}."
             text += f'<span class="small">{joined(told.text(how))}</span>'

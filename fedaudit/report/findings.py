@@ -3,30 +3,41 @@
     disagreement    the interval of an estimate lies beyond an upper (or below a lower) bound:
                     theory and measurement disagree, and that is the top finding
     leak            the interval of the headline lies wholly on the bad side of its baseline
-                    or that of single clients does, after correction for their number
-    no_evidence     it does not; the smallest effect that would have been seen is stated, and
-                    rule E3 says where hardly any would
-    not_applicable  a need of the audit is missing; the need is named
+                    or that of single clients does, after correction for their number; or what is
+                    asked about is known outright
+    attributed      the same of attribution: an owner found who trained on marked records
+    no_evidence     it does not; the smallest effect that would have been seen is stated
+    nothing_to_say  hardly any effect would have been seen, or too little was recorded
+    unscored        the attack guessed, and there is no truth to score it with
+    not_applicable  the question does not arise; the need is named
+    failed          the audit ended in an error
 
-There is no "safe".
+A verdict follows from `status`, numbers and `rules.FACTS`, never from words. There is no "safe".
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import Any
 
-from fedaudit.report.rules import GENERIC, GUESSED, POWER, RULES, VERDICTS, WEAK, WORDS, Words, need
-from fedaudit.results import AuditResult, Bound, Estimate, Finding
-
-REMEDY = ". Try: "
-"""Between what is missing and what to do about it in `AuditResult.not_applicable`."""
-
-BLIND = "no truth"
-"""How `not_applicable` begins where an attack guessed and nothing could be scored."""
-FAILED = "this audit failed: "
-"""How `not_applicable` begins where an audit ended in an error."""
+from fedaudit.report.rules import (
+    FACTS,
+    GENERIC,
+    GUESSED,
+    POWER,
+    RULES,
+    UNMEASURED,
+    VERDICTS,
+    WEAK,
+    WORDS,
+    Facts,
+    Words,
+    words_of_need,
+)
+from fedaudit.results import AuditResult, Bound, Estimate, Finding, Need
 
 ORDER = {verdict: i for i, verdict in enumerate(VERDICTS)}
 
@@ -56,6 +67,10 @@ def words_for(audit: str) -> Words:
     return WORDS.get(audit, GENERIC)
 
 
+def facts_for(audit: str) -> Facts:
+    return FACTS.get(audit, Facts())
+
+
 def contradicts(bound: Bound, estimate: Estimate) -> bool:
     """Whether the whole interval lies beyond the bound."""
     if bound.kind == "upper":
@@ -69,102 +84,154 @@ def judge(result: AuditResult, in_force: Collection[str] | None = None) -> list[
     `in_force`: names of the protections that are, so that nothing is advised that is done already.
     """
     words = words_for(result.audit)
-    question = words.question(result.question, in_force)
+    shared = {
+        "audit": result.audit,
+        "vantage": result.vantage,
+        "question": words.question(result.question, in_force),
+    }
     found = []
     for name, bound in result.bounds.items():
         estimate = result.estimates.get(bound.of)
         if estimate is not None and contradicts(bound, estimate):
             found.append(
-                Finding(
-                    verdict="disagreement",
-                    audit=result.audit,
-                    vantage=result.vantage,
-                    question=question,
+                _finding(
+                    "D1" if bound.kind == "upper" else "D2",
+                    shared,
                     statement=f"{bound.of} was measured at {interval(estimate)}, beyond the "
                     f"{bound.kind} bound {name} = {number(bound.value)}.",
-                    rule=RULES["D1" if bound.kind == "upper" else "D2"].said(),
                     measure=bound.of,
                     estimate=estimate,
                     source=bound.source,
                     remedy=f"check the bound's assumption: {bound.assumes or 'none stated'}",
                 )
             )
-    headline = _headline(result, words, question, in_force)
-    if headline.verdict == "no_evidence":
-        found += _single_clients(result, words, question, in_force)
+    if result.headline is None:
+        return [*found, _unmeasured(result, shared)]
+    headline = _headline(result, words, shared, in_force)
+    if headline.verdict in ("no_evidence", "nothing_to_say"):
+        found += _single_clients(result, words, shared, in_force)
     return [*found, headline]
 
 
-def _why(missing: str) -> str:
-    """The rule by which nothing was measured."""
-    if missing.startswith(FAILED):
-        return "A3"
-    return "A2" if missing.startswith(BLIND) else "A1"
+def settled(result: AuditResult) -> AuditResult:
+    """The same result, of status "nothing_to_say" where its numbers could not have alarmed."""
+    if result.status != "ok":
+        return result
+    worst = judge_all([result])[0]
+    if worst.verdict != "nothing_to_say":
+        return result
+    need = Need(
+        code="underpowered",
+        what=worst.because,
+        remedy=f"fedaudit power RUN --audit {result.audit}",
+    )
+    return replace(result, status="nothing_to_say", need=need)
+
+
+def _finding(rule: str, shared: Mapping[str, Any], because: str = "", **about: Any) -> Finding:
+    """A finding by a rule, which says of this result why it applies."""
+    made = RULES[rule]
+    return Finding(
+        verdict=made.verdict, rule=rule, because=because or made.said(), **shared, **about
+    )
+
+
+def _unmeasured(result: AuditResult, shared: Mapping[str, Any]) -> Finding:
+    """What is said where there is no number: by the status, with the words of the need."""
+    assert result.need is not None
+    missing, remedy = words_of_need(result.need, result.vantage)
+    if result.status == "blind" and result.per_client:
+        missing = GUESSED
+    return _finding(
+        UNMEASURED[result.status],
+        shared,
+        statement=missing[:1].upper() + missing[1:] + ("" if missing.endswith(".") else "."),
+        code=result.need.code,
+        source=result.source,
+        remedy=remedy,
+    )
 
 
 def _headline(
-    result: AuditResult, words: Words, question: str, in_force: Collection[str] | None
+    result: AuditResult,
+    words: Words,
+    shared: Mapping[str, Any],
+    in_force: Collection[str] | None,
 ) -> Finding:
-    if result.not_applicable is not None or result.headline is None:
-        missing = result.not_applicable or "the audit gave no estimate"
-        rule = RULES[_why(missing)]
-        missing, _, remedy = missing.partition(REMEDY)
-        if rule.id == "A1":
-            missing, remedy = need(missing, remedy, result.vantage)
-        elif rule.id == "A2" and result.per_client:
-            missing = GUESSED
-        return Finding(
-            verdict="not_applicable",
-            audit=result.audit,
-            vantage=result.vantage,
-            question=question,
-            statement=missing[:1].upper() + missing[1:] + ("" if missing.endswith(".") else "."),
-            rule=rule.said(),
-            source=result.source,
-            remedy=remedy,
-        )
-    estimate = result.estimates[result.headline]
+    assert result.headline is not None
+    estimate, more = result.estimates[result.headline], result.greater_is_leak
     baseline = estimate.baseline if estimate.baseline is not None else 0.0
-    more = result.greater_is_leak
-    leak = estimate.low > baseline if more else estimate.high < baseline
-    power = "" if leak else powerless(result, words)
-    if leak:
-        rule = RULES["L1" if more else "L2"]
-    else:
-        rule = RULES["E3" if power else "E1" if more else "E2"]
+    rule, weak = _rule(result)
     filled = {
         "value": number(estimate.value, words.percent),
         "baseline": number(baseline, words.percent),
         "notes": "; ".join(result.notes) or "nothing that was named",
         "first": result.notes[0] if result.notes else "nothing that was named",
     }
-    statement = (words.leak if leak else words.no_evidence).format(**filled)
-    if not leak:
-        statement += _seen(result, words, power)
-    return Finding(
-        verdict="leak" if leak else "no_evidence",
-        audit=result.audit,
-        vantage=result.vantage,
-        question=question,
-        statement=statement,
-        rule=rule.said(
-            baseline=filled["baseline"],
-            power=power,
-            end="low" if more else "high",
-            side="above" if more else "below",
-        ),
+    found = RULES[rule].verdict in ("leak", "attributed")
+    text = words.known if rule == "K1" else words.leak if found else words.no_evidence
+    power = "" if weak is None else weak.said(words)
+    if result.need is not None:
+        power = result.need.what if weak is None else power
+    because = RULES[rule].said(
+        baseline=filled["baseline"],
+        power=power,
+        end="low" if more else "high",
+        side="above" if more else "below",
+    )
+    return _finding(
+        rule,
+        shared,
+        because=because,
+        statement=text.format(**filled) + ("" if found else _seen(result, words, weak)),
         measure=result.headline,
+        known=rule == "K1",
         estimate=estimate,
         source=result.source,
-        remedy=words.advised(in_force) if leak else "",
+        remedy=words.advised(in_force) if found else "",
     )
+
+
+def _rule(result: AuditResult) -> tuple[str, Powerless | None]:
+    """The rule that decides a result with a headline, and why it could not have alarmed."""
+    assert result.headline is not None
+    if result.known:
+        return "K1", None
+    estimate, more = result.estimates[result.headline], result.greater_is_leak
+    baseline = estimate.baseline if estimate.baseline is not None else 0.0
+    beyond = estimate.low > baseline if more else estimate.high < baseline
+    if beyond and result.status == "ok":
+        attributed = facts_for(result.audit).found == "attributed"
+        return ("T1" if attributed else "L1" if more else "L2"), None
+    weak = powerless(result)
+    if weak is not None or result.status == "nothing_to_say":
+        return "N1", weak
+    return ("E1" if more else "E2"), None
 
 
 # -- power ----------------------------------------------------------------------------------------
 
 
-def powerless(result: AuditResult, words: Words) -> str:
-    """Why a result that shows no leak could hardly have shown one; empty where it could.
+@dataclass(frozen=True)
+class Powerless:
+    """Why a result could hardly have shown a leak: the kind (of `rules.POWER`), from which value on
+    it would have, the most that is possible, and on which side that is."""
+
+    kind: str
+    seen: float = math.nan
+    most: float = math.nan
+    side: str = "above"
+    low: float = math.nan
+    high: float = math.nan
+
+    def said(self, words: Words) -> str:
+        figures = {k: getattr(self, k) for k in ("seen", "most", "low", "high")}
+        filled = {k: number(v, words.percent) for k, v in figures.items() if not math.isnan(v)}
+        return POWER[self.kind].format(side=self.side, **filled)
+
+
+def powerless(result: AuditResult) -> Powerless | None:
+    """Why a result that shows no leak could hardly have shown one; None where it could.
 
     A count has all the power there is where the first number beyond the baseline would have been
     seen. An exact value leaves nothing to be seen, an exact range on both sides of the baseline
@@ -173,18 +240,17 @@ def powerless(result: AuditResult, words: Words) -> str:
     assert result.headline is not None
     estimate, seen = result.estimates[result.headline], result.detectable
     if undecided(result):
-        ends = {e: number(getattr(estimate, e), words.percent) for e in ("low", "high")}
-        return POWER["undecided"].format(**ends)
-    counts, exact = words.counted is not None, estimate.confidence >= 1
+        return Powerless("undecided", low=estimate.low, high=estimate.high)
+    counts, exact = facts_for(result.audit).counts, estimate.confidence >= 1
     if seen is None:
-        return POWER["unknown"] if counts or not exact else ""
+        return Powerless("unknown") if counts or not exact else None
     worse = 1 if result.greater_is_leak else -1
     if seen == worse * math.inf:
-        return POWER["nothing"]
+        return Powerless("nothing")
     baseline = estimate.baseline if estimate.baseline is not None else 0.0
     reach = worse * (seen - baseline)
     if reach <= 1 if counts else exact:
-        return ""
+        return None
     kind = "upper" if worse > 0 else "lower"
     bounds = [
         worse * (b.value - baseline)
@@ -197,16 +263,11 @@ def powerless(result: AuditResult, words: Words) -> str:
     else:
         scale = [] if min(values) < 0 else [baseline]
     most = min([*bounds, *scale], default=math.inf)
-    filled = {
-        "seen": number(seen, words.percent),
-        "most": number(baseline + worse * most, words.percent),
-        "side": "above" if worse > 0 else "below",
-    }
+    side = "above" if worse > 0 else "below"
+    weak = Powerless("beyond", seen=seen, most=baseline + worse * most, side=side)
     if bounds and reach >= min(bounds):
-        return POWER["beyond"].format(**filled)
-    if most > 0 and reach >= WEAK * most:
-        return POWER["large"].format(**filled)
-    return ""
+        return weak
+    return replace(weak, kind="large") if most > 0 and reach >= WEAK * most else None
 
 
 def undecided(result: AuditResult) -> bool:
@@ -220,7 +281,7 @@ def undecided(result: AuditResult) -> bool:
     return e.confidence >= 1 and across
 
 
-def _seen(result: AuditResult, words: Words, power: str) -> str:
+def _seen(result: AuditResult, words: Words, weak: Powerless | None) -> str:
     """What would have been seen where nothing was, as the end of a statement."""
     seen = result.detectable
     if seen is None:
@@ -241,7 +302,7 @@ def _seen(result: AuditResult, words: Words, power: str) -> str:
         e = result.estimates[result.headline or ""]
         ends = f"{number(e.low, words.percent)} to {number(e.high, words.percent)}"
         return f" The search ended undecided: it may be anything from {ends}.{text}"
-    if power:
+    if weak is not None:
         text += " That is so much that the audit could hardly have found anything."
     return text
 
@@ -253,15 +314,15 @@ NAMED = 5
 
 
 def _single_clients(
-    result: AuditResult, words: Words, question: str, in_force: Collection[str] | None
+    result: AuditResult, words: Words, shared: Mapping[str, Any], in_force: Collection[str] | None
 ) -> list[Finding]:
     """Clients that lie above chance on their own where the federation as a whole does not."""
-    own = clients_above(result, words)
+    own = clients_above(result)
     if not own:
         return []
     first = next(iter(own.values()))[0]
     base = number(first.baseline or 0.0, words.percent)
-    many = sum(_client(result, words, row) is not None for row in result.per_client.values())
+    many = sum(_client(result, row) is not None for row in result.per_client.values())
     names = list(own)[:NAMED]
     each = [
         f"{name}: {interval(own[name][0], words.percent)} (p = {own[name][1]:.2g} after Holm's "
@@ -270,22 +331,18 @@ def _single_clients(
     ]
     more = f" and {len(own) - NAMED} more" if len(own) > NAMED else ""
     several = len(own) > 1
+    lie = f"on {'their' if several else 'its'} own {'lie' if several else 'lies'}"
     return [
-        Finding(
-            verdict="leak",
-            audit=result.audit,
-            vantage=result.vantage,
-            question=question,
-            statement=f"The federation as a whole shows no leak, but {len(own)} of {many} clients "
-            f"on {'their' if several else 'its'} own {'lie' if several else 'lies'} above "
-            f"{words.against} ({base}). {'; '.join(each)}{more}.",
-            rule=RULES["L3"].said(
-                clients=f"{', '.join(names)}{more} on {'their' if several else 'its'} own "
-                f"{'lie' if several else 'lies'}",
-                baseline=base,
-                many=str(many),
+        _finding(
+            "L3",
+            shared,
+            because=RULES["L3"].said(
+                clients=f"{', '.join(names)}{more} {lie}", baseline=base, many=str(many)
             ),
-            measure=f"{result.headline} of {names[0]}",
+            statement=f"The federation as a whole shows no leak, but {len(own)} of {many} clients "
+            f"{lie} above {words.against} ({base}). {'; '.join(each)}{more}.",
+            measure=result.headline,
+            client=names[0],
             estimate=first,
             source=result.source,
             remedy=words.advised(in_force),
@@ -293,21 +350,22 @@ def _single_clients(
     ]
 
 
-def clients_above(result: AuditResult, words: Words) -> dict[str, tuple[Estimate, float]]:
+def clients_above(result: AuditResult) -> dict[str, tuple[Estimate, float]]:
     """Client -> (its own value, p after Holm's correction), the most striking first.
 
     A client counts as the federation does by rule L1: at the error that its interval leaves above
     its low end, which Holm's correction divides among all clients that have an interval.
     """
-    if not words.own or words.unlike in result.estimates or not result.greater_is_leak:
+    facts = facts_for(result.audit)
+    if not facts.own or facts.unlike in result.estimates or not result.greater_is_leak:
         return {}
-    known = {name: _client(result, words, row) for name, row in result.per_client.items()}
+    known = {name: _client(result, row) for name, row in result.per_client.items()}
     own = {name: e for name, e in known.items() if e is not None}
     if not own:
         return {}
     from fedaudit.stats.combine import holm
 
-    raw = [_p_value(e, words, result.per_client[name]) for name, e in own.items()]
+    raw = [_p_value(e, facts, result.per_client[name]) for name, e in own.items()]
     adjusted = dict(zip(own, map(float, holm(raw)), strict=True))
     limit = {name: (1 - e.confidence) / 2 for name, e in own.items()}
     above = [
@@ -318,28 +376,26 @@ def clients_above(result: AuditResult, words: Words) -> dict[str, tuple[Estimate
     return {name: (own[name], adjusted[name]) for name in sorted(above, key=adjusted.__getitem__)}
 
 
-def _client(
-    result: AuditResult, words: Words, row: Mapping[str, float | int | str | None]
-) -> Estimate | None:
+def _client(result: AuditResult, row: Mapping[str, float | int | str | None]) -> Estimate | None:
     """A client's own value of the headline's measure, where it has one with an interval."""
     assert result.headline is not None
-    headline = result.estimates[result.headline]
-    value, low, high = (row.get(c) for c in (words.own, "low", "high"))
+    headline, facts = result.estimates[result.headline], facts_for(result.audit)
+    value, low, high = (row.get(c) for c in (facts.own, "low", "high"))
     if not all(isinstance(v, int | float) for v in (value, low, high)):
         return None
-    asked, chance = row.get(words.asked), row.get("chance")
+    asked, chance = row.get(facts.asked), row.get("chance")
     return Estimate(
         value=float(value or 0.0),
         low=float(low or 0.0),
         high=float(high or 0.0),
-        n=int(asked) * (1 + words.ranked) if isinstance(asked, int | float) else 0,
+        n=int(asked) * (1 + facts.ranked) if isinstance(asked, int | float) else 0,
         confidence=headline.confidence,
         baseline=float(chance) if isinstance(chance, int | float) else headline.baseline,
         method="of one client",
     )
 
 
-def _p_value(e: Estimate, words: Words, row: Mapping[str, float | int | str | None]) -> float:
+def _p_value(e: Estimate, facts: Facts, row: Mapping[str, float | int | str | None]) -> float:
     """How often chance alone would give a client so much, or more; never zero.
 
     Exact (binomial) from counts. Otherwise from the interval: normal in the distance to its low
@@ -350,7 +406,7 @@ def _p_value(e: Estimate, words: Words, row: Mapping[str, float | int | str | No
     baseline = e.baseline or 0.0
     if e.value <= baseline:
         return 1.0
-    found, tried = (row.get(c) for c in words.hits) if words.hits is not None else (None, None)
+    found, tried = (row.get(c) for c in facts.hits) if facts.hits is not None else (None, None)
     if isinstance(found, int) and isinstance(tried, int) and 0 < baseline < 1:
         from scipy.special import bdtrc
 
@@ -363,8 +419,8 @@ def _p_value(e: Estimate, words: Words, row: Mapping[str, float | int | str | No
     else:
         deviation = (e.value - e.low) / normal.inv_cdf(1 - error)
         p = normal.cdf(-(e.value - baseline) / deviation)
-    asked = row.get(words.asked)
-    if words.ranked and isinstance(asked, int) and asked > 0:
+    asked = row.get(facts.asked)
+    if facts.ranked and isinstance(asked, int) and asked > 0:
         deviation = math.sqrt((2 * asked + 1) / 12) / asked
         p = max(p, normal.cdf(-(e.value - baseline) / deviation))
     return max(p, LEAST)

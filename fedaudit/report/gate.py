@@ -69,6 +69,8 @@ class Check:
 
     `rule` is the limit in words; `readings` are what was compared (one per client where it holds
     per client); `said` replaces them where a verdict was asked for. `file` holds the evidence.
+    `code` is what programs go by where numbers alone do not decide: a need's code,
+    "underpowered", "stale", "edited", "nothing_left".
     """
 
     limit: str
@@ -79,6 +81,7 @@ class Check:
     readings: tuple[Reading, ...] = ()
     said: str = ""
     missing: str = ""
+    code: str = ""
     remedy: str = ""
     why: str = ""
     file: str = ""
@@ -392,6 +395,7 @@ def plain(gate: Gate) -> dict[str, Any]:
                 "rule": c.rule,
                 "status": c.status,
                 "statement": statement(c),
+                "code": c.code,
                 "remedy": c.remedy,
                 "why": c.why,
                 "evidence": c.file,

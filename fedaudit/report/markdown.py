@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fedaudit.report.chapter import Chapter
 from fedaudit.report.overview import Answer, Part, parts
-from fedaudit.report.rules import RULES, VERDICTS
+from fedaudit.report.rules import RULES, VERDICTS, label_of
 from fedaudit.report.text import cell, clean
 
 
@@ -23,7 +23,7 @@ def markdown(chapters: Sequence[Chapter], notices: Sequence[str] = ()) -> str:
     for part in divided:
         out += _part(part)
     out += ["## Rules", ""]
-    used = dict.fromkeys(f.rule.partition(":")[0] for c in chapters for f in c.findings)
+    used = dict.fromkeys(f.rule for c in chapters for f in c.findings)
     out += [
         f"- **{rule.id}**, {VERDICTS[rule.verdict].words}: {rule.text}"
         for rule in RULES.values()
@@ -50,7 +50,7 @@ def _part(part: Part) -> list[str]:
         out += [f"<details><summary>{said(q.text)}</summary>", ""]
         for variant, answers in zip(part.variants, q.answers, strict=True):
             for a in answers:
-                out.append(f"- **{said(variant)}: {VERDICTS[a.finding.verdict].words}.** {_why(a)}")
+                out.append(f"- **{said(variant)}: {label_of(a.finding).words}.** {_why(a)}")
         out += [f"- What changes it: {said(r)}" for r in q.remedies(part.variants)]
         for variant, answers in zip(part.variants, q.answers, strict=True):
             for a in answers:
@@ -76,7 +76,7 @@ MOST = 50
 def _guesses(variant: str, a: Answer) -> list[str]:
     """What an attack guessed that nobody can score: its notes, and row by row what it says."""
     r = a.result
-    if r is None or not a.finding.rule.startswith("A2:"):
+    if r is None or a.finding.verdict != "unscored":
         return []
     out = [f"- {said(note)}" for note in r.notes]
     if not r.per_client:
@@ -98,7 +98,7 @@ def _guesses(variant: str, a: Answer) -> list[str]:
 def _cell(a: Answer) -> str:
     """The verdict with its rule, and what it rests on."""
     f = a.finding
-    out = [f"**{VERDICTS[f.verdict].words}**"]
+    out = [f"**{label_of(f).words}**"]
     if f.estimate is None:
         out[0] += f": {said(f.statement)}"
         if a.needed:
@@ -110,13 +110,13 @@ def _cell(a: Answer) -> str:
             out.append(f"a leak would show {said(a.visible)}")
         out.append(f"bound: {said(a.bound)}")
         out.append(f"trust: {said(a.trusted)}")
-    out.append(f"rule {said(f.rule)}")
+    out.append(f"rule {said(f.cited)}")
     return "<br>".join(out)
 
 
 def _why(a: Answer) -> str:
     f = a.finding
-    facts = [f.statement, f"Rule {f.rule}."]
+    facts = [f.statement, f"Rule {f.cited}."]
     if f.estimate is not None:
         facts.append(f"Bound: {a.bound}. Trust: {a.trusted}.")
         if f.estimate.method:

@@ -113,7 +113,9 @@ class Renaming:
         return made
 
 
-KEPT = frozenset({"verdict", "audit", "kind", "trace_sha256", "names"})
+KEPT = frozenset(
+    {"verdict", "status", "rule", "code", "audit", "variant", "kind", "trace_sha256", "names"}
+)
 """Fields that speak of no client."""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fedaudit.report.chapter import Chapter
 from fedaudit.report.findings import ORDER, against, interval, number, words_for
-from fedaudit.report.rules import NOTHING_MEASURED, NOTHING_TO_CHANGE, POWERLESS, observer
+from fedaudit.report.rules import NOTHING_MEASURED, NOTHING_TO_CHANGE, observer
 from fedaudit.results import AuditResult, Bound, Finding
 
 
@@ -30,9 +30,8 @@ class Answer:
         e = self.finding.estimate
         if e is None:
             return "not measured"
-        if self.finding.rule.startswith("L3:"):
-            who = (self.finding.measure or "").rpartition(" of ")[2]
-            return f"{who}: {interval(e, self.percent)}"
+        if self.finding.client is not None:
+            return f"{self.finding.client}: {interval(e, self.percent)}"
         counted = words_for(self.finding.audit).counted
         if counted is None or self.finding.verdict == "disagreement":
             return interval(e, self.percent)
@@ -86,10 +85,11 @@ class Answer:
     def visible(self) -> str:
         """From where on a leak would have been seen, where none was."""
         r, e = self.result, self.finding.estimate
-        if self.finding.verdict != "no_evidence" or r is None or e is None:
+        quiet = self.finding.verdict in ("no_evidence", "nothing_to_say")
+        if not quiet or r is None or e is None:
             return ""
         if r.detectable is None:
-            known = not self.finding.rule.startswith(f"{POWERLESS.id}:")
+            known = self.finding.verdict == "no_evidence"
             return "" if known else "at a size that is not known"
         if math.isinf(r.detectable):
             return "at no size"
@@ -99,7 +99,7 @@ class Answer:
     @property
     def needed(self) -> str:
         """What it would take to measure, where nothing was."""
-        return self.finding.remedy if self.finding.verdict == "not_applicable" else ""
+        return self.finding.remedy if self.finding.estimate is None else ""
 
     @property
     def trusted(self) -> str:
@@ -108,10 +108,10 @@ class Answer:
             self.finding,
             [f"{who} ({name})" for name, who in self.chapter.trust.items() if who],
         )
-        if f.verdict == "not_applicable":
+        if f.estimate is None:
             return ""
         others = ", ".join(held)
-        if f.verdict == "no_evidence":
+        if f.verdict in ("no_evidence", "nothing_to_say"):
             return others or f"{observer(f.vantage)}, as no protection is declared"
         besides = f"; {others}" if others else ""
         return f"the good will of {observer(f.vantage)}{besides}"
@@ -138,7 +138,7 @@ class Question:
             (a.finding, name)
             for name, own in zip(variants, self.answers, strict=True)
             for a in own
-            if a.finding.verdict in ("disagreement", "leak") and a.finding.remedy
+            if a.finding.estimate is not None and a.finding.remedy
         ]
         ranked = sorted(found, key=lambda pair: ORDER[pair[0].verdict])
         per: dict[str, dict[str, None]] = {}

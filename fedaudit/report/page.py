@@ -23,7 +23,7 @@ from typing import Any
 from fedaudit.report.audit import MOST, by_audit, left_out
 from fedaudit.report.chapter import Chapter
 from fedaudit.report.overview import Answer, Part, Question, parts
-from fedaudit.report.rules import RULES, VERDICTS
+from fedaudit.report.rules import RULES, VERDICTS, label_of
 from fedaudit.report.tables import definitions, dot, folded, joined, legend, listed, table
 from fedaudit.report.terms import Glossary
 from fedaudit.report.text import cell
@@ -194,11 +194,10 @@ def _answer(a: Answer, told: Glossary) -> str:
 def _verdict(a: Answer, told: Glossary) -> str:
     """The word, and beside it the rule that it follows from."""
     f = a.finding
-    rule, _, why = f.rule.partition(": ")
-    where = f'<a href="#rule-{rule}">rule {rule}</a>: {joined(told.text(why))}'
+    where = f'<a href="#rule-{f.rule}">rule {f.rule}</a>: {joined(told.text(f.because))}'
     return (
-        f'<p><span class="mark {f.verdict}">{VERDICTS[f.verdict].words}</span> '
-        f'<span class="small">{where if rule in RULES else escape(f.rule)}</span></p>'
+        f'<p><span class="mark {f.verdict}">{label_of(f).words}</span> '
+        f'<span class="small">{where if f.rule in RULES else escape(f.cited)}</span></p>'
     )
 
 

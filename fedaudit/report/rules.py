@@ -1,16 +1,16 @@
 """The one file of rules: which verdicts there are, when each is given, and in which words.
 
 `findings` applies it; pages print the rule beside every verdict. A verdict says what was measured
-and how it compares; there is no verdict that calms.
+and how it compares; there is no verdict that calms. What a verdict depends on stands in `FACTS`,
+how it reads in `WORDS`, `NEEDS` and `VERDICTS`: no change of words changes a verdict.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from fedaudit.results import Verdict
+from fedaudit.results import Finding, Need, Verdict
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Rule:
     of_one: str
 
     def said(self, **filled: str) -> str:
-        return f"{self.id}: {self.of_one.format(**filled)}"
+        return self.of_one.format(**filled)
 
 
 RULES = {
@@ -42,6 +42,13 @@ RULES = {
             "The whole interval of a measured value lies below a lower bound that theory gives: "
             "one of them is wrong. It comes first, whatever else was found.",
             "the interval lies wholly beyond a lower bound",
+        ),
+        Rule(
+            "K1",
+            "leak",
+            "What is asked about reaches the observer without an attack: it is a leak at its full "
+            "value, and no measurement is needed.",
+            "no attack is needed",
         ),
         Rule(
             "L1",
@@ -65,6 +72,14 @@ RULES = {
             "{clients} above {baseline} after correction for {many} clients",
         ),
         Rule(
+            "T1",
+            "attributed",
+            "The owner of marked records finds clients that trained on them: the low end of the "
+            "interval lies above what no marks would give. Whether that is wanted is for a policy "
+            "to say.",
+            "the low end of the interval is above {baseline}",
+        ),
+        Rule(
             "E1",
             "no_evidence",
             "Where more is worse: the low end of the interval does not lie above chance. That is "
@@ -79,39 +94,45 @@ RULES = {
             "the high end of the interval is not below {baseline}",
         ),
         Rule(
-            "E3",
-            "no_evidence",
-            "As E1 or E2, and the audit could hardly have found anything: the smallest leak that "
+            "N1",
+            "nothing_to_say",
+            "No leak was seen, and the audit could hardly have seen one: the smallest leak that "
             "it would have seen lies two fifths or more of the way from chance to the most that is "
             "possible (the end of the scale, or the tightest bound), or is not known, or a search "
-            "ended undecided: both sides are possible. It says next to nothing.",
+            "ended undecided: both sides are possible.",
             "the {end} end of the interval is not {side} {baseline}; {power}",
         ),
         Rule(
-            "A1",
-            "not_applicable",
-            "A need of the audit is not met by this recording, so nothing was measured; the need "
-            "is named.",
-            "a need of the audit is not met",
+            "N2",
+            "nothing_to_say",
+            "Too little was recorded to measure anything; what is missing is named.",
+            "too little was recorded",
         ),
         Rule(
-            "A2",
-            "not_applicable",
+            "U1",
+            "unscored",
             "The attack ran blind: no truth lies beside the recording, so that its guesses cannot "
             "be scored. They may be right.",
             "there is no truth to score the guesses with",
         ),
         Rule(
-            "A3",
+            "A1",
             "not_applicable",
+            "What the audit asks about is not there in this recording, so nothing was measured; "
+            "what is missing is named.",
+            "what it asks about is not there",
+        ),
+        Rule(
+            "F1",
+            "failed",
             "The audit ended in an error, which is named. It says nothing about the federation.",
             "the audit failed",
         ),
     )
 }
 
-POWERLESS = RULES["E3"]
-"""No evidence from an audit that could hardly have found any."""
+UNMEASURED = {"failed": "F1", "blind": "U1", "nothing_to_say": "N2", "not_applicable": "A1"}
+"""Status of a result that states no number -> the rule of its verdict."""
 
 
 @dataclass(frozen=True)
@@ -126,10 +147,20 @@ class Label:
 VERDICTS: dict[Verdict, Label] = {
     "disagreement": Label("theory and measurement disagree", "DISAGREE", "bold magenta"),
     "leak": Label("leak", "LEAK", "bold red"),
-    "no_evidence": Label("no evidence", "no evidence", "green"),
+    "attributed": Label("attributed", "ATTRIBUTED", "bold red"),
+    "failed": Label("failed", "FAILED", "bold yellow"),
+    "nothing_to_say": Label("nothing to say", "nothing to say", "yellow"),
+    "unscored": Label("guess only", "guess only", "yellow"),
+    "no_evidence": Label("no evidence", "no evidence", "cyan"),
     "not_applicable": Label("not applicable", "n/a", "dim"),
 }
-"""Worst first."""
+"""Worst first: what could not be said stands before "no evidence"."""
+KNOWN = Label("known outright", "KNOWN", "bold red")
+
+
+def label_of(finding: Finding) -> Label:
+    """How the verdict of a finding is written."""
+    return KNOWN if finding.known else VERDICTS[finding.verdict]
 
 
 OBSERVERS = {
@@ -148,7 +179,7 @@ def observer(vantage: str) -> str:
 
 
 WEAK = 2 / 5
-"""How much of the way from chance to the most that is possible a leak may need to be seen (E3)."""
+"""How much of the way from chance to the most that is possible a leak may need to be seen (N1)."""
 
 POWER = {
     "beyond": "a leak would have shown from {seen} on, at or {side} the bound of {most}",
@@ -192,16 +223,45 @@ NOISE = (
 
 
 @dataclass(frozen=True)
+class Facts:
+    """What the verdict on one audit's headline depends on.
+
+    `found` is the verdict where the interval lies beyond the baseline. `counts`: the headline is a
+    number of things. `own` is the column in which a client has the same measure for itself, `hits`
+    the columns (found, tried) behind it, `asked` what it rests on; `ranked` where it is an AUC, of
+    what was asked about against as many others. It is another measure where the result has the
+    estimate `unlike`.
+    """
+
+    found: Verdict = "leak"
+    counts: bool = False
+    own: str = ""
+    hits: tuple[str, str] | None = None
+    asked: str = ""
+    ranked: bool = False
+    unlike: str = ""
+
+
+FACTS = {
+    "active_membership": Facts(
+        own="share", asked="games", unlike="success (gradient in the clear)"
+    ),
+    "attribution": Facts(found="attributed", counts=True),
+    "coverage": Facts(counts=True),
+    "fingerprint": Facts(own="share", hits=("found", "links"), asked="links"),
+    "query_plan": Facts(counts=True),
+    "two_stage_membership": Facts(own="AUC", asked="members asked", ranked=True),
+}
+
+
+@dataclass(frozen=True)
 class Words:
     """How one audit's headline reads.
 
     `{value}`, `{baseline}` and `{notes}` (the result's own remarks) are filled in. `against` says
-    what the baseline is, `counted` what a count counts (one, several). `own` is the column in which
-    a client has the same measure for itself, `hits` the columns (found, tried) behind it,
-    `asked` what it rests on; `ranked`
-    where it is an AUC, of what was asked about against as many others. It is another measure where
-    the result has the estimate `unlike`. `only_with`: pieces of the question
-    that stand only where a protection is in force.
+    what the baseline is, `counted` what a count counts (one, several). `only_with`: pieces of the
+    question that stand only where a protection is in force. `known`: what is said where no attack
+    was needed.
     """
 
     measure: str
@@ -211,11 +271,7 @@ class Words:
     percent: bool = False
     against: str = "chance"
     counted: tuple[str, str] | None = None
-    own: str = ""
-    hits: tuple[str, str] | None = None
-    asked: str = ""
-    ranked: bool = False
-    unlike: str = ""
+    known: str = "Known outright, without an attack: {notes}."
     only_with: Mapping[str, str] = field(default_factory=dict)
 
     def advised(self, in_force: Collection[str] | None = None) -> str:
@@ -247,9 +303,6 @@ WORDS = {
             Advice("give local DP a smaller exact budget", only=("local_dp",)),
         ),
         percent=True,
-        own="share",
-        asked="games",
-        unlike="success (gradient in the clear)",
         only_with={", even under local DP": "local_dp"},
     ),
     "attribution": Words(
@@ -275,9 +328,6 @@ WORDS = {
         "({baseline}) can explain.",
         advice=(*NOISE, Advice("let only a secure sum leave", unless=SUMS)),
         percent=True,
-        own="share",
-        hits=("found", "links"),
-        asked="links",
     ),
     "two_stage_membership": Words(
         measure="area under the ROC curve of the membership attack",
@@ -290,9 +340,6 @@ WORDS = {
             Advice("train fewer local epochs"),
             Advice("let only a secure sum leave", unless=SUMS),
         ),
-        own="AUC",
-        asked="members asked",
-        ranked=True,
     ),
     "topology_inference": Words(
         measure="share of the spread of class mixes between clients that an observer explains",
@@ -345,66 +392,56 @@ GENERIC = Words(
 
 
 @dataclass(frozen=True)
-class Need:
-    """What is missing where an audit cannot run: a piece of its message, and both in plain words.
+class Lack:
+    """What is missing where an audit could not measure, in plain words; `{who}` is the observer.
 
-    `{who}` is the observer. Without `how`, the message's own advice stands.
+    Without `how`, the need's own remedy stands.
     """
 
-    piece: str
     said: str
     how: str = ""
 
 
-NEEDS = (
-    Need(
-        "sees no single client's update",
+NEEDS = {
+    "no_single_updates": Lack(
         "{who} gets no update of a single client here, only sums or finished models: there is "
         "nothing that this attack could work on",
         "audit a variant in which updates leave one by one; whether the sums give single updates "
         "back is a question of its own (query plan)",
     ),
-    Need(
-        "senders are already known",
+    "senders_known": Lack(
         "every update carries its sender's name here: nothing is hidden that could be re-linked",
     ),
-    Need(
-        "sees no sums",
+    "no_sums": Lack(
         "no sums over groups of clients were asked for in this recording: there are none to "
         "combine",
         "run the federation with [protections.secure_aggregation]; in a hierarchy, whose sums "
         "only a region sees, name it in audits.query_plan.vantage",
     ),
-    Need(
-        "no query was answered",
+    "no_answers": Lack(
         "sums over groups of clients were asked for, and every one was refused or failed",
         "see the ledger for why: a threshold that dropouts undercut, or a plan that was refused",
     ),
-    Need(
-        "no records to ask about",
+    "no_records": Lack(
         "this attack asks about given records, and none lie beside the recording",
     ),
-    Need(
-        "no keys to look for marks with",
+    "no_keys": Lack(
         "marks are looked for with their owner's keys, and none lie beside the recording",
         "plant marks before training ([marks] with clients and share in the config)",
     ),
-    Need(
-        "no shadow federations can be trained",
+    "no_shadows": Lack(
         "this attack learns from federations that it simulates, and a recording alone does not "
         "say how clients train",
     ),
-)
+}
+"""Code of a need -> its words; of others the audit's own words stand."""
 
-_PARTS = re.compile(r"(?P<what>.*?); expected (?P<expected>.*?); got (?P<got>.*)", re.DOTALL)
 
-
-def need(missing: str, remedy: str, vantage: str) -> tuple[str, str]:
+def words_of_need(need: Need, vantage: str) -> tuple[str, str]:
     """A missing need and what to do about it, in plain words."""
-    for known in NEEDS:
-        if known.piece in missing:
-            return known.said.format(who=observer(vantage)), known.how or remedy
-    parts = _PARTS.fullmatch(missing)
-    if parts is None:
-        return missing, remedy
-    return "{what}. It needs {expected}; there is {got}".format(**parts.groupdict()), remedy
+    known = NEEDS.get(need.code)
+    if known is not None:
+        return known.said.format(who=observer(vantage)), known.how or need.remedy
+    if need.expected and need.got:
+        return f"{need.what}. It needs {need.expected}; there is {need.got}", need.remedy
+    return str(need), need.remedy

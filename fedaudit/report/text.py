@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fedaudit.report.findings import against, interval, number, words_for
-from fedaudit.report.rules import VERDICTS
+from fedaudit.report.rules import label_of
 from fedaudit.results import AuditResult, Estimate, Finding
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedaudit.report.chapter import Chapter
     from fedaudit.report.overview import Answer
 
-_MARGIN = 13
+_MARGIN = 16
 
 
 def show_study(
@@ -68,7 +68,7 @@ def _overview(console: Console, chapters: Sequence[Chapter]) -> None:
             _line(console, "", q.text, "", margin=0)
             for variant, answers in zip(part.variants, q.answers, strict=True):
                 for a in answers:
-                    style = VERDICTS[a.finding.verdict].style
+                    style = label_of(a.finding).style
                     _line(console, f"  {variant:<{wide}}", told(a), style, margin=wide + 2)
             for remedy in q.remedies(part.variants):
                 _line(console, f"  {'what helps':<{wide}}", remedy, "dim", margin=wide + 2)
@@ -79,14 +79,14 @@ def _overview(console: Console, chapters: Sequence[Chapter]) -> None:
 def told(a: Answer) -> str:
     """One answer in a sentence: verdict and rule; value, baseline, n, power, bound, trust."""
     f = a.finding
-    said = f"{VERDICTS[f.verdict].mark}"
+    said = label_of(f).mark
     if f.estimate is None:
         needed = f" To measure it: {a.needed}." if a.needed else ""
-        return f"{said}: {f.statement}{needed} Rule {f.rule}."
+        return f"{said}: {f.statement}{needed} Rule {f.cited}."
     facts = [f"{a.value}, {a.against} {a.chance}" + (f", {a.n}" if a.n else "")]
     if a.visible:
         facts.append(f"a leak would show {a.visible}")
-    facts += [f"bound: {a.bound}", f"trust: {a.trusted}", f"rule {f.rule}"]
+    facts += [f"bound: {a.bound}", f"trust: {a.trusted}", f"rule {f.cited}"]
     return f"{said}: {'; '.join(facts)}."
 
 
@@ -104,7 +104,7 @@ def show(
         _line(console, label, value, "bold")
     console.print()
     for f in findings:
-        verdict = VERDICTS[f.verdict]
+        verdict = label_of(f)
         _line(console, verdict.mark, headline(f), verdict.style)
     for f in findings:
         _explain(console, f)
@@ -117,8 +117,9 @@ def headline(f: Finding) -> str:
     if f.estimate is None or f.measure is None:
         return f"{f.audit}: not measured: {f.statement} {f.source}".rstrip()
     percent = words_for(f.audit).percent and f.verdict != "disagreement"
+    of = f" of {f.client}" if f.client is not None else ""
     return (
-        f"{f.audit}: {f.measure} {interval(f.estimate, percent)}, "
+        f"{f.audit}: {f.measure}{of} {interval(f.estimate, percent)}, "
         f"baseline {against(f.estimate, percent)}, n = {f.estimate.n}; {f.source}"
     )
 
@@ -145,11 +146,11 @@ def _explain(console: Console, f: Finding) -> None:
     for line in textwrap.wrap(clean(f.question), max(console.width, 20)):
         console.print(Text(line, style="bold"), soft_wrap=True)
     _line(console, "  answer", f.statement, "dim")
-    _line(console, "  rule", f"{f.rule}; seen by {f.vantage}", "dim")
+    _line(console, "  rule", f"{f.cited}; seen by {f.vantage}", "dim")
     if f.estimate is not None and f.estimate.method:
         _line(console, "  interval", f.estimate.method, "dim")
     if f.remedy:
-        label = "to measure" if f.verdict == "not_applicable" else "what helps"
+        label = "to measure" if f.estimate is None else "what helps"
         _line(console, f"  {label}", f.remedy, "dim")
 
 

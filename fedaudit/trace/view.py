@@ -472,6 +472,7 @@ class View:
         if not chosen:
             raise NotObservable(
                 f"{self.vantage} sees no single client's update in round {number}",
+                code="no_single_updates",
                 expected="messages of kind delta, gradient or model sent by clients",
                 got=_kinds(m for _, m in self.indexed(number)),
                 remedy="this is what a secure sum or a narrower view withholds",

@@ -594,7 +594,7 @@ def test_renaming_clients_changes_only_labels(tmp_path):
 def test_without_truth_the_attack_is_blind(tmp_path):
     trace, _ = record(tmp_path, signal_rows(np.random.default_rng(16)))
     result = audit(trace, None)
-    assert "nothing was scored" in result.not_applicable
+    assert "nothing was scored" in str(result.need)
     assert not result.estimates
 
 

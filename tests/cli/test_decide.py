@@ -153,7 +153,8 @@ def test_a_diff_fails_where_a_result_was_deleted_or_says_less(command, finished,
     raw = json.loads((finished / "results" / "fingerprint.json").read_text())
     raw["result"]["estimates"]["linkage_accuracy"] |= {"value": 1, "low": 0.99, "high": 1}
     leak = json.dumps(raw)
-    raw["result"] |= {"headline": None, "estimates": {}, "bounds": {}, "not_applicable": "no truth"}
+    lost = {"status": "blind", "need": {"code": "no_truth", "what": "no truth"}, "known": False}
+    raw["result"] |= {"headline": None, "estimates": {}, "bounds": {}, **lost}
     for name, text in (("leaking", leak), ("mute", json.dumps(raw))):
         copy = Path(shutil.copytree(finished, tmp_path / name))
         (copy / "results" / "fingerprint.json").write_text(text)

@@ -30,7 +30,7 @@ def test_a_failing_audit_is_named_and_the_others_are_reported(tmp_path):
     found = experiment.run(CONFIG, tmp_path / "run")
     verdicts = {f.audit: f for f in found.findings}
     assert verdicts["fingerprint"].estimate is not None
-    assert verdicts["topology_inference"].rule.startswith("A3")
+    assert verdicts["topology_inference"].verdict == "failed"
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "Failed: topology_inference" in page
     again = []
@@ -47,15 +47,16 @@ def test_a_setting_that_was_just_typed_and_fails_ends_with_its_own_message(tmp_p
     found = audit(tmp_path / "run", overrides=["audits.fingerprint.features=['1.weight']"])
     verdicts = {f.audit: f for f in found.findings}
     assert verdicts["fingerprint"].estimate is not None
-    assert verdicts["topology_inference"].rule.startswith("A3")
+    assert verdicts["topology_inference"].verdict == "failed"
 
 
 def test_an_error_in_code_of_ones_own_is_named_too(tmp_path):
     audits = {"two_stage_membership": {"score_by": f"{__name__}:raising"}, "fingerprint": {}}
     found = experiment.run({**CONFIG, "audits": audits}, tmp_path / "run")
-    said = {r.audit: r.not_applicable for r in found.results}
-    assert "a mistake of one's own" in said["two_stage_membership"]
-    assert said["fingerprint"] is None
+    said = {r.audit: r for r in found.results}
+    assert said["two_stage_membership"].status == "failed"
+    assert "a mistake of one's own" in said["two_stage_membership"].need.got
+    assert said["fingerprint"].headline is not None
 
 
 def test_what_did_not_apply_is_tried_again_when_the_need_is_met(tmp_path):
@@ -75,10 +76,10 @@ def test_what_did_not_apply_is_tried_again_when_the_need_is_met(tmp_path):
     (tmp_path / "run" / "results" / "two_stage_membership.json").unlink()
     table.rename(moved)
     (away,) = experiment.audit(tmp_path / "run").results
-    assert "cannot be read" in away.not_applicable
+    assert "cannot be read" in str(away.need)
     moved.rename(table)
     (back,) = experiment.audit(tmp_path / "run").results
-    assert back.not_applicable is None
+    assert back.headline is not None
 
 
 def test_equal_runs_have_equal_evidence_and_own_digests(tmp_path):
@@ -145,7 +146,7 @@ def test_a_blind_audit_shows_what_was_guessed(tmp_path):
     shutil.copytree(tmp_path / "run" / "trace", tmp_path / "alone" / "trace")
     blind = experiment.audit(tmp_path / "alone" / "trace", ["fingerprint"])
     (result,) = blind.results
-    assert result.not_applicable
+    assert (result.status, result.need.code) == ("blind", "no_truth")
     assert sum(row["updates"] for row in result.per_client.values()) == 8
     page = (blind.path / "report.html").read_text(encoding="utf-8")
     assert "group 1" in page

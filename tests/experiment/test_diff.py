@@ -15,7 +15,7 @@ from fedaudit.experiment.diff import changed_settings, compare, diff, difference
 from fedaudit.experiment.gate.evidence import of_run
 from fedaudit.experiment.seal import seal
 from fedaudit.report.diff import plain_diff
-from fedaudit.results import AuditResult, Bound, Estimate
+from fedaudit.results import AuditResult, Bound, Estimate, Need
 from fedaudit.stats.intervals import wilson
 
 SMALL = {
@@ -192,7 +192,9 @@ def verdict(base, kind="fingerprint", *, head=None, missing=None, protections=No
         headline=None if head is None else "linkage_accuracy",
         estimates={} if head is None else {"linkage_accuracy": head},
         bounds=bounds or {},
-        not_applicable=missing,
+        status="ok" if missing is None else "not_applicable",
+        need=missing,
+        detectable=None if head is None else 0.35,
         trace_sha256=base.trace_sha256,
     )
     config = base.config if protections is None else base.config | {"protections": protections}
@@ -201,8 +203,8 @@ def verdict(base, kind="fingerprint", *, head=None, missing=None, protections=No
 
 LEAK, QUIET = share(80, 100), share(24, 100)
 BEYOND = {"most": Bound(value=0.5, kind="upper", of="linkage_accuracy", source="x")}
-NAMED = "senders are already known from this vantage. Try: shuffle"
-UNSEEN = "server sees no single client's update in round 1"
+FEW = Need(code="too_few_rounds", what="linking needs two rounds", remedy="run more")
+UNSEEN = Need(code="no_single_updates", what="whatever the words are")
 
 
 def test_verdicts_are_ranked_and_evidence_that_is_lost_is_worse(plain_run):
@@ -211,7 +213,7 @@ def test_verdicts_are_ranked_and_evidence_that_is_lost_is_worse(plain_run):
         "disagreement": verdict(base, head=LEAK, bounds=BEYOND),
         "leak": verdict(base, head=LEAK),
         "no_evidence": verdict(base, head=QUIET),
-        "not_applicable": verdict(base, missing=NAMED),
+        "not_applicable": verdict(base, missing=FEW),
     }
     expected = {
         ("no_evidence", "leak"): "worse",
@@ -242,7 +244,7 @@ def test_verdicts_are_ranked_and_evidence_that_is_lost_is_worse(plain_run):
             if "not_applicable" in (before, after):
                 assert c.worse == (found.change == "worse")
     why = compare(sides["leak"], sides["not_applicable"]).verdicts[0].why
-    assert why == "evidence lost: senders are already known from this vantage"
+    assert why == "evidence lost: linking needs two rounds"
 
 
 def test_a_protection_that_leaves_nothing_to_link_loses_no_evidence(plain_run):
@@ -258,9 +260,9 @@ def test_a_protection_that_leaves_nothing_to_link_loses_no_evidence(plain_run):
     other = verdict(base, "two_stage_membership", missing=UNSEEN, protections={"secure_sum": {}})
     assert compare(verdict(base, "two_stage_membership", head=LEAK), other).worse
     # the protection is taken away again: not applicable both times, and worse all the same
-    (back,) = compare(summed, verdict(base, missing=NAMED)).verdicts
+    (back,) = compare(summed, verdict(base, missing=FEW)).verdicts
     assert back.change == "worse"
-    assert "senders are already known" in back.why
+    assert "linking needs two rounds" in back.why
 
 
 def test_a_ratio_that_rises_under_cancellation_is_not_worse(plain_run):

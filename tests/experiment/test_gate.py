@@ -338,7 +338,7 @@ def test_a_forbidden_verdict_fails(run):
     store(run, result(low=0.26))
     check = only(run, {"metric": "fingerprint.verdict"})
     assert check.status == "failed"
-    assert check.said.startswith("a leak: ")
+    assert check.said.startswith("leak: ")
     assert only(run, {"metric": "fingerprint.verdict", "forbid": ["disagreement"]}).status == (
         "passed"
     )
@@ -354,7 +354,7 @@ def test_no_evidence_counts_only_from_an_audit_that_could_see(run):
     assert "underpowered" in check.missing
     store(run, replace(result(), detectable=None))
     assert only(run, {"metric": "fingerprint.verdict"}).status == "missing"
-    # a leak would have shown only near the most that is possible: rule E3
+    # a leak would have shown only near the most that is possible: rule N1
     store(run, replace(result(), detectable=0.99))
     check = only(run, {"metric": "fingerprint.verdict"})
     assert check.status == "missing"
@@ -732,7 +732,9 @@ def test_a_star_stands_for_some_text():
 def test_an_underpowered_measure_is_known_by_its_name(run):
     made = replace(
         stored(run, "fingerprint"),
-        underpowered=(Underpowered(what="linkage_accuracy (spectral): rows", have=1, needed=2),),
+        underpowered=(
+            Underpowered(what="rows", have=1, needed=2, measure="linkage_accuracy (spectral)"),
+        ),
     )
     store(run, made)
     check = only(run, {"metric": "fingerprint.linkage_accuracy (spectral)", "at_most": 1})

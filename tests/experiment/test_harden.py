@@ -22,7 +22,7 @@ from fedaudit.experiment.harden.bench import Bench, OutOfTime, seconds
 from fedaudit.experiment.harden.search import PRECISION, Search, conflicts, instead
 from fedaudit.report.gate import Check, Reading
 from fedaudit.report.harden import Point
-from fedaudit.results import AuditResult, Estimate
+from fedaudit.results import AuditResult, Estimate, Need
 
 SMALL = {
     "seed": 3,
@@ -535,8 +535,11 @@ def test_rounded_noise_is_never_less_and_a_rounded_epsilon_never_more():
         assert value >= choices._short(value, up=False) >= value * 0.9989
 
 
-def linked(text, **protections):
-    result = AuditResult(audit="fingerprint", question="", vantage="server", not_applicable=text)
+def linked(code, **protections):
+    need = Need(code=code, what="whatever the words are")
+    result = AuditResult(
+        audit="fingerprint", question="", vantage="server", status="not_applicable", need=need
+    )
     results = {"fingerprint": result}
     open_sums = protections.pop("recoverable", None)
     if open_sums is not None:
@@ -553,10 +556,10 @@ def linked(text, **protections):
 
 def test_nothing_left_to_link_is_a_rule_about_updates_that_nobody_sees():
     limit = "fingerprint.linkage_accuracy"
-    hidden = "server sees no single client's update in round 1"
+    hidden = "no_single_updates"
     assert limits.nothing_left(limit, [linked(hidden, secure_sum={})])
-    assert not limits.nothing_left(limit, [linked("senders are already known from this vantage")])
-    assert not limits.nothing_left(limit, [linked(hidden), linked("linking needs two rounds")])
+    assert not limits.nothing_left(limit, [linked("senders_known")])
+    assert not limits.nothing_left(limit, [linked(hidden), linked("too_few_rounds")])
     # sums from which a single update can be solved for leave something to link
     assert limits.nothing_left(limit, [linked(hidden, secure_aggregation={}, recoverable=0.0)])
     assert not limits.nothing_left(limit, [linked(hidden, secure_aggregation={}, recoverable=2.0)])
@@ -567,23 +570,24 @@ def test_nothing_left_to_link_is_a_rule_about_updates_that_nobody_sees():
 
 def test_a_verdict_on_every_audit_goes_by_the_same_rule():
     policy = load_policy({"limit": [{"metric": "verdict"}]})
-    hidden = linked("server sees no single client's update in round 1", secure_sum={})
+    hidden = linked("no_single_updates", secure_sum={})
     (check,) = limits.hold(policy, [hidden], "no loss")
     assert (check.metric, check.status) == ("fingerprint.verdict", "passed")
-    named = linked("senders are already known from this vantage")
+    named = linked("senders_known")
     (check,) = limits.hold(policy, [named, hidden], "no loss")
     assert (check.status, check.run) == ("missing", "run 1 of 2")
 
 
 def test_noise_does_not_make_records_or_rounds():
-    def lacking(metric, why):
-        return Check(limit="x", metric=metric, rule="", status="missing", missing=why)
+    def lacking(metric, why, code=""):
+        return Check(limit="x", metric=metric, rule="", status="missing", missing=why, code=code)
 
     rate = "two_stage_membership.true_positive_rate at 1 %"
-    few = "underpowered: a true-positive rate needs 1,000, has 359"
-    assert limits.beyond_noise([lacking(rate, few)], []) == f"x: {few}"
+    few = "a true-positive rate needs 1,000, has 359"
+    assert limits.beyond_noise([lacking(rate, few, "underpowered")], []) == f"x: {few}"
+    assert limits.beyond_noise([lacking(rate, few)], []) == ""
     assert limits.beyond_noise([lacking("epsilon", "nothing was promised to it")], []) == ""
-    named = linked("senders are already known from this vantage")
+    named = linked("senders_known")
     assert limits.beyond_noise([lacking("fingerprint.linkage_accuracy", "n/a")], [named])
 
 

@@ -207,7 +207,7 @@ def test_who_trained_on_an_entity_is_named_and_nobody_else(run):
 
 def test_a_score_by_generation_is_read_from_the_same_trace(run):
     result = audited(run, score_by="generation", steps=8, unused_keys=99, prompts=160)
-    assert result.not_applicable is None
+    assert result.headline is not None
     assert any("not 160" in note for note in result.notes)
     benign = [r for r in result.per_client.values() if not r["marked"]]
     assert not any(r["named"] for r in benign)
@@ -232,7 +232,7 @@ def test_the_published_score_of_entities_is_fishers_z_and_decides_if_asked_to(ru
     want = score(np.vstack([start[None], start + made]).astype(np.float32), asked)
     assert np.allclose(guess.published[0, :, 1], want[1:] - want[0], atol=1e-3)
     result = audited(run, score_by="fisher")
-    assert result.not_applicable is None
+    assert result.headline is not None
     benign = [r for r in result.per_client.values() if not r["marked"]]
     assert not any(r["named"] for r in benign)
 
@@ -257,12 +257,12 @@ def test_green_lists_and_flora_on_groups(tmp_path):
         },
     )
     result = audited(case, prompts=12)
-    assert result.not_applicable is None
+    assert result.headline is not None
     benign = [r for r in result.per_client.values() if not r["marked"]]
     assert not any(r["named"] for r in benign)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedaudit.audits.attribution.answers.NUMBERS", 1e5)
-        assert "too large" in audited(case, prompts=12).not_applicable
+        assert "too large" in str(audited(case, prompts=12).need)
     e = result.estimates["false_alarm_rate_per_test"]
     assert e.low <= 4 * e.baseline
 

@@ -459,7 +459,7 @@ def test_diverged_training_is_a_finding_and_not_a_crash(tmp_path):
     run = experiment.run(SMALL, tmp_path / "run", overrides=["training.learning_rate=1e30"])
     found = {f.audit: f for f in run.findings}
     assert found["coverage"].verdict == "leak"
-    assert found["fingerprint"].verdict == "not_applicable"
+    assert found["fingerprint"].verdict == "nothing_to_say"
     assert "not finite" in found["fingerprint"].statement
 
 
@@ -515,6 +515,20 @@ def test_a_torn_result_is_named_in_the_report(tmp_path):
     seal(tmp_path / "run", "results")
     again = experiment.report(tmp_path / "run")
     torn = next(f for f in again.findings if f.audit == "fingerprint")
-    assert torn.verdict == "not_applicable"
+    assert (torn.verdict, torn.code) == ("failed", "unreadable_result")
     assert "cannot be read" in torn.statement
     assert "audit again" in torn.remedy
+
+
+def test_a_result_of_an_earlier_version_is_not_guessed_at(tmp_path):
+    config = {"data": {"name": "digits"}, "federation": {"clients": 3, "rounds": 2}}
+    experiment.run({**config, "audits": {"coverage": {}}}, tmp_path / "run")
+    file = tmp_path / "run" / "results" / "coverage.json"
+    stamped = json.loads(file.read_text())
+    for key in ("status", "need", "known"):
+        del stamped["result"][key]
+    file.write_text(json.dumps({**stamped, "not_applicable": None}))
+    seal(tmp_path / "run", "results")
+    (old,) = experiment.report(tmp_path / "run").findings
+    assert (old.verdict, old.code) == ("failed", "old_result")
+    assert "audit again" in old.statement

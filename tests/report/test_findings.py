@@ -12,8 +12,8 @@ import scipy.stats
 
 import fedaudit
 from fedaudit.report import findings, rules
-from fedaudit.report.findings import FAILED, interval, judge, judge_all, number
-from fedaudit.results import AuditResult, Bound, Estimate, Finding
+from fedaudit.report.findings import interval, judge, judge_all, number, settled
+from fedaudit.results import AuditResult, Bound, Estimate, Finding, Need
 from fedaudit.stats import roc
 from fedaudit.stats.combine import holm
 from fedaudit.stats.intervals import wilson
@@ -33,6 +33,11 @@ def result(value=0.5, low=0.4, high=0.6, *, baseline=0.1, audit="fingerprint", *
     )
 
 
+def unmeasured(status="not_applicable", need=None, **more):
+    need = need or Need(code="something", what="x")
+    return AuditResult(audit="a", question="?", vantage="server", status=status, need=need, **more)
+
+
 def clients(found=9, many=8, **more):
     """One client of several with `found` of its 9 links, the others with one."""
     rows = {}
@@ -50,19 +55,20 @@ def verdicts(*results):
 
 def test_a_leak_needs_the_whole_interval_beyond_the_baseline():
     assert verdicts(result(low=0.11)) == ["leak"]
-    assert verdicts(result(low=0.1)) == ["no_evidence"]
-    assert verdicts(result(value=0.9, low=0.05, high=1.0)) == ["no_evidence"]
+    assert verdicts(result(low=0.1, detectable=0.2)) == ["no_evidence"]
+    assert verdicts(result(value=0.9, low=0.05, high=1.0, detectable=0.2)) == ["no_evidence"]
 
 
 def test_which_side_is_bad_is_the_results_to_say():
     assert verdicts(result(0.05, 0.01, 0.09, greater_is_leak=False)) == ["leak"]
-    assert verdicts(result(0.05, 0.01, 0.11, greater_is_leak=False)) == ["no_evidence"]
-    assert verdicts(result(0.5, 0.4, 0.6, greater_is_leak=False)) == ["no_evidence"]
+    less = {"greater_is_leak": False, "detectable": 0.09}
+    assert verdicts(result(0.05, 0.01, 0.11, **less)) == ["no_evidence"]
+    assert verdicts(result(0.5, 0.4, 0.6, **less)) == ["no_evidence"]
 
 
 def test_no_baseline_means_zero():
     assert verdicts(result(low=0.01, baseline=None)) == ["leak"]
-    assert verdicts(result(low=0.0, baseline=None)) == ["no_evidence"]
+    assert verdicts(result(low=0.0, baseline=None, detectable=0.1)) == ["no_evidence"]
 
 
 def test_no_evidence_states_what_would_have_been_seen():
@@ -73,14 +79,9 @@ def test_no_evidence_states_what_would_have_been_seen():
 
 
 def test_a_missing_need_is_named_with_its_remedy():
-    bare = AuditResult(
-        audit="fingerprint",
-        question="Is it so?",
-        vantage="server",
-        not_applicable="senders are named; got names" + findings.REMEDY + "put a shuffler before",
-    )
-    (found,) = judge(bare)
-    assert found.verdict == "not_applicable"
+    need = Need(code="named", what="senders are named", got="names", remedy="put a shuffler before")
+    (found,) = judge(unmeasured(need=need))
+    assert (found.verdict, found.rule, found.code) == ("not_applicable", "A1", "named")
     assert found.statement == "Senders are named; got names."
     assert found.remedy == "put a shuffler before"
     assert found.estimate is None
@@ -117,11 +118,11 @@ def test_only_a_theorem_can_be_contradicted_and_only_by_the_whole_interval(
 
 
 def test_findings_are_sorted_worst_first_and_otherwise_keep_their_order():
-    na = AuditResult(audit="a", question="?", vantage="server", not_applicable="x")
-    fine = result(low=0.0, audit="b")
+    na, fine = unmeasured(), result(low=0.0, audit="b", detectable=0.2)
+    weak = result(low=0.0, audit="e", detectable=0.9)
     leak_c, leak_d = result(audit="c"), result(audit="d")
-    found = judge_all([na, fine, leak_c, leak_d])
-    assert [f.audit for f in found] == ["c", "d", "b", "a"]
+    found = judge_all([na, fine, weak, leak_c, leak_d])
+    assert [f.audit for f in found] == ["c", "d", "e", "b", "a"]
 
 
 def test_numbers_come_with_interval_and_baseline():
@@ -134,9 +135,9 @@ def test_numbers_come_with_interval_and_baseline():
 
 def test_the_rule_that_is_printed_is_the_rule_that_was_used():
     (leak,) = judge(result(low=0.2))
-    assert leak.rule == "L1: the low end of the interval is above 10.0 %"
+    assert (leak.rule, leak.because) == ("L1", "the low end of the interval is above 10.0 %")
     (none,) = judge(result(low=0.0, detectable=0.3))
-    assert none.rule == "E1: the low end of the interval is not above 10.0 %"
+    assert none.cited == "E1: the low end of the interval is not above 10.0 %"
 
 
 def test_every_finding_follows_from_a_rule_of_the_table_with_its_verdict():
@@ -149,14 +150,65 @@ def test_every_finding_follows_from_a_rule_of_the_table_with_its_verdict():
         result(low=0.0, per_client=clients()),
         result(0.05, 0.01, 0.09, greater_is_leak=False),
         result(0.05, 0.01, 0.2, greater_is_leak=False, detectable=0.09),
-        AuditResult(audit="a", question="?", vantage="server", not_applicable="x"),
-        AuditResult(audit="a", question="?", vantage="server", not_applicable="no truth: blind"),
-        AuditResult(audit="a", question="?", vantage="server", not_applicable=FAILED + "x"),
+        result(known=True),
+        result(audit="attribution"),
+        *(unmeasured(status) for status in rules.UNMEASURED),
     ]
     found = judge_all(every)
-    assert {f.rule.partition(":")[0] for f in found} == set(rules.RULES)
+    assert {f.rule for f in found} == set(rules.RULES)
+    assert {f.verdict for f in found} == set(rules.VERDICTS)
     for f in found:
-        assert rules.RULES[f.rule.partition(":")[0]].verdict == f.verdict
+        assert rules.RULES[f.rule].verdict == f.verdict
+
+
+def test_what_is_known_outright_is_a_leak_whatever_its_interval_says():
+    (found,) = judge(result(1.0, 1.0, 1.0, known=True, notes=("it stands there",)))
+    assert (found.verdict, found.rule, found.known) == ("leak", "K1", True)
+    assert rules.label_of(found).words == "known outright"
+    (found,) = judge(result(1.0, 0.0, 1.0, known=True))
+    assert (found.verdict, found.known) == ("leak", True)
+
+
+def test_a_status_follows_from_the_verdict():
+    """A result that could not have alarmed says so itself; one that found anything does not."""
+    weak = result(low=0.0, detectable=0.9)
+    said = settled(weak)
+    assert (said.status, said.need.code) == ("nothing_to_say", "underpowered")
+    assert judge(said) == judge(weak)
+    assert settled(said) == said
+    upper = Bound(value=0.3, kind="upper", of="score", source="[X] Eq. (1)")
+    for found in (
+        result(),
+        result(low=0.0, detectable=0.2),
+        result(low=0.0, detectable=0.9, per_client=clients()),
+        result(0.5, 0.4, 0.6, baseline=0.5, bounds={"u": upper}),
+        unmeasured(),
+    ):
+        assert settled(found) == found
+
+
+def test_no_wording_changes_a_verdict(monkeypatch):
+    """Every text of the table is replaced: verdicts, rules, clients and codes stay."""
+    upper = Bound(value=0.3, kind="upper", of="score", source="[X] Eq. (1)")
+    every = [
+        result(bounds={"u": upper}),
+        *(result(low=0.0, detectable=d) for d in (0.2, 0.9, None)),
+        result(low=0.0, detectable=0.2, per_client=clients()),
+        *(result(audit=a, low=low) for a in rules.WORDS for low in (0.2, 0.0)),
+        *(replace(result(0, 0, 0, baseline=0, audit=a), detectable=1.0) for a in rules.WORDS),
+        *(unmeasured(s, Need(code=c, what="x")) for s in rules.UNMEASURED for c in rules.NEEDS),
+    ]
+
+    def facts():
+        return [(f.verdict, f.rule, f.client, f.measure, f.code) for f in judge_all(every)]
+
+    before = facts()
+    monkeypatch.setattr(findings, "WORDS", {})
+    monkeypatch.setattr(rules, "NEEDS", {})
+    monkeypatch.setattr(findings, "POWER", dict.fromkeys(rules.POWER, ""))
+    other = {k: replace(r, of_one="") for k, r in rules.RULES.items()}
+    monkeypatch.setattr(findings, "RULES", other)
+    assert facts() == before
 
 
 def test_how_numbers_are_printed():
@@ -175,7 +227,7 @@ def test_findings_survive_json():
     everything = [
         result(),
         result(value=math.inf, low=1.0, high=math.inf, baseline=0.0),
-        AuditResult(audit="a", question="?", vantage="server", not_applicable="x"),
+        unmeasured(),
     ]
     for f in judge_all(everything):
         text = json.dumps(f.to_dict(), allow_nan=False)
@@ -205,10 +257,11 @@ def test_no_verdict_says_safe():
 
 
 def test_a_client_above_chance_is_named_though_the_federation_is_not():
-    single, whole = judge(result(0.2, 0.05, 0.4, per_client=clients()))
+    single, whole = judge(result(0.2, 0.05, 0.4, detectable=0.2, per_client=clients()))
     assert (single.verdict, whole.verdict) == ("leak", "no_evidence")
-    assert single.rule == (
-        "L3: client-02 on its own lies above 10.0 % after correction for 8 clients"
+    assert (single.rule, single.measure, single.client) == ("L3", "score", "client-02")
+    assert single.because == (
+        "client-02 on its own lies above 10.0 % after correction for 8 clients"
     )
     assert single.estimate.value == 1.0
     assert single.estimate.n == 9
@@ -221,13 +274,14 @@ def test_the_correction_is_for_the_number_of_clients():
     """Four of nine links: striking for one client, not for the most striking of many."""
     p = float(scipy.stats.binom.sf(3, 9, 0.1))
     assert 0.025 / 20 < p < 0.025 / 2
-    assert verdicts(result(low=0.0, per_client=clients(4, many=3))) == ["leak", "no_evidence"]
-    assert verdicts(result(low=0.0, per_client=clients(4, many=30))) == ["no_evidence"]
+    few, many = (result(low=0.0, detectable=0.2, per_client=clients(4, many=n)) for n in (3, 30))
+    assert verdicts(few) == ["leak", "no_evidence"]
+    assert verdicts(many) == ["no_evidence"]
 
 
 def test_p_values_of_clients_are_exact_where_they_are_counted():
     rows = clients(6)
-    found = findings.clients_above(result(low=0.0, per_client=rows), rules.WORDS["fingerprint"])
+    found = findings.clients_above(result(low=0.0, per_client=rows))
     raw = [float(scipy.stats.binom.sf(r["found"] - 1, 9, 0.1)) for r in rows.values()]
     assert found["client-02"][1] == pytest.approx(holm(raw)[2])
 
@@ -242,8 +296,8 @@ def test_one_exposed_hospital_of_eight():
     """AUC 0.73 of 28 members and 28 others is 2.95 standard deviations of chance above one half."""
     of = {"audit": "two_stage_membership", "baseline": 0.5, "detectable": 0.576}
     single, whole = judge(result(0.516, 0.44, 0.592, per_client=auc_rows(), **of))
-    assert single.rule.startswith("L3: client-06 on its own")
-    assert whole.rule.startswith("E1")
+    assert (single.rule, single.client) == ("L3", "client-06")
+    assert whole.rule == "E1"
     assert single.estimate.n == 56
     p = float(scipy.stats.norm.sf(0.23 / math.sqrt(57 / (12 * 28 * 28))))
     shown = float(re.search(r"p = ([\d.e-]+) after", single.statement)[1])
@@ -275,15 +329,15 @@ def test_a_perfect_client_counts_by_its_pairs():
     rows = auc_rows(1.0, 0.025 ** (1 / 12), 1.0)
     many = result(0.5, 0.4, 0.6, per_client=rows, **of)
     few = result(0.5, 0.4, 0.6, per_client=auc_rows(1.0, 0.025 ** (1 / 6), 1.0), **of)
-    above = findings.clients_above(many, rules.WORDS["two_stage_membership"])
+    above = findings.clients_above(many)
     assert above["client-06"][1] == pytest.approx(8 * 0.5**12)
-    assert findings.clients_above(few, rules.WORDS["two_stage_membership"]) == {}
+    assert findings.clients_above(few) == {}
 
 
 def test_clients_that_were_measured_otherwise_are_no_finding():
     """Games with gradients in the clear say nothing of what a shuffled federation gives away."""
     clear = Estimate(value=1.0, low=0.9, high=1.0, n=100, baseline=0.5)
-    plain = result(0.5, 0.4, 0.6, audit="active_membership", baseline=0.5)
+    plain = result(0.5, 0.4, 0.6, audit="active_membership", baseline=0.5, detectable=0.6)
     row = {"share": 1.0, "low": 0.95, "high": 1.0, "games": 100}
     seen = replace(plain, per_client={"a": row, "b": row})
     assert [f.verdict for f in judge(seen)] == ["leak", "no_evidence"]
@@ -299,29 +353,29 @@ def test_a_leak_of_all_needs_no_line_for_one():
 
 
 @pytest.mark.parametrize(
-    ("detectable", "rule"), [(0.15, "E1"), (0.45, "E1"), (0.47, "E3"), (0.95, "E3"), (None, "E3")]
+    ("detectable", "rule"), [(0.15, "E1"), (0.45, "E1"), (0.47, "N1"), (0.95, "N1"), (None, "N1")]
 )
-def test_no_evidence_without_power_follows_from_a_rule_of_its_own(detectable, rule):
+def test_without_power_there_is_nothing_to_say(detectable, rule):
     (found,) = judge(result(low=0.0, detectable=detectable))
-    assert found.verdict == "no_evidence"
-    assert found.rule.partition(":")[0] == rule
+    assert found.verdict == ("no_evidence" if rule == "E1" else "nothing_to_say")
+    assert found.rule == rule
 
 
 def test_power_is_held_against_the_bound():
     upper = Bound(value=0.3, kind="upper", of="score", source="[X] Eq. (1)")
     (weak,) = judge(result(0.1, 0.0, 0.2, detectable=0.2, bounds={"b": upper}))
-    assert "only a large leak, from 20.0 % on" in weak.rule
+    assert "only a large leak, from 20.0 % on" in weak.because
     (none,) = judge(result(0.1, 0.0, 0.2, detectable=0.3, bounds={"b": upper}))
-    assert "at or above the bound of 30.0 %" in none.rule
+    assert "at or above the bound of 30.0 %" in none.because
     assert "hardly have found anything" in none.statement
     (fine,) = judge(result(0.1, 0.0, 0.2, detectable=0.15, bounds={"b": upper}))
-    assert fine.rule.startswith("E1")
+    assert fine.rule == "E1"
 
 
 def test_an_exact_count_has_all_the_power_there_is():
     zero = Estimate(value=0, low=0, high=0, n=9, confidence=1.0, baseline=0)
     counted = replace(result(audit="coverage"), estimates={"score": zero}, detectable=1.0)
-    assert judge(counted)[0].rule.startswith("E1")
+    assert judge(counted)[0].rule == "E1"
 
 
 @pytest.mark.parametrize("more", [True, False])
@@ -334,36 +388,38 @@ def test_a_count_that_nobody_could_have_seen_says_nothing(more):
         plain = replace(result(audit="attribution"), estimates={"score": e}, greater_is_leak=more)
         first = 3.0 if more else 1.0
         for seen, rule in (
-            (first, "E1" if more else "E2"), (None, "E3"), (worse, "E3"),
+            (first, "E1" if more else "E2"), (None, "N1"), (worse, "N1"),
         ):  # fmt: skip
             (found,) = judge(replace(plain, detectable=seen))
-            assert (found.verdict, found.rule[:2]) == ("no_evidence", rule)
-            assert ("high end" in found.rule) is not more
+            quiet = "nothing_to_say" if rule == "N1" else "no_evidence"
+            assert (found.verdict, found.rule) == (quiet, rule)
+            assert ("high end" in found.because) is not more
     (found,) = judge(replace(plain, detectable=None))
     assert "not known" in found.statement
     (found,) = judge(replace(plain, detectable=worse))
     assert "No leak of any size would have been seen" in found.statement
 
 
-@pytest.mark.parametrize(("bound", "rule"), [(20, "E1"), (9, "E3"), (4, "E3"), (3, "E3")])
+@pytest.mark.parametrize(("bound", "rule"), [(20, "E1"), (9, "N1"), (4, "N1"), (3, "N1")])
 def test_a_count_is_held_against_its_bound(bound, rule):
     e = Estimate(value=0, low=0, high=bound, n=9, baseline=0.0)
     most = Bound(value=bound, kind="upper", of="score", source="[X] Eq. (1)")
     bounded = replace(result(audit="attribution"), estimates={"score": e}, bounds={"b": most})
     (found,) = judge(replace(bounded, detectable=4.0))
-    assert found.rule[:2] == rule
+    assert found.rule == rule
     (found,) = judge(replace(bounded, detectable=1.0))
-    assert found.rule[:2] == "E1"
+    assert found.rule == "E1"
 
 
 @pytest.mark.parametrize(
-    ("detectable", "rule"), [(0.45, "E2"), (0.31, "E2"), (0.29, "E3"), (0.0, "E3"), (None, "E3")]
+    ("detectable", "rule"), [(0.45, "E2"), (0.31, "E2"), (0.29, "N1"), (0.0, "N1"), (None, "N1")]
 )
 def test_power_is_asked_for_where_less_is_worse_too(detectable, rule):
     (found,) = judge(
         result(0.5, 0.3, 0.7, baseline=0.5, greater_is_leak=False, detectable=detectable)
     )
-    assert (found.verdict, found.rule[:2]) == ("no_evidence", rule)
+    quiet = "nothing_to_say" if rule == "N1" else "no_evidence"
+    assert (found.verdict, found.rule) == (quiet, rule)
 
 
 @pytest.mark.parametrize("more", [True, False])
@@ -374,7 +430,7 @@ def test_a_proven_range_across_the_baseline_leaves_it_open(more, low, high, open
     e = Estimate(value=high, low=low, high=high, n=9, confidence=1.0, baseline=5)
     ranged = replace(result(audit="query_plan"), estimates={"score": e}, greater_is_leak=more)
     (found,) = judge(replace(ranged, detectable=6.0 if more else 4.0))
-    assert ("E3" in found.rule) is open_ended
+    assert (found.verdict == "nothing_to_say") is open_ended
     assert ("undecided" in found.statement) is open_ended
     assert (found.verdict == "leak") is (low > 5 if more else high < 5)
 
@@ -409,21 +465,21 @@ def test_local_dp_is_asked_about_and_advised_only_where_it_is_in_use():
 
 
 def test_a_missing_need_is_said_in_plain_words():
-    def of(missing):
-        (found,) = judge(
-            AuditResult(
-                audit="a", question="?", vantage="server", not_applicable=missing, source="s"
-            )
-        )
+    def of(code, what, expected="", got="", remedy=""):
+        need = Need(code=code, what=what, expected=expected, got=got, remedy=remedy)
+        (found,) = judge(unmeasured(need=need, source="s"))
         return found
 
     unseen = of(
-        "server sees no single client's update in round 1; expected messages of kind delta; got "
-        "20 x model, 201 x query. Try: this is what a secure sum withholds"
+        "no_single_updates",
+        "server sees no single client's update in round 1",
+        "messages of kind delta",
+        "20 x model, 201 x query",
+        "this is what a secure sum withholds",
     )
     assert "201" not in unseen.statement
     assert unseen.statement.startswith("The server gets no update of a single client")
     assert "audit a variant" in unseen.remedy
-    other = of("the trace has no rounds; expected at least one; got none. Try: let it run")
+    other = of("no_rounds", "the trace has no rounds", "at least one", "none", "let it run")
     assert other.statement == "The trace has no rounds. It needs at least one; there is none."
     assert other.remedy == "let it run"

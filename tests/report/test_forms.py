@@ -10,7 +10,7 @@ from fedaudit.report.findings import judge_all
 from fedaudit.report.machine import FORMAT, machine
 from fedaudit.report.markdown import code, markdown, said
 from fedaudit.report.rules import RULES
-from fedaudit.results import AuditResult, Estimate, Finding
+from fedaudit.results import NO_TRUTH, AuditResult, Estimate, Finding, Need
 
 
 def chapter(variant="unprotected", value=0.7, **more):
@@ -29,7 +29,8 @@ def chapter(variant="unprotected", value=0.7, **more):
             audit="query_plan",
             question="?",
             vantage="server",
-            not_applicable="no sums. Try: ask for some",
+            status="not_applicable",
+            need=Need(code="none", what="no sums", remedy="ask for some"),
         ),
     ]
     plain = {
@@ -79,7 +80,8 @@ def test_what_a_blind_attack_guessed_is_listed():
         audit="fingerprint",
         question="Can it?",
         vantage="server",
-        not_applicable="no truth: the attack guessed",
+        status="blind",
+        need=NO_TRUTH,
         per_client={"group 1": {"updates": 2, "messages (round:number)": "1:4 2:7"}},
         notes=("a group is said to be one client",),
     )
@@ -100,7 +102,8 @@ def test_notes_and_held_out_figures_reach_a_pull_request():
 
 def test_hostile_text_stays_text_in_markdown():
     evil = "<img src=x> [a](javascript:b) @team `x` **y** | \n# z \x1b[2J"
-    row = AuditResult(audit=evil, question=evil, vantage=evil, not_applicable=evil)
+    need = Need(code=evil, what=evil, remedy=evil)
+    row = AuditResult(audit=evil, question=evil, vantage=evil, status="not_applicable", need=need)
     text = markdown(
         [chapter(federation=evil, results=[row], findings=judge_all([row]), notices=(evil,))]
     )

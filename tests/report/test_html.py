@@ -14,7 +14,7 @@ from fedaudit.report.findings import judge_all
 from fedaudit.report.page import page
 from fedaudit.report.rules import RULES, VERDICTS
 from fedaudit.report.terms import TERMS, Glossary, anchor
-from fedaudit.results import AuditResult, Bound, Estimate, Underpowered
+from fedaudit.results import AuditResult, Bound, Estimate, Need, Underpowered
 
 VOID = {"meta", "br", "line", "circle", "polyline", "text-path"}
 
@@ -72,7 +72,13 @@ def results(word="x", value=0.7):
             notes=(word,),
             source=word,
         ),
-        AuditResult(audit=word, question=word, vantage=word, not_applicable=word),
+        AuditResult(
+            audit=word,
+            question=word,
+            vantage=word,
+            status="not_applicable",
+            need=Need(code=word, what=word, expected=word, got=word, remedy=word),
+        ),
     ]
 
 
@@ -432,7 +438,8 @@ def test_a_count_says_what_it_counts():
 
 
 def test_where_nothing_was_measured_nothing_calls_for_less():
-    na = AuditResult(audit="a", question="?", vantage="server", not_applicable="x")
+    need = Need(code="none", what="x")
+    na = AuditResult(audit="a", question="?", vantage="server", status="not_applicable", need=need)
     text = text_of(page([chapter(rows=[na], guarantees={}, cards={})]))
     assert "nothing was measured" in text
     assert "nothing that was measured calls for a change" not in text

@@ -12,7 +12,7 @@ from fedaudit.report.machine import machine
 from fedaudit.report.markdown import markdown
 from fedaudit.report.names import Renaming, pseudonyms, renamed
 from fedaudit.report.page import page
-from fedaudit.results import AuditResult, Estimate
+from fedaudit.results import AuditResult, Estimate, Need
 
 HOSPITALS = ("St. Mary Hospital", "St. Mary", "Klinikum (Nord)", "7", "b")
 
@@ -104,8 +104,9 @@ def chapter(name="Heliodor Clinic", other="Brixen Ward"):
         notes=(f"named: {name}, {other}",),
         source="x",
     )
+    need = Need(code="gone", what=f"no {other}", remedy=f"ask {name}")
     gone = AuditResult(
-        audit="coverage", question="?", vantage="v", not_applicable=f"no {other}. Try: ask {name}"
+        audit="coverage", question="?", vantage="v", status="not_applicable", need=need
     )
     return Chapter(
         federation="wards",

@@ -9,7 +9,7 @@ from rich.console import Console
 from fedaudit.report.chapter import Chapter
 from fedaudit.report.findings import judge_all
 from fedaudit.report.text import aligned, cell, headline, show, show_study, unbroken, wrappable
-from fedaudit.results import AuditResult, Estimate, Underpowered
+from fedaudit.results import AuditResult, Estimate, Need, Underpowered
 
 SUMMARY = {"federation": "3 clients, 2 rounds, fedavg on a star topology", "model": "mlp"}
 
@@ -34,7 +34,8 @@ def results(clients=3):
             audit="query_plan",
             question="What does a set of queries give away?",
             vantage="aggregator",
-            not_applicable="no queries were recorded. Try: record them",
+            status="not_applicable",
+            need=Need(code="none", what="no queries were recorded", remedy="record them"),
         ),
     ]
 
@@ -87,7 +88,8 @@ def test_names_are_text_and_not_markup():
         audit="[red]x[/red]",
         question="[bold]?",
         vantage="[/]",
-        not_applicable="[link=file:///etc]a[/link]",
+        status="failed",
+        need=Need(code="[i]", what="[link=file:///etc]a[/link]"),
         notes=("[/bold]",),
         per_client={"[blink]": {"[u]": "[/u]"}},
     )
@@ -103,7 +105,8 @@ def test_a_foreign_trace_cannot_drive_the_terminal():
         audit=evil,
         question=evil,
         vantage=evil,
-        not_applicable=evil,
+        status="failed",
+        need=Need(code=evil, what=evil),
         notes=(evil,),
         per_client={evil: {evil: evil}},
     )
@@ -168,7 +171,7 @@ def test_several_chapters_begin_with_the_questions_and_fit(width):
         "bound: none known",
         "trust: the good will of the server",
         "rule L1: the low end of the interval is above 5.0 %",
-        "n/a: No queries were recorded. To measure it: record them. Rule A1: a need of the audit",
+        "n/a: No queries were recorded. To measure it: record them. Rule A1: what it asks about",
         "source [Fingerprint] Section 3.2.4",
     ):
         assert piece in whole

@@ -21,7 +21,7 @@ from fedaudit.audits.active_membership.probe import Answer, Noise
 from fedaudit.audits.audit import Knowledge
 from fedaudit.errors import ConfigError, NotApplicable, UsageError
 from fedaudit.hooks import Hook
-from fedaudit.results import AuditResult
+from fedaudit.results import NO_TRUTH, AuditResult
 from fedaudit.trace import Truth, View
 
 # -- the other side of the table ------------------------------------------------------------------
@@ -262,6 +262,7 @@ class ActiveMembership:
         if table is None:
             raise NotApplicable(
                 "an active attack cannot be made on a recording alone",
+                code="no_clients_to_play",
                 expected="clients that compute gradients on planted models",
                 got="a trace",
                 remedy="audit a run, whose clients can be played again",
@@ -269,6 +270,7 @@ class ActiveMembership:
         if view.vantage != "server":
             raise NotApplicable(
                 f"{view.vantage} cannot plant weights",
+                code="no_server",
                 expected='vantage = "server": only who sends models can plant weights',
                 got=view.vantage,
                 remedy="leave vantage out",
@@ -276,6 +278,7 @@ class ActiveMembership:
         if self.adversary == "attention" and table.noisy:
             raise NotApplicable(
                 "the attention adversary asks whether any gradient is non-zero",
+                code="noisy_uploads",
                 expected="uploads without noise",
                 got="noise, which makes all of them non-zero",
                 remedy='audits.active_membership.adversary = "fc"',
@@ -288,7 +291,11 @@ class ActiveMembership:
         except UsageError as error:
             # a theorem that asks for more than the data give is no property of the config
             raise NotApplicable(
-                error.what, expected=error.expected, got=error.got, remedy=error.remedy
+                error.what,
+                code="theory_unmet",
+                expected=error.expected,
+                got=error.got,
+                remedy=error.remedy,
             ) from None
         figure, trial = table.figure(adversary)
         read = [self._read(p, planted) for p in table.recorded(planted, self)]
@@ -414,7 +421,5 @@ class ActiveMembership:
             "trace_sha256": guess.trace_sha256,
         }
         if truth is None or "figure" not in truth.members:
-            return AuditResult(
-                **shared, not_applicable="no truth: the attack guessed, and nothing was scored"
-            )
+            return AuditResult(**shared, status="blind", need=NO_TRUTH)
         return scores.scored(self, guess, truth.members, rng, shared)

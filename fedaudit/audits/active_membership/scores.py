@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from fedaudit.audits.active_membership import theory
 from fedaudit.audits.active_membership.attention import MARGIN
-from fedaudit.results import AuditResult, Bound, Estimate, Underpowered
+from fedaudit.results import AuditResult, Bound, Estimate, Need, Underpowered
 from fedaudit.stats import roc
 from fedaudit.stats.intervals import bootstrap, clopper_pearson, clopper_pearson_bounds
 
@@ -201,7 +201,7 @@ def _too_few(
     while needed < MOST_GAMES and not _is_seen(min(tops), needed // 2, confidence):
         needed *= 2
     what = f"a success of {min(tops):.4g}, the most that any adversary can reach here: games"
-    return (Underpowered(what=what, have=games, needed=needed),)
+    return (Underpowered(what=what, have=games, needed=needed, measure="success"),)
 
 
 # -- the whole result -----------------------------------------------------------------------------
@@ -242,10 +242,13 @@ def scored(
     if guess.marked.size:
         found |= _which(guess.marked, members["marked"], confidence, noisy=about["noisy"])
     estimates = {k: v for k, v in found.items() if isinstance(v, Estimate)}
-    lacking = tuple(v for v in found.values() if isinstance(v, Underpowered))
+    lacking = tuple(replace(v, measure=k) for k, v in found.items() if isinstance(v, Underpowered))
     if "success" not in estimates:
         return AuditResult(
-            **shared, underpowered=lacking, not_applicable="too few games for a success rate"
+            **shared,
+            status="nothing_to_say",
+            need=Need(code="underpowered", what="too few games for a success rate"),
+            underpowered=lacking,
         )
     bounds = _bounds(guess, estimates, in_figure, at_theory)
     if clear and audit.trials > 1:

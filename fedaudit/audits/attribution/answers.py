@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fedaudit.audits.attribution import estimator
 from fedaudit.audits.attribution.estimator import Candidates
-from fedaudit.errors import NotApplicable, UsageError
+from fedaudit.errors import NotApplicable, NothingToSay, UsageError
 from fedaudit.stats.query_plans import Pairs
 from fedaudit.trace import View
 from fedaudit.trace.ledger import Asked
@@ -120,6 +120,7 @@ def model_of(view: View, number: int) -> npt.NDArray[np.float32]:
                 return held
     raise NotApplicable(
         f"{view.vantage} does not know the model of round {number}",
+        code="no_model",
         expected="the model that was handed out",
         got="no such message",
         remedy="record downlinks, or take the view of the party that hands out models",
@@ -144,6 +145,7 @@ def check_size(rows: int, width: int) -> None:
     if rows * width > NUMBERS:
         raise NotApplicable(
             "the groups of all rounds together are too large",
+            code="too_large",
             expected=f"at most {NUMBERS:.0e} numbers, groups and clients times parameters",
             got=f"{rows} of {width:,} numbers each",
             remedy="fewer rounds or clients, adapters instead of dense products (task.aggregation "
@@ -169,13 +171,15 @@ def nobody(ledgers: Sequence[Asked]) -> NotApplicable:
     if not parts:
         return NotApplicable(
             "only totals were asked for: they say that somebody trained on marks, not who",
+            code="only_totals",
             expected="sums over subsets of the clients",
             got=f"the training aggregate alone, in {len(ledgers)} rounds",
             remedy='protections.secure_aggregation.plan = "partitions"',
         )
     given = sum(int(((a.answered != 0).sum(axis=1) < _most(a)).sum()) for a in ledgers)
-    return NotApplicable(
+    return NothingToSay(
         "the subset sums that were answered estimate no client",
+        code="no_estimable_client",
         expected="sums with a client and without it",
         got=f"{given} of {parts} subset sums answered, in {len(ledgers)} rounds",
         remedy="see why they were refused, or which clients dropped out; lower the threshold",

@@ -47,7 +47,7 @@ from fedaudit.audits.attribution.guess import AttributionGuess
 from fedaudit.audits.attribution.scores import scored
 from fedaudit.audits.attribution.scoring import Marks
 from fedaudit.audits.audit import Knowledge, columns_for
-from fedaudit.errors import ConfigError, NotApplicable
+from fedaudit.errors import ConfigError, NotApplicable, NothingToSay
 from fedaudit.results import AuditResult
 from fedaudit.trace import Truth, View
 from fedaudit.trace.ledger import asked
@@ -129,8 +129,10 @@ class Attribution:
         ledgers = [a for a in every if len(a.answered)]
         questions = sum(len(a.sums) for a in every)
         if not ledgers:
-            raise NotApplicable(
+            lacking = NothingToSay if questions else NotApplicable
+            raise lacking(
                 "no query was answered" if questions else f"{view.vantage} sees no sums",
+                code="no_answers" if questions else "no_sums",
                 expected="sums through secure aggregation, and their ledger",
                 got=f"{questions} queries, all refused or failed" if questions else "none",
                 remedy="lower the threshold, or see why clients dropped out"
@@ -245,6 +247,7 @@ def _marks(knowledge: Knowledge) -> Marks:
     if marks is None:
         raise NotApplicable(
             "no keys to look for marks with",
+            code="no_keys",
             expected="a corpus owner's keys",
             got="none",
             remedy="plant marks with [marks], or pass knowledge.extra['marks']",

@@ -37,6 +37,7 @@ def scored(audit: Attribution, guess: AttributionGuess, truth: Truth | None) -> 
             confidence=1 - audit.error,
             baseline=0.0,
             method=f"Holm over {tested} clients and {guess.keys} keys: so many at least",
+            one_sided=True,
         )
     }
     estimates |= _on_unused(audit, guess)
@@ -194,8 +195,9 @@ def _against(
                 int(flags[~marked].sum()), benign, audit.confidence, baseline=chance
             )
         else:
-            what = f"{label}false_alarms: benign clients to state a rate of false alarms"
-            short.append(Underpowered(what=what, have=benign, needed=ENOUGH))
+            name = f"{label}false_alarms"
+            what = f"{name}: benign clients to state a rate of false alarms"
+            short.append(Underpowered(what=what, have=benign, needed=ENOUGH, measure=name))
     return out, short
 
 
@@ -231,7 +233,7 @@ def _constants(
         ("noise", found.noise, 1.0),
     ):
         if isinstance(value, Underpowered):
-            short.append(replace(value, what=f"{name}: {value.what}"))
+            short.append(replace(value, what=f"{name}: {value.what}", measure=name))
         else:
             out[name] = replace(value, baseline=unmarked)
     taken = (~np.isnan(z)).sum(axis=0)[~marked]

@@ -21,8 +21,8 @@ from fedaudit.audits.fingerprint.features import (
     exact_gram,
 )
 from fedaudit.audits.fingerprint.linkers import LINKERS, Labels, chain, embed, match
-from fedaudit.errors import ConfigError, NotApplicable
-from fedaudit.results import AuditResult, Estimate
+from fedaudit.errors import ConfigError, NothingToSay
+from fedaudit.results import NO_TRUTH, AuditResult, Estimate
 from fedaudit.trace import Truth, View
 
 PUBLISHED = ("greedy", "spectral", "kmeans", "random")
@@ -98,8 +98,9 @@ class Fingerprint:
 
     def attack(self, view: View, knowledge: Knowledge, rng: np.random.Generator) -> Linkage:
         if len(view.rounds) < 2:
-            raise NotApplicable(
+            raise NothingToSay(
                 "linking needs two rounds",
+                code="too_few_rounds",
                 expected="at least 2 recorded rounds",
                 got=str(len(view.rounds)),
                 remedy="run or record more rounds",
@@ -180,7 +181,8 @@ class Fingerprint:
         if truth is None:
             return AuditResult(
                 **shared,
-                not_applicable="no truth: the attack guessed, and nothing was scored",
+                status="blind",
+                need=NO_TRUTH,
                 per_client=groups_of(guess),
                 notes=(
                     "what the attack guessed: updates of one group are said to come from one "

@@ -24,7 +24,7 @@ from fedaudit.audits.fingerprint.products import (
     product,
     square_lengths,
 )
-from fedaudit.errors import NotApplicable, TraceError, UsageError
+from fedaudit.errors import NotApplicable, NothingToSay, TraceError, UsageError
 from fedaudit.layout import Layout
 from fedaudit.trace import ANONYMOUS, View
 
@@ -147,6 +147,7 @@ def check_round(view: View, number: int, tensors: Sequence[str]) -> tuple[int, .
         regions = all(s.startswith("region-") for s in updates.senders)
         raise NotApplicable(
             "senders are already known from this vantage",
+            code="senders_known",
             expected="anonymous uploads",
             got=f"{'regions' if regions else 'named senders'} in round {number}",
             remedy=f'audit as a region sees it: vantage = "{updates.senders[0]}"'
@@ -154,8 +155,9 @@ def check_round(view: View, number: int, tensors: Sequence[str]) -> tuple[int, .
             else "ask what a shuffler would have changed: fedaudit audit TRACE --as shuffle",
         )
     if len(updates.rows) < 2:
-        raise NotApplicable(
+        raise NothingToSay(
             "there is nothing to link",
+            code="too_few_clients",
             expected="at least 2 clients in a round",
             got=f"{len(updates.rows)} in round {number}",
             remedy="audit a federation with more clients",

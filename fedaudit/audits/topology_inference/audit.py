@@ -14,7 +14,7 @@ from fedaudit.audits.topology_inference import channels, features, regressors, r
 from fedaudit.audits.topology_inference.channels import Channel, Corpus, Tables
 from fedaudit.audits.topology_inference.features import Observed, Place
 from fedaudit.errors import ConfigError, NotApplicable, NotObservable
-from fedaudit.results import AuditResult, Estimate, Underpowered
+from fedaudit.results import NO_TRUTH, AuditResult, Estimate, Need, Underpowered
 from fedaudit.stats import intervals, query_algebra
 from fedaudit.trace import Truth, View
 
@@ -134,6 +134,7 @@ class TopologyInference:
         if shadows is None:
             raise NotApplicable(
                 "nothing can be learnt without shadow federations",
+                code="no_shadows",
                 expected="federations of the adversary's own, with their labels",
                 got="none",
                 remedy="audit a run of fedaudit, whose config says how clients train",
@@ -201,6 +202,7 @@ class TopologyInference:
         if classes < 2:
             raise NotApplicable(
                 "the data have one class only: every client's share of it is 1",
+                code="one_class",
                 expected="records with labels of at least two classes",
                 got=f"{classes} class",
                 remedy="name a label column",
@@ -219,6 +221,7 @@ class TopologyInference:
         if not usable:
             raise NotApplicable(
                 "none of the channels can be seen here",
+                code="no_channels",
                 expected="updates with senders, differing places, or organisations of several",
                 got="; ".join(f"no {part}: {why}" for part, why in missing.items()),
                 remedy="other channels, or another vantage",
@@ -374,7 +377,8 @@ class TopologyInference:
             guessed, band = guess.guesses[guess.best], guess.bands[guess.best]
             return AuditResult(
                 **shared,
-                not_applicable="no truth: the attack guessed, and nothing was scored",
+                status="blind",
+                need=NO_TRUTH,
                 per_client={
                     name: {
                         f"guess ({guess.best})": float(g),
@@ -389,8 +393,12 @@ class TopologyInference:
         if not np.ptp(p):
             return AuditResult(
                 **shared,
-                not_applicable="all clients hold the same share of the sensitive classes "
-                f"({p[0]:.3g}): there is nothing to tell apart",
+                status="not_applicable",
+                need=Need(
+                    code="all_alike",
+                    what="all clients hold the same share of the sensitive classes "
+                    f"({p[0]:.3g}): there is nothing to tell apart",
+                ),
                 notes=guess.notes,
             )
         outcome = scores.Outcome(p=p, guesses=guess.guesses, shadow_mean=guess.shadow_mean)
@@ -444,7 +452,7 @@ class TopologyInference:
             if isinstance(found, Estimate):
                 out[f"AUROC ({c})"] = found
             else:
-                lacking[found.what] = found
+                lacking[found.what] = replace(found, measure="AUROC (*)")
         if guess.through_sums is not None:
             out["lift (A1, sums only)"] = scores.lift_over_clients(
                 guess.through_sums[0], p, **level

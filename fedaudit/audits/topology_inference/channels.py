@@ -53,6 +53,7 @@ def share_of(truth: Truth, clients: Sequence[str], sensitive: Sequence[int]) -> 
         if not histogram or sum(histogram) == 0:
             raise NotApplicable(
                 f"the truth does not say which classes {name} holds",
+                code="no_histograms",
                 expected="a class histogram of every client",
                 got="none",
                 remedy="audit a run of fedaudit, whose truth has them",

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.errors import NotApplicable
+from fedaudit.errors import NothingToSay
 
 Floats = npt.NDArray[np.float64]
 Features = npt.NDArray[np.float32]
@@ -69,8 +69,9 @@ def enough(federations: int, rows: int) -> None:
     if federations < FEWEST_FEDERATIONS or rows < FEWEST_ROWS:
         clients = max(1, rows // max(federations, 1))
         need = max(FEWEST_FEDERATIONS, -(-FEWEST_ROWS // clients))
-        raise NotApplicable(
+        raise NothingToSay(
             "the shadow corpus is too small for a regressor",
+            code="too_few_shadows",
             expected=f"at least {FEWEST_FEDERATIONS} shadow federations and {FEWEST_ROWS} clients "
             "in them",
             got=f"{federations} with {rows} clients",

@@ -44,6 +44,7 @@ def drop_edge(place: Place) -> tuple[Place, str]:
     if not spare:
         raise NotApplicable(
             "no edge can be dropped",
+            code="no_such_graph",
             expected="an edge without which everyone still reaches everyone",
             got="none" if place.edges else "no edges at all",
             remedy="leave drop_edge out of what_if",
@@ -59,6 +60,7 @@ def split_organisation(place: Place, rng: np.random.Generator) -> tuple[Place, s
     if not size or max(size.values()) < 2:
         raise NotApplicable(
             "no organisation can be split",
+            code="no_such_graph",
             expected="an organisation of two clients or more",
             got="none",
             remedy="leave split_organisation out of what_if",
@@ -84,6 +86,7 @@ def random_regular(place: Place, rng: np.random.Generator) -> tuple[Place, str]:
     if k >= n:
         raise NotApplicable(
             "there is no regular graph of this size",
+            code="no_such_graph",
             expected="three clients or more, or an even number of them",
             got=f"{n} clients",
             remedy="leave random_regular out of what_if",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -321,8 +322,9 @@ def true_positive_rates(
         found = roc.true_positive_rate_at(
             statistic[usable], member[usable], rate, confidence=audit.confidence
         )
+        measure = f"true_positive_rate at {100 * rate:g} %"
         if isinstance(found, Underpowered):
-            short.append(found)
+            short.append(replace(found, measure=measure))
         else:
-            out[f"true_positive_rate at {100 * rate:g} %"] = found
+            out[measure] = found
     return out, short

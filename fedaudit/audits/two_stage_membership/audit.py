@@ -25,8 +25,8 @@ from fedaudit.audits.two_stage_membership.seen import (
     sent_models,
 )
 from fedaudit.audits.two_stage_membership.survey import Inquiry, RoundSurvey, Survey
-from fedaudit.errors import ConfigError, FedauditError, NotApplicable, NotObservable
-from fedaudit.results import AuditResult
+from fedaudit.errors import ConfigError, FedauditError, NotApplicable, NothingToSay, NotObservable
+from fedaudit.results import NO_TRUTH, AuditResult
 from fedaudit.trace import ANONYMOUS, Truth, View
 
 if TYPE_CHECKING:
@@ -106,8 +106,9 @@ class TwoStageMembership:
 
         task = knowledge.task
         if not len(view.rounds):
-            raise NotApplicable(
+            raise NothingToSay(
                 "the trace has no rounds",
+                code="nothing_arrived",
                 expected="at least one complete round",
                 got="none",
                 remedy="let the federation run",
@@ -115,6 +116,7 @@ class TwoStageMembership:
         if task is None or not knowledge.candidates:
             raise NotApplicable(
                 "membership cannot be asked without records",
+                code="no_records",
                 expected="the model and candidate records",
                 got="neither of them" if task is None else "no records",
                 remedy="audit a run, or give --data and --model",
@@ -238,6 +240,7 @@ class TwoStageMembership:
         if parts is None and moved is None:
             raise Unusable(
                 f"{about.view.vantage} sees neither updates nor what the model moved by",
+                code="no_single_updates_or_models",
                 expected="the server's view, or the models of two rounds",
                 got=f"round {number} without them",
                 remedy="record downlinks and the released model",
@@ -260,6 +263,7 @@ class TwoStageMembership:
         if len(parts.u) < 2:
             raise Unusable(
                 "a single contribution has no background",
+                code="too_few_clients",
                 expected="at least two clients in a round",
                 got=f"{len(parts.u)} in round {number}",
                 remedy="audit a federation of two clients or more",
@@ -329,6 +333,7 @@ class TwoStageMembership:
         if updates is None or ANONYMOUS in updates.senders:
             raise Unusable(
                 "clients were sent different models, and nobody knows whose update is whose",
+                code="different_models",
                 expected="one model for all, or updates with names",
                 got=f"round {number} with neither",
                 remedy="audit the view of somebody who sees single updates",
@@ -337,6 +342,7 @@ class TwoStageMembership:
         if "gradient" in kinds_of(view, number, messages):
             raise Unusable(
                 "clients were sent different models, and sent gradients back",
+                code="different_models",
                 expected="models or their changes",
                 got=f"round {number} with gradients: how far a client went is not known",
                 remedy="record what clients trained",
@@ -346,6 +352,7 @@ class TwoStageMembership:
         if any(h is None for h in held):
             raise Unusable(
                 "clients were sent different models, of which some are not seen",
+                code="different_models",
                 expected="the model that every client was sent",
                 got=f"round {number} without {sum(h is None for h in held)} of {len(held)}",
                 remedy="record all downlinks",
@@ -451,7 +458,8 @@ class TwoStageMembership:
             return AuditResult(
                 **shared,
                 source=self.source,
-                not_applicable="no truth: the attack guessed, and nothing was scored",
+                status="blind",
+                need=NO_TRUTH,
                 per_client=guesses_of(guess),
                 notes=(
                     "what the attack guessed: the records of a client that score highest are said "

@@ -151,7 +151,8 @@ def power(
         spread = math.sqrt(float(np.square(of.error).mean()))
         enough = math.ceil((float(ndtri(0.5 + audit.confidence / 2)) * spread / half) ** 2)
         what = f"{name}, of updates whose own noise hides their length,"
-        return Underpowered(what=what, have=count, needed=max(count + 1, enough))
+        needed = max(count + 1, enough)
+        return Underpowered(what=what, have=count, needed=needed, measure=name)
     # clients differ too, not noise alone
     across = intervals.cluster_mean(of.squared, names, rng=rng, confidence=audit.confidence)
     low, high = found.low, found.high

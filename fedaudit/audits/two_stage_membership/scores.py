@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from fedaudit.audits.two_stage_membership.lemmas import bound_checks, violations
 from fedaudit.audits.two_stage_membership.prediction import prediction
 from fedaudit.audits.two_stage_membership.risk import contributions, ratio_of, risk
 from fedaudit.audits.two_stage_membership.tables import curves, noise_known, notes, per_client
-from fedaudit.results import AuditResult, Bound, Estimate, Underpowered
+from fedaudit.results import AuditResult, Bound, Estimate, Need, Underpowered
 from fedaudit.trace import Truth
 
 if TYPE_CHECKING:
@@ -54,10 +55,11 @@ def scored(
     bounds: dict[str, Bound] = {}
     for name, statistic in statistics.items():
         found = membership_auc(statistic, member, guess.present, guess.classes, audit.confidence)
+        measure = "membership_auc" if name == headline else f"auc, {name}"
         if isinstance(found, Underpowered):
-            short.append(found)
+            short.append(replace(found, measure=measure))
         else:
-            estimates["membership_auc" if name == headline else f"auc, {name}"] = found
+            estimates[measure] = found
     rates, lacking = true_positive_rates(statistics[headline], member, guess.present, audit)
     estimates |= rates
     short += lacking
@@ -81,7 +83,11 @@ def scored(
     if "membership_auc" not in estimates:
         lack = next(s for s in short)
         return AuditResult(
-            **shared, source=audit.source, not_applicable=f"{lack}", underpowered=tuple(short)
+            **shared,
+            source=audit.source,
+            status="nothing_to_say",
+            need=Need(code="underpowered", what=f"{lack}"),
+            underpowered=tuple(short),
         )
     auc = estimates["membership_auc"]
     return AuditResult(

@@ -199,6 +199,7 @@ class Scorer:
             count = int((~torch.isfinite(scores)).sum())
             raise NotApplicable(
                 "a score is not a number",
+                code="not_finite",
                 expected="finite scores of every record under every model",
                 got=f"{count} of {scores.numel()} scores are NaN or infinite",
                 remedy="look at the model (it may have diverged) or at the score function",

@@ -31,6 +31,7 @@ def sent_models(
         if held is None:
             raise NotApplicable(
                 f"{view.vantage} sees no model that was sent in round {number}",
+                code="no_model",
                 expected="a model from a server at the beginning of every round",
                 got="none (gossip has no server, and a recording may lack downlinks)",
                 remedy="audit a federation with a server, and record downlinks",
@@ -79,6 +80,7 @@ def known_rows(
     if len(known) < 2:
         raise Unusable(
             "fewer than two senders have records to be asked about",
+            code="too_few_clients",
             expected="candidate records of at least two of a round's senders",
             got=f"{len(known)} of {len(senders)} in round {number}",
             remedy="give records of more clients, or more held-out records",

@@ -50,6 +50,7 @@ def contributions(
     if not p.sum() > 0:
         raise NotApplicable(
             "the weights of a round's updates make no mean",
+            code="no_mean",
             expected="weights with a positive sum",
             got=f"a sum of {p.sum():g} over {len(p)} updates",
             remedy="record what the aggregate multiplies each update by",

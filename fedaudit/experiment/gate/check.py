@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,13 @@ from fedaudit.experiment.gate.measures import (
     UTILITY,
     VERDICT,
     column,
+    matches,
 )
 from fedaudit.experiment.gate.policy import Limit, Policy, load_policy
-from fedaudit.report.findings import REMEDY, judge, number
+from fedaudit.report.findings import judge, number
 from fedaudit.report.gate import Check, Gate, Reading, statement
-from fedaudit.report.rules import POWERLESS
+from fedaudit.report.rules import VERDICTS, label_of
 from fedaudit.results import AuditResult, Estimate
-
-VERDICT_WORDS = {"leak": "a leak", "disagreement": "theory and measurement disagree"}
 
 
 def gate(
@@ -194,6 +193,7 @@ def _check(limit: Limit, e: Evidence, policy: Policy) -> Check:
         return replace(
             blank,
             missing=f"there is no result: {limit.audit} {asked}",
+            code="no_result",
             remedy=f"fedaudit audit {e.path} --only {limit.audit}",
         )
     if limit.audit in e.stale:
@@ -201,16 +201,22 @@ def _check(limit: Limit, e: Evidence, policy: Policy) -> Check:
             blank,
             missing=f"stale: {limit.audit} was made of another trace "
             f"({result.trace_sha256[:12] or 'unknown'}, the run's is {e.trace_sha256[:12]})",
+            code="stale",
             remedy=f"fedaudit audit {e.path} --only {limit.audit}",
         )
-    if result.not_applicable is not None:
-        need, _, remedy = result.not_applicable.partition(REMEDY)
+    if result.need is not None and result.headline is None:
         if limit.is_verdict:
             # a bound can be contradicted where the headline is missing
             said = _of_verdict(limit, result, blank)
             if said.status == "failed":
                 return said
-        return replace(blank, missing=f"not applicable: {need}", remedy=remedy)
+        words = VERDICTS[judge(result)[-1].verdict].words
+        return replace(
+            blank,
+            missing=f"{words}: {result.need}",
+            code=result.need.code,
+            remedy=result.need.remedy,
+        )
     if limit.is_verdict:
         return _of_verdict(limit, result, blank)
     if limit.per == "client":
@@ -224,7 +230,7 @@ def _check(limit: Limit, e: Evidence, policy: Policy) -> Check:
     if lack:
         return replace(blank, missing=lack, remedy=f"set audits.{limit.audit}.confidence")
     done = _settled(blank, _readings(limit, estimate), "")
-    if done.status == "failed" and estimate.method.endswith("so many at least"):
+    if done.status == "failed" and estimate.one_sided:
         note = f"this interval has no upper end: forbid a leak by {limit.audit}.{VERDICT} instead"
         return replace(done, remedy=note)
     return done
@@ -254,35 +260,21 @@ def _too_unsure(estimate: Estimate, policy: Policy) -> str:
 
 def _unstated(limit: Limit, result: AuditResult, blank: Check) -> Check:
     """An estimate that the audit left out: because it is underpowered, or for another reason."""
-    short = [u for u in result.underpowered if _speaks_of(u.what, limit.measure)]
+    short = [u for u in result.underpowered if u.measure and matches(u.measure, limit.measure)]
     if short:
         u = short[0]
         return replace(
             blank,
             missing=f"underpowered: {u.what} needs {u.needed:,}, has {u.have:,}",
+            code="underpowered",
             remedy=f"fedaudit power RUN --audit {limit.audit}",
         )
     also = f" ({'; '.join(map(str, result.underpowered))})" if result.underpowered else ""
     return replace(
         blank,
         missing=f"{limit.audit} did not state {limit.measure!r}{also}",
+        code="not_stated",
         remedy=nearest(limit.measure, result.estimates),
-    )
-
-
-def _speaks_of(what: str, measure: str) -> bool:
-    """Whether an underpowered number is this measure; rates are told apart by their figure."""
-    if what.startswith((f"{measure}:", f"{measure} (")):
-        return True
-    if "rate at" in measure.replace("_", " "):
-        figure = measure.replace("_", " ").split(" at ")[1].split(" %")[0]
-        try:
-            rate = float(figure) / 100
-        except ValueError:
-            return False
-        return "true-positive rate" in what and f"at {rate:.4g} " in what
-    return what.lower().startswith(("an auc", "auroc")) and "auc" in measure.lower().replace(
-        "auroc", "auc"
     )
 
 
@@ -457,48 +449,38 @@ def _of_utility(limit: Limit, e: Evidence, policy: Policy) -> list[Reading]:
 
 def _of_verdict(limit: Limit, result: AuditResult, blank: Check) -> Check:
     """Forbidden verdicts; "no evidence" counts only where a leak could have been seen."""
-    forbid = limit.forbid or ("leak", "disagreement")
     found = judge(result)
-    bad = [f for f in found if f.verdict in forbid]
+    bad = [f for f in found if f.verdict in limit.forbidden]
     if bad:
-        said = "; ".join(f"{VERDICT_WORDS[f.verdict]}: {f.statement}" for f in bad)
+        said = "; ".join(f"{label_of(f).words}: {f.statement}" for f in bad)
         return replace(blank, status="failed", said=said, remedy=bad[0].remedy)
-    rest = "; ".join(f.statement for f in found)
-    quiet = any(f.verdict == "no_evidence" for f in found)
-    if quiet and result.detectable is None:
+    lack = _too_weak(limit, result, {f.verdict for f in found})
+    if lack:
         return replace(
             blank,
-            missing="underpowered: no leak was found, and the audit cannot say how small a one it "
-            "would have seen",
+            missing=f"underpowered: {lack}",
+            code="underpowered",
             remedy=f"fedaudit power RUN --audit {limit.audit}",
         )
-    weak = [f for f in found if f.rule.startswith(f"{POWERLESS.id}: ")]
-    if weak and limit.must_detect is None:
-        seen = result.detectable
-        accepted = (
-            ""
-            if seen is None or math.isinf(seen)
-            else f"; must_detect = {number(seen)} would accept that"
-        )
-        return replace(
-            blank,
-            missing=f"underpowered: {weak[0].statement}{accepted}",
-            remedy=f"fedaudit power RUN --audit {limit.audit}",
-        )
-    if quiet and limit.must_detect is not None and result.detectable is not None:
-        short = (
-            result.detectable > limit.must_detect
-            if result.greater_is_leak
-            else result.detectable < limit.must_detect
-        )
-        if short:
-            return replace(
-                blank,
-                missing=f"underpowered: a leak is seen from {number(result.detectable)} on, the "
-                f"policy asks for {number(limit.must_detect)}",
-                remedy=f"fedaudit power RUN --audit {limit.audit}",
-            )
-    return replace(blank, status="passed", said=rest)
+    return replace(blank, status="passed", said="; ".join(f.statement for f in found))
+
+
+def _too_weak(limit: Limit, result: AuditResult, verdicts: Collection[str]) -> str:
+    """Why a result without a leak is no evidence; empty where it is, or where it need not be."""
+    seen = result.detectable
+    if not {"no_evidence", "nothing_to_say"}.intersection(verdicts):
+        return ""
+    if seen is None:
+        return "no leak was found, and the audit cannot say how small a one it would have seen"
+    if limit.must_detect is None:
+        if "nothing_to_say" not in verdicts:
+            return ""
+        accepted = "" if math.isinf(seen) else f"; must_detect = {number(seen)} would accept that"
+        return f"{judge(result)[-1].statement}{accepted}"
+    short = seen > limit.must_detect if result.greater_is_leak else seen < limit.must_detect
+    if not short:
+        return ""
+    return f"a leak is seen from {number(seen)} on, the policy asks for {number(limit.must_detect)}"
 
 
 # -- words for limits ----------------------------------------------------------------------------
@@ -507,7 +489,7 @@ def _of_verdict(limit: Limit, result: AuditResult, blank: Check) -> Check:
 def rule_of(limit: Limit) -> str:
     """A limit in words."""
     if limit.is_verdict:
-        words = ", ".join(limit.forbid or ("leak", "disagreement"))
+        words = ", ".join(limit.forbidden)
         detect = (
             f"; must detect from {number(limit.must_detect)}"
             if limit.must_detect is not None

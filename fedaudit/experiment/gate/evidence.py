@@ -170,7 +170,7 @@ def of_run(folder: Path) -> Evidence:
             name
             for name, r in results.items()
             # a torn result has no hash, and says itself that it cannot be read
-            if not is_about(r, trace) and (r.trace_sha256 or r.not_applicable is None)
+            if not is_about(r, trace) and (r.trace_sha256 or r.headline is not None)
         ),
         configured=configured,
         guarantees=promised(folder, trace, truth),
@@ -205,9 +205,6 @@ def _refuse_trace(folder: Path) -> None:
         )
 
 
-UNSEEN = "sees no single client's update"
-
-
 def nothing_left(metric: str, runs: Sequence[Evidence]) -> bool:
     """The one rule by which an audit that is not applicable counts as good news.
 
@@ -219,7 +216,7 @@ def nothing_left(metric: str, runs: Sequence[Evidence]) -> bool:
         return False
     for e in runs:
         result = e.results.get("fingerprint")
-        if e.lacking or result is None or UNSEEN not in (result.not_applicable or ""):
+        if e.lacking or result is None or _code(result) != "no_single_updates":
             return False
         sums = e.results.get("query_plan")
         if "secure_aggregation" in e.config.get("protections", {}):
@@ -227,6 +224,10 @@ def nothing_left(metric: str, runs: Sequence[Evidence]) -> bool:
             if found is None or found.high > 0:
                 return False
     return True
+
+
+def _code(result: AuditResult) -> str:
+    return "" if result.need is None else result.need.code
 
 
 def need_results(evidence: Sequence[Evidence]) -> None:

@@ -209,7 +209,8 @@ EXACT_COLUMNS = {
 """Columns that are counts or algebra of what was recorded: they have no error, so no interval."""
 
 
-def _matches(pattern: str, name: str) -> bool:
+def matches(pattern: str, name: str) -> bool:
+    """Whether a name is meant by a pattern, in which `*` stands for any text."""
     parts = [re.escape(part) for part in pattern.split("*")]
     return re.fullmatch("(.+)".join(parts), name) is not None
 
@@ -219,17 +220,17 @@ def direction(audit: str, estimate: str) -> int:
     table = ESTIMATES.get(audit, {})
     if estimate in table:
         return table[estimate]
-    return next((worse for p, worse in table.items() if _matches(p, estimate)), UNKNOWN)
+    return next((worse for p, worse in table.items() if matches(p, estimate)), UNKNOWN)
 
 
 def column(audit: str, name: str) -> Column | None:
     """What is known of a per-client column."""
     table = COLUMNS.get(audit, {})
-    return table.get(name) or next((c for p, c in table.items() if _matches(p, name)), None)
+    return table.get(name) or next((c for p, c in table.items() if matches(p, name)), None)
 
 
 def can_measure(audit: str, estimate: str) -> bool:
-    return any(_matches(p, estimate) for p in ESTIMATES.get(audit, {}))
+    return any(matches(p, estimate) for p in ESTIMATES.get(audit, {}))
 
 
 def estimate_names() -> list[str]:

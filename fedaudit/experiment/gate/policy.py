@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fedaudit.accounting import Unit
 from fedaudit.errors import ConfigError, UsageError, nearest
@@ -24,7 +24,7 @@ from fedaudit.experiment.toml import toml_value
 from fedaudit.files import write_atomically
 from fedaudit.settings import check, refuse_unknown
 
-Forbidden = Literal["leak", "disagreement"]
+Forbidden = Literal["leak", "disagreement", "attributed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +68,11 @@ class Limit:
     @property
     def is_verdict(self) -> bool:
         return self.measure == VERDICT
+
+    @property
+    def forbidden(self) -> tuple[Forbidden, ...]:
+        """Verdicts that break the limit; whoever wants attribution leaves it out of `forbid`."""
+        return self.forbid or get_args(Forbidden)
 
     @property
     def per_client(self) -> bool:
@@ -305,7 +310,8 @@ def _check_parts(limit: Limit, where: str) -> None:
         if limit.forbid == ():
             raise ConfigError(
                 f"{where} forbids nothing",
-                expected='forbid = ["leak", "disagreement"] (the default), or one of them',
+                expected=f"forbid = {toml_value(get_args(Forbidden))} (the default), or some of "
+                "them",
                 got="an empty list",
                 remedy="leave forbid out",
             )

@@ -155,7 +155,7 @@ def estimates(limit: Limit, runs: Sequence[Evidence]) -> list[Estimate]:
             e.results[limit.audit].estimates.get(limit.measure)
             if limit.audit in e.results
             and limit.audit not in e.stale
-            and e.results[limit.audit].not_applicable is None
+            and e.results[limit.audit].headline is not None
             else None
             for e in runs
         ]
@@ -201,8 +201,8 @@ def beyond_noise(checks: Sequence[Check], runs: Sequence[Evidence]) -> str:
         if check.status != "missing" or not name:
             continue
         results = [e.results[audit] for e in runs if audit in e.results]
-        small = name != VERDICT and check.missing.startswith("underpowered")
-        if small or any(r.not_applicable is not None for r in results):
+        small = name != VERDICT and check.code == "underpowered"
+        if small or any(r.headline is None for r in results):
             return f"{check.limit}: {check.missing}"
     return ""
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.audits.audit import Candidates
-from fedaudit.errors import NotApplicable
+from fedaudit.errors import NotApplicable, NothingToSay
 from fedaudit.experiment.knowledge.records import Records
 from fedaudit.randomness import Seed
 
@@ -62,8 +62,9 @@ def candidates(
         )
         members[party] = (order < len(mine)).numpy()
     if not pools:
-        raise NotApplicable(
+        raise NothingToSay(
             "no record of a client can be matched with one that nobody trained on",
+            code="no_matched_records",
             expected="held-out records of the clients' classes (and owners)",
             got=f"{len(theirs)} held-out records, none of a fitting class",
             remedy="hold out more records with data.test_fraction",
@@ -155,6 +156,7 @@ def _strangers(records: Records) -> tuple[Dataset, int]:
     if doubles > MOST_DOUBLES * len(fresh):
         raise NotApplicable(
             "non-members overlap members",
+            code="overlapping_records",
             expected="held-out records that no client trained on",
             got=f"{doubles} of {len(fresh)} held-out records are also records of a client",
             remedy="hold out other records",

@@ -83,6 +83,7 @@ class Desk:
         if self._load is None:
             raise NotApplicable(
                 "no records to ask about",
+                code="no_records",
                 expected="the records of a run, or a file of records",
                 got="a trace alone",
                 remedy="give records with --data, and the model with --model",
@@ -108,6 +109,7 @@ class Desk:
         if config is None or config.marks is None:
             raise NotApplicable(
                 "no keys to look for marks with",
+                code="no_keys",
                 expected="a run with [marks], whose private config holds the owner's keys",
                 got="a trace alone" if config is None else "a run without marks",
                 remedy="plant marks: [marks] with clients and share",
@@ -123,6 +125,7 @@ class Desk:
         if not planted.keys:
             raise NotApplicable(
                 "the owner has no keys to test",
+                code="no_keys_to_test",
                 expected="marks.clients or marks.spare above 0",
                 got="neither",
                 remedy="with nobody marked set marks.spare = 3: keys that should name no one",
@@ -149,6 +152,7 @@ class Desk:
         if self._config is None:
             raise NotApplicable(
                 "no shadow federations can be trained",
+                code="no_shadows",
                 expected="a run of fedaudit, whose config says how clients train",
                 got="a trace alone",
                 remedy="run the federation with fedaudit, or rebuild it as a config first",

@@ -63,6 +63,7 @@ def of_run(home: Path, trace: Trace, truth: Truth | None = None) -> Records:
     except (OSError, ValueError):
         raise NotApplicable(
             "no records to ask about",
+            code="no_records",
             expected=f"the config with its seed in {file}",
             got="no such file, or not TOML",
             remedy="give records with --data, and the model with --model",
@@ -103,6 +104,7 @@ def same_data(
     except DataError as error:
         raise NotApplicable(
             f"the records of the run cannot be read: {error.what}",
+            code="unreadable_records",
             expected=error.expected,
             got=error.got,
             remedy=f"bring them back{or_else}",
@@ -110,6 +112,7 @@ def same_data(
     if before is not None and before != digest(train, test):
         raise NotApplicable(
             "the records are not those that the run trained on",
+            code="other_records",
             expected="the data as they were when the run began",
             got="other records or labels",
             remedy=f"restore the data{or_else}",

@@ -27,6 +27,7 @@ def embedding_of(
         if size > patterns.LARGEST_TABLE:
             raise NotApplicable(
                 "one-hot tokens are too wide",
+                code="too_large",
                 expected=f"at most {patterns.LARGEST_TABLE:,} numbers in all places",
                 got=f"{shape[0]} places x {words:,} tokens x {words + 1:,} dimensions",
                 remedy="a smaller task.vocabulary_size, or leave embedding out",
@@ -47,6 +48,7 @@ def embedding_of(
             return patterns.Embedding(cut, weights["embed.weight"].T, shift)
     raise NotApplicable(
         f'audits.active_membership.embedding = "{audit.embedding}" has nothing to take',
+        code="unsuitable_embedding",
         expected='tokens for "one_hot"; task.kind = "vit" or "gpt" for "model"',
         got=f"a {task.settings.get('kind', 'task')} on {'tokens' if words else 'features'}",
         remedy="leave embedding out",

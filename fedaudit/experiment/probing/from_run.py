@@ -11,7 +11,7 @@ from fedaudit.audits.active_membership.adversary import own_patterns
 from fedaudit.audits.active_membership.audit import ActiveMembership
 from fedaudit.audits.active_membership.games import Universe
 from fedaudit.data import prepare
-from fedaudit.errors import ConfigError, DataError, NotApplicable
+from fedaudit.errors import ConfigError, DataError, NotApplicable, NothingToSay
 from fedaudit.experiment.probing.embedding import embedding_of
 from fedaudit.experiment.probing.games import Games
 from fedaudit.experiment.probing.mechanisms import channel_of
@@ -32,6 +32,7 @@ def table(
     if config is not None and config.federation.aggregation == "gossip":
         raise NotApplicable(
             "nobody sends models to all clients",
+            code="no_server",
             expected="a server that can plant weights",
             got='aggregation = "gossip"',
             remedy='audit a federation with a server: aggregation = "fedavg"',
@@ -79,8 +80,9 @@ def table(
                 f"{len(universe) - len(rows)} records have no {what} of their own, and take no part"
             )
         if len(rows) < 2:
-            raise NotApplicable(
+            raise NothingToSay(
                 "too few records can be asked about",
+                code="too_few_records",
                 expected=f"records with a {what} that no other has",
                 got=f"{len(rows)} of {len(universe)}",
                 remedy="a larger task.vocabulary_size, or leave embedding out"

@@ -51,6 +51,7 @@ class Dealing:
         else:
             raise NotApplicable(
                 "games are played with records of features, or of tokens",
+                code="unsuitable_records",
                 expected="features or images (floating-point numbers), or a language model",
                 got=f"examples of {first.dtype}",
                 remedy="embed them first, and audit the embeddings as data of your own",

@@ -115,6 +115,7 @@ def _surveyed(
     if not asked or model is None:
         raise NotApplicable(
             "no records to ask about",
+            code="no_records",
             expected="files that sites wrote with `fedaudit ask`, and the model",
             got=f"{len(asked)} files, model {model!r}",
             remedy="--asked FILE, once per site, and --model package.module:function",

@@ -17,8 +17,8 @@ from fedaudit.experiment.reporting import Run, unwritable, write_study
 from fedaudit.experiment.sites.files import COUNTS, GUESSES, LINKS, MEMBERS, read, sha256
 from fedaudit.files import write_atomically
 from fedaudit.report.chapter import Chapter
-from fedaudit.report.findings import judge_all
-from fedaudit.results import AuditResult, Estimate
+from fedaudit.report.findings import judge_all, settled
+from fedaudit.results import AuditResult, Estimate, Need
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ def merge(
             "no site has answered", expected="counts", got="none", remedy="fedaudit score ..."
         )
     merged = {LINKS: _merged, MEMBERS: _merged_members}
-    results = [
-        merged[name](name, guess, [s for s in sites.values() if name in s.audits], raw, confidence)
-        for name, guess in raw["audits"].items()
-    ]
+    results = []
+    for name, guess in raw["audits"].items():
+        answered = [s for s in sites.values() if name in s.audits]
+        results.append(settled(merged[name](name, guess, answered, raw, confidence)))
     return _report(Path(out), raw, results, list(sites), names)
 
 
@@ -91,7 +91,8 @@ def _merged(
     estimates: dict[str, Estimate] = {}
     linked = [s for s in sites if s.audits[name][methods[0]]["links"]]
     if not linked:
-        return AuditResult(**shared, not_applicable="no site took part in two rounds")
+        lack = Need(code="too_few_rounds", what="no site took part in two rounds")
+        return AuditResult(**shared, status="nothing_to_say", need=lack)
     for method in methods:
         of = [s.audits[name][method] for s in linked]
         hits, tries = [c["found"] for c in of], [c["links"] for c in of]
@@ -155,7 +156,8 @@ def _merged_members(
     counted = [(s.name, s.audits[name][guess["statistic"]]) for s in sites]
     counted = [(n, c) for n, c in counted if c["members"] and c["others"]]
     if not counted:
-        return AuditResult(**shared, not_applicable="no site had records of both kinds")
+        lack = Need(code="no_matched_records", what="no site had records of both kinds")
+        return AuditResult(**shared, status="nothing_to_say", need=lack)
     pairs = np.array([c["members"] * c["others"] for _, c in counted], dtype=np.float64)
     own = np.array([c["ordered"] for _, c in counted]) / pairs
     share = pairs / pairs.sum()

@@ -65,6 +65,7 @@ def _score_links(raw: Mapping[str, Any], guess: Mapping[str, Any], trace: Trace)
     if not any(any(r) for r in there):
         raise NotApplicable(
             f"none of the messages of {party} are among the guesses",
+            code="other_guesses",
             expected="guesses about the federation that this site recorded",
             got=f"{len(mine)} messages of its own, none of which the server has",
             remedy="see that nothing changes a message between the recording and the server",
@@ -86,6 +87,7 @@ def _score_members(guess: Mapping[str, Any], key: str | os.PathLike[str] | None)
     if given is None or len(given) != len(known["member"]):
         raise NotApplicable(
             "the records of this site are not among the guesses",
+            code="other_guesses",
             expected=f"scores of {len(known['member'])} records",
             got="none" if given is None else str(len(given)),
             remedy="send the file that belongs to this key, and ask the server to attack again",

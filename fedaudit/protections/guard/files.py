@@ -111,6 +111,7 @@ def check_trace(
     if not out:
         raise NotApplicable(
             "nobody in this trace received a model that was kept",
+            code="no_models",
             expected="models on their way to clients, with their tensors",
             got="none",
             remedy="record whole models: without sketch, and with the tensors of weights",

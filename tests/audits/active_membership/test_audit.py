@@ -108,7 +108,7 @@ def test_more_noise_never_reads_as_more_leak(plain):
 @pytest.mark.parametrize("vantage", ["public", "client-00"])
 def test_who_does_not_send_models_cannot_plant_weights(plain, vantage):
     result = plain.audit(vantage=vantage)
-    assert "cannot plant weights" in result.not_applicable
+    assert "cannot plant weights" in str(result.need)
 
 
 def test_a_recording_alone_is_not_enough(plain):
@@ -212,8 +212,8 @@ def test_attention_wins_on_unprotected_digits(plain):
 
 def test_attention_with_a_theorem_that_does_not_apply_says_what_would_do(plain):
     result = plain.audit(adversary="attention", threshold="theory", beta=0.001, embedding="linear")
-    assert result.not_applicable is not None
-    assert "Theorem 3" in result.not_applicable
+    assert (result.status, result.need.code) == ("not_applicable", "theory_unmet")
+    assert "Theorem 3" in str(result.need)
 
 
 # -- contracts ------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def test_without_truth_nothing_is_scored(plain):
     audit = ActiveMembership(**SMALL, records=5)
     knowledge, _ = plain.desk().knowledge_for(audit)
     guess = audit.attack(plain.trace.seen_by("server"), knowledge, np.random.default_rng(0))
-    assert "no truth" in audit.score(guess, None, np.random.default_rng(0)).not_applicable
+    assert "no truth" in str(audit.score(guess, None, np.random.default_rng(0)).need)
 
 
 def test_coins_are_in_the_truth_and_not_in_the_guess(plain):

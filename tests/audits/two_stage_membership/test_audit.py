@@ -393,7 +393,7 @@ def test_no_answer_lies_in_what_the_adversary_brings():
 def test_without_truth_nothing_is_scored(by_hand):
     audit, guess = by_hand(some_updates()).attack()
     result = audit.score(guess, None, np.random.default_rng(0))
-    assert "nothing was scored" in result.not_applicable
+    assert "nothing was scored" in str(result.need)
     assert not result.estimates
     # what it would say is shown: the surest candidates of every client first
     strongest = next(iter(statistics_of(guess).values()))
@@ -457,7 +457,7 @@ def test_an_update_of_zero(by_hand):
 
 def test_nobody_moves_at_all(by_hand):
     result = by_hand([np.zeros((3, 43), np.float32)] * 2).audit(**CHECKED)
-    assert judge(result)[-1].verdict == "no_evidence"
+    assert judge(result)[-1].verdict == "nothing_to_say"
     assert result.estimates["membership_auc"].value == pytest.approx(0.5)
 
 

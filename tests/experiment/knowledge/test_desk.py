@@ -95,16 +95,16 @@ def test_data_that_changed_or_are_gone_are_a_missing_need(csv_run):
         lines = before.splitlines()
         file.write_text("\n".join([lines[0], *reversed(lines[1:])]))
         (result,) = audit(folder / "run", other, out=folder / "changed").results
-        assert "not those that the run trained on" in result.not_applicable
+        assert "not those that the run trained on" in str(result.need)
         file.unlink()
         done = audit(folder / "run", {"coverage": {}, **other}, out=folder / "gone")
         found = by_name(done)
-        assert "cannot be read" in found["two_stage_membership"].not_applicable
-        assert found["coverage"].not_applicable is None
+        assert "cannot be read" in str(found["two_stage_membership"].need)
+        assert found["coverage"].status == "ok"
     finally:
         file.write_text(before)
     (result,) = audit(folder / "run", other, out=folder / "back").results
-    assert result.not_applicable is None
+    assert result.status == "ok"
 
 
 def test_without_its_private_config_a_run_has_no_records(csv_run, tmp_path):

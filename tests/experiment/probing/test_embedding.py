@@ -16,9 +16,9 @@ def test_attention_sees_the_patches_of_the_runs_own_transformer(audited):
     own = {"adversary": "attention", "embedding": "model", "recorded": 12, "records": 2}
     images = {"task": {"kind": "vit", "width": 32, "depth": 1, "heads": 2, "patch": 2}}
     result = audited(own, other=images)
-    assert result.not_applicable is None
+    assert result.status == "ok"
     assert any("12 of 12 games" in note for note in result.notes)
     none = audited(own)
-    assert "has nothing to take" in none.not_applicable
+    assert "has nothing to take" in str(none.need)
     tokens = audited({**own, "embedding": "one_hot"})
-    assert 'tokens for "one_hot"' in tokens.not_applicable
+    assert 'tokens for "one_hot"' in str(tokens.need)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.errors import NotApplicable, TraceError
+from fedaudit.errors import NothingToSay, TraceError
 
 Floats = npt.NDArray[np.float64]
 
@@ -33,8 +33,9 @@ class Place:
         clients = tuple(str(c) for c in federation.get("clients", ()))
         n = len(clients)
         if n < 2:
-            raise NotApplicable(
+            raise NothingToSay(
                 "one client has nobody to differ from" if n else "the trace does not list clients",
+                code="too_few_clients",
                 expected="a federation of two clients or more",
                 got=f"{n} client{'' if n == 1 else 's'}",
                 remedy="audit a federation of several clients, named in the manifest",
