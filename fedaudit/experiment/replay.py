@@ -278,16 +278,21 @@ def _carry_along(
     wire: RoundWriter,
     first: int,
 ) -> None:
-    """What else a message carried (integer buffers) stays with its row; a sum carries nothing."""
-    beside = {
-        c: {k: v for k, v in m.parts.items() if k != MODEL}
-        for c, m in zip(origin, own, strict=True)
-    }
+    """What else a message carried (integer buffers), and what was noted of it, stays with its row;
+    a sum carries nothing."""
+    beside = dict(zip(origin, own, strict=True))
     for i, client in enumerate(uploads.origin):
-        for layout, row in beside.get(int(client), {}).items():
-            kept = wire.put_once(layout, trace.block(number, layout)[row : row + 1])
-            m = wire.messages[first + i]
-            wire.messages[first + i] = replace(m, parts={**m.parts, layout: kept})
+        old = beside.get(int(client))
+        if old is None:
+            continue
+        m = wire.messages[first + i]
+        parts = dict(m.parts)
+        for layout, row in old.parts.items():
+            if layout != MODEL:
+                parts[layout] = wire.put_once(layout, trace.block(number, layout)[row : row + 1])
+        # what was noted under a name would give away the row that has none now
+        notes = old.notes if m.sender == old.sender else {}
+        wire.messages[first + i] = replace(m, parts=parts, notes=notes)
 
 
 def _copy(trace: Trace, number: int, m: Message, wire: RoundWriter) -> None:
@@ -305,4 +310,5 @@ def _copy(trace: Trace, number: int, m: Message, wire: RoundWriter) -> None:
         weight=m.weight,
         size=m.size,
         metadata=m.metadata,
+        notes=m.notes,
     )

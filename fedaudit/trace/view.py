@@ -21,7 +21,7 @@ import copy
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -296,6 +296,8 @@ class View:
     def indexed(self, number: int) -> tuple[tuple[int, Message], ...]:
         """(index in the round's table, message) of every message this view contains."""
         pairs = ((i, m) for i, m in enumerate(self._trace.messages(number)) if self._visible(m))
+        # what the recorder noted is nobody's observation
+        pairs = ((i, replace(m, notes={}) if m.notes else m) for i, m in pairs)
         if self._metadata_only:
             # the size is seen, the content is not: neither kind, weight nor metadata
             return tuple(
