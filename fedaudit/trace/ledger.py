@@ -18,12 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.layout import Layout
+from fedaudit.trace.health import question_number
 from fedaudit.trace.recorder import MODEL
+from fedaudit.trace.schema import QUERY as QUERY
 from fedaudit.trace.schema import Message
 from fedaudit.trace.view import View
-
-QUERY = "query"
-"""The layout of questions, and the key of their numbers."""
 
 
 def query_layout(clients: Sequence[str]) -> Layout:
@@ -56,11 +55,13 @@ def asked(view: View, number: int) -> Asked:
     questions = [(i, m) for i, m in table if m.kind == "query" and QUERY in m.parts]
     sums = [(i, m) for i, m in table if m.kind == "sum" and MODEL in m.parts]
     names = view.layouts[QUERY].names if questions else ()
-    by_number = {_number(m, at): i for at, (i, m) in enumerate(sums)} if questions else {}
+    if sums or questions:
+        view.refuse_torn("ledger" if questions else "members", number)
+    by_number = {question_number(m, at): i for at, (i, m) in enumerate(sums)} if questions else {}
     rows, answers = [], []
     for at, (i, m) in enumerate(questions):
         rows.append(view.payload(number, i, layout=QUERY).astype(np.float64))
-        answers.append(by_number.pop(_number(m, at), -1))
+        answers.append(by_number.pop(question_number(m, at), -1))
     left = set(by_number.values()) if questions else {i for i, _ in sums}
     loose = [(i, m) for i, m in sums if i in left]
     served = [_served(table, m) for _, m in loose]
@@ -76,12 +77,6 @@ def asked(view: View, number: int) -> Asked:
         queries=matrix,
         sums=np.array([*answers, *(i for i, _ in loose)], dtype=np.int64),
     )
-
-
-def _number(m: Message, otherwise: int) -> int:
-    """The number of a question, or of the question that a sum answers; by order without one."""
-    given = m.metadata.get(QUERY, otherwise)
-    return given if isinstance(given, int) and not isinstance(given, bool) else otherwise
 
 
 def _served(table: Sequence[tuple[int, Message]], m: Message) -> list[str]:

@@ -32,6 +32,12 @@ PUBLIC = "public"
 NETWORK = "network"
 WIRETAP = "wiretap"
 
+QUERY = "query"
+"""The layout of questions to a secure aggregator, and the key of their numbers."""
+
+UPLINKS = ("model", "delta", "gradient")
+"""Kinds of message that hold one party's contribution."""
+
 Kind = Literal["model", "delta", "gradient", "masked", "sum", "query"]
 KINDS: tuple[str, ...] = get_args(Kind)
 
@@ -128,7 +134,6 @@ class Message:
         for name in _OBJECTS:
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
-
     def noted(self, key: str) -> bool:
         """Whether the recorder noted `key`.
 
@@ -142,6 +147,20 @@ class Message:
         """Whether this stands for an answer whose content is not on record: it did not come, or
         it could not be kept."""
         return self.noted(FAILED) or self.noted(REFUSED)
+
+
+def hub_depths(federation: Mapping[str, Any]) -> dict[str, int]:
+    """Servers and regions from the root down, and who stands before them: these never train."""
+    order = dict.fromkeys((*federation.get("hubs", ()), SERVER, AGGREGATOR, SHUFFLER))
+    return {hub: depth for depth, hub in enumerate(order)}
+
+
+def is_downlink(m: Message, hubs: Mapping[str, int]) -> bool:
+    """Whether a hub hands a model down (or to the public), and not up to the next hub."""
+    depth = hubs.get(m.sender)
+    if m.kind != "model" or depth is None:
+        return False
+    return hubs.get(m.receiver, len(hubs)) > depth
 
 
 def _finite(value: Any) -> bool:

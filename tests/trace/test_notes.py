@@ -59,7 +59,7 @@ def test_a_table_without_notes_is_the_table_of_before():
 @pytest.mark.parametrize("notes", [[{}, {}], {}, [3], "x", [{"late": None}], [{"late": [1]}]])
 def test_notes_that_are_none_are_refused(notes):
     table = json.loads(messages_to_json([Message(0, "delta", "a", "server")]))
-    with pytest.raises(ValueError, match="notes|argument"):
+    with pytest.raises(ValueError, match=r"notes|argument"):
         messages_from_json(json.dumps({**table, "notes": notes}))
 
 
