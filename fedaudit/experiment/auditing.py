@@ -10,6 +10,7 @@ import secrets
 import shlex
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,7 @@ from fedaudit.report.findings import settled
 from fedaudit.results import AuditResult, Need, Status
 from fedaudit.settings import check
 from fedaudit.trace import Trace, Truth
+from fedaudit.trace.health import Health, examine
 
 if TYPE_CHECKING:
     from fedaudit.experiment.knowledge import Desk, Records
@@ -88,6 +90,7 @@ def audit_trace(
     """
     from fedaudit.experiment.knowledge import Desk
 
+    health = examine(trace)
     desk = Desk(trace, truth, Seed(seed), records, config)
     results = []
     for done, (name, audit) in enumerate(audits.items()):
@@ -100,12 +103,17 @@ def audit_trace(
             kept, why = _kept(keep / f"{name}.json", asked, trace)
         explain(Reuse(name, kept is not None, why))
         one = audit_one if name in typed else _guarded
-        result = kept or one(audit, trace, truth, seed, desk)
+        result = kept or resting_on(health, one(audit, trace, truth, seed, desk))
         if keep is not None and kept is None:
             _store(keep / f"{name}.json", asked, result)
         results.append(result)
     progress("audit", len(audits), len(audits), "")
     return results
+
+
+def resting_on(health: Health, result: AuditResult) -> AuditResult:
+    """The result, and what it rests on: how many answers arrived, and what of them is torn."""
+    return replace(result, arrived=health.arrived, expected=health.expected, torn=health.summary())
 
 
 def _asked(audit: Any, seed: int, truth: Truth | None) -> dict[str, Any]:
@@ -228,6 +236,7 @@ def audit_one(
 
     draws = Seed(seed)
     desk = desk or Desk(trace, truth, draws, None)
+    examine(trace)  # from here on views refuse what is torn
     try:
         view = trace.seen_by(*audit.vantage.split("+"))
         knowledge, known = desk.knowledge_for(audit)

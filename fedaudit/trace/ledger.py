@@ -11,7 +11,7 @@ model in the same round.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,12 +64,12 @@ def asked(view: View, number: int) -> Asked:
         answers.append(by_number.pop(question_number(m, at), -1))
     left = set(by_number.values()) if questions else {i for i, _ in sums}
     loose = [(i, m) for i, m in sums if i in left]
-    served = [_served(table, m) for _, m in loose]
-    columns = tuple(dict.fromkeys([*names, *(name for group in served for name in group)]))
+    groups = [served((d for _, d in table), m.receiver, m.step) for _, m in loose]
+    columns = tuple(dict.fromkeys([*names, *(name for group in groups for name in group)]))
     matrix = np.zeros((len(rows) + len(loose), len(columns)))
     for row, given in zip(matrix, rows, strict=False):
         row[: len(names)] = given
-    for row, group in zip(matrix[len(rows) :], served, strict=True):
+    for row, group in zip(matrix[len(rows) :], groups, strict=True):
         row[[columns.index(name) for name in group]] = 1.0
     return Asked(
         round=number,
@@ -79,12 +79,10 @@ def asked(view: View, number: int) -> Asked:
     )
 
 
-def _served(table: Sequence[tuple[int, Message]], m: Message) -> list[str]:
-    """Those to whom the receiver of a sum had sent a model before it in this round."""
+def served(messages: Iterable[Message], by: str, step: int) -> list[str]:
+    """Those to whom `by`, the receiver of a sum, had sent a model before `step` of a round."""
     return list(
         dict.fromkeys(
-            d.receiver
-            for _, d in table
-            if d.kind == "model" and d.sender == m.receiver and d.step < m.step
+            m.receiver for m in messages if m.kind == "model" and m.sender == by and m.step < step
         )
     )
