@@ -112,8 +112,10 @@ def audit_trace(
 
 
 def resting_on(health: Health, result: AuditResult) -> AuditResult:
-    """The result, and what it rests on: how many answers arrived, and what of them is torn."""
-    return replace(result, arrived=health.arrived, expected=health.expected, torn=health.summary())
+    """The result, and what it rests on: how many answers arrived, and what of it is torn."""
+    return replace(
+        result, arrived=health.arrived, expected=health.expected, recording=health.summary()
+    )
 
 
 def _asked(audit: Any, seed: int, truth: Truth | None) -> dict[str, Any]:
@@ -236,8 +238,9 @@ def audit_one(
 
     draws = Seed(seed)
     desk = desk or Desk(trace, truth, draws, None)
-    examine(trace)  # from here on views refuse what is torn
+    health = examine(trace)  # from here on views refuse what is torn
     try:
+        _check_recording(health)
         view = trace.seen_by(*audit.vantage.split("+"))
         knowledge, known = desk.knowledge_for(audit)
         guess = audit.attack(view, knowledge, draws.generator("attack/" + audit.name))
@@ -250,6 +253,19 @@ def audit_one(
         status: Status = "not_applicable" if absent else "nothing_to_say"
         return _unmeasured(audit, trace, status, Need.of(error))
     return settled(scored)
+
+
+def _check_recording(health: Health) -> None:
+    """Refuse what no audit can say anything about."""
+    health.refuse("everything", None, "nothing can be audited")
+    if health.expected and not health.arrived:
+        raise NothingToSay(
+            "no answer of any client arrived",
+            code="nothing_arrived",
+            expected=f"at least one of {health.expected} answers",
+            got="none: what clients would have given away was not recorded",
+            remedy="fedaudit verify TRACE says what was lost; record the federation again",
+        )
 
 
 def audit_run(

@@ -282,6 +282,7 @@ def _members(
         return []
     raise NotApplicable(
         "nobody knows whose updates are in a sum of this trace",
+        code="unknown_members",
         expected=f"anonymous answers from all {len(sent)} clients that were sent a model",
         got=f"{len(own)} answers",
         remedy="audit the trace as it is: fedaudit audit TRACE",

@@ -186,13 +186,15 @@ class Health:
         )
 
     def summary(self) -> tuple[str, ...]:
-        """One line per code of what is torn."""
+        """One line per code of what is torn, and one about clients of whom nothing arrived."""
         rounds: dict[str, list[int]] = {}
         for p in self.torn:
             rounds.setdefault(p.code, []).append(p.round)
-        return tuple(
-            f"{CODES[code].words}: {len(at)} ({_which(at)})" for code, at in rounds.items()
-        )
+        lines = [f"{CODES[code].words}: {len(at)} ({_which(at)})" for code, at in rounds.items()]
+        if self.silent:
+            of = f"{len(self.silent)} of {len(self.by_party)} clients"
+            lines.append(f"nothing arrived from {of}: of these nothing can be said")
+        return tuple(lines)
 
     def breaking(self, effect: Breaks, number: int | None = None) -> Iterator[Problem]:
         """Problems that break `effect` in round `number`, or anywhere."""
@@ -216,7 +218,7 @@ class Health:
         if not models:
             return
         for p in self.breaking("updates", number):
-            if p.code == "lost_share" or p.message in models:
+            if p.code in ("lost_share", "no_models") or p.message in models:
                 raise _torn("an update cannot be computed", p)
 
     def refuse(self, effect: Breaks, number: int | None, what: str) -> None:
@@ -237,6 +239,7 @@ def _torn(what: str, p: Problem) -> TraceError:
     who = f", {p.party}" if p.party else ""
     return TraceError(
         f"{what}: the recording is torn",
+        code="torn_recording",
         expected="a recording that `fedaudit verify` finds whole",
         got=f"{CODES[p.code].words} ({where}{who})",
         remedy="fedaudit verify TRACE lists what is wrong; record again, or restore what was lost",
