@@ -10,7 +10,6 @@ import secrets
 import shlex
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,7 @@ from fedaudit.experiment import promised
 from fedaudit.experiment.catalogue import AUDITS, find
 from fedaudit.experiment.config import Config, load, plain
 from fedaudit.experiment.folders import Command, commands_but, config_of, entries, is_study
+from fedaudit.experiment.recording import examined, resting_on
 from fedaudit.experiment.reporting import (
     ALLOCATION,
     Progress,
@@ -57,7 +57,7 @@ from fedaudit.report.findings import settled
 from fedaudit.results import AuditResult, Need, Status
 from fedaudit.settings import check
 from fedaudit.trace import Trace, Truth
-from fedaudit.trace.health import Health, examine
+from fedaudit.trace.health import examine
 
 if TYPE_CHECKING:
     from fedaudit.experiment.knowledge import Desk, Records
@@ -109,13 +109,6 @@ def audit_trace(
         results.append(result)
     progress("audit", len(audits), len(audits), "")
     return results
-
-
-def resting_on(health: Health, result: AuditResult) -> AuditResult:
-    """The result, and what it rests on: how many answers arrived, and what of it is torn."""
-    return replace(
-        result, arrived=health.arrived, expected=health.expected, recording=health.summary()
-    )
 
 
 def _asked(audit: Any, seed: int, truth: Truth | None) -> dict[str, Any]:
@@ -238,9 +231,8 @@ def audit_one(
 
     draws = Seed(seed)
     desk = desk or Desk(trace, truth, draws, None)
-    health = examine(trace)  # from here on views refuse what is torn
     try:
-        _check_recording(health)
+        examined(trace)
         view = trace.seen_by(*audit.vantage.split("+"))
         knowledge, known = desk.knowledge_for(audit)
         guess = audit.attack(view, knowledge, draws.generator("attack/" + audit.name))
@@ -253,19 +245,6 @@ def audit_one(
         status: Status = "not_applicable" if absent else "nothing_to_say"
         return _unmeasured(audit, trace, status, Need.of(error))
     return settled(scored)
-
-
-def _check_recording(health: Health) -> None:
-    """Refuse what no audit can say anything about."""
-    health.refuse("everything", None, "nothing can be audited")
-    if health.expected and not health.arrived:
-        raise NothingToSay(
-            "no answer of any client arrived",
-            code="nothing_arrived",
-            expected=f"at least one of {health.expected} answers",
-            got="none: what clients would have given away was not recorded",
-            remedy="fedaudit verify TRACE says what was lost; record the federation again",
-        )
 
 
 def audit_run(
