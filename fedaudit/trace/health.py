@@ -351,7 +351,6 @@ class _Round:
         self.questions: dict[str, list[tuple[int, Message]]] = {}  # asker -> questions
         self.shares: list[tuple[str, str]] = []
         self.passed: dict[str, int] = {}  # party -> step at which a neighbour's model was adopted
-        self.spoke = False
 
 
 class _Walk:
@@ -394,11 +393,9 @@ class _Walk:
             if down[i]:
                 self._model(now, m, answered=m.step < sync)
             elif m.kind == "query":
-                now.spoke = True
                 if QUERY in m.parts:
                     now.questions.setdefault(m.sender, []).append((i, m))
             elif m.kind == "sum" and (m.parts or m.sender in _MIDDLE):
-                now.spoke = True
                 if m.parts:
                     now.sums.setdefault(m.receiver, []).append((i, m))
             elif m.sender == ANONYMOUS:
@@ -409,6 +406,8 @@ class _Walk:
                 self._answer(now, number, i, m)
         members = self._sums(now, number, found)
         self._close(now, number, members)
+        if all(m.receiver == PUBLIC for m in messages):
+            self.add("silent_round" if self.gossip else "empty_round", number)
 
     def _is_down(self, m: Message) -> bool:
         return is_downlink(m, self.hubs) and m.receiver not in (PUBLIC, *_MIDDLE)
@@ -434,7 +433,9 @@ class _Walk:
         last = [
             m.step
             for m in messages
-            if self._is_answer(m) or m.sender == ANONYMOUS or (m.kind == "sum" and m.parts)
+            if (self._is_answer(m) and not m.noted(LATE))
+            or m.sender == ANONYMOUS
+            or (m.kind == "sum" and m.parts)
         ]
         return max(last) if last else float("inf")
 
@@ -454,14 +455,12 @@ class _Walk:
         self.sent += 1
         self.holds[m.receiver] = True
         self.asked_by.add(m.sender)
-        now.spoke = True
         now.heard.pop(m.receiver, None)
         if answered:
             now.served.setdefault(m.receiver, []).append(m.step)
             now.served_by[m.receiver] = m.sender
 
     def _answer(self, now: _Round, number: int, i: int, m: Message) -> None:
-        now.spoke = True
         self.answered += 1
         who, late = m.sender, m.noted(LATE)
         if m.lost:
@@ -490,13 +489,11 @@ class _Walk:
         (now.late if late else now.answers)[who] += 1
 
     def _anonymous(self, now: _Round, number: int, i: int, m: Message) -> None:
-        now.spoke = True
         if not now.anonymous and m.receiver not in self.asked_by:
             self.add("answer_without_model", number, i)
         now.anonymous[m.receiver] += 1
 
     def _share(self, now: _Round, number: int, i: int, m: Message) -> None:
-        now.spoke = True
         self.shared += 1
         passed = now.passed.get(m.sender, m.step) < m.step
         if m.sender not in self.holds and not passed and self.sent:
@@ -567,9 +564,7 @@ class _Walk:
         self.by_round[number] = due
         self._shares(now, number)
         self.asked_by -= set(now.anonymous)
-        if not now.spoke:
-            self.add("silent_round" if self.gossip else "empty_round", number)
-        elif due.expected and not due.arrived:
+        if due.expected and not due.arrived:
             self.add("round_without_answers", number)
 
     def _count_anonymous(self, now: _Round, number: int, due: Arrivals) -> Arrivals:

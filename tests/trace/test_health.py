@@ -1,7 +1,7 @@
 """Torn recordings: runs of the engine are clean, and every planted tear is found by its code."""
 
-import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -446,9 +446,32 @@ def test_files(tmp_path):
     assert [p.code for p in nothing.problems] == ["no_rounds"]
 
 
+def test_a_late_answer_does_not_excuse_those_who_are_due():
+    trace = recorded()
+    (now,) = [m for m in trace.messages(2) if up(m)]
+    late = replace(now, step=0, notes={"late": True})
+
+    def only_late(table):
+        return [late, *(replace(m, step=1) for m in table if m.sender == SERVER)]
+
+    found = codes(edited(trace, 2, only_late))
+    assert [c for c, _, _ in found] == ["no_answer"] * K
+
+
+def test_a_round_that_only_releases_a_model_is_empty():
+    trace = edited(recorded(), 3, lambda t: [m for m in t if m.receiver == "public"])
+    assert codes(trace) == [("empty_round", 3, None)]
+
+
+def test_the_page_lists_every_code_and_what_it_breaks():
+    page = (Path(__file__).parents[2] / "docs" / "trace-format.md").read_text()
+    for code, meaning in CODES.items():
+        torn, breaks = "torn" if meaning.torn else "no", ", ".join(sorted(meaning.breaks)) or "-"
+        assert f"| `{code}` | {meaning.words} | {torn} | {breaks} |" in page
+
+
 def test_every_code_says_what_it_means():
     assert all(meaning.words for meaning in CODES.values())
     broken = {effect for meaning in CODES.values() for effect in meaning.breaks}
     assert broken == {"updates", "members", "ledger", "rows", "everything"}
     assert not any(meaning.breaks for meaning in CODES.values() if not meaning.torn)
-    json.dumps(sorted(CODES))
