@@ -91,7 +91,7 @@ CODES: Mapping[str, Meaning] = MappingProxyType(
             "members",
         ),
         "no_answer": _means("a model that was not answered", "members"),
-        "duplicate_answer": _means("a second answer to the same model", "members"),
+        "duplicate_answer": _means("a second answer to the same model", "members", "ledger"),
         "extra_rows": _means("more anonymous answers than senders", "members"),
         "not_handed_on": _means("answers that a shuffler or aggregator did not hand on", "members"),
         "lost_share": _means("one direction of an exchange between neighbours", "updates"),
@@ -346,7 +346,7 @@ class _Round:
         self.late: Counter[str] = Counter()
         self.excused: set[str] = set()  # an answer that is missing, as noted
         self.anonymous: Counter[str] = Counter()  # receiver -> rows without a sender
-        self.sealed: dict[str, set[str]] = {SHUFFLER: set(), AGGREGATOR: set()}
+        self.sealed: dict[str, Counter[str]] = {SHUFFLER: Counter(), AGGREGATOR: Counter()}
         self.sums: dict[str, list[tuple[int, Message]]] = {}  # receiver -> sums
         self.questions: dict[str, list[tuple[int, Message]]] = {}  # asker -> questions
         self.shares: list[tuple[str, str]] = []
@@ -470,7 +470,7 @@ class _Walk:
                 now.excused.add(who)
             return
         if m.receiver in now.sealed and not m.parts:
-            now.sealed[m.receiver].add(who)
+            now.sealed[m.receiver][who] += 1
         if who not in self.holds:
             self.add("answer_without_model", number, i, who)
         heard = now.heard.setdefault(who, set())
@@ -489,7 +489,8 @@ class _Walk:
         (now.late if late else now.answers)[who] += 1
 
     def _anonymous(self, now: _Round, number: int, i: int, m: Message) -> None:
-        if not now.anonymous and m.receiver not in self.asked_by:
+        self.answered += 1
+        if not now.anonymous[m.receiver] and m.receiver not in self.asked_by:
             self.add("answer_without_model", number, i)
         now.anonymous[m.receiver] += 1
 
@@ -521,7 +522,8 @@ class _Walk:
                     if UNANSWERED not in m.metadata and not m.noted(UNANSWERED):
                         self.add("question_unanswered", number, i, hub)
                     continue
-                row = found.blocks[QUERY][m.parts[QUERY]] if QUERY in found.blocks else ()
+                block = found.blocks.get(QUERY, np.empty((0, 0)))
+                row = block[m.parts[QUERY] : m.parts[QUERY] + 1].reshape(-1)
                 inside = {c for c, x in zip(columns, row, strict=False) if x}
                 for name in sorted(inside - members - set(now.served)):
                     if not self.holds.get(name):
@@ -533,6 +535,11 @@ class _Walk:
         for name in members:
             if name in self.holds:
                 self.holds[name] = False
+        for hub in set(now.sums) - set(now.questions):
+            if hub not in now.served_by.values():
+                what = "a sum over nobody who was sent a model in this round"
+                self.add("answer_without_model", number, now.sums[hub][0][0], None, what)
+        self.answered += len(members) + len(now.sums)
         return members
 
     def _close(self, now: _Round, number: int, members: set[str]) -> None:
@@ -570,9 +577,9 @@ class _Walk:
     def _count_anonymous(self, now: _Round, number: int, due: Arrivals) -> Arrivals:
         """Rows without a sender: how many came, of those that were due."""
         for hub, rows in now.anonymous.items():
-            sent = sum(len(s) for who, s in now.served.items() if now.served_by[who] == hub)
-            named = sum(now.answers[who] for who in now.served if now.served_by[who] == hub)
-            hidden = max(0, sent - named)
+            own = [who for who in now.served if now.served_by[who] == hub]
+            sent = sum(len(now.served[who]) for who in own)
+            hidden = max(0, sent - sum(now.answers[who] + (who in now.excused) for who in own))
             if sent and rows < hidden:
                 what = f"{hidden - rows} of {hidden} anonymous answers did not come"
                 self.add("no_answer", number, None, None, what)
@@ -585,7 +592,7 @@ class _Walk:
     def _handed_on(self, now: _Round, number: int) -> int:
         """How many sealed answers were not handed on to who was to get them."""
         lost = 0
-        shuffled = len(now.sealed[SHUFFLER])
+        shuffled = sum(now.sealed[SHUFFLER].values())
         rows = sum(now.anonymous.values())
         if shuffled and not now.sums and rows != shuffled:
             code = "not_handed_on" if rows < shuffled else "extra_rows"
@@ -593,9 +600,9 @@ class _Walk:
             self.add(code, number, None, SHUFFLER, what)
             lost += max(0, shuffled - rows)
         waiting: dict[str, int] = {}
-        for who in now.sealed[AGGREGATOR]:
+        for who, count in now.sealed[AGGREGATOR].items():
             hub = now.served_by.get(who, next(iter(self.hubs)))
-            waiting[hub] = waiting.get(hub, 0) + 1
+            waiting[hub] = waiting.get(hub, 0) + count
         for hub, count in waiting.items():
             if hub not in now.sums and hub not in now.questions:
                 what = f"the aggregator received {count} answers, and {hub} received no sum"

@@ -283,6 +283,63 @@ def test_models_that_come_out_of_a_round_are_for_the_next_one():
     assert codes(lost) == [("no_new_model", 3, "client-01")]
 
 
+@pytest.mark.parametrize(
+    ("protections", "settings"),
+    [
+        ((), {}),
+        ((), {"wire": "model", **PART}),
+        ((Shuffle(),), {}),
+        ((SecureSum(),), {}),
+        ((), HIERARCHY),
+        ((Shuffle(),), HIERARCHY),
+        ((SecureSum(),), HIERARCHY),
+        ((), GOSSIP),
+    ],
+)
+def test_whichever_message_is_lost_it_is_missed(protections, settings):
+    trace = recorded(*protections, **settings)
+    for number in trace.rounds:
+        for i, m in enumerate(trace.messages(number)):
+            if m.receiver == "public":
+                continue  # nobody has to release a model
+            less = edited(trace, number, lambda t, i=i: [m for j, m in enumerate(t) if j != i])
+            assert not examine(less, payloads=False).whole, (number, i, m)
+
+
+def test_tables_that_make_no_sense_are_examined_all_the_same():
+    rng = np.random.default_rng(7)
+    traces = [
+        recorded(),
+        recorded(Shuffle(), **HIERARCHY),
+        recorded(SecureAggregation(**SUMS, plan="groups", subset_size=3, dropout=0.2)),
+        recorded(**GOSSIP),
+    ]
+    names = [*trace_names(traces[0]), SERVER, "anonymous", "aggregator", "shuffler", "x"]
+    for turn in range(300):
+        trace = traces[turn % len(traces)]
+
+        def garbled(table):
+            for _ in range(rng.integers(1, 5)):
+                i, j = rng.integers(len(table), size=2)
+                table[i] = replace(
+                    table[j],
+                    sender=str(rng.choice(names)),
+                    kind=str(rng.choice(["model", "delta", "sum", "masked", "query"])),
+                    step=int(rng.integers(4)),
+                    parts={str(rng.choice(["model", "query", "z"])): int(rng.integers(9))},
+                    metadata={"query": int(rng.integers(3))},
+                    notes={str(rng.choice(["late", "again", "failed", "joined"])): True},
+                )
+            return [table[k] for k in rng.permutation(len(table))]
+
+        health = examine(edited(trace, int(rng.integers(1, 4)), garbled))
+        assert 0 <= health.arrived <= health.expected
+
+
+def trace_names(trace):
+    return trace.manifest.federation["clients"]
+
+
 def test_unknown_parties_are_named_once_unless_the_recorder_says_that_they_joined():
     def stranger(notes):
         def change(table):
@@ -338,7 +395,7 @@ def test_sums_and_questions_that_do_not_fit():
     assert codes(dropped(questions[1])) == [("sum_without_question", 2, SERVER)]
     doubled = edited(trace, 2, lambda t: [*t, t[sums[1]]])
     assert codes(doubled) == [("duplicate_answer", 2, None)]
-    for torn in (dropped(sums[1]), dropped(questions[1])):
+    for torn in (dropped(sums[1]), dropped(questions[1]), doubled):
         examine(torn)
         with pytest.raises(TraceError, match="sums of a round"):
             asked(torn.seen_by(SERVER), 2)
@@ -413,12 +470,42 @@ def test_a_payload_that_is_not_there():
     assert codes(elsewhere) == [("no_such_row", 1, C)]
 
 
-def test_a_recording_of_answers_alone():
-    trace = recorded()
+@pytest.mark.parametrize("protections", [(), (Shuffle(),), (SecureAggregation(**SUMS),)])
+def test_a_recording_of_answers_alone(protections):
+    trace = recorded(*protections)
     for number in (1, 2, 3):
         trace = edited(trace, number, without(lambda m: m.kind == "model" and m.sender == SERVER))
     assert codes(trace) == [("no_models", 0, None)]
     assert (examine(trace).arrived, examine(trace).expected) == (18, 18)
+
+
+def test_a_sum_over_nobody():
+    trace = recorded(SecureSum())
+    table = without(lambda m: m.sender.startswith("client") or m.sender == SERVER)
+    assert codes(edited(trace, 2, table)) == [("answer_without_model", 2, None)]
+    for number in (1, 2, 3):
+        trace = edited(trace, number, table)
+    assert codes(trace) == [("no_models", 0, None)]
+    with pytest.raises(TraceError, match="torn"):
+        asked(trace.seen_by(SERVER), 1)
+
+
+def test_several_steps_per_round_behind_a_shuffler():
+    recorder = MemoryRecorder(**federation(Shuffle()).about())
+    width = federation().task.layout.width
+    names = ("client-00", "client-01")
+    with recorder.round() as wire:
+        for step in range(0, 6, 2):
+            for name in names:
+                wire.send("model", SERVER, name, np.full(width, step), step=step)
+            for name in names:
+                wire.send("delta", name, "shuffler", None, step=step + 1, size=9)
+            for _ in names:
+                wire.send("delta", "anonymous", SERVER, np.full(width, 9), step=step + 1)
+    recorder.manifest = replace(recorder.manifest, complete=True)
+    trace = recorder.trace()
+    assert codes(trace) == []
+    assert (examine(trace).arrived, examine(trace).expected) == (6, 6)
 
 
 def test_files(tmp_path):
