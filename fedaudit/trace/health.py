@@ -96,6 +96,7 @@ CODES: Mapping[str, Meaning] = MappingProxyType(
         "not_handed_on": _means("answers that a shuffler or aggregator did not hand on", "members"),
         "lost_share": _means("one direction of an exchange between neighbours", "updates"),
         "sum_without_question": _means("a sum that no question describes", "ledger"),
+        "question_not_kept": _means("a question that does not say who is in its sum", "ledger"),
         "question_unanswered": _means("a question without an answer or a reason", "ledger"),
         "non_finite": _means("a payload with NaN or infinite numbers", "rows"),
         "answer_failed": _means("an answer that failed, as noted", torn=False),
@@ -226,12 +227,23 @@ class Health:
         for p in self.breaking(effect, number):
             raise _torn(what, p)
 
-    def refuse_rows(self, number: int, layout: str, rows: Iterable[int]) -> None:
-        """TraceError if a stored row holds numbers that are not finite."""
+    def refuse_rows(self, number: int, layout: str, rows: Iterable[int], read: Rows) -> None:
+        """TraceError if what was `read` of stored rows holds numbers that are not finite.
+
+        Tensors that are finite can be asked for by name, whatever the others hold.
+        """
         if not self.bad or not any((number, layout, r) in self.bad for r in rows):
             return
-        for p in self.breaking("rows", number):
-            raise _torn("a payload cannot be used", p)
+        if np.isfinite(read).all():
+            return
+        raise TraceError(
+            f"round {number} holds a payload that is not finite",
+            code="not_finite",
+            expected="numbers",
+            got="NaN or infinity",
+            remedy="if training diverged, lower the learning rate, or ask for tensors that are "
+            "finite; fedaudit verify TRACE says whose payloads these are",
+        )
 
 
 def _torn(what: str, p: Problem) -> TraceError:
@@ -349,6 +361,7 @@ class _Round:
         self.sealed: dict[str, Counter[str]] = {SHUFFLER: Counter(), AGGREGATOR: Counter()}
         self.sums: dict[str, list[tuple[int, Message]]] = {}  # receiver -> sums
         self.questions: dict[str, list[tuple[int, Message]]] = {}  # asker -> questions
+        self.asking: set[str] = set()  # whose questions say who answers
         self.shares: list[tuple[str, str]] = []
         self.passed: dict[str, int] = {}  # party -> step at which a neighbour's model was adopted
 
@@ -393,8 +406,11 @@ class _Walk:
             if down[i]:
                 self._model(now, m, answered=m.step < sync)
             elif m.kind == "query":
+                now.asking.add(m.sender)
                 if QUERY in m.parts:
                     now.questions.setdefault(m.sender, []).append((i, m))
+                elif not _explained(m):
+                    self.add("question_not_kept", number, i, m.sender)
             elif m.kind == "sum" and (m.parts or m.sender in _MIDDLE):
                 if m.parts:
                     now.sums.setdefault(m.receiver, []).append((i, m))
@@ -420,7 +436,7 @@ class _Walk:
         if m.sender in _MIDDLE or m.receiver not in self.hubs or is_downlink(m, self.hubs):
             return False
         if m.kind == "masked":
-            return bool(m.parts)
+            return bool(m.parts) or m.lost
         # a sealed leg of a sum is of kind `sum` itself
         return m.kind in UPLINKS or m.kind == "sum"
 
@@ -519,7 +535,7 @@ class _Walk:
                 answers[which] = i
             for at, (i, m) in enumerate(asked):
                 if answers.pop(question_number(m, at), None) is None:
-                    if UNANSWERED not in m.metadata and not m.noted(UNANSWERED):
+                    if not _explained(m):
                         self.add("question_unanswered", number, i, hub)
                     continue
                 block = found.blocks.get(QUERY, np.empty((0, 0)))
@@ -558,7 +574,7 @@ class _Walk:
             if hidden and not got:
                 due += Arrivals(expected=sent)
                 continue
-            if got < sent and who not in now.excused and hub not in now.questions:
+            if got < sent and who not in now.excused and hub not in now.asking:
                 self.add("no_answer", number, None, who)
             if who in self.hubs:
                 continue  # a region's mean is no client's answer
@@ -604,7 +620,7 @@ class _Walk:
             hub = now.served_by.get(who, next(iter(self.hubs)))
             waiting[hub] = waiting.get(hub, 0) + count
         for hub, count in waiting.items():
-            if hub not in now.sums and hub not in now.questions:
+            if hub not in now.sums and hub not in now.asking:
                 what = f"the aggregator received {count} answers, and {hub} received no sum"
                 self.add("not_handed_on", number, None, hub, what)
                 lost += count
@@ -660,6 +676,11 @@ class _Walk:
             if n != before + 1:
                 self.add("round_gap", at, None, None, f"file {n} follows file {before}")
             before = n
+
+
+def _explained(question: Message) -> bool:
+    """Whether a question says why it got no answer."""
+    return UNANSWERED in question.metadata or question.noted(UNANSWERED)
 
 
 def _named(party: str) -> str | None:

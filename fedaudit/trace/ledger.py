@@ -55,8 +55,9 @@ def asked(view: View, number: int) -> Asked:
     questions = [(i, m) for i, m in table if m.kind == "query" and QUERY in m.parts]
     sums = [(i, m) for i, m in table if m.kind == "sum" and MODEL in m.parts]
     names = view.layouts[QUERY].names if questions else ()
-    if sums or questions:
-        view.refuse_torn("ledger" if questions else "members", number)
+    if any(m.kind in ("query", "sum") for _, m in table):
+        asking = any(m.kind == "query" for _, m in table)
+        view.refuse_torn("ledger" if asking else "members", number)
     by_number = {question_number(m, at): i for at, (i, m) in enumerate(sums)} if questions else {}
     rows, answers = [], []
     for at, (i, m) in enumerate(questions):

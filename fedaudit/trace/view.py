@@ -350,8 +350,12 @@ class View:
         self, number: int, rows: list[int], names: str | Sequence[str], layout: str = MODEL
     ) -> Rows:
         """Stored rows (n, d), read-only: a view of the map where they are adjacent, else a copy."""
+        found = self._read(number, rows, names, layout)
         if self._trace.health is not None:
-            self._trace.health.refuse_rows(number, layout, rows)
+            self._trace.health.refuse_rows(number, layout, rows, found)
+        return found
+
+    def _read(self, number: int, rows: list[int], names: str | Sequence[str], layout: str) -> Rows:
         own, block = self._trace.layout_of(layout), self._trace.block(number, layout)
         runs = column_runs(own.select(names))
         first, adjacent = rows[0], rows == list(range(rows[0], rows[0] + len(rows)))

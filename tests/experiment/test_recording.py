@@ -146,14 +146,14 @@ def test_numbers_that_are_not_finite_give_no_number(tmp_path):
 
     shuffled = record(tmp_path / "s", nan=(2, "site-1"), change=hidden)
     (linked,) = audit(shuffled, ["fingerprint"]).results
-    assert (linked.status, linked.need.code) == ("nothing_to_say", "torn_recording")
+    assert (linked.status, linked.need.code) == ("nothing_to_say", "not_finite")
     path = record(tmp_path / "t", nan=(2, "site-1"))
     with pytest.raises(TraceError) as raised:
         audit(path, as_if=["shuffle"], out=tmp_path / "as")
     assert raised.value.code == "torn_recording"
     view = Trace.open(path)
     examine(view)
-    with pytest.raises(TraceError, match="torn"):
+    with pytest.raises(TraceError, match="not finite"):
         view.seen_by(SERVER).updates(2)
 
 
