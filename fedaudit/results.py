@@ -48,6 +48,22 @@ def _finite_or_inf(name: str, value: float) -> float:
     return float(value)
 
 
+def _check_counts(arrived: int | None, expected: int | None) -> None:
+    if (arrived is None) != (expected is None):
+        raise ValueError(f"arrived {arrived} of {expected}: both are known, or none")
+    if arrived is not None and expected is not None and not 0 <= index(arrived) <= index(expected):
+        raise ValueError(f"arrived {arrived} of {expected} answers")
+
+
+def rests_on(arrived: int | None, expected: int | None) -> str:
+    """How many of how many answers arrived, in words; empty where nobody counted."""
+    if arrived is None or expected is None:
+        return ""
+    if not expected:
+        return "no answer was due"
+    return f"{arrived:,} of {expected:,} answer{'' if expected == 1 else 's'}"
+
+
 def _texts(of: Any, *names: str) -> None:
     for name in names:
         value = getattr(of, name)
@@ -189,7 +205,8 @@ class AuditResult:
     baseline is bad. `detectable` is the smallest headline value that would have been seen (the
     largest where less is worse); None where nobody can say, an infinity where no value would.
     `per_client` maps a pseudonymous party to its columns. `curves` maps a figure to its columns of
-    equal length.
+    equal length. The result rests on `arrived` of `expected` answers; `recording` lists what is
+    torn in the trace that they were read from, or missing in it.
     """
 
     audit: str
@@ -210,6 +227,9 @@ class AuditResult:
     notes: tuple[str, ...] = ()
     source: str = ""
     trace_sha256: str = ""
+    arrived: int | None = None
+    expected: int | None = None
+    recording: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _texts(self, "audit", "question", "vantage", "headline", "source", "trace_sha256")
@@ -230,6 +250,8 @@ class AuditResult:
         object.__setattr__(self, "bounds", dict(self.bounds))
         object.__setattr__(self, "notes", tuple(self.notes))
         object.__setattr__(self, "underpowered", tuple(self.underpowered))
+        object.__setattr__(self, "recording", tuple(self.recording))
+        _check_counts(self.arrived, self.expected)
         if self.detectable is not None:
             object.__setattr__(self, "detectable", _finite_or_inf("detectable", self.detectable))
         if self.headline is not None and self.headline not in self.estimates:
@@ -301,12 +323,20 @@ class Finding:
     estimate: Estimate | None = None
     source: str = ""
     remedy: str = ""
+    arrived: int | None = None
+    expected: int | None = None
 
     def __post_init__(self) -> None:
+        _check_counts(self.arrived, self.expected)
         if self.verdict not in get_args(Verdict):
             raise ValueError(f"verdict {self.verdict!r} is not one of {get_args(Verdict)}")
         _texts(self, "rule", "because", "measure", "client", "variant", "code")
         _flags(self, "known")
+
+    @property
+    def rests_on(self) -> str:
+        """How many of the answers that were due arrived; empty where nobody counted."""
+        return rests_on(self.arrived, self.expected)
 
     @property
     def cited(self) -> str:

@@ -17,7 +17,8 @@ import numpy as np
 
 from fedaudit.audits.audit import Knowledge
 from fedaudit.results import AuditResult, Estimate
-from fedaudit.trace import AGGREGATOR, ANONYMOUS, PUBLIC, SHUFFLER, Truth, View
+from fedaudit.trace import ANONYMOUS, PUBLIC, Truth, View
+from fedaudit.trace.schema import hub_depths
 
 # -- theory: what a protection can cover ----------------------------------------------------------
 
@@ -56,9 +57,8 @@ class Coverage:
     vantage: str = "wiretap"
 
     def attack(self, view: View, knowledge: Knowledge, rng: np.random.Generator) -> CoverageGuess:
-        clients = set(view.federation.get("clients", ()))
-        # a foreign trace may not list its clients: whoever is no known middleman is one
-        hubs = {*view.federation.get("hubs", ("server",)), AGGREGATOR, SHUFFLER, PUBLIC}
+        # whoever is no known middleman is a client, listed or not: nobody's message is left out
+        hubs = {*hub_depths(view.federation), PUBLIC}
         layouts = view.layouts
         kinds: dict[str, dict[str, None]] = {k: {} for k in COVERABLE}
         presence: dict[str, set[int]] = {}
@@ -66,13 +66,8 @@ class Coverage:
         count = 0
         for number in view.rounds:
             for m in view.messages(number):
-                ours = (
-                    m.sender in clients or m.sender == ANONYMOUS
-                    if clients
-                    else (m.sender not in hubs)
-                )
-                if not ours:
-                    continue
+                if m.sender in hubs or not (m.parts or m.size):
+                    continue  # a message of no content stands for an answer that did not come
                 count += 1
                 if m.sender != ANONYMOUS:
                     presence.setdefault(m.sender, set()).add(number)

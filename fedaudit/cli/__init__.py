@@ -24,6 +24,7 @@ from fedaudit.cli import (
     plan,
     runs,
     sites,
+    verify,
 )
 from fedaudit.cli.app import app
 from fedaudit.errors import FedauditError
@@ -42,6 +43,7 @@ __all__ = [
     "plan",
     "runs",
     "sites",
+    "verify",
 ]
 
 

@@ -39,6 +39,7 @@ from fedaudit.experiment.folders import (
     is_study,
 )
 from fedaudit.experiment.identity import FRESH, code_identity
+from fedaudit.experiment.recording import examined, resting_on
 from fedaudit.experiment.reporting import (
     ALLOCATION,
     Progress,
@@ -66,6 +67,7 @@ from fedaudit.report.findings import settled
 from fedaudit.results import AuditResult, Need, Status
 from fedaudit.settings import check
 from fedaudit.trace import Trace, Truth
+from fedaudit.trace.health import examine
 
 if TYPE_CHECKING:
     from fedaudit.experiment.knowledge import Desk, Records
@@ -98,6 +100,7 @@ def audit_trace(
     """
     from fedaudit.experiment.knowledge import Desk
 
+    health = examine(trace)
     desk = Desk(trace, truth, Seed(seed), records, config)
     results = []
     for done, (name, audit) in enumerate(audits.items()):
@@ -112,7 +115,7 @@ def audit_trace(
                 kept, why = None, "the stored result is not as it was sealed"
         explain(Reuse(name, kept is not None, why))
         one = audit_one if name in typed else _guarded
-        result = kept or one(audit, trace, truth, seed, desk)
+        result = kept or resting_on(health, one(audit, trace, truth, seed, desk))
         if keep is not None and kept is None:
             _store(keep / f"{name}.json", asked, result)
             seal(keep.parent, "results")
@@ -238,6 +241,7 @@ def audit_one(
     draws = Seed(seed)
     desk = desk or Desk(trace, truth, draws, None)
     try:
+        examined(trace)
         view = trace.seen_by(*audit.vantage.split("+"))
         knowledge, known = desk.knowledge_for(audit)
         guess = audit.attack(view, knowledge, draws.generator("attack/" + audit.name))

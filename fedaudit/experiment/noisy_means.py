@@ -76,8 +76,7 @@ def _shares(trace: Trace, number: int) -> dict[str, float]:
     hidden senders are told apart by their place."""
     weights: defaultdict[str, float] = defaultdict(float)
     for i, m in enumerate(trace.messages(number)):
-        arrived = not {"failed", "refused"}.intersection(m.metadata)
-        if m.receiver == SERVER and m.kind in REPLIES and arrived:
+        if m.receiver == SERVER and m.kind in REPLIES and not m.lost:
             weights[f"{ANONYMOUS} {i}" if m.sender == ANONYMOUS else m.sender] += m.weight
     total = sum(weights.values())
     return {party: weight / total for party, weight in weights.items()} if total > 0 else {}

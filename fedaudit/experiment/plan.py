@@ -25,6 +25,7 @@ from fedaudit.stats import plan_design, query_plans
 from fedaudit.stats.intervals import mean
 from fedaudit.stats.query_algebra import Addition, added_by
 from fedaudit.trace import SERVER, Trace
+from fedaudit.trace.health import examine
 from fedaudit.trace.ledger import asked
 
 Floats = npt.NDArray[np.float64]
@@ -172,6 +173,7 @@ def _added(queries: Queries, add: Sequence[str], add_to: int | None) -> Addition
 def of_trace(path: str | os.PathLike[str], vantage: str = SERVER) -> Queries:
     """The ledger of a trace as one party saw it."""
     trace = Trace.open(path)
+    examine(trace, payloads=False)  # who is in a sum is not read from a torn round
     view = trace.seen_by(*vantage.split("+"))
     ledgers = [a for a in (asked(view, number) for number in view.rounds) if len(a.answered)]
     if not ledgers:

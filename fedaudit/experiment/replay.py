@@ -24,13 +24,15 @@ from fedaudit import settings
 from fedaudit.errors import NotApplicable, TraceError, UsageError
 from fedaudit.experiment.catalogue import PROTECTIONS, find
 from fedaudit.experiment.folders import NOT_RERUN
-from fedaudit.hooks import Hook, Uploads
+from fedaudit.hooks import Hook, Question, Uploads
 from fedaudit.randomness import Seed
 from fedaudit.trace import ANONYMOUS, WIRETAP, Message, Recorder, Trace, Truth, TruthRecorder
-from fedaudit.trace.ledger import QUERY, query_layout
+from fedaudit.trace.health import examine
+from fedaudit.trace.ledger import QUERY, query_layout, served
 from fedaudit.trace.recorder import MODEL, RoundWriter
 
 EXACT = ("shuffle", "secure_sum")
+SUMS = ("secure_sum", "secure_aggregation")
 
 
 def parse_hook(text: str) -> Hook:
@@ -61,6 +63,16 @@ def check_hooks(hooks: Sequence[Hook]) -> None:
                 got=f"{hook.name}, which acts inside training",
                 remedy=f"run the federation again with [protections.{hook.name}]",
             )
+
+
+def check_recording(trace: Trace, hooks: Sequence[Hook]) -> None:
+    """Refuse a torn recording where a protection would hide the tear: a sum does not show that one
+    of its members was never sent a model."""
+    health = examine(trace)
+    names = " and ".join(h.name for h in hooks)
+    health.refuse("rows", None, f"{names} cannot be applied to this trace")
+    if any(h.name in SUMS for h in hooks):
+        health.refuse("members", None, f"{names} cannot be applied to this trace")
 
 
 def check_anonymous(hooks: Sequence[Hook]) -> None:
@@ -97,6 +109,7 @@ def replay(
     A replay that stands there already is used again if it is of the same trace and hooks.
     """
     check_hooks(hooks)
+    check_recording(trace, hooks)
     asked = {
         "replayed_from": trace.sha256,
         "hooks": [json.loads(json.dumps(h.declare())) for h in hooks],
@@ -142,7 +155,7 @@ def replay(
         {**h.declare(), "applied": "exactly" if h.name in EXACT else NOT_RERUN} for h in hooks
     ]
     layouts = dict(trace.manifest.layouts)
-    if any(hook.asks for hook in hooks):
+    if any(hook.asks for hook in hooks) or _says_who(trace, hooks, hubs):
         layouts[QUERY] = query_layout(names)
     recorder = Recorder(
         out / "trace",
@@ -213,7 +226,9 @@ def _one_round(
             _copy(trace, number, m, wire)
         else:
             after.append(m)
+    summed = any(h.name == "secure_sum" for h in hooks)
     for (receiver, step, kind), own in groups.items():
+        members = _members(messages, own, receiver, step) if summed else []
         rows = trace.block(number)[[m.parts[MODEL] for m in own]].astype(np.float32)
         if kind == "model" and any(hook.name != "shuffle" for hook in hooks):
             # bounds, noise and sums are about updates: what was sent minus what was received
@@ -237,6 +252,9 @@ def _one_round(
         )
         for hook in hooks:
             uploads = hook.upload(uploads, round_number=number, seed=seed)
+        if members and uploads.kind == "sum" and not uploads.questions:
+            inside = np.array([names.index(name) for name in members], dtype=np.int64)
+            uploads = replace(uploads, questions=(Question(inside, None),), metadata=({QUERY: 0},))
         first = send_uploads(wire, uploads, receiver, len(names), legs=kind, step=step, after=step)
         named = dict(zip(origin, who, strict=True))
         senders |= {
@@ -248,6 +266,40 @@ def _one_round(
     for m in after:
         _copy(trace, number, m, wire)
     return senders
+
+
+def _members(
+    messages: Sequence[Message], own: Sequence[Message], receiver: str, step: int
+) -> list[str]:
+    """Who is in a sum of `own`, where that is not everybody who was sent a model; else empty.
+
+    A sum without a question is read as one over all of them. Some may have failed to answer.
+    """
+    senders, sent = {m.sender for m in own}, set(served(messages, receiver, step))
+    if ANONYMOUS not in senders:
+        return sorted(senders) if senders != sent else []
+    if len(own) == len(sent) or not sent:
+        return []
+    raise NotApplicable(
+        "nobody knows whose updates are in a sum of this trace",
+        code="unknown_members",
+        expected=f"anonymous answers from all {len(sent)} clients that were sent a model",
+        got=f"{len(own)} answers",
+        remedy="audit the trace as it is: fedaudit audit TRACE",
+    )
+
+
+def _says_who(trace: Trace, hooks: Sequence[Hook], hubs: Sequence[str]) -> bool:
+    """Whether a replayed sum has to say whose updates are in it, in any round."""
+    if not any(h.name == "secure_sum" for h in hooks):
+        return False
+    for number in trace.rounds:
+        messages = trace.messages(number)
+        uploads = [m for m in messages if _is_upload(m, hubs) and m.parts]
+        for (receiver, step, _), own in _batches(uploads).items():
+            if _members(messages, own, receiver, step):
+                return True
+    return False
 
 
 def _batches(uploads: Sequence[Message]) -> dict[tuple[str, int, str], list[Message]]:
@@ -278,16 +330,21 @@ def _carry_along(
     wire: RoundWriter,
     first: int,
 ) -> None:
-    """What else a message carried (integer buffers) stays with its row; a sum carries nothing."""
-    beside = {
-        c: {k: v for k, v in m.parts.items() if k != MODEL}
-        for c, m in zip(origin, own, strict=True)
-    }
+    """What else a message carried (integer buffers), and what was noted of it, stays with its row;
+    a sum carries nothing."""
+    beside = dict(zip(origin, own, strict=True))
     for i, client in enumerate(uploads.origin):
-        for layout, row in beside.get(int(client), {}).items():
-            kept = wire.put_once(layout, trace.block(number, layout)[row : row + 1])
-            m = wire.messages[first + i]
-            wire.messages[first + i] = replace(m, parts={**m.parts, layout: kept})
+        old = beside.get(int(client))
+        if old is None:
+            continue
+        m = wire.messages[first + i]
+        parts = dict(m.parts)
+        for layout, row in old.parts.items():
+            if layout != MODEL:
+                parts[layout] = wire.put_once(layout, trace.block(number, layout)[row : row + 1])
+        # what was noted under a name would give away the row that has none now
+        notes = old.notes if m.sender == old.sender else {}
+        wire.messages[first + i] = replace(m, parts=parts, notes=notes)
 
 
 def _copy(trace: Trace, number: int, m: Message, wire: RoundWriter) -> None:
@@ -305,4 +362,5 @@ def _copy(trace: Trace, number: int, m: Message, wire: RoundWriter) -> None:
         weight=m.weight,
         size=m.size,
         metadata=m.metadata,
+        notes=m.notes,
     )

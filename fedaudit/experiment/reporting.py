@@ -41,6 +41,7 @@ from fedaudit.report.names import renamed
 from fedaudit.report.page import page
 from fedaudit.results import AuditResult, Finding, Need, OldResult
 from fedaudit.trace import Trace, Truth
+from fedaudit.trace.health import examine
 
 Progress = Callable[[str, int, int, str], None]
 """(stage, done, total, note): called as work goes on."""
@@ -88,6 +89,7 @@ def chapter_of(
     known = {} if truth is None else truth.facts.get("clients", {})
     config = config_text(path)
     given = asked_with_records(path)
+    health = examine(trace, payloads=False)
     return Chapter(
         federation=federation or _name(path, trace, config),
         variant=variant,
@@ -116,6 +118,8 @@ def chapter_of(
             if isinstance(about, Mapping) and about.get("name")
         },
         allocation=_allocation(path / ALLOCATION),
+        arrived=health.arrived,
+        expected=health.expected,
     )
 
 
@@ -161,7 +165,11 @@ def _notices(
 ) -> list[str]:
     """What must be known before the first number. `given`: audits by records that were handed
     over, whose clients tell members without a truth."""
-    out = []
+    # files were read when the trace was audited: what was torn in them stands in the results
+    torn = dict.fromkeys([*examine(trace, payloads=False).summary(), *_recorded(results)])
+    out = [f"Recording: {line}." for line in torn]
+    if torn:
+        out[-1] += " See fedaudit verify."
     if not trace.manifest.complete:
         planned = table_of(config, "federation").get("rounds")
         of = f" of {planned}" if isinstance(planned, int) else ""
@@ -183,6 +191,10 @@ def _notices(
         lost = [r.audit for r in results if r.audit in given and r.headline is None]
         out.append(_blind(results, [r.audit for r in scored], lost))
     return out
+
+
+def _recorded(results: Sequence[AuditResult]) -> list[str]:
+    return [line for r in results for line in r.recording]
 
 
 def _blind(

@@ -30,7 +30,7 @@ from fedaudit.experiment.config import Config
 from fedaudit.experiment.knowledge.records import same_data
 from fedaudit.experiment.workers import Failed, chosen, fan_out
 from fedaudit.randomness import Seed
-from fedaudit.trace import MemoryRecorder, MemoryTruth, Trace, Truth, View
+from fedaudit.trace import WIRETAP, MemoryRecorder, MemoryTruth, Trace, Truth, View
 from fedaudit.trace.recorder import MODEL
 
 if TYPE_CHECKING:
@@ -459,7 +459,7 @@ def start_from(task: Task, trace: Trace, columns: Indices | None) -> None:
 
     for i, m in enumerate(trace.messages(1)):
         if m.kind == "model" and m.step == 0 and MODEL in m.parts:
-            row = np.array(trace.block(1)[trace.messages(1)[i].parts[MODEL]], dtype=np.float32)
+            row = np.array(trace.seen_by(WIRETAP).payload(1, i), dtype=np.float32)
             break
     else:
         return  # gossip that others recorded may show none: own initial weights serve as well

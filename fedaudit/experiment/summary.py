@@ -10,8 +10,10 @@ from statistics import NormalDist
 from typing import Any
 
 from fedaudit.experiment.folders import NOT_RERUN
+from fedaudit.results import rests_on
 from fedaudit.stats.intervals import wilson
 from fedaudit.trace import AGGREGATOR, ANONYMOUS, PUBLIC, SERVER, SHUFFLER, Trace, Truth
+from fedaudit.trace.health import examine
 
 UNNAMED = (ANONYMOUS, AGGREGATOR)
 """Senders that name nobody."""
@@ -30,6 +32,7 @@ def summarise(
     `members_given`: whether membership was scored by records that were handed over (--data).
     """
     about = trace.manifest.federation
+    health = examine(trace, payloads=False)
     clients = clients_of(trace)
     how = " on a ".join(
         text
@@ -44,6 +47,7 @@ def summarise(
     lines |= {
         "federation": f"{len(clients)} clients, {len(trace.rounds)} rounds"
         + (f", {how}" if how else ""),
+        "arrived": rests_on(health.arrived, health.expected),
         "model": f"{_model(trace)}, {trace.layout.width:,} recorded numbers per message",
         "protected by": ", ".join(_named(d) for d in trace.manifest.declared)
         or "nothing that was declared",

@@ -41,6 +41,7 @@ from fedaudit.layout import Layout
 from fedaudit.trace import AGGREGATOR, SERVER
 from fedaudit.trace.ledger import QUERY, query_layout
 from fedaudit.trace.recorder import RoundWriter
+from fedaudit.trace.schema import FAILED, LEFT_OUT, REFUSED, STAGE, UNANSWERED
 
 MASKED = "masked"
 """The layout of masked vectors: the masked weight, then every tensor."""
@@ -120,38 +121,41 @@ class SecAggTape(Tape):
     def _write_legs(self, wire: RoundWriter, legs: Sequence[Leg], step: int) -> None:
         """What each client was sent in a stage beside the model, and what it sent back."""
         for leg in legs:
-            note = {"stage": leg.stage}
             who = self.name(leg.node)
-            wire.send(MASKED, SERVER, who, None, step=step, size=leg.down, metadata=note)
+            notes = {STAGE: leg.stage, **self._newcomer(who)}
+            wire.send(MASKED, SERVER, who, None, step=step, size=leg.down, notes=notes)
         for leg in legs:
-            payload = self._vector(leg)
-            # the stage is our word, not theirs: not beside what is asked what travelled beside it
-            told: Scalars = dict(leg.told) if payload else {"stage": leg.stage, **leg.told}
+            payload, refused = self._vector(leg)
+            who = self.name(leg.node)
+            notes = {STAGE: leg.stage, **self._newcomer(who)}
             if leg.failed:
-                told["failed"] = leg.failed
+                notes[FAILED] = leg.failed
+            if refused:
+                notes[REFUSED] = refused
             wire.send(
                 MASKED,
-                self.name(leg.node),
+                who,
                 SERVER,
                 payload,
                 step=step + 1,
                 weight=weight_of(leg.told, WEIGHT),
                 size=leg.up,
-                metadata=told,
+                metadata=leg.told,
+                notes=notes,
             )
 
-    def _vector(self, leg: Leg) -> Named | None:
-        """A masked vector by its names in the trace."""
+    def _vector(self, leg: Leg) -> tuple[Named | None, str]:
+        """A masked vector by its names in the trace, or why it is not recorded."""
         if leg.vector is None:
-            return None
+            return None, ""
         shapes = self._vector_shapes()
         got = [a.shape for a in leg.vector]
         if got != list(shapes.values()):
-            leg.told["refused"] = f"tensors of shapes {got}, the model has others"
-            warnings.warn(f"a masked vector is not recorded: {leg.told['refused']}", stacklevel=2)
-            return None
+            refused = f"tensors of shapes {got}, the model has others"
+            warnings.warn(f"a masked vector is not recorded: {refused}", stacklevel=2)
+            return None, refused
         found = dict(zip(shapes, leg.vector, strict=True))
-        return found if self._masked else {FACTOR: found[FACTOR]}
+        return (found if self._masked else {FACTOR: found[FACTOR]}), ""
 
     def _write_sum(
         self,
@@ -164,18 +168,19 @@ class SecAggTape(Tape):
         """Who is in the sum, and the sum."""
         names = [self.name(n) for n in asked]
         late = sorted(set(names) - set(self._columns))
-        note: dict[str, Any] = {QUERY: 0}
+        asks: dict[str, Any] = {QUERY: 0}
+        notes: dict[str, Any] = {}
         question = None
         if late:
             # a table has columns for those who were there at the start
-            note["left out"] = f"nodes that joined later: {', '.join(late)}"
-            warnings.warn(f"a sum is not recorded: {note['left out']}", stacklevel=2)
+            notes[LEFT_OUT] = f"nodes that joined later: {', '.join(late)}"
+            warnings.warn(f"a sum is not recorded: {notes[LEFT_OUT]}", stacklevel=2)
         else:
             question = {c: np.uint8(c in names) for c in self._columns}
         if mean is None:
-            note["unanswered"] = why
+            asks[UNANSWERED] = why
         step = 2 * len(Stage.all())
-        wire.send("query", SERVER, AGGREGATOR, question, step=step, metadata=note)
+        wire.send("query", SERVER, AGGREGATOR, question, step=step, metadata=asks, notes=notes)
         if mean is None:
             return
         weights = {n: weight_of(leg.told, WEIGHT) for n, leg in members.items()}
@@ -188,7 +193,9 @@ class SecAggTape(Tape):
         told = {QUERY: 0, "total weight": total}
         payload = None if late else {k: a.astype(np.float32) for k, a in opened.items()}
         size = sum(a.nbytes for a in mean.values())
-        wire.send("sum", AGGREGATOR, SERVER, payload, step=step + 1, size=size, metadata=told)
+        wire.send(
+            "sum", AGGREGATOR, SERVER, payload, step=step + 1, size=size, metadata=told, notes=notes
+        )
 
 
 def _bytes(configs: Mapping[str, Any]) -> int:

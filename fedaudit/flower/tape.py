@@ -21,6 +21,7 @@ from fedaudit.flower.arrays import Content, Named, misfit, weight_of, whole
 from fedaudit.layout import Layout
 from fedaudit.trace import PUBLIC, SERVER, Recorder
 from fedaudit.trace.recorder import INTEGERS, MODEL, RoundWriter, layouts_like
+from fedaudit.trace.schema import AGAIN, FAILED, JOINED, LATE, LEFT_OUT, REFUSED, ROUNDED
 from fedaudit.trace.store import read_manifest
 
 Sends = Literal["model", "delta", "gradient"]
@@ -199,16 +200,16 @@ class Tape:
             # a late reply is to an earlier model: it comes before this round's
             at = 1 if any(late) else 0
             for reply in (r for r, is_late in zip(heard, late, strict=True) if is_late):
-                self._write_reply(wire, reply, 0, {"late": True}, None)
+                self._write_reply(wire, reply, 0, {LATE: True}, None)
             models = self._write_models(wire, at)
             seen: set[int | str] = set()
             for reply in (r for r, is_late in zip(heard, late, strict=True) if not is_late):
                 # it answered twice: both are on record
-                again: dict[str, Any] = {"again": True} if reply.node in seen else {}
+                again: dict[str, Any] = {AGAIN: True} if reply.node in seen else {}
                 seen.add(reply.node)
                 self._write_reply(wire, reply, at + 1, again, models.get(reply.node))
             for silent in (s for s in self._sent if s.node not in seen):
-                why = {"failed": "no answer in time"}
+                why = {FAILED: "no answer in time"}
                 reply = Heard(silent.node, None)
                 self._write_reply(wire, reply, at + 1, why, None)
         self._earlier |= dict.fromkeys(asked, recorder.rounds)
@@ -218,21 +219,25 @@ class Tape:
         """The model to every node; equal ones are laid out once."""
         written: dict[int, int] = {}
         for s in self._sent:
-            known = written.get(id(s.content))
+            known, who = written.get(id(s.content)), self.name(s.node)
             if known is not None:
-                wire.messages.append(replace(wire.messages[known], receiver=self.name(s.node)))
+                same = wire.messages[known]
+                notes = {k: v for k, v in same.notes.items() if k != JOINED}
+                notes |= self._newcomer(who)
+                wire.messages.append(replace(same, receiver=who, notes=notes))
                 continue
-            wrong = self._misfit(s.content, f"the model for {self.name(s.node)} is")
-            payload, notes = ({}, {"refused": wrong}) if wrong else self._payload(s.content)
+            wrong = self._misfit(s.content, f"the model for {who} is")
+            payload, notes = ({}, {REFUSED: wrong}) if wrong else self._payload(s.content)
             hidden = bool(wrong) or self.keep.sketch is not None
             written[id(s.content)] = wire.send(
                 "model",
                 SERVER,
-                self.name(s.node),
+                who,
                 None if hidden else payload,
                 step=step,
                 size=s.content.size,
-                metadata={**s.content.told, **notes},
+                metadata=s.content.told,
+                notes={**notes, **self._newcomer(who)},
             )
         return {
             s.node: s.content.model for s in self._sent if not misfit(s.content.model, self._shapes)
@@ -247,39 +252,43 @@ class Tape:
         model: Named | None,
     ) -> None:
         who, content = self.name(reply.node), reply.content
-        told = {**({} if content is None else content.told), **notes}
+        notes = {**notes, **self._newcomer(who)}
         if content is None:
-            told.setdefault("failed", reply.failed)
-            wire.send(self._sends, who, SERVER, None, step=step, metadata=told)
+            notes = {FAILED: reply.failed, **notes}
+            wire.send(self._sends, who, SERVER, None, step=step, notes=notes)
             return
+        kind: str = self._sends
+        payload: Named | None = None
+        weight = 1.0
         wrong = self._misfit(content, f"the tensors of {who} are")
         if wrong:
-            told["refused"] = wrong
-            size = content.size
-            wire.send(self._sends, who, SERVER, None, step=step, size=size, metadata=told)
-            return
-        weight = weight_of(told, self._weight_key)
-        if self.keep.sketch is not None:
+            notes = {**notes, REFUSED: wrong}
+        else:
+            weight = weight_of(content.told, self._weight_key)
+        if not wrong and self.keep.sketch is not None:
             row = self._sketched(content.model, model)
-            kind = "delta" if row is not None else self._sends
-            payload = None if row is None else {SKETCH: row}
-            size = content.size
-            wire.send(
-                kind, who, SERVER, payload, step=step, weight=weight, size=size, metadata=told
-            )
-            return
-        payload, more = self._payload(content)
-        told |= more
+            if row is not None:
+                kind, payload = "delta", {SKETCH: row}
+        elif not wrong:
+            payload, more = self._payload(content)
+            notes = {**notes, **more}
         wire.send(
-            self._sends,
+            kind,
             who,
             SERVER,
             payload,
             step=step,
             weight=weight,
             size=content.size,
-            metadata=told,
+            metadata=content.told,
+            notes=notes,
         )
+
+    def _newcomer(self, who: str) -> dict[str, Any]:
+        """A note about a node that joined after the manifest had listed all of them."""
+        about = {} if self._recorder is None else self._recorder.manifest.federation
+        listed = about.get("clients") or about.get("parties")
+        return {JOINED: True} if listed and who not in listed else {}
 
     def _misfit(self, content: Content, what: str) -> str:
         """What of a message is not as in the first model; then its size alone is on record."""
@@ -289,12 +298,12 @@ class Tape:
         return wrong
 
     def _payload(self, content: Content) -> tuple[Named, dict[str, Any]]:
-        """All arrays of a message by their names in the trace, and what could not be kept."""
+        """All arrays of a message by their names in the trace, and notes on what was not kept."""
         rounded = [k for k in self._whole if content.model[k].dtype.kind == "f"]
         payload = dict(content.model)
         for name in rounded:
             payload[name] = whole(payload[name])
-        notes: dict[str, Any] = {"rounded": ", ".join(sorted(rounded))} if rounded else {}
+        notes: dict[str, Any] = {ROUNDED: ", ".join(sorted(rounded))} if rounded else {}
         left = []
         for key, arrays in content.beside.items():
             if key in self._beside and not misfit(arrays, self._beside[key]):
@@ -302,7 +311,7 @@ class Tape:
             else:
                 left.append(f"{key} ({sum(a.nbytes for a in arrays.values())} bytes)")
         if left:
-            notes["left out"] = ", ".join(left)
+            notes[LEFT_OUT] = ", ".join(left)
         return payload, notes
 
     def _sketched(self, reply: Named, model: Named | None) -> npt.NDArray[np.float32] | None:
@@ -400,5 +409,5 @@ class Tape:
                 None if self.keep.sketch is not None else payload,
                 step=max((m.step for m in wire.messages), default=-1) + 1,
                 size=sum(a.nbytes for a in released.values()),
-                metadata=notes,
+                notes=notes,
             )

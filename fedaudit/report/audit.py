@@ -91,7 +91,8 @@ def _answers(part: Part, question: Question, told: Glossary) -> str:
             name = f"{variant}: " if len(part.chapters) > 1 else ""
             text = f'<span class="mark {f.verdict}">{escape(name)}{label_of(f).words}</span>'
             text += f" {joined(told.text(f.statement))} "
-            how = f"Rule {f.cited}."
+            how = f"Rests on {f.rests_on}. " if f.rests_on else ""
+            how += f"Rule {f.cited}."
             if f.estimate is not None and f.estimate.method:
                 how += f" Interval: {f.estimate.method}, n = {f.estimate.n}."
             text += f'<span class="small">{joined(told.text(how))}</span>'
@@ -111,7 +112,7 @@ def _notes(part: Part, question: Question, told: Glossary) -> str:
     for variant, answers in zip(part.variants, question.answers, strict=True):
         for r in [a.result for a in answers[-1:] if a.result is not None]:
             noting[variant] = None
-            for note in [*r.notes, *map(str, r.underpowered)]:
+            for note in [*r.notes, *r.recording, *map(str, r.underpowered)]:
                 about.setdefault(note, {})[variant] = None
     items = []
     for note, own in about.items():

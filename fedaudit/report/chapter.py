@@ -26,6 +26,7 @@ class Chapter:
     cards: audit -> heading ("Question", "Vantage", "Differs") -> paragraphs, from the audit itself
     names: client -> what its owner calls it; written only where names are asked for
     allocation: noise per client at the same budget, the document of `fedaudit allocate`
+    arrived, expected: answers of clients that are on record, and those that were due
     """
 
     federation: str
@@ -42,6 +43,8 @@ class Chapter:
     cards: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     allocation: Mapping[str, Any] | None = None
+    arrived: int | None = None
+    expected: int | None = None
 
     @property
     def title(self) -> str:

@@ -88,6 +88,8 @@ def judge(result: AuditResult, in_force: Collection[str] | None = None) -> list[
         "audit": result.audit,
         "vantage": result.vantage,
         "question": words.question(result.question, in_force),
+        "arrived": result.arrived,
+        "expected": result.expected,
     }
     found = []
     for name, bound in result.bounds.items():

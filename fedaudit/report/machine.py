@@ -3,8 +3,8 @@
     format, version     what this is; the version rises when a reader must change
     fedaudit            which version wrote it
     rules               id -> verdict and text: what the findings refer to
-    chapters            federation, variant, notices, summary, clients, findings, results,
-                        guarantees, trust, evidence, config
+    chapters            federation, variant, notices, summary, arrived, expected, clients,
+                        findings, results, guarantees, trust, evidence, config
 
 There is no NaN; an infinity is the string "inf" or "-inf".
 """
@@ -42,6 +42,8 @@ def _chapter(c: Chapter) -> dict[str, Any]:
         "variant": c.variant,
         "notices": list(c.notices),
         "summary": dict(c.summary),
+        "arrived": c.arrived,
+        "expected": c.expected,
         "clients": list(c.clients),
         "findings": [f.to_dict() for f in c.findings],
         "results": [json.loads(r.to_json()) for r in c.results],

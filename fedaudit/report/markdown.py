@@ -56,7 +56,9 @@ def _part(part: Part) -> list[str]:
             for a in answers:
                 out += _guesses(variant, a)
         out += ["", "</details>", ""]
-    return [*out, *_summary(part, "promised"), *_summary(part, "held out")]
+    for label in ("arrived", "promised", "held out"):
+        out += _summary(part, label)
+    return out
 
 
 def _summary(part: Part, label: str) -> list[str]:
@@ -110,13 +112,14 @@ def _cell(a: Answer) -> str:
             out.append(f"a leak would show {said(a.visible)}")
         out.append(f"bound: {said(a.bound)}")
         out.append(f"trust: {said(a.trusted)}")
+    out += [f"rests on {f.rests_on}"] if f.rests_on else []
     out.append(f"rule {said(f.cited)}")
     return "<br>".join(out)
 
 
 def _why(a: Answer) -> str:
     f = a.finding
-    facts = [f.statement, f"Rule {f.cited}."]
+    facts = [f.statement, *([f"Rests on {f.rests_on}."] if f.rests_on else []), f"Rule {f.cited}."]
     if f.estimate is not None:
         facts.append(f"Bound: {a.bound}. Trust: {a.trusted}.")
         if f.estimate.method:

@@ -28,7 +28,7 @@ from fedaudit.report.tables import definitions, dot, folded, joined, legend, lis
 from fedaudit.report.terms import Glossary
 from fedaudit.report.text import cell
 
-ABOUT = ("protected by", "promised", "held out", "truth", "state")
+ABOUT = ("arrived", "protected by", "promised", "held out", "truth", "state")
 """What of a summary sets one variant apart from another."""
 
 
@@ -188,6 +188,8 @@ def _answer(a: Answer, told: Glossary) -> str:
         if a.needed:
             needed = f'<span class="what">to measure it:</span> {told.text(a.needed)}'
             parts.append(f'<p class="fact">{needed}</p>')
+    if f.rests_on:
+        parts.append(f'<p class="fact"><span class="what">rests on</span> {f.rests_on}</p>')
     return f'<div class="answer">{"".join(parts)}</div>'
 
 

@@ -60,7 +60,11 @@ def _overview(console: Console, chapters: Sequence[Chapter]) -> None:
             _line(console, "", f"Noted: {noted}.", "", margin=0)
         wide = min(max(len("what helps"), *map(len, part.variants)) + 2, 26)
         for variant, chapter in zip(part.variants, part.chapters, strict=True):
-            known = [k for k in ("protected by", "promised", "held out") if k in chapter.summary]
+            known = [
+                k
+                for k in ("arrived", "protected by", "promised", "held out")
+                if k in chapter.summary
+            ]
             about = "; ".join(f"{k}: {chapter.summary[k]}" for k in known)
             _line(console, f"  {variant:<{wide}}", about, "dim", margin=wide + 2)
         for q in part.questions:
@@ -82,11 +86,14 @@ def told(a: Answer) -> str:
     said = label_of(f).mark
     if f.estimate is None:
         needed = f" To measure it: {a.needed}." if a.needed else ""
-        return f"{said}: {f.statement}{needed} Rule {f.cited}."
+        rests = f" Rests on {f.rests_on}." if f.rests_on else ""
+        return f"{said}: {f.statement}{needed}{rests} Rule {f.cited}."
     facts = [f"{a.value}, {a.against} {a.chance}" + (f", {a.n}" if a.n else "")]
     if a.visible:
         facts.append(f"a leak would show {a.visible}")
-    facts += [f"bound: {a.bound}", f"trust: {a.trusted}", f"rule {f.cited}"]
+    facts += [f"bound: {a.bound}", f"trust: {a.trusted}"]
+    facts += [f"rests on {f.rests_on}"] if f.rests_on else []
+    facts.append(f"rule {f.cited}")
     return f"{said}: {'; '.join(facts)}."
 
 
@@ -146,6 +153,8 @@ def _explain(console: Console, f: Finding) -> None:
     for line in textwrap.wrap(clean(f.question), max(console.width, 20)):
         console.print(Text(line, style="bold"), soft_wrap=True)
     _line(console, "  answer", f.statement, "dim")
+    if f.rests_on:
+        _line(console, "  rests on", f.rests_on, "dim")
     _line(console, "  rule", f"{f.cited}; seen by {f.vantage}", "dim")
     if f.estimate is not None and f.estimate.method:
         _line(console, "  interval", f.estimate.method, "dim")
@@ -157,10 +166,10 @@ def _explain(console: Console, f: Finding) -> None:
 def _details(console: Console, result: AuditResult, most_clients: int) -> None:
     from rich.text import Text
 
-    if result.notes:
+    if result.notes or result.recording:
         console.print()
         console.print(Text(clean(f"{result.audit}: noted"), style="bold"))
-        for note in result.notes:
+        for note in (*result.notes, *result.recording):
             _line(console, "  -", note, "", margin=4)
     for missing in result.underpowered:
         _line(console, f"{result.audit}:", str(missing), "yellow", margin=len(result.audit) + 2)

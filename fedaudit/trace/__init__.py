@@ -1,5 +1,6 @@
 """What crossed the wire (trace), what did not (truth), and what one party sees of it (view)."""
 
+from fedaudit.trace.health import Health, Problem, examine
 from fedaudit.trace.memory import MemoryRecorder, MemoryTruth
 from fedaudit.trace.recorder import Recorder
 from fedaudit.trace.schema import (
@@ -24,14 +25,17 @@ __all__ = [
     "SERVER",
     "SHUFFLER",
     "WIRETAP",
+    "Health",
     "Manifest",
     "MemoryRecorder",
     "MemoryTruth",
     "Message",
+    "Problem",
     "Recorder",
     "Trace",
     "Truth",
     "TruthRecorder",
     "Updates",
     "View",
+    "examine",
 ]

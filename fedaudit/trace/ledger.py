@@ -11,19 +11,18 @@ model in the same round.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from fedaudit.layout import Layout
+from fedaudit.trace.health import question_number
 from fedaudit.trace.recorder import MODEL
+from fedaudit.trace.schema import QUERY as QUERY
 from fedaudit.trace.schema import Message
 from fedaudit.trace.view import View
-
-QUERY = "query"
-"""The layout of questions, and the key of their numbers."""
 
 
 def query_layout(clients: Sequence[str]) -> Layout:
@@ -56,19 +55,22 @@ def asked(view: View, number: int) -> Asked:
     questions = [(i, m) for i, m in table if m.kind == "query" and QUERY in m.parts]
     sums = [(i, m) for i, m in table if m.kind == "sum" and MODEL in m.parts]
     names = view.layouts[QUERY].names if questions else ()
-    by_number = {_number(m, at): i for at, (i, m) in enumerate(sums)} if questions else {}
+    if any(m.kind in ("query", "sum") for _, m in table):
+        asking = any(m.kind == "query" for _, m in table)
+        view.refuse_torn("ledger" if asking else "members", number)
+    by_number = {question_number(m, at): i for at, (i, m) in enumerate(sums)} if questions else {}
     rows, answers = [], []
     for at, (i, m) in enumerate(questions):
         rows.append(view.payload(number, i, layout=QUERY).astype(np.float64))
-        answers.append(by_number.pop(_number(m, at), -1))
+        answers.append(by_number.pop(question_number(m, at), -1))
     left = set(by_number.values()) if questions else {i for i, _ in sums}
     loose = [(i, m) for i, m in sums if i in left]
-    served = [_served(table, m) for _, m in loose]
-    columns = tuple(dict.fromkeys([*names, *(name for group in served for name in group)]))
+    groups = [served((d for _, d in table), m.receiver, m.step) for _, m in loose]
+    columns = tuple(dict.fromkeys([*names, *(name for group in groups for name in group)]))
     matrix = np.zeros((len(rows) + len(loose), len(columns)))
     for row, given in zip(matrix, rows, strict=False):
         row[: len(names)] = given
-    for row, group in zip(matrix[len(rows) :], served, strict=True):
+    for row, group in zip(matrix[len(rows) :], groups, strict=True):
         row[[columns.index(name) for name in group]] = 1.0
     return Asked(
         round=number,
@@ -78,18 +80,10 @@ def asked(view: View, number: int) -> Asked:
     )
 
 
-def _number(m: Message, otherwise: int) -> int:
-    """The number of a question, or of the question that a sum answers; by order without one."""
-    given = m.metadata.get(QUERY, otherwise)
-    return given if isinstance(given, int) and not isinstance(given, bool) else otherwise
-
-
-def _served(table: Sequence[tuple[int, Message]], m: Message) -> list[str]:
-    """Those to whom the receiver of a sum had sent a model before it in this round."""
+def served(messages: Iterable[Message], by: str, step: int) -> list[str]:
+    """Those to whom `by`, the receiver of a sum, had sent a model before `step` of a round."""
     return list(
         dict.fromkeys(
-            d.receiver
-            for _, d in table
-            if d.kind == "model" and d.sender == m.receiver and d.step < m.step
+            m.receiver for m in messages if m.kind == "model" and m.sender == by and m.step < step
         )
     )

@@ -94,7 +94,7 @@ class MemoryTrace(Trace):
     def verify(self) -> None:
         """There is no file that could have been altered."""
 
-    def _open_round(self, number: int) -> _Round:
+    def read_round(self, number: int, *, rehash: bool = False) -> _Round:
         if number not in self.rounds:
             raise UsageError(
                 f"the trace has no round {number}",

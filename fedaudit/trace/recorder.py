@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from operator import index
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -217,13 +218,15 @@ class RoundWriter:
         weight: float = 1.0,
         size: int = 0,
         metadata: Mapping[str, Scalar] | None = None,
+        notes: Mapping[str, Scalar] | None = None,
     ) -> int:
         """Record one message; returns its index in the round. The payload is copied.
 
         `payload`: named arrays, one flat row of the layout `model`, or None for a message that was
         sealed on this leg (then `size` says how many bytes crossed). `step`: messages of one step
         crossed at the same time. Without it, a message comes after all that its sender has
-        received in this round, and never before the message recorded last.
+        received in this round, and never before the message recorded last. `notes`: the recorder's
+        own words about the message, which did not cross the wire (docs/trace-format.md).
         """
         parts: dict[str, int] = {}
         if isinstance(payload, Mapping):
@@ -244,7 +247,9 @@ class RoundWriter:
         if step is None:
             last = self.messages[-1].step if self.messages else 0
             step = max(last, self._arrived.get(sender, -1) + 1)
-        return self._append(step, kind, sender, receiver, weight, parts, size, metadata or {})
+        return self._append(
+            step, kind, sender, receiver, weight, parts, size, metadata or {}, notes or {}
+        )
 
     def send_rows(
         self,
@@ -305,15 +310,18 @@ class RoundWriter:
         parts: Mapping[str, int],
         size: int,
         metadata: Mapping[str, Scalar],
+        notes: Mapping[str, Scalar] = MappingProxyType({}),
     ) -> int:
         if not size:
             full = [self._blocks[p].full for p in parts]
             size = sum(la.width * np.dtype(la.dtype).itemsize for la in full)
         try:
-            plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in metadata.items()}
-            m = Message(
-                index(step), kind, sender, receiver, float(weight), parts, index(size), plain
+            told, noted = (
+                {k: v.item() if isinstance(v, np.generic) else v for k, v in said.items()}
+                for said in (metadata, notes)
             )
+            number, bytes_ = index(step), index(size)
+            m = Message(number, kind, sender, receiver, float(weight), parts, bytes_, told, noted)
         except (ValueError, TypeError) as error:
             raise UsageError(
                 "a message cannot be recorded",

@@ -32,10 +32,28 @@ PUBLIC = "public"
 NETWORK = "network"
 WIRETAP = "wiretap"
 
+QUERY = "query"
+"""The layout of questions to a secure aggregator, and the key of their numbers."""
+
+UPLINKS = ("model", "delta", "gradient")
+"""Kinds of message that hold one party's contribution."""
+
 Kind = Literal["model", "delta", "gradient", "masked", "sum", "query"]
 KINDS: tuple[str, ...] = get_args(Kind)
 
 Scalar = float | int | str | bool
+
+#: what a recorder notes of a message: keys of `Message.notes`
+LATE = "late"  # answers a model of an earlier round
+AGAIN = "again"  # a second answer to the same model
+FAILED = "failed"  # the answer did not come, or was an error: why
+REFUSED = "refused"  # it came, and its tensors do not fit the trace: why
+ROUNDED = "rounded"  # tensors of whole numbers that came as fractions: which
+LEFT_OUT = "left out"  # what else the message carried and the trace does not hold
+STAGE = "stage"  # of a protocol of several stages: which
+JOINED = "joined"  # a party that is not in the manifest: it came later
+#: metadata of a question that got no answer: why
+UNANSWERED = "unanswered"
 
 #: numpy's name of a dtype -> its name in a safetensors header
 DTYPES: Mapping[str, str] = MappingProxyType(
@@ -72,8 +90,9 @@ class Message:
     `step` orders messages within a round. `weight` is what the aggregate multiplies the payload
     by, as far as it crossed the wire. `parts` maps a layout to the row of that layout's block in
     the round's file; a message without parts was sealed on this leg, and only its `size` in bytes
-    is known. `metadata` is whatever else travelled in the clear (example counts, metrics).
-    Everything is checked at birth (ValueError) and cannot be changed after.
+    is known. `metadata` is whatever else travelled in the clear (example counts, metrics). `notes`
+    are the recorder's own words about the message ("late", "failed"): they did not travel, and no
+    view shows them. Everything is checked at birth (ValueError) and cannot be changed after.
     """
 
     step: int
@@ -84,6 +103,7 @@ class Message:
     parts: Mapping[str, int] = field(default_factory=dict)
     size: int = 0
     metadata: Mapping[str, Scalar] = field(default_factory=dict)
+    notes: Mapping[str, Scalar] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -106,11 +126,41 @@ class Message:
         for layout, row in self.parts.items():
             if not isinstance(layout, str) or not _whole(row):
                 raise ValueError(f"part {layout!r}: {row!r} is not a row of a layout")
-        for key, value in self.metadata.items():
-            if not isinstance(key, str) or not (isinstance(value, str | bool) or _finite(value)):
-                raise ValueError(f"metadata {key!r}: {value!r} is not a finite number or text")
-        object.__setattr__(self, "parts", MappingProxyType(dict(self.parts)))
-        object.__setattr__(self, "metadata", MappingProxyType(dict(self.metadata)))
+        for name, said in (("metadata", self.metadata), ("notes", self.notes)):
+            for key, value in said.items():
+                told = isinstance(value, str | bool) or _finite(value)
+                if not isinstance(key, str) or not told:
+                    raise ValueError(f"{name} {key!r}: {value!r} is not a finite number or text")
+        for name in _OBJECTS:
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
+    def noted(self, key: str) -> bool:
+        """Whether the recorder noted `key`.
+
+        Recorders without notes wrote their words among the metadata: of a message without a
+        payload they are taken from there.
+        """
+        return key in self.notes or (not self.parts and key in self.metadata)
+
+    @property
+    def lost(self) -> bool:
+        """Whether this stands for an answer whose content is not on record: it did not come, or
+        it could not be kept."""
+        return self.noted(FAILED) or self.noted(REFUSED)
+
+
+def hub_depths(federation: Mapping[str, Any]) -> dict[str, int]:
+    """Servers and regions from the root down, and who stands before them: these never train."""
+    order = dict.fromkeys((*federation.get("hubs", ()), SERVER, AGGREGATOR, SHUFFLER))
+    return {hub: depth for depth, hub in enumerate(order)}
+
+
+def is_downlink(m: Message, hubs: Mapping[str, int]) -> bool:
+    """Whether a hub hands a model down (or to the public), and not up to the next hub."""
+    depth = hubs.get(m.sender)
+    if m.kind != "model" or depth is None:
+        return False
+    return hubs.get(m.receiver, len(hubs)) > depth
 
 
 def _finite(value: Any) -> bool:
@@ -120,13 +170,19 @@ def _finite(value: Any) -> bool:
 
 
 _COLUMNS = ("step", "kind", "sender", "receiver", "weight", "parts", "size", "metadata")
+_OBJECTS = ("parts", "metadata", "notes")
 
 
 def messages_to_json(messages: Sequence[Message]) -> str:
-    """The table by columns: compact, and the same for the same messages."""
-    columns = {c: [getattr(m, c) for m in messages] for c in _COLUMNS}
-    columns["parts"] = [dict(m.parts) for m in messages]
-    columns["metadata"] = [dict(m.metadata) for m in messages]
+    """The table by columns: compact, and the same for the same messages.
+
+    A table without notes has no such column: it is the one that was written before there was any.
+    """
+    names = (*_COLUMNS, "notes") if any(m.notes for m in messages) else _COLUMNS
+    columns = {c: [getattr(m, c) for m in messages] for c in names}
+    for name in _OBJECTS:
+        if name in columns:
+            columns[name] = [dict(given) for given in columns[name]]
     return json.dumps(columns, separators=(",", ":"), sort_keys=True, allow_nan=False)
 
 
@@ -135,9 +191,13 @@ def messages_from_json(text: str) -> tuple[Message, ...]:
     raw = parse_json(text)
     if not isinstance(raw, dict) or not all(isinstance(raw.get(c), list) for c in _COLUMNS):
         raise ValueError(f"a table has the columns {', '.join(_COLUMNS)}")
-    if not all(isinstance(d, dict) for c in ("parts", "metadata") for d in raw[c]):
-        raise ValueError("parts and metadata are objects")
-    return tuple(Message(*row) for row in zip(*(raw[c] for c in _COLUMNS), strict=True))
+    raw.setdefault("notes", [{}] * len(raw["step"]))
+    if not isinstance(raw["notes"], list):
+        raise ValueError("notes are a list")
+    if not all(isinstance(d, dict) for c in _OBJECTS for d in raw[c]):
+        raise ValueError("parts, metadata and notes are objects")
+    columns = (raw[c] for c in (*_COLUMNS, "notes"))
+    return tuple(Message(*row) for row in zip(*columns, strict=True))
 
 
 @dataclass(frozen=True)

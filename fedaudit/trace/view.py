@@ -21,7 +21,7 @@ import copy
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -31,23 +31,24 @@ import numpy.typing as npt
 
 from fedaudit.errors import IntegrityError, NotObservable, TraceError, UsageError, nearest
 from fedaudit.layout import Layout, column_runs
+from fedaudit.trace.health import Breaks, Health
 from fedaudit.trace.recorder import MODEL
 from fedaudit.trace.schema import (
-    AGGREGATOR,
     ANONYMOUS,
     NETWORK,
     PUBLIC,
-    SERVER,
     SHUFFLER,
+    UPLINKS,
     WIRETAP,
     Manifest,
     Message,
     RoundFile,
+    hub_depths,
+    is_downlink,
 )
 from fedaudit.trace.store import RoundReader, Stamp, read_manifest, stamp, verify
 
 Rows = npt.NDArray[Any]
-UPLINKS = ("model", "delta", "gradient")
 #: weights of a mean, after they went through decimal text
 _ROUNDING = 1e-6
 
@@ -89,6 +90,8 @@ class Trace:
         self.path, self.manifest = path, manifest
         #: one hash for the whole trace: the manifest's seal, which holds every round's hash
         self.sha256 = sha256
+        #: what `health.examine` found; views refuse what that breaks
+        self.health: Health | None = None
         self._verified: dict[str, Stamp] = {}
         self._round = lru_cache(maxsize=64)(self._open_round)
 
@@ -137,7 +140,11 @@ class Trace:
             )
         return self.manifest.layouts[name]
 
-    def _open_round(self, number: int) -> _Round:
+    def read_round(self, number: int, *, rehash: bool = False) -> _Round:
+        """One round as it stands in its file; `rehash` compares the file with its hash first.
+
+        Payloads that a message names and the file does not have are not looked for.
+        """
         if number not in self.rounds:
             raise UsageError(
                 f"the trace has no round {number}",
@@ -149,18 +156,24 @@ class Trace:
         file = self.path / entry.file
         # a file that was changed after the trace was opened is hashed again before it is read
         seen = self._verified.get(entry.file)
-        if seen is not None and not (file.is_file() and stamp(file) == seen):
+        if rehash or (seen is not None and not (file.is_file() and stamp(file) == seen)):
             self._verified[entry.file] = verify(file, entry)
         reader = RoundReader(file)
         found = _Round(reader.blocks, reader.messages)
         problem = self._misfit(found, entry, file)
         if problem is not None:
-            raise IntegrityError(
-                f"{entry.file} does not fit the manifest, and was not read",
-                expected=problem[0],
-                got=problem[1],
-                remedy="keep the files of a trace together, or record again",
-            )
+            raise _unfit(entry.file, *problem)
+        return found
+
+    def _open_round(self, number: int) -> _Round:
+        found = self.read_round(number)
+        for i, m in enumerate(found.messages):
+            for name, row in m.parts.items():
+                have = len(found.blocks[name]) if name in found.blocks else 0
+                if row >= have:
+                    file = self.manifest.rounds[number - 1].file
+                    got = f"message {i} in row {row} of {name!r}"
+                    raise _unfit(file, f"{have} rows of {name!r}", got)
         return found
 
     def _misfit(self, found: _Round, entry: RoundFile, file: Path) -> tuple[str, str] | None:
@@ -174,11 +187,6 @@ class Trace:
             if layout is None or rows.shape[1] != layout.width or rows.dtype.name != layout.dtype:
                 known = (f"{k} of {la.dtype} (rows, {la.width})" for k, la in layouts.items())
                 return f"blocks {', '.join(known)}", f"{name} of {rows.dtype.name} {rows.shape}"
-        for i, m in enumerate(found.messages):
-            for name, row in m.parts.items():
-                have = len(found.blocks[name]) if name in found.blocks else 0
-                if row >= have:
-                    return f"{have} rows of {name!r}", f"message {i} in row {row} of {name!r}"
         return None
 
     def messages(self, number: int) -> tuple[Message, ...]:
@@ -239,10 +247,7 @@ class View:
         self._trace, self.parties = trace, parties
         self._all = WIRETAP in parties
         self._metadata_only = parties == (NETWORK,)
-        # servers and regions from the root down; these three never train
-        listed = trace.manifest.federation.get("hubs", ())
-        order = dict.fromkeys((*listed, SERVER, AGGREGATOR, SHUFFLER))
-        self._hubs = {hub: depth for depth, hub in enumerate(order)}
+        self._hubs = hub_depths(trace.manifest.federation)
 
     @property
     def vantage(self) -> str:
@@ -296,6 +301,8 @@ class View:
     def indexed(self, number: int) -> tuple[tuple[int, Message], ...]:
         """(index in the round's table, message) of every message this view contains."""
         pairs = ((i, m) for i, m in enumerate(self._trace.messages(number)) if self._visible(m))
+        # what the recorder noted is nobody's observation
+        pairs = ((i, replace(m, notes={}) if m.notes else m) for i, m in pairs)
         if self._metadata_only:
             # the size is seen, the content is not: neither kind, weight nor metadata
             return tuple(
@@ -343,6 +350,12 @@ class View:
         self, number: int, rows: list[int], names: str | Sequence[str], layout: str = MODEL
     ) -> Rows:
         """Stored rows (n, d), read-only: a view of the map where they are adjacent, else a copy."""
+        found = self._read(number, rows, names, layout)
+        if self._trace.health is not None:
+            self._trace.health.refuse_rows(number, layout, rows, found)
+        return found
+
+    def _read(self, number: int, rows: list[int], names: str | Sequence[str], layout: str) -> Rows:
         own, block = self._trace.layout_of(layout), self._trace.block(number, layout)
         runs = column_runs(own.select(names))
         first, adjacent = rows[0], rows == list(range(rows[0], rows[0] + len(rows)))
@@ -477,6 +490,8 @@ class View:
                 got=_kinds(m for _, m in self.indexed(number)),
                 remedy="this is what a secure sum or a narrower view withholds",
             )
+        if self._trace.health is not None:
+            self._trace.health.refuse_updates(number, chosen)
         rows = self._rows(number, [m.parts[MODEL] for _, m in chosen], names)
         if rows.dtype != np.float32:
             rows = rows.astype(np.float32)
@@ -492,11 +507,7 @@ class View:
         )
 
     def _is_downlink(self, m: Message) -> bool:
-        """Whether a hub hands a model down (or to the public), and not up to the next hub."""
-        depth = self._hubs.get(m.sender)
-        if m.kind != "model" or depth is None:
-            return False
-        return self._hubs.get(m.receiver, len(self._hubs)) > depth
+        return is_downlink(m, self._hubs)
 
     def _relative(
         self,
@@ -539,6 +550,11 @@ class View:
             remedy="record downlinks, or ask for a wider view",
         )
 
+    def refuse_torn(self, effect: Breaks, number: int) -> None:
+        """TraceError where the recording is known to be torn in a way that breaks `effect`."""
+        if self._trace.health is not None:
+            self._trace.health.refuse(effect, number, "the sums of a round cannot be read")
+
     def released(self, names: str | Sequence[str] = "*") -> Rows:
         """The released model: the last one sent to the public, (d,)."""
         self._needs_payload("the released model")
@@ -552,6 +568,15 @@ class View:
             got="none in this view",
             remedy="let the run finish: the model is released after the last round",
         )
+
+
+def _unfit(file: str, expected: str, got: str) -> IntegrityError:
+    return IntegrityError(
+        f"{file} does not fit the manifest, and was not read",
+        expected=expected,
+        got=got,
+        remedy="keep the files of a trace together, or record again",
+    )
 
 
 def _kinds(messages: Iterable[Message]) -> str:

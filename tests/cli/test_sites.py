@@ -147,6 +147,30 @@ def test_a_site_that_did_not_answer_is_named_as_missing(consortium, tmp_path):
         sites.score(guesses, consortium / name / "trace", tmp_path / f"{name}.json", site=name)
     run = sites.merge(guesses, [tmp_path / f"{n}.json" for n in SITES[:2]], tmp_path / "out")
     assert any("1 of 3 clients did not answer" in note for note in run.results[0].notes)
+    assert [(f.arrived, f.expected) for f in run.findings] == [(15, 15)]
+    # a file that states no counts, or no numbers, says nothing of them
+    raw = json.loads(guesses.read_text())
+    for told in ({}, {"arrived": 3, "expected": "all"}, {"arrived": 9, "expected": 2}):
+        left = {k: v for k, v in raw.items() if k not in ("arrived", "expected")}
+        guesses.write_text(json.dumps({**left, **told}))
+        counts = []
+        for name in SITES[:2]:
+            counts.append(tmp_path / f"{name}.json")
+            counts[-1].unlink()
+            sites.score(guesses, consortium / name / "trace", counts[-1], site=name)
+        again = sites.merge(guesses, counts, tmp_path / "again")
+        assert [(f.arrived, f.expected) for f in again.findings] == [(None, None)]
+
+
+def test_a_server_that_received_nothing_does_not_guess(tmp_path):
+    recorder = Recorder(tmp_path / "trace", like={"w": WEIGHT})
+    with recorder.round() as wire:
+        for name in SITES:
+            wire.send("model", SERVER, name, {"w": WEIGHT})
+    recorder.close()
+    with pytest.raises(NotApplicable) as raised:
+        sites.attack(Trace.open(tmp_path / "trace"), tmp_path / "g.json")
+    assert raised.value.code == "nothing_arrived"
 
 
 def test_counts_that_do_not_belong_together_are_refused(consortium, tmp_path):

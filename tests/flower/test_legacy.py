@@ -90,7 +90,7 @@ def test_a_client_that_raises_counts_as_silent(one_step, tmp_path):
     trace = Trace.open(tmp_path / "t")
     assert not trace.manifest.complete  # nobody said when the run was over
     assert trace.layout.names == ("array-0", "array-1")
-    failed = [m for m in trace.messages(1) if "failed" in m.metadata]
+    failed = [m for m in trace.messages(1) if "failed" in m.notes]
     assert [m.sender for m in failed] == ["node-1001"]
     assert len(trace.seen_by(SERVER).updates(2).rows) == 3
 

@@ -171,9 +171,9 @@ def test_a_node_that_fails_is_on_record(apps, tmp_path):
     trace = Trace.open(tmp_path / "t")
     view = trace.seen_by(SERVER)
     assert [len(view.updates(n).rows) for n in trace.rounds] == [4, 3, 4]
-    (failed,) = [m for m in view.messages(2) if "failed" in m.metadata]
+    (failed,) = [m for m in trace.messages(2) if "failed" in m.notes]
     assert failed.sender == "node-1001"
-    assert "out of memory" in failed.metadata["failed"]
+    assert "out of memory" in failed.notes["failed"]
     assert not failed.parts
 
 
@@ -188,13 +188,13 @@ def test_replies_of_other_shapes_are_refused_by_name_and_the_round_is_kept(apps,
     with pytest.warns(UserWarning, match="not recorded: layer.weight of shape"):
         recorded = apps.run(strategy, behave=behave)
     same(arrays_of(plain), arrays_of(recorded))
-    view = Trace.open(tmp_path / "t").seen_by(SERVER)
-    assert len(view.updates(2).rows) == 3
-    (refused,) = [m for m in view.messages(2) if "refused" in m.metadata]
-    assert refused.metadata["refused"] == "layer.weight of shape (2, 5), the model has (1, 5)"
+    trace = Trace.open(tmp_path / "t")
+    assert len(trace.seen_by(SERVER).updates(2).rows) == 3
+    (refused,) = [m for m in trace.messages(2) if "refused" in m.notes]
+    assert refused.notes["refused"] == "layer.weight of shape (2, 5), the model has (1, 5)"
     assert refused.size == 2 * 5 * 4 + 4
     # from here on the model has the other shape
-    assert all("refused" in m.metadata and not m.parts for m in view.messages(3))
+    assert all("refused" in m.notes and not m.parts for m in trace.messages(3))
 
 
 def test_a_strategy_that_raises_leaves_the_round_that_it_could_not_use(apps, tmp_path):
@@ -252,7 +252,7 @@ def test_a_node_that_answers_twice_is_on_record_twice(apps, tmp_path):
     strategy = RecordingStrategy(strategies.FedAvg(), tmp_path / "t")
     apps.run(strategy, grids=lambda grid: Meddling(grid, twice))
     replies = [m for m in Trace.open(tmp_path / "t").messages(2) if m.sender != SERVER]
-    again = [m for m in replies if m.metadata.get("again")]
+    again = [m for m in replies if m.notes.get("again")]
     assert len(replies) == 5
     assert [m.sender for m in again] == [replies[0].sender]
     assert again[0].parts == replies[0].parts
@@ -271,11 +271,11 @@ def test_a_late_reply_is_measured_against_the_model_it_was_trained_from(apps, on
     apps.run(strategy, grids=lambda grid: Meddling(grid, late))
     trace = Trace.open(tmp_path / "t")
     view = trace.seen_by(SERVER)
-    silent = [m for m in view.messages(1) if m.metadata.get("failed") == "no answer in time"]
+    silent = [m for m in trace.messages(1) if m.notes.get("failed") == "no answer in time"]
     assert [m.sender for m in silent] == ["node-1003"]
     updates = view.updates(2)
     index = {int(i): at for at, i in enumerate(updates.messages)}
-    (where,) = [i for i, m in view.indexed(2) if m.metadata.get("late")]
+    (where,) = [i for i, m in enumerate(trace.messages(2)) if m.notes.get("late")]
     zero = {"layer.weight": np.zeros((1, 5), np.float32), "layer.bias": np.zeros(1, np.float32)}
     np.testing.assert_allclose(
         updates.rows[index[where]], trace.layout.flatten(one_step(zero, 3)), atol=1e-6
@@ -463,7 +463,7 @@ def test_a_mod_keeps_failures(apps, tmp_path):
     apps.run(strategies.FedAvg(), behave=behave, mods=[record_mod(tmp_path)])
     trace = Trace.open(tmp_path / "run-1" / "node-1001")
     assert len(trace.rounds) == 3
-    assert "disk full" in trace.messages(2)[-1].metadata["failed"]
+    assert "disk full" in trace.messages(2)[-1].notes["failed"]
 
 
 def test_strategies_of_the_older_kind_are_pointed_to_their_recorder(tmp_path):

@@ -229,7 +229,7 @@ def test_a_client_that_drops_out_is_not_in_the_sum(tmp_path):
     before = flat(came_out[0])
     naive = sum((12 + i) * (flat(own_model(i, 2)) - before) for i in (0, 1, 3))
     np.testing.assert_allclose(row, naive, atol=2e-3)
-    failed = [m for m in found.messages(2) if "failed" in m.metadata]
+    failed = [m for m in found.messages(2) if "failed" in m.notes]
     assert {m.sender for m in failed} == {"client-2"}
     # sums with and without a client: as far as updates persist, it stands alone in the difference
     audit, rng = QueryPlan(), np.random.default_rng(0)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from fedaudit.errors import NotApplicable, NotObservable
 from fedaudit.trace import PUBLIC, View
 from fedaudit.trace.recorder import MODEL
-from fedaudit.trace.view import UPLINKS
+from fedaudit.trace.schema import UPLINKS
 
 
 class Unusable(NotApplicable):

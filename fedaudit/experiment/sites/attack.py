@@ -12,6 +12,7 @@ from fedaudit import __version__
 from fedaudit.errors import NotApplicable, UsageError
 from fedaudit.experiment.catalogue import AUDITS, find
 from fedaudit.experiment.config import plain
+from fedaudit.experiment.recording import examined
 from fedaudit.experiment.sites.files import (
     AT_SITES,
     GUESSES,
@@ -44,6 +45,7 @@ def attack(
     "package.module:function" that builds the torch module. By default: membership if records are
     asked about, linkage otherwise.
     """
+    health = examined(trace)
     found = {}
     for name in audits or ([MEMBERS] if asked else [LINKS]):
         if name not in AT_SITES:
@@ -70,6 +72,8 @@ def attack(
         "trace_sha256": trace.sha256,
         "layout": trace.layout.to_dict(),
         "federation": f"{len(trace.rounds)} rounds",
+        "arrived": health.arrived,
+        "expected": health.expected,
         "audits": found,
     }
     write(out, raw)

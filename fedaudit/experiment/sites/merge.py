@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +66,21 @@ def merge(
     results = []
     for name, guess in raw["audits"].items():
         answered = [s for s in sites.values() if name in s.audits]
-        results.append(settled(merged[name](name, guess, answered, raw, confidence)))
+        result = settled(merged[name](name, guess, answered, raw, confidence))
+        counted = _counted(raw)
+        results.append(
+            replace(result, arrived=counted.get("arrived"), expected=counted.get("expected"))
+        )
     return _report(Path(out), raw, results, list(sites), names)
+
+
+def _counted(raw: Mapping[str, Any]) -> dict[str, int]:
+    """How many answers the guesses rest on; empty in files that do not say it."""
+    arrived, expected = raw.get("arrived"), raw.get("expected")
+    whole = all(isinstance(n, int) and not isinstance(n, bool) for n in (arrived, expected))
+    if not whole or not 0 <= (arrived or 0) <= (expected or 0):
+        return {}
+    return {"arrived": arrived or 0, "expected": expected or 0}
 
 
 def _merged(
@@ -211,7 +224,7 @@ def _report(
     sites: Sequence[str],
     names: bool,
 ) -> Run:
-    findings = judge_all(results)
+    findings, counted = judge_all(results), _counted(raw)
     summary = {
         "federation": f"{raw['federation']}, {len(sites)} sites answered: {', '.join(sites)}",
         "truth": "stayed at the sites: counts alone came back",
@@ -239,6 +252,8 @@ def _report(
                 results=tuple(results),
                 evidence=evidence,
                 clients=tuple(sites),
+                arrived=counted.get("arrived"),
+                expected=counted.get("expected"),
             )
         ],
         names=names,
