@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from fedaudit.protections.guard import Calibration, GuardReport
     from fedaudit.protections.guard.files import Seen
 
-FLAGGED, UNDERPOWERED = 4, 5
+FLAGGED, NOTHING_TO_SAY = 4, 5
 """The exit codes where something was found, and where nothing can be said."""
+SHOWN = 5
+"""Layers that are listed on the terminal; all are in the JSON."""
 
 
 @app.command("guard")
@@ -53,11 +55,11 @@ def guard_command(
 ) -> None:
     """Is something planted in this model?
 
-    Exit codes: 0 no evidence, 4 flagged (planted, or not finite), 5 nothing can be said
-    (underpowered), 2 and 3 input that cannot be used.
+    Exit codes: 0 no evidence, 4 flagged (planted, or not finite), 5 nothing to say, 2 and 3 input
+    that cannot be used, or is not a model.
     """
     from fedaudit.protections.guard.files import calibrate as calibrated
-    from fedaudit.protections.guard.files import check_trace, read_model
+    from fedaudit.protections.guard.files import check_trace, is_trace, read_model
 
     if (model is None) == (calibrate is None):
         raise UsageError(
@@ -79,9 +81,10 @@ def guard_command(
     def check(state: Any, before: Any) -> GuardReport:
         from fedaudit.protections.guard import guard
 
-        return guard(state, before, level=level, calibration=table, **own)
+        return guard(state, before, level=level, calibration=table, sent_as_model=recorded, **own)
 
-    if _is_trace(model):
+    recorded = is_trace(model)  # its messages say what they are
+    if recorded:
         if previous is not None:
             raise UsageError(
                 "a trace holds the models before",
@@ -112,18 +115,14 @@ def guard_command(
         verdicts, found = {report.verdict}, report.flagged
     if found:
         raise typer.Exit(FLAGGED)
-    if "underpowered" in verdicts:
-        raise typer.Exit(UNDERPOWERED)
+    if "nothing_to_say" in verdicts:
+        raise typer.Exit(NOTHING_TO_SAY)
 
 
 def _table(file: Path | None) -> Calibration | None:
     from fedaudit.protections.guard import Calibration
 
     return None if file is None else Calibration.read(file)
-
-
-def _is_trace(path: Path) -> bool:
-    return any((p / "manifest.json").is_file() for p in (path, path / "trace"))
 
 
 def _own(data: Path | None, factory: str | None, label: str | None) -> dict[str, Any]:
@@ -161,11 +160,11 @@ def _plain(s: Seen) -> dict[str, Any]:
 def _show_trace(seen: list[Seen], flagged: list[Seen]) -> None:
     clients = len({s.party for s in seen})
     rounds = len({s.round for s in seen})
-    unsaid = [s for s in seen if s.report.verdict == "underpowered"]
+    unsaid = [s for s in seen if s.report.verdict == "nothing_to_say"]
     typer.echo(
         f"{len(flagged)} of {len(seen)} received models were flagged "
         f"({clients} clients, {rounds} rounds)"
-        + (f"; on {len(unsaid)} nothing can be said (underpowered)" if unsaid else "")
+        + (f"; nothing can be said of {len(unsaid)}" if unsaid else "")
     )
     shown: dict[tuple[int, int], list[str]] = {}
     reports = {}
@@ -180,13 +179,8 @@ def _show_trace(seen: list[Seen], flagged: list[Seen]) -> None:
 
 
 def _lines(report: GuardReport) -> list[str]:
-    words = {
-        "planted": "PLANTED",
-        "no_evidence": "no evidence",
-        "not_finite": "NOT FINITE",
-        "underpowered": "UNDERPOWERED, nothing can be said",
-    }[report.verdict]
-    lines = [words]
+    quiet = report.verdict == "no_evidence"
+    lines = [report.summary if quiet else report.summary.upper()]
     if report.checks and report.p_value is not None:
         lines[0] += (
             f": p = {report.p_value:.2g} among {report.runs} honest runs, level {report.level:g}"
@@ -198,6 +192,16 @@ def _lines(report: GuardReport) -> list[str]:
             f"{c.where}: {c.words}"
         )
     lines += [f"   {note}" for note in report.notes]
-    if report.verdict == "no_evidence":
+    lines += _unsaid(report)
+    if quiet:
         lines.append("   an adversary who knows these checks can pass them: see docs/guard.md")
     return lines
+
+
+def _unsaid(report: GuardReport) -> list[str]:
+    """Layers on which some check could not have raised an alarm, those without any first."""
+    partly = [x for x in report.examined if x.out_of_reach]
+    found = [f"   nothing to say on {x.words}" for x in report.unexamined]
+    found += [f"   in part on {x.words}" for x in partly]
+    more = [f"   and {len(found) - SHOWN} more layers in part or not at all: --json lists them"]
+    return found[:SHOWN] + (more if found[SHOWN:] else [])

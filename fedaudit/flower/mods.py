@@ -248,6 +248,7 @@ def guard_mod(
     calibration: str | os.PathLike[str] | None = None,
     action: Literal["refuse", "warn"] = "refuse",
     compare: bool = True,
+    strict: bool = False,
     reports: str | os.PathLike[str] | None = None,
 ) -> Mod:
     """Look at every model before it is trained on (`fedaudit guard`).
@@ -255,11 +256,11 @@ def guard_mod(
     A model that looks planted is refused: the training function is not called, and the server gets
     an error that says no more than that; with "warn" a warning is logged and training goes on.
     `compare` keeps the received model in the node's state and looks at what changed since; a model
-    that was refused, or is not finite, is not kept. A model that cannot be looked at (other shapes
-    than the last one, vectors alone) is refused like a planted one; where nothing can be said
-    ("underpowered") a warning is logged, and training goes on. `reports`: a folder for the report
-    of every model, which stays here. Records of the client are not looked at: a mod does not have
-    them.
+    that was refused, or is not finite, is not kept. What cannot be looked at (other shapes than the
+    last one, vectors alone, no model at all) is refused like a planted one. Where there is nothing
+    to say, as on layers too narrow for any check, a warning is logged and training goes on; with
+    `strict` such a model is refused too. `reports`: a folder for the report of every model, which
+    stays here. Records of the client are not looked at: a mod does not have them.
     """
     if action not in ("refuse", "warn"):
         raise UsageError(
@@ -287,7 +288,7 @@ def guard_mod(
         found = ""
         report = None
         try:
-            report = guard(model, last, level=level, calibration=table)
+            report = guard(model, last, level=level, calibration=table, sent_as_model=True)
         except DataError as error:
             found = f"cannot be looked at: {error.what} ({error.got})"
         if report is not None:
@@ -295,8 +296,12 @@ def guard_mod(
                 _file(report, Path(reports) / f"run-{context.run_id}" / f"node-{context.node_id}")
             if report.flagged:
                 found = _finding(report)
-            elif report.verdict == "underpowered":
-                _log.warning("fedaudit guard: nothing can be said. %s", "; ".join(report.notes))
+            elif report.verdict == "nothing_to_say":
+                unsaid = f"nothing to say. {'; '.join(report.notes)}"
+                if strict:
+                    found = unsaid
+                else:
+                    _log.warning("fedaudit guard: %s", unsaid)
         if found:
             _log.warning("fedaudit guard: %s", found)
             if action == "refuse":

@@ -111,7 +111,7 @@ def _alarms(job: tuple[Calibration, float, int, str, str, str | None]) -> Any:
         weights = {c.name: c.value for c in report.checks if c.name not in WITHOUT}
         called.append([table.p_value(weights) <= level, report.flagged])
         by.update(c.name for c in report.alarms)
-        unsaid += report.verdict == "underpowered"
+        unsaid += report.verdict == "nothing_to_say"
         before = state
     return np.array(called), by, unsaid
 
@@ -140,7 +140,7 @@ def false_alarms(
                             sum(int(a[:, i].sum()) for a, _, _ in done),
                             sum(len(a) for a, _, _ in done),
                         ),
-                        "underpowered": sum(u for _, _, u in done),
+                        "nothing_to_say": sum(u for _, _, u in done),
                         "by": dict(by),
                     }
                 )

@@ -16,11 +16,13 @@ from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData
 from fedaudit.federation.rounds import Rounds
 from fedaudit.hooks import Hook
+from fedaudit.layout import Layout
 from fedaudit.protections.guard import GuardReport
 from fedaudit.randomness import Seed
 from fedaudit.tasks import models
 from fedaudit.tasks.classifier import Classifier
 from fedaudit.trace import Recorder
+from fedaudit.trace.truth import TruthRecorder
 from reproductions.guard import planted
 
 SEED = Seed(3)
@@ -56,8 +58,15 @@ class OneRound(Planting):
         return super().broadcast(model, receivers=receivers, round_number=round_number, seed=seed)
 
 
-def record(path, probe=None, rounds=3):
-    """A federation of three clients on digits, recorded."""
+def small(*widths):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = models.mlp(widths[0], widths[1:-1], widths[-1])
+        return {k: v.numpy().copy() for k, v in module.state_dict().items()}
+
+
+def federated(path, probe=None, rounds=3):
+    """A federation of three clients on digits, and its recorder."""
     data = builtin.load("digits", seed=SEED)
     data = data.take(np.arange(90))
     with torch.random.fork_rng():
@@ -74,6 +83,11 @@ def record(path, probe=None, rounds=3):
         probe=probe,
     )
     recorder = Recorder(path, layouts=federation.layouts(), federation=federation.describe())
+    return federation, recorder
+
+
+def record(path, probe=None, rounds=3):
+    federation, recorder = federated(path, probe, rounds)
     federation.run(recorder)
 
 
@@ -181,7 +195,7 @@ def test_a_calibration_of_ones_own(command, tmp_path):
     assert command("bad.safetensors", "--calibration", "own.json", "--level", 0.05)[0] == 4
     code, out, _ = command("bad.safetensors", "--calibration", "own.json")
     assert code == 5  # neither found nor not
-    assert "UNDERPOWERED" in out
+    assert "NOTHING TO SAY" in out
     assert "99 are needed" in out
     record(tmp_path / "traces" / "a")
     record(tmp_path / "traces" / "b")
@@ -269,3 +283,68 @@ def test_weights_that_are_not_finite_are_flagged(command, tmp_path):
     code, out, _ = command("nan.npz")
     assert code == 4
     assert "NOT FINITE" in out
+
+
+def test_a_model_of_narrow_layers_ends_with_5(command, tmp_path):
+    np.savez(tmp_path / "narrow.npz", **small(8, 6, 2))
+    code, out, _ = command("narrow.npz")
+    assert code == 5
+    assert out.startswith("NOTHING TO SAY")
+    assert "one_entry" in out  # which checks, and how far they reach
+    code, out, _ = command("narrow.npz", "--json")
+    assert code == 5
+    report = GuardReport.from_json(out)
+    assert report.verdict == "nothing_to_say"
+    assert [x.name for x in report.unexamined] == ["1.weight", "3.weight"]
+    # beside the model before it every row can be seen to turn
+    assert command("narrow.npz", "--previous", "narrow.npz")[0] == 0
+
+
+def test_layers_of_which_nothing_can_be_said_are_counted_first(command, tmp_path):
+    np.savez(tmp_path / "part.npz", **small(64, 8, 10))
+    code, out, _ = command("part.npz")
+    assert code == 0
+    assert out.startswith("no evidence in 1 of 2 layers; nothing can be said of 1: p = ")
+    assert "nothing to say on 3.weight (10 x 8)" in out
+
+
+def test_a_trace_of_narrow_models_ends_with_5(command, tmp_path):
+    """The first model of each client has none before it; later ones are compared."""
+    layouts = {"model": Layout.of([("1.weight", (6, 8)), ("1.bias", (6,))])}
+    rng = np.random.default_rng(0)
+    row = rng.normal(size=54).astype(np.float32)
+    recorder = Recorder(tmp_path / "t", layouts=layouts)
+    for _ in range(2):
+        with recorder.round() as r:
+            for client in ("a", "b"):
+                r.send("model", "server", client, row)
+        row = row + np.float32(0.01) * rng.normal(size=54).astype(np.float32)
+    recorder.close()
+    code, out, _ = command("t", "--json")
+    assert code == 5
+    assert {(s["round"], s["verdict"]) for s in json.loads(out)} == {
+        (1, "nothing_to_say"),
+        (2, "no_evidence"),
+    }
+    assert "nothing can be said of 2" in command("t")[1]
+
+
+@pytest.mark.parametrize("file", ["trace/round-00001", "truth/round-00001", "checkpoint/state"])
+def test_files_of_a_run_are_refused_and_the_run_is_looked_at_instead(command, tmp_path, file):
+    federation, recorder = federated(tmp_path / "run" / "trace", rounds=1)
+    truth = TruthRecorder(tmp_path / "run" / "truth", {})
+    federation.run(recorder, truth=truth, checkpoint=tmp_path / "run" / "checkpoint")
+    code, _, err = command(f"run/{file}.safetensors")
+    assert code == 3
+    assert "is not a model" in err
+    remedy = err.rsplit("fedaudit guard ", 1)[1].split()[0]
+    assert command(remedy)[0] == 0
+
+
+def test_records_are_refused_as_a_model(command, tmp_path):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "mine.npz", x=rng.random((90, 64)), y=rng.integers(0, 10, 90))
+    code, _, err = command("mine.npz")
+    assert code == 3
+    assert "is not a model" in err
+    assert "--data" in err

@@ -73,6 +73,29 @@ def test_a_warning_lets_training_go_on(caplog):
         guard_mod(action="stop")
 
 
+def test_where_there_is_nothing_to_say_a_strict_guard_refuses(caplog):
+    """Layers too narrow for any check."""
+    rng = np.random.default_rng(0)
+    narrow = {"1.weight": rng.normal(size=(6, 8)).astype(np.float32)}
+    with caplog.at_level(logging.WARNING, "fedaudit"):
+        _, trained = send(guard_mod(), narrow, node())
+    assert trained
+    assert "nothing to say" in caplog.text
+    reply, trained = send(guard_mod(strict=True), narrow, node())
+    assert not trained
+    assert reply.has_error()
+
+
+def test_what_is_not_a_model_is_not_trained_on_and_a_small_model_is():
+    rng = np.random.default_rng(0)
+    messages = {"model": rng.normal(size=(5, 400)).astype(np.float32)}
+    reply, trained = send(guard_mod(), messages, node())
+    assert not trained
+    assert reply.has_error()
+    # the protocol says that it is a model: small numbers are not taken for an update
+    assert send(guard_mod(), {k: np.float32(0.01) * v for k, v in honest(0).items()}, node())[1]
+
+
 def test_the_last_model_is_kept_at_the_node_and_reports_too(tmp_path):
     mod, context = guard_mod(reports=tmp_path), node()
     state = honest(0)

@@ -280,7 +280,7 @@ def test_layers_of_kinds_that_were_not_calibrated_raise_no_alarm_and_are_named()
     state = {k: v.numpy() for k, v in fresh("mlp", 0).state_dict().items()}
     smooth = rng.normal(size=(480, 2)) @ rng.normal(size=(2, 9))
     depthwise = guard({**state, "dw.weight": smooth.reshape(480, 1, 3, 3)})
-    assert depthwise.verdict in ("no_evidence", "underpowered")
+    assert depthwise.verdict in ("no_evidence", "nothing_to_say")
     assert any("dw.weight" in note for note in depthwise.notes)
     gates = nn.LSTM(32, 64)
     with torch.no_grad():
@@ -289,7 +289,7 @@ def test_layers_of_kinds_that_were_not_calibrated_raise_no_alarm_and_are_named()
     assert not guard({**state, **gates.state_dict()}).flagged
     twins = np.tile(rng.normal(size=(240, 80)), (2, 1)).reshape(480, 80, 1, 1)
     pointwise = guard({**state, "pw.weight": twins})
-    assert pointwise.verdict == "underpowered"
+    assert pointwise.verdict == "nothing_to_say"
     assert any("pointwise convolution of 480 x 80, and strange" in n for n in pointwise.notes)
     own = replace(shipped(), layers=None)  # ranked all the same
     assert guard({**state, "pw.weight": twins}, calibration=own).verdict == "planted"
@@ -297,7 +297,7 @@ def test_layers_of_kinds_that_were_not_calibrated_raise_no_alarm_and_are_named()
 
 def test_where_no_check_applies_there_is_no_p_value():
     report = guard(nn.Linear(3, 2))
-    assert report.verdict == "underpowered"
+    assert report.verdict == "nothing_to_say"
     assert report.p_value is None
     assert GuardReport.from_json(report.to_json()) == report
 
@@ -439,7 +439,7 @@ def test_p_value_and_cut_say_the_same():
 def test_too_few_runs_for_the_level_are_said():
     few = Calibration(shipped().centre, shipped().spread, shipped().runs[:30])
     report = guard(planted.memory(np.random.default_rng(0)), calibration=few)
-    assert report.verdict == "underpowered"
+    assert report.verdict == "nothing_to_say"
     assert not report.flagged
     assert "99 are needed" in " ".join(report.notes)
     assert guard(planted.memory(np.random.default_rng(0)), level=0.05, calibration=few).flagged

@@ -2,7 +2,7 @@
 
     from fedaudit.protections.guard import guard
     report = guard(state_dict)            # or a torch module; previous=, data=, level=
-    report.verdict                        # "planted", "no_evidence", "not_finite", "underpowered"
+    report.verdict                        # "planted", "no_evidence", "not_finite", "nothing_to_say"
 
 `guard.py` holds the function; every other file is one check, or what checks share.
 """
@@ -10,6 +10,16 @@
 from __future__ import annotations
 
 from fedaudit.protections.guard.calibration import Calibration, Run
-from fedaudit.protections.guard.guard import CheckResult, GuardReport, guard, measure
+from fedaudit.protections.guard.guard import guard, measure
+from fedaudit.protections.guard.report import CheckResult, GuardReport, LayerResult, OutOfReach
 
-__all__ = ["Calibration", "CheckResult", "GuardReport", "Run", "guard", "measure"]
+__all__ = [
+    "Calibration",
+    "CheckResult",
+    "GuardReport",
+    "LayerResult",
+    "OutOfReach",
+    "Run",
+    "guard",
+    "measure",
+]

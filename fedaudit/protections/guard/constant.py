@@ -7,12 +7,13 @@ models begin, and counts for nothing: a threshold is negative.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from fedaudit.protections.guard.tensors import Matrix, Received, Score, surprise
+from fedaudit.protections.guard.tensors import NEARLY_ZERO, Matrix, Received, Score, surprise
 
 ROW, BIAS = "constant_row", "constant_bias"
 UNIT = 35.0
@@ -20,20 +21,29 @@ UNIT = 35.0
 SHORTEST = 8
 
 
-def row(m: Matrix) -> Score | None:
+def reach(n: int) -> float:
+    """Of one row, or one bias, of n numbers: they are all the same, and other rows are zero."""
+    return -math.inf if n < SHORTEST else float(surprise(1.0, n))
+
+
+def row(m: Matrix) -> Score:
     """One row is enough: a detector is one neuron."""
     n = m.shape[1]
-    if n < SHORTEST or not len(m.units):
-        return None
+    if n < SHORTEST:
+        return m.score(reach(n))
+    if not len(m.units):
+        return m.score(reach(n), 0.0, NEARLY_ZERO)
     share = float((np.square(m.units.sum(axis=1, dtype=np.float64)) / n).max())
     value = float(surprise(share, n, len(m.units)))
-    return m.score(value, f"a row of {n} is {share:.0%} one constant")
+    return m.score(reach(n), value, f"a row of {n} is {share:.0%} one constant")
 
 
 def biases(model: Received) -> Iterator[Score]:
     for _, b, _, empty in model.biases():
         n, top = len(b), float(np.abs(b).max(initial=0.0))
+        empty = replace(empty, reach=reach(n))
         if n < SHORTEST:
+            yield empty
             continue
         scaled = b / (top or 1.0)
         energy, total = float(np.square(scaled).sum()), float(scaled.sum())

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from fedaudit.errors import DataError, NotApplicable, NotObservable
+from fedaudit.protections.guard import no_model
 from fedaudit.protections.guard.calibration import Calibration, Run, together
-from fedaudit.protections.guard.guard import UNITS, GuardReport, observed
+from fedaudit.protections.guard.guard import UNITS, observed
+from fedaudit.protections.guard.report import GuardReport
 from fedaudit.protections.guard.tensors import Floats
 from fedaudit.trace import AGGREGATOR, PUBLIC, SERVER, SHUFFLER, Trace
 
@@ -25,20 +27,29 @@ def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Named tensors of a safetensors or NPZ file. Files that hold code (pickle) are refused."""
     file = Path(path)
     if not file.is_file():
+        below = [p for deep in ("*", "*/*") for p in sorted(file.glob(deep)) if is_trace(p)]
         raise DataError(
             f"there is no model at {file}",
             expected="a .safetensors or .npz file of named tensors, or a trace folder",
             got="a folder without a trace" if file.is_dir() else "no such file",
-            remedy="save what was received: safetensors.torch.save_file(model.state_dict(), FILE)",
+            remedy=f"fedaudit guard {below[0]} (or another of {len(below)} traces in it)"
+            if below
+            else no_model.SAVE,
         )
     try:
         if file.suffix == ".npz":
             with np.load(file, allow_pickle=False) as arrays:
                 return {name: arrays[name] for name in arrays.files}
         if file.suffix == ".safetensors":
-            from safetensors.torch import load_file
+            from safetensors import safe_open
 
-            return dict(load_file(file))
+            with safe_open(file, "pt") as stored:
+                beside = [p for p in (file.parent, file.parent.parent) if is_trace(p)]
+                metadata = stored.metadata() or {}
+                no_model.refuse_own_file(file, metadata, beside[0] if beside else None)
+                return {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+    except DataError:
+        raise
     except Exception as error:  # whatever a torn file makes its reader raise
         raise DataError(
             f"{file} cannot be read",
@@ -52,6 +63,11 @@ def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         got=file.suffix or "no suffix",
         remedy="a .pt file may run code when it is opened: save the state dict as safetensors",
     )
+
+
+def is_trace(path: Path) -> bool:
+    """Whether a folder is a trace, or a run with one."""
+    return any((p / "manifest.json").is_file() for p in (path, path / "trace"))
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,16 @@ are. "no_evidence" is not "safe": an adversary who knows the checks can pass the
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from fedaudit.errors import DataError, UsageError
 from fedaudit.protections.guard import (
     constant,
+    no_model,
     one_entry,
     own_data,
     query_key,
@@ -32,17 +31,15 @@ from fedaudit.protections.guard import (
     twins,
 )
 from fedaudit.protections.guard.calibration import Calibration, shipped
-from fedaudit.protections.guard.tensors import (
-    Floats,
-    Numbers,
-    Received,
-    Score,
-    check_shapes,
-    extents,
-    numbers,
+from fedaudit.protections.guard.reading import Numbers, check_shapes, numbers
+from fedaudit.protections.guard.report import (
+    CheckResult,
+    GuardReport,
+    LayerResult,
+    OutOfReach,
+    Verdict,
 )
-
-Verdict = Literal["planted", "no_evidence", "not_finite", "underpowered"]
+from fedaudit.protections.guard.tensors import Floats, Received, Score, extents
 
 UNITS: dict[str, float] = {
     one_entry.NAME: one_entry.UNIT,
@@ -60,69 +57,6 @@ UNITS: dict[str, float] = {
 from raising alarms on layers that were trained for longer than those of the honest runs."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckResult:
-    """One check: its value, the value above which it raises an alarm in this combination, its own
-    p-value among honest runs, and the tensor where it is largest."""
-
-    name: str
-    value: float
-    threshold: float
-    p: float
-    where: str
-    words: str
-
-    @property
-    def alarms(self) -> bool:
-        return self.value > self.threshold
-
-
-@dataclass(frozen=True, kw_only=True)
-class GuardReport:
-    """What was found in one model. `p_value` of all checks together, among `runs` honest runs; none
-    where nothing can be ranked: not finite, or no check applies."""
-
-    verdict: Verdict
-    p_value: float | None
-    level: float
-    runs: int
-    checks: tuple[CheckResult, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    @property
-    def flagged(self) -> bool:
-        """Whether a client should not train on this model before somebody has looked at it."""
-        return self.verdict in ("planted", "not_finite")
-
-    @property
-    def alarms(self) -> tuple[CheckResult, ...]:
-        """The checks behind an alarm, the strangest first."""
-        found = [c for c in self.checks if c.alarms]
-        return tuple(sorted(found, key=lambda c: c.p)) if self.verdict == "planted" else ()
-
-    def to_json(self) -> str:
-        plain = asdict(self)
-        for each in plain["checks"]:
-            if math.isinf(each["threshold"]):
-                each["threshold"] = None  # JSON has no infinity: no value would raise an alarm
-        return json.dumps(plain, indent=1, allow_nan=False) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> GuardReport:
-        """The inverse of `to_json`; ValueError for anything else."""
-        raw = json.loads(text)
-        try:
-            if raw["verdict"] not in get_args(Verdict):
-                raise ValueError(f"verdict {raw['verdict']!r}")
-            for each in raw["checks"]:
-                if each["threshold"] is None:
-                    each["threshold"] = math.inf
-            checks = tuple(CheckResult(**c) for c in raw.pop("checks"))
-            return cls(checks=checks, notes=tuple(raw.pop("notes")), **raw)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not a guard report: {error}") from None
-
-
 def guard(
     model: Any,
     previous: Any = None,
@@ -131,6 +65,7 @@ def guard(
     *,
     module: Any = None,
     calibration: Calibration | None = None,
+    sent_as_model: bool = False,
 ) -> GuardReport:
     """Look at a model before training on it.
 
@@ -139,6 +74,8 @@ def guard(
     and a class each, looked at only where there is a module to run: `model` itself, or `module`, in
     which the received tensors are then loaded. `level` is the share of honest runs that may raise
     an alarm. `calibration`: of your own, by default the one that comes with fedaudit.
+    `sent_as_model`: a protocol says that this is a model, and small numbers are not taken for an
+    update.
     """
     if not 0 < level < 1:
         raise UsageError(
@@ -148,7 +85,6 @@ def guard(
             remedy="level = 0.01: one honest run in a hundred raises an alarm",
         )
     table = calibration if calibration is not None else shipped()
-    runs = len(table.runs)
     read = numbers(model, module=module)
     broken = _broken(read.tensors)
     if broken:
@@ -156,66 +92,144 @@ def guard(
             verdict="not_finite",
             p_value=None,
             level=level,
-            runs=runs,
+            runs=len(table.runs),
             notes=(
                 f"{broken} are NaN or infinite",
                 "a diverged run sends such models too: nothing can be learnt from it",
             ),
         )
     before, notes = _before(read, previous)
+    if before is None and not sent_as_model:
+        no_model.refuse_update(read.tensors, read.tables)
     scores = _scores(read, before, _runnable(model, module, data), data)
-    inside = _largest(s for s in scores if table.knows(s[1].kind, s[1].shape))
-    outside = _largest(s for s in scores if not table.knows(s[1].kind, s[1].shape))
-    known = {n: s for n, s in inside.items() if table.covers(n)}
-    values = {n: s.value for n, s in known.items()}
+    return _ranked(read, scores, table, level, notes)
+
+
+def _ranked(
+    read: Numbers,
+    scores: Sequence[tuple[str, Score]],
+    table: Calibration,
+    level: float,
+    notes: Sequence[str],
+) -> GuardReport:
+    """The report on a finite model."""
+    inside = [s for s in scores if table.knows(s[1].kind, s[1].shape)]
+    values = {n: s.value for n, s in _largest(inside).items() if table.covers(n)}
     p = table.p_value(values) if values else None
-    cut = table.cut(list(values), level)
-    verdict: Verdict = "planted" if p is not None and p <= level else "no_evidence"
+    alarm = {n: table.value(n, table.cut(list(values), level)) for n in values}
+    able = _largest(s for s in inside if s[0] in alarm and s[1].reach > alarm[s[0]])
+    layers = _layers(read, scores, table, alarm)
     # a layer of a kind that no honest run has cannot be ranked, but it can keep us from saying
     # that there is nothing
+    outside = _largest(s for s in scores if not table.knows(s[1].kind, s[1].shape))
     strange = {
         n: s
         for n, s in outside.items()
         if table.covers(n) and s.value > table.value(n, table.cut([n, *values], level))
     }
-    if not known:
-        verdict = "underpowered"
-        notes.append("no check applies to tensors of these kinds and sizes")
-    elif not table.attains(level):
-        verdict = "underpowered"
-        notes.append(
-            f"{runs} honest runs cannot carry a level of {level:g}: "
-            f"{math.ceil(1 / level) - 1} are needed"
-        )
-    elif strange and verdict == "no_evidence":
-        verdict = "underpowered"
-    notes += [
+    verdict, why = _verdict(p, level, table, layers, bool(strange))
+    found = [
         f"not calibrated for a {s.kind} of {s.shape[0]} x {s.shape[1]}, and strange: "
         f"{n} {s.value:.2f} in {s.where}"
         for n, s in strange.items()
     ]
-    unused = sorted(set(UNITS) - set(values))
-    if unused:
-        notes.append(f"not looked at: {', '.join(unused)}")
-    notes += _left_out(read, table)
     return GuardReport(
         verdict=verdict,
-        p_value=p,
+        p_value=p if able else None,
         level=level,
-        runs=runs,
+        runs=len(table.runs),
         checks=tuple(
             CheckResult(
                 name=n,
                 value=s.value,
-                threshold=table.value(n, cut),
+                threshold=alarm[n],
                 p=table.p_value({n: s.value}),
                 where=s.where,
                 words=s.words,
             )
-            for n, s in known.items()
+            for n, s in able.items()
         ),
-        notes=tuple(notes),
+        layers=layers,
+        notes=(*notes, *why, *found, *_left_out(read, layers, set(UNITS) - set(able))),
     )
+
+
+def _verdict(
+    p: float | None,
+    level: float,
+    table: Calibration,
+    layers: Sequence[LayerResult],
+    strange: bool,
+) -> tuple[Verdict, list[str]]:
+    """The verdict, and a note on why there is nothing to say."""
+    if p is not None and p <= level:
+        return "planted", []
+    if not table.attains(level):
+        has, needs = len(table.runs), math.ceil(1 / level) - 1
+        return "nothing_to_say", [
+            f"{has} honest runs cannot carry a level of {level:g}: {needs} are needed"
+        ]
+    if not any(x.checks for x in layers):
+        return "nothing_to_say", [
+            "no check can raise an alarm on tensors of these kinds and sizes",
+        ]
+    return "nothing_to_say" if strange else "no_evidence", []
+
+
+def _layers(
+    read: Numbers,
+    scores: Iterable[tuple[str, Score]],
+    table: Calibration,
+    alarm: Mapping[str, float],
+) -> tuple[LayerResult, ...]:
+    """Of every layer the checks that could raise an alarm on it, by any reading of its rows."""
+    best: dict[tuple[str, str], OutOfReach | None] = {}
+    for check, score in scores:
+        found = _out_of_reach(check, score, table, alarm)
+        for layer in score.layers:
+            before = best.get((layer, check), found)
+            best[layer, check] = _nearer(before, found)
+    out = [
+        LayerResult(
+            name=name,
+            shape=t.shape,
+            checks=tuple(c for c in UNITS if best.get((name, c), ...) is None),
+            out_of_reach=tuple(o for c in UNITS if (o := best.get((name, c))) is not None),
+            reason="table" if name in read.tables else None,
+        )
+        for name, t in read.tensors.items()
+        if t.ndim >= 2 and t.size
+    ]
+    out += [
+        LayerResult(name=name, shape=shape, reason="unread")
+        for name, (_, shape) in read.unread.items()
+        if len(shape) >= 2
+    ]
+    return tuple(out)
+
+
+def _out_of_reach(
+    check: str, score: Score, table: Calibration, alarm: Mapping[str, float]
+) -> OutOfReach | None:
+    """Why a check could not have raised an alarm with this score; None if it could have."""
+    if score.reach == -math.inf:
+        return OutOfReach(check=check, reason="small")
+    if not table.knows(score.kind, score.shape):
+        return OutOfReach(check=check, reason="kind")
+    if check not in alarm:
+        return OutOfReach(check=check, reason="check")
+    if math.isinf(alarm[check]):
+        return OutOfReach(check=check, reason="level")
+    if score.reach > alarm[check]:
+        return None
+    return OutOfReach(check=check, reason="narrow", most=score.reach, threshold=alarm[check])
+
+
+def _nearer(one: OutOfReach | None, other: OutOfReach | None) -> OutOfReach | None:
+    """Of two readings of a layer the one that comes nearer to an alarm."""
+    if one is None or other is None:
+        return None
+    return max(one, other, key=lambda o: (o.reason != "small", o.most or 0.0))
 
 
 def measure(
@@ -282,7 +296,7 @@ def _scores(
 ) -> list[tuple[str, Score]]:
     """Every check on every tensor that it applies to."""
     received = Received(read.tensors, before, runnable, data, read.tables)
-    out: list[tuple[str, Score | None]] = []
+    out: list[tuple[str, Score]] = []
     for matrix in received.matrices():
         mirrored, repeated = twins.both(matrix)
         out += [
@@ -296,34 +310,34 @@ def _scores(
     out += [(thresholds.NAME, s) for s in thresholds.check(received)]
     out += [(rewritten.NAME, s) for s in rewritten.check(received)]
     out += own_data.both(received)
-    return [(n, s) for n, s in out if s is not None]
+    return out
 
 
 def _largest(scores: Iterable[tuple[str, Score]]) -> dict[str, Score]:
-    """Of every check the largest value, in the order of `UNITS`."""
+    """Of every check that measured something the largest value, in the order of `UNITS`."""
     best: dict[str, Score] = {}
     for name, score in scores:
+        if score.value == -math.inf:
+            continue
         if name not in best or score.value > best[name].value:
             best[name] = score
     return {n: best[n] for n in UNITS if n in best}
 
 
-def _left_out(read: Numbers, table: Calibration) -> list[str]:
-    """Notes on tensors that were not looked at, or are of kinds that no honest run has."""
+def _left_out(read: Numbers, layers: Iterable[LayerResult], unused: Iterable[str]) -> list[str]:
+    """Notes on checks and tensors that had no part in the verdict."""
     out = []
+    if unused:
+        out.append(f"not looked at: {', '.join(c for c in UNITS if c in unused)}")
     if read.tables:
         out.append(f"rows not looked at (tables, or not trained): {_few(read.tables)}")
     if read.unread:
         out.append(
-            f"not looked at: {_few(f'{n} ({why})' for n, why in read.unread.items())}",
+            f"not looked at: {_few(f'{n} ({why})' for n, (why, _) in read.unread.items())}",
         )
-    of = {
-        m.name
-        for m in Received(read.tensors, tables=read.tables).matrices()
-        if not table.knows(m.kind, m.shape)
-    }
-    if of:
-        out.append(f"not ranked, of no kind and size in the calibration: {_few(of)}")
+    unranked = {x.name for x in layers if any(o.reason == "kind" for o in x.out_of_reach)}
+    if unranked:
+        out.append(f"not ranked, of no kind and size in the calibration: {_few(unranked)}")
     return out
 
 

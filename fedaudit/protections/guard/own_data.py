@@ -43,13 +43,20 @@ def both(model: Received) -> Iterator[tuple[str, Score]]:
     quiet = (squares == 0).mean(axis=0)
     at = int(quiet.argmax())
     words = f"{quiet[at]:.0%} of own records do not move it at all"
-    yield SILENT, Score(float(quiet[at]), names[at], words)
+    looked_at = tuple(names)
+    yield SILENT, Score(float(quiet[at]), names[at], words, reach=1.0, layers=looked_at)
     total = squares.sum(axis=0)
     largest = np.divide(squares.max(axis=0), total, out=np.zeros_like(total), where=total > 0)
     at = int(largest.argmax())
     value = float(largest[at] - np.median(largest))
     words = f"{largest[at]:.0%} of its gradient comes from one record, {value:.0%} above the usual"
-    yield ONE, Score(value, names[at], words)
+    most = above_usual(len(names))
+    yield ONE, Score(value, names[at], words, reach=most, layers=looked_at)
+
+
+def above_usual(tensors: int) -> float:
+    """The largest value of `one_record`: one tensor is its own median, and half of it with two."""
+    return min(tensors - 1, 2) / 2
 
 
 def gradients(module: Any, x: Any, y: Any) -> tuple[list[str], npt.NDArray[np.float64]]:

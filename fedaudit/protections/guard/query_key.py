@@ -8,6 +8,7 @@ are read alike. [ActiveMembership] Algorithm 3
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import combinations
 
@@ -19,12 +20,19 @@ NAME, UNIT = "query_key", 0.02
 SMALLEST = 8
 
 
+def reach(rows: int, n: int) -> float:
+    """Of two matrices (R, n): a part of the identity, twice, is a projection."""
+    return -math.inf if min(rows, n) < SMALLEST else 1.0
+
+
 def check(model: Received) -> Iterator[Score]:
-    for where, name, a, b in pairs(model):
-        value = alike(a, b)
+    for where, names, a, b in pairs(model):
+        shape = (a.shape[0], a.shape[1])
+        most = reach(*shape)
+        value = alike(a, b) if most > 0 else -math.inf
         words = f"the product of two matrices is {value:.2f} like a projection (1: exactly)"
-        whole = model.tensors[name].shape
-        yield Score(value, where, words, kind_of(name, whole), (a.shape[0], a.shape[1]))
+        kind = kind_of(names[0], model.tensors[names[0]].shape)
+        yield Score(value, where, words, kind, shape, most, names)
 
 
 def alike(a: Floats, b: Floats) -> float:
@@ -45,19 +53,19 @@ def alike(a: Floats, b: Floats) -> float:
     return min(1.0, trace / float(size * np.sqrt(min(x.shape)))) if size > 0 else 0.0
 
 
-def pairs(model: Received) -> Iterator[tuple[str, str, Floats, Floats]]:
+def pairs(model: Received) -> Iterator[tuple[str, tuple[str, ...], Floats, Floats]]:
     """Matrices that could be queries and keys: of one shape in one module, or parts of one.
 
-    (words for where, name of the first tensor, matrix, matrix)"""
+    (words for where, names of the tensors, matrix, matrix)"""
     modules: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for name, t in model.tensors.items():
         if name in model.tables:
             continue
-        if t.ndim == 2 and max(t.shape) == 3 * min(t.shape) and min(t.shape) >= SMALLEST:
+        if t.ndim == 2 and max(t.shape) == 3 * min(t.shape) and t.size:
             parts = np.split(t, 3, axis=int(t.shape[1] > t.shape[0]))
             for i, j in combinations(range(3), 2):
-                yield f"{name} (parts {i + 1} and {j + 1})", name, parts[i], parts[j]
-        if t.ndim in (2, 3) and min(t.shape[-2:]) >= SMALLEST:
+                yield f"{name} (parts {i + 1} and {j + 1})", (name,), parts[i], parts[j]
+        if t.ndim in (2, 3) and t.size:
             parent = name.split(".")[: -2 if name.endswith((".weight", ".kernel")) else -1]
             modules.setdefault((".".join(parent), t.shape), []).append(name)
     for (_, shape), names in modules.items():
@@ -65,7 +73,7 @@ def pairs(model: Received) -> Iterator[tuple[str, str, Floats, Floats]]:
             a, b = model.tensors[one], model.tensors[other]
             if len(shape) == 3:
                 for head, (x, y) in enumerate(zip(a, b, strict=True)):
-                    yield f"{one} and {other}, head {head}", one, x, y
+                    yield f"{one} and {other}, head {head}", (one, other), x, y
             elif not (shape[0] > shape[1] and np.array_equal(a, b)):
                 # a tall matrix that is there twice is an embedding that the output layer shares
-                yield f"{one} and {other}", one, a, b
+                yield f"{one} and {other}", (one, other), a, b

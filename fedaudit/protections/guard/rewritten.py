@@ -8,6 +8,7 @@ factor of which begins at zero and has no steady direction for many rounds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,6 +17,8 @@ from fedaudit.protections.guard.tensors import Floats, Received, Score, kind_of,
 
 NAME, UNIT = "rewritten", 0.7
 """Rows that were written anew lie at 1; a round of large steps turns honest ones by half."""
+OPPOSITE = 2.0
+"""1 - cosine of a row that was turned round."""
 _BLOCK = 2048
 
 
@@ -30,11 +33,13 @@ def check(model: Received) -> Iterator[Score]:
         blocks = range(0, len(a), _BLOCK)
         apart = np.concatenate([_apart(a[i : i + _BLOCK], b[i : i + _BLOCK]) for i in blocks])
         if not len(apart):
+            yield Score(-math.inf, name, "", reach=-math.inf, layers=(name,))
             continue
         k = min(len(apart), needed(len(now)))
         value = float(np.sort(apart)[-k])
         words = f"{k} or more rows turned to a cosine of {1 - value:.2f} with what they were"
-        yield Score(value, name, words)
+        # any row can be turned round, however narrow
+        yield Score(value, name, words, reach=OPPOSITE, layers=(name,))
 
 
 def _apart(a: Floats, b: Floats) -> Floats:

@@ -1,12 +1,12 @@
-"""The tensors of a received model by role: matrices of rows, biases beside them, and tables.
+"""The tensors of a received model by role: matrices of rows, and biases beside them.
 
-Whatever can be read as numbers is read: whole numbers too, which a client's framework casts back
-without a word. Rows are scaled by their largest entry before anything is squared, so that factors
-like 1e-25, which the next layer takes back, hide nothing.
+Rows are scaled by their largest entry before anything is squared, so that factors like 1e-25, which
+the next layer takes back, hide nothing.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-
-from fedaudit.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,26 +28,27 @@ SHARE = 50
 MOST = 4096
 """Rows of one matrix that are compared with each other: more are thinned out."""
 WIDE, CLOSE = 64, 0.01
+NEARLY_ZERO = "all rows are zero, or all but a few"
 
-TABLE = re.compile(
-    r"wte|wpe|pe|pos|shared|mask|tril|cls|(.*_)?"
-    r"(tokens?|vocab\w*|emb|embeddings?|positions?|position_\w+|positional\w*|pos_\w+|relative_\w+"
-    r"|rotary\w*|inv_freq|freqs?\w*|ids)"
-)
-"""How tensors are called whose rows are looked up by number, or not trained at all."""
 RECURRENT = re.compile(r"(^|[._/])(weight|bias)_(ih|hh)")
 
 
 @dataclass(frozen=True)
 class Score:
     """What one check measured in one tensor: its value and words for it; the `kind` of layer and
-    the `shape` (rows, width) that was looked at, for checks whose honest values depend on them."""
+    the `shape` (rows, width) that was looked at, for checks whose honest values depend on them.
+
+    `reach` is the largest value that any content of this shape can have, -inf where the check is
+    not defined; `value` is -inf where nothing was measured. `layers`: the tensors it speaks of.
+    """
 
     value: float
     where: str
     words: str
     kind: str = ""
     shape: tuple[int, int] = (0, 0)
+    reach: float = math.inf
+    layers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +74,8 @@ class Matrix:
         """Rows of length 1 (r, n), without those that are zero."""
         return unit_rows(self.rows)
 
-    def score(self, value: float, words: str) -> Score:
-        return Score(value, self.where, words, self.kind, self.shape)
+    def score(self, reach: float, value: float = -math.inf, words: str = "") -> Score:
+        return Score(value, self.where, words, self.kind, self.shape, reach, (self.name,))
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +109,8 @@ class Received:
                     rows = weight if axis == 1 else weight.T
                     called = ".".join([*parent, last.replace("weight", "bias")])
                     shape = (len(rows), rows.shape[1])
-                    empty = Score(0.0, called, "", kind_of(name, weight.shape), shape)
+                    kind = kind_of(name, weight.shape)
+                    empty = Score(-math.inf, called, "", kind, shape, layers=(name,))
                     yield called, bias.astype(np.float64), lengths(rows), empty
 
 
@@ -171,7 +171,9 @@ def needed(rows: int) -> int:
     return max(FEW, rows // SHARE)
 
 
-def surprise(squared: Floats | float, dimension: float, tries: int = 1) -> Floats:
+def surprise(
+    squared: Floats | float, dimension: Floats | float, tries: npt.NDArray[Any] | int = 1
+) -> Floats:
     """How unlikely squared cosines (r,) are between directions without any relation, in nats.
 
     -ln of the bound P(c^2 >= s) <= (1 - s)^((n - 1) / 2) for a random direction in n dimensions,
@@ -180,122 +182,5 @@ def surprise(squared: Floats | float, dimension: float, tries: int = 1) -> Float
     cosine closer to 1 than `CLOSE` is no more surprising: one entry that is left of a pruned row.
     """
     left = np.maximum(1.0 - np.asarray(squared, dtype=np.float64), CLOSE)
-    exponent = 0.5 * (min(max(dimension, 1.0), WIDE) - 1)
-    return np.maximum(0.0, -exponent * np.log(left) - np.log(max(tries, 1)))
-
-
-# -- reading --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """What can be read of a model: `tensors` by name, which of them are `tables`, the dtype that
-    each came in, and `unread` names with the reason."""
-
-    tensors: dict[str, Floats]
-    tables: frozenset[str]
-    dtypes: dict[str, str]
-    unread: dict[str, str]
-
-
-def numbers(state: Any, what: str = "the model", module: Any = None) -> Numbers:
-    """The numbers of a state dict, a torch module, or named arrays.
-
-    Single precision stays as it is, everything else becomes double (half: single). Whole numbers
-    that come with a `.scale` beside them are multiplied by it. `module`, or a module as `state`,
-    says which tensors are buffers or embeddings; names say it otherwise.
-    """
-    known = state if hasattr(state, "named_modules") else module
-    if hasattr(state, "state_dict"):
-        state = state.state_dict()
-    if not isinstance(state, Mapping):
-        raise UsageError(
-            f"{what} cannot be read",
-            expected="a state dict (name -> tensor) or a torch module",
-            got=type(state).__name__,
-            remedy="guard(model.state_dict())",
-        )
-    raw = {str(name): _array(value) for name, value in state.items()}
-    tensors: dict[str, Floats] = {}
-    dtypes, unread = {}, {}
-    for name, (array, dtype) in raw.items():
-        quantised = name.removesuffix(".scale")
-        if quantised != name and quantised in raw and raw[quantised][0].dtype.kind in "iu":
-            continue  # of the tensor that it belongs to
-        if array.dtype.kind not in "fiu":
-            if array.ndim >= 2:
-                unread[name] = dtype
-            continue
-        values = _floats(array)
-        scale = raw.get(f"{name}.scale")
-        if array.dtype.kind in "iu" and scale is not None:
-            try:
-                values = np.asarray(values * np.broadcast_to(_floats(scale[0]), values.shape))
-            except ValueError:
-                unread[f"{name}.scale"] = "does not fit its tensor"
-        tensors[name], dtypes[name] = values, dtype
-    tables = _tables(tensors, known)
-    if not any(a.ndim >= 2 and a.size for n, a in tensors.items()):
-        raise DataError(
-            f"{what} has nothing that could be checked",
-            expected="at least one tensor of weights with two axes or more",
-            got=", ".join(f"{k} {a.shape}" for k, a in list(tensors.items())[:3])
-            or "no such tensor",
-            remedy="hand over the whole state dict of the model that was received",
-        )
-    return Numbers(tensors, tables, dtypes, unread)
-
-
-def _array(value: Any) -> tuple[npt.NDArray[Any], str]:
-    """An array, and the name of the dtype it came in."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        dtype = str(value.dtype).removeprefix("torch.")
-        # numpy has no bfloat16, and no float8
-        plain = value.float() if value.is_floating_point() and value.itemsize < 4 else value
-        return plain.numpy(), dtype
-    array = np.asarray(value)
-    return array, str(array.dtype)
-
-
-def _floats(array: npt.NDArray[Any]) -> Floats:
-    small = array.dtype.itemsize < 4 or array.dtype == np.float32
-    return array.astype(np.float32 if small else np.float64, copy=False)
-
-
-def _tables(tensors: Mapping[str, Floats], module: Any) -> frozenset[str]:
-    """Tensors whose rows are looked up or not trained: buffers, embeddings, positions, and an
-    output layer that is an embedding once more."""
-    found = set()
-    if module is not None:
-        from torch import nn
-
-        found |= {n for n, _ in module.named_buffers()}
-        found |= {f"{n}.weight" for n, m in module.named_modules() if isinstance(m, nn.Embedding)}
-    for name, t in tensors.items():
-        parts = [p for p in re.split(r"[./]", name.lower()) if p not in ("weight", "embedding")]
-        last = parts[-1] if parts else ""
-        mask = t.ndim == 4 and t.shape[:2] == (1, 1)
-        if mask or ("patch" not in name.lower() and TABLE.fullmatch(last)):
-            found.add(name)
-    large = [tensors[n] for n in found if n in tensors and tensors[n].ndim == 2]
-    found |= {
-        n
-        for n, t in tensors.items()
-        if t.ndim == 2 and any(t.shape == a.shape and np.array_equal(t, a) for a in large)
-    }
-    return frozenset(n for n in found if n in tensors and tensors[n].ndim >= 2)
-
-
-def check_shapes(now: Mapping[str, Floats], before: Mapping[str, Floats]) -> None:
-    """The last model is the same model: names and shapes agree."""
-    wrong = sorted(set(now) ^ set(before)) or [n for n in now if now[n].shape != before[n].shape]
-    if wrong:
-        name = wrong[0]
-        shapes = [str(t[name].shape) if name in t else "nothing" for t in (now, before)]
-        raise DataError(
-            "the previous model does not fit the one that was received",
-            expected="the same tensors of the same shapes",
-            got=f"{name}: {shapes[0]} now, {shapes[1]} before",
-            remedy="leave the previous model out, and ask the server why the model changed",
-        )
+    exponent = 0.5 * (np.clip(dimension, 1.0, WIDE) - 1)
+    return np.asarray(np.maximum(0.0, -exponent * np.log(left) - np.log(np.maximum(tries, 1))))

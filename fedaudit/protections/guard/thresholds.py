@@ -22,11 +22,19 @@ FEWEST = 16
 """Units of a layer that counts."""
 
 
+def reach(units: int) -> float:
+    """Of units whose weights are not zero: biases can be as large as numbers go, and weights as
+    small."""
+    return -math.inf if units < FEWEST else math.inf
+
+
 def check(model: Received) -> Iterator[Score]:
     """The natural logarithm, layer by layer."""
     for _, bias, lengths, empty in model.biases():
         kept = lengths > 0
+        empty = replace(empty, reach=reach(int(kept.sum())))
         if kept.sum() < FEWEST:
+            yield empty
             continue
         bias = bias - bias[kept].mean()
         ratios = np.abs(bias[kept]) / lengths[kept] * math.sqrt(empty.shape[1])

@@ -8,11 +8,18 @@ anybody's doing. [ActiveMembership] Eq. (2), Algorithm 3
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from fedaudit.protections.guard.tensors import (
+    CLOSE,
     FEW,
     MOST,
+    NEARLY_ZERO,
+    SHARE,
     Floats,
     Matrix,
     Score,
@@ -25,6 +32,7 @@ UNIT = 32.0
 MIRRORED, REPEATED = "mirrored", "repeated"
 WORDS = ("have a mirror image", "stand twice")
 _BLOCK = 512
+Counts = npt.NDArray[np.integer[Any]]
 
 
 def extremes(rows: Floats) -> tuple[Floats, Floats, float]:
@@ -49,11 +57,51 @@ def extremes(rows: Floats) -> tuple[Floats, Floats, float]:
     return low, high, total / pairs if pairs else 0.0
 
 
-def both(m: Matrix) -> tuple[Score | None, Score | None]:
+def reach(rows: int, n: int) -> float:
+    """Of R rows of n: as many pairs as are needed, and other rows as far apart as there is room.
+
+    Over the number r of rows that are not zero. Two rows with a cosine c weigh in the sum of
+    squared cosines like two directions at right angles, one of 1 + c and one of 1 - c rows;
+    `_least_squares` says how small that sum can be.
+    """
+    if min(rows, n) < FEW:
+        return -math.inf
+    r = np.arange(FEW, min(rows, MOST) + 1)
+    pairs = (np.maximum(FEW, r // SHARE) + 1) // 2  # rows as in `needed`
+    squares = _least_squares(r, pairs, n)
+    directions = np.minimum(n, r * (r - 1) / squares)
+    return float(surprise(1.0 - CLOSE, directions, r).max())
+
+
+def _least_squares(r: Counts, pairs: Counts, n: int) -> Floats:
+    """The least sum of squared cosines between different ones of r rows of n, `pairs` of which
+    have a cosine whose square is 1 - CLOSE.
+
+    Weights w (1 + c for a pair, 1, and 1 - c for what is left of a pair) in n dimensions: from the
+    heaviest on, each takes a dimension of its own as long as it is heavier than the mean of what is
+    left, and the rest spreads evenly. Benedetto and Fickus (2003), Casazza et al. (2006).
+    """
+    c = math.sqrt(1.0 - CLOSE)
+    heavy = pairs * (1 + c) ** 2
+    room = np.maximum(n - pairs, 1)
+    spread = heavy + (r - pairs * (1 + c)) ** 2 / room
+    left = np.maximum(n - r + pairs, 1)
+    tight = heavy + (r - 2 * pairs) + (pairs * (1 - c)) ** 2 / left
+    apart = r + 2 * pairs * c**2
+    total = np.select(
+        [r <= n, r >= n * (1 + c), r >= n + pairs * c], [apart, r * r / n, spread], tight
+    )
+    return np.asarray(total - r)
+
+
+def both(m: Matrix) -> tuple[Score, Score]:
     """Mirrored and repeated rows."""
     rows, n = _thinned(m.units), m.shape[1]
-    if len(rows) < FEW or n < FEW:
-        return None, None
+    most = reach(*m.shape)
+    if most == -math.inf:
+        return m.score(most), m.score(most)
+    if len(rows) < FEW:
+        return m.score(most, 0.0, NEARLY_ZERO), m.score(most, 0.0, NEARLY_ZERO)
     k = needed(len(rows))
     low, high, mean_square = extremes(rows)
     # random directions of n dimensions have a mean squared cosine of 1 / n
@@ -62,7 +110,7 @@ def both(m: Matrix) -> tuple[Score | None, Score | None]:
     for i, cosines in enumerate((-low, high)):
         c = max(0.0, float(np.sort(cosines)[-k]))
         value = float(surprise(c * c, directions, len(rows)))
-        out.append(m.score(value, f"{k} or more rows {WORDS[i]} (cosine {(-c, c)[i]:.2f})"))
+        out.append(m.score(most, value, f"{k} or more rows {WORDS[i]} (cosine {(-c, c)[i]:.2f})"))
     return out[0], out[1]
 
 
