@@ -88,7 +88,7 @@ def _same_experiment(path: Path, stamp: Path, private: Path, config: Config) -> 
     differ = _differences(before, config.raw)
     # a power cut may have emptied the stamp: the private config says the same, key by key
     same = not differ if is_lost(stamp) else _stamped(stamp) == config.sha256
-    if not same or {"seed", "marks.keys"} & {*differ}:
+    if not same or {"seed", "marks.keys", "allocation.clients"} & {*differ}:
         if not _has_rounds(path):
             # a mistake in the first config must not cost the folder: nothing is lost yet
             stamp.unlink(missing_ok=True)

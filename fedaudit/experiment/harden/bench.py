@@ -224,7 +224,11 @@ class Bench:
 
 def _private(raw: Mapping[str, Any]) -> str:
     """What `Config.public` leaves out, as one text."""
-    inner = (raw.get("marks", {}).get("keys"), raw.get("topology", {}).get("clients"))
+    inner = (
+        raw.get("marks", {}).get("keys"),
+        raw.get("topology", {}).get("clients"),
+        raw.get("allocation", {}).get("clients"),
+    )
     return json.dumps([raw["seed"], *inner], sort_keys=True)
 
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.errors import FedauditError, TraceError, UsageError
-from fedaudit.experiment.build import build
+from fedaudit.experiment.build import OWNED, build
 from fedaudit.experiment.config import Config, check, load_variants
 from fedaudit.experiment.gate.check import rule_of
 from fedaudit.experiment.gate.evidence import Evidence
@@ -328,10 +328,12 @@ class Search:
                 # without noise there is nothing to account for yet
                 made = {choices.DP_SGD: {**private[0].settings, "noise_multiplier": 0.0}}
             try:
-                federation, _ = build(choices.configured(self.config, made, seed, self.audits))
+                federation, facts = build(choices.configured(self.config, made, seed, self.audits))
             except FedauditError:
-                federation, _ = build(choices.configured(self.config, {}, seed, self.audits))
-            self._sites[seed] = Site(federation)
+                federation, facts = build(choices.configured(self.config, {}, seed, self.audits))
+            owned = self.config.partition["kind"] == OWNED
+            names = [about["name"] for about in facts["clients"].values()] if owned else []
+            self._sites[seed] = Site(federation, tuple(names))
         return self._sites[seed]
 
     def made(self, choice: Choice, seed: int) -> choices.Protections:
@@ -340,7 +342,9 @@ class Search:
         return choices.protections(choice, self.site(seed), self.policy)
 
     def _of(self, choice: Choice, seed: int) -> Config:
-        return choices.configured(self.config, self.made(choice, seed), seed, self.audits)
+        made = self.made(choice, seed)
+        own = () if choice.ladder is None else self.site(seed).names
+        return choices.configured(self.config, made, seed, self.audits, own)
 
     def try_out(self, wanted: Sequence[Choice]) -> list[Point]:
         """Measure choices that were not yet, on the seeds of the search."""
@@ -575,6 +579,8 @@ def _config_text(found: Hardened, search: Search, point: Point) -> str:
     raw = dict(search.config.raw)
     raw["audits"] = {**{name: {} for name in search.audits}, **raw["audits"]}
     raw["protections"] = search.made(search.choice, search.config.seed)
+    if search.choice.ladder is not None:
+        raw |= choices.whose_noise(raw["protections"], search.site(search.config.seed).names)
     made = {k: v for k, v in check(raw).raw.items() if k != "seed"}
     if found.confirmed is not None:
         kept = "keeps every limit"
