@@ -28,7 +28,7 @@ _WHERE = {
     "Truth": "fedaudit.trace",
     "FedauditError": "fedaudit.errors",
     "audit": "fedaudit.experiment",
-    "run": "fedaudit.experiment",
+    "run": "fedaudit.experiment.study",
 }
 
 __all__ = sorted(_WHERE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,14 +117,10 @@ def run_command(
         starting(bar, "plan")
         from fedaudit.cli.flower_engine import chosen
         from fedaudit.experiment import study
-        from fedaudit.experiment.config import DEFAULT
         from fedaudit.experiment.workers import parse_workers, using
 
         helped = parse_workers(workers)
-        given: list[Any] = list(configs or [])
-        if not given and set_:
-            given = [tomllib.loads(DEFAULT)]
-        parts = study.plan(given, overrides=set_ or (), seed=seed, thorough=thorough)
+        parts = study.plan(configs or [], overrides=set_ or (), seed=seed, thorough=thorough)
         trained_by = chosen(
             engine, superlink, timeout, root_certificates=root_certificates, insecure=insecure
         )

@@ -136,7 +136,8 @@ def run(
     explain: Explain = unasked,
     fresh: bool = False,
 ) -> Run:
-    """Run (or resume) an experiment: train, record, audit, report.
+    """Run (or resume) one experiment: train, record, audit, report. Of a config that compares
+    variants this is the first: `study.run` runs all.
 
     `engine` trains and records in place of `simulate`, and leaves the same files. `names` writes
     clients' own names into the report; `explain` hears which work was reused, and why. `fresh`
