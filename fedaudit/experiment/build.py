@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -191,6 +191,7 @@ def build(config: Config) -> tuple[Federation, dict[str, Any]]:
     """The federation of a config, and the facts that only the truth knows."""
     import torch
 
+    from fedaudit.data.shortage import shortage
     from fedaudit.federation.engine import Federation
     from fedaudit.federation.local.trainer import ClientData
 
@@ -273,6 +274,7 @@ def build(config: Config) -> tuple[Federation, dict[str, Any]]:
         "guessing": guessing(test.y, classes) if config.task.kind in CLASSIFIERS else {},
         "data_sha256": digest(train, test),
         "notes": [*train.notes, *parts.notes],
+        "shortage": asdict(shortage(train, parts, config.training.batch_size)),
         "torch": str(torch.__version__),
     }
     if planted is not None:

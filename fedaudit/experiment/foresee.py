@@ -122,12 +122,18 @@ FILLED = (
 
 
 def _taking_part(config: Config, train: Any, parts: Any) -> tuple[int, tuple[str, ...]]:
-    """Training records that some client holds, and what was decided about the data."""
+    """Training records that some client holds, and what was decided about the data.
+
+    Clients are named: a plan is for the owner's terminal.
+    """
+    from fedaudit.data.shortage import shortage
+
     notes = list(train.notes)
     if config.data.get("missing") in ("mean", "category") and any("filled" in n for n in notes):
         notes.append(f"how they were filled: {FILLED}")
     held = sum(len(own) for own in parts.clients)
     notes += parts.notes
+    notes += shortage(train, parts, config.training.batch_size).lines()
     if held < len(train):
         notes.append(
             f"federation.clients = {len(parts)} leaves owners out; held-out records are those of "
