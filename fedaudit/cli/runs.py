@@ -81,7 +81,9 @@ def run_command(
             "--set", help="section.key=value, repeatable; without a config: of a plain digits run."
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Overrides the config's seed.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Overrides the config's; without any, 64 bits are drawn.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Run directory.")] = Path("fedaudit-run"),
     thorough: Annotated[
         bool, typer.Option("--thorough", help="With the changes of the config's [thorough].")
@@ -117,10 +119,14 @@ def run_command(
         starting(bar, "plan")
         from fedaudit.cli.flower_engine import chosen
         from fedaudit.experiment import study
+        from fedaudit.experiment.seeds import BY_HAND
         from fedaudit.experiment.workers import parse_workers, using
 
         helped = parse_workers(workers)
         parts = study.plan(configs or [], overrides=set_ or (), seed=seed, thorough=thorough)
+        parts = study.taken_up(parts, out)
+        if not all(part.config.drawn for part in parts):
+            typer.echo(f"warning: {BY_HAND}", err=True)
         trained_by = chosen(
             engine, superlink, timeout, root_certificates=root_certificates, insecure=insecure
         )

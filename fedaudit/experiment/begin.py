@@ -89,8 +89,8 @@ def config_for(
     guess = replace(guess, ignore=tuple(c for c in guess.ignore if c not in taken))
     lines = [
         "# Written by `fedaudit init`. `fedaudit list` shows every setting there is.",
-        "# Whoever knows the seed can redraw every random number of the run: it stays in truth/.",
-        "seed = 1",
+        "# There is no seed in here: a run draws one and keeps it in truth/. Whoever knows it can",
+        "# redraw every random number of the run.",
         "",
         "[data]",
         f"path = {toml_value(str(source))}   # relative to the folder you run from",

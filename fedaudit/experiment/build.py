@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.errors import ConfigError, DataError, UsageError
+from fedaudit.experiment import seeds
 from fedaudit.experiment.config import Config
 from fedaudit.experiment.identity import digest
 from fedaudit.experiment.marks import plant
@@ -258,6 +259,7 @@ def build(config: Config) -> tuple[Federation, dict[str, Any]]:
     histograms = parts.class_histograms(train.y, classes)
     facts = {
         "seed": config.seed,
+        "seed_drawn": config.drawn,
         "clients": {
             party: {
                 "name": parts.names[c],
@@ -273,7 +275,7 @@ def build(config: Config) -> tuple[Federation, dict[str, Any]]:
         "held_out": len(test),
         "guessing": guessing(test.y, classes) if config.task.kind in CLASSIFIERS else {},
         "data_sha256": digest(train, test),
-        "notes": [*train.notes, *parts.notes],
+        "notes": [*train.notes, *parts.notes, *([] if config.drawn else [seeds.BY_HAND])],
         "shortage": asdict(shortage(train, parts, config.training.batch_size)),
         "torch": str(torch.__version__),
     }

@@ -15,16 +15,13 @@ from typing import Any
 
 from fedaudit import settings
 from fedaudit.errors import ConfigError, nearest
+from fedaudit.experiment import seeds
 from fedaudit.experiment.catalogue import AUDITS, PROTECTIONS, find
 from fedaudit.experiment.toml import NAMING, overlaid, override, parsed, read, toml_value
 
 DEFAULT = """\
 # The built-in experiment: real handwritten digits, twenty clients with unequal class mixes,
 # uploads shuffled on their way to a curious server.
-
-# Whoever knows the seed can redraw every random number of the run: it is kept in truth/ alone.
-# For a trace that others shall attack blindly, take one that nobody guesses (up to 2^64 - 1).
-seed = 1
 
 [data]
 name = "digits"
@@ -118,7 +115,8 @@ class Config:
     """A whole experiment, checked. `data`, `partition`, `topology` keep their words until the
     objects they name are built, because some checks need the data.
 
-    `raw` holds the same as plain values with every default filled in: what reruns it.
+    `raw` holds the same as plain values with every default filled in: what reruns it. `drawn`: the
+    seed is not from the config, but was drawn, now or when the run began.
     """
 
     seed: int
@@ -134,6 +132,11 @@ class Config:
     raw: Mapping[str, Any] = field(repr=False)
     marks: Any = None
     allocation: NoiseOwners = NoiseOwners()
+    drawn: bool = field(default=False, compare=False)
+
+    def with_seed(self, seed: int, *, drawn: bool) -> Config:
+        """The same experiment with another seed."""
+        return dataclasses.replace(self, seed=seed, raw={**self.raw, "seed": seed}, drawn=drawn)
 
     @property
     def sha256(self) -> str:
@@ -232,6 +235,7 @@ def load_variants(
         )
     changes = [parsed(text) for text in overrides]
     out = {}
+    shared = seeds.draw()  # variants differ in what they say, not in their luck
     for name, change in {base: {}, **compare}.items():
         own = overlaid(raw, _table(change, f"{COMPARE}.{name}"))
         if thorough:
@@ -240,7 +244,8 @@ def load_variants(
             override(own, key, value)
         if seed is not None:
             own["seed"] = seed
-        out[name] = check(own, f"{where}, {name}" if name else where)
+        made = check(own, f"{where}, {name}" if name else where)
+        out[name] = made.with_seed(shared, drawn=True) if made.drawn else made
     return out
 
 
@@ -262,7 +267,7 @@ def _table(found: Any, name: str) -> dict[str, Any]:
 
 
 def check(given: Mapping[str, Any], where: str = "the config") -> Config:
-    """A checked config from plain values."""
+    """A checked config from plain values; without a seed, one is drawn."""
     from fedaudit.federation.local.schedule import Training
     from fedaudit.federation.rounds import Rounds
     from fedaudit.tasks.catalogue import CATALOGUE
@@ -276,13 +281,14 @@ def check(given: Mapping[str, Any], where: str = "the config") -> Config:
                 got=repr(key),
                 remedy=nearest(key, SECTIONS),
             )
-    seed = raw.setdefault("seed", 1)
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**64:
+    drawn = "seed" not in raw
+    seed = raw.setdefault("seed", seeds.draw())
+    if not seeds.is_seed(seed):
         raise ConfigError(
             "seed is out of range" if isinstance(seed, int) else "seed is not a whole number",
             expected="a whole number from 0 to 2^64 - 1",
             got=repr(seed),
-            remedy="seed = 1",
+            remedy="leave it out: then one is drawn that nobody guesses",
         )
     for section in SECTIONS[1:]:
         if not isinstance(raw.setdefault(section, {}), dict):
@@ -354,6 +360,7 @@ def check(given: Mapping[str, Any], where: str = "the config") -> Config:
         raw=resolved,
         marks=marks,
         allocation=allocation,
+        drawn=drawn,
     )
 
 

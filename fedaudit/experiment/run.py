@@ -17,11 +17,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedaudit import __version__
 from fedaudit.errors import TraceError
+from fedaudit.experiment import seeds
 from fedaudit.experiment.auditing import audit_run
 from fedaudit.experiment.build import build
 from fedaudit.experiment.config import Config, load
@@ -147,11 +149,14 @@ def run(
     if not isinstance(config, Config):
         config = load(config, overrides=overrides, seed=seed)
     elif overrides or seed is not None:
-        config = load(config.raw, overrides=overrides, seed=seed)
+        drawn = config.drawn and seed is None
+        config = replace(load(config.raw, overrides=overrides, seed=seed), drawn=drawn)
     path = Path(out)
     if fresh:
         clear(path)
     _check_seal(path, redoes=True)
+    if config.drawn and (before := seeds.stored(path)) is not None:
+        config = config.with_seed(before[0], drawn=before[1])
     _claim(path, config)
     settle(path, [config], begun=any((path / "trace").glob("round-*")))
     explain(_foretold(config, path))

@@ -18,13 +18,14 @@ import re
 import tomllib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from fedaudit import __version__
 from fedaudit.errors import ConfigError, FedauditError, TraceError
+from fedaudit.experiment import seeds
 from fedaudit.experiment.config import DEFAULT, Config, load_variants
 from fedaudit.experiment.folders import STUDY, Entry, clear, entries, places
 from fedaudit.experiment.foresee import Foreseen, foresee
@@ -165,6 +166,22 @@ def plan(
     return tuple(parts)
 
 
+def taken_up(parts: Sequence[Part], out: str | os.PathLike[str]) -> tuple[Part, ...]:
+    """The same parts with the seeds that runs in `out` began with, where no seed was given. All
+    variants of a federation share one, also those that did not begin yet."""
+    found: dict[str, tuple[int, bool]] = {}
+    for part in parts:
+        folder = Path(out) if len(parts) == 1 else Path(out) / part.folder
+        if part.config.drawn and part.federation not in found:
+            found |= {part.federation: kept} if (kept := seeds.stored(folder)) else {}
+    return tuple(
+        replace(part, config=part.config.with_seed(kept[0], drawn=kept[1]))
+        if part.config.drawn and (kept := found.get(part.federation))
+        else part
+        for part in parts
+    )
+
+
 def built_in(name: str) -> Mapping[str, Any]:
     """A config of the built-in default."""
     return tomllib.loads(built_in_text(name))
@@ -238,6 +255,7 @@ def study(
     with alone_in(Path(out)):
         if fresh:
             clear(Path(out))
+        parts = taken_up(parts, out)
         return _study(parts, Path(out), progress, names, engine, foreseen, explain)
 
 

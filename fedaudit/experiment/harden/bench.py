@@ -145,7 +145,8 @@ class Bench:
                     self._check_time()
                 start = self._clock()
                 try:
-                    self._keep(name, run_cell(dict(config.raw), str(folder), True))
+                    done = run_cell(dict(config.raw), str(folder), True, config.drawn)
+                    self._keep(name, done)
                 except Exception as error:  # one broken cell must not stop the others
                     self._seen[name] = _as_ours(error)
                 self._took += [self._clock() - start] if not self._was_there(name) else []
@@ -163,7 +164,9 @@ class Bench:
                     folder = self._place(name)
                     if not _is_done(folder):
                         self._check_time()
-                    job = self._workforce().submit(run_cell, dict(config.raw), str(folder), True)
+                    job = self._workforce().submit(
+                        run_cell, dict(config.raw), str(folder), True, config.drawn
+                    )
                     under_way[job] = (name, label, self._clock())
                     waiting.pop(0)
                 timeout = None if self._end is None else max(self.left, 0.0)

@@ -366,4 +366,4 @@ def configured(
     have: Mapping[str, Any] = raw["audits"]
     raw["audits"] = {name: have.get(name, {}) for name in audits}
     raw["protections"] = {}
-    return check(overlaid(raw, {"protections": made, "seed": seed}))
+    return replace(check(overlaid(raw, {"protections": made, "seed": seed})), drawn=config.drawn)

@@ -41,6 +41,7 @@ from fedaudit.experiment.harden.choices import AS_CONFIGURED, Choice, Ladder, Si
 from fedaudit.experiment.harden.utility import loss_between
 from fedaudit.experiment.identity import settle
 from fedaudit.experiment.reporting import Progress, quietly
+from fedaudit.experiment.seeds import SEEDS, kept
 from fedaudit.experiment.toml import to_toml
 from fedaudit.files import write_atomically
 from fedaudit.report import harden as words
@@ -53,7 +54,6 @@ PRECISION = 1.3
 ATTEMPTS = 3
 """Candidates that are measured on fresh seeds before the search admits defeat."""
 
-SEEDS = 2**64
 
 Measured = dict[Choice, tuple[list[int], list[Evidence] | FedauditError]]
 
@@ -111,7 +111,10 @@ def harden(
     with Bench(
         path, workers=max(1, workers or os.cpu_count() or 1), budget=time, progress=progress
     ) as bench:
-        found = Search(base[1], policy, bench, seeds, only)
+        config_used = base[1]
+        if config_used.drawn:
+            config_used = config_used.with_seed(kept(path), drawn=True)
+        found = Search(config_used, policy, bench, seeds, only)
         if others:
             named = ", ".join(repr(name) for name, _ in others)
             why = f"only the base variant {base[0]!r} is hardened"
@@ -597,9 +600,9 @@ def _config_text(found: Hardened, search: Search, point: Point) -> str:
     if found.confirmed is not None:
         lines.append(f"Measured on {found.seeds} fresh seed(s) that the search had not seen.")
     lines += [
-        "The seed of the search is not in here: whoever has it can redraw the noise. A run takes",
-        "the default seed unless --seed gives one. The seed also draws the partition: noise that",
-        "was worked out for an epsilon, or per client, fits that of the search's own seed.",
+        "The seed of the search is not in here: whoever has it can redraw the noise. A run draws",
+        "one of its own unless --seed gives one. The seed also draws the partition: noise that was",
+        "worked out for an epsilon, or per client, fits that of the search's own seed.",
     ]
     noted = "".join(f"# {' '.join(line.split())}\n" for line in lines)
     return noted + "\n" + to_toml(made).lstrip()
