@@ -207,6 +207,13 @@ def audit_command(
         float | None, typer.Option(help="At which --opacus is accounted; default: 1e-5.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the audits' own random draws.")] = 1,
+    trust_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-code",
+            help="Run code that the folder's stored config names (task.factory). Read it first.",
+        ),
+    ] = False,
     workers: SplitWork = None,
     fresh: Fresh = False,
     names: Names = False,
@@ -248,6 +255,7 @@ def audit_command(
                 explain=lambda reuse: heard.append(("", reuse)),
                 overrides=set_ or (),
                 fresh=fresh,
+                trust_code=trust_code,
             )
     print_run(result, quiet, as_json)
     if explain_cache:

@@ -17,7 +17,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from fedaudit.experiment.config import Config
 from fedaudit.experiment.gate.evidence import Evidence, of_run
 from fedaudit.experiment.reporting import Progress
 from fedaudit.experiment.sweep import run_cell
-from fedaudit.experiment.workers import prepare_worker
+from fedaudit.experiment.workers import prepare_worker, spawning
 
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -190,7 +190,7 @@ class Bench:
             self._others = {child.pid for child in active_children()}
             # spawn: torch's threads do not survive a fork
             self._pool = ProcessPoolExecutor(
-                self._workers, mp_context=get_context("spawn"), initializer=prepare_worker
+                self._workers, mp_context=spawning(), initializer=prepare_worker
             )
         return self._pool
 
