@@ -124,7 +124,7 @@ def run_command(
 
         helped = parse_workers(workers)
         parts = study.plan(configs or [], overrides=set_ or (), seed=seed, thorough=thorough)
-        parts = study.taken_up(parts, out)
+        parts = parts if fresh else study.taken_up(parts, out)
         if not all(part.config.drawn for part in parts):
             typer.echo(f"warning: {BY_HAND}", err=True)
         trained_by = chosen(

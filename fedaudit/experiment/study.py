@@ -112,19 +112,20 @@ def run(
     progress: Progress = quietly,
     names: bool = False,
     explain: Explained | None = None,
+    fresh: bool = False,
 ) -> Study:
     """Run (or resume) all that a config asks for: train, record, audit, report.
 
     As `fedaudit run`: one config or several, each with all its variants; without any the built-in
     study, or with `overrides` a plain federation on digits. `names` writes clients' own names into
     the report; `explain` hears, for each run by its title, which work was reused. A run that fails
-    does not stop the others: it is warned of, and stands in `failed`.
+    does not stop the others: it is warned of, and stands in `failed`. `fresh` as in `study`.
     """
     many = [] if config is None else config
     if isinstance(many, str | os.PathLike | Mapping):
         many = [many]
     parts = plan(list(many), overrides=overrides, seed=seed, thorough=thorough)
-    done = study(parts, out, progress=progress, names=names, explain=explain)
+    done = study(parts, out, progress=progress, names=names, explain=explain, fresh=fresh)
     for title, error in done.failed.items():
         warnings.warn(f"{title} failed and is not in the report: {error.what}", stacklevel=2)
     return done

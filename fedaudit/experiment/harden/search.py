@@ -106,15 +106,15 @@ def harden(
         ) from None
     if fresh:
         shutil.rmtree(path / "cells", ignore_errors=True)
-    settle(path, [base[1]], begun=any(path.glob("cells/*/run.json")))
+    first = base[1]
+    if first.drawn:
+        first = first.with_seed(kept(path), drawn=True)
+    settle(path, [first], begun=any(path.glob("cells/*/run.json")))
     time = seconds(budget) if isinstance(budget, str) else budget
     with Bench(
         path, workers=max(1, workers or os.cpu_count() or 1), budget=time, progress=progress
     ) as bench:
-        config_used = base[1]
-        if config_used.drawn:
-            config_used = config_used.with_seed(kept(path), drawn=True)
-        found = Search(config_used, policy, bench, seeds, only)
+        found = Search(first, policy, bench, seeds, only)
         if others:
             named = ", ".join(repr(name) for name, _ in others)
             why = f"only the base variant {base[0]!r} is hardened"
