@@ -7,7 +7,10 @@ torch nor anything that draws.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+
+TYPE_CHECKING = False  # nothing that a working folder could hold is imported: see __main__
+if TYPE_CHECKING:
+    from typing import Any
 
 __version__ = "0.1.0"
 
@@ -28,7 +31,7 @@ _WHERE = {
     "Truth": "fedaudit.trace",
     "FedauditError": "fedaudit.errors",
     "audit": "fedaudit.experiment",
-    "run": "fedaudit.experiment",
+    "run": "fedaudit.experiment.study",
 }
 
 __all__ = sorted(_WHERE)

@@ -2,7 +2,8 @@
 
     FedauditError                 1   anything that is not below
     ├── UsageError                2   a command or argument that makes no sense
-    │   └── ConfigError           2   a key, type or value in a config
+    │   ├── ConfigError           2   a key, type or value in a config
+    │   └── UntrustedCode         2   code that a stored folder names, and not the user
     ├── DataError                 3   a dataset that cannot be used as asked
     │   └── FetchError            3   a download that failed or did not match its checksum
     ├── TraceError                3   a recording that cannot be used as asked
@@ -64,6 +65,10 @@ class UsageError(FedauditError):
 
 
 class ConfigError(UsageError):
+    pass
+
+
+class UntrustedCode(UsageError):
     pass
 
 

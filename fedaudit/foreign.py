@@ -1,7 +1,11 @@
-"""Code that is not ours: a function or object that a user names as `package.module:name`.
+"""Load user code given as `package.module:name`.
 
 Whatever it raises, when it is imported or when it is called, becomes a `ConfigError` that says what
 and in which line of the user's own file: a traceback through this package would help nobody.
+
+Code is the user's if the user named it: on the command line, or in a config that was passed. What a
+stored folder names is not. While one is read, `only` says which names the user gave; no other is
+imported. The working folder comes last on `sys.path`: a file `json.py` in it hides nothing.
 """
 
 from __future__ import annotations
@@ -13,14 +17,50 @@ import inspect
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from fedaudit.errors import ConfigError, FedauditError, nearest
+from fedaudit.errors import ConfigError, FedauditError, UntrustedCode, nearest
 
 HERE = str(Path(__file__).parent)
 """This package's folder: its lines are not the user's."""
+
+
+_allowed: ContextVar[frozenset[str] | None] = ContextVar("allowed", default=None)
+
+
+@contextmanager
+def only(names: Collection[str] | None) -> Iterator[None]:
+    """Within the block, code is loaded only under these names; None: under any."""
+    before = _allowed.set(None if names is None else frozenset(names))
+    try:
+        yield
+    finally:
+        _allowed.reset(before)
+
+
+def allowed() -> frozenset[str] | None:
+    """The names that `only` lets through: for handing on to other processes."""
+    return _allowed.get()
+
+
+def allow(names: Collection[str] | None) -> None:
+    """As `only`, for the rest of this process: in a worker."""
+    _allowed.set(None if names is None else frozenset(names))
+
+
+def _refuse_untrusted(where: str) -> None:
+    names = _allowed.get()
+    if names is not None and where not in names:
+        raise UntrustedCode(
+            f"{where!r} is code that the folder names, not you",
+            expected="code that you named: on the command line, or in a config that you passed",
+            got="a name in the stored config of the folder",
+            remedy="read that code; then --trust-code (Python: trust_code=True) runs it",
+        )
 
 
 def load(where: str, *, expected: str, example: str, default: str = "") -> Any:
@@ -38,6 +78,7 @@ def load(where: str, *, expected: str, example: str, default: str = "") -> Any:
             got=repr(where),
             remedy=f"for example {example}",
         )
+    _refuse_untrusted(where)
     _look_in_working_folder()
     try:
         found: Any = importlib.import_module(module_name)
@@ -78,6 +119,7 @@ def _look_in_working_folder() -> None:
 def source_files(where: str) -> dict[str, Path]:
     """Module name -> file: of the module that `where` names and, step by step, of those beside it
     that it imports. Installed packages do not count; nothing is run but the parent packages."""
+    _refuse_untrusted(where)
     name = where.partition(":")[0]
     found: dict[str, Path] = {}
     waiting = [name]

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import secrets
 import sys
 from typing import NamedTuple
 
@@ -14,6 +15,24 @@ class Done(NamedTuple):
     code: int
     out: str
     err: str
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _same_seed_for_all():
+    """Configs without a seed get the same one: what a test measures does not depend on the day."""
+    from fedaudit.experiment import seeds
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(seeds, "draw", lambda: 1)
+        yield
+
+
+@pytest.fixture
+def drawn_seeds(monkeypatch):
+    """Seeds are drawn, as they are outside of tests."""
+    from fedaudit.experiment import seeds
+
+    monkeypatch.setattr(seeds, "draw", lambda: secrets.randbits(seeds.BITS))
 
 
 @pytest.fixture

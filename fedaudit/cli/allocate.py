@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,8 +33,19 @@ class By(StrEnum):
 @app.command("allocate")
 def allocate_command(
     clients: Annotated[Path, typer.Argument(help="A CSV or TSV table, one row per client.")],
-    rounds: Annotated[int, typer.Option(help="Rounds of the federation.")],
-    batch: Annotated[int, typer.Option(help="Expected batch size.")],
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds of the federation; default: the config's.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Expected batch size; default: the config's.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="Config of the federation that the noise is for; default: fedaudit.toml, if it "
+            "is there."
+        ),
+    ] = None,
     budget: Annotated[
         float | None, typer.Option(help="U, the sum of sigma^2 over clients (noise on the mean).")
     ] = None,
@@ -78,8 +90,12 @@ def allocate_command(
         float | None, typer.Option(help="Of the epsilons; default 1e-5 where sizes are known.")
     ] = None,
     steps_per_round: Annotated[
-        str, typer.Option(help="Local steps a round, or `epoch`: one pass over the data.")
-    ] = "1",
+        str | None,
+        typer.Option(
+            help="Local steps a round, or `epoch`: one pass over the data; default: the config's, "
+            "else 1."
+        ),
+    ] = None,
     window: Annotated[
         int | None, typer.Option(help="Keys are changed after so many rounds.")
     ] = None,
@@ -96,11 +112,14 @@ def allocate_command(
         Bar(quiet or as_json) as bar,
     ):
         from fedaudit.experiment.allocate import allocate
+        from fedaudit.experiment.allocate.base import USUAL
 
+        config = USUAL if config is None and USUAL.is_file() else config
         done = allocate(
             clients,
             rounds=rounds,
             batch_size=batch,
+            config=config,
             budget=budget,
             target_worst_case=target_worst_case,
             size_column=size_column,
@@ -128,11 +147,19 @@ def allocate_command(
     show(console(), done.document)
     if not quiet:
         typer.echo(f"\nwrote allocation.csv, allocation.json and dp_sgd.toml to {out}")
-        typer.echo(f"next: fedaudit run {out / 'dp_sgd.toml'}")
+        typer.echo(f"next: {_next(out, config)}")
 
 
-def _steps(text: str) -> Any:
-    if text == "epoch":
+def _next(out: Path, config: Path | None) -> str:
+    """The command that runs the noise on the user's own data, into a folder of its own."""
+    if config is None:
+        return "the same command with --config, the config of your federation, puts your data in"
+    run = [out / "dp_sgd.toml", "--out", out.with_name(f"{out.name}-run")]
+    return shlex.join(["fedaudit", "run", *map(str, run)])
+
+
+def _steps(text: str | None) -> Any:
+    if text is None or text == "epoch":
         return text
     if not (text.isascii() and text.isdigit()):
         raise UsageError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,7 +81,9 @@ def run_command(
             "--set", help="section.key=value, repeatable; without a config: of a plain digits run."
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Overrides the config's seed.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Overrides the config's; without any, 64 bits are drawn.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Run directory.")] = Path("fedaudit-run"),
     thorough: Annotated[
         bool, typer.Option("--thorough", help="With the changes of the config's [thorough].")
@@ -118,14 +119,14 @@ def run_command(
         starting(bar, "plan")
         from fedaudit.cli.flower_engine import chosen
         from fedaudit.experiment import study
-        from fedaudit.experiment.config import DEFAULT
+        from fedaudit.experiment.seeds import BY_HAND
         from fedaudit.experiment.workers import parse_workers, using
 
         helped = parse_workers(workers)
-        given: list[Any] = list(configs or [])
-        if not given and set_:
-            given = [tomllib.loads(DEFAULT)]
-        parts = study.plan(given, overrides=set_ or (), seed=seed, thorough=thorough)
+        parts = study.plan(configs or [], overrides=set_ or (), seed=seed, thorough=thorough)
+        parts = parts if fresh else study.taken_up(parts, out)
+        if not all(part.config.drawn for part in parts):
+            typer.echo(f"warning: {BY_HAND}", err=True)
         trained_by = chosen(
             engine, superlink, timeout, root_certificates=root_certificates, insecure=insecure
         )
@@ -206,6 +207,13 @@ def audit_command(
         float | None, typer.Option(help="At which --opacus is accounted; default: 1e-5.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the audits' own random draws.")] = 1,
+    trust_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-code",
+            help="Run code that the folder's stored config names (task.factory). Read it first.",
+        ),
+    ] = False,
     workers: SplitWork = None,
     fresh: Fresh = False,
     names: Names = False,
@@ -247,6 +255,7 @@ def audit_command(
                 explain=lambda reuse: heard.append(("", reuse)),
                 overrides=set_ or (),
                 fresh=fresh,
+                trust_code=trust_code,
             )
     print_run(result, quiet, as_json)
     if explain_cache:

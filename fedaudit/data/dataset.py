@@ -6,6 +6,7 @@ images), or a tuple of n strings for text; `y` is (n,) int64, all zero where the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -26,6 +27,7 @@ class Dataset:
     `client`: natural owner of a record; `organisation`: what the owner belongs to (constant within
     a client); `person`: whom a record is about. A person never stands on both sides of a split
     and can be the unit of privacy. `test` is the dataset's own held-out part, where it has one.
+    `dropped`: of clients that lost records since they were read, (records read, records lost).
     """
 
     name: str
@@ -40,6 +42,7 @@ class Dataset:
     licence: str = ""
     notes: tuple[str, ...] = field(default=())
     test: Dataset | None = None
+    dropped: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         n = len(self.x)

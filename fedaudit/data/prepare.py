@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,7 @@ def split(dataset: Dataset, *, test_fraction: float | None, seed: Seed) -> tuple
 
     Every class, and within it every natural client, gives its share to the held-out part (to
     within one record), and no class or client with two records or more vanishes from training.
+    Where every client has one record, whole clients are held out: `Dataset.dropped` names them.
     With a `person` column whole persons are drawn: the fraction is one of persons.
     """
     if test_fraction is None and dataset.test is not None:
@@ -54,7 +56,13 @@ def split(dataset: Dataset, *, test_fraction: float | None, seed: Seed) -> tuple
             got=f"{int(unit.max()) + 1} {whole}",
             remedy="change test_fraction or bring more data",
         )
-    return dataset.take(np.flatnonzero(~held)), dataset.take(np.flatnonzero(held))
+    train, test = dataset.take(np.flatnonzero(~held)), dataset.take(np.flatnonzero(held))
+    dropped = dict(dataset.dropped)
+    counts = Counter(dataset.client or ())
+    for client in sorted(counts.keys() - set(train.client or ())):
+        read, _ = dropped.get(client, (counts[client], 0))
+        dropped[client] = (read, read)
+    return replace(train, dropped=dropped), test
 
 
 def units(dataset: Dataset) -> npt.NDArray[np.int64]:
@@ -87,7 +95,12 @@ def _systematic(
         first = np.unique(unit, return_index=True)[1]
         owner = number.reshape(-1)[first].astype(np.int64)
     # The only unit of a class or client is needed in training; the others make up for it.
-    alone = (np.bincount(label)[label] == 1) | (np.bincount(owner)[owner] == 1)
+    alone_in_class = np.bincount(label)[label] == 1
+    alone = alone_in_class | (np.bincount(owner)[owner] == 1)
+    groups = [label, owner]
+    if alone.all() and len(np.unique(owner)) == n:
+        # every client has one: there is no other way than to hold out whole clients
+        alone, groups = alone_in_class, [label]
     order = np.lexsort((seed.generator("split").random(n), owner, label))
     order = order[~alone[order]]
     held = np.zeros(n, dtype=bool)
@@ -95,7 +108,7 @@ def _systematic(
         return held
     share = min(np.floor(n * fraction + 0.5) / len(order), 1.0)
     held[order] = np.diff(np.floor(np.arange(len(order) + 1) * share + 0.5)) > 0
-    for group in (label, owner):
+    for group in groups:
         for value in np.unique(group):
             members = np.flatnonzero(group == value)
             if len(members) and held[members].all():

@@ -1,4 +1,4 @@
-"""One TOML file in, a run directory out."""
+"""One TOML file in, a run directory out. `run` is a single run; `fedaudit.run` is `study.run`."""
 
 from fedaudit.experiment.auditing import audit
 from fedaudit.experiment.reporting import Run, report

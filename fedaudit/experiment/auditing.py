@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedaudit import __version__
+from fedaudit import __version__, foreign
 from fedaudit.errors import (
     ConfigError,
     DataError,
@@ -304,6 +304,7 @@ def audit(
     explain: Explain = unasked,
     overrides: Sequence[str] = (),
     fresh: bool = False,
+    trust_code: bool = False,
 ) -> Run:
     """Audit a stored trace: ours or one that foreign code wrote.
 
@@ -326,6 +327,9 @@ def audit(
 
     Files of the run have to be as they were sealed, and stored results about the same `data` and
     `model`; `fresh` removes stored results first.
+
+    Code is loaded only if you name it here (`model`, a `score_by`); with `trust_code` also what the
+    run's stored config names (`task.factory`).
     """
     settings, about_data = _overridden(overrides)
     columns = {**(columns or {}), **about_data}
@@ -409,19 +413,21 @@ def audit(
             )
         return knowledge.of_run(home, opened, known)
 
-    results = audit_trace(
-        built,
-        opened,
-        known,
-        seed,
-        progress,
-        path / "results",
-        records,
-        _private(home, in_run),
-        lambda: _given(data, model, columns),
-        explain,
-        typed=built if data is not None else settings,
-    )
+    own_words = [settings, audits if isinstance(audits, Mapping) else {}, model]
+    with foreign.only(None if trust_code else _texts(own_words)):
+        results = audit_trace(
+            built,
+            opened,
+            known,
+            seed,
+            progress,
+            path / "results",
+            records,
+            _private(home, in_run),
+            lambda: _given(data, model, columns),
+            explain,
+            typed=built if data is not None else settings,
+        )
     # what was found before about the same trace stays in the report
     now = {r.audit for r in results}
     earlier = [r for r in stored_results(path) if r.audit not in now and is_about(r, opened)]
@@ -440,6 +446,7 @@ def audit(
         opacus=opacus,
         delta=delta,
         seed=seed,
+        trust_code=trust_code,
     )
     done_by = [*commands_but(path, built), Command(typed, tuple(built))]
     done = write_report(path, opened, known, results, names=names, done_by=done_by)
@@ -489,6 +496,15 @@ def _refuse_unsealed(folder: Path, name: str) -> None:
         )
 
 
+def _texts(value: Any) -> set[str]:
+    """Every text in plain values."""
+    if isinstance(value, str):
+        return {value}
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return set().union(*map(_texts, value)) if isinstance(value, list | tuple) else set()
+
+
 def _command(
     what: str,
     *,
@@ -502,6 +518,7 @@ def _command(
     opacus: str | os.PathLike[str] | None,
     delta: float,
     seed: int,
+    trust_code: bool,
 ) -> str:
     """An audit as one would type it. Files by their names: where they lie is nobody's business."""
     words = ["fedaudit", "audit", what]
@@ -519,6 +536,7 @@ def _command(
     if opacus is not None:
         words += ["--opacus", Path(opacus).name, "--delta", f"{delta:g}"]
     words += [] if seed == AUDIT_SEED else ["--seed", str(seed)]
+    words += ["--trust-code"] if trust_code else []
     return shlex.join(words)
 
 

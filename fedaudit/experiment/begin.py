@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedaudit.errors import DataError, UsageError
 from fedaudit.experiment.config import DEFAULT
 from fedaudit.experiment.toml import toml_value
+from fedaudit.randomness import Seed
 
 if TYPE_CHECKING:
     from fedaudit.data.dataset import Dataset
@@ -88,8 +89,8 @@ def config_for(
     guess = replace(guess, ignore=tuple(c for c in guess.ignore if c not in taken))
     lines = [
         "# Written by `fedaudit init`. `fedaudit list` shows every setting there is.",
-        "# Whoever knows the seed can redraw every random number of the run: it stays in truth/.",
-        "seed = 1",
+        "# There is no seed in here: a run draws one and keeps it in truth/. Whoever knows it can",
+        "# redraw every random number of the run.",
         "",
         "[data]",
         f"path = {toml_value(str(source))}   # relative to the folder you run from",
@@ -174,6 +175,7 @@ FILLS = {
 """What filling does, and to whom it shows: said where it is chosen."""
 
 MANY_CLASSES = 20
+BATCH_SIZE = 16
 
 
 def _refuse_parts(kind: str, source: Path, label: str | None, missing: str | None) -> None:
@@ -261,9 +263,11 @@ def _compared(persons: bool, chosen: list[str]) -> list[str]:
 def _federation(dataset: Dataset, owner: str | None, chosen: list[str]) -> list[str]:
     """Who takes part: the owners in the data, or a draw."""
     if dataset.client is not None:
-        count = len(set(dataset.client))
+        count, short = _owners(dataset)
         split, why = ['kind = "by_owner"'], f"one per {owner}"
+        known = count == len(set(dataset.client))  # else it depends on who is held out
     else:
+        known, short = True, []
         whole = len(dataset) if dataset.person is None else len(set(dataset.person))
         count = max(1, min(10, whole // 20) if whole >= 40 else min(2, whole))
         why = "no client column, so records are dealt out at random"
@@ -272,15 +276,30 @@ def _federation(dataset: Dataset, owner: str | None, chosen: list[str]) -> list[
             why = "no client column, so classes are dealt out unequally"
             split = ['kind = "dirichlet"', "alpha = 0.5   # smaller: class mixes differ more"]
     chosen.append(f"clients: {count} ({why})")
+    chosen += [f"NOTE: {line}" for line in short]
     return [
         "[partition]",
         *split,
         "",
         "[federation]",
-        f"clients = {count}{_comment(why)}",
+        f"clients = {count}{_comment(why)}" if known else f"# clients: {why}",
         "rounds = 10",
         "",
     ]
+
+
+def _owners(dataset: Dataset) -> tuple[int, list[str]]:
+    """How many owners take part, and which of them lost records or have few, by name.
+
+    Drawn by a seed of its own: in a run, sizes are within one record of these.
+    """
+    from fedaudit.data import partition, prepare
+    from fedaudit.data.shortage import shortage
+
+    seed = Seed(0)
+    train, _ = prepare.split(dataset, test_fraction=None, seed=seed)
+    parts = partition.ByOwner().partition(train, None, seed)
+    return len(parts), shortage(train, parts, BATCH_SIZE).lines()
 
 
 def _task(dataset: Dataset, chosen: list[str]) -> list[str]:
@@ -294,7 +313,7 @@ def _task(dataset: Dataset, chosen: list[str]) -> list[str]:
         kind = "mlp" if small else "cnn"
         chosen.append(f"task: {kind}" + _because(f"records of shape {dataset.x.shape[1:]}"))
         task, rate = [f'kind = "{kind}"'], 0.05
-    training = ["[training]", f"learning_rate = {rate}", "epochs = 1", "batch_size = 16"]
+    training = ["[training]", f"learning_rate = {rate}", "epochs = 1", f"batch_size = {BATCH_SIZE}"]
     return ["[task]", *task, "", *training]
 
 

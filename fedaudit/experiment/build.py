@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedaudit.errors import ConfigError, DataError, UsageError
+from fedaudit.experiment import seeds
 from fedaudit.experiment.config import Config
 from fedaudit.experiment.identity import digest
 from fedaudit.experiment.marks import plant
+from fedaudit.experiment.toml import toml_value
+from fedaudit.matching import MOST, listed, match_clients
+from fedaudit.protections.dp_sgd import DPSGD
 from fedaudit.randomness import Seed
 from fedaudit.settings import check_arguments
 
@@ -20,10 +24,13 @@ if TYPE_CHECKING:
     from fedaudit.data.partition import Partition
     from fedaudit.federation.engine import Federation
     from fedaudit.federation.topology import Topology
+    from fedaudit.hooks import Hook
     from fedaudit.layout import Layout
 
 
 CLASSIFIERS = ("mlp", "cnn", "vit", "module")
+OWNED = "by_owner"
+"""The partition whose clients are named by the data."""
 
 
 def load_data(config: Config, seed: Seed) -> tuple[Dataset, Dataset]:
@@ -50,7 +57,7 @@ def client_count(config: Config, train: Dataset) -> int:
     """Clients as asked for; by default one per owner, or twenty."""
     if config.federation.clients is not None:
         return int(config.federation.clients)
-    if config.partition["kind"] == "by_owner" and train.client is not None:
+    if config.partition["kind"] == OWNED and train.client is not None:
         return len(set(train.client))
     return 20
 
@@ -102,10 +109,20 @@ def deal(config: Config, train: Dataset, seed: Seed) -> Dealt:
     wanted = dict(config.topology)
     count = client_count(config, train)
     kind = str(wanted.pop("kind"))
-    topology = topologies.build(kind, count, seed, **wanted)
-    region = None if topology.organisations is None else np.array(topology.organisations)
     chosen = dict(config.partition)
     split = partitions.from_settings(str(chosen.pop("kind")), chosen)
+    if wanted.get("clients") is not None and split.kind == OWNED:
+        # edges go by name: number the names as the partition numbers the owners
+        names = split.partition(train, count, seed).names
+        wanted["clients"] = match_clients(
+            {name: name for name in wanted["clients"]},
+            names,
+            what="the edges",
+            values_in="topology.clients",
+            clients_in="the data",
+        )
+    topology = topologies.build(kind, count, seed, **wanted)
+    region = None if topology.organisations is None else np.array(topology.organisations)
     parts = split.partition(train, count, seed, position=region)
     if len(parts) != count:
         raise DataError(
@@ -115,9 +132,42 @@ def deal(config: Config, train: Dataset, seed: Seed) -> Dealt:
             remedy=f"set federation.clients = {len(parts)}",
         )
     if region is None and parts.organisations is not None:
-        names = sorted(set(parts.organisations))
-        region = np.array([names.index(o) for o in parts.organisations])
+        groups = sorted(set(parts.organisations))
+        region = np.array([groups.index(o) for o in parts.organisations])
     return Dealt(topology, parts, region)
+
+
+def assigned(config: Config, parts: Partition) -> tuple[Hook, ...]:
+    """The protections of a config, noise per client in the order of the partition's clients."""
+    return tuple(
+        replace(hook, noise_multiplier=_own_noise(config, hook, parts))
+        if isinstance(hook, DPSGD) and isinstance(hook.noise_multiplier, tuple)
+        else hook
+        for hook in config.protections.values()
+    )
+
+
+def _own_noise(config: Config, hook: DPSGD, parts: Partition) -> tuple[float, ...]:
+    """One multiplier per client: by name, or in order where clients are mere numbers."""
+    assert isinstance(hook.noise_multiplier, tuple)
+    names = config.allocation.names
+    if names:
+        return match_clients(
+            dict(zip(names, hook.noise_multiplier, strict=True)),
+            parts.names,
+            what="the allocated noise",
+            values_in="allocation.clients",
+            clients_in="the data" if parts.kind == OWNED else f'partition.kind = "{parts.kind}"',
+        )
+    if parts.kind == OWNED:
+        raise ConfigError(
+            "noise per client is given without the clients' names",
+            expected="[allocation] clients: whose multiplier stands where",
+            got=f"{len(hook.noise_multiplier)} multipliers for {listed(parts.names)}",
+            remedy="name the clients in the order of protections.dp_sgd.noise_multiplier: "
+            f"[allocation] clients = {toml_value(parts.names[:MOST])}",
+        )
+    return hook.noise_multiplier
 
 
 def check_layers(config: Config, layout: Layout) -> None:
@@ -142,6 +192,7 @@ def build(config: Config) -> tuple[Federation, dict[str, Any]]:
     """The federation of a config, and the facts that only the truth knows."""
     import torch
 
+    from fedaudit.data.shortage import shortage
     from fedaudit.federation.engine import Federation
     from fedaudit.federation.local.trainer import ClientData
 
@@ -197,7 +248,7 @@ def build(config: Config) -> tuple[Federation, dict[str, Any]]:
         seed=seed,
         topology=topology,
         region=region,
-        protections=tuple(config.protections.values()),
+        protections=assigned(config, parts),
         test=task.encode(test),
     )
     exposures = federation.exposures()
@@ -208,6 +259,7 @@ def build(config: Config) -> tuple[Federation, dict[str, Any]]:
     histograms = parts.class_histograms(train.y, classes)
     facts = {
         "seed": config.seed,
+        "seed_drawn": config.drawn,
         "clients": {
             party: {
                 "name": parts.names[c],
@@ -223,7 +275,8 @@ def build(config: Config) -> tuple[Federation, dict[str, Any]]:
         "held_out": len(test),
         "guessing": guessing(test.y, classes) if config.task.kind in CLASSIFIERS else {},
         "data_sha256": digest(train, test),
-        "notes": [*train.notes, *parts.notes],
+        "notes": [*train.notes, *parts.notes, *([] if config.drawn else [seeds.BY_HAND])],
+        "shortage": asdict(shortage(train, parts, config.training.batch_size)),
         "torch": str(torch.__version__),
     }
     if planted is not None:

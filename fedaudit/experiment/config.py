@@ -15,16 +15,13 @@ from typing import Any
 
 from fedaudit import settings
 from fedaudit.errors import ConfigError, nearest
+from fedaudit.experiment import seeds
 from fedaudit.experiment.catalogue import AUDITS, PROTECTIONS, find
 from fedaudit.experiment.toml import NAMING, overlaid, override, parsed, read, toml_value
 
 DEFAULT = """\
 # The built-in experiment: real handwritten digits, twenty clients with unequal class mixes,
 # uploads shuffled on their way to a curious server.
-
-# Whoever knows the seed can redraw every random number of the run: it is kept in truth/ alone.
-# For a trace that others shall attack blindly, take one that nobody guesses (up to 2^64 - 1).
-seed = 1
 
 [data]
 name = "digits"
@@ -63,6 +60,7 @@ SECTIONS = (
     "training",
     "marks",
     "protections",
+    "allocation",
     "audits",
     "trace",
 )
@@ -89,11 +87,36 @@ class Recording:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoiseOwners:
+    """Whose noise multiplier stands where: a name for each of `protections.dp_sgd`, in that order,
+    or how many clients there are, of a table without names."""
+
+    clients: tuple[str, ...] | int = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return () if isinstance(self.clients, int) else self.clients
+
+    def check_noise(self, noise: float | tuple[float, ...]) -> None:
+        """Every multiplier needs a name of its own."""
+        if not self.names or not isinstance(noise, tuple):
+            return
+        if not len(set(self.names)) == len(self.names) == len(noise):
+            raise ConfigError(
+                "allocation.clients does not fit protections.dp_sgd.noise_multiplier",
+                expected=f"{len(noise)} names, each once",
+                got=f"{len(self.names)} names, {len(set(self.names))} of them different",
+                remedy="write the file anew: fedaudit allocate CLIENTS.csv ...",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """A whole experiment, checked. `data`, `partition`, `topology` keep their words until the
     objects they name are built, because some checks need the data.
 
-    `raw` holds the same as plain values with every default filled in: what reruns it.
+    `raw` holds the same as plain values with every default filled in: what reruns it. `drawn`: the
+    seed is not from the config, but was drawn, now or when the run began.
     """
 
     seed: int
@@ -108,10 +131,16 @@ class Config:
     trace: Recording
     raw: Mapping[str, Any] = field(repr=False)
     marks: Any = None
+    allocation: NoiseOwners = NoiseOwners()
+    drawn: bool = field(default=False, compare=False)
+
+    def with_seed(self, seed: int, *, drawn: bool) -> Config:
+        """The same experiment with another seed."""
+        return dataclasses.replace(self, seed=seed, raw={**self.raw, "seed": seed}, drawn=drawn)
 
     @property
     def sha256(self) -> str:
-        """Identity of the run but for seed and keys: a hash of a small one gives it away.
+        """Identity of the run but for seed, keys and names: a hash of a small one gives it away.
 
         Audits do not count: they can be added later.
         """
@@ -124,9 +153,11 @@ class Config:
         return hashlib.sha256(json.dumps(self.raw, sort_keys=True).encode()).hexdigest()
 
     def _keyless(self) -> dict[str, Any]:
-        """All values but the keys of marks: short ones could be found by trying."""
+        """All values but the keys of marks (short ones could be found by trying) and the names of
+        sites."""
         marks = {k: v for k, v in self.raw.get("marks", {}).items() if k != "keys"}
-        return {**self.raw, **({"marks": marks} if marks else {})}
+        plain = {k: v for k, v in self.raw.items() if k != ALLOCATED}
+        return {**plain, **({"marks": marks} if marks else {})}
 
     def public(self) -> dict[str, Any]:
         """What may stand beside a trace: neither the seed, nor a key, nor anybody's name or
@@ -158,8 +189,8 @@ def load(
 
 COMPARE, THOROUGH = "compare", "thorough"
 ALLOCATED = "allocation"
-"""The section of a dp_sgd.toml that names whose multiplier stands where. A run numbers its clients
-and does not need it: names of sites stay out of configs that are stored and reported."""
+"""The section that names whose multiplier stands where. Names of sites stay out of the public
+config of a run: they are kept in truth/."""
 
 
 def load_variants(
@@ -187,14 +218,6 @@ def load_variants(
     else:
         raw, where = read(Path(path)), str(path)
     compare, more = (_table(raw.pop(name, {}), name) for name in (COMPARE, THOROUGH))
-    strange = sorted(set(_table(raw.pop(ALLOCATED, {}), ALLOCATED)) - {"clients"})
-    if strange:
-        raise ConfigError(
-            f"unknown key {ALLOCATED}.{strange[0]} in {where}",
-            expected="clients, the names that `fedaudit allocate` wrote",
-            got=", ".join(strange),
-            remedy="noise belongs into [protections.dp_sgd]",
-        )
     if thorough and not more:
         raise ConfigError(
             f"--thorough changes nothing: {where} has no [thorough]",
@@ -212,6 +235,7 @@ def load_variants(
         )
     changes = [parsed(text) for text in overrides]
     out = {}
+    shared = seeds.draw()  # variants differ in what they say, not in their luck
     for name, change in {base: {}, **compare}.items():
         own = overlaid(raw, _table(change, f"{COMPARE}.{name}"))
         if thorough:
@@ -220,7 +244,8 @@ def load_variants(
             override(own, key, value)
         if seed is not None:
             own["seed"] = seed
-        out[name] = check(own, f"{where}, {name}" if name else where)
+        made = check(own, f"{where}, {name}" if name else where)
+        out[name] = made.with_seed(shared, drawn=True) if made.drawn else made
     return out
 
 
@@ -242,7 +267,7 @@ def _table(found: Any, name: str) -> dict[str, Any]:
 
 
 def check(given: Mapping[str, Any], where: str = "the config") -> Config:
-    """A checked config from plain values."""
+    """A checked config from plain values; without a seed, one is drawn."""
     from fedaudit.federation.local.schedule import Training
     from fedaudit.federation.rounds import Rounds
     from fedaudit.tasks.catalogue import CATALOGUE
@@ -256,13 +281,14 @@ def check(given: Mapping[str, Any], where: str = "the config") -> Config:
                 got=repr(key),
                 remedy=nearest(key, SECTIONS),
             )
-    seed = raw.setdefault("seed", 1)
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**64:
+    drawn = "seed" not in raw
+    seed = raw.setdefault("seed", seeds.draw())
+    if not seeds.is_seed(seed):
         raise ConfigError(
             "seed is out of range" if isinstance(seed, int) else "seed is not a whole number",
             expected="a whole number from 0 to 2^64 - 1",
             got=repr(seed),
-            remedy="seed = 1",
+            remedy="leave it out: then one is drawn that nobody guesses",
         )
     for section in SECTIONS[1:]:
         if not isinstance(raw.setdefault(section, {}), dict):
@@ -272,6 +298,13 @@ def check(given: Mapping[str, Any], where: str = "the config") -> Config:
                 got=repr(raw[section]),
                 remedy=f"write [{section}] on a line of its own",
             )
+    if raw[ALLOCATED] and not raw["data"]:
+        raise ConfigError(
+            f"{where} allocates noise to clients and names no data",
+            expected="[data], the records of these clients",
+            got="[allocation] without [data]",
+            remedy="let the allocation name your config: fedaudit allocate ... --config CONFIG",
+        )
     if not raw["data"]:
         raw["data"] = {"name": "digits"}
     raw["partition"].setdefault("kind", "iid")
@@ -294,6 +327,9 @@ def check(given: Mapping[str, Any], where: str = "the config") -> Config:
     recording = settings.check(Recording, raw["trace"], "trace")
     marks = _check_marks(raw["marks"], kind)
     topology = _check_topology(raw["topology"])
+    allocation = settings.check(NoiseOwners, raw[ALLOCATED], ALLOCATED)
+    if "dp_sgd" in protections:
+        allocation.check_noise(protections["dp_sgd"].noise_multiplier)
     resolved: dict[str, Any] = {
         "seed": seed,
         "data": data,
@@ -308,6 +344,8 @@ def check(given: Mapping[str, Any], where: str = "the config") -> Config:
     }
     if marks is not None:
         resolved["marks"] = plain(marks)
+    if raw[ALLOCATED]:
+        resolved[ALLOCATED] = plain(allocation)
     return Config(
         seed=seed,
         data=data,
@@ -321,6 +359,8 @@ def check(given: Mapping[str, Any], where: str = "the config") -> Config:
         trace=recording,
         raw=resolved,
         marks=marks,
+        allocation=allocation,
+        drawn=drawn,
     )
 
 

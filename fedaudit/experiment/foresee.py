@@ -61,7 +61,7 @@ def foresee(config: Config) -> Foreseen:
     Most of what a config asks for and its data cannot give is refused here, for every run of a
     study, before the first of them begins.
     """
-    from fedaudit.experiment.build import check_layers, client_count, load_data
+    from fedaudit.experiment.build import assigned, check_layers, client_count, deal, load_data
     from fedaudit.experiment.marks import plant
     from fedaudit.randomness import Seed
 
@@ -70,8 +70,9 @@ def foresee(config: Config) -> Foreseen:
     clients = client_count(config, train)
     task = config.task.build(train, seed)
     check_layers(config, task.layout)
-    records, notes = _taking_part(config, train, seed)
-    for protection in config.protections.values():
+    parts = deal(config, train, seed).parts
+    records, notes = _taking_part(config, train, parts)
+    for protection in assigned(config, parts):
         protection.check_clients(clients)
         if config.federation.aggregation == "fedavg":
             protection.check_round(config.federation.taking_part(clients))
@@ -120,16 +121,19 @@ FILLED = (
 """What filling means for privacy: the mean is computed before any client or noise comes in."""
 
 
-def _taking_part(config: Config, train: Any, seed: Any) -> tuple[int, tuple[str, ...]]:
-    """Training records that some client holds, and what was decided about the data."""
-    from fedaudit.experiment.build import deal
+def _taking_part(config: Config, train: Any, parts: Any) -> tuple[int, tuple[str, ...]]:
+    """Training records that some client holds, and what was decided about the data.
+
+    Clients are named: a plan is for the owner's terminal.
+    """
+    from fedaudit.data.shortage import shortage
 
     notes = list(train.notes)
     if config.data.get("missing") in ("mean", "category") and any("filled" in n for n in notes):
         notes.append(f"how they were filled: {FILLED}")
-    parts = deal(config, train, seed).parts
     held = sum(len(own) for own in parts.clients)
     notes += parts.notes
+    notes += shortage(train, parts, config.training.batch_size).lines()
     if held < len(train):
         notes.append(
             f"federation.clients = {len(parts)} leaves owners out; held-out records are those of "

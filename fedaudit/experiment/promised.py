@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.accounting import from_opacus
-from fedaudit.errors import UsageError, nearest
+from fedaudit.errors import UsageError
 from fedaudit.experiment import noisy_means
 from fedaudit.experiment.noisy_means import EVERYONE
 from fedaudit.files import write_atomically
+from fedaudit.matching import match_clients
 from fedaudit.trace import Trace, Truth
 
 FILE = "promised.json"
@@ -43,14 +44,15 @@ def read_opacus(file: Path, delta: float, clients: Sequence[str]) -> dict[str, d
     if "history" in raw:
         shared = from_opacus(raw, delta).to_dict()
         return dict.fromkeys(clients or (EVERYONE,), shared)
-    for name in raw:
-        if clients and name not in clients:
-            raise UsageError(
-                f"{file} speaks of {name!r}, who is not in the trace",
-                expected="clients of the trace",
-                got=repr(name),
-                remedy=nearest(name, clients),
-            )
+    if clients:
+        match_clients(
+            raw,
+            clients,
+            what="the accountants' states",
+            values_in=str(file),
+            clients_in="the trace",
+            error=UsageError,
+        )
     return {name: from_opacus(state, delta).to_dict() for name, state in raw.items()}
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit import __version__
+from fedaudit.data.shortage import Shortage
 from fedaudit.errors import TraceError, UsageError
 from fedaudit.experiment.catalogue import AUDITS, find
 from fedaudit.experiment.folders import AUDITED, Command, commands, config_text, places
@@ -109,14 +110,15 @@ def chapter_of(
         evidence=_evidence(path, trace, truth),
         config=_without_folders(config),
         clients=tuple(clients_of(trace)),
-        notices=_notices(trace, truth, results, config, given),
+        notices=[*_notices(trace, truth, results, config, given), *_short_of_records(truth)],
         trust={str(d.get("name", "?")): str(d.get("trust", "")) for d in trace.manifest.declared},
         cards={r.audit: card(r.audit) for r in results if r.audit in AUDITS},
         names={
             party: str(about["name"])
             for party, about in known.items()
             if isinstance(about, Mapping) and about.get("name")
-        },
+        }
+        | {alias: name for name, alias in _absent(truth).items()},
         allocation=_allocation(path / ALLOCATION),
         arrived=health.arrived,
         expected=health.expected,
@@ -195,6 +197,25 @@ def _notices(
 
 def _recorded(results: Sequence[AuditResult]) -> list[str]:
     return [line for r in results for line in r.recording]
+
+
+def _shortage(truth: Truth | None) -> Shortage:
+    told = None if truth is None else truth.facts.get("shortage")
+    return Shortage() if told is None else Shortage.from_plain(told)
+
+
+def _short_of_records(truth: Truth | None) -> list[str]:
+    """Which clients lost records or have few, by their names in the trace."""
+    parties = {} if truth is None else truth.clients
+    alias = {str(about.get("name")): party for party, about in parties.items()} | _absent(truth)
+    return [f"{line}." for line in _shortage(truth).lines(lambda c: alias.get(c, c))]
+
+
+def _absent(truth: Truth | None) -> dict[str, str]:
+    """Clients of the data that are not in the trace, and what a report calls them."""
+    found = _shortage(truth)
+    names = [*found.lost, *found.left_out]
+    return {name: f"absent-{i}" for i, name in enumerate(names, 1)}
 
 
 def _blind(

@@ -17,11 +17,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedaudit import __version__
 from fedaudit.errors import TraceError
+from fedaudit.experiment import seeds
 from fedaudit.experiment.auditing import audit_run
 from fedaudit.experiment.build import build
 from fedaudit.experiment.config import Config, load
@@ -88,7 +90,7 @@ def _same_experiment(path: Path, stamp: Path, private: Path, config: Config) -> 
     differ = _differences(before, config.raw)
     # a power cut may have emptied the stamp: the private config says the same, key by key
     same = not differ if is_lost(stamp) else _stamped(stamp) == config.sha256
-    if not same or {"seed", "marks.keys"} & {*differ}:
+    if not same or {"seed", "marks.keys", "allocation.clients"} & {*differ}:
         if not _has_rounds(path):
             # a mistake in the first config must not cost the folder: nothing is lost yet
             stamp.unlink(missing_ok=True)
@@ -97,7 +99,7 @@ def _same_experiment(path: Path, stamp: Path, private: Path, config: Config) -> 
             f"{path} holds another experiment",
             expected="an empty folder, or the same config and seed",
             got="other values of " + (", ".join(differ[:6]) or "settings that are gone now"),
-            remedy="choose another folder with --out",
+            remedy="choose another folder with --out, or start anew with --fresh",
         )
 
 
@@ -136,7 +138,8 @@ def run(
     explain: Explain = unasked,
     fresh: bool = False,
 ) -> Run:
-    """Run (or resume) an experiment: train, record, audit, report.
+    """Run (or resume) one experiment: train, record, audit, report. Of a config that compares
+    variants this is the first: `study.run` runs all.
 
     `engine` trains and records in place of `simulate`, and leaves the same files. `names` writes
     clients' own names into the report; `explain` hears which work was reused, and why. `fresh`
@@ -146,11 +149,14 @@ def run(
     if not isinstance(config, Config):
         config = load(config, overrides=overrides, seed=seed)
     elif overrides or seed is not None:
-        config = load(config.raw, overrides=overrides, seed=seed)
+        drawn = config.drawn and seed is None
+        config = replace(load(config.raw, overrides=overrides, seed=seed), drawn=drawn)
     path = Path(out)
     if fresh:
         clear(path)
     _check_seal(path, redoes=True)
+    if config.drawn and (before := seeds.stored(path)) is not None:
+        config = config.with_seed(before[0], drawn=before[1])
     _claim(path, config)
     settle(path, [config], begun=any((path / "trace").glob("round-*")))
     explain(_foretold(config, path))

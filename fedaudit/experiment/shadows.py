@@ -442,10 +442,13 @@ def choose_prior(config: Config, prior: Prior) -> tuple[Any, str, bool, str]:
 
 
 def as_declared(hook: Hook, trace: Trace) -> Hook:
-    """A protection with the noise that the trace announces, where the config names a target."""
+    """A protection with the noise that the trace announces, where the config names a target or
+    noise by client: the trace has it in the order of its clients."""
     from fedaudit.protections.dp_sgd import DPSGD
 
-    if not isinstance(hook, DPSGD) or hook.epsilon is None:
+    if not isinstance(hook, DPSGD):
+        return hook
+    if hook.epsilon is None and not isinstance(hook.noise_multiplier, tuple):
         return hook
     told = next(d for d in trace.manifest.declared if d.get("name") == hook.name)
     z = told["noise_multiplier"]

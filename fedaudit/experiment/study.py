@@ -15,15 +15,18 @@ import functools
 import json
 import os
 import re
+import tomllib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from fedaudit import __version__
 from fedaudit.errors import ConfigError, FedauditError, TraceError
-from fedaudit.experiment.config import Config, load_variants
+from fedaudit.experiment import seeds
+from fedaudit.experiment.config import DEFAULT, Config, load_variants
 from fedaudit.experiment.folders import STUDY, Entry, clear, entries, places
 from fedaudit.experiment.foresee import Foreseen, foresee
 from fedaudit.experiment.lock import alone_in
@@ -39,14 +42,18 @@ from fedaudit.experiment.reporting import (
 )
 from fedaudit.experiment.reporting import report as report_run
 from fedaudit.experiment.reuse import Explain, Reuse, unasked
-from fedaudit.experiment.run import Engine, run
+from fedaudit.experiment.run import Engine
+from fedaudit.experiment.run import run as run_one
 from fedaudit.experiment.seal import require_seal, seal
 from fedaudit.experiment.toml import read
 from fedaudit.files import is_lost, read_object, write_atomically
 from fedaudit.report.chapter import Chapter
+from fedaudit.results import AuditResult, Finding
 from fedaudit.trace import Trace, Truth
 
 BUILT_IN = ("digits", "docs")
+
+Explained = Callable[[str, Reuse], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,16 +83,65 @@ class Study:
     failed: Mapping[str, FedauditError] = field(default_factory=dict)
     unfinished: tuple[str, ...] = ()
 
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The findings of all runs, in their order; those of one alone are in `runs`."""
+        return tuple(finding for one in self.runs for finding in one.findings)
+
+    @property
+    def results(self) -> tuple[AuditResult, ...]:
+        """The results of all runs, in their order."""
+        return tuple(result for one in self.runs for result in one.results)
+
+    @property
+    def report(self) -> Path:
+        """The page over all runs."""
+        return self.path / "report.html"
+
+
+Source = str | Path | Mapping[str, Any]
+
+
+def run(
+    config: Source | Sequence[Source] | None = None,
+    out: str | os.PathLike[str] = "fedaudit-run",
+    *,
+    overrides: Sequence[str] = (),
+    seed: int | None = None,
+    thorough: bool = False,
+    progress: Progress = quietly,
+    names: bool = False,
+    explain: Explained | None = None,
+    fresh: bool = False,
+) -> Study:
+    """Run (or resume) all that a config asks for: train, record, audit, report.
+
+    As `fedaudit run`: one config or several, each with all its variants; without any the built-in
+    study, or with `overrides` a plain federation on digits. `names` writes clients' own names into
+    the report; `explain` hears, for each run by its title, which work was reused. A run that fails
+    does not stop the others: it is warned of, and stands in `failed`. `fresh` as in `study`.
+    """
+    many = [] if config is None else config
+    if isinstance(many, str | os.PathLike | Mapping):
+        many = [many]
+    parts = plan(list(many), overrides=overrides, seed=seed, thorough=thorough)
+    done = study(parts, out, progress=progress, names=names, explain=explain, fresh=fresh)
+    for title, error in done.failed.items():
+        warnings.warn(f"{title} failed and is not in the report: {error.what}", stacklevel=2)
+    return done
+
 
 def plan(
-    configs: Sequence[str | Path | Mapping[str, Any]] = (),
+    configs: Sequence[Source] = (),
     *,
     overrides: Sequence[str] = (),
     seed: int | None = None,
     thorough: bool = False,
 ) -> tuple[Part, ...]:
-    """The runs that configs ask for; without any, those of the built-in default."""
-    sources: list[tuple[str, str | Path | Mapping[str, Any]]]
+    """The runs that configs ask for; without any, those of the built-in default, or (with
+    `overrides`) a plain federation on digits."""
+    if not configs and overrides:
+        configs = [tomllib.loads(DEFAULT)]
     sources = [(_name_of(c), c) for c in configs] or [(n, built_in(n)) for n in BUILT_IN]
     parts: list[Part] = []
     for name, source in sources:
@@ -111,10 +167,24 @@ def plan(
     return tuple(parts)
 
 
+def taken_up(parts: Sequence[Part], out: str | os.PathLike[str]) -> tuple[Part, ...]:
+    """The same parts with the seeds that runs in `out` began with, where no seed was given. All
+    variants of a federation share one, also those that did not begin yet."""
+    found: dict[str, tuple[int, bool]] = {}
+    for part in parts:
+        folder = Path(out) if len(parts) == 1 else Path(out) / part.folder
+        if part.config.drawn and part.federation not in found:
+            found |= {part.federation: kept} if (kept := seeds.stored(folder)) else {}
+    return tuple(
+        replace(part, config=part.config.with_seed(kept[0], drawn=kept[1]))
+        if part.config.drawn and (kept := found.get(part.federation))
+        else part
+        for part in parts
+    )
+
+
 def built_in(name: str) -> Mapping[str, Any]:
     """A config of the built-in default."""
-    import tomllib
-
     return tomllib.loads(built_in_text(name))
 
 
@@ -122,7 +192,7 @@ def built_in_text(name: str) -> str:
     return (resources.files("fedaudit.experiment") / "builtin" / f"{name}.toml").read_text("utf-8")
 
 
-def _name_of(source: str | Path | Mapping[str, Any]) -> str:
+def _name_of(source: Source) -> str:
     if isinstance(source, str | Path):
         name = Path(source).stem
         if name != "fedaudit":
@@ -164,9 +234,6 @@ def _time(seconds: float) -> str:
     return f"{max(seconds, 1):.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
-Explained = Callable[[str, Reuse], None]
-
-
 def study(
     parts: Sequence[Part],
     out: str | os.PathLike[str] = "fedaudit-run",
@@ -189,6 +256,7 @@ def study(
     with alone_in(Path(out)):
         if fresh:
             clear(Path(out))
+        parts = taken_up(parts, out)
         return _study(parts, Path(out), progress, names, engine, foreseen, explain)
 
 
@@ -203,7 +271,7 @@ def _study(
 ) -> Study:
     if len(parts) == 1:
         (part,) = parts
-        one = run(
+        one = run_one(
             part.config,
             path,
             progress=progress,
@@ -221,7 +289,7 @@ def _study(
         before = sum(weights[p.folder] for p in parts[: parts.index(part)])
         ahead = foreseen[part.folder] if foreseen else None
         try:
-            runs[part.folder] = run(
+            runs[part.folder] = run_one(
                 part.config,
                 path / part.folder,
                 progress=_shared(progress, part, ahead, before, sum(weights.values())),
@@ -397,7 +465,7 @@ def _claim(path: Path, parts: Sequence[Part]) -> None:
                     f"{path} holds another study",
                     expected="an empty folder, or the same configs",
                     got=_differ(before.get("runs", []), about["runs"]),
-                    remedy="choose another folder with --out",
+                    remedy="choose another folder with --out, or start anew with --fresh",
                 )
         elif path.exists() and (others := [f for f in path.iterdir() if f.suffix != ".part"]):
             raise TraceError(

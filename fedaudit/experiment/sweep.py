@@ -16,15 +16,16 @@ import math
 import os
 import shutil
 import tomllib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
 from fedaudit import __version__
 from fedaudit.errors import TraceError, UsageError
+from fedaudit.experiment import seeds as seeding
 from fedaudit.experiment.config import check, load
 from fedaudit.experiment.identity import settle
 from fedaudit.experiment.reporting import Progress, quietly
@@ -72,12 +73,13 @@ class Axis:
 
 @dataclass(frozen=True)
 class Cell:
-    """One point of the grid with one seed."""
+    """One point of the grid with one seed; `number` counts seeds from 1 and does not tell them."""
 
     point: tuple[Any, ...]
-    seed: int
+    number: int
     raw: dict[str, Any]
     name: str
+    drawn: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,35 +94,49 @@ class Sweep:
 
 
 def cells(
-    config: str | Path | None, axes: Sequence[Axis], seeds: int, overrides: Sequence[str] = ()
+    config: str | Path | None,
+    axes: Sequence[Axis],
+    seeds: int,
+    overrides: Sequence[str] = (),
+    drawn: Callable[[], int] | None = None,
 ) -> list[Cell]:
-    """All cells, each checked: a mistake shows before anything runs."""
+    """All cells, each checked: a mistake shows before anything runs.
+
+    Seeds count up from the config's; if it has none, from `drawn()`, or one that is drawn now.
+    """
     if seeds < 1:
         raise UsageError(
             "a sweep needs seeds", expected="at least 1", got=str(seeds), remedy="--seeds 3"
         )
     first = load(config, overrides=overrides)
+    base = drawn() if first.drawn and drawn is not None else first.seed
     out = []
     for point in itertools.product(*(a.values for a in axes)):
         for s in range(seeds):
             raw = json.loads(json.dumps(dict(first.raw)))
             for axis, value in zip(axes, point, strict=True):
                 override(raw, axis.key, value)
-            raw["seed"] = first.seed + s
+            raw["seed"] = (base + s) % seeding.SEEDS
             checked = check(raw)
-            out.append(Cell(point, raw["seed"], dict(checked.raw), checked.full_sha256[:16]))
+            name = checked.full_sha256[:16]
+            out.append(Cell(point, s + 1, dict(checked.raw), name, first.drawn))
     return out
 
 
-def run_cell(raw: dict[str, Any], folder: str, keep_traces: bool) -> dict[str, Any]:
-    """Run one cell in its folder and write its summary (called in a worker process)."""
+def run_cell(
+    raw: dict[str, Any], folder: str, keep_traces: bool, drawn: bool = False
+) -> dict[str, Any]:
+    """Run one cell in its folder and write its summary (called in a worker process).
+
+    `drawn`: whether its seed counts up from one that was drawn.
+    """
     from fedaudit.experiment.run import run
 
     path = Path(folder)
     stored = _stored(path)
     if stored is not None:
         return stored
-    finished = run(raw, path)
+    finished = run(replace(check(raw), drawn=drawn), path)
     measured: dict[str, Any] = {}
     for result in finished.results:
         for name, e in result.estimates.items():
@@ -172,7 +188,7 @@ def _keep(folder: Path, summary: Mapping[str, Any]) -> None:
 
 
 def _outcomes(
-    jobs: Mapping[str, tuple[dict[str, Any], str, bool]], workers: int | str
+    jobs: Mapping[str, tuple[dict[str, Any], str, bool, bool]], workers: int | str
 ) -> Generator[tuple[str, Any], None, None]:
     """(name, summary or `Failed`) of every cell. Workers of Ray may be on other machines, with
     folders of their own: what is here already is not asked for, what they found is kept here."""
@@ -180,10 +196,10 @@ def _outcomes(
         yield from fan_out(run_cell, jobs, workers)
         return
     asked = {}
-    for name, (raw, folder, keep_traces) in jobs.items():
+    for name, (raw, folder, *how) in jobs.items():
         stored = _stored(Path(folder))
         if stored is None:
-            asked[name] = (raw, str(Path(folder).resolve()), keep_traces)
+            asked[name] = (raw, str(Path(folder).resolve()), *how)
         else:
             yield name, stored
     with closing(fan_out(run_cell, asked, str(parse_workers(workers)))) as outcomes:
@@ -212,10 +228,11 @@ def sweep(
     data and code; `fresh` removes them.
     """
     axes = [Axis.parse(text) for text in grid]
-    wanted = cells(config, axes, seeds, overrides)
     path = Path(out)
+    cells(config, axes, seeds, overrides)  # a mistake shows before a folder is made
     try:
         (path / "cells").mkdir(parents=True, exist_ok=True)
+        wanted = cells(config, axes, seeds, overrides, lambda: seeding.kept(path))
     except OSError as error:
         raise TraceError(
             f"cannot write a sweep to {path}",
@@ -227,7 +244,10 @@ def sweep(
         shutil.rmtree(path / "cells")
     settle(path, (check(c.raw) for c in wanted), begun=any(path.glob("cells/*/run.json")))
     unique = {c.name: c for c in wanted}
-    jobs = {name: (c.raw, str(path / "cells" / name), keep_traces) for name, c in unique.items()}
+    jobs = {
+        name: (c.raw, str(path / "cells" / name), keep_traces, c.drawn)
+        for name, c in unique.items()
+    }
     measured: dict[str, dict[str, Any]] = {}
     failed: list[tuple[str, str]] = []
     reused = 0
@@ -237,7 +257,7 @@ def sweep(
             cell = unique[name]
             label = ", ".join(f"{a.key}={v}" for a, v in zip(axes, cell.point, strict=True))
             if isinstance(found, Failed):
-                failed.append((f"{label} (seed {cell.seed})", found.why))
+                failed.append((f"{label} (seed {cell.number} of {seeds})", found.why))
             else:
                 measured[name] = found["measured"]
                 reused += bool(found["reused"])

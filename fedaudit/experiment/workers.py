@@ -8,14 +8,16 @@ needs them for lies several rooms below, and no number depends on it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context
+from multiprocessing.context import SpawnContext
 from typing import Any
 
+from fedaudit import foreign
 from fedaudit.errors import FedauditError, UsageError
 
 Workers = int | str | None
@@ -72,28 +74,36 @@ def fan_out(
     return _on_processes(function, jobs, max(1, min(workers, len(jobs))))
 
 
-def prepare_worker() -> None:
+def spawning() -> SpawnContext:
+    """How processes are made. Spawned, since torch's threads do not survive a fork; and without
+    the working folder first on their path: a file `multiprocessing.py` in it would be run."""
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
+    return get_context("spawn")
+
+
+def prepare_worker(code: Collection[str] | None = None) -> None:
     """One thread per process, however many there are: sums then round the same way.
 
-    Ctrl-C ends a worker at once and without a word; the parent says what is kept.
+    `code` names what may be loaded: `foreign.allowed` of the parent. Ctrl-C ends a worker at once
+    and without a word; the parent says what is kept.
     """
     import signal
 
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-
+    foreign.allow(code)
     torch.set_num_threads(1)
 
 
 def _on_processes(
     function: Callable[..., Any], jobs: Mapping[Any, tuple[Any, ...]], workers: int
 ) -> Generator[tuple[Any, Any], None, None]:
-    # spawn: torch's threads do not survive a fork
     pool = ProcessPoolExecutor(
         workers,
-        mp_context=get_context("spawn"),
+        mp_context=spawning(),
         initializer=prepare_worker,
+        initargs=(foreign.allowed(),),
     )
     try:
         running = {pool.submit(function, *job): name for name, job in jobs.items()}
@@ -118,7 +128,12 @@ def _why(error: Exception) -> str:
     return str(error) if own else f"{type(error).__name__}: {error}"
 
 
-def _there(function: Callable[..., Any], job: tuple[Any, ...], here: str) -> Any:
+def _there(
+    function: Callable[..., Any],
+    job: tuple[Any, ...],
+    here: str,
+    code: Collection[str] | None,
+) -> Any:
     """A job in a worker of Ray; errors travel as words, not as objects."""
     import torch
 
@@ -126,7 +141,8 @@ def _there(function: Callable[..., Any], job: tuple[Any, ...], here: str) -> Any
     if os.path.isdir(here):
         os.chdir(here)  # paths of a config are relative to where the command was given
     try:
-        return function(*job)
+        with foreign.only(code):
+            return function(*job)
     except Exception as error:
         return Failed(_why(error))
 
@@ -175,7 +191,8 @@ def _on_ray(
     with _ray(address) as ray:
         # a node may be lost with all that ran on it: once more, elsewhere
         remote = ray.remote(num_cpus=1, max_retries=1)(_there)
-        running = {remote.remote(function, job, os.getcwd()): name for name, job in jobs.items()}
+        how = (os.getcwd(), foreign.allowed())
+        running = {remote.remote(function, job, *how): name for name, job in jobs.items()}
         try:
             while running:
                 (ready, *_), _ = ray.wait(list(running), num_returns=1)

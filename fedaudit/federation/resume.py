@@ -56,7 +56,8 @@ def save(checkpoint: str | os.PathLike[str] | None, state: State) -> None:
     if state.velocity is not None:
         blocks["velocity"] = [state.velocity.unsqueeze(0).numpy()]
     name = f"state-{state.round:05d}.safetensors"
-    entry = write_blocks(folder / name, blocks, {}, private=True)
+    about = {"state": json.dumps({"round": state.round})}
+    entry = write_blocks(folder / name, blocks, about, private=True)
     earlier = {n: e for n, e in _listed(folder).items() if n < state.round}
     kept = dict(sorted({**earlier, state.round: entry}.items())[-KEPT:])
     listed = [

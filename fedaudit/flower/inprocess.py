@@ -210,7 +210,7 @@ def _importable(folder: Path) -> Iterator[None]:
     """The app's own modules come from its folder, and are forgotten afterwards."""
     before = set(sys.modules)
     place = str(folder.resolve())
-    sys.path.insert(0, place)
+    sys.path.append(place)  # last: no file of the app hides an installed module
     importlib.invalidate_caches()
     try:
         yield

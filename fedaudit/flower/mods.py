@@ -30,6 +30,7 @@ from flwr.common.constant import ErrorCode
 from fedaudit.errors import ConfigError, DataError, UsageError, nearest
 from fedaudit.flower.arrays import misfit, named
 from fedaudit.flower.protections import CLIP, MULTIPLIER
+from fedaudit.matching import match_clients
 from fedaudit.protections.guard import Calibration, GuardReport, guard
 
 _log = logging.getLogger(__name__)
@@ -171,7 +172,8 @@ class _Allocation:
             many = own["noise_multiplier"]
             multipliers = tuple(float(z) for z in (many if isinstance(many, list) else [many]))
             clip = None if own.get("clip") is None else float(own["clip"])
-            names = tuple(str(n) for n in raw[NAMED]["clients"]) if NAMED in raw else ()
+            named = raw[NAMED]["clients"] if NAMED in raw else 0
+            names = () if isinstance(named, int) else tuple(str(n) for n in named)
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"{file} holds no allocation",
@@ -180,7 +182,7 @@ class _Allocation:
                 got=f"{type(error).__name__}: {error}",
                 remedy="fedaudit allocate CLIENTS.csv ... writes dp_sgd.toml",
             ) from None
-        if NAMED in raw and not len(set(names)) == len(names) == len(multipliers):
+        if names and not len(set(names)) == len(names) == len(multipliers):
             raise ConfigError(
                 f"the names in {file} do not fit its multipliers",
                 expected=f"{len(multipliers)} names in allocation.clients, each once",
@@ -190,15 +192,21 @@ class _Allocation:
         return cls(multipliers, names, clip)
 
     def refuse_strangers(self, partitions: Sequence[str]) -> None:
-        """Names for partitions are of use where the file has names, and only those."""
-        strange = [name for name in partitions if name not in self.names]
-        if strange or len(set(partitions)) < len(partitions):
+        """Names for partitions are of use where the file has names: the same, each once."""
+        if not self.names or len(set(partitions)) < len(partitions):
             raise ConfigError(
                 "the names of the partitions are not those of the allocation",
                 expected=f"each once: {', '.join(self.names) or 'none, it names nobody'}",
-                got=", ".join(strange or partitions),
-                remedy=nearest(strange[0], self.names) if strange else "name every client once",
+                got=", ".join(partitions),
+                remedy="name every client once",
             )
+        match_clients(
+            dict(zip(self.names, self.multipliers, strict=True)),
+            partitions,
+            what="the allocated noise",
+            values_in="the allocation",
+            clients_in="partitions",
+        )
 
     def own(self, node: Mapping[str, Any], partitions: Sequence[str] | None) -> float:
         """The multiplier of the node with this config."""

@@ -132,6 +132,8 @@ def renamed(chapter: Chapter, names: bool = False) -> Chapter:
         counted = Counter(called.values())
         # two clients of one name stay two
         new = {c: f"{n} ({c})" if counted[n] > 1 else n for c, n in called.items() if n != c}
+        # clients of the data that are not in the trace
+        new |= {c: n for c, n in chapter.names.items() if c not in called}
     by = Renaming(new)
     found: list[Finding] = [by.everything(f) for f in chapter.findings]
     results: list[AuditResult] = [by.everything(r) for r in chapter.results]

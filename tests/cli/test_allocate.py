@@ -1,6 +1,8 @@
 """`fedaudit allocate` as a user with a spreadsheet meets it."""
 
+import csv
 import json
+import random
 import tomllib
 
 import pytest
@@ -94,3 +96,36 @@ def test_mistakes_end_with_a_message_and_a_code(command, line, code, words):
     assert got == code
     assert words in err
     assert "Traceback" not in err
+
+
+def test_the_printed_command_runs_on_the_users_own_data(command, tmp_path):
+    """init, allocate, then what `next:` says: with the config's data, rounds and batches."""
+    rng = random.Random(0)
+    rows = [
+        f"{rng.gauss(0, 1):.3f},{rng.gauss(0, 1):.3f},{name},{rng.choice(('yes', 'no'))}"
+        for name, n in (("Zagreb", 60), ("Aachen", 50), ("Malmo", 40), ("Brno", 30))
+        for _ in range(n)
+    ]
+    (tmp_path / "data.csv").write_text("a,b,hospital,y\n" + "\n".join(rows) + "\n", "utf-8")
+    (tmp_path / "hospitals.csv").write_text("name\nZagreb\nBrno\nAachen\nMalmo\n", "utf-8")
+    line = "allocate hospitals.csv --budget 0.05 --accountant rdp"
+    assert command("init data.csv --label y --client hospital")[0] == 0
+    code, out, _ = command(line)
+    assert code == 0
+    (following,) = [x for x in out.splitlines() if x.startswith("next: fedaudit ")]
+    change = " --set federation.rounds=2 --set training.epochs=1 -q"
+    assert command(following.removeprefix("next: fedaudit ") + change)[0] == 0
+    truth = json.loads(
+        (tmp_path / "fedaudit-allocation-run" / "truth" / "truth.json").read_text("utf-8")
+    )
+    about = truth["clients"].values()
+    assert sorted(one["name"] for one in about) == ["Aachen", "Brno", "Malmo", "Zagreb"]
+    with (tmp_path / "fedaudit-allocation" / "allocation.csv").open(encoding="utf-8") as file:
+        noise = {row["client"]: float(row["noise_multiplier"]) for row in csv.DictReader(file)}
+    for party, one in truth["clients"].items():
+        promise = truth["guarantees"]["dp_sgd"][party]
+        assert promise["covers"].endswith(f"z = {noise[one['name']]:g}")
+    (tmp_path / "fedaudit.toml").unlink()
+    code, out, _ = command(USUAL)
+    assert code == 0
+    assert "fedaudit run" not in out  # nothing is known of any data

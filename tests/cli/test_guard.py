@@ -329,7 +329,9 @@ def test_a_trace_of_narrow_models_ends_with_5(command, tmp_path):
     assert "nothing can be said of 2" in command("t")[1]
 
 
-@pytest.mark.parametrize("file", ["trace/round-00001", "truth/round-00001", "checkpoint/state"])
+@pytest.mark.parametrize(
+    "file", ["trace/round-00001", "truth/round-00001", "checkpoint/state-00001"]
+)
 def test_files_of_a_run_are_refused_and_the_run_is_looked_at_instead(command, tmp_path, file):
     federation, recorder = federated(tmp_path / "run" / "trace", rounds=1)
     truth = TruthRecorder(tmp_path / "run" / "truth", {})

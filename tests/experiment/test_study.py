@@ -2,9 +2,11 @@
 
 import json
 import shutil
+import tomllib
 
 import pytest
 
+import fedaudit
 from fedaudit.errors import ConfigError, TraceError
 from fedaudit.experiment import study
 from fedaudit.experiment.config import load, load_variants
@@ -300,3 +302,32 @@ def test_the_progress_of_the_whole_says_its_unit_and_what_is_left(config, tmp_pa
     # every stage keeps its own words
     assert any("loss" in note for note in own)
     assert not any("seconds foreseen" in note for note in own)
+
+
+def test_python_runs_every_variant(config, finished, tmp_path):
+    done = fedaudit.run(config, tmp_path / "study")
+    assert isinstance(done, study.Study)
+    assert [one.path.name for one in done.runs] == ["small-shuffled", "small-noise", "small-sum"]
+    assert done.findings == finished[0].findings
+    assert [len(one.results) for one in done.runs] == [2, 2, 2]
+    assert len(done.results) == 6
+    assert done.report.is_file()
+    assert not done.failed
+
+
+def test_python_returns_a_study_of_one_run_too(tmp_path):
+    raw = load_variants(tomllib.loads(SMALL))["shuffled"].raw
+    done = fedaudit.run(raw, tmp_path / "one", overrides=["federation.rounds=2"])
+    (one,) = done.runs
+    assert (done.path, one.path) == (tmp_path / "one", tmp_path / "one")
+    assert done.findings == one.findings
+    assert done.report.is_file()
+
+
+def test_python_warns_of_a_variant_that_failed(tmp_path):
+    raw = tomllib.loads(SMALL)
+    raw["compare"] = {"base": "plain", "many": {"federation": {"clients": 500}}}
+    with pytest.warns(UserWarning, match="many failed"):
+        done = fedaudit.run(raw, tmp_path / "study")
+    assert len(done.runs) == 1
+    assert [title.endswith("many") for title in done.failed] == [True]

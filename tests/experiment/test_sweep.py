@@ -72,7 +72,7 @@ def test_the_number_of_workers_changes_nothing(finished, tmp_path):
 def test_a_failed_cell_is_reported_and_does_not_stop_the_others(tmp_path):
     grid = ["federation.clients=3,5000"]
     done = sweep(None, grid, tmp_path, overrides=SMALL, workers=1)
-    assert [label for label, _ in done.failed] == ["federation.clients=5000 (seed 1)"]
+    assert [label for label, _ in done.failed] == ["federation.clients=5000 (seed 1 of 1)"]
     assert "5000 clients" in done.failed[0][1]
     assert {r["federation.clients"] for r in done.rows} == {3}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
@@ -137,7 +138,15 @@ def encode_table(
         client=owner_columns.get("client"),
         organisation=owner_columns.get("organisation"),
         person=owner_columns.get("person"),
+        dropped=_dropped(table.columns[roles["client"]], keep) if "client" in roles else {},
     )
+
+
+def _dropped(client: Sequence[str], keep: npt.NDArray[np.bool_]) -> dict[str, tuple[int, int]]:
+    """Clients that lost records: how many were read, how many lost; sorted by name."""
+    read = Counter(client)
+    lost = Counter(c for c, kept in zip(client, keep, strict=True) if not kept)
+    return {c: (read[c], lost[c]) for c in sorted(lost) if not is_missing(c)}
 
 
 def _only_texts(table: Table, taken: Collection[str | None]) -> str | None:

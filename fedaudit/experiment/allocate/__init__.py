@@ -2,10 +2,11 @@
 
 OUT/allocation.csv    a row per client
 OUT/allocation.json   the same with settings, bounds and what they assume
-OUT/dp_sgd.toml       a config whose `dp_sgd` section holds one noise multiplier per client
+OUT/dp_sgd.toml       the user's config with one noise multiplier per client, by name
 
 from_table.py  an allocation from a table of clients
 from_run.py    what noise per client would do for a run
+base.py        the config of the federation that the noise is for
 clients.py     who takes part: names, sizes, groups and edges, as they were written down
 leverages.py   a leverage by its name, or a blend of several
 document.py    all of it as plain values

@@ -1,4 +1,4 @@
-"""What an allocation leaves behind: a table, a document, and a config that runs as it is."""
+"""What an allocation leaves behind: a table, a document, and a config for `fedaudit run`."""
 
 from __future__ import annotations
 
@@ -10,63 +10,67 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedaudit.errors import UsageError
+from fedaudit.experiment.allocate.base import Base
 from fedaudit.experiment.allocate.clients import Clients
-from fedaudit.experiment.toml import toml_value
+from fedaudit.experiment.toml import to_toml, toml_value
 from fedaudit.files import write_atomically
 from fedaudit.protections.noise_allocation import Allocation, as_settings
 
 
-def config_for(who: Clients, found: Allocation, steps_per_round: int | Literal["epoch"] = 1) -> str:
-    """A config with one multiplier per client: its `dp_sgd` section can be copied elsewhere.
-
-    Clients are listed in the order of their names, as the partition `by_owner` numbers them.
-    """
-    order = list(range(who.n))
-    if not who.numbered:
-        order.sort(key=lambda i: who.names[i])
-    settings = dict(as_settings(found, order))
+def config_for(
+    who: Clients,
+    found: Allocation,
+    base: Base | None = None,
+    steps_per_round: int | Literal["epoch"] = 1,
+) -> str:
+    """A config with one multiplier per client, by name: the user's own config, else the noise
+    alone, which runs once [data] are named."""
+    settings = dict(as_settings(found))
     multipliers: Sequence[float] = settings.pop("noise_multiplier")  # type: ignore[assignment]
-    steps = "epochs = 1" if steps_per_round == "epoch" else f"steps = {steps_per_round}"
+    own = {} if base is None else base.without_noise()
+    protections = dict(own.get("protections", {}))
+    federation = dict(own.get("federation", {"clients": who.n, "rounds": found.rounds}))
+    if found.budget_weights is not None:
+        federation["weighting"] = "size"  # what the budget counts
+    training: dict[str, Any] = {"batch_size": found.batch_size}
+    training |= {"epochs": 1} if steps_per_round == "epoch" else {"steps": steps_per_round}
+    first = {k: v for k, v in own.items() if k not in ("federation", "protections", "allocation")}
     lines = [
         "# Written by `fedaudit allocate`: noise per client, on the sum of clipped gradients.",
-        "# `fedaudit run` takes this file as it is; add [data] and [partition] for your own data.",
-        '# Multipliers stand in the order of the clients\' names, as partition.kind = "by_owner"',
-        "# numbers them, and fit clients with as many training records as the table said. They are",
-        "# public settings: whoever reads them learns the leverage.",
-        *_whose(who, order),
-        "",
-        "[federation]",
-        f"clients = {who.n}",
-        f"rounds = {found.rounds}",
-        *(
-            ['weighting = "size"  # what the budget counts']
-            if found.budget_weights is not None
-            else []
-        ),
-        "",
-        "[training]",
-        f"batch_size = {found.batch_size}",
-        steps,
-        "",
-        "[protections.dp_sgd]",
-        *(f"{key} = {toml_value(value)}" for key, value in settings.items()),
+        *_about(base),
+        "# Noise is matched with clients by name and fits clients with as many training records",
+        "# as was said. Multipliers are public settings: whoever reads them learns the leverage.",
+        *to_toml(first).splitlines(),
+        *(section({"federation": federation})),
+        *([] if base else section({"training": training})),
+        *section({"protections": {k: v for k, v in protections.items() if k != "dp_sgd"}}),
+        *_whose(who),
+        *section({"protections": {"dp_sgd": {**protections.get("dp_sgd", {}), **settings}}}),
         "noise_multiplier = [",
         *(
-            f"  {toml_value(z)},  # {_comment(who.names[i])}"
-            for i, z in zip(order, multipliers, strict=True)
+            f"  {toml_value(z)},  # {_comment(name)}"
+            for name, z in zip(who.names, multipliers, strict=True)
         ),
         "]",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _whose(who: Clients, order: Sequence[int]) -> list[str]:
-    """The names behind the multipliers as data, for software that goes by name. A table without
-    names numbers its rows, and there is nothing to mistake."""
-    if who.numbered:
-        return []
-    names = toml_value([who.names[i] for i in order])
-    return ["", "[allocation]", f"clients = {names}  # whose multiplier stands where"]
+def section(values: Mapping[str, Any]) -> list[str]:
+    return to_toml(values).splitlines()
+
+
+def _about(base: Base | None) -> list[str]:
+    if base is None:
+        return ["# No data are named: `fedaudit allocate ... --config CONFIG` puts yours in."]
+    left = f", without {' and '.join(base.left_out)}" if base.left_out else ""
+    return [f"# Everything else is from {_comment(str(base.path))}{left}."]
+
+
+def _whose(who: Clients) -> list[str]:
+    """Whose multiplier stands where; of a table without names, how many clients there are."""
+    clients: Any = who.n if who.numbered else list(who.names)
+    return section({"allocation": {"clients": clients}})
 
 
 def _comment(name: str) -> str:

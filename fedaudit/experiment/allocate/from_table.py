@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from fedaudit.accounting import Accountant
 from fedaudit.errors import UsageError
-from fedaudit.experiment.allocate.clients import no_sizes, read_clients
+from fedaudit.experiment.allocate.base import Base, read_base
+from fedaudit.experiment.allocate.clients import Clients, no_sizes, read_clients
 from fedaudit.experiment.allocate.document import document_of
 from fedaudit.experiment.allocate.files import config_for, write_files
 from fedaudit.experiment.allocate.leverages import leverage_of
@@ -42,8 +45,9 @@ class Allocated:
 def allocate(
     source: str | Path,
     *,
-    rounds: int,
-    batch_size: int,
+    rounds: int | None = None,
+    batch_size: int | None = None,
+    config: str | Path | None = None,
     budget: float | None = None,
     target_worst_case: float | None = None,
     size_column: str | None = None,
@@ -57,7 +61,7 @@ def allocate(
     weights: Weights = "equal",
     optimise: Objective = "published",
     delta: float | None = None,
-    steps_per_round: int | Literal["epoch"] = 1,
+    steps_per_round: int | Literal["epoch"] | None = None,
     window: int | None = None,
     accountant: Accountant = "pld",
     out: str | Path | None = None,
@@ -69,7 +73,9 @@ def allocate(
     blend:NAME=SHARE,...; by default a blend of whatever was named (sizes, groups, edges).
     `weights`: what the budget counts, the noise of every client alike ("equal", as published) or
     the noise in a size-weighted average ("size"). `coupling` and `classes` scale the degree by
-    eta ln(C). `steps_per_round`: a number, or "epoch": one pass over each client's data.
+    eta ln(C). `steps_per_round`: a number (1 by default), or "epoch": one pass over each client's
+    data. `config`: of the federation that the noise is for. Its clients must be those of the table,
+    by name; rounds, batch size, local steps and training records are taken from it.
     """
     if (budget is None) == (target_worst_case is None):
         raise UsageError(
@@ -79,6 +85,10 @@ def allocate(
             remedy="--budget 0.05, or --target-worst-case 8",
         )
     who = read_clients(Path(source), size_column, group_column, client_column, edges)
+    base = None if config is None else read_base(Path(config))
+    trained = None if base is None else base.sized(who)
+    if trained is not None and who.sizes is None:
+        who = replace(who, sizes=trained)
     if who.edges is not None and not allow_disconnected:
         leverage.refuse_disconnected(who.edges, who.n, who.names)
     if weights == "size" and who.sizes is None:
@@ -86,17 +96,15 @@ def allocate(
     if steps_per_round == "epoch" and who.sizes is None:
         raise no_sizes("--steps-per-round epoch")
     described, values = leverage_of(who, leverage_by, coupling, classes)
-    steps: Any = steps_per_round
-    if steps_per_round == "epoch" and who.sizes is not None:
-        steps = -(-who.sizes // max(1, batch_size))
+    # a budget that counts sizes counts those that clients train on
+    who = who if trained is None else replace(who, sizes=trained)
+    course = _course(base, who, rounds, batch_size, steps_per_round)
     common: dict[str, Any] = {
-        "rounds": rounds,
-        "batch_size": batch_size,
+        **course,
         "budget_weights": shares(who.sizes) ** 2
         if weights == "size" and who.sizes is not None
         else None,
         "sizes": who.sizes,
-        "steps_per_round": steps,
         "optimise": optimise,
         "clients": who.names,
     }
@@ -116,5 +124,37 @@ def allocate(
     document = document_of(who, found, described, source, weights, target_worst_case, window)
     path = None if out is None else Path(out)
     if path is not None:
-        write_files(path, document, config_for(who, found, steps_per_round))
+        write_files(path, document, config_for(who, found, base, steps_per_round or 1))
     return Allocated(clients=who.names, allocation=found, document=document, path=path)
+
+
+def _course(
+    base: Base | None,
+    who: Clients,
+    rounds: int | None,
+    batch_size: int | None,
+    steps_per_round: int | Literal["epoch"] | None,
+) -> dict[str, Any]:
+    """Rounds, batch size and local steps (one number, or (n,)): the config's, or as asked for."""
+    if base is not None:
+        rounds = base.settled("federation.rounds", rounds, base.config.federation.rounds)
+        batch_size = base.settled(
+            "training.batch_size", batch_size, base.config.training.batch_size
+        )
+    if rounds is None or batch_size is None:
+        raise UsageError(
+            "an allocation needs rounds and a batch size",
+            expected="--rounds and --batch, or the config of your federation",
+            got="no config, and not both of them",
+            remedy="--config fedaudit.toml, or --rounds 100 --batch 32",
+        )
+    steps: Any = 1 if steps_per_round is None else steps_per_round
+    if steps == "epoch":
+        assert who.sizes is not None  # refused before
+        steps = -(-who.sizes // max(1, batch_size))
+    if base is not None:
+        own = base.steps(base.sized(who))
+        if steps_per_round is not None and not (own == steps).all():
+            base.settled("training.steps or epochs", int(np.max(steps)), int(own.max()))
+        steps = own
+    return {"rounds": rounds, "batch_size": batch_size, "steps_per_round": steps}

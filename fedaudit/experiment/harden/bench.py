@@ -17,7 +17,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from fedaudit.experiment.config import Config
 from fedaudit.experiment.gate.evidence import Evidence, of_run
 from fedaudit.experiment.reporting import Progress
 from fedaudit.experiment.sweep import run_cell
-from fedaudit.experiment.workers import prepare_worker
+from fedaudit.experiment.workers import prepare_worker, spawning
 
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -145,7 +145,8 @@ class Bench:
                     self._check_time()
                 start = self._clock()
                 try:
-                    self._keep(name, run_cell(dict(config.raw), str(folder), True))
+                    done = run_cell(dict(config.raw), str(folder), True, config.drawn)
+                    self._keep(name, done)
                 except Exception as error:  # one broken cell must not stop the others
                     self._seen[name] = _as_ours(error)
                 self._took += [self._clock() - start] if not self._was_there(name) else []
@@ -163,7 +164,9 @@ class Bench:
                     folder = self._place(name)
                     if not _is_done(folder):
                         self._check_time()
-                    job = self._workforce().submit(run_cell, dict(config.raw), str(folder), True)
+                    job = self._workforce().submit(
+                        run_cell, dict(config.raw), str(folder), True, config.drawn
+                    )
                     under_way[job] = (name, label, self._clock())
                     waiting.pop(0)
                 timeout = None if self._end is None else max(self.left, 0.0)
@@ -187,7 +190,7 @@ class Bench:
             self._others = {child.pid for child in active_children()}
             # spawn: torch's threads do not survive a fork
             self._pool = ProcessPoolExecutor(
-                self._workers, mp_context=get_context("spawn"), initializer=prepare_worker
+                self._workers, mp_context=spawning(), initializer=prepare_worker
             )
         return self._pool
 
@@ -224,7 +227,11 @@ class Bench:
 
 def _private(raw: Mapping[str, Any]) -> str:
     """What `Config.public` leaves out, as one text."""
-    inner = (raw.get("marks", {}).get("keys"), raw.get("topology", {}).get("clients"))
+    inner = (
+        raw.get("marks", {}).get("keys"),
+        raw.get("topology", {}).get("clients"),
+        raw.get("allocation", {}).get("clients"),
+    )
     return json.dumps([raw["seed"], *inner], sort_keys=True)
 
 

@@ -87,9 +87,13 @@ class Choice:
 
 @dataclass
 class Site:
-    """The federation of one seed: what levels are turned into settings with."""
+    """The federation of one seed: what levels are turned into settings with.
+
+    `names` are the owners', in the order of the clients; none where clients are numbers.
+    """
 
     federation: Federation
+    names: tuple[str, ...] = ()
     floors: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -340,10 +344,26 @@ def others_trusted(trust: Sequence[str]) -> int:
     return sum(t not in OWN_CODE for t in trust)
 
 
-def configured(config: Config, made: Protections, seed: int, audits: Sequence[str]) -> Config:
-    """The same federation with these protections, one seed, and the audits that are asked."""
-    raw = dict(config.raw)
+def whose_noise(made: Protections, names: Sequence[str]) -> dict[str, Any]:
+    """The section that names the clients, where each has noise of its own."""
+    if not names or not isinstance(made.get(DP_SGD, {}).get("noise_multiplier"), list):
+        return {}
+    return {"allocation": {"clients": list(names)}}
+
+
+def configured(
+    config: Config,
+    made: Protections,
+    seed: int,
+    audits: Sequence[str],
+    names: Sequence[str] = (),
+) -> Config:
+    """The same federation with these protections, one seed, and the audits that are asked.
+
+    `names` of the clients go with noise for each of them.
+    """
+    raw = {**config.raw, **whose_noise(made, names)}
     have: Mapping[str, Any] = raw["audits"]
     raw["audits"] = {name: have.get(name, {}) for name in audits}
     raw["protections"] = {}
-    return check(overlaid(raw, {"protections": made, "seed": seed}))
+    return replace(check(overlaid(raw, {"protections": made, "seed": seed})), drawn=config.drawn)

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.errors import FedauditError, TraceError, UsageError
-from fedaudit.experiment.build import build
+from fedaudit.experiment.build import OWNED, build
 from fedaudit.experiment.config import Config, check, load_variants
 from fedaudit.experiment.gate.check import rule_of
 from fedaudit.experiment.gate.evidence import Evidence
@@ -41,6 +41,7 @@ from fedaudit.experiment.harden.choices import AS_CONFIGURED, Choice, Ladder, Si
 from fedaudit.experiment.harden.utility import loss_between
 from fedaudit.experiment.identity import settle
 from fedaudit.experiment.reporting import Progress, quietly
+from fedaudit.experiment.seeds import SEEDS, kept
 from fedaudit.experiment.toml import to_toml
 from fedaudit.files import write_atomically
 from fedaudit.report import harden as words
@@ -53,7 +54,6 @@ PRECISION = 1.3
 ATTEMPTS = 3
 """Candidates that are measured on fresh seeds before the search admits defeat."""
 
-SEEDS = 2**64
 
 Measured = dict[Choice, tuple[list[int], list[Evidence] | FedauditError]]
 
@@ -106,12 +106,15 @@ def harden(
         ) from None
     if fresh:
         shutil.rmtree(path / "cells", ignore_errors=True)
-    settle(path, [base[1]], begun=any(path.glob("cells/*/run.json")))
+    first = base[1]
+    if first.drawn:
+        first = first.with_seed(kept(path), drawn=True)
+    settle(path, [first], begun=any(path.glob("cells/*/run.json")))
     time = seconds(budget) if isinstance(budget, str) else budget
     with Bench(
         path, workers=max(1, workers or os.cpu_count() or 1), budget=time, progress=progress
     ) as bench:
-        found = Search(base[1], policy, bench, seeds, only)
+        found = Search(first, policy, bench, seeds, only)
         if others:
             named = ", ".join(repr(name) for name, _ in others)
             why = f"only the base variant {base[0]!r} is hardened"
@@ -328,10 +331,12 @@ class Search:
                 # without noise there is nothing to account for yet
                 made = {choices.DP_SGD: {**private[0].settings, "noise_multiplier": 0.0}}
             try:
-                federation, _ = build(choices.configured(self.config, made, seed, self.audits))
+                federation, facts = build(choices.configured(self.config, made, seed, self.audits))
             except FedauditError:
-                federation, _ = build(choices.configured(self.config, {}, seed, self.audits))
-            self._sites[seed] = Site(federation)
+                federation, facts = build(choices.configured(self.config, {}, seed, self.audits))
+            owned = self.config.partition["kind"] == OWNED
+            names = [about["name"] for about in facts["clients"].values()] if owned else []
+            self._sites[seed] = Site(federation, tuple(names))
         return self._sites[seed]
 
     def made(self, choice: Choice, seed: int) -> choices.Protections:
@@ -340,7 +345,9 @@ class Search:
         return choices.protections(choice, self.site(seed), self.policy)
 
     def _of(self, choice: Choice, seed: int) -> Config:
-        return choices.configured(self.config, self.made(choice, seed), seed, self.audits)
+        made = self.made(choice, seed)
+        own = () if choice.ladder is None else self.site(seed).names
+        return choices.configured(self.config, made, seed, self.audits, own)
 
     def try_out(self, wanted: Sequence[Choice]) -> list[Point]:
         """Measure choices that were not yet, on the seeds of the search."""
@@ -575,6 +582,8 @@ def _config_text(found: Hardened, search: Search, point: Point) -> str:
     raw = dict(search.config.raw)
     raw["audits"] = {**{name: {} for name in search.audits}, **raw["audits"]}
     raw["protections"] = search.made(search.choice, search.config.seed)
+    if search.choice.ladder is not None:
+        raw |= choices.whose_noise(raw["protections"], search.site(search.config.seed).names)
     made = {k: v for k, v in check(raw).raw.items() if k != "seed"}
     if found.confirmed is not None:
         kept = "keeps every limit"
@@ -591,9 +600,9 @@ def _config_text(found: Hardened, search: Search, point: Point) -> str:
     if found.confirmed is not None:
         lines.append(f"Measured on {found.seeds} fresh seed(s) that the search had not seen.")
     lines += [
-        "The seed of the search is not in here: whoever has it can redraw the noise. A run takes",
-        "the default seed unless --seed gives one. The seed also draws the partition: noise that",
-        "was worked out for an epsilon, or per client, fits that of the search's own seed.",
+        "The seed of the search is not in here: whoever has it can redraw the noise. A run draws",
+        "one of its own unless --seed gives one. The seed also draws the partition: noise that was",
+        "worked out for an epsilon, or per client, fits that of the search's own seed.",
     ]
     noted = "".join(f"# {' '.join(line.split())}\n" for line in lines)
     return noted + "\n" + to_toml(made).lstrip()

@@ -33,8 +33,11 @@ def protections_of(
     for hook in hooks:
         if isinstance(hook, LocalDP):
             local = hook
-        elif getattr(hook, "epsilon", None) is not None:
-            # a target epsilon was turned into noise for the whole run: take that noise
+        elif getattr(hook, "epsilon", None) is not None or isinstance(
+            getattr(hook, "noise_multiplier", None), tuple
+        ):
+            # a target was turned into noise for the whole run, and noise by client was put in the
+            # order of the trace's clients: take what the trace announces
             z = declared.get(hook.name, {}).get("noise_multiplier", 1.0)
             z = tuple(z) if isinstance(z, list) else z
             ready.append(replace(hook, noise_multiplier=z, epsilon=None))

@@ -1,0 +1,83 @@
+"""The user's own config behind an allocation: its clients, rounds, batches and local steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.errors import ConfigError
+from fedaudit.experiment.allocate.clients import Clients
+from fedaudit.experiment.build import deal, load_data
+from fedaudit.experiment.config import COMPARE, THOROUGH, Config, load
+from fedaudit.experiment.toml import read
+from fedaudit.matching import match_clients
+from fedaudit.randomness import Seed
+
+USUAL = Path("fedaudit.toml")
+"""Where `fedaudit init` writes a config."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """A config, checked; `names` and `sizes` (n,) are its clients and their training records."""
+
+    path: Path
+    raw: Mapping[str, Any]
+    config: Config
+    names: tuple[str, ...]
+    sizes: npt.NDArray[np.int64]
+
+    @property
+    def left_out(self) -> list[str]:
+        """Sections that an allocation does not keep: other variants have other noise."""
+        return [f"[{name}]" for name in (COMPARE, THOROUGH) if name in self.raw]
+
+    def without_noise(self) -> dict[str, Any]:
+        """The config as written, but for the noise of DP-SGD and other variants."""
+        own = {k: v for k, v in self.raw.items() if k not in (COMPARE, THOROUGH)}
+        protections = {k: dict(v) for k, v in own.get("protections", {}).items()}
+        for key in ("noise_multiplier", "epsilon"):
+            protections.get("dp_sgd", {}).pop(key, None)
+        return {**own, "protections": protections}
+
+    def settled(self, what: str, asked: int | None, own: int | None) -> int | None:
+        """A number of the command line, or the config's; both must be the same."""
+        if asked is not None and own is not None and asked != own:
+            raise ConfigError(
+                f"the allocation and {self.path} do not have the same {what}",
+                expected=f"{own}, as the config says",
+                got=str(asked),
+                remedy=f"leave the option out, or change {what} in {self.path}",
+            )
+        return own if asked is None else asked
+
+    def sized(self, who: Clients) -> npt.NDArray[np.int64]:
+        """Training records of the clients of a table, in its order; the names must be the same."""
+        if who.numbered and self.config.partition["kind"] != "by_owner":
+            names: tuple[str, ...] = self.names if len(self.names) == who.n else who.names
+        else:
+            names = who.names
+        own = dict(zip(self.names, self.sizes.tolist(), strict=True))
+        return np.array(
+            match_clients(
+                own, names, what="the table", values_in=str(self.path), clients_in="the table"
+            ),
+            dtype=np.int64,
+        )
+
+    def steps(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Local steps of a round, of clients with so many records (n,)."""
+        return self.config.training.steps_of(sizes)
+
+
+def read_base(path: Path) -> Base:
+    """A config and the clients that its data give; of one that compares, the first variant."""
+    config = load(path)
+    seed = Seed(config.seed)
+    parts = deal(config, load_data(config, seed)[0], seed).parts
+    return Base(path, read(path), config, parts.names, parts.sizes)
