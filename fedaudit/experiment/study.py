@@ -21,7 +21,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fedaudit import __version__
+from fedaudit import __version__, shapes
 from fedaudit.errors import ConfigError, FedauditError, TraceError
 from fedaudit.experiment.config import Config, load_variants
 from fedaudit.experiment.folders import STUDY, Entry, clear, entries, places
@@ -389,7 +389,7 @@ def _claim(path: Path, parts: Sequence[Part]) -> None:
     stamp = path / STUDY
     try:
         if not is_lost(stamp):
-            before = read_object(stamp)
+            before = read_object(stamp, shapes.STUDY)
             # a mistake in the first config must not cost the folder: nothing is lost yet
             recorded = any(path.glob("*/trace/round-*"))
             if before.get("runs") != about["runs"] and recorded:

@@ -19,7 +19,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
-        {"errors", "files", "foreign", "results", "randomness", "settings", "layout", "rows"}
+        {
+            "errors",
+            "files",
+            "foreign",
+            "results",
+            "randomness",
+            "settings",
+            "layout",
+            "rows",
+            "shapes",
+        }
     ),
     frozenset({"stats", "accounting"}),
     frozenset({"trace", "hooks", "tasks", "watermarks", "data"}),
