@@ -87,7 +87,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[int]:
     file = Path(path)
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise unreadable(file, "a file", "no such file", absent=True) from None
     except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
         got = getattr(error, "strerror", None) or str(error)
@@ -347,8 +347,10 @@ def _refuse_depth(value: Any) -> None:
 
 # -- arrays ---------------------------------------------------------------------------------------
 
-TORN = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, TypeError, NotImplementedError)
-TORN += (RuntimeError, OSError, KeyError, struct.error, OverflowError, SyntaxError)  # type: ignore[assignment]
+TORN: tuple[type[Exception], ...] = (
+    zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, NotImplementedError, OSError,
+    OverflowError, RuntimeError, SyntaxError, TypeError, ValueError,
+)  # fmt: skip
 """Whatever reading a torn or foreign archive can raise."""
 
 

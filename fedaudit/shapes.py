@@ -180,6 +180,16 @@ TRUTH: Shape = {
 }
 TRUTH_ROUND: Shape = {"senders": {str: str}, "clients": [str], "metrics": {str: float}}
 
+FETCHED: Shape = {
+    "fedaudit_data": int,
+    "package_sha256": str,
+    "records?": at_least(0),
+    "lines?": at_least(0),
+    "classes?": [str],
+    "columns?": [str],
+}
+"""What a fetched data set says of itself."""
+
 RUN: Shape = {"config_sha256": str, "fedaudit?": str}
 STUDY: Shape = {
     "runs": [{"federation": str, "variant?": str, "path": str, "config_sha256?": str}],
@@ -190,12 +200,42 @@ AUDITED: Shape = {
     "truth?": str,
     "done_by?": [{"command": str, "audits": [str]}],
 }
+_ALLOCATED = (
+    "leverage",
+    "noise_multiplier",
+    "uniform_noise_multiplier",
+    "epsilon",
+    "uniform_epsilon",
+    "published_before",
+    "published_after",
+)
+
 CONFIG: Shape = {
     f"{section}?": dict
     for section in ("data", "partition", "topology", "task", "federation", "training", "trace")
 }
 CONFIG |= {f"{section}?": {str: dict} for section in ("protections", "audits")}
-RESULT: Shape = {"asked": dict, "result": dict}
+AUDIT_RESULT: Shape = {
+    "audit": str,
+    "question": str,
+    "vantage": str,
+    "settings?": dict,
+    "headline?": (str, NOTHING),
+    "greater_is_leak?": bool,
+    "estimates?": {str: dict},
+    "underpowered?": [dict],
+    "bounds?": {str: dict},
+    "per_client?": {str: {str: (float, str, bool, NOTHING)}},
+    "curves?": {str: {str: [(float, str)]}},
+    "notes?": [str],
+}
+REPORT: Shape = {"chapters": [{"evidence": {str: str}}]}
+"""results.json, of which the gate reads the hashes."""
+RESULT: Shape = {"asked": {"records?": {"data_sha256?": str}}, "result": dict}
+ALLOCATION: Shape = {
+    "clients": [{"client": str, **{f"{k}?": (float, budget) for k in _ALLOCATED}}],
+    "statements": [{"about": str, "text": str}],
+}
 PROMISED: Shape = {"trace_sha256": str, "guarantees": GUARANTEES}
 CELL: Shape = {"fedaudit": str, "code": str, "measured": {str: [(float, str, NOTHING)]}}
 LOCK: Shape = {"pid": at_least(1), "began?": (int, NOTHING), "host?": (str, NOTHING)}

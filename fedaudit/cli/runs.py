@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +29,7 @@ from fedaudit.cli.output import (
     unanswered,
 )
 from fedaudit.errors import DataError, Interrupted, UsageError
+from fedaudit.files import parse_toml, read_text
 
 
 def starting(bar: Bar, stage: str) -> None:
@@ -124,7 +124,7 @@ def run_command(
         helped = parse_workers(workers)
         given: list[Any] = list(configs or [])
         if not given and set_:
-            given = [tomllib.loads(DEFAULT)]
+            given = [parse_toml(DEFAULT)]
         parts = study.plan(given, overrides=set_ or (), seed=seed, thorough=thorough)
         trained_by = chosen(
             engine, superlink, timeout, root_certificates=root_certificates, insecure=insecure
@@ -300,7 +300,7 @@ def sweep_command(
         plain = {"rows": list(done.rows), "failed": [list(f) for f in done.failed]}
         typer.echo(json.dumps(plain, indent=1, allow_nan=False))
     else:
-        typer.echo((done.path / "sweep.md").read_text(encoding="utf-8"))
+        typer.echo(read_text(done.path / "sweep.md"))
         typer.echo(f"{done.reused} cells were there already; table: {done.path / 'sweep.csv'}")
     if done.failed:
         for label, message in done.failed:

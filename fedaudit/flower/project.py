@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedaudit.errors import ConfigError
+from fedaudit.files import Unreadable, read_toml
 
 
 @dataclass(frozen=True)
@@ -27,19 +27,14 @@ def read_project(folder: str | os.PathLike[str]) -> Project:
     root = Path(folder)
     file = root / "pyproject.toml"
     try:
-        raw = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"{root} is not a Flower app",
-            expected="a folder with a pyproject.toml",
-            got=error.strerror or str(error),
-            remedy="point to the folder that `flwr run` is called with",
-        ) from None
-    except ValueError as error:
-        raise ConfigError(
-            f"{file} is not TOML", expected="a pyproject.toml", got=str(error), remedy="correct it"
-        ) from None
-    app = raw.get("tool", {}).get("flwr", {}).get("app")
+        raw = read_toml(file)
+    except Unreadable as error:
+        what = f"{root} is not a Flower app" if error.absent else ""
+        remedy = "point to the folder that `flwr run` is called with" if error.absent else None
+        raise error.as_error(ConfigError, what, remedy) from None
+    app: Any = raw
+    for key in ("tool", "flwr", "app"):
+        app = app.get(key) if isinstance(app, dict) else None
     parts = app.get("components") if isinstance(app, dict) else None
     if not isinstance(parts, dict) or not {"serverapp", "clientapp"} <= set(parts):
         raise ConfigError(

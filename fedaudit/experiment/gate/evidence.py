@@ -10,12 +10,14 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
+from fedaudit import shapes
 from fedaudit.errors import TraceError
 from fedaudit.experiment.folders import config_of, entries, is_study, places
 from fedaudit.experiment.promised import promised
 from fedaudit.experiment.reporting import is_about, stored_results
 from fedaudit.experiment.seal import require_seal
 from fedaudit.experiment.summary import clients_of
+from fedaudit.files import Unreadable, read_object
 from fedaudit.report.names import Renaming, pseudonyms
 from fedaudit.results import AuditResult, Estimate
 from fedaudit.stats.intervals import wilson
@@ -169,7 +171,7 @@ def of_run(folder: Path) -> Evidence:
         stale=frozenset(
             name
             for name, r in results.items()
-            # a torn result has no hash, and says itself that it cannot be read
+            # an audit that never began has no hash
             if not is_about(r, trace) and (r.trace_sha256 or r.headline is not None)
         ),
         configured=configured,

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedaudit.errors import DataError, NotApplicable, NotObservable
+from fedaudit.files import Unreadable, read_npz
 from fedaudit.protections.guard.calibration import Calibration, Run, together
 from fedaudit.protections.guard.guard import UNITS, GuardReport, observed
 from fedaudit.protections.guard.tensors import Floats
@@ -33,12 +32,15 @@ def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         )
     try:
         if file.suffix == ".npz":
-            with np.load(file, allow_pickle=False) as arrays:
-                return {name: arrays[name] for name in arrays.files}
+            return read_npz(file)
         if file.suffix == ".safetensors":
             from safetensors.torch import load_file
 
             return dict(load_file(file))
+    except Unreadable as error:
+        raise error.as_error(DataError, remedy="save it again") from None
+    except MemoryError:
+        raise
     except Exception as error:  # whatever a torn file makes its reader raise
         raise DataError(
             f"{file} cannot be read",

@@ -22,6 +22,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from fedaudit.errors import DataError, UsageError
+from fedaudit.files import parse_json
 from fedaudit.protections.guard import (
     constant,
     one_entry,
@@ -110,7 +111,7 @@ class GuardReport:
     @classmethod
     def from_json(cls, text: str) -> GuardReport:
         """The inverse of `to_json`; ValueError for anything else."""
-        raw = json.loads(text)
+        raw = parse_json(text)
         try:
             if raw["verdict"] not in get_args(Verdict):
                 raise ValueError(f"verdict {raw['verdict']!r}")
