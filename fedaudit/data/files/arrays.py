@@ -30,7 +30,7 @@ def read_npz(path: Path, name: str, label: str | None, owners: Mapping[str, str 
             raise DataError(
                 f"{path} has no array {key!r} ({role})",
                 expected=f"an array {key!r}",
-                got=", ".join(sorted(arrays)),
+                got=", ".join(sorted(arrays)) or "no arrays",
                 remedy=nearest(key, arrays),
             )
         return arrays[key]
