@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import secrets
 import sys
 import tempfile
@@ -28,7 +30,7 @@ def main() -> int:
         given.state.unlink(missing_ok=True)
     seed = _seed(given.seed, given.state)
     print(f"seed {seed}; again with: python -m fuzz --seed {seed}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="fedaudit-fuzz-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="fedaudit-fuzz-", dir=_memory()) as scratch:
         root = Path(scratch) / "corpus"
         prepared(root)
         if given.case is not None:
@@ -38,13 +40,16 @@ def main() -> int:
         return _all(root, seed, given)
 
 
+def _memory() -> str | None:
+    """A folder that no disk has to keep up with, where there is one."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
 def _seed(given: int | None, state: Path) -> int:
     """That which was given, that of a campaign that is under way, or a new one."""
     if given is not None:
         return given
     try:
-        import json
-
         return int(json.loads(state.read_text().splitlines()[0])["seed"])
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         return secrets.randbelow(1 << 32)

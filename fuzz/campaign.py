@@ -146,7 +146,7 @@ class Worker:
         self.start()
 
     def start(self) -> None:
-        context = get_context("fork")
+        context = get_context("spawn")  # threads of a library do not survive a fork
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs, *self.given), daemon=True)
         self.process.start()

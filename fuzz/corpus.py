@@ -51,7 +51,9 @@ def build(root: Path) -> None:
     compared = config(data, compare={"base": "plain", "quiet": {"federation": {"rounds": 2}}})
     del compared["protections"]
     study(plan([compared]), root / "study")
-    masked = config(data, protections={"secure_aggregation": {"threshold": 2}}, audits={"coverage": {}})
+    masked = config(
+        data, protections={"secure_aggregation": {"threshold": 2}}, audits={"coverage": {}}
+    )
     experiment.run(masked, root / "sums")
     _policies(root / "policies")
     _configs(root / "configs", data)

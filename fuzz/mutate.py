@@ -126,7 +126,7 @@ def altered(value: Any, rng: Random) -> Any:
         elif how == 2:
             holder[str(rng.choice(("", "x", key + "?", "\0", "__class__")))] = rng.choice(ODD)
         elif how == 3:
-            holder[key] = deep(rng.choice((5, 99, 150, 900)))
+            holder[key] = deep(rng.choice((5, 99, 150, 400)))
         elif how == 4 and type(holder[key]) in (int, float):
             holder[key] = rng.choice((-holder[key], holder[key] + 1, holder[key] * 1e6, 0))
         else:

@@ -162,7 +162,8 @@ def read_truth(folder: Path) -> str:
 def report_study(folder: Path) -> None:
     from fedaudit.experiment.study import report
 
-    report(folder)
+    for error in report(folder).failed.values():
+        raise error  # the other runs were reported; the command ends with this one's code
 
 
 # -- files that a user writes ---------------------------------------------------------------------
@@ -188,14 +189,14 @@ def load_config(file: Path) -> None:
     from fedaudit.experiment.study import describe, foreseen, plan
 
     parts = plan([file])
-    small = all(_small(p.config) for p in parts)
-    if small:
+    if all(_quick(p.config) for p in parts):
         describe(parts, foreseen(parts))
 
 
-def _small(config: Any) -> bool:
+def _quick(config: Any) -> bool:
+    """Whether looking ahead is quick: a language model may be trained for it."""
     numbers = (config.federation.rounds, config.federation.clients or 0)
-    return all(n < 1_000 for n in numbers)
+    return config.task.kind == "mlp" and all(n < 1_000 for n in numbers)
 
 
 def load_policy(file: Path) -> None:

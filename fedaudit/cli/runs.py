@@ -334,3 +334,5 @@ def report_command(
     if not as_json:
         for line in done.unfinished:
             typer.echo(line)
+    if done.failed:
+        raise typer.Exit(max(error.exit_code for error in done.failed.values()))

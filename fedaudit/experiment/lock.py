@@ -64,8 +64,15 @@ def _take(folder: Path, file: Path) -> bool:
                         remedy="wait for it, or choose another folder with --out; if no such "
                         f"process is left there, remove {file}",
                     ) from None
-                with contextlib.suppress(FileNotFoundError):
-                    file.unlink()
+                try:
+                    file.unlink(missing_ok=True)
+                except OSError as error:
+                    raise UsageError(
+                        f"{file} is in the way",
+                        expected="a lock that can be removed, or none",
+                        got=error.strerror or str(error),
+                        remedy="remove it, or choose another folder with --out",
+                    ) from None
             except OSError:
                 return False  # a file system without links: no lock, as before
         return False

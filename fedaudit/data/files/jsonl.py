@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,12 @@ def read_jsonl(
         lines.append(number)
         for role, key in roles.items():
             cell = record.get(key)
-            if cell is None or isinstance(cell, list | dict) or str(cell).strip() == "":
+            if (
+                cell is None
+                or isinstance(cell, list | dict)
+                or (isinstance(cell, float) and not math.isfinite(cell))
+                or str(cell).strip() == ""
+            ):
                 raise DataError(
                     f"{path}, line {number}: the {role} is missing",
                     expected=f"a key {key!r} with a value, as every record must have one",
