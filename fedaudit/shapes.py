@@ -191,6 +191,15 @@ FETCHED: Shape = {
 """What a fetched data set says of itself."""
 
 RUN: Shape = {"config_sha256": str, "fedaudit?": str}
+SEAL: Shape = {
+    "format": one_of("fedaudit-seal"),
+    "version": at_least(1),
+    "parts": {str: {str: str}},
+    "gone?": {str: {"why?": str, "on?": str}},
+    "truth?": str,
+    "salt?": str,
+}
+IDENTITY: Shape = {"data?": {str: dict}, "code?": dict}
 STUDY: Shape = {
     "runs": [{"federation": str, "variant?": str, "path": str, "config_sha256?": str}],
     "fedaudit?": str,
@@ -229,8 +238,6 @@ AUDIT_RESULT: Shape = {
     "curves?": {str: {str: [(float, str)]}},
     "notes?": [str],
 }
-REPORT: Shape = {"chapters": [{"evidence": {str: str}}]}
-"""results.json, of which the gate reads the hashes."""
 RESULT: Shape = {"asked": {"records?": {"data_sha256?": str}}, "result": dict}
 ALLOCATION: Shape = {
     "clients": [{"client": str, **{f"{k}?": (float, budget) for k in _ALLOCATED}}],

@@ -15,6 +15,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import wait
@@ -54,11 +55,21 @@ def prepared(root: Path) -> None:
     text = to_toml(corpus.config(root / "hospitals.csv"))
     (root / "config-of-run.toml").write_text(text)
     for name in TARGETS:  # whole files are accepted, or a refusal would say nothing
-        with tempfile.TemporaryDirectory(dir=root.parent) as scratch:
-            folder = shutil.copytree(root / TARGETS[name].folder, Path(scratch) / "copy")
-            shutil.copy(root / "config-of-run.toml", scratch)
+        with _copy(root, name) as folder:
             for use in TARGETS[name].uses:
                 use(folder)
+
+
+@contextmanager
+def _copy(root: Path, name: str) -> Iterator[Path]:
+    """A target's folder to do with as one likes."""
+    from fuzz.targets import TARGETS
+
+    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=root.parent) as scratch:
+        folder = Path(scratch) / "copy"
+        shutil.copytree(root / TARGETS[name].folder, folder, symlinks=True)
+        shutil.copy(root / "config-of-run.toml", scratch)
+        yield folder
 
 
 def target_of(case: int, names: Iterable[str] | None = None) -> str:
@@ -78,11 +89,7 @@ def run_case(root: Path, seed: int, case: int, name: str, whole: dict[str, str])
     from fuzz.targets import TARGETS
 
     target, rng = TARGETS[name], Random(f"{seed}/{case}")
-    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=root.parent) as scratch:
-        place = Path(scratch)
-        folder = place / "copy"
-        shutil.copytree(root / target.folder, folder, symlinks=True)
-        shutil.copy(root / "config-of-run.toml", place)
+    with _copy(root, name) as folder:
         damage = target.damage(folder, rng)
         result, detail = "accepted", ""
         for use in target.uses:
@@ -175,9 +182,12 @@ def meanings(root: Path) -> dict[str, str]:
     """What the whole files of a target mean."""
     from fuzz.targets import TARGETS
 
-    return {
-        name: t.meaning(root / t.folder) for name, t in TARGETS.items() if t.meaning is not None
-    }
+    found = {}
+    for name, target in TARGETS.items():
+        if target.meaning is not None:
+            with _copy(root, name) as folder:
+                found[name] = target.meaning(folder)
+    return found
 
 
 def outcomes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -13,6 +14,7 @@ import numpy as np
 
 from fedaudit import experiment
 from fedaudit.experiment.gate import write_example
+from fedaudit.experiment.seal import seal
 from fedaudit.experiment.study import plan, study
 from fedaudit.protections.guard.calibration import SHIPPED
 
@@ -48,6 +50,8 @@ def build(root: Path) -> None:
     data = table(root / "hospitals.csv")
     experiment.run(config(data), root / "run")
     (root / "run" / "promised.json").write_text(_promised(root / "run"))
+    seal(root / "run", "results")
+    _stopped(root / "half", data)
     compared = config(data, compare={"base": "plain", "quiet": {"federation": {"rounds": 2}}})
     del compared["protections"]
     study(plan([compared]), root / "study")
@@ -62,6 +66,17 @@ def build(root: Path) -> None:
     _sites(root / "sites")
     _models(root / "models")
     _loose(root / "loose")
+
+
+def _stopped(folder: Path, data: Path) -> None:
+    """A run that was interrupted after two of its three rounds."""
+
+    def progress(stage: str, done: int, _: int, __: str) -> None:
+        if stage == "train" and done == 2:
+            raise KeyboardInterrupt
+
+    with contextlib.suppress(KeyboardInterrupt):
+        experiment.run(config(data), folder, progress=progress)
 
 
 def _promised(run: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -97,6 +98,11 @@ ODD: tuple[Any, ...] = (
 )  # fmt: skip
 
 
+def odd(rng: Random) -> Any:
+    """One of them, for its own."""
+    return copy.deepcopy(rng.choice(ODD))
+
+
 def deep(levels: int) -> Any:
     value: Any = []
     for _ in range(levels):
@@ -110,7 +116,7 @@ def altered(value: Any, rng: Random) -> Any:
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         places = list(_places(out))
         if not places:
-            return rng.choice(ODD)
+            return odd(rng)
         holder, key = rng.choice(places)
         how = rng.randrange(8)
         if how == 0:
@@ -122,15 +128,15 @@ def altered(value: Any, rng: Random) -> Any:
             except (KeyError, IndexError):
                 continue
         elif how == 2 and isinstance(holder, list):
-            holder.append(rng.choice((*holder, *ODD)))
+            holder.append(odd(rng))
         elif how == 2:
-            holder[str(rng.choice(("", "x", key + "?", "\0", "__class__")))] = rng.choice(ODD)
+            holder[str(rng.choice(("", "x", key + "?", "\0", "__class__")))] = odd(rng)
         elif how == 3:
             holder[key] = deep(rng.choice((5, 99, 150, 400)))
         elif how == 4 and type(holder[key]) in (int, float):
-            holder[key] = rng.choice((-holder[key], holder[key] + 1, holder[key] * 1e6, 0))
+            holder[key] = rng.choice((-holder[key], holder[key] + 1, holder[key] * 1_000_000, 0))
         else:
-            holder[key] = rng.choice(ODD)
+            holder[key] = odd(rng)
     return out
 
 

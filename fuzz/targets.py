@@ -46,6 +46,20 @@ def any_of(*patterns: str) -> Damage:
     return damage
 
 
+def sealed(damage: Damage) -> Damage:
+    """Damage, and then a new seal over the run: what reads the file has to notice by itself."""
+
+    def then_seal(folder: Path, rng: Random) -> str:
+        from fedaudit.experiment.seal import PARTS, seal
+
+        said = damage(folder, rng)
+        for part in PARTS:
+            _or_refused(seal, folder, part)
+        return f"{said}, sealed"
+
+    return then_seal
+
+
 def resealed(part: str, how: Callable[[Path, Random], str]) -> Damage:
     return lambda folder, rng: f"{part}: {how(folder / part, rng)}"
 
@@ -135,19 +149,29 @@ def diff_run(folder: Path) -> None:
     diff(folder, folder)
 
 
+def verify_run(folder: Path) -> None:
+    from fedaudit.experiment.seal import examine, examine_contents, require_seal
+
+    examine(folder)
+    examine_contents(folder)
+    require_seal(folder)
+
+
 def audit_run(folder: Path) -> None:
     from fedaudit import experiment
 
     experiment.audit(folder, ["coverage"])
 
 
-def resume(folder: Path) -> None:
-    """Run the same config into the folder, as after a kill."""
+def resume(folder: Path) -> str:
+    """Run the same config into the folder, as after a kill; the trace has to come out the same."""
     import tomllib
 
     from fedaudit import experiment
+    from fedaudit.trace import Trace
 
     experiment.run(tomllib.loads((folder.parent / "config-of-run.toml").read_text()), folder)
+    return Trace.open(folder).sha256
 
 
 def read_truth(folder: Path) -> str:
@@ -294,8 +318,8 @@ def flower_app(folder: Path) -> None:
     read_project(folder)
 
 
-ALL = ("*", "*/*", "*/*/*")
 TRACE = ("trace/*",)
+RUN = ("results/*", "*.json", "config.toml")
 TARGETS: dict[str, Target] = {
     "trace": Target(
         "run", any_of(*TRACE), (read_trace, view_trace), read_trace, weight=6
@@ -307,7 +331,7 @@ TARGETS: dict[str, Target] = {
         weight=7,
     ),
     "trace, resealed, audited": Target(
-        "run", resealed("trace", reseal.trace), (audit_trace,), weight=1
+        "run", sealed(resealed("trace", reseal.trace)), (audit_trace,)
     ),
     "trace of sums, resealed": Target(
         "sums", resealed("trace", reseal.trace), (view_trace, plan_of_trace), weight=2
@@ -316,19 +340,19 @@ TARGETS: dict[str, Target] = {
         "run", any_of("truth/*.json", "truth/*.safetensors"), (read_truth,), read_truth, weight=3
     ),
     "truth, resealed": Target(
-        "run", resealed("truth", reseal.truth), (read_truth, gate_run, audit_run), weight=2
+        "run", sealed(resealed("truth", reseal.truth)), (read_truth, gate_run, audit_run), weight=2
     ),
-    "results": Target(
-        "run",
-        any_of("results/*", "results.json", "*.json", "config.toml"),
-        (gate_run, diff_run),
-        weight=4,
+    "run": Target(
+        "run", any_of(*RUN, "seal.json", "truth/seal.json"), (verify_run, gate_run), weight=2
     ),
-    "run, reported": Target(
-        "run", any_of("results/*", "*.json", "config.toml", "truth/*"), (report,), weight=1
+    "run, resealed": Target("run", sealed(any_of(*RUN)), (gate_run, diff_run), weight=4),
+    "run, reported": Target("run", sealed(any_of(*RUN, "truth/*")), (verify_run, report)),
+    "half a run": Target(
+        "half", any_of("checkpoint/*", "truth/*", "trace/*", "*.json"), (resume,), resume, weight=2
     ),
-    "checkpoint, resumed": Target("run", any_of("checkpoint/*", "truth/*", "*.json"), (resume,)),
-    "study": Target("study", any_of("study.json", "*/*.json", "*/*.toml"), (report_study,)),
+    "study": Target(
+        "study", sealed(any_of("study.json", "*/*.json", "*/*.toml")), (verify_run, report_study)
+    ),
     "config": Target("configs", any_of("*.toml"), (each("*.toml", load_config),), weight=5),
     "policy": Target("policies", any_of("*.toml"), (each("*.toml", load_policy),), weight=6),
     "plan": Target(

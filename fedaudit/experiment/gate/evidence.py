@@ -10,14 +10,12 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from fedaudit import shapes
 from fedaudit.errors import TraceError
 from fedaudit.experiment.folders import config_of, entries, is_study, places
 from fedaudit.experiment.promised import promised
 from fedaudit.experiment.reporting import is_about, stored_results
 from fedaudit.experiment.seal import require_seal
 from fedaudit.experiment.summary import clients_of
-from fedaudit.files import Unreadable, read_object
 from fedaudit.report.names import Renaming, pseudonyms
 from fedaudit.results import AuditResult, Estimate
 from fedaudit.stats.intervals import wilson
