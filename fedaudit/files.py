@@ -1,8 +1,9 @@
 """Read files that somebody else may have written; write files that survive a power cut.
 
-Every small file (JSON, TOML, text, NPZ) is read here, by one rule: a regular file, not larger than
-a stated limit, not nested deeper than a stated depth. Anything else is `Unreadable`, which says
-what was expected and what was found. A caller that wants another class of error catches it.
+Every file (JSON, TOML, text, NPZ, gzip) is read here, by one rule: a regular file, not larger than
+a stated limit, not nested deeper than a stated depth, of the types that its kind has (`shapes`).
+Anything else is `Unreadable`, which says what was expected and what was found. A caller that wants
+another class of error catches it.
 
 Writing: the content is on the disk before it appears under its name, and so is the name before the
 call returns. Private files are created for their owner alone, whatever the umask.
@@ -12,24 +13,42 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
 import hashlib
+import io
 import json
 import math
 import os
 import stat
+import struct
 import tomllib
-from collections.abc import Iterator
+import zipfile
+import zlib
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from fedaudit.errors import FedauditError, IntegrityError
+from fedaudit.errors import ConfigError, FedauditError, IntegrityError
+from fedaudit.shapes import Shape, misfit
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 LARGEST = 256 << 20
 """Bytes of a file that is read whole."""
 
 DEEPEST = 100
 """Levels of nesting in JSON and TOML."""
+
+MOST_BYTES = "FEDAUDIT_MOST_BYTES"
+"""Environment variable: bytes that a file of data may have, and what is packed in it."""
+RATIO = 100
+"""An archive may unpack to so many times its size, and to a gigabyte in any case."""
+MEMBERS = 10_000
+"""Arrays in one NPZ file."""
+_GIGABYTE = 1 << 30
+_CHUNK = 1 << 20
 
 E = TypeVar("E", bound=FedauditError)
 
@@ -68,7 +87,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[int]:
     file = Path(path)
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise unreadable(file, "a file", "no such file", absent=True) from None
     except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
         got = getattr(error, "strerror", None) or str(error)
@@ -96,16 +115,83 @@ def read_bytes(path: str | os.PathLike[str], *, limit: int = LARGEST) -> bytes:
     """All bytes of a regular file of at most `limit` bytes."""
     file = Path(path)
     with opened(file) as descriptor, open(descriptor, "rb", closefd=False) as stream:
+        size = os.fstat(descriptor).st_size
         try:
-            raw = stream.read(limit + 1)
+            # what is there, not what is allowed: a buffer of the limit's size would be reserved
+            raw = b"" if size > limit else _read_up_to(stream, limit, size)
         except OSError as error:
             got = error.strerror or str(error)
             raise unreadable(file, "a readable file", got) from None
-    if len(raw) > limit:
-        raise unreadable(
-            file, f"at most {limit:,} bytes", "more", remedy="see that this is the right file"
-        )
+    if max(size, len(raw)) > limit:
+        raise _too_large(file, limit, "more" if len(raw) > limit else f"{size:,} bytes")
     return raw
+
+
+def _read_up_to(stream: Any, limit: int, size: int = 0) -> bytes:
+    """All of a stream; of one that holds more than `limit` bytes, only a little more."""
+    raw: bytes = stream.read(min(size, limit) + 1)
+    pieces = [raw]
+    while raw and (done := sum(map(len, pieces))) <= limit:
+        raw = stream.read(min(_CHUNK, limit + 1 - done))
+        pieces.append(raw)
+    return b"".join(pieces)
+
+
+def _too_large(path: Path, limit: int, got: str, *, packed: bool = False) -> Unreadable:
+    what = f"at most {limit:,} bytes" + (" when unpacked" if packed else "")
+    remedy = "see that this is the right file"
+    if packed or limit != LARGEST:
+        remedy += f"; if it is, set {MOST_BYTES} to the bytes that are allowed"
+    return unreadable(path, what, got, remedy=remedy)
+
+
+def most_bytes() -> int:
+    """Bytes that a file of data may have: half of the memory, or what `FEDAUDIT_MOST_BYTES` says.
+
+    Small files of fedaudit's own keep to `LARGEST`.
+    """
+    said = os.environ.get(MOST_BYTES)
+    if said is None:
+        from fedaudit.rows import memory
+
+        return memory() // 2
+    if not (said.isascii() and said.isdigit() and 0 < len(said) < 19):
+        raise ConfigError(
+            f"{MOST_BYTES} cannot be {said!r}",
+            expected="a whole number of bytes",
+            got=repr(said),
+            remedy=f"{MOST_BYTES}=8000000000",
+        )
+    return int(said)
+
+
+def _most_unpacked(packed: int) -> int:
+    """What an archive of `packed` bytes may unpack to."""
+    if MOST_BYTES in os.environ:
+        return most_bytes()
+    return min(most_bytes(), max(_GIGABYTE, RATIO * packed))
+
+
+def read_data(path: str | os.PathLike[str]) -> bytes:
+    """All bytes of a file of records, unpacked where its name ends in `.gz`."""
+    file = Path(path)
+    raw = read_bytes(file, limit=most_bytes())
+    return gunzip(raw, file) if file.name.lower().endswith(".gz") else raw
+
+
+def gunzip(raw: bytes, path: Path) -> bytes:
+    """The content of a gzip file; refused where it is far larger than the file."""
+    limit = _most_unpacked(len(raw))
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(raw)) as stream:
+            out = _read_up_to(stream, limit)
+    except (OSError, EOFError, zlib.error) as error:
+        raise unreadable(
+            path, "a complete gzip file", str(error), remedy="copy or download it again"
+        ) from None
+    if len(out) > limit:
+        raise _too_large(path, limit, f"more, from {len(raw):,} bytes", packed=True)
+    return out
 
 
 def read_text(
@@ -147,11 +233,15 @@ def read_json(path: str | os.PathLike[str], *, limit: int = LARGEST) -> Any:
     return _parsed(Path(path), limit, parse_json, "JSON")
 
 
-def read_object(path: str | os.PathLike[str], *, limit: int = LARGEST) -> dict[str, Any]:
-    """The same where it has to be an object."""
+def read_object(
+    path: str | os.PathLike[str], shape: Shape = None, *, limit: int = LARGEST
+) -> dict[str, Any]:
+    """The same where it has to be an object, of some `shape` (see `shapes`)."""
     found = read_json(path, limit=limit)
-    if not isinstance(found, dict):
-        raise unreadable(Path(path), "a JSON object", type(found).__name__)
+    wrong = misfit(found, {} if shape is None else shape)
+    if wrong is not None:
+        raise unreadable(Path(path), wrong.expected, wrong.got)
+    assert isinstance(found, dict)
     return found
 
 
@@ -168,18 +258,22 @@ def _parsed(path: Path, limit: int, parse: Any, kind: str) -> Any:
         raise unreadable(path, f"valid {kind}", str(error)) from None
 
 
-def parse_json(text: str | bytes) -> Any:
-    """JSON as the standard has it: no NaN, no repeated keys; ValueError for anything else."""
+def parse_json(text: str | bytes, *, nan: bool = False) -> Any:
+    """JSON as the standard has it: no repeated keys, no whole number beyond 64 bits, and no NaN
+    but where `nan` allows it; ValueError for anything else."""
     try:
         found = json.loads(
             text,
-            parse_constant=_refuse_constant,
+            parse_constant=float if nan else _refuse_constant,
             parse_float=_finite,
+            parse_int=_whole,
             object_pairs_hook=_refuse_repeats,
         )
     except RecursionError:
         raise ValueError("nested too deeply") from None
     _refuse_depth(found)
+    if (b"\\ud" if isinstance(text, bytes) else "\\ud") in text.lower():  # type: ignore[operator]
+        _refuse_halves(found)
     return found
 
 
@@ -190,6 +284,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("nested too deeply") from None
     _refuse_depth(found)
+    _refuse_large(found)
     return found
 
 
@@ -202,6 +297,29 @@ def _finite(digits: str) -> float:
     if math.isinf(value):
         raise ValueError(f"the number {digits[:40]} is too large")
     return value
+
+
+def _whole(digits: str) -> int:
+    value = int(digits)
+    if not -(1 << 63) <= value < 1 << 64:
+        raise ValueError(f"the whole number {digits[:40]} is too large")
+    return value
+
+
+def _refuse_large(value: Any) -> None:
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _refuse_large(inner)
+    elif type(value) is int:
+        _whole(str(value))
+
+
+def _refuse_halves(value: Any) -> None:
+    """Refuse half a character (a lone surrogate), which no file can be written with."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"half a character, {error.object[error.start]!a}") from None
 
 
 def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -225,6 +343,102 @@ def _refuse_depth(value: Any) -> None:
         if not level:
             return
     raise ValueError(f"nested more than {DEEPEST} levels deep")
+
+
+# -- arrays ---------------------------------------------------------------------------------------
+
+TORN: tuple[type[Exception], ...] = (
+    zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, NotImplementedError, OSError,
+    OverflowError, RuntimeError, SyntaxError, TypeError, ValueError,
+)  # fmt: skip
+"""Whatever reading a torn or foreign archive can raise."""
+
+
+def read_npz(
+    path: str | os.PathLike[str], names: Collection[str] | None = None
+) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of an NPZ file, or those of `names` that it has; never opens a pickle.
+
+    What the archive says of itself is compared before anything is unpacked: how many arrays, how
+    large together, and of each whether its dtype and shape fit its bytes.
+    """
+    file = Path(path)
+    with opened(file) as descriptor, open(descriptor, "rb", closefd=False) as stream:
+        packed = os.fstat(descriptor).st_size
+        if packed > (most := most_bytes()):
+            raise _too_large(file, most, f"{packed:,} bytes")
+        try:
+            with zipfile.ZipFile(stream) as archive:
+                members = _members(file, archive, packed)
+                wanted = {k: m for k, m in members.items() if names is None or k in names}
+                return {k: _array(file, archive, k, m) for k, m in wanted.items()}
+        except TORN as error:
+            if isinstance(error, MemoryError | RecursionError):
+                raise
+            got = str(error) or type(error).__name__
+            raise unreadable(file, "a file written by numpy.savez", got, remedy=SAVE) from None
+
+
+SAVE = "write it again with numpy.savez(path, x=..., y=...)"
+
+
+def _members(file: Path, archive: zipfile.ZipFile, packed: int) -> dict[str, zipfile.ZipInfo]:
+    listed = archive.infolist()
+    if len(listed) > MEMBERS:
+        raise unreadable(file, f"at most {MEMBERS:,} arrays", f"{len(listed):,}", remedy=SAVE)
+    limit, whole = _most_unpacked(packed), sum(m.file_size for m in listed)
+    if whole > limit:
+        raise _too_large(file, limit, f"{whole:,} bytes, from {packed:,}", packed=True)
+    out: dict[str, zipfile.ZipInfo] = {}
+    for member in listed:
+        key = member.filename.removesuffix(".npy")
+        if key in out or key == member.filename:
+            got = f"{member.filename!r}" + (" twice" if key in out else "")
+            raise unreadable(file, "arrays, each under a name of its own", got, remedy=SAVE)
+        out[key] = member
+    return out
+
+
+WIDEST = 1 << 24
+"""Bytes of one entry of an array: a text of four million characters."""
+
+
+def _array(file: Path, archive: zipfile.ZipFile, key: str, member: Any) -> npt.NDArray[Any]:
+    """One array, if its header and its bytes say the same."""
+    import numpy as np
+    from numpy.lib import format as npy
+
+    with archive.open(member) as stream:
+        version = npy.read_magic(stream)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(f"array {key!r} has version {version}")
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, fortran, dtype = read(stream)
+        if dtype.hasobject:
+            raise unreadable(
+                file,
+                "numbers, or text of a fixed length (dtype U)",
+                f"Python objects in array {key!r}, which can run code when they are opened",
+                remedy=f"save it with {key}.astype(float) or {key}.astype(str)",
+            )
+        size = math.prod(shape) * dtype.itemsize
+        held = member.file_size - stream.tell()
+        if dtype.itemsize > WIDEST or min(shape, default=0) < 0 or size != held:
+            raise unreadable(
+                file,
+                f"as many bytes as dtype and shape say, at most {WIDEST:,} for one entry",
+                f"array {key!r} of dtype {dtype.str} and shape {shape}, {held:,} bytes",
+                remedy=SAVE,
+            )
+        content = bytearray(size)
+        view, done = memoryview(content), 0
+        while done < size and (piece := stream.read(min(_CHUNK, size - done))):
+            view[done : done + len(piece)] = piece
+            done += len(piece)
+        if done < size or stream.read(1):
+            raise EOFError(f"array {key!r} is cut short or goes on")
+    flat = np.frombuffer(content, dtype=dtype, count=math.prod(shape))
+    return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
 
 
 # -- writing --------------------------------------------------------------------------------------

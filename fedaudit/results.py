@@ -19,6 +19,8 @@ from operator import index
 from typing import Any, Literal, TypeVar, get_args
 
 from fedaudit.errors import FedauditError
+from fedaudit.files import parse_json
+from fedaudit.shapes import AUDIT_RESULT, misfit
 
 Number = float | int
 Status = Literal["ok", "nothing_to_say", "blind", "not_applicable", "failed"]
@@ -281,15 +283,15 @@ class AuditResult:
     @classmethod
     def from_json(cls, text: str) -> AuditResult:
         """The exact inverse of `to_json`; ValueError for anything that is not a result."""
-        raw = _restore(json.loads(text, parse_constant=_refuse_constant))
-        if not isinstance(raw, dict):
-            raise ValueError(f"a result is an object, not {type(raw).__name__}")
+        given = parse_json(text)
+        if (wrong := misfit(given, AUDIT_RESULT)) is not None:
+            raise ValueError(f"not a result: {wrong.got}, expected {wrong.expected}")
+        raw = _restore(given)
         if "status" not in raw:
             # written before results had one: what it meant is not guessed from its words
             raise OldResult("an earlier version of fedaudit stored this result: audit again")
         for name, kind in (("estimates", Estimate), ("bounds", Bound)):
-            given = _mapping(name, raw.get(name, {}))
-            raw[name] = {k: _build(kind, v, f"{name}.{k}") for k, v in given.items()}
+            raw[name] = {k: _build(kind, v, f"{name}.{k}") for k, v in raw.get(name, {}).items()}
         raw["underpowered"] = tuple(
             _build(Underpowered, v, "underpowered") for v in raw.get("underpowered", ())
         )
@@ -355,10 +357,6 @@ class Finding:
         return _build(cls, values, "a finding")
 
 
-def _refuse_constant(word: str) -> Any:
-    raise ValueError(f"{word} is not JSON")
-
-
 def _mapping(where: str, raw: Any) -> Mapping[str, Any]:
     if not isinstance(raw, Mapping):
         raise ValueError(f"{where} is {type(raw).__name__}, not an object")
@@ -409,7 +407,11 @@ def _plain(value: Any) -> Any:
         if math.isinf(value):
             return "inf" if value > 0 else "-inf"
         return float(value)
-    if value is None or isinstance(value, bool | int):
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        if not -(1 << 63) <= value < 1 << 64:
+            raise ValueError("a result holds a whole number beyond 64 bits: no reader takes it")
         return value
     raise TypeError(f"a result holds {type(value).__name__}: convert it to plain numbers or text")
 

@@ -412,3 +412,50 @@ def test_init_does_not_overwrite(command, tmp_path):
     assert again.code == 2
     assert "--force" in again.err
     assert command("init", "--force").code == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        MemoryError("Unable to allocate 3.00 TiB"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:114] . DefaultCPUAllocator: can't allocate memory"
+        ),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        RuntimeError("can't start new thread"),
+    ],
+)
+def test_too_little_memory_is_said_and_not_shown_as_a_traceback(in_process, monkeypatch, error):
+    from fedaudit.experiment import study
+
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(study, "report_one", fail)
+    done = in_process("report", "nowhere")
+    assert done.code == 1
+    assert "not enough memory" in done.err
+    assert "ulimit" in done.err
+
+
+def test_another_error_of_the_same_class_is_not_called_memory(in_process, monkeypatch):
+    from fedaudit.experiment import study
+
+    def fail(*_, **__):
+        raise RuntimeError("a mistake of ours")
+
+    monkeypatch.setattr(study, "report_one", fail)
+    with pytest.raises(RuntimeError):
+        in_process("report", "nowhere")
+
+
+def test_a_process_without_memory_says_so(tmp_path):
+    """`ulimit -v` as a user would set it: the libraries do not fit."""
+    limited = f"ulimit -v 300000; exec {sys.executable} -m fedaudit run --out {tmp_path / 'run'} -q"
+    done = subprocess.run(
+        ["sh", "-c", limited], capture_output=True, text=True, env=environment(OMP_NUM_THREADS="1")
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "not enough memory" in done.stderr

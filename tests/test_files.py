@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import math
 import os
 import stat
+import struct
+import warnings
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from fedaudit import files, shapes
+from fedaudit.errors import ConfigError
 from fedaudit.files import (
     DEEPEST,
+    MOST_BYTES,
     Unreadable,
     make_folder,
     parse_json,
     parse_toml,
     read_bytes,
+    read_data,
     read_json,
+    read_npz,
     read_object,
     read_text,
     read_toml,
@@ -155,3 +167,175 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path):
         stopped()
     assert file.read_text(encoding="utf-8") == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
+
+
+# -- arrays, archives, shapes ----------------------------------------------------------------------
+
+
+def member(dtype: str, shape: tuple[int, ...], content: bytes) -> bytes:
+    """An array's file with a header of one's own."""
+    head = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape}, }}"
+    text = head.encode() + b" " * (-(len(head) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + content
+
+
+def archive(file: Path, **members: bytes) -> Path:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as out:
+        for name, content in members.items():
+            out.writestr(f"{name}.npy", content)
+    return file
+
+
+def test_arrays_are_what_numpy_reads(tmp_path: Path):
+    given = {
+        "a": np.arange(6.0).reshape(2, 3),
+        "b": np.asfortranarray(np.arange(6, dtype=">i2").reshape(2, 3)),
+        "c": np.array(["x", "yz"]),
+        "d": np.array("one text"),
+        "e": np.zeros((0, 3)),
+    }
+    for save in (np.savez, np.savez_compressed):
+        save(tmp_path / "f.npz", **given)
+        found = read_npz(tmp_path / "f.npz")
+        assert list(found) == list(given)
+        for name, array in given.items():
+            assert found[name].dtype == array.dtype
+            np.testing.assert_array_equal(found[name], array)
+        found["a"][0, 0] = 9  # whoever reads it may change it
+    assert list(read_npz(tmp_path / "f.npz", ("c", "none"))) == ["c"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        member("<U100000000", (3,), b""),
+        member("<U100000000", (0,), b""),
+        member("<f8", (10**12,), b"\0" * 80),
+        member("<f8", (-1,), b""),
+        member("<f8", (2,), b"\0" * 15),
+        member("<f8", (2,), b"\0" * 17),
+        member("|O", (1,), b"\x80\x04N."),
+        member("nonsense", (1,), b"\0"),
+        b"\x93NUMPY",
+        b"",
+    ],
+)
+def test_arrays_that_are_refused(tmp_path: Path, content: bytes):
+    refused(archive(tmp_path / "f.npz", x=content), read_npz)
+
+
+def test_an_array_of_objects_says_how_to_save_it(tmp_path: Path):
+    np.savez(tmp_path / "f.npz", x=np.array([{}, []], dtype=object))
+    error = refused(tmp_path / "f.npz", read_npz)
+    assert "'x'" in error.got
+    assert "astype" in error.remedy
+
+
+def test_an_archive_of_something_else_or_the_same_twice_is_refused(tmp_path: Path):
+    with zipfile.ZipFile(tmp_path / "f.npz", "w") as out:
+        out.writestr("readme.txt", "hello")
+    refused(tmp_path / "f.npz", read_npz)
+    with zipfile.ZipFile(tmp_path / "f.npz", "w") as out, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            out.writestr("x.npy", member("<f8", (0,), b""))
+    assert "twice" in refused(tmp_path / "f.npz", read_npz).got
+    (tmp_path / "f.npz").write_bytes(b"PK no zip")
+    refused(tmp_path / "f.npz", read_npz)
+
+
+def test_an_archive_that_unpacks_to_far_more_is_refused(tmp_path: Path, monkeypatch):
+    """A gigabyte is allowed to any, and a hundred times its size; the limit is in the message."""
+    monkeypatch.setattr(files, "_GIGABYTE", 4 << 20)
+    packed = tmp_path / "f.csv.gz"
+    packed.write_bytes(gzip.compress(bytes(8 << 20)))
+    assert packed.stat().st_size < 20_000
+    error = refused(packed, read_data)
+    assert f"{4 << 20:,} bytes" in error.expected
+    assert MOST_BYTES in error.remedy
+    np.savez_compressed(tmp_path / "f.npz", x=np.zeros(1 << 20))
+    error = refused(tmp_path / "f.npz", read_npz)
+    assert f"{4 << 20:,} bytes" in error.expected
+    assert MOST_BYTES in error.remedy
+    monkeypatch.setenv(MOST_BYTES, str(16 << 20))
+    assert len(read_data(packed)) == 8 << 20
+    assert read_npz(tmp_path / "f.npz")["x"].shape == (1 << 20,)
+
+
+def test_three_gigabytes_in_three_megabytes_are_refused_without_unpacking(tmp_path: Path):
+    """The directory of the archive says its size: nothing is read."""
+    file = tmp_path / "f.npz"
+    archive(file, x=member("<f8", (1 << 22,), bytes(32 << 20)))
+    raw = bytearray(file.read_bytes())
+    at = raw.rindex(b"PK\x01\x02") + 24  # uncompressed size in the central directory
+    raw[at : at + 4] = struct.pack("<I", 3_000_000_000)
+    file.write_bytes(raw)
+    assert "3,000,000,000 bytes" in refused(file, read_npz).got
+
+
+def test_a_limit_that_is_no_number_is_refused(tmp_path: Path, monkeypatch):
+    (tmp_path / "f").write_bytes(b"x")
+    for text in ("", "-1", "1e9", "9" * 30):
+        monkeypatch.setenv(MOST_BYTES, text)
+        with pytest.raises(ConfigError, match=MOST_BYTES):
+            read_data(tmp_path / "f")
+    monkeypatch.setenv(MOST_BYTES, "0")
+    refused(tmp_path / "f", read_data)
+
+
+@pytest.mark.parametrize("name", ["f.csv", "f.csv.gz", "f.npz"])
+@pytest.mark.parametrize("thing", ["pipe", "device", "folder"])
+def test_data_are_regular_files(tmp_path: Path, name: str, thing: str):
+    file = tmp_path / name
+    make = {"pipe": os.mkfifo, "device": lambda f: f.symlink_to("/dev/zero"), "folder": Path.mkdir}
+    make[thing](file)
+    assert refused(file, read_npz if name == "f.npz" else read_data).got == f"a {thing}"
+
+
+def test_half_a_gzip_file_is_refused(tmp_path: Path):
+    whole = gzip.compress(b"a,b\n" * 100)
+    for raw in (whole[:-5], b"no gzip", whole[:20] + b"\xff" * 9 + whole[29:]):
+        (tmp_path / "f.gz").write_bytes(raw)
+        refused(tmp_path / "f.gz", read_data)
+
+
+@pytest.mark.parametrize("text", ["18446744073709551616", "-9223372036854775809", '"\\ud800"'])
+def test_values_that_no_other_reader_takes_are_refused(text: str):
+    with pytest.raises(ValueError):
+        parse_json(text)
+    assert parse_json("[18446744073709551615, -9223372036854775808]")
+    assert parse_json('"\\ud83d\\ude00"') == "\U0001f600"
+    with pytest.raises(ValueError):
+        parse_toml("a = {b = [18446744073709551616]}")
+
+
+def test_nan_is_read_where_it_is_allowed():
+    assert math.isnan(parse_json("NaN", nan=True))
+
+
+@pytest.mark.parametrize(
+    ("value", "shape", "expected", "got"),
+    [
+        ([], {}, "an object", "a list"),
+        ({"a": 1}, {"a": str}, "a: text", "a whole number"),
+        ({}, {"a": str}, "a: text", "no such key"),
+        ({"a": True}, {"a": int}, "a: a whole number", "true or false"),
+        ({"a": None}, {"a?": float}, "a: a number", "null"),
+        ({"a": [1, "b"]}, {"a": [int]}, "a[1]: a whole number", "text"),
+        ({"a": {"b": 1}}, {"a": {str: str}}, "a.b: text", "a whole number"),
+        ({"a": 1.5}, {"a": (str, shapes.NOTHING)}, "a: text or null", "a number"),
+        ({"a": -1}, {"a": shapes.at_least(0)}, "a: a whole number of at least 0", "-1"),
+        ({"a": "nan"}, {"a": shapes.budget}, "a: an epsilon", "nan"),
+    ],
+)
+def test_values_of_another_shape(tmp_path: Path, value, shape, expected, got):
+    (tmp_path / "f.json").write_text(json.dumps(value))
+    error = refused(tmp_path / "f.json", lambda f: read_object(f, shape))
+    assert error.expected.startswith(expected)
+    assert got in error.got
+
+
+def test_values_that_fit():
+    shape = {"a": [float], "b?": (str, shapes.NOTHING), "c": shapes.one_of("x", "y")}
+    assert shapes.misfit({"a": [1, 2.5], "c": "x", "more": object()}, shape) is None
+    assert shapes.misfit({"a": [], "b": None, "c": "y"}, shape) is None

@@ -64,3 +64,34 @@ def main() -> None:
     except OSError as error:
         typer.echo(f"fedaudit: {error}", err=True)
         raise SystemExit(1) from None
+    except (MemoryError, RuntimeError, ImportError) as error:
+        if not is_out_of_memory(error):
+            raise
+        typer.echo(f"fedaudit: {out_of_memory(error)}", err=True)
+        raise SystemExit(1) from None
+
+
+#: how libraries in C say that memory is short, where they do not raise a MemoryError
+_SHORT = (
+    "allocate memory",
+    "map segment",
+    "std::bad_alloc",
+    "not enough memory",
+    "out of memory",
+    "start new thread",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that this process got no more memory."""
+    return isinstance(error, MemoryError) or any(w in str(error).lower() for w in _SHORT)
+
+
+def out_of_memory(error: BaseException) -> FedauditError:
+    return FedauditError(
+        "there is not enough memory for this",
+        expected="a process that may use what the federation or the file needs",
+        got=str(error).splitlines()[0] if str(error) else "no more memory",
+        remedy="use a smaller model, fewer records or fewer clients at once; see whether "
+        "`ulimit -v` or the container sets a limit. A run resumes where it stopped",
+    )

@@ -11,12 +11,12 @@ import os
 import subprocess
 import sys
 import tempfile
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.errors import FedauditError, TraceError, UsageError
+from fedaudit.files import Unreadable, read_text, read_toml
 
 if TYPE_CHECKING:
     from fedaudit.experiment.config import Config
@@ -85,9 +85,9 @@ def _trusted(address: str, root_certificates: Path | None, insecure: bool) -> Pa
             remedy="give the file; --insecure only where a tunnel or a closed network protects it",
         )
     try:
-        text = root_certificates.read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError) as error:
-        text, why = "", getattr(error, "strerror", None) or "not text"
+        text = read_text(root_certificates, encoding="ascii")
+    except Unreadable as error:
+        text, why = "", error.got or "not text"
     else:
         why = "no certificate in it"
     if "-----BEGIN CERTIFICATE-----" not in text:
@@ -168,7 +168,7 @@ def server_app() -> Any:
         failure = path / "flower-failed.txt"
         failure.unlink(missing_ok=True)
         try:
-            raw = tomllib.loads(Path(str(run_config[CONFIG])).read_text(encoding="utf-8"))
+            raw = read_toml(str(run_config[CONFIG]))
             config = load({k: v for k, v in raw.items() if k != "audits"})
             record(grid, config, path, quietly, float(str(run_config[WAIT])))
         except Exception as error:
@@ -229,7 +229,7 @@ class Deployment:
             self._run(Path(folder), path)
         failure = path / "flower-failed.txt"
         if failure.exists():
-            why = failure.read_text(encoding="utf-8").strip()
+            why = read_text(failure).strip()
             failure.unlink()
             raise TraceError(f"the deployment stopped: {why}")
         recorded, complete = _recorded(path)

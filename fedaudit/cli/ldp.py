@@ -12,6 +12,7 @@ import typer
 from fedaudit.cli.app import app
 from fedaudit.cli.output import interruptible
 from fedaudit.errors import UsageError
+from fedaudit.files import parse_json
 
 if TYPE_CHECKING:
     from fedaudit.protections.local_dp.check import Check
@@ -146,7 +147,7 @@ def _inputs(texts: list[str] | None) -> list[Any]:
     out = []
     for text in texts or ["0", "1"]:
         try:
-            out.append(json.loads(text))
+            out.append(parse_json(text))
         except ValueError:
             raise UsageError(
                 "an input cannot be read",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedaudit.errors import Interrupted
+from fedaudit.files import read_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -140,7 +141,7 @@ def print_study(study: Study, quiet: bool, as_json: bool) -> None:
         print_run(study.runs[0], quiet, as_json)
         return
     if as_json:
-        typer.echo((study.path / "results.json").read_text(encoding="utf-8"))
+        typer.echo(read_text(study.path / "results.json"))
         return
     from fedaudit.report.text import show_study
 

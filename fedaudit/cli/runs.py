@@ -29,6 +29,7 @@ from fedaudit.cli.output import (
     unanswered,
 )
 from fedaudit.errors import DataError, Interrupted, UsageError
+from fedaudit.files import read_text
 
 
 def starting(bar: Bar, stage: str) -> None:
@@ -309,7 +310,7 @@ def sweep_command(
         plain = {"rows": list(done.rows), "failed": [list(f) for f in done.failed]}
         typer.echo(json.dumps(plain, indent=1, allow_nan=False))
     else:
-        typer.echo((done.path / "sweep.md").read_text(encoding="utf-8"))
+        typer.echo(read_text(done.path / "sweep.md"))
         typer.echo(f"{done.reused} cells were there already; table: {done.path / 'sweep.csv'}")
     if done.failed:
         for label, message in done.failed:
@@ -343,3 +344,5 @@ def report_command(
     if not as_json:
         for line in done.unfinished:
             typer.echo(line)
+    if done.failed:
+        raise typer.Exit(max(error.exit_code for error in done.failed.values()))

@@ -10,7 +10,6 @@ Synthetic, with a known truth: `one-hot`, `spherical`, `gaussian-mixture`.
 
 from __future__ import annotations
 
-import gzip
 import importlib.util
 import math
 from collections.abc import Callable, Mapping
@@ -24,6 +23,7 @@ import numpy.typing as npt
 
 from fedaudit.data.dataset import Dataset
 from fedaudit.errors import ConfigError, nearest
+from fedaudit.files import read_data
 from fedaudit.randomness import Seed
 
 
@@ -126,8 +126,7 @@ def _bundled(filename: str) -> str | None:
     for place in spec.submodule_search_locations:
         path = Path(place) / "datasets" / "data" / filename
         if path.is_file():
-            raw = path.read_bytes()
-            return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
+            return read_data(path).decode()
     return None
 
 

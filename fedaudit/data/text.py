@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.errors import ConfigError, DataError
+from fedaudit.files import parse_json
 
 IGNORE = -100  # the target number that torch's cross entropy leaves out
 
@@ -43,8 +44,8 @@ def _positive(name: str, value: int, least: int = 1) -> None:
 
 def _read_json(text: str, kind: str) -> dict[str, Any]:
     try:
-        raw = json.loads(text)
-    except json.JSONDecodeError as error:
+        raw = parse_json(text)
+    except ValueError as error:
         raise DataError(
             f"this is not a stored {kind} vocabulary",
             expected="JSON written by to_json",

@@ -8,12 +8,11 @@ import os
 import secrets
 import shlex
 import shutil
-import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedaudit import __version__, foreign
+from fedaudit import __version__, foreign, shapes
 from fedaudit.errors import (
     ConfigError,
     DataError,
@@ -61,7 +60,7 @@ from fedaudit.experiment.reuse import (
 from fedaudit.experiment.seal import SEAL, check_seal, is_sealed_as, require_seal, seal
 from fedaudit.experiment.summary import UNNAMED, clients_of
 from fedaudit.experiment.toml import override, parsed
-from fedaudit.files import read_object, write_atomically
+from fedaudit.files import Unreadable, read_object, read_toml, sha256_of, write_atomically
 from fedaudit.randomness import Seed
 from fedaudit.report.findings import settled
 from fedaudit.results import AuditResult, Need, Status
@@ -158,9 +157,8 @@ def _given(
 
 def _digest(file: Path) -> str:
     try:
-        with file.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
+        return sha256_of(file)
+    except (OSError, Unreadable) as error:
         # whoever reads it says what is wrong
         return type(error).__name__
 
@@ -189,10 +187,10 @@ def _kept(file: Path, asked: Mapping[str, Any], trace: Trace) -> tuple[AuditResu
     if not file.exists():
         return None, "nothing is stored yet"
     try:
-        stamped = json.loads(file.read_text(encoding="utf-8"))
+        stamped = read_object(file, shapes.RESULT)
         result = AuditResult.from_json(json.dumps(stamped["result"]))
         changed = differing(stamped["asked"], asked)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (Unreadable, ValueError, AttributeError):
         return None, "the stored result is torn, or of another version"
     if result.trace_sha256 != trace.sha256:
         changed = ", ".join(t for t in ("the trace (weights or messages)", changed) if t)
@@ -470,7 +468,7 @@ def _refuse_other_records(folder: Path, now: Mapping[str, Any]) -> None:
         file = folder / "results" / f"{name}.json"
         if not file.is_file():
             continue
-        before = read_object(file).get("asked", {}).get("records") or {}
+        before = read_object(file, shapes.RESULT)["asked"].get("records") or {}
         wrong = [
             {"data_sha256": "data", "model_sha256": "code of the model", "model": "model"}[k]
             for k in ("data_sha256", "model", "model_sha256")
@@ -590,9 +588,9 @@ def _private(home: Path, in_run: bool) -> Config | None:
     if not in_run or not file.is_file():
         return None
     try:
-        raw = tomllib.loads(file.read_text(encoding="utf-8"))
+        raw = read_toml(file)
         return load({k: v for k, v in raw.items() if k != "audits"})
-    except (OSError, ValueError, ConfigError):
+    except ConfigError:
         return None  # audits that need it say so
 
 

@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import tomllib
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from fedaudit.errors import ConfigError, nearest
 from fedaudit.experiment import seeds
 from fedaudit.experiment.catalogue import AUDITS, PROTECTIONS, find
 from fedaudit.experiment.toml import NAMING, overlaid, override, parsed, read, toml_value
+from fedaudit.files import parse_toml
 
 DEFAULT = """\
 # The built-in experiment: real handwritten digits, twenty clients with unequal class mixes,
@@ -212,7 +212,7 @@ def load_variants(
     `[compare]` there is one variant, and its name is empty.
     """
     if path is None:
-        raw, where = tomllib.loads(DEFAULT), "the built-in config"
+        raw, where = parse_toml(DEFAULT), "the built-in config"
     elif isinstance(path, Mapping):
         raw, where = copy.deepcopy(dict(path)), "the config"
     else:

@@ -8,16 +8,16 @@ STUDY/study.json         federation, variant and path of every run
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import tomllib
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedaudit import shapes
 from fedaudit.errors import FormatError
+from fedaudit.files import Unreadable, read_object, read_text, read_toml, unreadable
 
 STUDY = "study.json"
 AUDITED = "audit.json"
@@ -42,20 +42,17 @@ def entries(folder: Path) -> list[Entry]:
     """The runs of a study, in order: each once, and all of them inside its folder."""
     file = folder / STUDY
     try:
-        listed = json.loads(file.read_text(encoding="utf-8"))["runs"]
-        out = [
-            Entry(str(e["federation"]), str(e.get("variant", "")), folder / str(e["path"]))
-            for e in listed
-        ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _bad_study(file, f"{type(error).__name__}: {error}") from None
+        listed = read_object(file, shapes.STUDY)["runs"]
+    except Unreadable as error:
+        raise _bad_study(file, f"{error.got}, expected {error.expected}") from None
+    out = [Entry(e["federation"], e.get("variant", ""), folder / e["path"]) for e in listed]
     if not out:
         raise _bad_study(file, "no runs")
     named = [(e.federation, e.variant) for e in out]
     for e in out:
         if named.count((e.federation, e.variant)) > 1:
             raise _bad_study(file, f"{(e.federation, e.variant)} twice")
-        if not e.path.resolve().is_relative_to(folder.resolve()):
+        if "\0" in str(e.path) or not e.path.resolve().is_relative_to(folder.resolve()):
             raise _bad_study(file, f"the path {str(e.path)!r}, which leads outside")
     return out
 
@@ -94,12 +91,17 @@ def clear(folder: Path) -> None:
 
 def places(folder: Path) -> tuple[Path, Path]:
     """Trace and truth of a run: inside, or where audit.json says."""
+    told = _audited(folder)
+    return folder / told.get("trace", "trace"), folder / told.get("truth", "truth")
+
+
+def _audited(folder: Path) -> dict[str, Any]:
     try:
-        told = json.loads((folder / AUDITED).read_text(encoding="utf-8"))
-        trace, truth = told.get("trace", "trace"), told.get("truth", "truth")
-        return folder / str(trace), folder / str(truth)
-    except (OSError, ValueError, AttributeError):
-        return folder / "trace", folder / "truth"
+        return read_object(folder / AUDITED, shapes.AUDITED)
+    except Unreadable as error:
+        if error.absent:
+            return {}
+        raise
 
 
 @dataclass(frozen=True)
@@ -112,11 +114,8 @@ class Command:
 
 def commands(folder: Path) -> list[Command]:
     """The commands that asked for the results of a folder, oldest first; none if nobody knows."""
-    try:
-        told = json.loads((folder / AUDITED).read_text(encoding="utf-8"))
-        return [Command(str(c["command"]), tuple(map(str, c["audits"]))) for c in told["done_by"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+    told = _audited(folder).get("done_by", [])
+    return [Command(c["command"], tuple(c["audits"])) for c in told]
 
 
 def commands_but(folder: Path, audits: Collection[str]) -> list[Command]:
@@ -129,15 +128,18 @@ def commands_but(folder: Path, audits: Collection[str]) -> list[Command]:
 
 def config_text(folder: Path) -> str:
     """The public settings of a run as written; none beside a foreign trace."""
-    try:
-        return (folder / "config.toml").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
+    return read_text(folder / "config.toml") if config_of(folder) else ""
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """The same as plain values."""
+    """The same as plain values. A file that is there and cannot be read is an error."""
     try:
-        return tomllib.loads(config_text(folder))
-    except ValueError:
-        return {}
+        found = read_toml(folder / "config.toml")
+    except Unreadable as error:
+        if error.absent:
+            return {}
+        raise
+    wrong = shapes.misfit(found, shapes.CONFIG)
+    if wrong is not None:
+        raise unreadable(folder / "config.toml", wrong.expected, wrong.got)
+    return found

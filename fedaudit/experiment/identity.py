@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedaudit import shapes
 from fedaudit.errors import DataError, FedauditError
 from fedaudit.experiment.config import Config
 from fedaudit.files import is_lost, make_folder, read_object, sha256_of, write_atomically
@@ -39,7 +40,7 @@ def settle(folder: Path, configs: Iterable[Config], *, begun: bool) -> None:
     """
     file = folder / "truth" / FILE
     now = identity_of(configs)
-    before = {} if is_lost(file) else read_object(file)
+    before = {} if is_lost(file) else read_object(file, shapes.IDENTITY)
     if begun and not before:
         raise DataError(
             f"what {folder} was made of is not known",

@@ -16,7 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fedaudit import shapes
 from fedaudit.errors import UsageError
+from fedaudit.files import Unreadable, read_object
 
 LOCK = "running.part"
 """Its ending is that of files under way: a folder that holds nothing else counts as empty."""
@@ -62,8 +64,15 @@ def _take(folder: Path, file: Path) -> bool:
                         remedy="wait for it, or choose another folder with --out; if no such "
                         f"process is left there, remove {file}",
                     ) from None
-                with contextlib.suppress(FileNotFoundError):
-                    file.unlink()
+                try:
+                    file.unlink(missing_ok=True)
+                except OSError as error:
+                    raise UsageError(
+                        f"{file} is in the way",
+                        expected="a lock that can be removed, or none",
+                        got=error.strerror or str(error),
+                        remedy="remove it, or choose another folder with --out",
+                    ) from None
             except OSError:
                 return False  # a file system without links: no lock, as before
         return False
@@ -73,10 +82,10 @@ def _take(folder: Path, file: Path) -> bool:
 
 
 def _read(file: Path) -> dict[str, Any]:
+    """What a lock says; nothing where it is torn: whoever wrote it links whole ones only."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        return {**found, "pid": int(found["pid"])}
-    except (OSError, ValueError, KeyError, TypeError):
+        return read_object(file, shapes.LOCK, limit=4096)
+    except Unreadable:
         return {}
 
 
@@ -89,8 +98,8 @@ def _is_alive(found: dict[str, Any]) -> bool:
         return True
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
+    except (ProcessLookupError, OverflowError):
+        return False  # no process has a number that large
     except OSError:
         pass  # somebody else's: it is there
     # numbers are given again, times of birth are not

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from fedaudit.audits.query_plan import PlanAudit, aligned, audit_plan
 from fedaudit.errors import DataError, NotApplicable, UsageError, nearest
+from fedaudit.files import Unreadable, read_text
 from fedaudit.results import Estimate
 from fedaudit.stats import plan_design, query_plans
 from fedaudit.stats.intervals import mean
@@ -227,7 +228,12 @@ def of_table(path: str | os.PathLike[str]) -> Queries:
             raise _bad(path, line, "a whole number of a round", repr(cells[about["round"]]))
         if None in row:
             wrong = cells[columns[names[row.index(None)]]]
-            raise _bad(path, line, "numbers: 0, 1 or a weight", repr(wrong))
+            raise _bad(
+                path,
+                line,
+                f"numbers: 0, 1 or a weight from {LIGHTEST:g} to {HEAVIEST:g}",
+                repr(wrong[:60]),
+            )
         if not any(row):
             raise _bad(path, line, "a query over somebody", "0 for every client")
         rounds.setdefault(int(number), []).append([float(v or 0.0) for v in row])
@@ -239,12 +245,12 @@ def of_table(path: str | os.PathLike[str]) -> Queries:
 def _lines(path: Path) -> list[tuple[int, list[str]]]:
     """(line number, cells) of every row that is not empty."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path, encoding="utf-8-sig")
+    except Unreadable as error:
         raise DataError(
             f"{path} cannot be read",
             expected="a trace folder, or a CSV file in UTF-8",
-            got="no such file" if isinstance(error, FileNotFoundError) else str(error),
+            got=error.got,
             remedy="check the path",
         ) from None
     first = text.partition("\n")[0]
@@ -264,7 +270,11 @@ def _number(cell: str) -> float | None:
         value = float(cell)
     except ValueError:
         return None
-    return value if np.isfinite(value) else None
+    return value if value == 0 or LIGHTEST <= abs(value) <= HEAVIEST else None
+
+
+LIGHTEST, HEAVIEST = 1e-9, 1e9
+"""Weights of a query besides 0: sums and products of others lose their digits."""
 
 
 def _bad(path: str | os.PathLike[str], line: int, expected: str, got: str) -> DataError:

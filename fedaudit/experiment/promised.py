@@ -17,11 +17,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedaudit import shapes
 from fedaudit.accounting import from_opacus
 from fedaudit.errors import UsageError
 from fedaudit.experiment import noisy_means
 from fedaudit.experiment.noisy_means import EVERYONE
-from fedaudit.files import write_atomically
+from fedaudit.files import Unreadable, read_object, unreadable, write_atomically
 from fedaudit.matching import match_clients
 from fedaudit.trace import Trace, Truth
 
@@ -31,14 +32,14 @@ FILE = "promised.json"
 def read_opacus(file: Path, delta: float, clients: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Client -> guarantee, from a JSON file with the state of one accountant or one per client."""
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(raw, dict) or not raw:
-            raise ValueError(f"{type(raw).__name__} instead of an object")
-    except (OSError, ValueError) as error:
+        raw = read_object(file)
+        if not raw:
+            raise unreadable(file, "an object", "an empty one")
+    except Unreadable as error:
         raise UsageError(
             f"{file} could not be read",
             expected="a JSON file with accountant.state_dict(), or client -> state_dict()",
-            got=getattr(error, "strerror", None) or str(error),
+            got=error.got,
             remedy="json.dump(privacy_engine.accountant.state_dict(), file)",
         ) from None
     if "history" in raw:
@@ -78,11 +79,12 @@ def promised(folder: Path, trace: Trace, truth: Truth | None) -> dict[str, Any]:
     if recorded:
         own["central_dp"] = recorded
     try:
-        kept = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        fits = kept["trace_sha256"] == trace.sha256
-        return own | (dict(kept["guarantees"]) if fits else {})
-    except (OSError, ValueError, KeyError, TypeError):
-        return own  # nothing was handed over
+        kept = read_object(folder / FILE, shapes.PROMISED)
+    except Unreadable as error:
+        if error.absent:
+            return own  # nothing was handed over
+        raise
+    return own | kept["guarantees"] if kept["trace_sha256"] == trace.sha256 else own
 
 
 def knowing(folder: Path, trace: Trace, truth: Truth | None) -> Truth | None:

@@ -5,7 +5,6 @@ The experiment comes as text (TOML, with its seed). A process builds it once and
 
 from __future__ import annotations
 
-import tomllib
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -23,8 +22,9 @@ def federation_of(experiment: str) -> Federation:
     """The federation of an experiment's text."""
     from fedaudit.experiment.build import build
     from fedaudit.experiment.config import load
+    from fedaudit.files import parse_toml
 
-    return build(load(tomllib.loads(experiment)))[0]
+    return build(load(parse_toml(experiment)))[0]
 
 
 def train_one(experiment: str, model: Rows, client: int, number: int) -> Rows:

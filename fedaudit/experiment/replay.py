@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from fedaudit import settings
 from fedaudit.errors import NotApplicable, TraceError, UsageError
 from fedaudit.experiment.catalogue import PROTECTIONS, find
 from fedaudit.experiment.folders import NOT_RERUN
+from fedaudit.files import parse_toml
 from fedaudit.hooks import Hook, Question, Uploads
 from fedaudit.randomness import Seed
 from fedaudit.trace import ANONYMOUS, WIRETAP, Message, Recorder, Trace, Truth, TruthRecorder
@@ -39,8 +39,8 @@ def parse_hook(text: str) -> Hook:
     """A protection from `name` or `name:key=value,key=value`."""
     name, _, rest = text.partition(":")
     try:
-        given = tomllib.loads(rest.replace(",", "\n")) if rest else {}
-    except tomllib.TOMLDecodeError:
+        given = parse_toml(rest.replace(",", "\n")) if rest else {}
+    except ValueError:
         raise UsageError(
             "--as could not be read",
             expected="NAME or NAME:key=value,key=value",

@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fedaudit import __version__
+from fedaudit import __version__, shapes
 from fedaudit.data.shortage import Shortage
 from fedaudit.errors import TraceError, UsageError
 from fedaudit.experiment.catalogue import AUDITS, find
@@ -33,7 +33,7 @@ from fedaudit.experiment.summary import (
     summarise,
     table_of,
 )
-from fedaudit.files import write_atomically
+from fedaudit.files import Unreadable, read_object, unreadable, write_atomically
 from fedaudit.report.chapter import Chapter
 from fedaudit.report.findings import judge_all
 from fedaudit.report.machine import machine
@@ -128,10 +128,11 @@ def chapter_of(
 def _allocation(file: Path) -> dict[str, Any] | None:
     """What noise per client would change, where a run worked it out."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) and "clients" in found else None
+        return read_object(file, shapes.ALLOCATION)
+    except Unreadable as error:
+        if error.absent:
+            return None
+        raise
 
 
 def chapter_at(
@@ -257,12 +258,9 @@ def asked_with_records(folder: Path) -> set[str]:
     """Audits whose stored result is about records that were handed over (--data)."""
     out = set()
     for name in AUDITS:
-        try:
-            stamped = json.loads((folder / "results" / f"{name}.json").read_text(encoding="utf-8"))
-            if stamped["asked"]["records"].get("data_sha256"):
-                out.add(name)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # no result, or of an audit that asks about no records
+        file = folder / "results" / f"{name}.json"
+        if file.exists() and read_result(file)[0].get("records", {}).get("data_sha256"):
+            out.add(name)
     return out
 
 
@@ -272,11 +270,8 @@ LIBRARIES = ("numpy", "torch", "scipy", "scikit-learn", "dp-accounting")
 def _evidence(path: Path, trace: Trace, truth: Truth | None) -> dict[str, str]:
     """Hashes, versions, and how to do it again."""
     out = {"trace sha256": trace.sha256}
-    try:
-        stamp = json.loads((path / "run.json").read_text(encoding="utf-8"))
-        out["config sha256"] = str(stamp["config_sha256"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # a foreign trace has no config of ours
+    if (path / "run.json").exists():  # a foreign trace has no config of ours
+        out["config sha256"] = read_object(path / "run.json", shapes.RUN)["config_sha256"]
     for name in AUDITS:
         file = path / "results" / f"{name}.json"
         if file.is_file():
@@ -310,11 +305,9 @@ def result_sha256(file: Path) -> str:
 
     What it was asked for holds a keyed hash, which is another in every run.
     """
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))["result"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return "cannot be read"
-    plain = json.dumps(found, sort_keys=True, separators=(",", ":"))
+    plain = json.dumps(
+        read_object(file, shapes.RESULT)["result"], sort_keys=True, separators=(",", ":")
+    )
     return hashlib.sha256(plain.encode()).hexdigest()
 
 
@@ -481,22 +474,28 @@ def _stored(folder: Path) -> tuple[Trace, Truth | None, list[AuditResult]]:
 
 
 def stored_results(folder: Path) -> list[AuditResult]:
-    """The results of a folder, in the order of the catalogue; a torn one says that it is."""
-    results = []
-    for name in AUDITS:
-        file = folder / "results" / f"{name}.json"
-        if not file.exists():
-            continue
-        again = f"remove results/{name}.json and audit again"
-        try:
-            stamped = json.loads(file.read_text(encoding="utf-8"))
-            results.append(AuditResult.from_json(json.dumps(stamped["result"])))
-        except OldResult as error:
-            results.append(_unread(name, Need(code="old_result", what=str(error), remedy=again)))
-        except (OSError, ValueError, KeyError, TypeError):
-            lack = "its stored result cannot be read"
-            results.append(_unread(name, Need(code="unreadable_result", what=lack, remedy=again)))
-    return results
+    """The results of a folder, in the order of the catalogue; a torn one is an error."""
+    files = (folder / "results" / f"{name}.json" for name in AUDITS)
+    return [read_result(file)[1] for file in files if file.exists()]
+
+
+def read_result(file: Path) -> tuple[dict[str, Any], AuditResult]:
+    """A stored result, and what it was asked for."""
+    again = f"remove results/{file.name} and audit again"
+    try:
+        stamped = read_object(file, shapes.RESULT)
+        result = AuditResult.from_json(json.dumps(stamped["result"]))
+        if result.audit != file.stem:
+            raise ValueError(f"a result of {result.audit}")
+        return stamped["asked"], result
+    except OldResult as error:
+        need = Need(code="old_result", what=str(error), remedy=again)
+        return stamped["asked"], _unread(file.stem, need)
+    except ValueError as error:
+        found = unreadable(file, f"a result of {file.stem} as an audit stores it", str(error))
+    except Unreadable as error:
+        found = error
+    raise found.as_error(Unreadable, remedy=again)
 
 
 def _unread(audit: str, need: Need) -> AuditResult:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedaudit import __version__
+from fedaudit import __version__, shapes
 from fedaudit.errors import TraceError
 from fedaudit.experiment import seeds
 from fedaudit.experiment.auditing import audit_run
@@ -104,7 +104,7 @@ def _same_experiment(path: Path, stamp: Path, private: Path, config: Config) -> 
 
 
 def _stamped(stamp: Path) -> str:
-    return str(read_object(stamp).get("config_sha256"))
+    return str(read_object(stamp, shapes.RUN)["config_sha256"])
 
 
 def _has_rounds(path: Path) -> bool:

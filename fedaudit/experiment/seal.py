@@ -21,9 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from fedaudit import shapes
 from fedaudit.errors import FedauditError, IntegrityError, TraceError
 from fedaudit.experiment.folders import AUDITED, STUDY, entries, is_study, places
-from fedaudit.files import Unreadable, is_lost, read_object, sha256_of, write_atomically
+from fedaudit.files import (
+    Unreadable,
+    is_lost,
+    read_object,
+    read_text,
+    sha256_of,
+    write_atomically,
+)
 
 Part = Literal["config", "trace", "truth", "checkpoint", "results"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -81,20 +89,12 @@ def _digests(folder: Path, part: Part) -> dict[str, str]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    raw = read_object(file)
-    listed = raw.get("parts")
-    right = (
-        raw.get("format") == FORMAT
-        and raw.get("version") == VERSION
-        and isinstance(listed, dict)
-        and all(isinstance(p, dict) for p in listed.values())
-        and isinstance(raw.get("gone", {}), dict)
-    )
-    if not right:
+    raw = read_object(file, shapes.SEAL)
+    if raw["version"] != VERSION:
         raise IntegrityError(
-            f"{file} is no seal",
-            expected=f"a {FORMAT} of version {VERSION} that lists parts and files",
-            got="something else",
+            f"{file} is of another version",
+            expected=f"a {FORMAT} of version {VERSION}",
+            got=f"version {raw['version']}",
             remedy="restore it from a copy, or run again with --fresh",
         )
     return raw
@@ -133,7 +133,7 @@ def _write(file: Path, content: Mapping[str, Any], private: bool = False) -> Non
     raw = {**content, "format": FORMAT, "version": VERSION}
     text = json.dumps(raw, indent=1, sort_keys=True, allow_nan=False) + "\n"
     try:
-        if not file.is_file() or file.read_text(encoding="utf-8") != text:
+        if not file.is_file() or read_text(file) != text:
             write_atomically(file, text, private=private)
     except OSError as error:
         raise TraceError(

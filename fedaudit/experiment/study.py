@@ -23,7 +23,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fedaudit import __version__
+from fedaudit import __version__, shapes
 from fedaudit.errors import ConfigError, FedauditError, TraceError
 from fedaudit.experiment import seeds
 from fedaudit.experiment.config import DEFAULT, Config, load_variants
@@ -457,7 +457,7 @@ def _claim(path: Path, parts: Sequence[Part]) -> None:
     stamp = path / STUDY
     try:
         if not is_lost(stamp):
-            before = read_object(stamp)
+            before = read_object(stamp, shapes.STUDY)
             # a mistake in the first config must not cost the folder: nothing is lost yet
             recorded = any(path.glob("*/trace/round-*"))
             if before.get("runs") != about["runs"] and recorded:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
 from fedaudit.experiment.folders import NOT_RERUN
+from fedaudit.files import parse_toml
 from fedaudit.results import rests_on
 from fedaudit.stats.intervals import wilson
 from fedaudit.trace import AGGREGATOR, ANONYMOUS, PUBLIC, SERVER, SHUFFLER, Trace, Truth
@@ -232,10 +232,7 @@ def _named(declared: Mapping[str, Any]) -> str:
 
 
 def table_of(config: str, name: str) -> dict[str, Any]:
-    try:
-        found = tomllib.loads(config).get(name, {})
-    except ValueError:
-        return {}
+    found = parse_toml(config).get(name, {})
     return found if isinstance(found, dict) else {}
 
 

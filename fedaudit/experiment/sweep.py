@@ -15,7 +15,6 @@ import json
 import math
 import os
 import shutil
-import tomllib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from fedaudit import __version__
+from fedaudit import __version__, shapes
 from fedaudit.errors import TraceError, UsageError
 from fedaudit.experiment import seeds as seeding
 from fedaudit.experiment.config import check, load
@@ -33,7 +32,7 @@ from fedaudit.experiment.reuse import code_sha256
 from fedaudit.experiment.seal import is_sealed_as, remove_parts, seal
 from fedaudit.experiment.toml import override
 from fedaudit.experiment.workers import Failed, fan_out, parse_workers
-from fedaudit.files import is_lost, read_object, write_atomically
+from fedaudit.files import Unreadable, is_lost, parse_toml, read_object, write_atomically
 from fedaudit.report.plots import Curve, Line, lines
 from fedaudit.results import Estimate
 from fedaudit.stats.intervals import wilson
@@ -58,10 +57,10 @@ class Axis:
                 remedy="for example --grid federation.clients=5,10,20",
             )
         try:
-            values = tomllib.loads(f"v = [{rest}]")["v"]
-        except tomllib.TOMLDecodeError:
+            values = parse_toml(f"v = [{rest}]")["v"]
+        except ValueError:
             values = [part.strip() for part in rest.split(",")]  # bare words are text
-        if len({json.dumps(v) for v in values}) != len(values):
+        if len({json.dumps(v, default=str) for v in values}) != len(values):
             raise UsageError(
                 f"--grid {key} names a value twice",
                 expected="different values",
@@ -176,8 +175,11 @@ def _stored(folder: Path) -> dict[str, Any] | None:
     done = folder / "cell.json"
     if is_lost(done) or not is_sealed_as(folder, done):
         return None
-    stored = read_object(done)
-    return {**stored, "reused": True} if stored.get("code") == code_sha256() else None
+    try:
+        stored = read_object(done, shapes.CELL)
+    except Unreadable:
+        return None  # torn: run again
+    return {**stored, "reused": True} if stored["code"] == code_sha256() else None
 
 
 def _keep(folder: Path, summary: Mapping[str, Any]) -> None:

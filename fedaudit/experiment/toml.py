@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import math
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedaudit.errors import ConfigError
+from fedaudit.files import Unreadable, parse_toml, read_toml
 
 
 def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,28 +30,14 @@ def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
 def read(path: Path) -> dict[str, Any]:
     """The plain values of a TOML file; one without any is taken for a mistake."""
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(
-            f"there is no config {path}",
-            expected="a TOML file",
-            got="no such file",
-            remedy="write one with `fedaudit init`, or run without a config",
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{path} cannot be read",
-            expected="a UTF-8 text file",
-            got=str(error),
-            remedy="check the path and its permissions",
-        ) from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(
-            f"{path} is not valid TOML",
-            expected='lines such as key = "value"',
-            got=str(error),
-            remedy="correct that line",
-        ) from None
+        found = read_toml(path)
+    except Unreadable as error:
+        if error.absent:
+            what, remedy = f"there is no config {path}", "write one with `fedaudit init`"
+            raise error.as_error(ConfigError, what, remedy) from None
+        if not error.empty:
+            raise error.as_error(ConfigError, remedy="correct it, or write one anew") from None
+        found = {}
     if not found:
         raise ConfigError(
             f"{path} is empty",
@@ -76,8 +62,8 @@ def parsed(text: str) -> tuple[str, Any]:
             remedy="for example --set federation.clients=10",
         )
     try:
-        return key.strip(), tomllib.loads(f"v = {value}")["v"]
-    except tomllib.TOMLDecodeError:
+        return key.strip(), parse_toml(f"v = {value}")["v"]
+    except ValueError:
         return key.strip(), value.strip()  # a bare word is text
 
 

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.errors import DataError, UsageError, nearest
+from fedaudit.files import Unreadable, read_text
 from fedaudit.randomness import Seed
 
 Edges = tuple[tuple[int, int], ...]
@@ -312,14 +313,9 @@ def edge_list(
             "name every client once",
         )
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"the edge list {str(path)!r} cannot be read",
-            expected="a text file with two clients a line",
-            got=f"{type(error).__name__}: {error}",
-            remedy="check the path and the encoding (UTF-8)",
-        ) from error
+        text = read_text(path, encoding="utf-8-sig")
+    except Unreadable as error:
+        raise error.as_error(DataError, f"the edge list {str(path)!r} cannot be read") from None
     pairs: dict[tuple[int, int], None] = {}
     for number, raw in enumerate(text.splitlines(), start=1):
         content = raw.split("#", 1)[0].strip()
@@ -327,14 +323,17 @@ def edge_list(
             continue
         where = f"{path}, line {number}"
         if "," in content:
-            fields = [f.strip() for f in next(csv.reader([content], skipinitialspace=True))]
+            try:
+                fields = [f.strip() for f in next(csv.reader([content], skipinitialspace=True))]
+            except csv.Error:
+                fields = []
         else:
             fields = content.split()
         if len(fields) != 2:
             raise DataError(
                 f"{where}: not an edge",
                 expected="two clients, by comma or blanks",
-                got=f"{len(fields)} fields: {content!r}",
+                got=f"{len(fields)} fields: {content[:80]!r}",
                 remedy="write one edge per line; start comments with #",
             )
         i, j = (_client(f, names, n, where) for f in fields)

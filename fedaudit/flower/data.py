@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from fedaudit.accounting import Exposure, Guarantee
 from fedaudit.errors import DataError
+from fedaudit.files import Unreadable, parse_json, read_npz
 from fedaudit.protections.local_dp.protection import LocalDP
 
 
@@ -67,9 +68,12 @@ def protect_data(
 
 def _read(file: Path, asked: str) -> npt.NDArray[np.float32]:
     try:
-        with np.load(file, allow_pickle=False) as stored:
-            before, x = str(stored["asked"]), np.asarray(stored["x"], dtype=np.float32)
-    except Exception as error:  # whatever a torn file makes its reader raise
+        stored = read_npz(file, ("asked", "x"))
+        before, x = str(stored["asked"]), np.asarray(stored["x"], dtype=np.float32)
+        old = json.loads(asked) if before == asked else parse_json(before)
+        if not isinstance(old, dict):
+            raise ValueError("no description of what was asked")
+    except (Unreadable, KeyError, ValueError, TypeError) as error:
         raise DataError(
             f"{file} holds no draw of local DP",
             expected="the file that protect_data wrote",
@@ -77,8 +81,9 @@ def _read(file: Path, asked: str) -> npt.NDArray[np.float32]:
             remedy="a second draw is a second expense: remove the file only if it is worth that",
         ) from None
     if before != asked:
-        old, new = json.loads(before), json.loads(asked)
-        changed = next(k for k in ("settings", "shape", "records") if old.get(k) != new[k])
+        new = json.loads(asked)
+        keys = ("settings", "shape", "records")
+        changed = next((k for k in keys if old.get(k) != new[k]), "settings")
         raise DataError(
             f"{file} holds a draw for other {changed}",
             expected="the records and settings of the first call",

@@ -16,7 +16,6 @@ import importlib
 import os
 import sys
 import threading
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +31,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedaudit import foreign
 from fedaudit.errors import UsageError
+from fedaudit.files import parse_toml
 from fedaudit.flower import require
 from fedaudit.flower.project import read_project
 
@@ -172,8 +172,8 @@ def parse_settings(texts: Sequence[str]) -> Values:
                 "a setting could not be read", expected="key=value", got=repr(text), remedy="a=1"
             )
         try:
-            out[key.strip()] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
+            out[key.strip()] = parse_toml(f"value = {value}")["value"]
+        except ValueError:
             out[key.strip()] = value
     return out
 

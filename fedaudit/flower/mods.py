@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.constant import ErrorCode
 
 from fedaudit.errors import ConfigError, DataError, UsageError, nearest
+from fedaudit.files import Unreadable, read_toml
 from fedaudit.flower.arrays import misfit, named
 from fedaudit.flower.protections import CLIP, MULTIPLIER
 from fedaudit.matching import match_clients
@@ -167,14 +167,14 @@ class _Allocation:
             return cls(tuple(float(z) for z in given))
         file = Path(given)
         try:
-            raw = tomllib.loads(file.read_text(encoding="utf-8"))
+            raw = read_toml(file)
             own = raw["protections"]["dp_sgd"]
             many = own["noise_multiplier"]
             multipliers = tuple(float(z) for z in (many if isinstance(many, list) else [many]))
             clip = None if own.get("clip") is None else float(own["clip"])
             named = raw[NAMED]["clients"] if NAMED in raw else 0
             names = () if isinstance(named, int) else tuple(str(n) for n in named)
-        except (OSError, KeyError, TypeError, ValueError) as error:
+        except (Unreadable, KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"{file} holds no allocation",
                 expected="[protections.dp_sgd] with noise_multiplier, one per client, and their "

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedaudit.errors import ConfigError
+from fedaudit.files import Unreadable, read_toml
+from fedaudit.shapes import Shape, misfit
+
+APP: Shape = {
+    "project?": {"name?": str},
+    "tool": {
+        "flwr": {"app": {"components": {"serverapp": str, "clientapp": str}, "config?": dict}}
+    },
+}
+"""The part of a pyproject.toml that describes an app."""
 
 
 @dataclass(frozen=True)
@@ -27,39 +36,39 @@ def read_project(folder: str | os.PathLike[str]) -> Project:
     root = Path(folder)
     file = root / "pyproject.toml"
     try:
-        raw = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"{root} is not a Flower app",
-            expected="a folder with a pyproject.toml",
-            got=error.strerror or str(error),
-            remedy="point to the folder that `flwr run` is called with",
-        ) from None
-    except ValueError as error:
-        raise ConfigError(
-            f"{file} is not TOML", expected="a pyproject.toml", got=str(error), remedy="correct it"
-        ) from None
-    app = raw.get("tool", {}).get("flwr", {}).get("app")
-    parts = app.get("components") if isinstance(app, dict) else None
-    if not isinstance(parts, dict) or not {"serverapp", "clientapp"} <= set(parts):
+        raw = read_toml(file)
+    except Unreadable as error:
+        what = f"{root} is not a Flower app" if error.absent else ""
+        remedy = "point to the folder that `flwr run` is called with" if error.absent else None
+        raise error.as_error(ConfigError, what, remedy) from None
+    if (wrong := misfit(raw, APP)) is not None:
         raise ConfigError(
             f"{file} does not describe a Flower app",
             expected="[tool.flwr.app.components] with serverapp and clientapp",
-            got=f"the tables {', '.join(raw) or 'none'}",
+            got=f"{wrong.got}; expected {wrong.expected}",
             remedy='serverapp = "package.server_app:app"',
         )
+    app = raw["tool"]["flwr"]["app"]
+    parts = app["components"]
     for part in ("serverapp", "clientapp"):
-        module = str(parts[part]).partition(":")[0].replace(".", "/")
-        if not any((root / f"{module}{end}").is_file() for end in (".py", "/__init__.py")):
+        module = Path(*parts[part].partition(":")[0].split("."))
+        files = (root / module.with_suffix(".py"), root / module / "__init__.py")
+        if not is_dotted(parts[part]) or not any(file.is_file() for file in files):
             raise ConfigError(
                 f"the app's {part} is not there",
-                expected=f"a file for {part} = {parts[part]!r}",
+                expected=f"a file for {part} = {parts[part][:80]!r}",
                 got="no such file",
                 remedy="correct [tool.flwr.app.components]",
             )
-    name = str(raw.get("project", {}).get("name", root.name))
+    name = raw.get("project", {}).get("name", root.name)
     config = flat(app.get("config", {}))
-    return Project(name, str(parts["serverapp"]), str(parts["clientapp"]), config)
+    return Project(name, parts["serverapp"], parts["clientapp"], config)
+
+
+def is_dotted(name: str) -> bool:
+    """Whether this is "package.module:object", of a length that a file can have."""
+    module = name.partition(":")[0]
+    return len(module) < 200 and all(part.isidentifier() for part in module.split("."))
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

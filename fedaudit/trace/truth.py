@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit import shapes
 from fedaudit.errors import IntegrityError, TraceError
 from fedaudit.files import (
     Unreadable,
     is_lost,
     make_folder,
+    parse_json,
     read_object,
     sha256_of,
     write_atomically,
@@ -163,9 +165,9 @@ class Truth:
         for entry in read_index(folder).values():
             verify(folder / entry.file, entry)
         try:
-            facts = read_object(folder / FACTS)
+            facts = read_object(folder / FACTS, shapes.TRUTH)
         except Unreadable as error:
-            raise _damaged(folder / FACTS, error.got or "") from None
+            raise _damaged(folder / FACTS, error.got or "", error.expected) from None
         return cls(folder, facts)
 
     @property
@@ -176,11 +178,12 @@ class Truth:
     def _note(self, number: int) -> tuple[RoundReader, dict[str, Any]]:
         reader = RoundReader(self.path / round_name(number))
         try:
-            note: dict[str, Any] = json.loads(reader.metadata["truth"])
+            # a model that diverged has a loss that is no number
+            note: dict[str, Any] = parse_json(reader.metadata["truth"], nan=True)
+            if (wrong := shapes.misfit(note, shapes.TRUTH_ROUND)) is not None:
+                raise ValueError(f"{wrong.got}, expected {wrong.expected}")
             {int(k): v for k, v in note["senders"].items()}
-            if not isinstance(note["clients"], list) or not isinstance(note["metrics"], dict):
-                raise ValueError("clients is a list, metrics an object")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, ValueError) as error:
             raise _damaged(reader.path, f"{type(error).__name__}: {error}") from None
         return reader, note
 
@@ -223,10 +226,10 @@ class MembersOnly(Truth):
         return {}
 
 
-def _damaged(file: Path, got: str) -> IntegrityError:
+def _damaged(file: Path, got: str, expected: str | None = None) -> IntegrityError:
     return IntegrityError(
         f"{file} is torn or altered, and was not read",
-        expected="what a TruthRecorder writes",
+        expected=expected or "what a TruthRecorder writes",
         got=got,
         remedy="restore the file from a copy, or run again",
     )

@@ -29,6 +29,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "settings",
             "layout",
             "rows",
+            "shapes",
         }
     ),
     frozenset({"stats", "accounting"}),

@@ -5,7 +5,15 @@ import json
 import pytest
 
 from fedaudit.errors import FormatError
-from fedaudit.experiment.folders import config_of, entries, is_study, places
+from fedaudit.experiment.folders import (
+    commands,
+    config_of,
+    config_text,
+    entries,
+    is_study,
+    places,
+)
+from fedaudit.files import Unreadable
 
 
 def listed(folder, *runs):
@@ -28,8 +36,8 @@ def test_the_runs_of_a_study_come_in_order(tmp_path):
         ([], "no runs"),
         ([{"federation": "a", "path": "a"}] * 2, "twice"),
         ([{"federation": "a", "path": "../a"}], "leads outside"),
-        ([{"federation": "a"}], "KeyError"),
-        (["a"], "TypeError"),
+        ([{"federation": "a"}], "no such key"),
+        (["a"], "an object"),
     ],
 )
 def test_a_list_that_makes_no_sense_is_refused(tmp_path, runs, said):
@@ -41,13 +49,36 @@ def test_a_trace_lies_inside_or_where_the_audit_says(tmp_path):
     assert places(tmp_path) == (tmp_path / "trace", tmp_path / "truth")
     (tmp_path / "audit.json").write_text(json.dumps({"trace": "../there"}))
     assert places(tmp_path) == (tmp_path / "../there", tmp_path / "truth")
-    (tmp_path / "audit.json").write_text("[]")
-    assert places(tmp_path) == (tmp_path / "trace", tmp_path / "truth")
 
 
-def test_settings_that_are_gone_or_torn_are_none(tmp_path):
+AUDITS = ["[]", '{"trace": 5}', '{"done_by": {}}', '{"done_by": [{"command": "x"}]}', "[" * 100_000]
+
+
+@pytest.mark.parametrize("text", ["", "{", "\0", *AUDITS])
+def test_a_torn_note_on_an_audit_is_an_error(tmp_path, text):
+    """The default would send a reader to another trace."""
+    (tmp_path / "audit.json").write_text(text)
+    for ask in (places, commands):
+        with pytest.raises(Unreadable) as refused:
+            ask(tmp_path)
+        assert refused.value.exit_code == 3
+        assert refused.value.expected
+
+
+def test_settings_that_are_gone_are_none(tmp_path):
     assert config_of(tmp_path) == {}
-    (tmp_path / "config.toml").write_text("[data\n")
-    assert config_of(tmp_path) == {}
+    assert config_text(tmp_path) == ""
     (tmp_path / "config.toml").write_text('[data]\nname = "digits"\n')
     assert config_of(tmp_path) == {"data": {"name": "digits"}}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[data\n", "a = \0", "audits = 5", "data = []", "a = " + "9" * 30]
+)
+def test_settings_that_are_torn_are_an_error(tmp_path, text):
+    """No settings at all would mean that every audit runs."""
+    (tmp_path / "config.toml").write_text(text)
+    for ask in (config_of, config_text):
+        with pytest.raises(Unreadable) as refused:
+            ask(tmp_path)
+        assert refused.value.exit_code == 3

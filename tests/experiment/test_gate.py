@@ -14,6 +14,7 @@ from fedaudit.experiment.gate import gate, load_policy, measures, write_example
 from fedaudit.experiment.gate.check import held
 from fedaudit.experiment.gate.evidence import gather, of_run
 from fedaudit.experiment.seal import seal
+from fedaudit.files import Unreadable
 from fedaudit.report.gate import plain, statement
 from fedaudit.results import AuditResult, Bound, Estimate, Underpowered
 from fedaudit.stats.intervals import wilson
@@ -240,10 +241,14 @@ def test_accuracy_is_held_at_the_confidence_of_the_policy(run):
             assert check.readings[0].estimate.confidence == pytest.approx(confidence)
 
 
-def test_a_torn_result_is_missing(run):
-    (run / "results" / "fingerprint.json").write_text("{")
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"asked": {}, "result": 5}', "\0"])
+def test_a_torn_result_ends_the_gate(run, text):
+    """Missing evidence can be allowed; a file that nobody can read cannot."""
+    (run / "results" / "fingerprint.json").write_text(text)
     seal(run, "results")
-    assert "cannot be read" in only(run, LINKAGE | {"at_most": 1}).missing
+    with pytest.raises(Unreadable, match=r"fingerprint\.json") as refused:
+        only(run, LINKAGE | {"name": "links", "at_most": 1}, allow=["links"])
+    assert refused.value.exit_code == 3
 
 
 def test_an_interval_at_a_lower_level_is_no_evidence(run):
@@ -620,7 +625,7 @@ def test_a_policy_file_that_is_not_there_or_not_toml_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="--init"):
         load_policy(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("[[limit]\n")
-    with pytest.raises(ConfigError, match="not TOML"):
+    with pytest.raises(ConfigError, match="valid TOML"):
         load_policy(tmp_path / "bad.toml")
 
 

@@ -66,12 +66,29 @@ def test_a_number_that_was_given_again_is_another_process(tmp_path):
     assert not (tmp_path / LOCK).exists()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "x"}'])
+TORN = ["", "{", "[]", '{"pid": "x"}', '{"pid": -1}', '{"pid": 1' + "0" * 30 + "}", "[" * 100_000]
+
+
+@pytest.mark.parametrize("text", [*TORN, '{"pid": 1000000000000}', '{"pid": 1, "began": "x"}'])
 def test_a_torn_lock_is_none(text, tmp_path):
     (tmp_path / LOCK).write_text(text)
     with alone_in(tmp_path):
         pass
     assert not (tmp_path / LOCK).exists()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda file: file.symlink_to("/dev/zero")])
+def test_a_lock_that_is_no_file_is_none(make, tmp_path):
+    make(tmp_path / LOCK)
+    with alone_in(tmp_path):
+        pass
+    assert not (tmp_path / LOCK).exists()
+
+
+def test_a_folder_in_place_of_the_lock_is_refused(tmp_path):
+    (tmp_path / LOCK).mkdir()
+    with pytest.raises(UsageError, match="in the way"), alone_in(tmp_path):
+        pass
 
 
 def test_a_lock_of_another_machine_counts_until_it_is_removed(tmp_path):

@@ -1,3 +1,4 @@
+import hashlib
 import json
 from pathlib import Path
 
@@ -6,6 +7,7 @@ import pytest
 
 from fedaudit.errors import IntegrityError, TraceError
 from fedaudit.trace import Truth, TruthRecorder
+from fedaudit.trace.store import round_name, write_blocks
 
 FACTS = {"seed": 7, "clients": {"c0": {"name": "ward", "records": [1, 2]}}}
 
@@ -53,3 +55,75 @@ def test_facts_are_strict_json(tmp_path: Path) -> None:
         TruthRecorder(tmp_path, {"x": float("nan")})
     TruthRecorder(tmp_path, FACTS)
     assert json.loads((tmp_path / "truth.json").read_text()) == FACTS
+
+
+def facts_of(folder: Path, facts: object) -> Truth:
+    """A truth whose facts were written anew, hash and all."""
+    TruthRecorder(folder, {})
+    raw = json.dumps(facts).encode()
+    (folder / "truth.json").write_bytes(raw)
+    index = json.loads((folder / "index.json").read_text())
+    index["files"]["truth.json"] = {"sha256": hashlib.sha256(raw).hexdigest(), "size": len(raw)}
+    (folder / "index.json").write_text(json.dumps(index))
+    return Truth.open(folder)
+
+
+GUARANTEE = {"epsilon": 1.0, "delta": 1e-5, "unit": "record"}
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        [],
+        {"clients": []},
+        {"clients": {"a": 5}},
+        {"clients": {"a": {"examples": "many"}}},
+        {"clients": {"a": {"records": 3}}},
+        {"guarantees": "none"},
+        {"guarantees": {"dp_sgd": []}},
+        {"guarantees": {"dp_sgd": {"a": GUARANTEE | {"epsilon": "low"}}}},
+        {"guarantees": {"dp_sgd": {"a": GUARANTEE | {"epsilon": "nan"}}}},
+        {"guarantees": {"dp_sgd": {"a": GUARANTEE | {"epsilon": -1}}}},
+        {"guarantees": {"dp_sgd": {"a": GUARANTEE | {"unit": "house"}}}},
+        {"held_out": "ten"},
+        {"guessing": [0.5]},
+        {"notes": "one"},
+        {"marked": ["a"]},
+        {"data_sha256": 5},
+    ],
+)
+def test_wrong_types_among_the_facts_are_refused(tmp_path: Path, facts: object) -> None:
+    with pytest.raises(IntegrityError) as refused:
+        facts_of(tmp_path / "truth", facts)
+    assert refused.value.exit_code == 3
+    assert refused.value.got
+    assert refused.value.expected
+
+
+def test_facts_of_the_right_types_are_read(tmp_path: Path) -> None:
+    facts = {"guarantees": {"dp_sgd": {"a": GUARANTEE | {"epsilon": "inf"}}}, "more": [1]}
+    assert facts_of(tmp_path / "truth", facts).facts == facts
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        {"senders": 5, "clients": [], "metrics": {}},
+        {"senders": {"0": 5}, "clients": [], "metrics": {}},
+        {"senders": {"x": "a"}, "clients": [], "metrics": {}},
+        {"senders": {}, "clients": {}, "metrics": {}},
+        {"senders": {}, "clients": [], "metrics": {"accuracy": "high"}},
+    ],
+)
+def test_wrong_types_in_a_round_are_refused(tmp_path: Path, note: object) -> None:
+    recorder = TruthRecorder(tmp_path, {})
+    recorder._list(
+        write_blocks(tmp_path / round_name(1), {}, {"truth": json.dumps(note)}, private=True)
+    )
+    with pytest.raises(IntegrityError):
+        Truth.open(tmp_path).senders(1)
+
+
+def test_a_loss_that_is_no_number_is_read(tmp_path: Path) -> None:
+    TruthRecorder(tmp_path, {}).round(1, {0: "a"}, metrics={"loss": float("nan")})
+    assert np.isnan(Truth.open(tmp_path).metrics(1)["loss"])

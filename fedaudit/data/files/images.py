@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +15,7 @@ import numpy.typing as npt
 
 from fedaudit.data.dataset import Dataset
 from fedaudit.errors import ConfigError, DataError
+from fedaudit.files import Unreadable, read_bytes
 
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 
@@ -91,14 +94,21 @@ def _load_images(
     files: Sequence[Path], greyscale: bool | None, size: tuple[int, int] | None
 ) -> tuple[npt.NDArray[np.float32], tuple[str, ...]]:
     """Images (n, 1 or 3, height, width) in [0, 1]."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     def opened(file: Path) -> Any:
         try:
-            with Image.open(file) as image:
+            raw = read_bytes(file)
+            with warnings.catch_warnings(), Image.open(io.BytesIO(raw)) as image:
+                # a small file that unpacks to a huge picture
+                warnings.simplefilter("error", Image.DecompressionBombWarning)
                 image.load()
                 return image
-        except (OSError, UnidentifiedImageError, ValueError, SyntaxError) as error:
+        except Unreadable as error:
+            raise error.as_error(DataError) from None
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever a torn file makes its reader raise
             raise DataError(
                 f"{file} cannot be read as an image",
                 expected="an image file",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from fedaudit.data.dataset import Dataset
 from fedaudit.data.files.cells import check_organisations, class_name, encode_labels
 from fedaudit.data.files.raw import utf8_text
 from fedaudit.errors import DataError, nearest
+from fedaudit.files import parse_json
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -22,12 +23,12 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
+            record = parse_json(line, nan=True)
+        except ValueError as error:
             raise DataError(
                 f"{path}, line {number}: this is not JSON",
                 expected='one object per line, such as {"text": "..."}',
-                got=f"{error.msg} at character {error.pos + 1}",
+                got=str(error),
                 remedy="correct the line (JSONL has no line breaks inside a record)",
             ) from None
         if not isinstance(record, dict):
@@ -65,7 +66,12 @@ def read_jsonl(
         lines.append(number)
         for role, key in roles.items():
             cell = record.get(key)
-            if cell is None or isinstance(cell, list | dict) or str(cell).strip() == "":
+            if (
+                cell is None
+                or isinstance(cell, list | dict)
+                or (isinstance(cell, float) and not math.isfinite(cell))
+                or str(cell).strip() == ""
+            ):
                 raise DataError(
                     f"{path}, line {number}: the {role} is missing",
                     expected=f"a key {key!r} with a value, as every record must have one",

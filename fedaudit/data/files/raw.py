@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from pathlib import Path
 
 from fedaudit.errors import DataError
+from fedaudit.files import Unreadable, read_data
 
 
 def plain_suffix(path: Path) -> str:
@@ -30,25 +29,9 @@ def _is_gzip(path: Path) -> bool:
 def raw_bytes(path: Path) -> bytes:
     """All bytes of a file, unpacked when it ends in .gz."""
     try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be read",
-            expected="a readable file",
-            got=error.strerror or str(error),
-            remedy="check the path and the permissions",
-        ) from None
-    if _is_gzip(path):
-        try:
-            return gzip.decompress(raw)
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataError(
-                f"{path} is not a whole gzip file",
-                expected="a complete .gz file",
-                got=str(error),
-                remedy="copy or download it again",
-            ) from None
-    return raw
+        return read_data(path)
+    except Unreadable as error:
+        raise error.as_error(DataError) from None
 
 
 def utf8_text(path: Path) -> str:

@@ -37,7 +37,10 @@ def _delimiter(text: str, suffix: str) -> str:
         sample = sample[:-1] or sample
     best, score = ",", (0.0, 0)
     for mark in _DELIMITERS:
-        widths = [len(row) for row in csv.reader(sample, delimiter=mark) if row]
+        try:
+            widths = [len(row) for row in csv.reader(sample, delimiter=mark) if row]
+        except csv.Error:
+            continue
         if widths and widths[0] > 1:
             agree = sum(w == widths[0] for w in widths) / len(widths)
             if (agree, widths[0]) > score:
@@ -48,7 +51,7 @@ def _delimiter(text: str, suffix: str) -> str:
 def read_table(path: Path, *, limit: int | None = None) -> Table:
     """The cells of a CSV or TSV file; `limit` stops after so many records."""
     text = utf8_text(path)
-    if "\0" in text[:4096]:
+    if "\0" in text:
         raise DataError(
             f"{path} is not a text table",
             expected="a CSV or TSV file",

@@ -15,7 +15,7 @@ from fedaudit.experiment.allocate.document import document_of
 from fedaudit.experiment.allocate.leverages import leverage_of
 from fedaudit.experiment.config import Config
 from fedaudit.experiment.reuse import code_sha256
-from fedaudit.files import write_atomically
+from fedaudit.files import Unreadable, read_text, write_atomically
 from fedaudit.protections.noise_allocation import allocate as allocate_noise
 from fedaudit.trace import Truth
 
@@ -67,10 +67,10 @@ def keep_allocation(config: Config, truth: Truth, file: Path) -> None:
     ).hexdigest()
     kept = truth.path / f"{file.name}.key"
     try:
-        if file.is_file() and kept.read_text(encoding="ascii") == key:
+        if file.is_file() and read_text(kept, limit=1024) == key:
             return
-    except OSError:
-        pass
+    except Unreadable:
+        pass  # worked out anew
     try:
         found = of_run(config, truth)
     except FedauditError:

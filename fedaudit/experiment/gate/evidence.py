@@ -169,7 +169,7 @@ def of_run(folder: Path) -> Evidence:
         stale=frozenset(
             name
             for name, r in results.items()
-            # a torn result has no hash, and says itself that it cannot be read
+            # an audit that never began has no hash
             if not is_about(r, trace) and (r.trace_sha256 or r.headline is not None)
         ),
         configured=configured,

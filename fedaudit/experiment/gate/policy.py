@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from fedaudit.experiment.gate.measures import (
     check_metric,
 )
 from fedaudit.experiment.toml import toml_value
-from fedaudit.files import write_atomically
+from fedaudit.files import Unreadable, read_toml, write_atomically
 from fedaudit.settings import check, refuse_unknown
 
 Forbidden = Literal["leak", "disagreement", "attributed"]
@@ -234,21 +233,12 @@ def write_policy(policy: Policy) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"the policy {path} cannot be read",
-            expected="a TOML file",
-            got=getattr(error, "strerror", None) or str(error),
-            remedy=f"write one with `fedaudit gate --init {path}`",
-        ) from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(
-            f"the policy {path} is not TOML",
-            expected="lines such as at_most = 0.05 under [[limit]]",
-            got=str(error),
-            remedy="correct that line; texts stand in quotes",
-        ) from None
+        return read_toml(path)
+    except Unreadable as error:
+        what, remedy = f"the policy {path} cannot be read", "correct it; texts stand in quotes"
+        if error.absent or error.empty:
+            remedy = f"write one with `fedaudit gate --init {path}`"
+        raise error.as_error(ConfigError, what, remedy) from None
 
 
 def _table(given: Any, where: str) -> Mapping[str, Any]:

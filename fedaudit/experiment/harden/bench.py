@@ -14,19 +14,20 @@ import json
 import re
 import statistics
 import time
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
+from fedaudit import shapes
 from fedaudit.errors import FedauditError, UsageError
 from fedaudit.experiment.config import Config
 from fedaudit.experiment.gate.evidence import Evidence, of_run
 from fedaudit.experiment.reporting import Progress
 from fedaudit.experiment.sweep import run_cell
 from fedaudit.experiment.workers import prepare_worker, spawning
+from fedaudit.files import Unreadable, read_object, read_toml
 
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -228,11 +229,10 @@ class Bench:
 def _private(raw: Mapping[str, Any]) -> str:
     """What `Config.public` leaves out, as one text."""
     inner = (
-        raw.get("marks", {}).get("keys"),
-        raw.get("topology", {}).get("clients"),
-        raw.get("allocation", {}).get("clients"),
+        table.get(key) if isinstance(table := raw.get(section), Mapping) else None
+        for section, key in (("marks", "keys"), ("topology", "clients"), ("allocation", "clients"))
     )
-    return json.dumps([raw["seed"], *inner], sort_keys=True)
+    return json.dumps([raw.get("seed"), *inner], sort_keys=True, default=str)
 
 
 def _numbered(cells: Path) -> tuple[dict[str, int], int]:
@@ -248,17 +248,19 @@ def _numbered(cells: Path) -> tuple[dict[str, int], int]:
             continue
         last = max(last, int(tail))
         try:
-            truth = (folder / "truth" / "config.toml").read_text(encoding="utf-8")
-            numbers.setdefault(_private(tomllib.loads(truth)), int(tail))
-        except (OSError, ValueError, KeyError, AttributeError):
-            continue
+            truth = read_toml(folder / "truth" / "config.toml")
+            numbers.setdefault(_private(truth), int(tail))
+        except Unreadable as error:
+            if not error.absent:
+                raise
     return numbers, last
 
 
 def _is_done(folder: Path) -> bool:
+    """Whether a cell need not be run; a torn summary is made again."""
     try:
-        json.loads((folder / "cell.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        read_object(folder / "cell.json", shapes.CELL)
+    except Unreadable:
         return False
     return True
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from fedaudit.experiment.gate.evidence import Evidence, nothing_left
 from fedaudit.experiment.gate.measures import EPSILON, LOSS, UTILITY, VERDICT
 from fedaudit.experiment.gate.policy import Limit, Policy, load_policy, read_limit
 from fedaudit.experiment.sweep import over_seeds
+from fedaudit.files import Unreadable, read_toml
 from fedaudit.report.gate import Check, Status
 from fedaudit.results import Estimate
 
@@ -72,21 +72,12 @@ def refuse_zero(policy: Policy) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"the limits {path} cannot be read",
-            expected="a TOML file with [[limit]] sections, as `fedaudit gate` takes it",
-            got=getattr(error, "strerror", None) or str(error),
-            remedy=f"write one with `fedaudit gate --init {path}`, or use --limit",
-        ) from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(
-            f"the limits {path} are not TOML",
-            expected="lines such as at_most = 0.05 under [[limit]]",
-            got=str(error),
-            remedy="correct that line; texts stand in quotes",
-        ) from None
+        return read_toml(path)
+    except Unreadable as error:
+        what, remedy = f"the limits {path} cannot be read", "correct it; texts stand in quotes"
+        if error.absent or error.empty:
+            remedy = f"write one with `fedaudit gate --init {path}`, or use --limit"
+        raise error.as_error(ConfigError, what, remedy) from None
 
 
 def audits_for(policy: Policy, configured: Sequence[str]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from fedaudit.errors import ConfigError, DataError, NotApplicable
 from fedaudit.experiment.build import deal, load_data
 from fedaudit.experiment.config import Config, load
 from fedaudit.experiment.identity import digest
+from fedaudit.files import Unreadable, read_toml
 from fedaudit.randomness import Seed
 from fedaudit.trace import (
     AGGREGATOR,
@@ -59,13 +59,15 @@ def of_run(home: Path, trace: Trace, truth: Truth | None = None) -> Records:
     """The records of a run, loaded again as its private config says."""
     file = home / "truth" / "config.toml"
     try:
-        raw = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        raw = read_toml(file)
+    except Unreadable as error:
+        if not error.absent:
+            raise
         raise NotApplicable(
             "no records to ask about",
             code="no_records",
             expected=f"the config with its seed in {file}",
-            got="no such file, or not TOML",
+            got="no such file",
             remedy="give records with --data, and the model with --model",
         ) from None
     config = load({k: v for k, v in raw.items() if k != "audits"})

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.errors import ConfigError
+from fedaudit.files import Unreadable, read_text
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class Source:
     def __init__(self, file: Path, root: Path, config: Mapping[str, Any]) -> None:
         self.file = file.relative_to(root).as_posix()
         try:
-            self.tree = ast.parse(file.read_text(encoding="utf-8"))
-        except (OSError, SyntaxError, ValueError) as error:
+            self.tree = ast.parse(read_text(file))
+        except (Unreadable, SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise ConfigError(
                 f"{file} could not be read",
                 expected="Python",

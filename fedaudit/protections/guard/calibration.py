@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.errors import DataError, FormatError
+from fedaudit.files import Unreadable, read_json
 
 SHIPPED = Path(__file__).with_name("calibration.json")
 FORMAT = 2
@@ -144,12 +145,12 @@ class Calibration:
     def read(cls, path: str | os.PathLike[str] = SHIPPED) -> Calibration:
         file = Path(path)
         try:
-            raw = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            raw = read_json(file)
+        except Unreadable as error:
             raise DataError(
                 f"{file} holds no calibration",
                 expected="a file that `fedaudit guard --calibrate` wrote",
-                got=f"{type(error).__name__}: {error}",
+                got=error.got,
                 remedy="leave it out to use the one that comes with fedaudit",
             ) from None
         try:

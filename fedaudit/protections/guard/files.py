@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedaudit.errors import DataError, NotApplicable, NotObservable
+from fedaudit.files import Unreadable, read_npz
 from fedaudit.protections.guard import no_model
 from fedaudit.protections.guard.calibration import Calibration, Run, together
 from fedaudit.protections.guard.guard import UNITS, observed
@@ -38,8 +37,7 @@ def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         )
     try:
         if file.suffix == ".npz":
-            with np.load(file, allow_pickle=False) as arrays:
-                return {name: arrays[name] for name in arrays.files}
+            return read_npz(file)
         if file.suffix == ".safetensors":
             from safetensors import safe_open
 
@@ -48,7 +46,9 @@ def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
                 metadata = stored.metadata() or {}
                 no_model.refuse_own_file(file, metadata, beside[0] if beside else None)
                 return {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-    except DataError:
+    except Unreadable as error:
+        raise error.as_error(DataError, remedy="save it again") from None
+    except (DataError, MemoryError):
         raise
     except Exception as error:  # whatever a torn file makes its reader raise
         raise DataError(

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from fedaudit.files import parse_json
+
 Verdict = Literal["planted", "no_evidence", "not_finite", "nothing_to_say"]
 Reason = Literal["small", "narrow", "kind", "check", "level", "table", "unread"]
 REASONS: dict[Reason, str] = {
@@ -121,7 +123,7 @@ class GuardReport:
     @classmethod
     def from_json(cls, text: str) -> GuardReport:
         """The inverse of `to_json`; ValueError for anything else."""
-        raw = json.loads(text)
+        raw = parse_json(text)
         try:
             if raw["verdict"] not in get_args(Verdict):
                 raise ValueError(f"verdict {raw['verdict']!r}")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedaudit.data.files import idx_array, read
-from fedaudit.errors import ConfigError
+from fedaudit.errors import ConfigError, DataError
 
 
 def test_npz_features_images_and_text(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_npz_features_images_and_text(tmp_path: Path) -> None:
 def test_npz_refusals(tmp_path: Path, unsaid: Callable[..., list[str]]) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, x=np.array([{}, []], dtype=object), y=[0, 1])
-    assert not unsaid(path, "'x' holds Python objects")
+    assert not unsaid(path, "Python objects in array 'x'")
     np.savez(path, x=np.eye(2))
     assert not unsaid(path, "no array 'y'")
     np.savez(path, x=np.eye(2), y=[0, 1], klient=["a", "b"])
@@ -85,3 +85,10 @@ def test_idx_pair_and_folder(
 def test_idx_of_other_types() -> None:
     raw = struct.pack(">BBBBI2f", 0, 0, 0x0D, 1, 2, 1.5, -2.0)
     assert idx_array(raw, "here").tolist() == [1.5, -2.0]
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (4, 0), (0, 5, 5), ()])
+def test_npz_without_records_is_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros(shape), y=np.zeros(shape[:1]))
+    with pytest.raises(DataError, match="no records"):
+        read(tmp_path / "a.npz")

@@ -52,3 +52,23 @@ def test_image_folders_with_their_own_test_part(
     assert data.test.x.max() == 1.0
     picture(tmp_path / "test/c/1.png", 255, mode="L")
     assert not unsaid(tmp_path, "do not fit")
+
+
+def test_a_small_file_of_a_huge_picture_is_refused(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for kind in "ab":
+        picture(tmp_path / kind / "0.png", (9, 9, 9))
+    Image.new("1", (10_000, 10_000)).save(tmp_path / "a" / "1.png")
+    assert (tmp_path / "a" / "1.png").stat().st_size < 100_000
+    with pytest.raises(DataError, match=r"1\.png"):
+        read(tmp_path)
+
+
+def test_an_image_that_is_a_device_is_refused(tmp_path: Path) -> None:
+    for kind in "ab":
+        picture(tmp_path / kind / "0.png", (9, 9, 9))
+    (tmp_path / "a" / "1.png").symlink_to("/dev/zero")
+    with pytest.raises(DataError) as refused:
+        read(tmp_path)
+    assert refused.value.got == "a device"

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedaudit.data.files import read
+from fedaudit.data.files.table import read_table
+from fedaudit.errors import DataError
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
@@ -102,3 +104,12 @@ def test_what_the_csv_module_writes_is_read_back(
     for i, (_, colour) in enumerate(rows):
         (one,) = np.flatnonzero(data.x[i, 1:])
         assert data.columns[1 + one] == f"colour={colour}"
+
+
+@pytest.mark.parametrize("where", [10, 5_000])
+def test_a_nul_anywhere_is_refused(tmp_path: Path, where: int) -> None:
+    rows = "\n".join(f"{i},{i % 2}" for i in range(2_000))
+    text = "a,b\n" + rows
+    (tmp_path / "t.csv").write_text(text[:where] + "\0" + text[where:])
+    with pytest.raises(DataError, match="not a text table"):
+        read_table(tmp_path / "t.csv")
