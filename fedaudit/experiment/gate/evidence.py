@@ -220,7 +220,7 @@ def nothing_left(metric: str, runs: Sequence[Evidence]) -> bool:
         if e.lacking or result is None or _code(result) != "no_single_updates":
             return False
         sums = e.results.get("query_plan")
-        if sums is None or sums.vantage != result.vantage or "query_plan" in e.stale | e.edited:
+        if sums is None or sums.vantage != result.vantage or "query_plan" in e.stale:
             in_force = e.config.get("protections", {})
             if "secure_sum" not in in_force or "secure_aggregation" in in_force:
                 return False
