@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedaudit.audits.audit import Knowledge
+from fedaudit.audits.outright import need_uploads
 from fedaudit.results import AuditResult, Estimate
 from fedaudit.trace import ANONYMOUS, PUBLIC, Truth, View
 from fedaudit.trace.schema import hub_depths
@@ -81,6 +82,8 @@ class Coverage:
                     kinds["metadata"].setdefault(key)
                 if m.sender != ANONYMOUS:
                     kinds["sender"].setdefault(m.sender)
+        if not count:
+            need_uploads(view)
         items: dict[str, tuple[str, ...]] = {}
         for kind, label in (
             ("parameter", "parameter tensors in the clear"),

@@ -24,7 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.audits.audit import Knowledge
-from fedaudit.errors import ConfigError, NotApplicable, NothingToSay, TraceError
+from fedaudit.audits.outright import single_updates
+from fedaudit.errors import ConfigError, NotApplicable, NothingToSay, NotObservable, TraceError
 from fedaudit.results import AuditResult, Estimate, Underpowered
 from fedaudit.stats import intervals, query_algebra
 from fedaudit.stats.plan_design import best_guess
@@ -84,6 +85,23 @@ def audit_plan(queries: npt.ArrayLike, *, work: int = query_algebra.WORK) -> Pla
     )
 
 
+def in_the_clear(alone: Sequence[int], clients: int) -> PlanAudit:
+    """What updates that arrive one by one determine: all of these clients, each by itself."""
+    inside = set(alone)
+    return PlanAudit(
+        rank=len(inside),
+        recoverable=tuple(sorted(inside)),
+        min_support=1,
+        min_support_exact=True,
+        condition=1.0,
+        share=tuple(float(k in inside) for k in range(clients)),
+        queries=len(inside),
+        clients=clients,
+        min_support_floor=1,
+        smallest=(min(inside),),
+    )
+
+
 # -- attack: solving for what can be solved --------------------------------------------------------
 
 
@@ -114,7 +132,8 @@ def aligned(rounds: Sequence[Asked]) -> tuple[tuple[str, ...], list[Floats]]:
 @dataclass(frozen=True, kw_only=True)
 class PlanGuess:
     """`rounds` numbers and `plans` of each; `stacked` of all; `uploads` (K,) sums that each client
-    was in, per round; `solved` (round, client, row)."""
+    was in, per round; `solved` (round, client, row). `alone`: updates that bear their client's name
+    and need no sum."""
 
     names: tuple[str, ...]
     rounds: tuple[int, ...]
@@ -128,6 +147,7 @@ class PlanGuess:
     threshold: int
     trace_sha256: str
     vantage: str
+    alone: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +189,9 @@ class QueryPlan:
         ledgers = [asked(view, number) for number in view.rounds]
         questions = sum(len(a.queries) for a in ledgers)
         ledgers_answered = [a for a in ledgers if len(a.answered)]
+        alone = _alone(view)
+        if alone:
+            return self._read_off(view, ledgers_answered, alone, questions)
         if not ledgers_answered:
             lacking = NothingToSay if questions else NotApplicable
             raise lacking(
@@ -197,6 +220,48 @@ class QueryPlan:
             threshold=self._threshold(view),
             trace_sha256=view.trace_sha256,
             vantage=view.vantage,
+        )
+
+    def _read_off(
+        self,
+        view: View,
+        ledgers: Sequence[Asked],
+        alone: Mapping[int, Sequence[str]],
+        questions: int,
+    ) -> PlanGuess:
+        """Updates that bear a name stand beside the sums as groups of one."""
+        named, sums = aligned(ledgers)
+        names = tuple(dict.fromkeys([*named, *(n for own in alone.values() for n in own)]))
+        asked_in = {a.round: m for a, m in zip(ledgers, sums, strict=True)}
+        rounds, plans, uploads = [], [], np.zeros(len(names))
+        for number in sorted({*alone, *asked_in}):
+            own = [names.index(n) for n in alone.get(number, ())]
+            matrix = np.zeros((len(own), len(names)))
+            matrix[np.arange(len(own)), own] = 1.0
+            if number in asked_in:
+                wide = np.zeros((len(asked_in[number]), len(names)))
+                wide[:, : len(named)] = asked_in[number]
+                matrix = np.concatenate([wide, matrix])
+            uploads += (matrix != 0).sum(axis=0)
+            rounds.append(number)
+            plans.append(
+                audit_plan(matrix) if number in asked_in else in_the_clear(own, len(names))
+            )
+        ever = [k for k, n in enumerate(names) if any(n in own for own in alone.values())]
+        return PlanGuess(
+            names=names,
+            rounds=tuple(rounds),
+            plans=tuple(plans),
+            stacked=in_the_clear(ever, len(names)),
+            uploads=tuple((uploads / len(rounds)).tolist()),
+            refused=questions - sum(len(a.answered) for a in ledgers),
+            solved=(),
+            persistent=None,
+            guessed=None,
+            threshold=self._threshold(view),
+            trace_sha256=view.trace_sha256,
+            vantage=view.vantage,
+            alone=sum(map(len, alone.values())),
         )
 
     def _threshold(self, view: View) -> int:
@@ -287,6 +352,7 @@ class QueryPlan:
             question=self.question,
             vantage=guess.vantage,
             settings=settings,
+            known=guess.alone > 0,
             headline="smallest_exposed_group",
             greater_is_leak=False,
             estimates=estimates,
@@ -344,6 +410,15 @@ class QueryPlan:
         if isinstance(found, Underpowered):
             return found
         return replace(found, low=max(found.low, -1.0), high=min(found.high, 1.0))
+
+
+def _alone(view: View) -> dict[int, list[str]]:
+    """Round -> clients whose update reaches the observer by itself, under their name."""
+    try:
+        carried = single_updates(view, view.layout.names[0])
+    except (NotApplicable, NotObservable):
+        return {}
+    return {c.number: list(c.named.values()) for c in carried if c.named}
 
 
 def _exact(
@@ -408,7 +483,11 @@ def _notes(guess: PlanGuess, worst: int) -> tuple[str, ...]:
     plan, clients = guess.plans[worst], len(guess.names)
     who = ", ".join(guess.names[k] for k in plan.smallest[:6])
     more = f" and {len(plan.smallest) - 6} more" if len(plan.smallest) > 6 else ""
-    notes = [
+    notes = []
+    if guess.alone:
+        every = guess.alone == clients * len(guess.plans)
+        notes.append("by name, on every message" if every else f"by name, {guess.alone} times")
+    notes += [
         f"round {guess.rounds[worst]}: {plan.queries} answers of rank {plan.rank} of {clients}, "
         f"the smallest group that stands alone in a combination is {who}{more}"
     ]

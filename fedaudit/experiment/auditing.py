@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedaudit import __version__, foreign, shapes
+from fedaudit.audits.outright import need_uploads
 from fedaudit.errors import (
     ConfigError,
     DataError,
@@ -65,7 +66,7 @@ from fedaudit.randomness import Seed
 from fedaudit.report.findings import settled
 from fedaudit.results import AuditResult, Need, Status
 from fedaudit.settings import check
-from fedaudit.trace import Trace, Truth
+from fedaudit.trace import WIRETAP, Trace, Truth
 from fedaudit.trace.health import examine
 
 if TYPE_CHECKING:
@@ -240,6 +241,7 @@ def audit_one(
     desk = desk or Desk(trace, truth, draws, None)
     try:
         examined(trace)
+        need_uploads(trace.seen_by(WIRETAP))
         view = trace.seen_by(*audit.vantage.split("+"))
         knowledge, known = desk.knowledge_for(audit)
         guess = audit.attack(view, knowledge, draws.generator("attack/" + audit.name))

@@ -304,15 +304,13 @@ def _for_linking(config: Config, train: Any) -> str:
     hidden = [name for name in SUMS if name in config.protections]
     if hidden:
         return f"only sums leave ({hidden[0]}): no single update is left to link"
-    if "shuffle" not in config.protections and config.audits["fingerprint"].vantage == "server":
-        return "the server knows who sent what: add [protections.shuffle], or audit --as shuffle"
-    if config.federation.rounds < 2:
+    if config.federation.rounds < 2 and "shuffle" in config.protections:
         return "linking needs two rounds"
     return ""
 
 
 def _for_plan(config: Config, train: Any) -> str:
-    if not {*SUMS} & {*config.protections}:
+    if not {*SUMS} & {*config.protections} and "shuffle" in config.protections:
         return "no sums are asked for: add [protections.secure_aggregation]"
     return ""
 

@@ -100,6 +100,8 @@ def power_of_run(
             needs = (
                 [_unmeasured(result)]
                 if result.headline is None
+                else [_nothing(name, result.headline, result.estimates[result.headline])]
+                if result.known
                 else OF_RUN[name](result, e, aim)
                 if name in OF_RUN
                 else [_by_width(result, result.headline, aim, "units", "more of what n counts")]

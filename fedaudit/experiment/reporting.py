@@ -187,6 +187,7 @@ def _notices(
     out += [f"Failed: {r.audit}: {r.need}" for r in results if r.status == "failed"]
     if truth is not None:
         return out
+    results = [r for r in results if not r.known]  # what needs no attack needs no truth
     scored = [r for r in results if r.estimates and r.audit not in TRUTHLESS]
     if any(r.audit not in given for r in scored):
         out.append("The truth has been removed since: scores are as they were stored.")

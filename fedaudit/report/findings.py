@@ -111,6 +111,7 @@ def judge(result: AuditResult, in_force: Collection[str] | None = None) -> list[
         return [*found, _unmeasured(result, shared)]
     headline = _headline(result, words, shared, in_force)
     if headline.verdict in ("no_evidence", "nothing_to_say"):
+        found += _beside(result, words, shared, in_force)
         found += _single_clients(result, words, shared, in_force)
     return [*found, headline]
 
@@ -190,7 +191,7 @@ def _headline(
         known=rule == "K1",
         estimate=estimate,
         source=result.source,
-        remedy=words.advised(in_force) if found else "",
+        remedy=words.advised(in_force, known=rule == "K1") if found else "",
     )
 
 
@@ -307,6 +308,40 @@ def _seen(result: AuditResult, words: Words, weak: Powerless | None) -> str:
     if weak is not None:
         text += " That is so much that the audit could hardly have found anything."
     return text
+
+
+def _beside(
+    result: AuditResult, words: Words, shared: Mapping[str, Any], in_force: Collection[str] | None
+) -> list[Finding]:
+    """Measures other than the headline that show a leak of their own."""
+    out = []
+    for measure, column in facts_for(result.audit).beside.items():
+        e = result.estimates.get(measure)
+        if e is None or e.low <= (e.baseline or 0.0):
+            continue
+        exposed = [name for name, row in result.per_client.items() if _is_one(row.get(column))]
+        text = words.beside.get(measure, f"{measure} is {{value}}.")
+        who = f" Among them: {', '.join(exposed[:NAMED])}." if exposed else ""
+        out.append(
+            _finding(
+                "L4",
+                shared,
+                because=RULES["L4"].said(
+                    measure=measure.replace("_", " "), baseline=number(e.baseline or 0.0)
+                ),
+                statement=text.format(value=number(e.value, True)) + who,
+                measure=measure,
+                client=exposed[0] if len(exposed) == 1 else None,
+                estimate=e,
+                source=result.source,
+                remedy=words.advised(in_force),
+            )
+        )
+    return out
+
+
+def _is_one(value: float | int | str | None) -> bool:
+    return isinstance(value, int | float) and math.isclose(value, 1.0, rel_tol=1e-9)
 
 
 # -- single clients -------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from fedaudit import __version__
 from fedaudit.report.chapter import Chapter
 from fedaudit.report.rules import RULES
 
-FORMAT, VERSION = "fedaudit-report", 1
+FORMAT, VERSION = "fedaudit-report", 2
 
 
 def machine(chapters: Sequence[Chapter], notices: Sequence[str] = ()) -> str:

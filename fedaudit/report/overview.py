@@ -33,7 +33,8 @@ class Answer:
         if self.finding.client is not None:
             return f"{self.finding.client}: {interval(e, self.percent)}"
         counted = words_for(self.finding.audit).counted
-        if counted is None or self.finding.verdict == "disagreement":
+        other = self.result is not None and self.finding.measure != self.result.headline
+        if counted is None or other or self.finding.verdict == "disagreement":
             return interval(e, self.percent)
         text = f"{number(e.value)} {counted[e.value != 1]}"
         if e.confidence >= 1 and e.low == e.high:

@@ -72,6 +72,13 @@ RULES = {
             "{clients} above {baseline} after correction for {many} clients",
         ),
         Rule(
+            "L4",
+            "leak",
+            "The headline shows no leak, but another measure of the same audit does: its interval "
+            "lies above what no leak would give. The measure is named.",
+            "the low end of {measure} is above {baseline}",
+        ),
+        Rule(
             "T1",
             "attributed",
             "The owner of marked records finds clients that trained on them: the low end of the "
@@ -230,7 +237,8 @@ class Facts:
     number of things. `own` is the column in which a client has the same measure for itself, `hits`
     the columns (found, tried) behind it, `asked` what it rests on; `ranked` where it is an AUC, of
     what was asked about against as many others. It is another measure where the result has the
-    estimate `unlike`.
+    estimate `unlike`. `beside`: measures that show a leak of their own where the headline shows
+    none, and the column in which an exposed client has a 1.
     """
 
     found: Verdict = "leak"
@@ -240,6 +248,7 @@ class Facts:
     asked: str = ""
     ranked: bool = False
     unlike: str = ""
+    beside: Mapping[str, str] = field(default_factory=dict)
 
 
 FACTS = {
@@ -249,7 +258,9 @@ FACTS = {
     "attribution": Facts(found="attributed", counts=True),
     "coverage": Facts(counts=True),
     "fingerprint": Facts(own="share", hits=("found", "links"), asked="links"),
-    "query_plan": Facts(counts=True),
+    "query_plan": Facts(
+        counts=True, beside={"recoverable_if_updates_persist": "part_over_all_rounds"}
+    ),
     "two_stage_membership": Facts(own="AUC", asked="members asked", ranked=True),
 }
 
@@ -261,7 +272,8 @@ class Words:
     `{value}`, `{baseline}` and `{notes}` (the result's own remarks) are filled in. `against` says
     what the baseline is, `counted` what a count counts (one, several). `only_with`: pieces of the
     question that stand only where a protection is in force. `known`: what is said where no attack
-    was needed.
+    was needed, `known_advice` what helps there; noise does not. `beside`: what is said of a measure
+    that shows a leak where the headline shows none.
     """
 
     measure: str
@@ -272,11 +284,14 @@ class Words:
     against: str = "chance"
     counted: tuple[str, str] | None = None
     known: str = "Known outright, without an attack: {notes}."
+    known_advice: tuple[Advice, ...] = ()
+    beside: Mapping[str, str] = field(default_factory=dict)
     only_with: Mapping[str, str] = field(default_factory=dict)
 
-    def advised(self, in_force: Collection[str] | None = None) -> str:
-        """What helps, where these protections are in force already."""
-        *others, last = [a.text for a in self.advice if a.fits(in_force)]
+    def advised(self, in_force: Collection[str] | None = None, *, known: bool = False) -> str:
+        """What helps, where these protections are in force already; against what is `known`."""
+        advice = (self.known_advice if known else ()) or self.advice
+        *others, last = [a.text for a in advice if a.fits(in_force)] or [advice[0].text]
         return f"{', '.join(others)}, or {last}" if others else last
 
     @property
@@ -327,6 +342,15 @@ WORDS = {
         no_evidence="{value} of a client's updates were linked to its next one, which chance "
         "({baseline}) can explain.",
         advice=(*NOISE, Advice("let only a secure sum leave", unless=SUMS)),
+        known="Nobody has to link anything: whose an update is, is known {first}.",
+        known_advice=(
+            Advice(
+                "put a shuffler between clients and server ([protections.shuffle])",
+                unless=("shuffle",),
+            ),
+            Advice("send nothing beside the update that tells clients apart", only=("shuffle",)),
+            Advice("let only a secure sum leave", unless=SUMS),
+        ),
         percent=True,
     ),
     "two_stage_membership": Words(
@@ -381,6 +405,14 @@ WORDS = {
         ),
         against="threshold",
         counted=("client in the smallest group", "clients in the smallest group"),
+        known="No sum has to be taken apart: single updates arrive as they are, {first}.",
+        known_advice=(
+            Advice("let only sums leave ([protections.secure_sum] or secure_aggregation)"),
+        ),
+        beside={
+            "recoverable_if_updates_persist": "{value} of the clients can be estimated alone from "
+            "the sums of all rounds together, as far as their updates persist."
+        },
     ),
 }
 GENERIC = Words(
@@ -408,9 +440,6 @@ NEEDS = {
         "nothing that this attack could work on",
         "audit a variant in which updates leave one by one; whether the sums give single updates "
         "back is a question of its own (query plan)",
-    ),
-    "senders_known": Lack(
-        "every update carries its sender's name here: nothing is hidden that could be re-linked",
     ),
     "no_sums": Lack(
         "no sums over groups of clients were asked for in this recording: there are none to "

@@ -254,6 +254,11 @@ class View:
         return "+".join(self.parties)
 
     @property
+    def hubs(self) -> tuple[str, ...]:
+        """Servers and regions from the root down, aggregator and shuffler: these never train."""
+        return tuple(self._hubs)
+
+    @property
     def rounds(self) -> range:
         return self._trace.rounds
 

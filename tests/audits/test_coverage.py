@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from fedaudit import experiment
 from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.coverage import COVERABLE, Coverage, uncovered
-from fedaudit.errors import NotObservable
+from fedaudit.errors import NothingToSay, NotObservable
+from fedaudit.experiment.gate import gate
 from fedaudit.results import AuditResult
 from fedaudit.trace import AGGREGATOR, ANONYMOUS, SERVER, Recorder, Trace
 
@@ -53,6 +55,31 @@ def recorded(
                 messages.send("sum", AGGREGATOR, SERVER, like, step=2)
     recorder.close()
     return Trace.open(path)
+
+
+def test_where_nothing_arrived_nothing_is_said_to_be_protected(tmp_path):
+    """All uploads failed: that is no full protection, of any audit."""
+    recorder = Recorder(tmp_path / "t", like=PLAIN, federation={"clients": list(CLIENTS)})
+    for _ in range(2):
+        with recorder.round() as messages:
+            for client in CLIENTS:
+                messages.send("model", SERVER, client, PLAIN, step=0)
+    recorder.close()
+    trace = Trace.open(tmp_path / "t")
+    with pytest.raises(NothingToSay) as error:
+        judged(trace)
+    assert error.value.code == "nothing_arrived"
+    found = experiment.audit(trace.path)
+    assert len(found.results) == 7
+    for r in found.results:
+        assert (r.status, r.need.code) == ("nothing_to_say", "nothing_arrived")
+    assert {f.verdict for f in found.findings} == {"nothing_to_say"}
+    policy = {
+        "limit": [{"metric": "verdict"}, {"metric": "fingerprint.linkage_accuracy", "at_most": 1.0}]
+    }
+    done = gate(found.path, policy)
+    assert not done.passed
+    assert {c.code for c in done.checks} == {"nothing_arrived"}
 
 
 def judged(trace, **settings):

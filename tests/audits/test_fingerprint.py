@@ -39,6 +39,7 @@ from fedaudit.audits.fingerprint.linkers import (
 )
 from fedaudit.audits.fingerprint.products import product
 from fedaudit.audits.fingerprint.scores import jackknife, links, links_until_sure
+from fedaudit.audits.outright import single_updates
 from fedaudit.errors import ConfigError, NotApplicable, NotObservable, TraceError, UsageError
 from fedaudit.experiment.config import load
 from fedaudit.layout import Layout
@@ -347,7 +348,7 @@ def test_exact_cosines_streamed_equal_those_in_memory(tmp_path):
     data = signal_rows(np.random.default_rng(5), rounds=2, width=501)
     trace, _ = record(tmp_path, data)
     view = trace.seen_by(SERVER)
-    streamed = exact_cosines(view, 1, ("1.weight", "1.bias"))
+    streamed = exact_cosines(view, *single_updates(view, "1.weight"), ("1.weight", "1.bias"))
     a, b = (unit_norm(rows) for rows, _ in data)
     np.testing.assert_allclose(streamed, a @ b.T, atol=1e-5)
 
@@ -542,9 +543,9 @@ def test_exact_cosines_of_all_rows_equal_those_in_memory(tmp_path):
     data = signal_rows(np.random.default_rng(23), rounds=3, width=501)
     trace, _ = record(tmp_path, data)
     rows = np.concatenate([unit_norm(r) for r, _ in data])
-    np.testing.assert_allclose(
-        exact_gram(trace.seen_by(SERVER), ("1.weight", "1.bias")), rows @ rows.T, atol=1e-5
-    )
+    view = trace.seen_by(SERVER)
+    every = exact_gram(view, single_updates(view, "1.weight"), ("1.weight", "1.bias"))
+    np.testing.assert_allclose(every, rows @ rows.T, atol=1e-5)
 
 
 # -- monotone -------------------------------------------------------------------------------------
@@ -668,6 +669,134 @@ def test_default_features():
     assert default_features(plain) == ("1.weight",)
 
 
+# -- known outright -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_named_senders_are_a_leak_at_full_value(tmp_path, rounds):
+    """Whatever the updates are: not even noise hides a name. One round is enough."""
+    trace, truth = record(
+        tmp_path, signal_rows(np.random.default_rng(31), rounds=rounds), senders=None
+    )
+    clients = len(trace.messages(1)) // 2
+    for known in (truth, None):  # names in the trace need no truth beside it
+        result = audit(trace, known)
+        assert (result.status, result.known) == ("ok", True)
+        e = result.estimates["linkage_accuracy"]
+        assert (e.value, e.low, e.high, e.confidence) == (1.0, 1.0, 1.0, 1.0)
+        assert e.baseline == pytest.approx(1 / clients)
+        assert e.n == clients == len(result.per_client)
+        assert {row["share"] for row in result.per_client.values()} == {1.0}
+        (finding,) = judge(result)
+        assert (finding.verdict, finding.rule, finding.known) == ("leak", "K1", True)
+        assert "by name, on every message" in finding.statement
+
+
+def mixed(path, data, bare):
+    """A trace in which the clients `bare` send by name, and all others through a shuffler."""
+    width = data[0][0].shape[1]
+    layout = {"model": Layout.of([("1.weight", (width // 2, 2)), ("1.bias", (width % 2,))])}
+    clients = sorted({s for _, own in data for s in own})
+    recorder = Recorder(
+        path / "trace", layouts=layout, federation={"hubs": [SERVER], "clients": clients}
+    )
+    truth = TruthRecorder(path / "truth", {"clients": {}})
+    for number, (rows, who) in enumerate(data, start=1):
+        with recorder.round() as wire:
+            row = wire.put_once("model", np.zeros(width, dtype=np.float32))
+            wire.send_rows("model", [SERVER] * len(clients), clients, row, step=0)
+            shown = [s if s in bare else ANONYMOUS for s in who]
+            first = wire.send_rows("delta", shown, [SERVER] * len(who), rows, step=1)
+        truth.round(number, {first + i: s for i, s in enumerate(who)})
+    recorder.close()
+    return Trace.open(path / "trace"), Truth.open(path / "truth")
+
+
+def test_only_what_is_unnamed_needs_linking(tmp_path):
+    rng = np.random.default_rng(32)
+    names = [f"client-{c:02d}" for c in range(12)]
+    data = [(rng.normal(size=(12, 20)).astype(np.float32), names) for _ in range(6)]
+    trace, truth = mixed(tmp_path, data, names[:3])
+    result = audit(trace, truth, clients=9)
+    hidden, _ = record(tmp_path / "rest", [(rows[3:], own[3:]) for rows, own in data])
+    alone = audit(hidden, Truth.open(tmp_path / "rest" / "truth"), clients=9)
+    assert result.known
+    assert not alone.known
+    e, rest = result.estimates["linkage_accuracy"], alone.estimates["linkage_accuracy"]
+    assert e.value == pytest.approx(0.25 + 0.75 * rest.value)
+    assert e.low >= 0.25
+    assert {result.per_client[n]["share"] for n in names[:3]} == {1.0}
+    assert result.per_client[names[5]] == alone.per_client[names[5]]
+    assert judge(result)[0].verdict == "leak"
+    blind = audit(trace, None).estimates["linkage_accuracy"]
+    assert (blind.low, blind.high) == (0.25, 1.0)  # so much at least, and nobody scored the rest
+
+
+def test_a_name_beside_an_anonymous_update_is_a_name(tmp_path):
+    rng = np.random.default_rng(33)
+    plain = {"w": np.zeros(6, dtype=np.float32)}
+    names = ["north", "south", "east"]
+    recorder = Recorder(tmp_path, like=plain, federation={"hubs": [SERVER], "clients": names})
+    for _ in range(3):
+        with recorder.round() as wire:
+            for name in names:
+                wire.send("model", SERVER, name, plain, step=0)
+            for name in rng.permutation(names):
+                update = {"w": rng.normal(size=6).astype(np.float32)}
+                about = {"cid": str(name), "loss": float(rng.random())}
+                wire.send("delta", ANONYMOUS, SERVER, update, step=1, metadata=about)
+    recorder.close()
+    result = audit(Trace.open(tmp_path), None, features=("w",))
+    assert result.known
+    assert set(result.per_client) == set(names)
+
+
+@pytest.mark.parametrize(("sizes", "known"), [("own", True), ("alike", False), ("drawn", False)])
+def test_weights_that_tell_clients_apart_need_no_attack(tmp_path, sizes, known):
+    """Updates of pure noise: only the weight says whose they are, if it always does."""
+    rng = np.random.default_rng(34)
+    width, names = 10, [f"client-{c:02d}" for c in range(6)]
+    layout = {"model": Layout.of([("1.weight", (5, 2)), ("1.bias", (0,))])}
+    recorder = Recorder(tmp_path / "trace", layouts=layout, federation={"clients": names})
+    truth = TruthRecorder(tmp_path / "truth", {"clients": {}})
+    for number in range(1, 5):
+        order = rng.permutation(6)
+        weights = {"own": order + 10.0, "alike": np.ones(6), "drawn": rng.permutation(6) + 10.0}
+        with recorder.round() as wire:
+            row = wire.put_once("model", np.zeros(width, dtype=np.float32))
+            wire.send_rows("model", [SERVER] * 6, names, row, step=0)
+            rows = rng.normal(size=(6, width)).astype(np.float32)
+            first = wire.send_rows(
+                "delta", [ANONYMOUS] * 6, [SERVER] * 6, rows, step=1, weights=weights[sizes]
+            )
+        truth.round(number, {first + i: names[c] for i, c in enumerate(order)})
+    recorder.close()
+    result = audit(Trace.open(tmp_path / "trace"), Truth.open(tmp_path / "truth"))
+    assert result.known is known
+    assert (result.estimates["linkage_accuracy"].low == 1.0) is known
+
+
+def test_regions_that_send_means_name_no_client(tmp_path):
+    plain = {"w": np.zeros(4, dtype=np.float32)}
+    about = {"hubs": [SERVER, "ward"], "clients": ["a", "b"]}
+    recorder = Recorder(tmp_path, like=plain, federation=about)
+    for _ in range(2):
+        with recorder.round() as wire:
+            wire.send("model", SERVER, "ward", plain, step=0)
+            for name in ("a", "b"):
+                wire.send("model", "ward", name, plain, step=1)
+                wire.send("delta", name, "ward", {"w": np.ones(4, np.float32)}, step=2)
+            wire.send("delta", "ward", SERVER, {"w": np.ones(4, np.float32)}, step=3)
+    recorder.close()
+    trace = Trace.open(tmp_path)
+    with pytest.raises(NotApplicable) as error:
+        audit(trace, None, features=("w",))
+    assert error.value.code == "only_regions"
+    # the region itself sees names
+    assert audit(trace, None, vantage="ward", features=("w",)).known
+    assert set(audit(trace, None, vantage="ward", features=("w",)).per_client) == {"a", "b"}
+
+
 # -- bad input ------------------------------------------------------------------------------------
 
 
@@ -676,10 +805,6 @@ def test_what_cannot_be_linked_is_refused(tmp_path):
     trace, truth = record(tmp_path / "one", signal_rows(rng, rounds=1))
     with pytest.raises(NotApplicable, match="two rounds"):
         audit(trace, truth)
-    named, truth = record(tmp_path / "named", signal_rows(rng), senders=None)
-    with pytest.raises(NotApplicable, match="already known") as error:
-        audit(named, truth)
-    assert "--as shuffle" in error.value.remedy
     alone = [(rows[:1], own[:1]) for rows, own in signal_rows(rng)]
     trace, truth = record(tmp_path / "alone", alone)
     with pytest.raises(NotApplicable, match="nothing to link"):

@@ -7,7 +7,7 @@ from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.query_plan import QueryPlan, audit_plan, solution
 from fedaudit.errors import ConfigError, NotApplicable
 from fedaudit.layout import Layout
-from fedaudit.report.findings import judge
+from fedaudit.report.findings import judge, settled
 from fedaudit.results import AuditResult
 from fedaudit.stats import query_algebra, query_plans
 from fedaudit.trace import AGGREGATOR, SERVER, Recorder, Trace, Truth, TruthRecorder
@@ -121,14 +121,46 @@ def test_null_partitions_above_the_threshold_are_no_leak(tmp_path):
     e = result.estimates
     assert e["smallest_exposed_group"].value == 5
     assert e["recoverable_updates"].value == 0
-    (finding,) = judge(result)
+    over_rounds, finding = judge(result)
     assert finding.verdict == "no_evidence"
     assert "4" in finding.statement  # the largest value that would have been a leak
-    # across rounds what persists is still estimated: said, not hidden
+    # across rounds what persists is still estimated: that is in the verdict
+    assert (over_rounds.verdict, over_rounds.rule) == ("leak", "L4")
+    assert over_rounds.measure == "recoverable_if_updates_persist"
     assert e["recoverable_if_updates_persist"].value == 1
     assert e["persistent_cosine"].value > 0.9
     assert e["guessed_cosine"].value > 0.9
     assert any("persist" in note for note in result.notes)
+
+
+def test_one_client_that_stands_alone_over_all_rounds_is_a_leak_and_named(tmp_path):
+    """Groups of nine and of ten: their difference is what one client keeps sending."""
+    but_one = np.ones((1, K))
+    but_one[0, 3] = 0
+    result = audited(*recorded(tmp_path, [np.ones((1, K)), but_one], threshold=5))
+    found, headline = judge(result)
+    assert (found.verdict, found.measure) == ("leak", "recoverable_if_updates_persist")
+    assert found.client == "client-03"
+    assert headline.verdict == "no_evidence"
+    assert settled(result).status == "ok"
+
+
+def test_updates_that_arrive_by_name_need_no_sum(tmp_path):
+    plain = {"w": np.zeros(3, dtype=np.float32)}
+    about = {"clients": ["a", "b"], "hubs": [SERVER]}
+    recorder = Recorder(tmp_path / "t", like=plain, federation=about)
+    for _ in range(2):
+        with recorder.round() as wire:
+            for name in ("a", "b"):
+                wire.send("model", SERVER, name, plain, step=0)
+                wire.send("delta", name, SERVER, {"w": np.ones(3, np.float32)}, step=1)
+    recorder.close()
+    result = audited(Trace.open(tmp_path / "t"))
+    assert result.known
+    assert result.estimates["smallest_exposed_group"].value == 1
+    assert result.estimates["recoverable_updates"].value == 1
+    (finding,) = judge(result)
+    assert (finding.verdict, finding.rule) == ("leak", "K1")
 
 
 def test_a_search_that_ends_undecided_cannot_say(tmp_path, monkeypatch):

@@ -247,6 +247,24 @@ def test_verdicts_are_ranked_and_evidence_that_is_lost_is_worse(plain_run):
     assert why == "evidence lost: linking needs two rounds"
 
 
+def test_taking_a_shuffle_away_is_worse_whatever_the_numbers_say(plain_run, tmp_path):
+    """Linked at 100 % behind a shuffler, known by name without: the numbers alone are the same."""
+    experiment.run(SMALL | {"protections": {}}, tmp_path / "bare")
+    (found,) = diff(plain_run, tmp_path / "bare")
+    assert found.worse
+    changes = {v.audit: (v.second, v.change) for v in found.verdicts}
+    assert changes["fingerprint"] == ("known_outright", "worse")
+    every = Estimate(value=1.0, low=1.0, high=1.0, n=4, confidence=1.0, baseline=0.25)
+    base = of_run(plain_run)
+    linked = verdict(base, head=every)
+    known = replace(linked.results["fingerprint"], known=True)
+    bare = replace(linked, results={"fingerprint": known})
+    (step,) = compare(linked, bare).verdicts
+    assert (step.first, step.second, step.change) == ("leak", "known_outright", "worse")
+    (step,) = compare(bare, linked).verdicts
+    assert step.change == "better"
+
+
 def test_a_protection_that_leaves_nothing_to_link_loses_no_evidence(plain_run):
     base = of_run(plain_run)
     summed = verdict(base, missing=UNSEEN, protections={"secure_sum": {}})

@@ -15,7 +15,7 @@ from fedaudit.errors import ConfigError, UsageError
 from fedaudit.experiment.config import load
 from fedaudit.experiment.gate import gate, load_policy
 from fedaudit.experiment.gate.check import rule_of
-from fedaudit.experiment.gate.evidence import Evidence, of_run
+from fedaudit.experiment.gate.evidence import Evidence, nothing_left, of_run
 from fedaudit.experiment.gate.policy import read_limit, write_policy
 from fedaudit.experiment.harden import choices, harden, limits, utility
 from fedaudit.experiment.harden.bench import Bench, OutOfTime, seconds
@@ -74,14 +74,15 @@ def test_the_way_that_leaves_nothing_to_link_costs_nothing_and_is_chosen(found):
     # the same model up to the order of a sum: the loss is known, not estimated
     assert (found.confirmed.cost.low, found.confirmed.cost.high) == (0.0, 0.0)
     assert [p.label for p in found.points] == ["unprotected", "shuffle", "secure sum"]
-    said = {c.limit: c.said for c in found.confirmed.checks}
-    assert said["fingerprint.linkage_accuracy"] == limits.NOTHING_LEFT
+    codes = {c.limit: c.code for c in found.confirmed.checks}
+    assert codes["fingerprint.linkage_accuracy"] == "nothing_left"
 
 
 def test_names_on_every_update_are_no_protection_against_linking(found):
     (check,) = [c for c in found.points[0].checks if c.metric.startswith("fingerprint")]
-    assert check.status == "missing"
-    assert "senders are already known" in check.missing
+    assert check.status == "failed"
+    (reading,) = check.readings
+    assert reading.bound == 1.0
 
 
 def test_the_choice_is_measured_on_seeds_that_the_search_had_not_seen(found, folder):
@@ -100,10 +101,30 @@ def test_the_written_config_runs_and_passes_the_written_policy(found, folder, tm
     verdict = gate(tmp_path / "run", folder / "policy.toml")
     assert verdict.passed
     assert {c.limit: c.status for c in verdict.checks} == {
-        "fingerprint.linkage_accuracy": "allowed",
+        "fingerprint.linkage_accuracy": "passed",
         "accuracy_loss": "allowed",
     }
     assert load(folder / "hardened.toml").raw["audits"] == load(SMALL).raw["audits"]
+
+
+def test_a_policy_that_was_written_for_a_protection_fails_without_it(
+    found, folder, tmp_path, in_process
+):
+    """Nothing that is missing because nothing protects it may be let go by name."""
+    assert load_policy(folder / "policy.toml").allow_missing == ("accuracy_loss",)
+    bare = load(folder / "hardened.toml").raw | {"protections": {}}
+    experiment.run(bare, tmp_path / "run")
+    verdict = gate(tmp_path / "run", folder / "policy.toml")
+    assert not verdict.passed
+    assert {c.limit: c.status for c in verdict.checks}["fingerprint.linkage_accuracy"] == "failed"
+    assert in_process("gate", tmp_path / "run", "--policy", folder / "policy.toml")[0] == 4
+
+
+def test_noise_is_not_tried_on_names(found):
+    """No level of noise hides a name: the search gives the ladder up at once."""
+    unprotected = found.points[0]
+    named = of_run(Path(found.path) / "cells" / unprotected.folders[0])
+    assert "known outright" in limits.beyond_noise(unprotected.checks, [named])
 
 
 def test_an_epsilon_is_met_by_the_accountant_at_the_foot_of_its_ladder(private, tmp_path):
@@ -557,15 +578,18 @@ def linked(code, **protections):
 def test_nothing_left_to_link_is_a_rule_about_updates_that_nobody_sees():
     limit = "fingerprint.linkage_accuracy"
     hidden = "no_single_updates"
-    assert limits.nothing_left(limit, [linked(hidden, secure_sum={})])
-    assert not limits.nothing_left(limit, [linked("senders_known")])
-    assert not limits.nothing_left(limit, [linked(hidden), linked("too_few_rounds")])
+    assert nothing_left(limit, [linked(hidden, secure_sum={})])
+    assert not nothing_left(limit, [linked("senders_known")])
+    assert not nothing_left(limit, [linked(hidden), linked("too_few_rounds")])
     # sums from which a single update can be solved for leave something to link
-    assert limits.nothing_left(limit, [linked(hidden, secure_aggregation={}, recoverable=0.0)])
-    assert not limits.nothing_left(limit, [linked(hidden, secure_aggregation={}, recoverable=2.0)])
-    assert not limits.nothing_left(limit, [linked(hidden, secure_aggregation={})])
+    assert nothing_left(limit, [linked(hidden, secure_aggregation={}, recoverable=0.0)])
+    assert not nothing_left(limit, [linked(hidden, secure_aggregation={}, recoverable=2.0)])
+    assert not nothing_left(limit, [linked(hidden, secure_aggregation={})])
+    # a recording of somebody else's has no config to say that one ideal sum is all there is
+    assert not nothing_left(limit, [linked(hidden)])
+    assert nothing_left(limit, [linked(hidden, recoverable=0.0)])
     other = "query_plan.recoverable_updates"
-    assert not limits.nothing_left(other, [linked(hidden, secure_sum={})])
+    assert not nothing_left(other, [linked(hidden, secure_sum={})])
 
 
 def test_a_verdict_on_every_audit_goes_by_the_same_rule():
@@ -575,7 +599,7 @@ def test_a_verdict_on_every_audit_goes_by_the_same_rule():
     assert (check.metric, check.status) == ("fingerprint.verdict", "passed")
     named = linked("senders_known")
     (check,) = limits.hold(policy, [named, hidden], "no loss")
-    assert (check.status, check.run) == ("missing", "run 1 of 2")
+    assert (check.status, check.run, check.code) == ("missing", "run 1 of 2", "senders_known")
 
 
 def test_noise_does_not_make_records_or_rounds():

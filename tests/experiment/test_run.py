@@ -437,9 +437,8 @@ def test_a_foreign_trace_is_audited_blindly_and_says_so(foreign):
     assert run.summary["federation"].startswith("3 clients, 4 rounds")
     verdicts = {f.audit: f for f in run.findings}
     assert verdicts["coverage"].verdict == "leak"
-    missing = verdicts["fingerprint"]
-    assert missing.verdict == "not_applicable"
-    assert missing.statement
+    assert (verdicts["fingerprint"].verdict, verdicts["fingerprint"].known) == ("leak", True)
+    assert verdicts["two_stage_membership"].code == "no_records"
     # nothing is strewn into the folder that holds the trace
     assert {f.name for f in foreign.parent.iterdir()} == {"theirs", "theirs-audit"}
     assert run.path == foreign.parent / "theirs-audit"
@@ -447,13 +446,15 @@ def test_a_foreign_trace_is_audited_blindly_and_says_so(foreign):
     assert [f.to_dict() for f in again.findings] == [f.to_dict() for f in run.findings]
 
 
-def test_a_missing_need_becomes_a_finding_with_the_remedy(copy):
-    run = experiment.run(
-        {**SMALL, "protections": {}, "audits": {"fingerprint": {}}}, copy.parent / "named"
-    )
-    (finding,) = run.findings
-    assert finding.verdict == "not_applicable"
-    assert "shuffle" in finding.remedy
+def test_names_on_updates_are_a_finding_with_the_remedy(copy):
+    audits = {"fingerprint": {}, "query_plan": {}}
+    run = experiment.run({**SMALL, "protections": {}, "audits": audits}, copy.parent / "named")
+    for finding in run.findings:
+        assert (finding.verdict, finding.rule, finding.known) == ("leak", "K1", True)
+        assert "by name, on every message" in finding.statement
+    remedies = {f.audit: f.remedy for f in run.findings}
+    assert "shuffle" in remedies["fingerprint"]
+    assert "noise" not in remedies["fingerprint"]
 
 
 def test_diverged_training_is_a_finding_and_not_a_crash(tmp_path):

@@ -152,6 +152,13 @@ def test_every_finding_follows_from_a_rule_of_the_table_with_its_verdict():
         result(0.05, 0.01, 0.2, greater_is_leak=False, detectable=0.09),
         result(known=True),
         result(audit="attribution"),
+        replace(
+            result(audit="query_plan", low=0.0),
+            estimates={
+                **result(low=0.0).estimates,
+                "recoverable_if_updates_persist": Estimate(value=0.1, low=0.1, high=0.1, n=9),
+            },
+        ),
         *(unmeasured(status) for status in rules.UNMEASURED),
     ]
     found = judge_all(every)

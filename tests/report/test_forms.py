@@ -121,7 +121,7 @@ def test_machines_get_strict_json_with_everything():
         raise AssertionError(word)
 
     told = json.loads(machine(study()), parse_constant=refuse)
-    assert (told["format"], told["version"]) == (FORMAT, 1)
+    assert (told["format"], told["version"]) == (FORMAT, 2)
     first, second = told["chapters"]
     assert (first["federation"], first["variant"]) == ("digits", "unprotected")
     assert first["guarantees"]["dp_sgd"]["client 1"]["epsilon"] == "inf"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -19,8 +20,11 @@ from fedaudit.audits.fingerprint.features import (
     default_features,
     exact_cosines,
     exact_gram,
+    linkable,
 )
+from fedaudit.audits.fingerprint.known import marked, relabelled, with_known
 from fedaudit.audits.fingerprint.linkers import LINKERS, Labels, chain, embed, match
+from fedaudit.audits.outright import Carried, Recurring, recurring, single_updates
 from fedaudit.errors import ConfigError, NothingToSay
 from fedaudit.results import NO_TRUTH, AuditResult, Estimate
 from fedaudit.trace import Truth, View
@@ -34,7 +38,11 @@ Method = Literal["greedy", "tracking", "joint", "spectral", "kmeans", "random"]
 
 @dataclass(frozen=True, kw_only=True)
 class Linkage:
-    """The attack's answer: for every round, the message of each row and, by method, its label."""
+    """The attack's answer: for every round, the message of each row and, by method, its label.
+
+    `named` are the updates that bear a name, which nobody needs to link: (round, message) ->
+    client; `marked` those that a field beside them tells apart.
+    """
 
     rounds: tuple[int, ...]
     messages: tuple[tuple[int, ...], ...]
@@ -47,6 +55,8 @@ class Linkage:
     vantage: str
     trace_sha256: str
     declared: tuple[Mapping[str, Any], ...] = ()
+    named: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    marked: Recurring | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,18 +107,19 @@ class Fingerprint:
     # -- attack ----------------------------------------------------------------------------------
 
     def attack(self, view: View, knowledge: Knowledge, rng: np.random.Generator) -> Linkage:
-        if len(view.rounds) < 2:
-            raise NothingToSay(
-                "linking needs two rounds",
-                code="too_few_rounds",
-                expected="at least 2 recorded rounds",
-                got=str(len(view.rounds)),
-                remedy="run or record more rounds",
-            )
         patterns = self.features or default_features(view.layout)
-        features = collect(view, patterns, rng, normalise=self.normalise, sketch=self.sketch)
+        carried = single_updates(view, view.layout.select(patterns)[0].name)
+        named = {(c.number, i): name for c in carried for i, name in c.named.items()}
+        try:
+            carried = linkable(carried)
+        except NothingToSay:
+            if not named:
+                raise
+            return self._read_off(view, named)
+        features = collect(
+            view, patterns, rng, normalise=self.normalise, sketch=self.sketch, carried=carried
+        )
         clients = self.clients or roster(view, features)
-        sizes = [len(rows) for rows in features.rows]
         # held once: from here on features.rows are the directions
         rounds = Directions(features.rows, overwrite=True)
         labels: dict[str, list[Labels]] = {
@@ -118,7 +129,7 @@ class Fingerprint:
         if not confirmed and is_doubtful(rounds, features.detectable):
             # what a sketch cannot see may still be there: look again, exactly
             del rounds
-            labels = self._exactly(view, features.tensors, sizes, clients, rng)
+            labels = self._exactly(view, carried, features.tensors, clients, rng)
             confirmed = True
         return Linkage(
             rounds=features.rounds,
@@ -132,13 +143,32 @@ class Fingerprint:
             vantage=view.vantage,
             trace_sha256=view.trace_sha256,
             declared=view.declared,
+            named=named,
+            marked=recurring(view, carried),
+        )
+
+    def _read_off(self, view: View, named: Mapping[tuple[int, int], str]) -> Linkage:
+        """The answer where names stand on the updates: nothing is left to link."""
+        return Linkage(
+            rounds=(),
+            messages=(),
+            labels={},
+            clients=self.clients or len(set(named.values())),
+            tensors=(),
+            columns=0,
+            sketch_width=None,
+            confirmed_exactly=True,
+            vantage=view.vantage,
+            trace_sha256=view.trace_sha256,
+            declared=view.declared,
+            named=named,
         )
 
     def _exactly(
         self,
         view: View,
+        carried: Sequence[Carried],
         tensors: Sequence[str],
-        sizes: Sequence[int],
         clients: int,
         rng: np.random.Generator,
     ) -> dict[str, list[Labels]]:
@@ -148,11 +178,12 @@ class Fingerprint:
         Of many rows only neighbouring rounds are multiplied: the other linkers need the products of
         all rounds with all, in time and memory that grow with the square of their number.
         """
+        sizes = [len(c.hidden) for c in carried]
         if sum(sizes) <= EXACT_ROWS:
-            points = embed(exact_gram(view, tensors)).astype(np.float32)
+            points = embed(exact_gram(view, carried, tensors)).astype(np.float32)
             rows = Directions(np.split(points, np.cumsum(sizes)[:-1]), overwrite=True)
             return {m: LINKERS[m](rows, clients, rng) for m in self.methods}
-        costs = [1.0 - exact_cosines(view, t, tensors) for t in view.rounds[:-1]]
+        costs = [1.0 - exact_cosines(view, a, b, tensors) for a, b in pairwise(carried)]
         out = {"greedy": chain(costs, sizes, rng)}
         if "random" in self.methods:
             out["random"] = LINKERS["random"](
@@ -163,6 +194,8 @@ class Fingerprint:
     # -- score -----------------------------------------------------------------------------------
 
     def score(self, guess: Linkage, truth: Truth | None, rng: np.random.Generator) -> AuditResult:
+        """What the attack found, and what needed none beside it."""
+        by = next(iter(guess.labels), "names on the messages")
         shared: dict[str, Any] = {
             "audit": self.name,
             "question": self.question,
@@ -174,10 +207,21 @@ class Fingerprint:
                 "sketch": guess.sketch_width,
                 "clients": guess.clients,
             },
-            "source": f"{self.source}, {next(iter(guess.labels))}"
-            + ("" if next(iter(guess.labels)) in PUBLISHED else " (ours)"),
+            "source": f"{self.source}, {by}"
+            + ("" if by in PUBLISHED or not guess.labels else " (ours)"),
             "trace_sha256": guess.trace_sha256,
         }
+        found = self._linked(guess, truth, rng, shared) if guess.labels else None
+        return with_known(self, guess, found, truth, shared)
+
+    def _linked(
+        self,
+        guess: Linkage,
+        truth: Truth | None,
+        rng: np.random.Generator,
+        shared: Mapping[str, Any],
+    ) -> AuditResult:
+        """How well the anonymous updates were linked."""
         if truth is None:
             return AuditResult(
                 **shared,
@@ -198,7 +242,9 @@ class Fingerprint:
             senders.append([known[i] for i in own])
         estimates: dict[str, Estimate] = {}
         first: scores.Links | None = None
-        for method, labels in guess.labels.items():
+        marks = marked(guess, truth)
+        for method, given in guess.labels.items():
+            labels = relabelled(guess, given, marks) if marks else given
             joined = scores.links(senders, labels)
             suffix = "" if first is None else f" ({method})"
             first = first or joined

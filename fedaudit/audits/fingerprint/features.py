@@ -24,9 +24,10 @@ from fedaudit.audits.fingerprint.products import (
     product,
     square_lengths,
 )
-from fedaudit.errors import NotApplicable, NothingToSay, TraceError, UsageError
+from fedaudit.audits.outright import Carried, single_updates
+from fedaudit.errors import NothingToSay, TraceError, UsageError
 from fedaudit.layout import Layout
-from fedaudit.trace import ANONYMOUS, View
+from fedaudit.trace import View
 
 Rows = npt.NDArray[np.float32]
 
@@ -140,29 +141,35 @@ class Features:
         return 0.0 if self.sketch_width is None else detectable_cosine(self.sketch_width)
 
 
-def check_round(view: View, number: int, tensors: Sequence[str]) -> tuple[int, ...]:
-    """Message numbers of a round whose senders are hidden; raises if there is nothing to link."""
-    updates = view.updates(number, tensors[0])
-    if any(s != ANONYMOUS for s in updates.senders):
-        regions = all(s.startswith("region-") for s in updates.senders)
-        raise NotApplicable(
-            "senders are already known from this vantage",
-            code="senders_known",
-            expected="anonymous uploads",
-            got=f"{'regions' if regions else 'named senders'} in round {number}",
-            remedy=f'audit as a region sees it: vantage = "{updates.senders[0]}"'
-            if regions
-            else "ask what a shuffler would have changed: fedaudit audit TRACE --as shuffle",
-        )
-    if len(updates.rows) < 2:
+def linkable(carried: Sequence[Carried]) -> list[Carried]:
+    """Rounds whose anonymous updates can be linked; raises where there is nothing to link."""
+    hidden = [c for c in carried if c.hidden]
+    for c in hidden:
+        if len(c.hidden) < 2:
+            raise NothingToSay(
+                "there is nothing to link",
+                code="too_few_clients",
+                expected="at least 2 clients in a round",
+                got=f"{len(c.hidden)} in round {c.number}",
+                remedy="audit a federation with more clients",
+            )
+    if len(hidden) < 2:
         raise NothingToSay(
-            "there is nothing to link",
-            code="too_few_clients",
-            expected="at least 2 clients in a round",
-            got=f"{len(updates.rows)} in round {number}",
-            remedy="audit a federation with more clients",
+            "linking needs two rounds",
+            code="too_few_rounds",
+            expected="at least 2 rounds with anonymous uploads",
+            got=str(len(hidden)),
+            remedy="run or record more rounds",
         )
-    return tuple(int(i) for i in updates.messages)
+    return hidden
+
+
+def hidden_rows(view: View, number: int, tensor: str, messages: Sequence[int]) -> Rows:
+    """Rows of some messages of a round, for one tensor; without a copy where these are all."""
+    updates = view.updates(number, tensor)
+    if len(updates.messages) == len(messages):
+        return updates.rows
+    return updates.rows[np.isin(updates.messages, messages)]
 
 
 def refuse_bad_rows(rows: Rows, number: int) -> None:
@@ -186,15 +193,18 @@ def collect(
     normalise: Literal["unit", "column"] = "unit",
     sketch: int | None = None,
     exact_bytes: int = EXACT_BYTES,
+    carried: Sequence[Carried] | None = None,
 ) -> Features:
     """Feature rows of every round of a view, tensor by tensor, exactly or folded.
 
     `sketch`: 0 keeps exact rows whatever their size, a width folds, None decides by size.
+    `carried`: the rounds with their anonymous updates, where they are known already.
     """
     chosen = view.layout.select(tensors)
     names = tuple(e.name for e in chosen)
     columns = sum(e.size for e in chosen)
-    messages = [check_round(view, number, names) for number in view.rounds]
+    carried = carried or linkable(single_updates(view, names[0]))
+    messages = [c.hidden for c in carried]
     total = sum(len(m) for m in messages)
     width = sketch if sketch is not None else 0
     if sketch is None and total * columns * 4 > exact_bytes:
@@ -210,12 +220,12 @@ def collect(
         )
     fold = Fold(columns, width, rng) if width else None
     rounds: list[Rows] = []
-    for number, own in zip(view.rounds, messages, strict=True):
-        rounds.append(_one_round(view, number, chosen, len(own), columns, fold))
+    for c in carried:
+        rounds.append(_one_round(view, c, chosen, columns, fold))
     if normalise == "column":
         rounds = [unit_norm(r) for r in standardise_columns(rounds)]
     return Features(
-        rounds=tuple(view.rounds),
+        rounds=tuple(c.number for c in carried),
         rows=rounds,
         messages=messages,
         tensors=names,
@@ -225,15 +235,16 @@ def collect(
 
 
 def _one_round(
-    view: View, number: int, chosen: Sequence[object], count: int, columns: int, fold: Fold | None
+    view: View, c: Carried, chosen: Sequence[object], columns: int, fold: Fold | None
 ) -> Rows:
     """Unit rows of one round: exact (K, d), or folded (K, m) with exact norms."""
+    number, count = c.number, len(c.hidden)
     out = np.zeros((count, fold.width if fold else columns), dtype=np.float32)
     squares = np.zeros(count, dtype=np.float64)
     first = 0
     step = max(1 << 16, MAPPED // count)
     for entry in chosen:
-        rows = view.updates(number, entry.name).rows  # type: ignore[attr-defined]
+        rows = hidden_rows(view, number, entry.name, c.hidden)  # type: ignore[attr-defined]
         for low in range(0, rows.shape[1], step):
             part = rows[:, low : low + step]
             own = fold.add(out, part, first) if fold else keep(out, part, first)
@@ -303,14 +314,16 @@ def lengths_of(rows: Rows) -> npt.NDArray[np.float64]:
     return out
 
 
-def exact_cosines(view: View, number: int, tensors: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Exact cosines between the rows of round `number` and the next, streamed by columns.
+def exact_cosines(
+    view: View, before: Carried, after: Carried, tensors: Sequence[str]
+) -> npt.NDArray[np.float32]:
+    """Exact cosines between the anonymous rows of two rounds, streamed by columns.
 
     Memory does not grow with the number of columns.
     """
     total: list[npt.NDArray[Any]] = []
     for name in tensors:
-        a, b = (view.updates(t, name).rows for t in (number, number + 1))
+        a, b = (hidden_rows(view, c.number, name, c.hidden) for c in (before, after))
         own: list[npt.NDArray[Any]] = [product(a, b), lengths_of(a), lengths_of(b)]
         total = [x + y for x, y in zip(total, own, strict=True)] if total else own
         give_back(a)
@@ -318,11 +331,13 @@ def exact_cosines(view: View, number: int, tensors: Sequence[str]) -> npt.NDArra
     return _scaled(*total)
 
 
-def exact_gram(view: View, tensors: Sequence[str]) -> npt.NDArray[np.float64]:
-    """Exact cosines of all rows of all rounds with each other, (N, N), streamed by columns."""
+def exact_gram(
+    view: View, carried: Sequence[Carried], tensors: Sequence[str]
+) -> npt.NDArray[np.float64]:
+    """Exact cosines of all anonymous rows with each other, (N, N), streamed by columns."""
     dots: npt.NDArray[np.float64] | None = None
     for name in tensors:
-        rounds = [view.updates(t, name).rows for t in view.rounds]
+        rounds = [hidden_rows(view, c.number, name, c.hidden) for c in carried]
         if dots is None:
             total = sum(len(r) for r in rounds)
             dots = np.zeros((total, total))

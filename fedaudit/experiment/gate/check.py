@@ -13,7 +13,7 @@ from typing import Any
 
 from fedaudit import __version__
 from fedaudit.errors import nearest
-from fedaudit.experiment.gate.evidence import Evidence, gather
+from fedaudit.experiment.gate.evidence import NOTHING_LEFT, Evidence, gather, nothing_left
 from fedaudit.experiment.gate.measures import (
     EPSILON,
     EXACT_COLUMNS,
@@ -210,6 +210,8 @@ def _check(limit: Limit, e: Evidence, policy: Policy) -> Check:
             said = _of_verdict(limit, result, blank)
             if said.status == "failed":
                 return said
+        if nothing_left(limit.metric, [e]):
+            return replace(blank, status="passed", said=NOTHING_LEFT, code="nothing_left")
         words = VERDICTS[judge(result)[-1].verdict].words
         return replace(
             blank,

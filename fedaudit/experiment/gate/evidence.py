@@ -209,8 +209,9 @@ def nothing_left(metric: str, runs: Sequence[Evidence]) -> bool:
     """The one rule by which an audit that is not applicable counts as good news.
 
     Linking needs updates of single clients. Where the observer receives none in any run, and no
-    algebra of the sums gives one back, no link is left to be made. Uploads that carry their
-    senders' names make linking "not applicable" too: that is no protection, and does not count.
+    algebra of the sums gives one back, no link is left to be made. It goes by the code of the need
+    and by stored evidence on the sums: `query_plan` from the same vantage, or a config whose only
+    way for uploads is one ideal sum.
     """
     if not metric.startswith("fingerprint."):
         return False
@@ -219,11 +220,21 @@ def nothing_left(metric: str, runs: Sequence[Evidence]) -> bool:
         if e.lacking or result is None or _code(result) != "no_single_updates":
             return False
         sums = e.results.get("query_plan")
-        if "secure_aggregation" in e.config.get("protections", {}):
-            found = None if sums is None else sums.estimates.get("recoverable_updates")
-            if found is None or found.high > 0:
+        if sums is None or sums.vantage != result.vantage or "query_plan" in e.stale:
+            in_force = e.config.get("protections", {})
+            if "secure_sum" not in in_force or "secure_aggregation" in in_force:
                 return False
+            continue
+        found = sums.estimates.get("recoverable_updates")
+        if found is None or found.high > 0:
+            return False
     return True
+
+
+NOTHING_LEFT = (
+    "met by rule: nothing is left to link. No single client's update reaches the observer, and "
+    "the sums that do cannot be taken apart"
+)
 
 
 def _code(result: AuditResult) -> str:

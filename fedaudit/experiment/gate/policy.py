@@ -404,13 +404,14 @@ EXAMPLE = """\
 confidence = 0.95     # estimates stated at less count as no evidence
 # Limits, by name, whose evidence may be missing (also: --allow NAME). A limit that was measured
 # and is broken fails all the same.
-allow_missing = ["membership", "membership at 1 % false positives"]
+allow_missing = []
 
 # Can a curious server link shuffled updates? At most 1.5 times what guessing would give.
 # This takes many clients: the upper end of the interval has to stay below the limit, which a
 # federation of ten or twenty cannot show, however well it is protected. `fedaudit power RUN` says
 # how many clients and rounds would do; with fewer, set a limit that they can keep, or let only a
-# secure sum leave and allow the missing evidence by name.
+# secure sum leave: then nothing is left to link, which keeps the limit. Names on the updates break
+# it: they are known outright, at 100 %.
 [[limit]]
 name = "linkage"
 metric = "fingerprint.linkage_accuracy"

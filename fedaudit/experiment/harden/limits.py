@@ -9,7 +9,7 @@ from typing import Any
 
 from fedaudit.errors import ConfigError, UsageError
 from fedaudit.experiment.gate.check import held, held_estimate, rule_of
-from fedaudit.experiment.gate.evidence import Evidence, nothing_left
+from fedaudit.experiment.gate.evidence import Evidence
 from fedaudit.experiment.gate.measures import EPSILON, LOSS, UTILITY, VERDICT
 from fedaudit.experiment.gate.policy import Limit, Policy, load_policy, read_limit
 from fedaudit.experiment.sweep import over_seeds
@@ -21,11 +21,6 @@ POOLED = 0.95
 """Confidence of an interval over seeds."""
 
 WORST: tuple[Status, ...] = ("failed", "missing", "allowed", "passed")
-
-NOTHING_LEFT = (
-    "met by rule: nothing is left to link. No single client's update reaches the observer, and "
-    "the sums that do cannot be taken apart"
-)
 
 
 def load_limits(file: str | Path | None = None, lines: Sequence[str] = ()) -> Policy:
@@ -116,9 +111,7 @@ def hold(policy: Policy, runs: Sequence[Evidence], loss: Estimate | str) -> tupl
         for name in dict.fromkeys(c.limit for checks in each for c in checks):
             same = [(n, c) for n, checks in enumerate(each, 1) for c in checks if c.limit == name]
             n, worst = min(same, key=lambda pair: WORST.index(pair[1].status))
-            if worst.status in ("missing", "allowed") and nothing_left(worst.metric, runs):
-                worst = replace(worst, status="passed", said=NOTHING_LEFT, missing="", remedy="")
-            elif len(runs) > 1 and worst.status != "passed":
+            if len(runs) > 1 and worst.status != "passed":
                 worst = replace(worst, run=f"run {n} of {len(runs)}")
             out.append(replace(worst, file=""))
     return tuple(out)
@@ -185,13 +178,15 @@ def mean_of(found: Sequence[Estimate], share: bool = True) -> Estimate:
 
 
 def beyond_noise(checks: Sequence[Check], runs: Sequence[Evidence]) -> str:
-    """Why more noise cannot help: an audit has no hold on these uploads, whatever their content,
-    or has too few records or rounds to state its number."""
+    """Why more noise cannot help: what is asked about is known outright, an audit has no hold on
+    these uploads, whatever their content, or has too few records or rounds to state its number."""
     for check in checks:
         audit, _, name = check.metric.partition(".")
+        results = [e.results[audit] for e in runs if audit in e.results]
+        if check.status == "failed" and any(r.known for r in results):
+            return f"{check.limit}: known outright, which no noise hides"
         if check.status != "missing" or not name:
             continue
-        results = [e.results[audit] for e in runs if audit in e.results]
         small = name != VERDICT and check.code == "underpowered"
         if small or any(r.headline is None for r in results):
             return f"{check.limit}: {check.missing}"

@@ -551,7 +551,7 @@ def _write(found: Hardened, search: Search) -> Hardened:
     for old in ("hardened.toml", "nearest.toml", "policy.toml", *_figures(path)):
         (path / old).unlink(missing_ok=True)  # of another outcome
     if point is not None and search.choice is not None:
-        policy = _for_gate(search.policy, point)
+        policy = _for_gate(search.policy)
         found = replace(found, config=str(path / name), policy=str(path / "policy.toml"))
         write_atomically(path / name, _config_text(found, search, point))
         write_atomically(path / "policy.toml", write_policy(policy))
@@ -568,11 +568,10 @@ def _figures(path: Path) -> list[str]:
     return [file.name for file in path.glob("tradeoff*.svg")]
 
 
-def _for_gate(policy: Policy, point: Point) -> Policy:
-    """The limits as a gate on one run can check them: what takes two runs, or is met by rule, is
-    allowed to be missing by name."""
-    names = {c.limit for c in point.checks if c.said == limits.NOTHING_LEFT}
-    allowed = [x.name for x in policy.limits if x.metric == LOSS or x.name in names]
+def _for_gate(policy: Policy) -> Policy:
+    """The limits as a gate on one run can check them: what takes two runs is allowed to be missing
+    by name. Nothing else is: what a protection leaves nothing of, the gate sees by itself."""
+    allowed = [x.name for x in policy.limits if x.metric == LOSS]
     return policy.allowing([n for n in allowed if n not in policy.allow_missing])
 
 

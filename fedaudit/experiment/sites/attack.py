@@ -85,6 +85,14 @@ def _linked(audit: Any, view: Any, trace: Trace, rng: np.random.Generator) -> di
     from fedaudit.audits.audit import Knowledge
 
     guess = audit.attack(view, Knowledge(), rng)
+    if guess.named:
+        raise NotApplicable(
+            f"{view.vantage} knows who sent what: there is nothing for sites to count",
+            code="senders_known",
+            expected="anonymous uploads",
+            got=f"{len(guess.named)} uploads with their senders' names",
+            remedy="fedaudit audit TRACE says it outright",
+        )
     block = {number: trace.block(number) for number in guess.rounds}
     messages = {number: trace.messages(number) for number in guess.rounds}
     return {

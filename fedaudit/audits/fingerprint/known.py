@@ -1,0 +1,191 @@
+"""Links that nobody has to make: updates that bear a name, or a field that tells clients apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fedaudit.audits.fingerprint import scores
+from fedaudit.results import AuditResult, Estimate
+from fedaudit.stats import intervals
+from fedaudit.trace import Truth
+
+if TYPE_CHECKING:
+    from fedaudit.audits.fingerprint.audit import Fingerprint, Linkage
+
+MEASURES = (
+    "linkage_accuracy",
+    "link_precision",
+    "rand_index",
+    "adjusted_rand",
+    "purity",
+    "mutual_information",
+)
+"""All are 1 where every link is known."""
+
+METHOD = "read off the messages: no attack is needed"
+
+
+def with_known(
+    audit: Fingerprint,
+    guess: Linkage,
+    found: AuditResult | None,
+    truth: Truth | None,
+    shared: Mapping[str, Any],
+) -> AuditResult:
+    """What the attack found on anonymous updates, and the links that were there without it.
+
+    Named updates and linked ones are parts of one whole: a measure counts the known part in full.
+    """
+    messages = [(t, i) for t, own in zip(guess.rounds, guess.messages, strict=True) for i in own]
+    marks = marked(guess, truth)
+    if not guess.named and not marks:
+        assert found is not None  # either something is named, or something was attacked
+        return found
+    total = len(messages) + len(guess.named)
+    how = "by name"
+    if not guess.named:
+        assert guess.marked is not None
+        how = f"by the field {guess.marked.field!r} beside it"
+    count = len(guess.named or marks)
+    where = "every message" if count == total else f"{count} of {total} messages"
+    said = (f"{how}, on {where}", *_advice(guess))
+    if not guess.named and count < total:
+        assert found is not None
+        return replace(found, known=True, notes=(*said, *found.notes))
+    result = _exact(audit, dict(guess.named or marks), shared, said)
+    if count == total:
+        return result
+    if found is None or found.headline is None:
+        left = f"{total - count} anonymous updates were not scored: they may be known or not"
+        return _open(result, count / total, left)
+    return _together(result, found, count / total)
+
+
+def _exact(
+    audit: Fingerprint,
+    named: Mapping[tuple[int, int], str],
+    shared: Mapping[str, Any],
+    said: tuple[str, ...],
+) -> AuditResult:
+    """Of updates whose senders are known: every measure at its most."""
+    senders: dict[int, list[str]] = {}
+    for (number, _), name in sorted(named.items()):
+        senders.setdefault(number, []).append(name)
+    names = sorted(set(named.values()))
+    labels = [[names.index(name) for name in own] for own in senders.values()]
+    joined = scores.links(list(senders.values()), labels)
+    chance = joined.chance or 1.0 / len(names)
+    exact = Estimate(
+        value=1.0, low=1.0, high=1.0, n=len(names), confidence=1.0, baseline=chance, method=METHOD
+    )
+    estimates = {}
+    for suffix in ("", *(f" ({m})" for m in audit.methods[1:])):
+        for measure in MEASURES:
+            # chance of a clustering score is simulated from labels that an attack gave
+            links = measure in ("linkage_accuracy", "link_precision")
+            estimates[measure + suffix] = exact if links else replace(exact, baseline=None)
+    return AuditResult(
+        **shared,
+        known=True,
+        headline="linkage_accuracy",
+        estimates=estimates,
+        per_client=_rows(names, senders, chance),
+        detectable=0.0,
+        notes=said,
+    )
+
+
+def _open(result: AuditResult, share: float, left: str) -> AuditResult:
+    """The known part of updates of which the others could not be scored: so much at least."""
+    ranged = {
+        name: replace(e, value=share, low=share, one_sided=True)
+        for name, e in result.estimates.items()
+    }
+    return replace(result, estimates=ranged, notes=(*result.notes, left))
+
+
+def _advice(guess: Linkage) -> tuple[str, ...]:
+    if not guess.named:
+        return ()
+    return ("what a shuffler would change: fedaudit audit TRACE --as shuffle",)
+
+
+def marked(guess: Linkage, truth: Truth | None) -> dict[tuple[int, int], str]:
+    """Updates that a recurring field ascribes to their senders; empty unless it is always right."""
+    if guess.marked is None or truth is None:
+        return {}
+    owner: dict[Any, str] = {}
+    out = {}
+    for (number, message), value in guess.marked.values.items():
+        sender = truth.senders(number)[message]
+        if owner.setdefault(value, sender) != sender:
+            return {}
+        out[number, message] = sender
+    return out if len(set(owner.values())) == len(owner) else {}
+
+
+def relabelled(
+    guess: Linkage, labels: Sequence[Sequence[int]], marks: Mapping[tuple[int, int], str]
+) -> Sequence[Sequence[int]]:
+    """Labels of a linker that does not overlook a field which tells clients apart."""
+    names = {name: -1 - i for i, name in enumerate(sorted(set(marks.values())))}
+    return [
+        [names.get(marks.get((t, i), ""), label) for i, label in zip(own, given, strict=True)]
+        for t, own, given in zip(guess.rounds, guess.messages, labels, strict=True)
+    ]
+
+
+def _rows(
+    names: list[str], senders: Mapping[int, list[str]], chance: float
+) -> dict[str, dict[str, float | int | str | None]]:
+    out: dict[str, dict[str, float | int | str | None]] = {}
+    for name in names:
+        links = sum(name in own for own in senders.values()) - 1
+        out[name] = {
+            "links": links,
+            "found": links,
+            "share": 1.0,
+            "low": 1.0,
+            "high": 1.0,
+            "longest chain": links,
+            "chance": chance,
+            "sure after links": 0,
+        }
+    return out
+
+
+def _together(known: AuditResult, found: AuditResult, share: float) -> AuditResult:
+    """Both parts by their share of the messages; a client in both counts all of its links."""
+    estimates = {}
+    for name, e in found.estimates.items():
+        base = known.estimates[name].baseline if name in known.estimates else None
+        estimates[name] = replace(
+            e,
+            value=share + (1 - share) * e.value,
+            low=share + (1 - share) * e.low,
+            high=share + (1 - share) * e.high,
+            baseline=None
+            if e.baseline is None or base is None
+            else share * base + (1 - share) * e.baseline,
+            method=f"{e.method}; named updates count as they are",
+        )
+    rows = {name: dict(row) for name, row in found.per_client.items()}
+    confidence = found.estimates["linkage_accuracy"].confidence
+    for name, own in known.per_client.items():
+        other = rows.get(name)
+        if other is None:
+            rows[name] = dict(own)
+            continue
+        hits, tries = (int(own[k] or 0) + int(other[k] or 0) for k in ("found", "links"))
+        both = intervals.wilson(hits, max(tries, 1), confidence=confidence)
+        rows[name] = {**other, "links": tries, "found": hits, "share": both.value}
+        rows[name] |= {"low": both.low, "high": both.high}
+    return replace(
+        found,
+        known=True,
+        estimates=estimates,
+        per_client=dict(sorted(rows.items())),
+        notes=(*known.notes, *found.notes),
+    )
