@@ -33,7 +33,7 @@ def environment(**more):
 def shell(*arguments, cwd=None, **more):
     return subprocess.run(
         [sys.executable, "-m", "fedaudit", *arguments],
-        capture_output=True, text=True, cwd=cwd, env=environment(**more), check=False, timeout=120,
+        capture_output=True, text=True, cwd=cwd, env=environment(**more), check=False, timeout=600,
     )  # fmt: skip
 
 
@@ -174,7 +174,7 @@ def test_a_reader_that_leaves_early_is_no_error():
     process.stdout.close()
     err = process.stderr.read()
     process.stderr.close()
-    process.wait(timeout=60)
+    process.wait(timeout=600)
     assert b"Traceback" not in err
     assert b"Exception" not in err
 

@@ -21,12 +21,12 @@ CONFIG = {
 }
 
 HOLDER = """
-import sys, time
+import sys
 from pathlib import Path
 from fedaudit.experiment.lock import alone_in
 with alone_in(Path(sys.argv[1])):
     print("held", flush=True)
-    time.sleep(60)
+    sys.stdin.read()  # until it is killed
 """
 
 
@@ -34,7 +34,8 @@ with alone_in(Path(sys.argv[1])):
 def holder(tmp_path):
     """Another process that is at work in `tmp_path / "run"`."""
     command = [sys.executable, "-c", HOLDER, str(tmp_path / "run")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as other:
         assert other.stdout.readline() == "held\n"
         yield other
         other.kill()

@@ -303,7 +303,7 @@ def test_a_process_that_is_killed_for_real(tmp_path: Path) -> None:
     )
     try:
         state = path / "checkpoint" / "checkpoint.json"
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while not state.exists() and child.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)
         assert state.exists()

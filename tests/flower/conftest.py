@@ -172,8 +172,8 @@ def end(process):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, how)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=10)
-        limit = time.monotonic() + 10
+            process.wait(timeout=60)
+        limit = time.monotonic() + 60
         while any(map(is_alive, family)) and time.monotonic() < limit:
             time.sleep(0.1)
     return [pid for pid in family if is_alive(pid)]
@@ -224,7 +224,7 @@ class Port:
 
     @staticmethod
     def wait_for(port):
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + 600
         while time.monotonic() < limit:
             with socket.socket() as s:
                 if s.connect_ex(("127.0.0.1", port)) == 0:

@@ -44,10 +44,12 @@ def test_the_neuron_is_tau_minus_the_distance_or_nothing(rng):
     """[ActiveMembership] Eq. (10), against plain arithmetic."""
     x, target = rng.random((30, 5)), rng.random(5)
     task, (p,) = planted(target[None], 1.5)
-    hidden = torch.relu(F.linear(torch.from_numpy(x).float(), p["0.weight"], p["0.bias"]))
+    p = {k: v.double() for k, v in p.items()}
+    hidden = torch.relu(F.linear(torch.from_numpy(x), p["0.weight"], p["0.bias"]))
     neuron = torch.relu(F.linear(hidden, p["2.weight"], p["2.bias"]))[:, 0]
-    expected = np.maximum(1.5 - np.abs(x - target).sum(axis=1), 0)
-    np.testing.assert_allclose(neuron.numpy(), expected, atol=1e-6)
+    stored = target.astype(np.float32)  # weights are kept in single precision
+    expected = np.maximum(1.5 - np.abs(x - stored).sum(axis=1), 0)
+    np.testing.assert_allclose(neuron.numpy(), expected, atol=1e-12)
     assert 0 < (expected > 0).sum() < 30
     assert task.kind == "classifier"
 
