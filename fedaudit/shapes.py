@@ -243,6 +243,17 @@ ALLOCATION: Shape = {
     "clients": [{"client": str, **{f"{k}?": (float, budget) for k in _ALLOCATED}}],
     "statements": [{"about": str, "text": str}],
 }
+REMAINS: Shape = {
+    "federation": str,
+    "summary": {str: str},
+    "guarantees": GUARANTEES,
+    "evidence": {str: str},
+    "clients": [str],
+    "notices": [str],
+    "trust": {str: str},
+    "arrived": (int, NOTHING),
+    "expected": (int, NOTHING),
+}
 PROMISED: Shape = {"trace_sha256": str, "guarantees": GUARANTEES}
 CELL: Shape = {"fedaudit": str, "code": str, "measured": {str: [(float, str, NOTHING)]}}
 LOCK: Shape = {"pid": at_least(1), "began?": (int, NOTHING), "host?": (str, NOTHING)}

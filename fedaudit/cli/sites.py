@@ -1,8 +1,7 @@
-"""`fedaudit ask`, `attack`, `score`, `merge`, `purge`: recordings whose truth stays where it is."""
+"""`fedaudit ask`, `attack`, `score`, `merge`: recordings whose truth stays where it is."""
 
 from __future__ import annotations
 
-import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,6 @@ import typer
 
 from fedaudit.cli.app import app
 from fedaudit.cli.output import AsJson, Names, Quiet, print_run
-from fedaudit.errors import TraceError
 
 
 @app.command("attack")
@@ -114,47 +112,3 @@ def merge_command(
     from fedaudit.experiment import sites
 
     print_run(sites.merge(guesses, counts, out, names=names), quiet, as_json)
-
-
-@app.command("purge")
-def purge_command(
-    folder: Annotated[Path, typer.Argument(help="A trace; with --expired, anything above.")],
-    expired: Annotated[
-        bool, typer.Option("--expired", help="All traces below whose retention has ended.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it: without, only say what.")] = False,
-) -> None:
-    """Remove recordings whose time is over; a note stays."""
-    from fedaudit.trace.purge import ends, manifest_file, purge, traces_below
-    from fedaudit.trace.store import read_manifest
-
-    today = datetime.datetime.now(datetime.UTC).date()
-    chosen = [folder]
-    if expired:
-        if not folder.is_dir():
-            raise TraceError(
-                f"{folder} is no folder",
-                expected="a folder with traces in or below it",
-                got="a file" if folder.exists() else "no such folder",
-                remedy="check the path: nothing was removed",
-            )
-        chosen = []
-        below = list(traces_below(folder))
-        if not below:
-            typer.echo(f"no traces below {folder}")
-        for path in below:
-            manifest, _ = read_manifest(path / "manifest.json")
-            until = ends(manifest)
-            kept = manifest.retention or "no retention stated"
-            if until is not None and until < today:
-                chosen.append(path)
-            else:
-                typer.echo(f"kept: {path} ({kept})")
-    for path in chosen:
-        if not yes:
-            manifest_file(path)
-            typer.echo(f"would be removed: {path} (add --yes)")
-            continue
-        done = purge(path, today)
-        more = f"; left as it is: {', '.join(done.left)}" if done.left else ""
-        typer.echo(f"removed: {path}, {len(done.files)} files, {done.size:,} bytes{more}")

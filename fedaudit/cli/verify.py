@@ -1,19 +1,23 @@
-"""`fedaudit verify`: is a recording whole?"""
+"""`fedaudit verify`, `seal`, `purge`: what a run still holds, who vouches for it, and its end."""
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedaudit.cli.app import app
 from fedaudit.cli.output import AsJson, Names
-from fedaudit.errors import IntegrityError
+from fedaudit.errors import IntegrityError, UsageError, nearest
 from fedaudit.trace.health import CODES, Health, Problem
+
+if TYPE_CHECKING:
+    from fedaudit.experiment.seal import Checked
 
 MOST = 40
 """Problems that are printed; --json has all."""
@@ -29,26 +33,137 @@ BREAKS = {
 
 @app.command("verify")
 def verify_command(
-    trace: Annotated[Path, typer.Argument(help="A trace, or a run that holds one.")],
+    folder: Annotated[Path, typer.Argument(help="A run, a study of several, or a trace.")],
     names: Names = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether a recording is whole: torn files, lost messages, answers that did not arrive."""
+    """Say what of a run is whole, changed or missing, and whether its recording is torn.
+
+    Exit codes: 0 whole, 3 something is changed, missing or torn.
+    """
+    from fedaudit.experiment.folders import entries, is_study
+
+    found: dict[str, Any] = {}
+    fine = True
+    for name, place in (
+        [("study", folder), *((e.path.name, e.path) for e in entries(folder))]
+        if is_study(folder)
+        else [("", folder)]
+    ):
+        if name and not as_json:
+            typer.echo(f"{name}:")
+        found[name], whole = _verified(place, names, as_json, indent="  " if name else "")
+        fine = fine and whole
+    if as_json:
+        plain = found.get("", {"parts": found})
+        typer.echo(json.dumps({**plain, "whole": fine}, indent=1, allow_nan=False))
+    if not fine:
+        raise typer.Exit(IntegrityError.exit_code)
+
+
+def _verified(
+    folder: Path, names: bool, as_json: bool, indent: str = ""
+) -> tuple[dict[str, Any], bool]:
+    """One run, trace, or the list of a study: as JSON types, and whether it is whole."""
+    from fedaudit.experiment.folders import is_study, places
+    from fedaudit.experiment.seal import SEAL, examine_run
     from fedaudit.trace import Trace
     from fedaudit.trace.health import examine
 
-    opened = Trace.open(trace, verify_hashes=False)
-    health = examine(opened, rehash=True)
-    if not names:
-        health = pseudonymous(health, opened.manifest.federation)
-    if as_json:
-        plain = {"trace": str(opened.path), "rounds": len(opened.rounds), **as_plain(health)}
-        typer.echo(json.dumps(plain, indent=1, allow_nan=False))
-    else:
-        for line in verify_trace_lines(health, len(opened.rounds)):
-            typer.echo(line)
-    if not health.whole:
-        raise typer.Exit(IntegrityError.exit_code)
+    plain: dict[str, Any] = {}
+    fine, lines = True, []
+    if (folder / SEAL).exists() or (folder / "run.json").exists() or is_study(folder):
+        parts: list[Checked] = examine_run(folder)
+        fine = all(c.fine for c in parts)
+        plain["seal"] = [asdict(c) for c in parts]
+        lines += verify_run_lines(parts)
+    recorded = places(folder)[0]
+    health = None
+    if (folder / "manifest.json").is_file() or (recorded / "manifest.json").is_file():
+        opened = Trace.open(
+            folder if (folder / "manifest.json").is_file() else recorded, verify_hashes=False
+        )
+        health = examine(opened, rehash=True)
+        if not names:
+            health = pseudonymous(health, opened.manifest.federation)
+        about = {"trace": str(opened.path), "rounds": len(opened.rounds), **as_plain(health)}
+        plain |= {"recording": about} if plain else about
+        lines += verify_trace_lines(health, len(opened.rounds))
+    if not plain:
+        Trace.open(folder)  # neither: says what was expected
+    if not as_json:
+        for line in lines:
+            typer.echo(f"{indent}{line}".rstrip())
+    return plain, fine and (health is None or health.whole)
+
+
+def verify_run_lines(parts: Sequence[Checked]) -> list[str]:
+    """What `fedaudit verify RUN` prints of a run's seal."""
+    lines = []
+    for c in parts:
+        more = "; ".join(t for t in (", ".join(c.files), c.note) if t)
+        lines.append(f"{c.part:<11} {c.state:<10} {more}".rstrip())
+    wrong = [c.part for c in parts if not c.fine]
+    told = "Not as it was sealed: " + ", ".join(dict.fromkeys(wrong)) if wrong else ""
+    return [*lines, told or "Every part that is here is as it was sealed."]
+
+
+@app.command("seal")
+def seal_command(
+    run: Annotated[Path, typer.Argument(help="A run, or a study of several.")],
+    key: Annotated[Path, typer.Option(help="Ed25519 private key, PEM without a password.")],
+) -> None:
+    """Sign the seal of a run, so that `gate --require-signature` can tell who vouches for it.
+
+    A key: openssl genpkey -algorithm ed25519 -out key.pem; what others need of it:
+    openssl pkey -in key.pem -pubout -out public.pem
+    """
+    from fedaudit.experiment.seal import SIGNATURE, sign
+    from fedaudit.files import read_bytes
+
+    typer.echo(sign(run, read_bytes(key, limit=1 << 16)), nl=False)
+    typer.echo(f"signed: {run / SIGNATURE}. Audits that are added later need a new signature.")
+
+
+@app.command("purge")
+def purge_command(
+    folder: Annotated[
+        Path, typer.Argument(help="A run, a study or a trace; with --expired, anything above.")
+    ],
+    expired: Annotated[
+        bool, typer.Option("--expired", help="All below whose retention has ended.")
+    ] = False,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option("--keep", help="Of a run: truth or checkpoint stays; repeatable."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it: without, only say what.")] = False,
+) -> None:
+    """Remove what was recorded (trace, truth, checkpoint); results and report stay readable."""
+    from fedaudit.experiment.purge import RECORDED, find, purge
+
+    for part in keep or ():
+        if part not in RECORDED:
+            raise UsageError(
+                f"there is no part {part!r} to keep",
+                expected=", ".join(RECORDED),
+                got=repr(part),
+                remedy=nearest(part, RECORDED),
+            )
+    today = datetime.datetime.now(datetime.UTC).date()
+    found = find(folder, below=expired, keep=keep or ())
+    if not found:
+        typer.echo(f"nothing to purge below {folder}")
+    for one in found:
+        what = "trace" if one.is_trace else ", ".join(one.parts)
+        over = one.until is not None and one.until < today
+        if expired and not over:
+            until = f"until {one.until}" if one.until else "no retention stated"
+            typer.echo(f"kept: {one.path} ({until})")
+        elif not yes:
+            typer.echo(f"would be removed: {one.path}: {what} (add --yes)")
+        else:
+            typer.echo(f"removed: {one.path}: {purge(one, today)}")
 
 
 def pseudonymous(health: Health, federation: Mapping[str, Any]) -> Health:

@@ -61,7 +61,7 @@ from fedaudit.experiment.reuse import (
 from fedaudit.experiment.seal import SEAL, check_seal, is_sealed_as, require_seal, seal
 from fedaudit.experiment.summary import UNNAMED, clients_of
 from fedaudit.experiment.toml import override, parsed
-from fedaudit.files import Unreadable, read_object, read_toml, sha256_of, write_atomically
+from fedaudit.files import Unreadable, is_lost, read_object, read_toml, sha256_of, write_atomically
 from fedaudit.randomness import Seed
 from fedaudit.report.findings import settled
 from fedaudit.results import AuditResult, Need, Status
@@ -343,7 +343,8 @@ def audit(
     _refuse_study(Path(trace))
     opened = Trace.open(trace)
     home = opened.path.parent
-    in_run = (home / "run.json").is_file() and opened.path.name == "trace"
+    claimed = (home / "run.json").is_file() or not is_lost(home / "truth" / "identity.json")
+    in_run = claimed and opened.path.name == "trace"
     configured = config_of(home).get("audits", {}) if in_run else {}
     named: Mapping[str, Any]
     if isinstance(audits, Mapping):

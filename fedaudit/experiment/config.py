@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit import settings
-from fedaudit.errors import ConfigError, nearest
+from fedaudit.errors import ConfigError, UsageError, nearest
 from fedaudit.experiment import seeds
 from fedaudit.experiment.catalogue import AUDITS, PROTECTIONS, find
 from fedaudit.experiment.toml import NAMING, overlaid, override, parsed, read, toml_value
 from fedaudit.files import parse_toml
+from fedaudit.trace.retention import check_retention
 
 DEFAULT = """\
 # The built-in experiment: real handwritten digits, twenty clients with unequal class mixes,
@@ -84,6 +85,15 @@ class Recording:
                 got=repr(self.dtype),
                 remedy='trace.dtype = "float32"',
             )
+        try:
+            check_retention(self.retention)
+        except UsageError as error:
+            raise ConfigError(
+                "trace.retention cannot be read",
+                expected=error.expected,
+                got=error.got,
+                remedy=error.remedy,
+            ) from None
 
 
 @dataclass(frozen=True, kw_only=True)

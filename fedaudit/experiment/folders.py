@@ -70,14 +70,21 @@ OWN_FOLDERS = ("trace", "truth", "checkpoint", "results")
 OWN_FILES = (
     "run.json", "config.toml", "seal.json", "signature.json", "findings.json", "results.json",
     "report.html", "report.md", "allocation.json", "promised.json", "cell.json",
+    "purged.json",
 )  # fmt: skip
+
+
+def not_ours(folder: Path) -> list[Path]:
+    """What lies in a folder that no run or study has claimed; nothing where one had."""
+    if not folder.exists() or (folder / "seal.json").exists() or (folder / STUDY).exists():
+        return []
+    return [f for f in folder.iterdir() if f.suffix != ".part"]
 
 
 def clear(folder: Path) -> None:
     """Remove what fedaudit wrote into the folder of a run, an audited trace or a study; what else
-    lies there stays. A folder that is none of these is left alone."""
-    ours = [f for f in (STUDY, AUDITED, "run.json", "seal.json") if (folder / f).is_file()]
-    if not ours:
+    lies there stays, and an empty seal says whose the folder is. Any other folder is left alone."""
+    if not any((folder / f).is_file() for f in (STUDY, AUDITED, "run.json", "seal.json")):
         return
     if is_study(folder):
         for entry in entries(folder):
@@ -87,6 +94,7 @@ def clear(folder: Path) -> None:
             shutil.rmtree(folder / name)
     for name in (*OWN_FILES, STUDY, AUDITED):
         (folder / name).unlink(missing_ok=True)
+    (folder / "seal.json").touch()
 
 
 def places(folder: Path) -> tuple[Path, Path]:

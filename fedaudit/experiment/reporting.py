@@ -25,7 +25,7 @@ from fedaudit.errors import TraceError, UsageError
 from fedaudit.experiment.catalogue import AUDITS, find
 from fedaudit.experiment.folders import AUDITED, Command, commands, config_text, places
 from fedaudit.experiment.promised import promised
-from fedaudit.experiment.seal import require_seal
+from fedaudit.experiment.seal import gone, require_seal
 from fedaudit.experiment.summary import (
     clients_of,
     listed,
@@ -140,7 +140,73 @@ def chapter_at(
 ) -> Chapter:
     """The chapter of a folder with a run or an audited trace, from what is stored there."""
     folder = Path(path)
+    if purged_on(folder):
+        return _purged_chapter(folder, federation, variant)
     return chapter_of(folder, *_stored(folder), federation=federation, variant=variant)
+
+
+REMAINS = "purged.json"
+"""What a report says of a recording besides its results, kept when the recording is purged."""
+
+
+def purged_on(folder: Path) -> str:
+    """The day on which the recording of a run was purged; empty where it was not."""
+    buried = gone(folder).get("trace", {})
+    return "" if (folder / "trace").exists() else str(buried.get("on", ""))
+
+
+def remains_of(folder: Path) -> dict[str, Any]:
+    """What has to be kept of a recording so that its report can be written without it."""
+    c = chapter_at(folder)
+    return {
+        "federation": c.federation,
+        "summary": dict(c.summary),
+        "guarantees": {k: dict(v) for k, v in c.guarantees.items()},
+        "evidence": dict(c.evidence),
+        "clients": list(c.clients),
+        "notices": list(c.notices),
+        "trust": dict(c.trust),
+        "arrived": c.arrived,
+        "expected": c.expected,
+    }
+
+
+def _purged_chapter(folder: Path, federation: str | None, variant: str) -> Chapter:
+    """The chapter of a run whose recording was purged: every stored finding, marked as such."""
+    require_seal(folder)
+    file = folder / REMAINS
+    kept = read_object(file, shapes.REMAINS) if file.is_file() else {}
+    results = tuple(stored_results(folder))
+    if not results:
+        raise TraceError(
+            f"the recording of {folder} was purged on {purged_on(folder)}, and nothing was found",
+            expected="results/*.json",
+            got="none",
+            remedy="run it again: fedaudit run CONFIG --fresh",
+        )
+    mark = (
+        f"Purged: the recording was removed on {purged_on(folder)}. What was found of it before "
+        "stands here; it cannot be audited again."
+    )
+    trust = dict(kept.get("trust", {}))
+    found = judge_all(results, set(trust) if kept else None)
+    return Chapter(
+        federation=federation or str(kept.get("federation", folder.resolve().name)),
+        variant=variant,
+        summary={**kept.get("summary", {}), "state": f"purged on {purged_on(folder)}"},
+        findings=[replace(f, variant=variant) for f in found],
+        results=results,
+        guarantees=kept.get("guarantees", {}),
+        evidence=kept.get("evidence", {}),
+        config=_without_folders(config_text(folder)),
+        clients=tuple(kept.get("clients", ())),
+        notices=[mark, *kept.get("notices", ())],
+        trust=trust,
+        cards={r.audit: card(r.audit) for r in results if r.audit in AUDITS},
+        allocation=_allocation(folder / ALLOCATION),
+        arrived=kept.get("arrived"),
+        expected=kept.get("expected"),
+    )
 
 
 def _name(path: Path, trace: Trace, config: str) -> str:
@@ -442,6 +508,17 @@ def write_study(
 def report(path: str | os.PathLike[str], *, names: bool = False) -> Run:
     """Write the report of a run again from its stored results."""
     folder = Path(path)
+    if purged_on(folder):
+        chapter = chapter_at(folder)
+        (shown,) = write_study(folder, [chapter], names=names)
+        return Run(
+            path=folder,
+            results=tuple(chapter.results),
+            findings=tuple(chapter.findings),
+            summary=chapter.summary,
+            guarantees=chapter.guarantees,
+            chapter=shown,
+        )
     return write_report(folder, *_stored(folder), names=names)
 
 

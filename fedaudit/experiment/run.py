@@ -27,7 +27,7 @@ from fedaudit.experiment import seeds
 from fedaudit.experiment.auditing import audit_run
 from fedaudit.experiment.build import build
 from fedaudit.experiment.config import Config, load
-from fedaudit.experiment.folders import clear
+from fedaudit.experiment.folders import clear, not_ours
 from fedaudit.experiment.identity import settle
 from fedaudit.experiment.reporting import Progress, Run, quietly
 from fedaudit.experiment.reuse import Explain, Reuse, unasked
@@ -52,7 +52,7 @@ def _claim(path: Path, config: Config) -> None:
     try:
         if not is_lost(stamp) or not is_lost(private):
             _same_experiment(path, stamp, private, config)
-        elif path.exists() and (others := [f for f in path.iterdir() if f.suffix != ".part"]):
+        elif others := not_ours(path):
             raise TraceError(
                 f"{path} is not empty and not a run",
                 expected="a new or empty folder",
@@ -171,7 +171,7 @@ REWRITTEN = ("config.toml", "run.json", "audit.json", "truth/config.toml")
 
 
 def _check_seal(path: Path, *, redoes: bool = False) -> None:
-    if (path / SEAL).exists():
+    if not is_lost(path / SEAL):
         check_seal(path, but=("results",), rewritten=REWRITTEN, redoes=redoes)
 
 

@@ -41,9 +41,9 @@ State = Literal["whole", "changed", "missing", "purged", "held back", "unfinishe
 SEAL = "seal.json"
 FORMAT, VERSION = "fedaudit-seal", 1
 _CONFIG = ("config.toml", "run.json", AUDITED, STUDY)
-_RESULTS = ("allocation.json", "promised.json", "cell.json")
-#: of the truth, what its own index vouches for, and what is made anew where it is missing
-_LISTED_ELSEWHERE = ("truth.json", "seal.json", "cache-key", "allocation.json.key")
+_RESULTS = ("allocation.json", "promised.json", "cell.json", "purged.json")
+#: of the truth, what is made anew where it is missing; rounds are vouched for by its own index
+_LISTED_ELSEWHERE = ("seal.json", "cache-key", "allocation.json.key")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Checked:
 
     @property
     def fine(self) -> bool:
-        return self.state in ("whole", "purged", "held back")
+        return self.state in ("whole", "purged", "held back", "unfinished")
 
 
 # -- digests ---------------------------------------------------------------------------------------
@@ -214,6 +214,21 @@ def _compared(folder: Path, part: Part, listed: Mapping[str, str]) -> Checked:
     return Checked(part, "missing", tuple(missing)) if missing else Checked(part, "whole")
 
 
+def examine_run(folder: Path) -> list[Checked]:
+    """Every part of a run, and whether its own lists fit its files. A run that is still in training
+    has no seal yet: then only the latter."""
+    from fedaudit.trace.store import read_manifest
+
+    inside = examine_contents(folder)
+    bad = {c.part for c in inside}
+    outside = [c for c in examine(folder) if c.state != "whole" or c.part not in bad]
+    if [c.part for c in outside] == ["seal"] and not is_study(folder):
+        manifest = places(folder)[0] / "manifest.json"
+        if not manifest.is_file() or not read_manifest(manifest)[0].complete:
+            outside = [Checked("seal", "unfinished", (), "a run is sealed when training has ended")]
+    return [*outside, *inside]
+
+
 def examine_contents(folder: Path) -> list[Checked]:
     """Parts whose own lists do not fit their files: rounds of trace and truth, saved states."""
     from fedaudit.trace import Trace, Truth
@@ -222,7 +237,7 @@ def examine_contents(folder: Path) -> list[Checked]:
     out = []
     if (recorded / "manifest.json").is_file():
         out += _tried("trace", lambda: Trace.open(recorded))
-    if (known / "truth.json").is_file():
+    if (known / "index.json").is_file():
         out += _tried("truth", lambda: Truth.open(known))
     if (folder / "checkpoint" / "checkpoint.json").is_file():
         from fedaudit.federation.resume import check_states

@@ -27,7 +27,7 @@ from fedaudit import __version__, shapes
 from fedaudit.errors import ConfigError, FedauditError, TraceError
 from fedaudit.experiment import seeds
 from fedaudit.experiment.config import DEFAULT, Config, load_variants
-from fedaudit.experiment.folders import STUDY, Entry, clear, entries, places
+from fedaudit.experiment.folders import STUDY, Entry, clear, entries, not_ours, places
 from fedaudit.experiment.foresee import Foreseen, foresee
 from fedaudit.experiment.lock import alone_in
 from fedaudit.experiment.reporting import (
@@ -35,6 +35,7 @@ from fedaudit.experiment.reporting import (
     Run,
     chapter_at,
     chapter_of,
+    purged_on,
     quietly,
     stored_results,
     write_report,
@@ -416,6 +417,8 @@ def is_waiting(folder: Path) -> bool:
     """Whether a run has recorded nothing yet: its folder is missing, or holds its config alone."""
     if not folder.exists():
         return True
+    if purged_on(folder):
+        return False
     begun = (folder / "run.json").is_file() or not any(folder.iterdir())
     return begun and not any((folder / "trace").glob("round-*"))
 
@@ -467,7 +470,7 @@ def _claim(path: Path, parts: Sequence[Part]) -> None:
                     got=_differ(before.get("runs", []), about["runs"]),
                     remedy="choose another folder with --out, or start anew with --fresh",
                 )
-        elif path.exists() and (others := [f for f in path.iterdir() if f.suffix != ".part"]):
+        elif others := not_ours(path):
             raise TraceError(
                 f"{path} is not empty and not a study",
                 expected="a new or empty folder",

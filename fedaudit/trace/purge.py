@@ -9,18 +9,14 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedaudit.errors import TraceError
 from fedaudit.files import write_atomically
-from fedaudit.trace.schema import Manifest
 from fedaudit.trace.store import read_manifest
 
 NOTE = "purged.json"
-_DATE = re.compile(r"\b(\d{4}-\d{2}-\d{2})\b")
 
 
 @dataclass(frozen=True)
@@ -31,25 +27,6 @@ class Purged:
     files: tuple[str, ...]
     size: int
     left: tuple[str, ...]
-
-
-def ends(manifest: Manifest) -> datetime.date | None:
-    """The last day on which a recording may be kept: the first date in its retention."""
-    found = _DATE.search(manifest.retention)
-    if found is None:
-        return None
-    try:
-        return datetime.date.fromisoformat(found.group(1))
-    except ValueError:
-        return None
-
-
-def traces_below(folder: Path) -> Iterator[Path]:
-    """Folders at or below `folder` that hold a trace."""
-    for root, folders, files in os.walk(folder):
-        folders.sort()
-        if "manifest.json" in files:
-            yield Path(root)
 
 
 def manifest_file(folder: Path) -> Path:

@@ -29,6 +29,7 @@ from fedaudit.errors import IntegrityError, TraceError, UsageError, nearest
 from fedaudit.files import Unreadable, is_lost, write_atomically
 from fedaudit.layout import Layout, column_runs
 from fedaudit.rows import space
+from fedaudit.trace.retention import check_retention
 from fedaudit.trace.schema import DTYPES, Manifest, Message, Scalar
 from fedaudit.trace.store import RoundReader, read_manifest, round_name, verify, write_round
 
@@ -380,6 +381,7 @@ class Recorder:
                 got=repr(dtype),
                 remedy='dtype="float32"',
             )
+        check_retention(retention)
         self.path = Path(path)
         self._layouts = dict(layouts_like(like) if like is not None else layouts or {})
         self._stored = {}

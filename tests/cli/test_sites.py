@@ -3,7 +3,6 @@
 The counts of three sites must give what a scorer who held all the truth would have found.
 """
 
-import datetime
 import json
 import os
 import shutil
@@ -14,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedaudit import cli
 from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.fingerprint import Fingerprint
 from fedaudit.errors import FormatError, NotApplicable, TraceError, UsageError
@@ -22,7 +20,6 @@ from fedaudit.experiment import sites
 from fedaudit.experiment.sites.files import sha256
 from fedaudit.randomness import Seed
 from fedaudit.trace import ANONYMOUS, SERVER, Recorder, Trace, Truth, TruthRecorder
-from fedaudit.trace.purge import NOTE, ends, purge, traces_below
 
 ROOT = Path(__file__).resolve().parents[2]
 SITES = ["north", "south", "west"]
@@ -215,72 +212,6 @@ def test_a_site_must_be_one_of_those_who_sent(consortium, tmp_path):
         sites.score(guesses, tmp_path / "two", tmp_path / "c.json", site="east")
     with pytest.raises(UsageError, match="cannot be scored at sites"):
         sites.attack(Trace.open(consortium / "server" / "trace"), guesses, ["coverage"])
-
-
-# -- the end of a recording ------------------------------------------------------------------------
-
-
-def recorded(path, retention):
-    recorder = Recorder(path, like={"w": WEIGHT}, purpose="pilot", retention=retention)
-    with recorder.round() as wire:
-        wire.send("delta", "east", SERVER, {"w": WEIGHT})
-    recorder.close()
-    return recorder.manifest
-
-
-def test_only_what_is_over_is_purged_and_a_note_stays(tmp_path):
-    recorded(tmp_path / "a" / "old", "until 2020-01-31, then delete")
-    recorded(tmp_path / "a" / "new", "until 2999-12-31")
-    recorded(tmp_path / "open", "")
-    (tmp_path / "a" / "old" / "mine.txt").write_text("not of the trace")
-    assert [p.name for p in traces_below(tmp_path)] == ["new", "old", "open"]
-    said = fedaudit(tmp_path, "purge", ".", "--expired")
-    assert "would be removed: a/old" in said
-    assert (tmp_path / "a" / "old" / "manifest.json").exists()
-    said = fedaudit(tmp_path, "purge", ".", "--expired", "--yes")
-    assert "removed: a/old, 2 files" in said
-    assert "mine.txt" in said
-    assert sorted(p.name for p in (tmp_path / "a" / "old").iterdir()) == ["mine.txt", NOTE]
-    note = json.loads((tmp_path / "a" / "old" / NOTE).read_text())
-    assert note["purpose"] == "pilot"
-    for kept in ("a/new", "open"):
-        Trace.open(tmp_path / kept)
-
-
-@pytest.mark.parametrize("more", [(), ("--yes",)])
-@pytest.mark.parametrize(
-    ("folder", "expired", "code", "said"),
-    [
-        ("absent", True, 3, "absent is no folder"),
-        ("file", True, 3, "file is no folder"),
-        ("absent", False, 3, "absent holds no trace"),
-        ("empty", False, 3, "empty holds no trace"),
-        ("empty", True, 0, "no traces below empty"),
-    ],
-)
-def test_purging_where_nothing_is_says_so(
-    tmp_path, monkeypatch, capsys, more, folder, expired, code, said
-):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "file").write_text("")
-    monkeypatch.chdir(tmp_path)
-    arguments = ["purge", folder, *(["--expired"] if expired else []), *more]
-    monkeypatch.setattr(sys, "argv", ["fedaudit", *arguments])
-    with pytest.raises(SystemExit) as ended_with:
-        cli.main()
-    assert (ended_with.value.code or 0) == code
-    out, err = capsys.readouterr()
-    assert said in (err if code else out)
-    assert "removed" not in out
-
-
-def test_purging_by_name_and_what_cannot_be_purged(tmp_path):
-    manifest = recorded(tmp_path / "t", "")
-    assert ends(manifest) is None
-    done = purge(tmp_path / "t", datetime.date(2026, 1, 1))
-    assert done.files == ("round-00001.safetensors", "manifest.json")
-    with pytest.raises(TraceError, match="holds no trace"):
-        purge(tmp_path / "t", datetime.date(2026, 1, 1))
 
 
 # -- membership ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 from fedaudit.errors import TraceError
 from fedaudit.experiment.folders import config_of, entries, is_study, places
 from fedaudit.experiment.promised import promised
-from fedaudit.experiment.reporting import is_about, stored_results
+from fedaudit.experiment.reporting import is_about, purged_on, stored_results
 from fedaudit.experiment.seal import require_seal
 from fedaudit.experiment.summary import clients_of
 from fedaudit.report.names import Renaming, pseudonyms
@@ -132,16 +132,20 @@ def _is_empty(folder: Path) -> bool:
 def of_run(folder: Path) -> Evidence:
     """The evidence of one run directory, every file as it was sealed."""
     _refuse_trace(folder)
+    require_seal(folder)
     trace_at, truth_at = places(folder)
     config = config_of(folder)
     configured = tuple(config.get("audits", {}))
     if not (trace_at / "manifest.json").is_file():
         if (folder / "run.json").is_file():
+            on = purged_on(folder)
             return Evidence(
                 path=folder,
                 config=config,
                 configured=configured,
-                lacking="the run is half finished: nothing is recorded yet",
+                lacking=f"its recording was purged on {on}"
+                if on
+                else "the run is half finished: nothing is recorded yet",
             )
         raise TraceError(
             f"{folder} is no run",
@@ -149,7 +153,6 @@ def of_run(folder: Path) -> Evidence:
             got="an empty folder" if _is_empty(folder) else "neither",
             remedy="fedaudit run --out FOLDER, or fedaudit audit TRACE",
         )
-    require_seal(folder)
     trace = Trace.open(trace_at)
     truth = Truth.open(truth_at) if (truth_at / "truth.json").exists() else None
     results = {r.audit: r for r in stored_results(folder)}
