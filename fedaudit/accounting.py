@@ -348,6 +348,10 @@ def shuffled(noise_multiplier: float, rounds: int, clients: int, delta: float) -
 # -- foreign accountants --------------------------------------------------------------------------
 
 
+NO_PROMISE = 20_000.0
+"""Expected privacy loss, in nats, from which a history counts as one without noise."""
+
+
 def from_opacus(state: Mapping[str, Any], delta: float, *, unit: Unit = "record") -> Guarantee:
     """A guarantee from `PrivacyEngine.accountant.state_dict()` of a user's own Opacus loop.
 
@@ -358,7 +362,7 @@ def from_opacus(state: Mapping[str, Any], delta: float, *, unit: Unit = "record"
         history = [(float(z), float(q), int(n)) for z, q, n in state["history"]]
         if not all(0 <= z < math.inf and 0 <= q <= 1 and n >= 0 for z, q, n in history):
             raise ValueError("out of range")
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise UsageError(
             "this is not the state of an Opacus accountant",
             expected='a mapping with "history": [(noise_multiplier, sample_rate, steps), ...], '
@@ -368,8 +372,8 @@ def from_opacus(state: Mapping[str, Any], delta: float, *, unit: Unit = "record"
         ) from None
     spent = [(z, q, n) for z, q, n in history if n and q]
     value = 0.0
-    if any(z == 0 for z, _, _ in spent):
-        value = math.inf
+    if any(z == 0 or n * q > 2 * z * z * NO_PROMISE for z, q, n in spent):
+        value = math.inf  # as good as none; an accountant would need more memory than there is
     elif spent:
         import dp_accounting
         from dp_accounting import pld

@@ -23,7 +23,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-SECONDS = 10.0
+SECONDS = 30.0
 """A case that takes longer hangs; a worker that is silent for twice as long is killed."""
 MEMORY = 8 << 30
 """Address space of a worker; libraries take some of it without using it."""
@@ -49,14 +49,20 @@ def prepared(root: Path) -> None:
     """The corpus, and the config that a killed run would be resumed with."""
     from fedaudit.experiment.toml import to_toml
     from fuzz import corpus
-    from fuzz.targets import TARGETS
 
     corpus.build(root)
     text = to_toml(corpus.config(root / "hospitals.csv"))
     (root / "config-of-run.toml").write_text(text)
-    for name in TARGETS:  # whole files are accepted, or a refusal would say nothing
+    use_whole(root)
+
+
+def use_whole(root: Path) -> None:
+    """Whole files are accepted, or a refusal would say nothing."""
+    from fuzz.targets import TARGETS
+
+    for name, target in TARGETS.items():
         with _copy(root, name) as folder:
-            for use in TARGETS[name].uses:
+            for use in target.uses:
                 use(folder)
 
 
@@ -130,6 +136,8 @@ def _work(pipe: Any, root: Path, seed: int, whole: dict[str, str]) -> None:
     warnings.simplefilter("ignore")
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    use_whole(root)  # an alarm in the middle of an import would spoil every case after it
+    pipe.send("ready")
     while (asked := pipe.recv()) is not None:
         case, name = asked
         signal.setitimer(signal.ITIMER_REAL, SECONDS)
@@ -158,6 +166,7 @@ class Worker:
         self.process = context.Process(target=_work, args=(theirs, *self.given), daemon=True)
         self.process.start()
         theirs.close()
+        self.pipe.recv()  # ready
 
     def ask(self, case: int, name: str) -> None:
         self.busy, self.since = (case, name), time.monotonic()

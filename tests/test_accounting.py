@@ -156,6 +156,9 @@ def test_state_of_an_opacus_accountant():
             from_opacus(wrong, 1e-5)
     assert from_opacus({"history": []}, 1e-5).epsilon == 0
     assert from_opacus({"history": [[0.0, 0.1, 3]]}, 1e-5).epsilon == math.inf
+    # nothing is promised: said without an accountant that would fill the memory
+    for endless in ([1.0, 0.1, 10**15], [1e-308, 0.5, 1], [0.3, 1.0, 10**7]):
+        assert from_opacus({"history": [endless]}, 1e-5).epsilon == math.inf
     assert from_opacus({"history": [[0.2, 0.1, 3]]}, 1e-5).epsilon == pytest.approx(
         epsilon(Exposure(sampling_rate=0.1, steps=3, rounds=1), 0.2, 1e-5)
     )

@@ -179,6 +179,10 @@ def test_counts_that_do_not_belong_together_are_refused(consortium, tmp_path):
     sites.score(guesses, consortium / "north" / "trace", one, site="north")
     with pytest.raises(TraceError, match="counts other guesses"):
         sites.merge(others, [one], tmp_path / "out")
+    counted = json.loads(one.read_text())
+    (tmp_path / "less.json").write_text(json.dumps({**counted, "audits": {"fingerprint": {}}}))
+    with pytest.raises(FormatError, match="does not count"):
+        sites.merge(guesses, [tmp_path / "less.json"], tmp_path / "out")
     with pytest.raises(UsageError, match="answered twice"):
         sites.merge(guesses, [one, one], tmp_path / "out")
     with pytest.raises(UsageError, match="no site has answered"):

@@ -36,6 +36,8 @@ def test_the_runs_of_a_study_come_in_order(tmp_path):
         ([], "no runs"),
         ([{"federation": "a", "path": "a"}] * 2, "twice"),
         ([{"federation": "a", "path": "../a"}], "leads outside"),
+        ([{"federation": "a", "path": "a" * 5_000}], "leads outside"),
+        ([{"federation": "a", "path": "a\0b"}], "leads outside"),
         ([{"federation": "a"}], "no such key"),
         (["a"], "an object"),
     ],

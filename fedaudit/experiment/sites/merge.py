@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedaudit import __version__
-from fedaudit.errors import TraceError, UsageError
+from fedaudit.errors import FormatError, TraceError, UsageError
 from fedaudit.experiment.reporting import Run, unwritable, write_study
 from fedaudit.experiment.sites.files import COUNTS, GUESSES, LINKS, MEMBERS, read, sha256
 from fedaudit.files import write_atomically
@@ -57,6 +57,7 @@ def merge(
                 got=str(file),
                 remedy="leave one out, or give sites different names",
             )
+        _refuse_other_methods(file, raw["audits"], one["audits"])
         sites[one["site"]] = Site(one["site"], one["audits"])
     if not sites:
         raise UsageError(
@@ -81,6 +82,23 @@ def _counted(raw: Mapping[str, Any]) -> dict[str, int]:
     if not whole or not 0 <= (arrived or 0) <= (expected or 0):
         return {}
     return {"arrived": arrived or 0, "expected": expected or 0}
+
+
+def _refuse_other_methods(
+    file: str | os.PathLike[str], guesses: Mapping[str, Any], counts: Mapping[str, Any]
+) -> None:
+    """Counts of every method that was guessed with, for the audits that the site scored."""
+    for name, counted in counts.items():
+        guess = guesses.get(name, {})
+        wanted = guess.get("methods") or [guess.get("statistic")]
+        lacking = [str(m) for m in wanted if m not in counted]
+        if lacking:
+            raise FormatError(
+                f"{file} does not count what was guessed",
+                expected=f"counts of {', '.join(map(str, wanted))} for {name}",
+                got=", ".join(counted) or "none",
+                remedy="score the file of guesses again at that site",
+            )
 
 
 def _merged(
