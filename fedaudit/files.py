@@ -146,15 +146,13 @@ def _too_large(path: Path, limit: int, got: str, *, packed: bool = False) -> Unr
 
 
 def most_bytes() -> int:
-    """Bytes that a file of data may have: half of the memory, or what `FEDAUDIT_MOST_BYTES` says.
-
-    Small files of fedaudit's own keep to `LARGEST`.
-    """
+    """Bytes that a file of data may have: half of the memory (`LARGEST` at least), or what
+    `FEDAUDIT_MOST_BYTES` says."""
     said = os.environ.get(MOST_BYTES)
     if said is None:
         from fedaudit.rows import memory
 
-        return memory() // 2
+        return max(memory() // 2, LARGEST)
     if not (said.isascii() and said.isdigit() and 0 < len(said) < 19):
         raise ConfigError(
             f"{MOST_BYTES} cannot be {said!r}",

@@ -58,7 +58,10 @@ def pair(name: str, scale: Scale, rounds: int, budget: float, seed: int) -> dict
             graph = hierarchical(scale.clients, Seed(1), sizes=scale.cliques, joined="none")
             leverage = proxies.coupled(graph.degree, coupling=ETA, classes=CLASSES)
         else:
-            leverage = proxies.from_size(setting.sizes_of(build(load(raw))[0]))
+            plain, facts = build(load(raw))
+            leverage = proxies.from_size(setting.sizes_of(plain))
+            names = [about["name"] for about in facts["clients"].values()]
+            raw["allocation"] = {"clients": names}  # whose multiplier stands where
         found = allocate(leverage, rounds=rounds, batch_size=scale.batch, budget=budget)
         out = {"gap": float(found.gap)}
         for what, noise in (

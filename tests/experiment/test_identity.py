@@ -134,7 +134,7 @@ def test_a_sweep_and_a_search_whose_data_changed(home):
     limits = {"limit": [{"metric": "accuracy", "at_least": 0.1}]}
 
     def searched(**more):
-        return harden("c.toml", limits, "h", workers=1, curve=0, only=["clip"], **more)
+        return harden("c.toml", limits, "h", workers=1, curve=0, only=["shuffle"], **more)
 
     assert swept().reused == 0
     assert swept().reused == 2

@@ -269,7 +269,7 @@ def test_folders_that_are_no_app_say_why(app, tmp_path):
         examine(tmp_path / "nowhere")
     for project, match in (
         ("[project]\nname='x'\n", "components"),
-        ("not toml", "not TOML"),
+        ("not toml", "valid TOML"),
         (PROJECT.replace("shop.client", "shop.gone"), "clientapp is not there"),
     ):
         with pytest.raises(ConfigError, match=match):
