@@ -24,7 +24,7 @@ def test_sites_find_their_own_messages_among_the_servers_guesses(apps, tmp_path)
         return said.stdout
 
     refused = CliRunner().invoke(app, ["attack", str(tmp_path / "trace"), "--out", str(guesses)])
-    assert "already known" in str(refused.exception)  # names are on the wire: nothing to guess
+    assert refused.exception.code == "senders_known"  # names are on the wire: nothing to guess
     command("attack", tmp_path / "trace", "--as", "shuffle", "--out", guesses)
     counts = []
     for node in range(1000, 1004):

@@ -38,7 +38,7 @@ def table(path):
 def of_ray():
     """Ids of Ray's processes below this one."""
     listed = subprocess.run(
-        ["ps", "-e", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
+        ["ps", "-ww", "-e", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
     )
     found = [line.split(None, 2) for line in listed.stdout.splitlines()]
     return {int(pid) for pid, _, args in found if "raylet" in args or "gcs_server" in args}
