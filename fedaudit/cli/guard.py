@@ -92,9 +92,9 @@ def guard_command(
                 got=f"{previous} beside a trace",
                 remedy="leave --previous out",
             )
-        from fedaudit.trace import Trace
+        from fedaudit.experiment.seal import open_trace
 
-        seen = check_trace(Trace.open(model), check, client or ())
+        seen = check_trace(open_trace(model), check, client or ())
         flagged = [s for s in seen if s.report.flagged]
         if as_json:
             typer.echo(json.dumps([_plain(s) for s in seen], indent=1, allow_nan=False))

@@ -30,9 +30,9 @@ def attack_command(
 ) -> None:
     """Guess, without any truth: for sites that score the guesses themselves."""
     from fedaudit.experiment import sites
-    from fedaudit.trace import Trace
+    from fedaudit.experiment.seal import open_trace
 
-    opened = Trace.open(trace)
+    opened = open_trace(trace)
     if as_:
         import secrets
         import tempfile

@@ -58,7 +58,14 @@ from fedaudit.experiment.reuse import (
     truth_digest,
     unasked,
 )
-from fedaudit.experiment.seal import SEAL, check_seal, is_sealed_as, require_seal, seal
+from fedaudit.experiment.seal import (
+    SEAL,
+    check_seal,
+    is_sealed_as,
+    require_seal,
+    seal,
+    seal_written,
+)
 from fedaudit.experiment.summary import UNNAMED, clients_of
 from fedaudit.experiment.toml import override, parsed
 from fedaudit.files import Unreadable, is_lost, read_object, read_toml, sha256_of, write_atomically
@@ -118,7 +125,7 @@ def audit_trace(
         result = kept or resting_on(health, one(audit, trace, truth, seed, desk))
         if keep is not None and kept is None:
             _store(keep / f"{name}.json", asked, result)
-            seal(keep.parent, "results")
+            seal_written(keep.parent, "results", keep / f"{name}.json")
         results.append(result)
     progress("audit", len(audits), len(audits), "")
     return results
@@ -279,10 +286,13 @@ def audit_run(
         config=config,
         explain=explain,
     )
+    if not is_sealed_as(path, path / ALLOCATION):
+        (path / ALLOCATION).unlink(missing_ok=True)
     keep_allocation(config, truth, path / ALLOCATION)
+    seal_written(path, "results", path / ALLOCATION)
     done_by = commands_but(path, config.audits)  # these are the run's own now
     done = write_report(path, trace, truth, results, names=names, done_by=done_by)
-    seal(path, "config", "results")
+    seal_written(path, "config", path / AUDITED)
     return done
 
 
@@ -392,9 +402,12 @@ def audit(
         secret = Seed(secrets.randbits(64))
         opened, known = replay(opened, [parse_hook(text) for text in as_if], path, secret, known)
 
+    for name in (promised.FILE, ALLOCATION):
+        _refuse_unsealed(path, name)
     if opacus is not None:
         given = promised.read_opacus(Path(opacus), delta, clients_of(opened))
         promised.hand_over(path, opened, "opacus", given)
+        seal_written(path, "results", path / promised.FILE)
     known = promised.knowing(path, opened, known)
 
     def records() -> Records:
@@ -433,7 +446,7 @@ def audit(
     now = {r.audit for r in results}
     earlier = [r for r in stored_results(path) if r.audit not in now and is_about(r, opened)]
     for r in earlier:
-        _refuse_unsealed(path, r.audit)
+        _refuse_unsealed(path, f"results/{r.audit}.json")
     results += earlier
     typed = _command(
         "RUN" if in_run else "TRACE",
@@ -451,18 +464,24 @@ def audit(
     )
     done_by = [*commands_but(path, built), Command(typed, tuple(built))]
     done = write_report(path, opened, known, results, names=names, done_by=done_by)
-    seal(path, "config", "results", *(() if in_run and path == home else ("trace",)))
+    seal_written(path, "config", path / AUDITED)
+    if not (in_run and path == home):
+        seal(path, "trace")
     return done
 
 
 def _forget_results(folder: Path, *, replayed: bool) -> None:
     """Remove stored results, and a replayed trace, of an earlier audit into `folder`."""
-    parts = ("trace", "truth", "results") if replayed else ("results",)
-    for name in parts:
-        if (folder / SEAL).exists() and (folder / name).is_dir():
-            shutil.rmtree(folder / name)
-    if (folder / SEAL).exists():
-        seal(folder, *parts)
+    if not (folder / SEAL).exists():
+        return
+    files = [*(folder / "results").glob("*.json"), folder / promised.FILE]
+    for file in files:
+        file.unlink(missing_ok=True)
+    seal_written(folder, "results", *files)
+    if replayed:
+        for name in ("trace", "truth"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        seal(folder, "trace", "truth")
 
 
 def _refuse_other_records(folder: Path, now: Mapping[str, Any]) -> None:
@@ -487,13 +506,13 @@ def _refuse_other_records(folder: Path, now: Mapping[str, Any]) -> None:
 
 
 def _refuse_unsealed(folder: Path, name: str) -> None:
-    file = folder / "results" / f"{name}.json"
-    if not is_sealed_as(folder, file):
+    file = folder / name
+    if file.exists() and not is_sealed_as(folder, file):
         raise IntegrityError(
             f"{file} is not as it was sealed",
             expected="the result that fedaudit wrote",
             got="another one",
-            remedy=f"fedaudit audit --only {name} makes it again, --fresh removes all results",
+            remedy="restore it from a copy, audit again, or remove all results with --fresh",
         )
 
 

@@ -20,12 +20,13 @@ import numpy.typing as npt
 
 from fedaudit.audits.query_plan import PlanAudit, aligned, audit_plan
 from fedaudit.errors import DataError, NotApplicable, UsageError, nearest
+from fedaudit.experiment.seal import open_trace
 from fedaudit.files import Unreadable, read_text
 from fedaudit.results import Estimate
 from fedaudit.stats import plan_design, query_plans
 from fedaudit.stats.intervals import mean
 from fedaudit.stats.query_algebra import Addition, added_by
-from fedaudit.trace import SERVER, Trace
+from fedaudit.trace import SERVER
 from fedaudit.trace.health import examine
 from fedaudit.trace.ledger import asked
 
@@ -173,7 +174,7 @@ def _added(queries: Queries, add: Sequence[str], add_to: int | None) -> Addition
 
 def of_trace(path: str | os.PathLike[str], vantage: str = SERVER) -> Queries:
     """The ledger of a trace as one party saw it."""
-    trace = Trace.open(path)
+    trace = open_trace(path)
     examine(trace, payloads=False)  # who is in a sum is not read from a torn round
     view = trace.seen_by(*vantage.split("+"))
     ledgers = [a for a in (asked(view, number) for number in view.rounds) if len(a.answered)]

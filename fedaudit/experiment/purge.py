@@ -20,7 +20,7 @@ from pathlib import Path
 from fedaudit.errors import FedauditError, TraceError
 from fedaudit.experiment.folders import entries, is_study
 from fedaudit.experiment.reporting import REMAINS, remains_of
-from fedaudit.experiment.seal import PARTS, SEAL, Part, remove_parts, seal
+from fedaudit.experiment.seal import PARTS, SEAL, Part, remove_parts, seal_written
 from fedaudit.files import write_atomically
 from fedaudit.trace import purge as traces
 from fedaudit.trace.retention import ends
@@ -120,4 +120,4 @@ def _keep_remains(folder: Path) -> None:
         return
     text = json.dumps(kept, indent=1, allow_nan=False) + "\n"
     write_atomically(folder / REMAINS, text)
-    seal(folder, "results")
+    seal_written(folder, "results", folder / REMAINS)

@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fedaudit import shapes
 from fedaudit.errors import FedauditError, IntegrityError, TraceError
@@ -32,6 +32,9 @@ from fedaudit.files import (
     sha256_of,
     write_atomically,
 )
+
+if TYPE_CHECKING:
+    from fedaudit.trace import Trace
 
 Part = Literal["config", "trace", "truth", "checkpoint", "results"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -116,6 +119,22 @@ def seal(folder: Path, *parts: Part) -> None:
     if (folder / "truth" / SEAL).is_file():
         # the private seal holds a random salt: its digest confirms no guess
         public["truth"] = sha256_of(folder / "truth" / SEAL)
+    _write(folder / SEAL, public)
+
+
+def seal_written(folder: Path, part: Part, *files: Path) -> None:
+    """Seal files that were just written; those that are gone are struck from the list.
+
+    Whatever else lies in the part stays as it was sealed: an altered file is not blessed because
+    another one was written beside it.
+    """
+    public = _existing(folder / SEAL) or {"parts": {}, "gone": {}}
+    listed = public["parts"].setdefault(part, {})
+    for file in files:
+        name = os.path.relpath(file, folder)
+        listed.pop(name, None)
+        if file.is_file():
+            listed[name] = sha256_of(file)
     _write(folder / SEAL, public)
 
 
@@ -297,10 +316,22 @@ def require_seal(folder: Path, *, but: Iterable[Part] = (), rewritten: Iterable[
 
 
 def is_sealed_as(folder: Path, file: Path) -> bool:
-    """Whether a result is listed in the seal as it is now; False without a seal."""
+    """Whether a file is listed in the seal as it is now; False without a seal."""
     public = _existing(folder / SEAL)
-    listed = {} if public is None else public["parts"].get("results", {})
-    return listed.get(os.path.relpath(file, folder)) == sha256_of(file)
+    name = os.path.relpath(file, folder)
+    found = [] if public is None else [part.get(name) for part in public["parts"].values()]
+    return file.is_file() and sha256_of(file) in found
+
+
+def open_trace(path: str | os.PathLike[str]) -> Trace:
+    """A trace; one that belongs to a run has to be as it was sealed."""
+    from fedaudit.trace import Trace
+
+    opened = Trace.open(path)
+    home = opened.path.parent
+    if opened.path.name == "trace" and not is_lost(home / SEAL):
+        check_seal(home, but=("config", "results"))
+    return opened
 
 
 # -- signatures ------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from fedaudit.experiment.config import check, load
 from fedaudit.experiment.identity import settle
 from fedaudit.experiment.reporting import Progress, quietly
 from fedaudit.experiment.reuse import code_sha256
-from fedaudit.experiment.seal import is_sealed_as, remove_parts, seal
+from fedaudit.experiment.seal import is_sealed_as, remove_parts, seal_written
 from fedaudit.experiment.toml import override
 from fedaudit.experiment.workers import Failed, fan_out, parse_workers
 from fedaudit.files import Unreadable, is_lost, parse_toml, read_object, write_atomically
@@ -186,7 +186,7 @@ def _keep(folder: Path, summary: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     own = {k: summary[k] for k in ("fedaudit", "code", "measured")}
     write_atomically(folder / "cell.json", json.dumps(own, indent=1, allow_nan=False) + "\n")
-    seal(folder, "results")
+    seal_written(folder, "results", folder / "cell.json")
 
 
 def _outcomes(

@@ -135,6 +135,37 @@ def test_a_result_that_nobody_made_is_refused(run):
         of_run(run)
 
 
+def test_an_altered_result_is_not_blessed_by_another_audit(run):
+    """Neither by an audit that is asked beside it, nor by a run that makes a new one."""
+    file = run / "results" / "fingerprint.json"
+    raw = json.loads(file.read_text())
+    raw["result"]["notes"] = ["nothing was found"]
+    file.write_text(json.dumps(raw))
+    with pytest.raises(IntegrityError, match="fingerprint"):
+        experiment.audit(run, ["query_plan"])
+    config = SMALL | {"audits": {"coverage": {}, "query_plan": {}}}
+    experiment.run(config, run)
+    with pytest.raises(IntegrityError, match="fingerprint"):
+        of_run(run)
+
+
+@pytest.mark.parametrize("name", ["promised.json", "allocation.json"])
+def test_a_promise_that_nobody_made_is_refused(run, name):
+    trace = json.loads((run / "trace" / "manifest.json").read_text())["sha256"]
+    (run / name).write_text(json.dumps({"trace_sha256": trace, "guarantees": {}}))
+    for use in (of_run, experiment.audit):
+        with pytest.raises(IntegrityError, match=name):
+            use(run)
+
+
+@pytest.mark.parametrize("command", [("guard",), ("plan", "check"), ("attack",)])
+def test_commands_that_read_a_run_refuse_an_altered_one(run, command, in_process):
+    flip(run / "truth" / "index.json")
+    done = in_process(*command, run / "trace")
+    assert done.code == 3
+    assert "as they were sealed" in done.err
+
+
 def test_a_part_that_is_held_back_is_not_changed(run):
     for part in PRIVATE:
         shutil.rmtree(run / part)

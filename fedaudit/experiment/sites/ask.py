@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from fedaudit.experiment.reporting import unwritable
+from fedaudit.experiment.seal import open_trace
 from fedaudit.experiment.sites.files import KEY, VERSION, sha256, write
 from fedaudit.experiment.sites.recordings import whose
 from fedaudit.randomness import Seed
-from fedaudit.trace import Trace
 
 
 def ask(
@@ -36,7 +36,7 @@ def ask(
 
     from fedaudit.experiment import knowledge
 
-    trace = Trace.open(own)
+    trace = open_trace(own)
     party = whose(trace)
     found = knowledge.of_files(trace, Path(data), model=model, settings=columns)
     mine = replace(found, own={k: v for k, v in found.own.items() if k == party})

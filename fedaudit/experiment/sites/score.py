@@ -10,6 +10,7 @@ import numpy as np
 
 from fedaudit.audits.fingerprint import scores
 from fedaudit.errors import NotApplicable, TraceError, UsageError
+from fedaudit.experiment.seal import open_trace
 from fedaudit.experiment.sites.files import (
     COUNTS,
     GUESSES,
@@ -37,7 +38,7 @@ def score(
     raw = read(guesses, GUESSES)
     counts: dict[str, Any] = {}
     if LINKS in raw["audits"]:
-        counts[LINKS] = _score_links(raw, raw["audits"][LINKS], Trace.open(own))
+        counts[LINKS] = _score_links(raw, raw["audits"][LINKS], open_trace(own))
     if MEMBERS in raw["audits"]:
         counts[MEMBERS] = _score_members(raw["audits"][MEMBERS], key)
     found = {
