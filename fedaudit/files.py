@@ -446,9 +446,10 @@ PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 
 def make_folder(path: Path, *, private: bool = False) -> None:
     """Make a folder and those above it; a private one is its owner's alone, also if it exists."""
-    path.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=PRIVATE_FOLDER if private else 0o777, exist_ok=True)
     if private:
-        path.chmod(PRIVATE_FOLDER)
+        path.chmod(PRIVATE_FOLDER)  # one that was there may be open to others
 
 
 @contextmanager
@@ -459,12 +460,12 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[int]:
     """
     temporary = path.with_name(path.name + ".part")
     mode = PRIVATE_FILE if private else 0o666
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    # a new file in every case: one that lies there may be a link to a file of the user, or a pipe
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+    temporary.unlink(missing_ok=True)
     try:
         descriptor = os.open(temporary, flags, mode)
         try:
-            if private:
-                os.fchmod(descriptor, PRIVATE_FILE)  # one that was left over may be open to others
             yield descriptor
             os.fsync(descriptor)
         finally:

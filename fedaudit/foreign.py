@@ -14,6 +14,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import sysconfig
 import traceback
@@ -25,7 +26,7 @@ from typing import Any
 
 from fedaudit.errors import ConfigError, FedauditError, UntrustedCode, nearest
 
-HERE = str(Path(__file__).parent)
+HERE = str(Path(__file__).parent) + os.sep
 """This package's folder: its lines are not the user's."""
 
 
@@ -125,7 +126,7 @@ def source_files(where: str) -> dict[str, Path]:
     waiting = [name]
     while waiting:
         module = waiting.pop()
-        file = None if module in found else _file_of(module)
+        file = None if module in found else _file_of(module, installed=module == name)
         if file is None:
             continue
         found[module] = file
@@ -133,15 +134,17 @@ def source_files(where: str) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
-def _file_of(module: str) -> Path | None:
-    """The source file of a user's own module; None of any other."""
+def _file_of(module: str, *, installed: bool) -> Path | None:
+    """The source file of a user's own module; of an installed one only if asked for."""
     try:
         _look_in_working_folder()
         spec = importlib.util.find_spec(module)
     except (Exception, SystemExit):
         return None
     origin = None if spec is None else spec.origin
-    if origin is None or not origin.endswith(".py") or origin.startswith((HERE, *_installed())):
+    if origin is None or not origin.endswith(".py"):
+        return None
+    if not installed and origin.startswith((HERE, *_installed())):
         return None
     return Path(origin)
 
@@ -254,7 +257,7 @@ def _place(error: BaseException) -> str:
 def _installed() -> list[str]:
     """Folders of the standard library and of installed packages."""
     paths = sysconfig.get_paths()
-    return [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return [paths[key] + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib")]
 
 
 def _short(filename: str, line: int) -> str:

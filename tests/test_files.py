@@ -127,6 +127,7 @@ def test_private_files_and_folders_whatever_the_umask(tmp_path: Path):
         make_folder(folder, private=True)
         file = folder / "f"
         (folder / "f.part").write_text("left over, open to all", encoding="utf-8")
+        (folder / "f.part").chmod(0o666)
         write_atomically(file, "secret", private=True)
     finally:
         os.umask(before)
@@ -152,6 +153,18 @@ def test_content_is_on_the_disk_before_its_name(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(os, "replace", replace)
     write_atomically(tmp_path / "f", b"x")
     assert done == ["file", "rename", "folder"]
+
+
+def test_a_link_or_a_pipe_in_the_way_is_not_written_through(tmp_path: Path):
+    """A folder that was received may hold either under the name of a file that is being written."""
+    victim = tmp_path / "victim"
+    victim.write_text("of the user", encoding="utf-8")
+    (tmp_path / "f.part").symlink_to(victim)
+    write_atomically(tmp_path / "f", "new")
+    assert victim.read_text(encoding="utf-8") == "of the user"
+    os.mkfifo(tmp_path / "g.part")
+    write_atomically(tmp_path / "g", "new")
+    assert (tmp_path / "g").read_text(encoding="utf-8") == "new"
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path):

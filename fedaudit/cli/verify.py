@@ -157,13 +157,17 @@ def purge_command(
     for one in found:
         what = "trace" if one.is_trace else ", ".join(one.parts)
         over = one.until is not None and one.until < today
-        if expired and not over:
+        if expired and one.unknown:
+            typer.echo(f"not known when it ends: {one.path}: {one.unknown}", err=True)
+        elif expired and not over:
             until = f"until {one.until}" if one.until else "no retention stated"
             typer.echo(f"kept: {one.path} ({until})")
         elif not yes:
             typer.echo(f"would be removed: {one.path}: {what} (add --yes)")
         else:
             typer.echo(f"removed: {one.path}: {purge(one, today)}")
+    if expired and any(one.unknown for one in found):
+        raise typer.Exit(IntegrityError.exit_code)
 
 
 def pseudonymous(health: Health, federation: Mapping[str, Any]) -> Health:

@@ -55,6 +55,7 @@ from fedaudit.experiment.reuse import (
     Reuse,
     code_sha256,
     differing,
+    keyed,
     truth_digest,
     unasked,
 )
@@ -145,9 +146,16 @@ def _asked(audit: Any, seed: int, truth: Truth | None) -> dict[str, Any]:
 
 
 def _given(
-    data: str | os.PathLike[str] | None, model: str | None, columns: Mapping[str, Any] | None
+    folder: Path,
+    data: str | os.PathLike[str] | None,
+    model: str | None,
+    columns: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """What tells records and a model of one's own from others: contents, not file names."""
+    """What tells records and a model of one's own from others: contents, not file names.
+
+    Results are public, and a digest of records confirms guesses: it is keyed, with a key that stays
+    in the private part of `folder`.
+    """
     if data is None:
         return {}
     place = Path(data)
@@ -157,7 +165,7 @@ def _given(
         digest.update(str(file.relative_to(place)).encode())
         digest.update(_digest(file).encode())
     return {
-        "data_sha256": digest.hexdigest(),
+        "data_sha256": keyed(folder / "truth", digest.hexdigest()),
         "columns": {k: str(v) for k, v in (columns or {}).items()},
         **_source("model", model),
     }
@@ -394,7 +402,7 @@ def audit(
     if path != home and (path / SEAL).exists():
         # a trace that lies elsewhere may have grown since: what was found of it before is left out
         check_seal(path, but=("results", "trace"), rewritten=(AUDITED,))
-    _refuse_other_records(path, _given(data, model, columns))
+    _refuse_other_records(path, _given(path, data, model, columns))
     if as_if:
         from fedaudit.experiment.replay import parse_hook, replay
 
@@ -438,7 +446,7 @@ def audit(
             path / "results",
             records,
             _private(home, in_run),
-            lambda: _given(data, model, columns),
+            lambda: _given(path, data, model, columns),
             explain,
             typed=built if data is not None else settings,
         )
@@ -466,7 +474,7 @@ def audit(
     done = write_report(path, opened, known, results, names=names, done_by=done_by)
     seal_written(path, "config", path / AUDITED)
     if not (in_run and path == home):
-        seal(path, "trace")
+        seal(path, "trace", "truth")
     return done
 
 

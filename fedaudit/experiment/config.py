@@ -155,6 +155,8 @@ class Config:
         Audits do not count: they can be added later.
         """
         run = {k: v for k, v in self._keyless().items() if k not in ("seed", "audits")}
+        # where records lie does not count: what they are does (identity.py)
+        run["data"] = {k: v for k, v in run["data"].items() if k != "path"}
         return hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()
 
     @property

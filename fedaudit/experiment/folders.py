@@ -8,6 +8,7 @@ STUDY/study.json         federation, variant and path of every run
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Collection
@@ -75,27 +76,41 @@ OWN_FILES = (
 )  # fmt: skip
 
 
+FRESH_MARK = "fresh.part"
+"""Stands in a folder that is being cleared, until a run or study has claimed it again."""
+
+
 def not_ours(folder: Path) -> list[Path]:
     """What lies in a folder that no run or study has claimed; nothing where one had."""
-    if not folder.exists() or (folder / "seal.json").exists() or (folder / STUDY).exists():
+    marks = (FRESH_MARK, "seal.json", STUDY)
+    if not folder.exists() or any((folder / mark).exists() for mark in marks):
         return []
     return [f for f in folder.iterdir() if f.suffix != ".part"]
 
 
 def clear(folder: Path) -> None:
     """Remove what fedaudit wrote into the folder of a run, an audited trace or a study; what else
-    lies there stays, and an empty seal says whose the folder is. Any other folder is left alone."""
-    if not any((folder / f).is_file() for f in (STUDY, AUDITED, "run.json", "seal.json")):
+    lies there stays. Any other folder is left alone. A clear that was stopped can be done again."""
+    marks = (FRESH_MARK, STUDY, AUDITED, "run.json", "seal.json")
+    if not any((folder / mark).exists() for mark in marks):
         return
-    if is_study(folder):
-        for entry in entries(folder):
-            clear(entry.path)
+    (folder / FRESH_MARK).touch()
+    if (folder / STUDY).exists():
+        for inner in sorted(f for f in folder.iterdir() if f.is_dir() and not f.is_symlink()):
+            clear(inner)
+            with contextlib.suppress(OSError):
+                (inner / FRESH_MARK).unlink(missing_ok=True)
+                inner.rmdir()  # refused where something of the user's lies in it
     for name in OWN_FOLDERS:
         if (folder / name).is_dir() and not (folder / name).is_symlink():
             shutil.rmtree(folder / name)
-    for name in (*OWN_FILES, STUDY, AUDITED):
+    for name in (*OWN_FILES, AUDITED, STUDY):
         (folder / name).unlink(missing_ok=True)
-    (folder / "seal.json").touch()
+
+
+def claimed(folder: Path) -> None:
+    """A folder that was cleared belongs to a run or study again."""
+    (folder / FRESH_MARK).unlink(missing_ok=True)
 
 
 def places(folder: Path) -> tuple[Path, Path]:

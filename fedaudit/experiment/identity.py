@@ -67,11 +67,17 @@ def identity_of(configs: Iterable[Config]) -> dict[str, dict[str, Any]]:
     """Data by the settings that name them, and user code by its name; digests and sizes."""
     data: dict[str, Any] = {}
     code: dict[str, Any] = {}
-    for config in configs:
+    wanted = list(configs)
+    # one set of records may move; several are told apart by where they lie
+    moves = len({str(c.data.get("path")) for c in wanted}) == 1
+    for config in wanted:
         named = {k: v for k, v in config.data.items() if k not in ("test_fraction", "standardise")}
         drawn = None if "path" in named else config.seed  # built-in sets may be drawn
-        key = json.dumps([named, drawn], sort_keys=True, default=str)
-        data[hashlib.sha256(key.encode()).hexdigest()[:16]] = _data_identity(key)
+        asked = json.dumps([named, drawn], sort_keys=True, default=str)
+        key = asked
+        if moves and "path" in named:
+            key = json.dumps([{**named, "path": ""}, drawn], sort_keys=True, default=str)
+        data[hashlib.sha256(key.encode()).hexdigest()[:16]] = _data_identity(asked)
         # audits can be added later: a result knows the code that made it
         own = {k: v for k, v in config.raw.items() if k != "audits"}
         code |= {where: code_identity(where) for where in code_named_in(own)}

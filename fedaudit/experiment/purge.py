@@ -17,10 +17,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedaudit.errors import FedauditError, TraceError
+from fedaudit.errors import FedauditError, IntegrityError, TraceError
 from fedaudit.experiment.folders import entries, is_study
-from fedaudit.experiment.reporting import REMAINS, remains_of
-from fedaudit.experiment.seal import PARTS, SEAL, Part, remove_parts, seal_written
+from fedaudit.experiment.reporting import remains_of
+from fedaudit.experiment.seal import PARTS, REMAINS, SEAL, Part, remove_parts, seal_written
 from fedaudit.files import write_atomically
 from fedaudit.trace import purge as traces
 from fedaudit.trace.retention import ends
@@ -33,13 +33,13 @@ RECORDED: tuple[Part, ...] = ("trace", "truth", "checkpoint")
 class Purgeable:
     """A run or a trace that can be purged: where it lies, and which of its parts are there.
 
-    `until`: the last day on which it may be kept, None without an end; `retention` as stated.
+    `until`: the last day on which it may be kept, None without an end; `unknown`: why nobody knows.
     """
 
     path: Path
     parts: tuple[Part, ...]
     until: datetime.date | None
-    retention: str
+    unknown: str = ""
 
     @property
     def is_trace(self) -> bool:
@@ -71,6 +71,8 @@ def _at(folder: Path, keep: Collection[str]) -> Iterator[Purgeable]:
     if is_study(folder):
         for entry in entries(folder):
             yield from _at(entry.path, keep)
+        if "truth" not in keep and (folder / "truth").is_dir():  # digests of the data
+            yield Purgeable(folder, ("truth",), None)
     elif (folder / "run.json").is_file() or (folder / SEAL).is_file():
         parts = tuple(p for p in RECORDED if p not in keep and (folder / p).is_dir())
         if parts:
@@ -89,12 +91,16 @@ def _below(folder: Path, keep: Collection[str]) -> Iterator[Purgeable]:
 
 
 def _retention(trace: Path) -> tuple[datetime.date | None, str]:
+    """When the recording ends, and why that is not known."""
     file = trace / "manifest.json"
     if not file.is_file():
         return None, ""
-    manifest, _ = read_manifest(file)
-    changed = datetime.datetime.fromtimestamp(file.stat().st_mtime, datetime.UTC).date()
-    return ends(manifest.retention, changed), manifest.retention
+    try:
+        manifest, _ = read_manifest(file)
+        changed = datetime.datetime.fromtimestamp(file.stat().st_mtime, datetime.UTC).date()
+        return ends(manifest.retention, changed), ""
+    except FedauditError as error:
+        return None, f"{error.what}; {error.got}"
 
 
 def purge(one: Purgeable, today: datetime.date) -> str:
@@ -114,9 +120,10 @@ def purge(one: Purgeable, today: datetime.date) -> str:
 def _keep_remains(folder: Path) -> None:
     """Keep what a report needs of the recording. A run whose files were altered is purged too:
     its report then says no more than its results do."""
+    (folder / REMAINS).unlink(missing_ok=True)  # of a purge that was stopped
     try:
         kept = remains_of(folder)
-    except FedauditError:
+    except IntegrityError:
         return
     text = json.dumps(kept, indent=1, allow_nan=False) + "\n"
     write_atomically(folder / REMAINS, text)

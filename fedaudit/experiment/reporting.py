@@ -25,7 +25,7 @@ from fedaudit.errors import TraceError, UsageError
 from fedaudit.experiment.catalogue import AUDITS, find
 from fedaudit.experiment.folders import AUDITED, Command, commands, config_text, places
 from fedaudit.experiment.promised import promised
-from fedaudit.experiment.seal import gone, require_seal
+from fedaudit.experiment.seal import REMAINS, gone, require_seal
 from fedaudit.experiment.summary import (
     clients_of,
     listed,
@@ -143,10 +143,6 @@ def chapter_at(
     if purged_on(folder):
         return _purged_chapter(folder, federation, variant)
     return chapter_of(folder, *_stored(folder), federation=federation, variant=variant)
-
-
-REMAINS = "purged.json"
-"""What a report says of a recording besides its results, kept when the recording is purged."""
 
 
 def purged_on(folder: Path) -> str:

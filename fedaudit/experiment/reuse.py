@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedaudit.files import Unreadable, read_text, write_atomically
+from fedaudit.files import Unreadable, make_folder, read_text, write_atomically
 from fedaudit.trace import Truth
 
 KEY = "cache-key"
@@ -51,22 +51,26 @@ def code_sha256() -> str:
 
 
 def truth_digest(truth: Truth) -> str:
-    """Every file of the truth, and facts that were handed over besides, as a keyed hash.
+    """Every file of the truth, and facts that were handed over besides, as a keyed hash."""
+    return keyed(truth.path, json.dumps([truth.sha256, truth.facts], sort_keys=True, default=str))
 
-    Keyed, because whoever can deal records out by trying seeds could find a small seed by a plain
-    hash. The key stays beside the truth.
+
+def keyed(folder: Path, text: str) -> str:
+    """A hash that only the owner of the key in `folder` can make, which is private.
+
+    A plain hash of records, or of what a small seed deals out, would confirm guesses.
     """
-    file = truth.path / KEY
+    file = folder / KEY
     try:
-        key = read_text(file, encoding="ascii", empty=False)
+        key = read_text(file, limit=1024, encoding="ascii", empty=False)
     except Unreadable:
         key = secrets.token_hex(16)
         try:
+            make_folder(folder, private=True)
             write_atomically(file, key, private=True)
         except OSError:
             return secrets.token_hex(16)  # read only: equal to nothing, so nothing is reused
-    plain = json.dumps([truth.sha256, truth.facts], sort_keys=True, default=str)
-    return hmac.new(key.encode(), plain.encode(), hashlib.sha256).hexdigest()[:32]
+    return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()[:32]
 
 
 WORDS = {

@@ -22,19 +22,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedaudit import __version__, shapes
-from fedaudit.errors import TraceError
+from fedaudit.errors import DataError, TraceError
 from fedaudit.experiment import seeds
 from fedaudit.experiment.auditing import audit_run
-from fedaudit.experiment.build import build
+from fedaudit.experiment.build import build, load_data
 from fedaudit.experiment.config import Config, load
-from fedaudit.experiment.folders import clear, not_ours
-from fedaudit.experiment.identity import settle
+from fedaudit.experiment.folders import FRESH_MARK, claimed, clear, not_ours
+from fedaudit.experiment.identity import FILE as IDENTITY
+from fedaudit.experiment.identity import FRESH, digest, settle
 from fedaudit.experiment.reporting import Progress, Run, quietly
 from fedaudit.experiment.reuse import Explain, Reuse, unasked
 from fedaudit.experiment.seal import SEAL, check_seal, seal
 from fedaudit.experiment.toml import to_toml
 from fedaudit.files import is_lost, make_folder, read_object, read_toml, write_atomically
-from fedaudit.trace import Trace
+from fedaudit.randomness import Seed
+from fedaudit.trace import Trace, Truth
 from fedaudit.trace.store import round_name
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ def _claim(path: Path, config: Config) -> None:
         make_folder(private.parent, private=True)
         write_atomically(private, to_toml(config.raw), private=True)
         write_atomically(path / "config.toml", to_toml(config.public()).lstrip())
+        claimed(path)
     except (OSError, ValueError) as error:
         raise TraceError(
             f"cannot use {path} for a run",
@@ -78,6 +81,9 @@ def _claim(path: Path, config: Config) -> None:
 def _same_experiment(path: Path, stamp: Path, private: Path, config: Config) -> None:
     if not is_lost(private):
         before = read_toml(private)
+    elif private.exists() and not is_lost(path / "truth" / "truth.json"):
+        # emptied by a power cut: the stamp knows the settings, the truth the seed
+        before = {**config.raw, "seed": Truth.open(path / "truth").facts.get("seed")}
     elif (path / "trace" / "manifest.json").exists():
         raise TraceError(
             f"{path} has a trace, and its truth is gone",
@@ -113,11 +119,11 @@ def _has_rounds(path: Path) -> bool:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> list[str]:
-    """Names of the settings in which two configs differ; audits may."""
+    """Names of the settings in which two configs differ; audits and places of files may."""
     out = []
     for key in dict.fromkeys([*before, *now]):
         a, b = before.get(key), now.get(key)
-        if f"{at}{key}" == "audits" or a == b:
+        if f"{at}{key}" in ("audits", "data.path") or a == b:
             continue
         if isinstance(a, Mapping) and isinstance(b, Mapping):
             out += _differences(a, b, f"{at}{key}.")
@@ -152,16 +158,20 @@ def run(
         drawn = config.drawn and seed is None
         config = replace(load(config.raw, overrides=overrides, seed=seed), drawn=drawn)
     path = Path(out)
-    if fresh:
+    if fresh or (path / FRESH_MARK).exists():
         clear(path)
-    _check_seal(path, redoes=True)
+    _check_seal(path)
     if config.drawn and (before := seeds.stored(path)) is not None:
         config = config.with_seed(before[0], drawn=before[1])
     _claim(path, config)
-    settle(path, [config], begun=any((path / "trace").glob("round-*")))
+    begun = any((path / "trace").glob("round-*"))
+    if begun and is_lost(path / "truth" / IDENTITY):
+        _same_records(path, config)
+        begun = False
+    settle(path, [config], begun=begun)
     explain(_foretold(config, path))
     (engine or simulate)(config, path, progress)
-    _check_seal(path)
+    _check_seal(path)  # what was made again has to be what was sealed
     seal(path, "config", "trace", "truth", "checkpoint")
     return audit_run(config, path, progress, names=names, explain=explain)
 
@@ -170,9 +180,22 @@ REWRITTEN = ("config.toml", "run.json", "audit.json", "truth/config.toml")
 """Files that a run writes again from its config, after it has compared what they say."""
 
 
-def _check_seal(path: Path, *, redoes: bool = False) -> None:
+def _check_seal(path: Path) -> None:
+    """Refuse a run whose files were altered; those that a power cut emptied are made again."""
     if not is_lost(path / SEAL):
-        check_seal(path, but=("results",), rewritten=REWRITTEN, redoes=redoes)
+        check_seal(path, but=("results",), rewritten=REWRITTEN, redoes=True)
+
+
+def _same_records(path: Path, config: Config) -> None:
+    """What the run is about was lost: compare the records with the digest in its truth."""
+    before = Truth.open(path / "truth").facts.get("data_sha256")
+    if before != digest(*load_data(config, Seed(config.seed))):
+        raise DataError(
+            f"{path} was made of something else",
+            expected="the data that it began with",
+            got="other records, labels or owners",
+            remedy=FRESH,
+        )
 
 
 def _foretold(config: Config, path: Path) -> Reuse:

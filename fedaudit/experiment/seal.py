@@ -12,6 +12,7 @@ accidents and careless edits; against a forger there is the signature.
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import os
 import secrets
@@ -19,11 +20,12 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from fedaudit import shapes
 from fedaudit.errors import FedauditError, IntegrityError, TraceError
 from fedaudit.experiment.folders import AUDITED, STUDY, entries, is_study, places
+from fedaudit.experiment.reuse import KEY, truth_digest
 from fedaudit.files import (
     Unreadable,
     is_lost,
@@ -32,9 +34,8 @@ from fedaudit.files import (
     sha256_of,
     write_atomically,
 )
-
-if TYPE_CHECKING:
-    from fedaudit.trace import Trace
+from fedaudit.trace import Trace, Truth
+from fedaudit.trace.store import read_manifest
 
 Part = Literal["config", "trace", "truth", "checkpoint", "results"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -44,7 +45,9 @@ State = Literal["whole", "changed", "missing", "purged", "held back", "unfinishe
 SEAL = "seal.json"
 FORMAT, VERSION = "fedaudit-seal", 1
 _CONFIG = ("config.toml", "run.json", AUDITED, STUDY)
-_RESULTS = ("allocation.json", "promised.json", "cell.json", "purged.json")
+REMAINS = "purged.json"
+"""What a report says of a recording besides its results, kept when the recording is purged."""
+_RESULTS = ("allocation.json", "promised.json", "cell.json", REMAINS)
 #: of the truth, what is made anew where it is missing; rounds are vouched for by its own index
 _LISTED_ELSEWHERE = ("seal.json", "cache-key", "allocation.json.key")
 
@@ -73,7 +76,9 @@ def _files(folder: Path, part: Part) -> list[Path]:
     elif part == "trace":
         found = [] if is_study(folder) else [places(folder)[0] / "manifest.json"]
     elif part == "results":
-        found = [*sorted((folder / "results").glob("*.json")), *(folder / n for n in _RESULTS)]
+        # what a purge keeps counts once the recording is gone
+        own = [n for n in _RESULTS if n != REMAINS or not (folder / "trace").exists()]
+        found = [*sorted((folder / "results").glob("*.json")), *(folder / n for n in own)]
     elif part == "checkpoint":
         found = [folder / "checkpoint" / "checkpoint.json"]
     else:
@@ -112,14 +117,37 @@ def seal(folder: Path, *parts: Part) -> None:
     if private and (folder / "truth").is_dir():
         own = _existing(folder / "truth" / SEAL) or {"salt": secrets.token_hex(16), "parts": {}}
         own["parts"] |= {p: _digests(folder, p) for p in private}
+        _announce(folder, own)
         _write(folder / "truth" / SEAL, own, private=True)
     public = _existing(folder / SEAL) or {"parts": {}, "gone": {}}
+    public.pop("truth_next", None)
+    if "truth" in parts:
+        public["truth_elsewhere"] = _elsewhere(folder)
     public["parts"] |= {p: _digests(folder, p) for p in parts if p not in PRIVATE}
     public["gone"] = {p: why for p, why in public.get("gone", {}).items() if p not in parts}
     if (folder / "truth" / SEAL).is_file():
         # the private seal holds a random salt: its digest confirms no guess
         public["truth"] = sha256_of(folder / "truth" / SEAL)
     _write(folder / SEAL, public)
+
+
+def _announce(folder: Path, private: Mapping[str, Any]) -> None:
+    """Commit to the next private seal before it is written: a kill in between leaves a folder in
+    which either one is the right one."""
+    public = _existing(folder / SEAL)
+    if public is not None:
+        public["truth_next"] = hashlib.sha256(_text(private).encode()).hexdigest()
+        _write(folder / SEAL, public)
+
+
+def _elsewhere(folder: Path) -> str:
+    """A keyed digest of a truth that lies outside of the folder; empty where none does. Its key is
+    kept beside that truth."""
+    known = places(folder)[1]
+    if known.resolve() == (folder / "truth").resolve() or not (known / "truth.json").is_file():
+        return ""
+    found = truth_digest(Truth.open(known))
+    return found if (known / KEY).is_file() else ""  # without its key it confirms nothing
 
 
 def seal_written(folder: Path, part: Part, *files: Path) -> None:
@@ -148,9 +176,13 @@ def _existing(file: Path) -> dict[str, Any] | None:
         raise
 
 
-def _write(file: Path, content: Mapping[str, Any], private: bool = False) -> None:
+def _text(content: Mapping[str, Any]) -> str:
     raw = {**content, "format": FORMAT, "version": VERSION}
-    text = json.dumps(raw, indent=1, sort_keys=True, allow_nan=False) + "\n"
+    return json.dumps(raw, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+
+def _write(file: Path, content: Mapping[str, Any], private: bool = False) -> None:
+    text = _text(content)
     try:
         if not file.is_file() or read_text(file) != text:
             write_atomically(file, text, private=private)
@@ -202,24 +234,50 @@ def examine(folder: Path) -> list[Checked]:
     buried = public.get("gone", {})
     own: dict[str, Any] = {"parts": {}}
     out: list[Checked] = []
-    committed = public.get("truth")
-    if committed and (folder / "truth").is_dir() and "truth" not in buried:
+    committed = {public.get("truth"), public.get("truth_next")} - {None}
+    if committed and _has_truth(folder) and "truth" not in buried:
         private = folder / "truth" / SEAL
-        if not private.is_file() or sha256_of(private) != committed:
+        if not private.is_file() or sha256_of(private) not in committed:
             state: State = "changed" if private.is_file() else "missing"
             out.append(Checked("truth", state, (f"truth/{SEAL}",)))
         else:
             own = _read(private)
     for part in PARTS:
         listed = own["parts"].get(part) if part in PRIVATE else public["parts"].get(part)
+        if listed is None and part in ("config", "results"):
+            listed = {}  # a file of a part that was never sealed was put there by somebody else
         if part in buried and not (folder / part).exists():
             note = f"{buried[part].get('why', 'removed')} on {buried[part].get('on', '?')}"
             out.append(Checked(part, "purged", (), note))
-        elif part in PRIVATE and committed and not (folder / part).is_dir():
+        elif part in PRIVATE and committed and not _is_there(folder, part):
             out.append(Checked(part, "held back", (), "it is not in this folder"))
-        elif listed is not None:
+        elif listed or (listed is not None and _files(folder, part)):
             out.append(_compared(folder, part, listed))
-    return out
+    return [*out, *_examined_elsewhere(folder, str(public.get("truth_elsewhere") or ""))]
+
+
+def _is_there(folder: Path, part: Part) -> bool:
+    return _has_truth(folder) if part == "truth" else (folder / part).is_dir()
+
+
+def _has_truth(folder: Path) -> bool:
+    """Whether a truth lies in the folder: more than the key that results are kept by."""
+    return any(f.name != KEY for f in (folder / "truth").glob("*"))
+
+
+def _examined_elsewhere(folder: Path, sealed: str) -> list[Checked]:
+    """The state of a truth that lies outside of the folder, where one was sealed."""
+    known = places(folder)[1]
+    if not sealed:
+        return []
+    if not (known / "truth.json").is_file():
+        return [Checked("truth", "held back", (), "it lies elsewhere, and is not there now")]
+    try:
+        same = truth_digest(Truth.open(known)) == sealed
+    except TraceError:
+        same = False
+    name = os.path.relpath(known, folder)
+    return [Checked("truth", "whole" if same else "changed", () if same else (name,))]
 
 
 def _compared(folder: Path, part: Part, listed: Mapping[str, str]) -> Checked:
@@ -236,8 +294,6 @@ def _compared(folder: Path, part: Part, listed: Mapping[str, str]) -> Checked:
 def examine_run(folder: Path) -> list[Checked]:
     """Every part of a run, and whether its own lists fit its files. A run that is still in training
     has no seal yet: then only the latter."""
-    from fedaudit.trace.store import read_manifest
-
     inside = examine_contents(folder)
     bad = {c.part for c in inside}
     outside = [c for c in examine(folder) if c.state != "whole" or c.part not in bad]
@@ -250,8 +306,6 @@ def examine_run(folder: Path) -> list[Checked]:
 
 def examine_contents(folder: Path) -> list[Checked]:
     """Parts whose own lists do not fit their files: rounds of trace and truth, saved states."""
-    from fedaudit.trace import Trace, Truth
-
     recorded, known = places(folder)
     out = []
     if (recorded / "manifest.json").is_file():
@@ -291,7 +345,9 @@ def check_seal(
     for c in examine(folder):
         files = [f for f in c.files if f not in ours]
         if redoes:
-            files = [f for f in files if not is_lost(folder / f)]
+            # the private seal cannot be made again: nothing else vouches for the truth
+            kept = f"truth/{SEAL}"
+            files = [f for f in files if f == kept or not is_lost(folder / f)]
         if not c.fine and c.part not in passed and files:
             wrong.append(f"{c.part} {c.state}: {', '.join(files)}")
     if not wrong:
@@ -307,11 +363,10 @@ def check_seal(
 
 def require_seal(folder: Path, *, but: Iterable[Part] = (), rewritten: Iterable[str] = ()) -> None:
     """As `check_seal`; a run that is still in training has no seal yet, and needs none."""
-    from fedaudit.trace.store import read_manifest
-
     manifest = places(folder)[0] / "manifest.json"
     ended = is_study(folder) or (manifest.is_file() and read_manifest(manifest)[0].complete)
-    if ended or (folder / SEAL).exists():
+    found = any((folder / "results").glob("*.json"))
+    if ended or found or (folder / SEAL).exists():
         check_seal(folder, but=but, rewritten=rewritten)
 
 
@@ -325,8 +380,6 @@ def is_sealed_as(folder: Path, file: Path) -> bool:
 
 def open_trace(path: str | os.PathLike[str]) -> Trace:
     """A trace; one that belongs to a run has to be as it was sealed."""
-    from fedaudit.trace import Trace
-
     opened = Trace.open(path)
     home = opened.path.parent
     if opened.path.name == "trace" and not is_lost(home / SEAL):
@@ -355,6 +408,7 @@ def sign(folder: Path, key: bytes) -> str:
 
     for place in _all_of(folder):
         check_seal(place)
+        _refuse_unfinished(place)
     private = _private_key(key)
     public = (
         private.public_key()
@@ -364,6 +418,19 @@ def sign(folder: Path, key: bytes) -> str:
     made = {"signature": private.sign(_signed_text(folder)).hex(), "public_key": public}
     write_atomically(folder / SIGNATURE, json.dumps(made, indent=1) + "\n")
     return public
+
+
+def _refuse_unfinished(folder: Path) -> None:
+    """A signature is about a finished run: recorded, audited and sealed."""
+    wanted = ("config",) if is_study(folder) else ("config", "trace", "results")
+    missing = [p for p in wanted if not _read(folder / SEAL)["parts"].get(p)]
+    if missing:
+        raise TraceError(
+            f"{folder} is not finished",
+            expected="a seal over config, trace and results",
+            got=f"nothing sealed of {', '.join(missing)}",
+            remedy="let the run end, or audit the trace, and sign then",
+        )
 
 
 def _all_of(folder: Path) -> list[Path]:

@@ -38,14 +38,14 @@ def stored(run: Path) -> tuple[int, bool] | None:
     if not any((run / "trace").glob("round-*")):
         return None
     try:
+        facts = read_object(run / "truth" / "truth.json")
+    except Unreadable:
+        facts = {}
+    try:
         seed = read_toml(run / "truth" / "config.toml").get("seed")
     except Unreadable:
-        return None  # what that means is said where the run goes on
-    try:
-        drawn = read_object(run / "truth" / "truth.json").get("seed_drawn") is True
-    except Unreadable:
-        drawn = False
-    return (seed, drawn) if is_seed(seed) else None
+        seed = facts.get("seed")  # where it is lost too, that is said where the run goes on
+    return (seed, facts.get("seed_drawn") is True) if is_seed(seed) else None
 
 
 def kept(folder: Path) -> int:

@@ -27,8 +27,18 @@ from fedaudit import __version__, shapes
 from fedaudit.errors import ConfigError, FedauditError, TraceError
 from fedaudit.experiment import seeds
 from fedaudit.experiment.config import DEFAULT, Config, load_variants
-from fedaudit.experiment.folders import STUDY, Entry, clear, entries, not_ours, places
+from fedaudit.experiment.folders import (
+    FRESH_MARK,
+    STUDY,
+    Entry,
+    claimed,
+    clear,
+    entries,
+    not_ours,
+    places,
+)
 from fedaudit.experiment.foresee import Foreseen, foresee
+from fedaudit.experiment.identity import settle
 from fedaudit.experiment.lock import alone_in
 from fedaudit.experiment.reporting import (
     Progress,
@@ -255,7 +265,7 @@ def study(
     study left in `out`; otherwise every part has to be about the same settings, data and code.
     """
     with alone_in(Path(out)):
-        if fresh:
+        if fresh or (Path(out) / FRESH_MARK).exists():
             clear(Path(out))
         parts = taken_up(parts, out)
         return _study(parts, Path(out), progress, names, engine, foreseen, explain)
@@ -478,8 +488,10 @@ def _claim(path: Path, parts: Sequence[Part]) -> None:
                 remedy="choose another folder with --out",
             )
         path.mkdir(parents=True, exist_ok=True)
+        settle(path, [p.config for p in parts], begun=any(path.glob("*/trace/round-*")))
         write_atomically(stamp, json.dumps(about, indent=1) + "\n")
-        seal(path, "config")
+        seal(path, "config", "truth")
+        claimed(path)
     except (OSError, ValueError) as error:
         raise TraceError(
             f"cannot use {path} for a study",

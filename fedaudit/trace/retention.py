@@ -13,7 +13,8 @@ import re
 from fedaudit.errors import UsageError
 
 _DATE = re.compile(r"\b(\d{4}-\d{2}-\d{2})\b")
-_WORDS = re.compile(r"(\d{1,5})\s*(day|week|month|year)s?\b", re.IGNORECASE)
+_WORDS = re.compile(r"(?<![\d.,])(\d{1,5})\s*(day|week|month|year)s?\b", re.IGNORECASE)
+_COUNTS = re.compile(r"\d[\d.,]*\s*(day|week|month|year)s?\b", re.IGNORECASE)
 _ISO = re.compile(
     r"\bP(?=\d|T\d)(?:(?P<year>\d{1,5})Y)?(?:(?P<month>\d{1,5})M)?(?:(?P<week>\d{1,5})W)?"
     r"(?:(?P<day>\d{1,5})D)?(?P<time>T(?:\d+H)?(?:\d+M)?(?:\d+S)?)?(?![\w])"
@@ -27,8 +28,9 @@ def ends(retention: str, recorded: datetime.date) -> datetime.date | None:
 
     The earliest of all dates and times in the text: it may say "30 days, at most until ...".
     """
-    if not retention.strip() or _NO_END.search(retention):
+    if not retention.strip():
         return None
+    open_ended = _NO_END.search(retention) is not None
     try:
         found = [datetime.date.fromisoformat(text) for text in _DATE.findall(retention)]
         for count, unit in _WORDS.findall(retention):
@@ -40,7 +42,11 @@ def ends(retention: str, recorded: datetime.date) -> datetime.date | None:
             found.append(_later(recorded, counts))
     except (ValueError, OverflowError):
         found = []
-    if not found:
+    # a count that was not understood, or an end beside "for ever", leaves it open what is meant
+    understood = len(_COUNTS.findall(retention)) == len(_WORDS.findall(retention))
+    if open_ended and not found and understood:
+        return None
+    if not found or open_ended or not understood:
         raise UsageError(
             f"the retention {retention!r} cannot be read",
             expected='a date ("until 2027-01-31") or a time ("30 days", "6 months", "P30D")',

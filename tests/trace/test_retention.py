@@ -37,7 +37,20 @@ def test_ends(text, end):
 
 
 @pytest.mark.parametrize(
-    "text", ["thirty days", "soon", "P", "2026-13-01", "30", "99999 years", "Project X"]
+    "text",
+    [
+        "1.5 years",
+        "1,000 days",
+        "100000 days",
+        "not for ever: 30 days",
+        "thirty days",
+        "soon",
+        "P",
+        "2026-13-01",
+        "30",
+        "99999 years",
+        "Project X",
+    ],
 )
 def test_what_says_no_end_is_refused_before_anything_is_recorded(tmp_path, text):
     with pytest.raises(UsageError, match="retention"):

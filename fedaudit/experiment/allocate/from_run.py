@@ -79,4 +79,4 @@ def keep_allocation(config: Config, truth: Truth, file: Path) -> None:
         file.unlink(missing_ok=True)
         return
     write_atomically(file, json.dumps(found, indent=1, allow_nan=False) + "\n")
-    write_atomically(kept, key)
+    write_atomically(kept, key, private=True)
