@@ -20,7 +20,7 @@ from pathlib import Path
 from fedaudit.errors import FedauditError, IntegrityError, TraceError
 from fedaudit.experiment.folders import entries, is_study
 from fedaudit.experiment.reporting import remains_of
-from fedaudit.experiment.seal import PARTS, REMAINS, SEAL, Part, remove_parts, seal_written
+from fedaudit.experiment.seal import PARTS, REMAINS, SEAL, Part, gone, remove_parts, seal_written
 from fedaudit.files import write_atomically
 from fedaudit.trace import purge as traces
 from fedaudit.trace.retention import ends
@@ -109,7 +109,8 @@ def purge(one: Purgeable, today: datetime.date) -> str:
         done = traces.purge(one.path, today)
         more = f"; left as it is: {', '.join(done.left)}" if done.left else ""
         return f"{len(done.files)} files, {done.size:,} bytes{more}"
-    if "trace" in one.parts and any((one.path / "results").glob("*.json")):
+    begun = "trace" in gone(one.path)  # stopped half-way: what remains was kept then
+    if "trace" in one.parts and not begun and any((one.path / "results").glob("*.json")):
         _keep_remains(one.path)
     remove_parts(one.path, one.parts, "purged", today)
     left = [p for p in PARTS if (one.path / p).is_dir()]

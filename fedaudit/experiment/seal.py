@@ -282,6 +282,8 @@ def _examined_elsewhere(folder: Path, sealed: str) -> list[Checked]:
 
 def _compared(folder: Path, part: Part, listed: Mapping[str, str]) -> Checked:
     now = _digests(folder, part)
+    if (folder / "trace").exists():
+        listed = {n: d for n, d in listed.items() if n != REMAINS}  # of a purge that was stopped
     missing = [n for n in listed if n not in now]
     changed = [n for n in now if n in listed and listed[n] != now[n]]
     # of private parts only what was sealed is ever read
