@@ -153,3 +153,20 @@ def test_a_stop_at_any_change_of_the_disk(flow, begun, tmp_path):
 def test_the_stopper_stops(tmp_path):
     with pytest.raises(Stopped), Stopper(0):
         Path(tmp_path / "a").mkdir()
+
+
+NOT_MADE_AGAIN = {
+    "truth/seal.json",  # nothing else vouches for the truth: refused
+    "checkpoint/state-00001.safetensors",  # of no use to a finished run: named by verify
+    "checkpoint/state-00002.safetensors",
+}
+
+
+def test_files_of_a_finished_run_that_a_power_cut_emptied_are_made_again(begun, tmp_path):
+    files = [f.relative_to(begun / "run") for f in (begun / "run").rglob("*") if f.is_file()]
+    assert NOT_MADE_AGAIN < set(map(str, files))
+    for n, file in enumerate(f for f in files if str(f) not in NOT_MADE_AGAIN):
+        folder = Path(shutil.copytree(begun / "run", tmp_path / str(n)))
+        (folder / file).write_bytes(b"")
+        run_first(folder)
+        whole(folder)
