@@ -255,5 +255,10 @@ REMAINS: Shape = {
     "expected": (int, NOTHING),
 }
 PROMISED: Shape = {"trace_sha256": str, "guarantees": GUARANTEES}
-CELL: Shape = {"fedaudit": str, "code": str, "measured": {str: [(float, str, NOTHING)]}}
+CELL: Shape = {
+    "fedaudit": str,
+    "code": str,
+    "own_code": {str: str},
+    "measured": {str: [(float, str, NOTHING)]},
+}
 LOCK: Shape = {"pid": at_least(1), "began?": (int, NOTHING), "host?": (str, NOTHING)}

@@ -105,18 +105,23 @@ def named_beside(m: Message, known: set[str]) -> str:
 
 @dataclass(frozen=True)
 class Recurring:
-    """A field beside anonymous updates that says the same in round after round: (round, message) ->
-    its value, where no other update of that round has it."""
+    """A field beside anonymous updates with values that come back: (round, message) -> its value,
+    where no other update of that round has it."""
 
     field: str
     values: dict[tuple[int, int], Scalar]
 
+    @property
+    def returning(self) -> set[Scalar]:
+        """Values that stand in more than one round."""
+        return {value for value, times in Counter(self.values.values()).items() if times > 1}
 
-def recurring(view: View, carried: Sequence[Carried]) -> Recurring | None:
-    """The field that marks the most anonymous updates: a value that stands on one update of a
-    round and comes back on one of another. Weights are such a field where clients differ in size.
 
-    Whether it always marks the same client only the truth can tell.
+def recurring(view: View, carried: Sequence[Carried]) -> tuple[Recurring, ...]:
+    """Fields that may mark anonymous updates: a value stands on one update of a round and comes
+    back on one of another. Weights are such a field where clients differ in size.
+
+    Whether they mark the same clients, and not by chance, only the truth can tell.
     """
     fields: dict[str, dict[tuple[int, int], Scalar]] = {}
     for c in carried:
@@ -128,10 +133,6 @@ def recurring(view: View, carried: Sequence[Carried]) -> Recurring | None:
                 value = row.get(name)
                 if value is not None and times[value] == 1:
                     fields.setdefault(name, {})[c.number, i] = value
-    best = None
-    for name, values in fields.items():
-        again = Counter(values.values())
-        kept = {at: v for at, v in values.items() if again[v] > 1}
-        if kept and (best is None or len(kept) > len(best.values)):
-            best = Recurring(name, kept)
-    return best
+    found = [Recurring(name, values) for name, values in fields.items()]
+    found.sort(key=lambda r: -len(r.values))
+    return tuple(r for r in found if r.returning)

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedaudit import __version__, shapes
-from fedaudit.errors import DataError, TraceError
+from fedaudit.errors import DataError, TraceError, UsageError
 from fedaudit.experiment import seeds
 from fedaudit.experiment.auditing import audit_run
 from fedaudit.experiment.build import build, load_data
-from fedaudit.experiment.config import Config, load
+from fedaudit.experiment.config import Config, load, load_variants
 from fedaudit.experiment.folders import FRESH_MARK, claimed, clear, not_ours
 from fedaudit.experiment.identity import FILE as IDENTITY
 from fedaudit.experiment.identity import FRESH, digest, settle
@@ -144,8 +144,8 @@ def run(
     explain: Explain = unasked,
     fresh: bool = False,
 ) -> Run:
-    """Run (or resume) one experiment: train, record, audit, report. Of a config that compares
-    variants this is the first: `study.run` runs all.
+    """Run (or resume) one experiment: train, record, audit, report. A config that compares variants
+    is refused: `fedaudit.run` runs all of them.
 
     `engine` trains and records in place of `simulate`, and leaves the same files. `names` writes
     clients' own names into the report; `explain` hears which work was reused, and why. `fresh`
@@ -153,7 +153,15 @@ def run(
     settings, data and code, and its files as they were sealed.
     """
     if not isinstance(config, Config):
-        config = load(config, overrides=overrides, seed=seed)
+        variants = load_variants(config, overrides=overrides, seed=seed)
+        if len(variants) > 1:
+            raise UsageError(
+                "this runs one variant, and the config compares several",
+                expected="a config without [compare]",
+                got=", ".join(map(repr, variants)),
+                remedy="fedaudit.run(config, out) runs them all",
+            )
+        (config,) = variants.values()
     elif overrides or seed is not None:
         drawn = config.drawn and seed is None
         config = replace(load(config.raw, overrides=overrides, seed=seed), drawn=drawn)

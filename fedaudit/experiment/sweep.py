@@ -26,7 +26,7 @@ from fedaudit import __version__, shapes
 from fedaudit.errors import TraceError, UsageError
 from fedaudit.experiment import seeds as seeding
 from fedaudit.experiment.config import check, load
-from fedaudit.experiment.identity import settle
+from fedaudit.experiment.identity import code_identity, code_named_in, settle
 from fedaudit.experiment.reporting import Progress, quietly
 from fedaudit.experiment.reuse import code_sha256
 from fedaudit.experiment.seal import is_sealed_as, remove_parts, seal_written
@@ -83,7 +83,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A finished sweep: the table's rows, and the cells that failed."""
+    """A finished sweep: the table's rows, and the cells that failed, or of which an audit did."""
 
     path: Path
     columns: tuple[str, ...]
@@ -127,14 +127,16 @@ def run_cell(
 ) -> dict[str, Any]:
     """Run one cell in its folder and write its summary (called in a worker process).
 
-    `drawn`: whether its seed counts up from one that was drawn.
+    `drawn`: whether its seed counts up from one that was drawn. A cell of which an audit failed is
+    not kept: "failed" says what went wrong, and the next sweep tries again.
     """
     from fedaudit.experiment.run import run
 
     path = Path(folder)
-    stored = _stored(path)
+    stored = _stored(path, raw)
     if stored is not None:
         return stored
+    own_code = _own_code(raw)  # before it is run: what is edited meanwhile counts as another
     finished = run(replace(check(raw), drawn=drawn), path)
     measured: dict[str, Any] = {}
     for result in finished.results:
@@ -146,11 +148,22 @@ def run_cell(
         # an accountant's upper bound, no estimate; "inf": JSON has no infinity
         most = max(spent) if math.isfinite(max(spent)) else "inf"
         measured["epsilon.largest"] = [most, most, most, None]
-    summary = {"fedaudit": __version__, "code": code_sha256(), "measured": measured}
-    _keep(path, summary)
+    summary: dict[str, Any] = {
+        "fedaudit": __version__,
+        "code": code_sha256(),
+        "own_code": own_code,
+        "measured": measured,
+    }
+    failed = [
+        f"audit {r.audit} failed: {r.need.what if r.need else 'no reason is known'}"
+        for r in finished.results
+        if r.status == "failed"
+    ]
+    if not failed:
+        _keep(path, summary)
     if not keep_traces:
         remove_parts(path, ("trace", "truth", "checkpoint"), "not kept by a sweep")
-    return {**summary, "reused": False}
+    return {**summary, "reused": False, "failed": "\n".join(failed)}
 
 
 def _utility(metrics: Mapping[str, float], facts: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -170,8 +183,13 @@ def _utility(metrics: Mapping[str, float], facts: Mapping[str, Any]) -> dict[str
     return out
 
 
-def _stored(folder: Path) -> dict[str, Any] | None:
-    """The summary of a cell that was run before, by this very code."""
+def _own_code(raw: Mapping[str, Any]) -> dict[str, str]:
+    """The user's own code that a cell's audits name, and its hashes; `settle` sees to the rest."""
+    return {where: code_identity(where) for where in code_named_in(raw.get("audits", {}))}
+
+
+def _stored(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The summary of a cell that was run before, by this very code and that of the user."""
     done = folder / "cell.json"
     if is_lost(done) or not is_sealed_as(folder, done):
         return None
@@ -179,12 +197,14 @@ def _stored(folder: Path) -> dict[str, Any] | None:
         stored = read_object(done, shapes.CELL)
     except Unreadable:
         return None  # torn: run again
-    return {**stored, "reused": True} if stored["code"] == code_sha256() else None
+    if stored["code"] != code_sha256() or stored["own_code"] != _own_code(raw):
+        return None
+    return {**stored, "reused": True, "failed": ""}
 
 
 def _keep(folder: Path, summary: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    own = {k: summary[k] for k in ("fedaudit", "code", "measured")}
+    own = {k: summary[k] for k in ("fedaudit", "code", "own_code", "measured")}
     write_atomically(folder / "cell.json", json.dumps(own, indent=1, allow_nan=False) + "\n")
     seal_written(folder, "results", folder / "cell.json")
 
@@ -199,14 +219,14 @@ def _outcomes(
         return
     asked = {}
     for name, (raw, folder, *how) in jobs.items():
-        stored = _stored(Path(folder))
+        stored = _stored(Path(folder), raw)
         if stored is None:
             asked[name] = (raw, str(Path(folder).resolve()), *how)
         else:
             yield name, stored
     with closing(fan_out(run_cell, asked, str(parse_workers(workers)))) as outcomes:
         for name, found in outcomes:
-            if not isinstance(found, Failed):
+            if not isinstance(found, Failed) and not found["failed"]:
                 _keep(Path(jobs[name][1]), found)
             yield name, found
 
@@ -227,7 +247,8 @@ def sweep(
 
     `workers`: how many processes, or "ray" or "ray://HOST:PORT". Workers of other machines keep
     their traces there; the table is written here. Cells that are there already count for the same
-    data and code; `fresh` removes them.
+    data and code; `fresh` removes them. A cell of which an audit failed is among the failed ones;
+    what its other audits found counts.
     """
     axes = [Axis.parse(text) for text in grid]
     path = Path(out)
@@ -258,9 +279,9 @@ def sweep(
         for done, (name, found) in enumerate(outcomes, start=1):
             cell = unique[name]
             label = ", ".join(f"{a.key}={v}" for a, v in zip(axes, cell.point, strict=True))
-            if isinstance(found, Failed):
-                failed.append((f"{label} (seed {cell.number} of {seeds})", found.why))
-            else:
+            if why := found.why if isinstance(found, Failed) else found["failed"]:
+                failed.append((f"{label} (seed {cell.number} of {seeds})", why))
+            if not isinstance(found, Failed):
                 measured[name] = found["measured"]
                 reused += bool(found["reused"])
             progress("sweep", done, len(unique), label)

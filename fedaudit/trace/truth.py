@@ -145,6 +145,7 @@ class Truth:
         members: Mapping[str, npt.NDArray[np.bool_]] | None = None,
     ) -> None:
         self.path, self.facts, self.members = path, facts, dict(members or {})
+        self._files: dict[str, RoundFile] = {}
 
     def knowing(self, members: Mapping[str, npt.NDArray[np.bool_]]) -> Truth:
         """The same truth with the answers to a set of candidates."""
@@ -176,7 +177,12 @@ class Truth:
         return sha256_of(self.path / INDEX)
 
     def _note(self, number: int) -> tuple[RoundReader, dict[str, Any]]:
-        reader = RoundReader(self.path / round_name(number))
+        name = round_name(number)
+        if name not in self._files:
+            self._files = read_index(self.path)  # a run that goes on adds rounds
+        if name not in self._files:
+            raise _damaged(self.path / name, f"a round that {INDEX} does not list")
+        reader = RoundReader(self.path / name)
         try:
             # a model that diverged has a loss that is no number
             note: dict[str, Any] = parse_json(reader.metadata["truth"], nan=True)

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from fedaudit.errors import IntegrityError, NotObservable, TraceError, UsageError, nearest
 from fedaudit.layout import Layout, column_runs
-from fedaudit.trace.health import Breaks, Health
+from fedaudit.trace.health import Breaks, Health, examine
 from fedaudit.trace.recorder import MODEL
 from fedaudit.trace.schema import (
     ANONYMOUS,
@@ -90,7 +90,7 @@ class Trace:
         self.path, self.manifest = path, manifest
         #: one hash for the whole trace: the manifest's seal, which holds every round's hash
         self.sha256 = sha256
-        #: what `health.examine` found; views refuse what that breaks
+        #: what `health.examine` found; views refuse what that breaks, and ask where nobody did
         self.health: Health | None = None
         self._verified: dict[str, Stamp] = {}
         self._round = lru_cache(maxsize=64)(self._open_round)
@@ -120,6 +120,11 @@ class Trace:
         with ThreadPoolExecutor(max_workers=min(2, os.cpu_count() or 1)) as pool:
             stamps = list(pool.map(lambda e: verify(self.path / e.file, e), entries))
         self._verified = {e.file: s for e, s in zip(entries, stamps, strict=True)}
+
+    def examined(self) -> Health | None:
+        """What is torn, found once, by message tables alone: what is computed from several messages
+        rests on it. A payload that is not finite shows itself."""
+        return examine(self, payloads=False)
 
     @property
     def rounds(self) -> range:
@@ -495,8 +500,9 @@ class View:
                 got=_kinds(m for _, m in self.indexed(number)),
                 remedy="this is what a secure sum or a narrower view withholds",
             )
-        if self._trace.health is not None:
-            self._trace.health.refuse_updates(number, chosen)
+        health = self._trace.examined()
+        if health is not None:
+            health.refuse_updates(number, chosen)
         rows = self._rows(number, [m.parts[MODEL] for _, m in chosen], names)
         if rows.dtype != np.float32:
             rows = rows.astype(np.float32)
@@ -556,9 +562,10 @@ class View:
         )
 
     def refuse_torn(self, effect: Breaks, number: int) -> None:
-        """TraceError where the recording is known to be torn in a way that breaks `effect`."""
-        if self._trace.health is not None:
-            self._trace.health.refuse(effect, number, "the sums of a round cannot be read")
+        """TraceError where the recording is torn in a way that breaks `effect`."""
+        health = self._trace.examined()
+        if health is not None:
+            health.refuse(effect, number, "the sums of a round cannot be read")
 
     def released(self, names: str | Sequence[str] = "*") -> Rows:
         """The released model: the last one sent to the public, (d,)."""

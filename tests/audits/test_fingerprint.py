@@ -46,6 +46,7 @@ from fedaudit.layout import Layout
 from fedaudit.report.findings import judge
 from fedaudit.stats import clustering
 from fedaudit.trace import ANONYMOUS, SERVER, Recorder, Trace, Truth, TruthRecorder
+from fedaudit.trace.memory import MemoryRecorder, MemoryTruth
 
 
 def signal_rows(rng, clients=12, rounds=8, width=400, signal=1.0, share=1.0, common=0.0):
@@ -780,6 +781,108 @@ def test_weights_that_tell_clients_apart_need_no_attack(tmp_path, sizes, known):
     result = audit(Trace.open(tmp_path / "trace"), Truth.open(tmp_path / "truth"))
     assert result.known is known
     assert (result.estimates["linkage_accuracy"].low == 1.0) is known
+
+
+def beside(rng, fields, clients=4, rounds=6, share=1.0):
+    """Updates of pure noise; `fields(rng, round, clients)` are the metadata of their senders."""
+    names = [f"client-{c:02d}" for c in range(clients)]
+    recorder = MemoryRecorder(
+        layouts={"model": Layout.of([("1.weight", (3, 2))])},
+        federation={"hubs": [SERVER], "clients": names},
+    )
+    truth = MemoryTruth({"clients": {}})
+    for number in range(1, rounds + 1):
+        order = rng.permutation(clients)[: max(2, round(share * clients))]
+        noise = rng.normal(size=(len(order), 6)).astype(np.float32)
+        about = fields(rng, number, order)
+        with recorder.round() as wire:
+            row = wire.put_once("model", np.zeros(6, dtype=np.float32))
+            wire.send_rows("model", [SERVER] * clients, names, row, step=0)
+            senders = {}
+            for update, c, metadata in zip(noise, order, about, strict=True):
+                at = wire.send(
+                    "delta",
+                    ANONYMOUS,
+                    SERVER,
+                    {"1.weight": update.reshape(3, 2)},
+                    step=1,
+                    metadata=metadata,
+                )
+                senders[at] = names[c]
+        truth.round(number, senders)
+    return recorder.trace(), truth
+
+
+def each(values, name="field"):
+    return [{name: v.item()} for v in np.asarray(values)]
+
+
+TELL_NOTHING = {
+    "continuous": lambda rng, t, who: each(rng.random(len(who))),
+    "an accuracy": lambda rng, t, who: each(rng.integers(0, 151, len(who)) / 150),
+    "small integers": lambda rng, t, who: each(rng.integers(0, 8, len(who))),
+    "a constant": lambda rng, t, who: each(np.full(len(who), 7)),
+    "equal counts": lambda rng, t, who: each(np.full(len(who), 600), "num_examples"),
+    "a counter of rounds": lambda rng, t, who: each(np.full(len(who), t)),
+    "a counter of arrivals": lambda rng, t, who: each(rng.permutation(len(who))),
+    "many fields": lambda rng, t, who: [
+        {f"metric {k}": int(rng.integers(0, 12)) for k in range(6)} for _ in who
+    ],
+}
+
+
+@pytest.mark.parametrize("shape", TELL_NOTHING)
+def test_fields_that_tell_nothing_raise_the_alarm_at_most_at_the_stated_rate(shape):
+    alarms, known = 0, 0
+    for s in range(150):
+        trace, truth = beside(np.random.default_rng([s, len(shape)]), TELL_NOTHING[shape])
+        result = audit(trace, truth, seed=s, methods=("greedy",))
+        alarms += judge(result)[-1].verdict == "leak"
+        known += result.known
+    # 2.5 % by linking and 2.5 % by fields: more would happen once in 500
+    assert alarms <= 16
+    assert known <= 10
+
+
+COUNTS = np.array([120, 340, 560, 77, 901, 45, 300, 210])
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_example_counts_of_their_own_tell_clients_apart(share):
+    def fields(rng, t, who):  # beside a metric that comes first, recurs and says nothing
+        metric = rng.permutation(len(who))
+        return [
+            {"a": int(m), "num_examples": int(COUNTS[c])} for m, c in zip(metric, who, strict=True)
+        ]
+
+    trace, truth = beside(np.random.default_rng(1), fields, clients=8, rounds=5, share=share)
+    result = audit(trace, truth)
+    assert result.known
+    assert "num_examples" in result.notes[0]
+    assert result.estimates["linkage_accuracy"].low == 1.0
+
+
+def test_what_is_right_too_seldom_is_not_known():
+    """Two clients that agree twice do so by chance one time in four."""
+
+    def fields(rng, t, who):
+        return each(COUNTS[who])
+
+    for rounds, known in ((3, False), (7, True)):
+        trace, truth = beside(np.random.default_rng(2), fields, clients=2, rounds=rounds)
+        assert audit(trace, truth).known is known
+
+
+def test_a_field_on_some_updates_counts_as_it_was_measured():
+    def fields(rng, t, who):
+        return [{"count": int(COUNTS[c])} if c < 6 else {} for c in who]
+
+    trace, truth = beside(np.random.default_rng(3), fields, clients=8, rounds=6)
+    result = audit(trace, truth)
+    assert not result.known
+    e = result.estimates["linkage_accuracy"]
+    assert 0.75 <= e.value < 1.0
+    assert judge(result)[-1].verdict == "leak"
 
 
 def test_regions_that_send_means_name_no_client(tmp_path):

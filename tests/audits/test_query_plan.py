@@ -12,6 +12,7 @@ from fedaudit.results import AuditResult
 from fedaudit.stats import query_algebra, query_plans
 from fedaudit.trace import AGGREGATOR, SERVER, Recorder, Trace, Truth, TruthRecorder
 from fedaudit.trace.ledger import QUERY, query_layout
+from fedaudit.trace.schema import UNANSWERED
 
 K, D = 10, 400
 NAMES = tuple(f"client-{i:02d}" for i in range(K))
@@ -43,7 +44,10 @@ def recorded(path, plans, *, threshold=5, persistence=0.9, unanswered=(), names=
         rows = np.asarray(plan, dtype=np.uint8)
         many = len(rows)
         with recorder.round() as wire:
-            notes = [{QUERY: i} for i in range(many)]
+            refused = {UNANSWERED: "too few"}
+            notes = [
+                {QUERY: i, **(refused if (number, i) in unanswered else {})} for i in range(many)
+            ]
             wire.send_rows(
                 "query", [SERVER] * many, [AGGREGATOR] * many, rows, step=1, metadata=notes,
                 layout=QUERY,

@@ -532,3 +532,12 @@ def test_a_result_of_an_earlier_version_is_not_guessed_at(tmp_path):
     (old,) = experiment.report(tmp_path / "run").findings
     assert (old.verdict, old.code) == ("failed", "old_result")
     assert "audit again" in old.statement
+
+
+def test_a_single_run_refuses_to_choose_among_variants(tmp_path):
+    compared = SMALL | {"compare": {"other": {"training": {"learning_rate": 0.2}}}}
+    with pytest.raises(UsageError) as caught:
+        experiment.run(compared, tmp_path / "run")
+    assert "fedaudit.run" in caught.value.remedy
+    assert "'other'" in caught.value.got
+    assert not (tmp_path / "run").exists()

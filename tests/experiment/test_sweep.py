@@ -118,6 +118,45 @@ def test_intervals_over_seeds_are_never_narrower_than_the_runs_leave_them():
     assert over_seeds([(0.5, 0.4, 0.6)])[:3] == (0.5, 0.4, 0.6)
 
 
+SCORE = """
+def score(task, parameters, x, y, noise):
+    return {sign}task.losses(parameters, x, y, noise)
+"""
+
+
+def test_cells_count_for_the_users_own_code_and_failed_audits_are_tried_again(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "swept_score.py"
+    small = (
+        *("data.name=gaussian-mixture", "data.records=120", "data.dimension=8", "data.classes=4"),
+        *("federation.rounds=2", "seed=3", "audits.two_stage_membership.checked_rounds=0"),
+        "audits.two_stage_membership.score_by=swept_score:score",
+    )
+
+    def swept():
+        return sweep(None, ["federation.clients=4"], tmp_path / "out", overrides=small, workers=1)
+
+    file.write_text("def score(*_):\n    raise ValueError('not yet')\n", encoding="utf-8")
+    for _ in range(2):
+        broken = swept()
+        ((label, why),) = broken.failed
+        assert label == "federation.clients=4 (seed 1 of 1)"
+        assert "two_stage_membership" in why
+        assert broken.reused == 0
+        # what the other audits found counts
+        assert {str(r["measure"]).split(".")[0] for r in broken.rows} >= {"fingerprint"}
+    found = []
+    for sign in ("-", ""):
+        file.write_text(SCORE.format(sign=sign), encoding="utf-8")
+        done = swept()
+        assert (done.failed, done.reused) == ((), 0)
+        assert swept().reused == 1
+        found.append({r["measure"]: r["value"] for r in done.rows})
+    assert found[0] != found[1]
+
+
 def test_an_epsilon_without_bound_is_shown_as_such(tmp_path):
     guard = "protections={update_noise={clip=1.0, noise_multiplier=1.0, accountant='rdp'}}"
     grid = ["protections.update_noise.noise_multiplier=0.0,1.0"]

@@ -7,6 +7,7 @@ from fedaudit.errors import NotObservable
 from fedaudit.layout import Layout
 from fedaudit.trace import AGGREGATOR, NETWORK, SERVER, Recorder, Trace
 from fedaudit.trace.ledger import QUERY, asked, query_layout
+from fedaudit.trace.schema import UNANSWERED
 
 NAMES = ("a", "b", "c", "d")
 MODEL = Layout.of([("w", (3,))])
@@ -38,7 +39,11 @@ def answer(wire, value, **note):
 
 def test_questions_meet_their_answers_by_number_in_any_order(tmp_path):
     def fill(wire):
-        ask(wire, [[1, 1, 1, 0], [1, 1, 0, 0], [0, 1, 1, 0]], [{QUERY: 0}, {QUERY: 1}, {QUERY: 2}])
+        ask(
+            wire,
+            [[1, 1, 1, 0], [1, 1, 0, 0], [0, 1, 1, 0]],
+            [{QUERY: 0}, {QUERY: 1, UNANSWERED: "too few"}, {QUERY: 2}],
+        )
         answer(wire, 2.0, query=2)
         answer(wire, 0.0, query=0)
 

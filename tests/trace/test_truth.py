@@ -50,6 +50,21 @@ def test_torn_truth_is_refused(tmp_path: Path) -> None:
         Truth.open(tmp_path / "nowhere")
 
 
+def test_a_round_that_the_index_does_not_list_is_not_read(tmp_path: Path) -> None:
+    recorder = TruthRecorder(tmp_path / "truth", FACTS)
+    recorder.round(1, {0: "c0"})
+    TruthRecorder(tmp_path / "other", FACTS).round(1, {0: "c1"}, metrics={"accuracy": 1.0})
+    strange = (tmp_path / "other" / round_name(1)).read_bytes()
+    (tmp_path / "truth" / round_name(2)).write_bytes(strange)
+    truth = Truth.open(tmp_path / "truth")
+    for ask in (truth.senders, truth.metrics, truth.raw_updates, truth.knowing({}).senders):
+        with pytest.raises(IntegrityError, match="round-00002"):
+            ask(2)
+    assert truth.senders(1) == {0: "c0"}
+    recorder.round(2, {0: "c0"})  # a run that goes on
+    assert truth.senders(2) == {0: "c0"}
+
+
 def test_facts_are_strict_json(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
         TruthRecorder(tmp_path, {"x": float("nan")})

@@ -18,6 +18,7 @@ from fedaudit.trace import (
     Recorder,
     Trace,
 )
+from fedaudit.trace.health import Health, examine
 
 D = 7
 LAYOUTS = {"model": Layout.of([("a.w", (2, 2)), ("b", (1,)), ("a.v", (2,))])}
@@ -115,6 +116,7 @@ def test_a_model_of_an_earlier_round_counts(tmp_path: Path) -> None:
         wire.send("model", SERVER, "c0", second, step=2)  # after it had sent
 
     trace = recorded(tmp_path, star(first, rows(3, 7)), late)
+    trace.health = Health()  # whoever knows that nothing was lost can say so
     got = trace.seen_by(SERVER).updates(2).rows
     assert np.array_equal(got, up - np.stack([first, second, first]))
     # in round 3 it would start from the model that came last
@@ -136,8 +138,37 @@ def test_two_exchanges_in_one_round(tmp_path: Path) -> None:
 
 def test_without_a_downlink_there_is_no_update(tmp_path: Path) -> None:
     trace = recorded(tmp_path, lambda w: w.send("model", "c0", SERVER, rows(1)[0]))
+    with pytest.raises(TraceError) as caught:
+        trace.seen_by(SERVER).updates(1)
+    assert caught.value.code == "torn_recording"
+    trace.health = Health()
     with pytest.raises(NotObservable, match="which model c0 had received"):
         trace.seen_by(SERVER).updates(1)
+
+
+def test_a_torn_trace_is_refused_by_whoever_opens_it(tmp_path: Path, monkeypatch) -> None:
+    """Nobody has to ask first; tables are looked through once, and whole rounds are read."""
+    first, second, up = rows(1, 8)[0], rows(1, 9)[0], rows(3)
+
+    def lacking(wire) -> None:
+        wire.send_rows("model", [SERVER] * 2, CLIENTS[:2], wire.put_once("model", second), step=0)
+        wire.send_rows("model", CLIENTS, [SERVER] * 3, up, step=1)
+
+    read = []
+    reading = Trace.read_round
+    monkeypatch.setattr(
+        Trace, "read_round", lambda self, n, **how: read.append(n) or reading(self, n, **how)
+    )
+    trace = recorded(tmp_path, star(first, up, "model"), lacking, star(first, up, "delta"))
+    view = trace.seen_by(SERVER)
+    for _ in range(2):
+        with pytest.raises(TraceError) as caught:
+            view.updates(2)
+        assert caught.value.code == "torn_recording"
+        assert np.array_equal(view.updates(1).rows, up - first)
+        assert np.array_equal(trace.seen_by(SERVER).updates(3).rows, up)
+    assert len(read) == 2 * 3  # by whom it is examined, and by whom it is read
+    assert examine(trace, payloads=False) is trace.health
 
 
 def test_half_precision_models(tmp_path: Path) -> None:
@@ -354,7 +385,9 @@ def test_a_model_handed_from_peer_to_peer_is_adopted(tmp_path: Path) -> None:
         wire.send("model", "c0", "c1", path[1])
         wire.send("model", "c1", SERVER, path[2])
 
-    got = recorded(tmp_path, relay).seen_by(WIRETAP).updates(1)
+    trace = recorded(tmp_path, relay)
+    trace.health = Health()  # nothing was lost: a peer served c1
+    got = trace.seen_by(WIRETAP).updates(1)
     assert np.array_equal(got.rows, path[1:] - path[:2])
 
 

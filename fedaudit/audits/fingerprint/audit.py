@@ -41,7 +41,7 @@ class Linkage:
     """The attack's answer: for every round, the message of each row and, by method, its label.
 
     `named` are the updates that bear a name, which nobody needs to link: (round, message) ->
-    client; `marked` those that a field beside them tells apart.
+    client; `marked` are the fields beside the others that may tell them apart.
     """
 
     rounds: tuple[int, ...]
@@ -56,7 +56,7 @@ class Linkage:
     trace_sha256: str
     declared: tuple[Mapping[str, Any], ...] = ()
     named: Mapping[tuple[int, int], str] = field(default_factory=dict)
-    marked: Recurring | None = None
+    marked: tuple[Recurring, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +242,7 @@ class Fingerprint:
             senders.append([known[i] for i in own])
         estimates: dict[str, Estimate] = {}
         first: scores.Links | None = None
-        marks = marked(guess, truth)
+        _, marks = marked(guess, truth, self.confidence)
         for method, given in guess.labels.items():
             labels = relabelled(guess, given, marks) if marks else given
             joined = scores.links(senders, labels)

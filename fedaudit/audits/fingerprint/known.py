@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.audits.fingerprint import scores
+from fedaudit.audits.outright import Recurring
 from fedaudit.results import AuditResult, Estimate
 from fedaudit.stats import intervals
 from fedaudit.trace import Truth
@@ -39,21 +42,18 @@ def with_known(
     Named updates and linked ones are parts of one whole: a measure counts the known part in full.
     """
     messages = [(t, i) for t, own in zip(guess.rounds, guess.messages, strict=True) for i in own]
-    marks = marked(guess, truth)
+    field, marks = marked(guess, truth, audit.confidence)
     if not guess.named and not marks:
         assert found is not None  # either something is named, or something was attacked
         return found
     total = len(messages) + len(guess.named)
-    how = "by name"
-    if not guess.named:
-        assert guess.marked is not None
-        how = f"by the field {guess.marked.field!r} beside it"
+    how = "by name" if guess.named else f"by the field {field!r} beside it"
     count = len(guess.named or marks)
     where = "every message" if count == total else f"{count} of {total} messages"
     said = (f"{how}, on {where}", *_advice(guess))
     if not guess.named and count < total:
         assert found is not None
-        return replace(found, known=True, notes=(*said, *found.notes))
+        return replace(found, notes=(*said, *found.notes))  # counts as far as it was measured
     result = _exact(audit, dict(guess.named or marks), shared, said)
     if count == total:
         return result
@@ -112,18 +112,63 @@ def _advice(guess: Linkage) -> tuple[str, ...]:
     return ("what a shuffler would change: fedaudit audit TRACE --as shuffle",)
 
 
-def marked(guess: Linkage, truth: Truth | None) -> dict[tuple[int, int], str]:
-    """Updates that a recurring field ascribes to their senders; empty unless it is always right."""
-    if guess.marked is None or truth is None:
-        return {}
+def marked(
+    guess: Linkage, truth: Truth | None, confidence: float
+) -> tuple[str, dict[tuple[int, int], str]]:
+    """A field that ascribes updates to their senders, and these; nothing if it may be by chance.
+
+    It has to be always right, so often that senders drawn anew would agree with it as well in at
+    most the share of cases that a lower limit of this confidence is wrong. All fields share it.
+    """
+    for candidate in guess.marked if truth is not None else ():
+        level = (1 - confidence) / 2 / len(guess.marked)
+        if math.log(level) < _agreement_by_chance(candidate, guess):
+            continue
+        assert truth is not None
+        found = _ascribed(candidate, guess, truth)
+        if found:
+            return candidate.field, found
+    return "", {}
+
+
+def _ascribed(candidate: Recurring, guess: Linkage, truth: Truth) -> dict[tuple[int, int], str]:
+    """Updates by sender, as a field tells them apart; empty if two share a value, or one has two.
+
+    Who sent one update only has no links: any value that does not come back is right for it.
+    """
+    senders: dict[tuple[int, int], str] = {}
+    for number, messages in zip(guess.rounds, guess.messages, strict=True):
+        known = truth.senders(number)
+        senders |= {(number, i): known[i] for i in messages}
+    returning = candidate.returning
     owner: dict[Any, str] = {}
-    out = {}
-    for (number, message), value in guess.marked.values.items():
-        sender = truth.senders(number)[message]
-        if owner.setdefault(value, sender) != sender:
+    for at, value in candidate.values.items():
+        if value in returning and owner.setdefault(value, senders[at]) != senders[at]:
             return {}
-        out[number, message] = sender
-    return out if len(set(owner.values())) == len(owner) else {}
+    if len(set(owner.values())) != len(owner):
+        return {}
+    times = Counter(senders.values())
+    return {
+        at: senders[at]
+        for at, value in candidate.values.items()
+        if value in returning or times[senders[at]] == 1
+    }
+
+
+def _agreement_by_chance(candidate: Recurring, guess: Linkage) -> float:
+    """Log of the most that the probability can be that a field which tells nothing is always right.
+
+    Of n updates of a round, k bear values that were there before: k senders are then given, and at
+    most (n - k)! of n! orders put them there.
+    """
+    returning = candidate.returning
+    seen: set[Any] = set()
+    total = 0.0
+    for number, messages in zip(guess.rounds, guess.messages, strict=True):
+        own = {candidate.values.get((number, i)) for i in messages} & returning
+        total += math.lgamma(len(messages) - len(own & seen) + 1) - math.lgamma(len(messages) + 1)
+        seen |= own
+    return total
 
 
 def relabelled(

@@ -76,8 +76,21 @@ class Base:
 
 
 def read_base(path: Path) -> Base:
-    """A config and the clients that its data give; of one that compares, the first variant."""
+    """A config and the clients that its data give; of one that compares, the first variant.
+
+    Noise that is sized here has to fit the clients of the run that follows. Owners in a file keep
+    their records whatever the seed; all else is dealt out by it, so it has to be in the config.
+    """
     config = load(path)
+    kind = config.partition["kind"]
+    if config.drawn and not (kind == "by_owner" and "path" in config.data):
+        raise ConfigError(
+            "the clients of the run are not known yet: a seed that is still to be drawn makes them",
+            expected=f"a seed in {path}, or records of your own with owners",
+            got=f'no seed, partition.kind = "{kind}"',
+            remedy=f"put this line first in {path}: seed = {config.seed} (or set partition.kind = "
+            '"by_owner" for a file that names its owners)',
+        )
     seed = Seed(config.seed)
     parts = deal(config, load_data(config, seed)[0], seed).parts
     return Base(path, read(path), config, parts.names, parts.sizes)

@@ -2,12 +2,14 @@
 
 import csv
 import json
+import re
 import tomllib
 
 import numpy as np
 import pytest
 
 from fedaudit.errors import ConfigError, UsageError
+from fedaudit.experiment.allocate.base import read_base
 from fedaudit.experiment.build import deal, load_data
 from fedaudit.experiment.config import load
 from fedaudit.experiment.foresee import foresee
@@ -184,3 +186,35 @@ def test_a_folder_that_cannot_be_written(allocated, table, tmp_path):
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(UsageError, match="cannot write"):
         allocated(table, size_column="n", out=tmp_path / "file")
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet", "by_label"])
+def test_clients_that_a_seed_makes_need_the_seed(allocated, owners, kind):
+    """Noise is sized for the clients of the run that follows, or not at all."""
+    text = CONFIG.replace('kind = "by_owner"', f'kind = "{kind}"')
+    text = text.replace("[federation]", "[federation]\nclients = 3")
+    (owners / "mine.toml").write_text(text.replace("seed = 5", ""), "utf-8")
+    (owners / "numbered.csv").write_text("n\n1\n2\n3\n", "utf-8")
+
+    def sized():
+        setting = {"rounds": None, "batch_size": None, "config": owners / "mine.toml"}
+        return allocated(owners / "numbered.csv", size_column="n", out=owners / "out", **setting)
+
+    with pytest.raises(ConfigError) as caught:
+        sized()
+    assert kind in caught.value.got
+    (line,) = re.findall(r"seed = \d+", caught.value.remedy)
+    assert not (owners / "out").exists()
+    (owners / "mine.toml").write_text(text.replace("seed = 5", line), "utf-8")
+    sized()
+    config = load(owners / "out" / "dp_sgd.toml")
+    assert not config.drawn
+    run_config(owners / "out" / "dp_sgd.toml", owners / "run")
+    facts = Truth.open(owners / "run" / "truth").facts
+    sizes = [len(one["records"]) for one in facts["clients"].values()]
+    assert read_base(owners / "mine.toml").sizes.tolist() == sizes
+
+
+def test_owners_in_a_file_need_no_seed(allocated, owners):
+    (owners / "mine.toml").write_text(CONFIG.replace("seed = 5", ""), "utf-8")
+    assert table_allocated(allocated, owners).path is not None
