@@ -82,7 +82,7 @@ def diff(
         pairs = [(sides[0][0], sides[1][0])]
     else:
         pairs, gone, new = _paired(*sides)
-    need_results([e for pair in pairs for e in pair if not e.lacking])
+    need_results([e for pair in pairs for e in pair if e.purged or not e.lacking])
     out = []
     for a, b in pairs:
         different = federations_differ(a, b)

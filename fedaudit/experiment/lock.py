@@ -12,12 +12,13 @@ import json
 import os
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from fedaudit import shapes
 from fedaudit.errors import UsageError
+from fedaudit.experiment.folders import is_study
 from fedaudit.files import Unreadable, read_object
 
 LOCK = "running.part"
@@ -39,6 +40,14 @@ def alone_in(folder: Path) -> Iterator[None]:
             if made:
                 with contextlib.suppress(OSError):
                     folder.rmdir()  # nothing was begun; refused where anything lies in it
+
+
+@contextmanager
+def alone_in_run(folder: Path) -> Iterator[None]:
+    """Hold a run; one of a study together with the study, whose lock its command holds."""
+    above = folder.resolve().parent
+    with alone_in(above) if is_study(above) else nullcontext(), alone_in(folder):
+        yield
 
 
 def _take(folder: Path, file: Path) -> bool:

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedaudit.errors import FedauditError, IntegrityError, TraceError
-from fedaudit.experiment.folders import entries, is_study
+from fedaudit.experiment.folders import is_study, places
+from fedaudit.experiment.lock import alone_in_run
 from fedaudit.experiment.reporting import remains_of
 from fedaudit.experiment.seal import PARTS, REMAINS, SEAL, Part, gone, remove_parts, seal_written
 from fedaudit.files import write_atomically
@@ -68,15 +69,19 @@ def find(folder: Path, *, below: bool, keep: Collection[str] = ()) -> list[Purge
 
 
 def _at(folder: Path, keep: Collection[str]) -> Iterator[Purgeable]:
-    if is_study(folder):
-        for entry in entries(folder):
-            yield from _at(entry.path, keep)
+    if is_study(folder) or (folder / "cells").is_dir():
+        inside = folder / "cells" if (folder / "cells").is_dir() else folder
+        for inner in sorted(f for f in inside.iterdir() if f.is_dir() and not f.is_symlink()):
+            yield from _at(inner, keep)  # also what an audit --as left beside its runs
         if "truth" not in keep and (folder / "truth").is_dir():  # digests of the data
             yield Purgeable(folder, ("truth",), None)
     elif (folder / "run.json").is_file() or (folder / SEAL).is_file():
         parts = tuple(p for p in RECORDED if p not in keep and (folder / p).is_dir())
         if parts:
             yield Purgeable(folder, parts, *_retention(folder / "trace"))
+        if not is_study(folder.resolve().parent):
+            for replay in sorted(folder.resolve().parent.glob(f"{folder.resolve().name}-as-*")):
+                yield from _at(replay, keep)
     elif (folder / "manifest.json").is_file():
         yield Purgeable(folder, (), *_retention(folder))
 
@@ -105,7 +110,14 @@ def _retention(trace: Path) -> tuple[datetime.date | None, str]:
 
 def purge(one: Purgeable, today: datetime.date) -> str:
     """Remove a run's recorded parts, or a trace; returns what was done, in words."""
+    with alone_in_run(one.path):
+        return _purge(one, today)
+
+
+def _purge(one: Purgeable, today: datetime.date) -> str:
     if one.is_trace:
+        for folder in _audits_of(one.path):
+            _keep_remains(folder)
         done = traces.purge(one.path, today)
         more = f"; left as it is: {', '.join(done.left)}" if done.left else ""
         return f"{len(done.files)} files, {done.size:,} bytes{more}"
@@ -116,6 +128,13 @@ def purge(one: Purgeable, today: datetime.date) -> str:
     left = [p for p in PARTS if (one.path / p).is_dir()]
     more = f"; left as it is: {', '.join(left)}" if left else ""
     return f"{', '.join(one.parts)}{more}"
+
+
+def _audits_of(trace: Path) -> list[Path]:
+    """Folders beside a trace with results about it."""
+    own = trace.resolve()
+    beside = [f for f in sorted(own.parent.glob(f"{own.name}-*")) if (f / SEAL).is_file()]
+    return [f for f in beside if places(f)[0].resolve() == own]
 
 
 def _keep_remains(folder: Path) -> None:

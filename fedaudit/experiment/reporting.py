@@ -147,8 +147,8 @@ def chapter_at(
 
 def purged_on(folder: Path) -> str:
     """The day on which the recording of a run was purged; empty where it was not."""
-    buried = gone(folder).get("trace", {})
-    return "" if (folder / "trace").exists() else str(buried.get("on", ""))
+    there = (places(folder)[0] / "manifest.json").exists()
+    return "" if there else str(gone(folder).get("trace", {}).get("on", ""))
 
 
 def remains_of(folder: Path) -> dict[str, Any]:

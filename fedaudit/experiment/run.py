@@ -32,7 +32,7 @@ from fedaudit.experiment.identity import FILE as IDENTITY
 from fedaudit.experiment.identity import FRESH, digest, settle
 from fedaudit.experiment.reporting import Progress, Run, quietly
 from fedaudit.experiment.reuse import Explain, Reuse, unasked
-from fedaudit.experiment.seal import SEAL, check_seal, seal
+from fedaudit.experiment.seal import SEAL, check_seal, gone, seal
 from fedaudit.experiment.toml import to_toml
 from fedaudit.files import is_lost, make_folder, read_object, read_toml, write_atomically
 from fedaudit.randomness import Seed
@@ -168,6 +168,7 @@ def run(
     path = Path(out)
     if fresh or (path / FRESH_MARK).exists():
         clear(path)
+    _refuse_purged(path)
     _check_seal(path)
     if config.drawn and (before := seeds.stored(path)) is not None:
         config = config.with_seed(before[0], drawn=before[1])
@@ -192,6 +193,19 @@ def _check_seal(path: Path) -> None:
     """Refuse a run whose files were altered; those that a power cut emptied are made again."""
     if not is_lost(path / SEAL):
         check_seal(path, but=("results",), rewritten=REWRITTEN, redoes=True)
+
+
+def _refuse_purged(path: Path) -> None:
+    """What was purged is not recorded again into the folder that still holds its results."""
+    buried = gone(path)
+    if "trace" in buried:
+        raise TraceError(
+            f"the recording of {path} was purged on {buried['trace'].get('on', 'some day')}",
+            expected="a new folder, or a run whose recording is there",
+            got="results of a recording that is gone",
+            remedy=f"fedaudit report {path} prints them; run into another folder with --out, or "
+            "start anew with --fresh, which removes them",
+        )
 
 
 def _same_records(path: Path, config: Config) -> None:

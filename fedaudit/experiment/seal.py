@@ -35,6 +35,7 @@ from fedaudit.files import (
     write_atomically,
 )
 from fedaudit.trace import Trace, Truth
+from fedaudit.trace.purge import NOTE
 from fedaudit.trace.store import read_manifest
 
 Part = Literal["config", "trace", "truth", "checkpoint", "results"]
@@ -217,7 +218,9 @@ def remove_parts(
 def gone(folder: Path) -> dict[str, dict[str, str]]:
     """Part -> why and on which day it was removed."""
     found = _existing(folder / SEAL)
-    return {} if found is None else dict(found.get("gone", {}))
+    out = {} if found is None else dict(found.get("gone", {}))
+    on = _trace_purged(folder)
+    return {**out, "trace": {"why": "purged", "on": on}} if on else out
 
 
 # -- checking --------------------------------------------------------------------------------------
@@ -246,18 +249,48 @@ def examine(folder: Path) -> list[Checked]:
         listed = own["parts"].get(part) if part in PRIVATE else public["parts"].get(part)
         if listed is None and part in ("config", "results"):
             listed = {}  # a file of a part that was never sealed was put there by somebody else
-        if part in buried and not (folder / part).exists():
+        if part == "trace" and (on := _trace_purged(folder)):
+            out.append(Checked(part, "purged", (), f"purged on {on}"))
+        elif part in buried and not (folder / part).exists():
             note = f"{buried[part].get('why', 'removed')} on {buried[part].get('on', '?')}"
             out.append(Checked(part, "purged", (), note))
         elif part in PRIVATE and committed and not _is_there(folder, part):
             out.append(Checked(part, "held back", (), "it is not in this folder"))
         elif listed or (listed is not None and _files(folder, part)):
             out.append(_compared(folder, part, listed))
-    return [*out, *_examined_elsewhere(folder, str(public.get("truth_elsewhere") or ""))]
+    out += _examined_elsewhere(folder, str(public.get("truth_elsewhere") or ""))
+    return [*out, *_exchanged(folder)] if is_study(folder) else out
+
+
+def _exchanged(folder: Path) -> list[Checked]:
+    """Runs of a study whose settings are not those that the study lists."""
+    try:
+        listed = read_object(folder / STUDY)["runs"]
+        asked = {str(r["path"]): r["config_sha256"] for r in listed if "config_sha256" in r}
+    except (Unreadable, KeyError, TypeError):
+        return []  # whoever reads the list says what is wrong with it
+    wrong = [
+        name
+        for name, sha in asked.items()
+        if not is_lost(folder / name / "run.json")
+        and read_object(folder / name / "run.json").get("config_sha256") != sha
+    ]
+    return [Checked("runs", "changed", tuple(wrong), "of other settings")] if wrong else []
 
 
 def _is_there(folder: Path, part: Part) -> bool:
     return _has_truth(folder) if part == "truth" else (folder / part).is_dir()
+
+
+def _trace_purged(folder: Path) -> str:
+    """The day on which a trace that lies elsewhere was purged; empty where it was not."""
+    trace = places(folder)[0]
+    if (trace / "manifest.json").exists() or trace.resolve() == (folder / "trace").resolve():
+        return ""
+    try:
+        return str(read_object(trace / NOTE).get("purged", ""))
+    except Unreadable:
+        return ""
 
 
 def _has_truth(folder: Path) -> bool:
@@ -462,7 +495,7 @@ def check_signature(folder: Path, public: bytes) -> None:
             expected=f"a signature of its seal in {SIGNATURE}",
             got="no signature" if absent else "one that does not fit this key and this seal",
             remedy=f"fedaudit seal {folder} --key FILE, by whoever vouches for it; audits that "
-            "were added since need a new signature",
+            "were added since, and parts that were purged, need a new signature",
         ) from None
     for place in _all_of(folder):
         check_seal(place)

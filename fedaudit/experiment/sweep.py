@@ -29,7 +29,7 @@ from fedaudit.experiment.config import check, load
 from fedaudit.experiment.identity import code_identity, code_named_in, settle
 from fedaudit.experiment.reporting import Progress, quietly
 from fedaudit.experiment.reuse import code_sha256
-from fedaudit.experiment.seal import is_sealed_as, remove_parts, seal_written
+from fedaudit.experiment.seal import gone, is_sealed_as, remove_parts, seal_written
 from fedaudit.experiment.toml import override
 from fedaudit.experiment.workers import Failed, fan_out, parse_workers
 from fedaudit.files import Unreadable, is_lost, parse_toml, read_object, write_atomically
@@ -137,7 +137,8 @@ def run_cell(
     if stored is not None:
         return stored
     own_code = _own_code(raw)  # before it is run: what is edited meanwhile counts as another
-    finished = run(replace(check(raw), drawn=drawn), path)
+    # a recording that was not kept is made anew
+    finished = run(replace(check(raw), drawn=drawn), path, fresh="trace" in gone(path))
     measured: dict[str, Any] = {}
     for result in finished.results:
         for name, e in result.estimates.items():

@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 
 from fedaudit import experiment
+from fedaudit.errors import TraceError
+from fedaudit.experiment.diff import diff
+from fedaudit.experiment.lock import alone_in
 from fedaudit.experiment.seal import gone
+from fedaudit.experiment.toml import to_toml
 from fedaudit.trace import SERVER, Recorder, Trace
 from fedaudit.trace.purge import NOTE
 
@@ -78,7 +82,7 @@ def test_a_run_is_purged_when_its_days_are_over(command, run, days, kept):
     assert (run / "trace").exists() == kept
 
 
-def test_results_and_report_outlive_the_recording(command, run):
+def test_results_and_report_outlive_the_recording(command, run, finished):
     before = {(f.audit, f.verdict, f.statement) for f in experiment.report(run).findings}
     assert command("purge", "run", "--yes").code == 0
     assert {p.name for p in run.iterdir() if p.is_dir()} == {"results"}
@@ -95,6 +99,14 @@ def test_results_and_report_outlive_the_recording(command, run):
     failed = command("gate", "run", "--policy", "p.toml")
     assert (failed.code, "purged" in failed.out) == (4, True)
     assert command("purge", "run", "--yes").code == 3
+    # and nothing is recorded over it
+    with pytest.raises(TraceError, match="was purged on"):
+        experiment.run(SMALL, run)
+    with pytest.raises(TraceError, match="was purged on"):
+        diff(run, finished)
+    assert command("report", "run").code == 0
+    experiment.run(SMALL, run, fresh=True)
+    assert command("verify", "run").code == 0
 
 
 def test_the_truth_can_be_kept(command, run):
@@ -110,6 +122,40 @@ def test_a_run_whose_files_were_altered_can_be_purged(command, run):
     assert command("purge", "run", "--yes").code == 0
     assert not (run / "trace").exists()
     assert command("report", "run").code == 3  # and what was altered is still refused
+
+
+def test_what_an_audit_copied_is_purged_too(command, run):
+    assert command("audit", "run", "--only", "coverage", "--as", "shuffle", "-q").code == 0
+    copy = run.parent / "run-as-shuffle"
+    assert (copy / "truth" / "truth.json").is_file()
+    assert command("purge", "run", "--yes").code == 0
+    assert not (copy / "trace").exists()
+    assert not (copy / "truth" / "truth.json").exists()
+    assert command("report", copy).code == 0
+
+
+def test_the_audit_of_a_trace_outlives_the_trace(command, tmp_path):
+    recorded(tmp_path / "theirs", "1 day")
+    assert command("audit", "theirs", "--only", "coverage", "-q").code == 0
+    assert command("purge", "theirs", "--yes").code == 0
+    done = command("report", "theirs-audit")
+    assert (done.code, "Purged" in done.out) == (0, True), done.err
+    assert command("verify", "theirs-audit").code == 0
+
+
+def test_cells_of_a_search_are_purged(command, tmp_path):
+    from fedaudit.experiment.sweep import sweep
+
+    (tmp_path / "c.toml").write_text(to_toml(SMALL))
+    sweep("c.toml", ["training.learning_rate=0.1,0.2"], "sw", workers=1, keep_traces=True)
+    assert command("purge", "sw", "--yes").code == 0
+    assert not list((tmp_path / "sw").rglob("truth.json"))
+
+
+def test_a_run_at_work_is_not_purged(command, run):
+    with alone_in(run):
+        assert command("purge", "run", "--yes").code == 2
+    assert (run / "trace").exists()
 
 
 def test_a_study_is_purged_run_by_run(command, tmp_path):

@@ -135,7 +135,7 @@ def stop_everywhere(flow, begun, tmp_path, step):
 
 def _forget_lock(folder):
     """The process that held it is this one: to a later process it would be gone."""
-    for file in folder.glob("running*.part"):
+    for file in folder.rglob("running*.part"):
         file.unlink()
 
 

@@ -167,7 +167,10 @@ def _check(limit: Limit, e: Evidence, policy: Policy) -> Check:
         file=f"results/{limit.audit}.json" if limit.audit else "run.json",
     )
     if e.lacking:
-        return replace(blank, missing=e.lacking, remedy="let the same command finish it")
+        remedy = "let the same command finish it"
+        if e.purged:
+            remedy = "run it again into another folder: this one cannot be shown any more"
+        return replace(blank, missing=e.lacking, remedy=remedy)
     if limit.metric == VERDICT:
         return replace(
             blank, missing="the run has no audits at all", remedy=f"fedaudit audit {e.path}"

@@ -26,6 +26,7 @@ from fedaudit.trace import Trace, Truth
 class Evidence:
     """One recorded federation and what its audits said, as stored.
 
+    `purged`: the day on which the recording was removed.
     `lacking` says why nothing here may be relied on (half finished, not there), or is empty;
     `stale` audits were made of another state of the trace; `configured` audits were asked for.
     `names` are what their owner calls the clients, where the truth knows. `held_out` records are
@@ -34,6 +35,7 @@ class Evidence:
     """
 
     path: Path
+    purged: str = ""
     federation: str = ""
     variant: str = ""
     lacking: str = ""
@@ -137,10 +139,11 @@ def of_run(folder: Path) -> Evidence:
     config = config_of(folder)
     configured = tuple(config.get("audits", {}))
     if not (trace_at / "manifest.json").is_file():
-        if (folder / "run.json").is_file():
-            on = purged_on(folder)
+        on = purged_on(folder)
+        if on or (folder / "run.json").is_file():
             return Evidence(
                 path=folder,
+                purged=on,
                 config=config,
                 configured=configured,
                 lacking=f"its recording was purged on {on}"
@@ -247,6 +250,13 @@ def _code(result: AuditResult) -> str:
 def need_results(evidence: Sequence[Evidence]) -> None:
     """Refuse runs that have nothing to compare or to plan by."""
     for e in evidence:
+        if e.purged:
+            raise TraceError(
+                f"the recording of {e.path} was purged on {e.purged}",
+                expected="a run whose recording is there",
+                got="its results alone: nobody can check any more what they rest on",
+                remedy=f"fedaudit report {e.path} prints what was found",
+            )
         if not e.results:
             raise TraceError(
                 f"{e.path} has no results yet",
