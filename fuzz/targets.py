@@ -303,7 +303,7 @@ def lock(folder: Path) -> None:
 def cell(folder: Path) -> None:
     from fedaudit.experiment.sweep import _stored
 
-    _stored(folder)
+    _stored(folder, {"audits": {}})
 
 
 def fetched(folder: Path) -> None:

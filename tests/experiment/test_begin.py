@@ -149,7 +149,7 @@ def test_what_the_user_says_comes_first(tmp_path):
     assert (data["label"], data["client"]) == ("sex", "region")
     assert "organisation" not in data or data["organisation"] != "region"
     assert any("as you said" in line for line in said)
-    run = experiment.run(config, tmp_path / "run", overrides=SMALLER)
+    run = experiment.run(load(config, overrides=SMALLER), tmp_path / "run")
     assert run.summary["federation"].startswith("2 clients")
 
 
