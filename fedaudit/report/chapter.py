@@ -49,3 +49,19 @@ class Chapter:
     @property
     def title(self) -> str:
         return f"{self.federation}, {self.variant}" if self.variant else self.federation
+
+
+def notices_of(chapters: Sequence[Chapter]) -> list[tuple[str, str]]:
+    """Every notice with the title it is about: one that all variants of a federation share stands
+    once, under the federation's name. A single chapter needs no title."""
+    variants: dict[str, list[Chapter]] = {}
+    for c in chapters:
+        variants.setdefault(c.federation, []).append(c)
+    out = []
+    for c in chapters:
+        alike = variants[c.federation]
+        for notice in c.notices:
+            shared = all(notice in other.notices for other in alike)
+            title = c.federation if shared else c.title
+            out.append(("" if len(chapters) == 1 else title, notice))
+    return list(dict.fromkeys(out))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from fedaudit.report.chapter import Chapter
+from fedaudit.report.chapter import Chapter, notices_of
 from fedaudit.report.overview import Answer, Part, parts
 from fedaudit.report.rules import RULES, VERDICTS, label_of
 from fedaudit.report.text import cell, clean
@@ -17,9 +17,9 @@ def markdown(chapters: Sequence[Chapter], notices: Sequence[str] = ()) -> str:
     plural = len(divided) > 1
     out = [f"# What {'these federations give' if plural else 'this federation gives'} away", ""]
     out += [f"> **{said(notice)}**\n" for notice in notices]
-    for chapter in chapters:
-        where = f"{chapter.title}: " if len(chapters) > 1 else ""
-        out += [f"> **{said(where + notice)}**\n" for notice in chapter.notices]
+    for title, notice in notices_of(chapters):
+        where = f"{title}: " if title else ""
+        out.append(f"> **{said(where + notice)}**\n")
     for part in divided:
         out += _part(part)
     out += ["## Rules", ""]

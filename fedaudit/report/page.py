@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.report.audit import MOST, by_audit, left_out
-from fedaudit.report.chapter import Chapter
+from fedaudit.report.chapter import Chapter, notices_of
 from fedaudit.report.overview import Answer, Part, Question, parts
 from fedaudit.report.rules import RULES, VERDICTS, label_of
 from fedaudit.report.tables import definitions, dot, folded, joined, legend, listed, table
@@ -89,9 +89,9 @@ def page(chapters: Sequence[Chapter], *, title: str = "", notices: Sequence[str]
 
 def _notices(chapters: Sequence[Chapter], overall: Sequence[str]) -> str:
     out = [f'<p class="notice">{escape(notice)}</p>' for notice in overall]
-    for chapter in chapters:
-        where = f"{chapter.title}: " if len(chapters) > 1 else ""
-        out += [f'<p class="notice">{escape(where + notice)}</p>' for notice in chapter.notices]
+    for title, notice in notices_of(chapters):
+        where = f"{title}: " if title else ""
+        out.append(f'<p class="notice">{escape(where + notice)}</p>')
     return "".join(out)
 
 

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from fedaudit.report.chapter import Chapter, notices_of
 from fedaudit.report.findings import against, interval, number, words_for
 from fedaudit.report.rules import label_of
 from fedaudit.results import AuditResult, Estimate, Finding
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from fedaudit.report.chapter import Chapter
     from fedaudit.report.overview import Answer
 
 _MARGIN = 16
@@ -35,12 +35,13 @@ def show_study(
     several = len(chapters) > 1
     if several:
         _overview(console, chapters)
+        console.print()
+    for title, notice in notices_of(chapters):
+        _line(console, "NOTE", f"{title}: {notice}" if title else notice, "bold yellow")
     for chapter in chapters:
-        if several and (details or chapter.notices):
+        if several and details:
             console.print()
             console.rule(Text(clean(chapter.title), style="bold"), align="left", characters="-")
-        for notice in chapter.notices:
-            _line(console, "NOTE", notice, "bold yellow")
         if details or not several:
             results = chapter.results if details else ()
             show(console, chapter.summary, chapter.findings, results, most_clients=most_clients)
