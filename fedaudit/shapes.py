@@ -199,7 +199,7 @@ SEAL: Shape = {
     "truth?": str,
     "salt?": str,
 }
-IDENTITY: Shape = {"data?": {str: dict}, "code?": dict}
+IDENTITY: Shape = {"data?": {str: dict}, "files?": {str: str}, "code?": dict}
 STUDY: Shape = {
     "runs": [{"federation": str, "variant?": str, "path": str, "config_sha256?": str}],
     "fedaudit?": str,

@@ -265,7 +265,8 @@ def sweep(
         ) from None
     if fresh:
         shutil.rmtree(path / "cells")
-    settle(path, (check(c.raw) for c in wanted), begun=any(path.glob("cells/*/run.json")))
+    begun = any(path.glob("cells/*/run.json"))
+    settle(path, (check(c.raw) for c in wanted), begun=begun, audits=True)
     unique = {c.name: c for c in wanted}
     jobs = {
         name: (c.raw, str(path / "cells" / name), keep_traces, c.drawn)
