@@ -257,6 +257,7 @@ REMAINS: Shape = {
 PROMISED: Shape = {"trace_sha256": str, "guarantees": GUARANTEES}
 CELL: Shape = {
     "fedaudit": str,
+    "cell?": str,
     "code": str,
     "own_code": {str: str},
     "measured": {str: [(float, str, NOTHING)]},

@@ -137,7 +137,8 @@ def run_cell(
     if stored is not None:
         return stored
     own_code = _own_code(raw)  # before it is run: what is edited meanwhile counts as another
-    finished = run(replace(check(raw), drawn=drawn), path)
+    # a folder that was renamed or exchanged holds another cell: nothing of it counts here
+    finished = run(replace(check(raw), drawn=drawn), path, fresh=_is_another(path))
     measured: dict[str, Any] = {}
     for result in finished.results:
         for name, e in result.estimates.items():
@@ -150,6 +151,7 @@ def run_cell(
         measured["epsilon.largest"] = [most, most, most, None]
     summary: dict[str, Any] = {
         "fedaudit": __version__,
+        "cell": path.name,
         "code": code_sha256(),
         "own_code": own_code,
         "measured": measured,
@@ -189,7 +191,7 @@ def _own_code(raw: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _stored(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The summary of a cell that was run before, by this very code and that of the user."""
+    """The summary of this very cell, if it was run before by this code and that of the user."""
     done = folder / "cell.json"
     if is_lost(done) or not is_sealed_as(folder, done):
         return None
@@ -197,14 +199,25 @@ def _stored(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any] | None:
         stored = read_object(done, shapes.CELL)
     except Unreadable:
         return None  # torn: run again
+    if stored.get("cell") != folder.name:
+        return None
     if stored["code"] != code_sha256() or stored["own_code"] != _own_code(raw):
         return None
     return {**stored, "reused": True, "failed": ""}
 
 
+def _is_another(folder: Path) -> bool:
+    """Whether a folder holds a cell of another name; names tell configs."""
+    try:
+        stored = read_object(folder / "cell.json", shapes.CELL)
+    except Unreadable:
+        return False
+    return bool(stored.get("cell", folder.name) != folder.name)
+
+
 def _keep(folder: Path, summary: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    own = {k: summary[k] for k in ("fedaudit", "code", "own_code", "measured")}
+    own = {k: summary[k] for k in ("fedaudit", "cell", "code", "own_code", "measured")}
     write_atomically(folder / "cell.json", json.dumps(own, indent=1, allow_nan=False) + "\n")
     seal_written(folder, "results", folder / "cell.json")
 
