@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from fedaudit.errors import DataError
 
 MISSING_WORDS = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+WHOLE = re.compile(r"[+-]?\d+")
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 
 
@@ -35,9 +37,10 @@ def encode_labels(
     """Class number of each cell (n,) and the names of the classes; numbers in their own order.
     `one_class`: all records may be of one."""
     distinct = sorted(set(cells))
-    numeric = all(NUMBER.fullmatch(c) for c in distinct)
+    numeric = all(NUMBER.fullmatch(c) and math.isfinite(float(c)) for c in distinct)
     if numeric:
-        value = {c: float(c) for c in distinct}
+        # whole numbers stay exact: as floats, 2**53 and its successor would be one class
+        value = {c: int(c) if WHOLE.fullmatch(c) else float(c) for c in distinct}
         fractions = any(v != int(v) for v in value.values())
         if len(set(value.values())) > 20 and (fractions or len(distinct) > len(cells) / 2):
             raise DataError(
