@@ -19,6 +19,11 @@ WHOLE = re.compile(r"[+-]?\d+")
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 
 
+def shown(cell: str) -> str:
+    """A cell as an error quotes it: its beginning, for it may be a person's record."""
+    return repr(cell) if len(cell) <= 40 else f"{cell[:30]!r}... ({len(cell):,} characters)"
+
+
 def is_missing(cell: str) -> bool:
     """Whether a cell is empty or one of the usual words for that."""
     return cell.lower() in MISSING_WORDS
@@ -67,7 +72,7 @@ def encode_labels(
         raise DataError(
             f"{path}: column {column!r} has one class only",
             expected="at least two classes",
-            got=f"{classes[0]!r} in all {len(cells)} records",
+            got=f"{shown(classes[0])} in all {len(cells)} records",
             remedy="name another label column",
         )
     return np.array([index[c] for c in cells], dtype=np.int64), classes
@@ -91,9 +96,9 @@ def check_organisations(
         i, before = moved
         spot = f"line {lines[i]}" if lines is not None else f"record {i}"
         raise DataError(
-            f"{path}, {spot}: client {owners['client'][i]!r} belongs to two organisations",
-            expected=f"organisation {before!r}, as before",
-            got=repr(owners["organisation"][i]),
+            f"{path}, {spot}: client {shown(owners['client'][i])} belongs to two organisations",
+            expected=f"organisation {shown(before)}, as before",
+            got=shown(owners["organisation"][i]),
             remedy="correct the organisation, or give the two clients different names",
         )
 
