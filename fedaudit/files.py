@@ -312,6 +312,15 @@ def _refuse_large(value: Any) -> None:
         _whole(str(value))
 
 
+def is_text(text: str) -> bool:
+    """Whether a text can be written as UTF-8: half of a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _refuse_halves(value: Any) -> None:
     """Refuse half a character (a lone surrogate), which no file can be written with."""
     try:

@@ -119,7 +119,9 @@ def _look_in_working_folder() -> None:
 
 def source_files(where: str) -> dict[str, Path]:
     """Module name -> file: of the module that `where` names and, step by step, of those beside it
-    that it imports. Installed packages do not count; nothing is run but the parent packages."""
+    that it imports, and of the files that these name as text: `open("net.json")`,
+    `import_module("net")`. Installed packages do not count; nothing is run but the parent packages.
+    """
     _refuse_untrusted(where)
     name = where.partition(":")[0]
     found: dict[str, Path] = {}
@@ -130,7 +132,15 @@ def source_files(where: str) -> dict[str, Path]:
         if file is None:
             continue
         found[module] = file
-        waiting += _imported_by(module, file)
+        tree = _parsed(file)
+        waiting += _imported_by(module, file, tree)
+        if str(file).startswith((HERE, *_installed())):
+            continue
+        for text in _texts_read(tree):
+            for named in _files_named(text, file.parent):
+                found.setdefault(f"{module} names {text!r}: {named.name}", named)
+                if named.suffix == ".py":
+                    waiting.append(text.strip("."))
     return dict(sorted(found.items()))
 
 
@@ -149,12 +159,57 @@ def _file_of(module: str, *, installed: bool) -> Path | None:
     return Path(origin)
 
 
-def _imported_by(module: str, file: Path) -> list[str]:
-    """Names of modules that a source file imports, anywhere in it; those above them too."""
+NAMED_FILES = 64 << 20
+"""Bytes of the largest file that counts as part of the code which names it."""
+
+
+def _parsed(file: Path) -> ast.AST:
     try:
-        tree = ast.parse(file.read_bytes())
+        return ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return []
+        return ast.Module(body=[], type_ignores=[])
+
+
+def _texts_read(tree: ast.AST) -> list[str]:
+    """Texts in a source file that may name a file; not those under which it opens one to write."""
+    written = {
+        id(node.args[0])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args
+        if node.func.id == "open" and any(map(_is_write_mode, _modes(node)))
+    }
+    texts = {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if id(node) not in written
+    }
+    return sorted(t for t in texts if 0 < len(t) < 1024 and t.isprintable())
+
+
+def _modes(call: ast.Call) -> list[ast.expr]:
+    return [*call.args[1:2], *(k.value for k in call.keywords if k.arg == "mode")]
+
+
+def _is_write_mode(mode: ast.expr) -> bool:
+    return isinstance(mode, ast.Constant) and bool({"w", "a", "x"} & {*str(mode.value)})
+
+
+def _files_named(text: str, beside: Path) -> list[Path]:
+    """Files that a text names, as they are or as modules: beside a source file, or where we are."""
+    names = [text]
+    dotted = text.strip(".")
+    if dotted and all(part.isidentifier() for part in dotted.split(".")):
+        module = dotted.replace(".", "/")
+        names += [f"{module}.py", f"{module}/__init__.py"]
+    places = dict.fromkeys(
+        os.path.realpath(folder / n) for folder in (beside, Path()) for n in names
+    )
+    return [Path(p) for p in places if os.path.isfile(p) and os.path.getsize(p) <= NAMED_FILES]
+
+
+def _imported_by(module: str, file: Path, tree: ast.AST) -> list[str]:
+    """Names of modules that a source file imports, anywhere in it; those above them too."""
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     names: set[str] = set()
     for node in ast.walk(tree):

@@ -199,7 +199,7 @@ SEAL: Shape = {
     "truth?": str,
     "salt?": str,
 }
-IDENTITY: Shape = {"data?": {str: dict}, "code?": dict}
+IDENTITY: Shape = {"data?": {str: dict}, "files?": {str: str}, "code?": dict}
 STUDY: Shape = {
     "runs": [{"federation": str, "variant?": str, "path": str, "config_sha256?": str}],
     "fedaudit?": str,
@@ -257,6 +257,7 @@ REMAINS: Shape = {
 PROMISED: Shape = {"trace_sha256": str, "guarantees": GUARANTEES}
 CELL: Shape = {
     "fedaudit": str,
+    "cell?": str,
     "code": str,
     "own_code": {str: str},
     "measured": {str: [(float, str, NOTHING)]},

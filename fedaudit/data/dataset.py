@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.errors import DataError
+from fedaudit.files import is_text
 
 Kind = Literal["features", "image", "text"]
 Labels = npt.NDArray[np.int64]
@@ -62,6 +63,7 @@ class Dataset:
                     got=f"{len(column)} values",
                     remedy="give one value per record",
                 )
+        self._refuse_torn_text()
         if self.kind != "text":
             assert isinstance(self.x, np.ndarray)
             bad = ~np.isfinite(self.x.reshape(n, -1)).all(axis=1)
@@ -79,6 +81,26 @@ class Dataset:
                 expected=f"labels 0 to {len(self.classes) - 1}",
                 got=f"labels {int(self.y.min())} to {int(self.y.max())}",
                 remedy="correct the labels or the list of classes",
+            )
+
+    def _refuse_torn_text(self) -> None:
+        """No file of ours could hold such a text."""
+        texts = self.x if isinstance(self.x, tuple) else None
+        columns = {"text": texts, **{k: getattr(self, k) for k in ("client", "organisation")}}
+        columns |= {"person": self.person, "class": self.classes, "name of column": self.columns}
+        for what, column in columns.items():
+            if column is None or is_text("".join(column)):
+                continue
+            # two halves of a pair, joined, are still no text
+            at = next(i for i, text in enumerate(column) if not is_text(text))
+            where = f"{what} {at}" if what in ("class", "name of column") else f"record {at}"
+            if what == "class" and (self.y == at).any():
+                where = f"record {int((self.y == at).argmax())}"
+            raise DataError(
+                f"dataset {self.name!r}, {where}: the {what} is not UTF-8 text",
+                expected="text without lone surrogates",
+                got=ascii(column[at])[:60],
+                remedy="correct the record, or save the data as UTF-8 anew",
             )
 
     def __len__(self) -> int:

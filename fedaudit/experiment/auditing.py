@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -38,7 +37,7 @@ from fedaudit.experiment.folders import (
     entries,
     is_study,
 )
-from fedaudit.experiment.identity import FRESH, code_identity
+from fedaudit.experiment.identity import FRESH, code_identity, contents_of, files_named_in
 from fedaudit.experiment.recording import examined, resting_on
 from fedaudit.experiment.reporting import (
     ALLOCATION,
@@ -69,7 +68,7 @@ from fedaudit.experiment.seal import (
 )
 from fedaudit.experiment.summary import UNNAMED, clients_of
 from fedaudit.experiment.toml import override, parsed
-from fedaudit.files import Unreadable, is_lost, read_object, read_toml, sha256_of, write_atomically
+from fedaudit.files import Unreadable, is_lost, read_object, read_toml, write_atomically
 from fedaudit.randomness import Seed
 from fedaudit.report.findings import settled
 from fedaudit.results import AuditResult, Need, Status
@@ -113,7 +112,7 @@ def audit_trace(
     results = []
     for done, (name, audit) in enumerate(audits.items()):
         progress("audit", done, len(audits), name)
-        asked = _asked(audit, seed, truth)
+        asked = _asked(audit, seed, truth, None if keep is None else keep.parent)
         if {"records", "games"}.intersection(audit.needs):
             asked["records"] = {**given(), **_source("score", getattr(audit, "score_by", None))}
         kept, why = None, "results are not stored"
@@ -132,9 +131,13 @@ def audit_trace(
     return results
 
 
-def _asked(audit: Any, seed: int, truth: Truth | None) -> dict[str, Any]:
-    """What a kept result was asked for: settings, draws, version, and whether it was scored."""
-    about = {
+def _asked(
+    audit: Any, seed: int, truth: Truth | None, folder: Path | None = None
+) -> dict[str, Any]:
+    """What a kept result was asked for: settings and the contents of files that these name, draws,
+    version, and whether it was scored. `folder` holds the result."""
+    settings = plain(audit)
+    about: dict[str, Any] = {
         "fedaudit": __version__,
         "code": code_sha256(),
         "seed": seed,
@@ -142,7 +145,10 @@ def _asked(audit: Any, seed: int, truth: Truth | None) -> dict[str, Any]:
     }
     if truth is not None:
         about["truth"] = truth_digest(truth)  # a score stands beside it
-    return {"settings": plain(audit), **about}
+    if folder is not None and (files := files_named_in(settings)):
+        # results are public: see `_given`
+        about["files"] = keyed(folder / "truth", json.dumps(files, sort_keys=True))
+    return {"settings": settings, **about}
 
 
 def _given(
@@ -158,25 +164,11 @@ def _given(
     """
     if data is None:
         return {}
-    place = Path(data)
-    files = sorted(f for f in place.rglob("*") if f.is_file()) if place.is_dir() else [place]
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(str(file.relative_to(place)).encode())
-        digest.update(_digest(file).encode())
     return {
-        "data_sha256": keyed(folder / "truth", digest.hexdigest()),
+        "data_sha256": keyed(folder / "truth", contents_of(data)),
         "columns": {k: str(v) for k, v in (columns or {}).items()},
         **_source("model", model),
     }
-
-
-def _digest(file: Path) -> str:
-    try:
-        return sha256_of(file)
-    except (OSError, Unreadable) as error:
-        # whoever reads it says what is wrong
-        return type(error).__name__
 
 
 def _source(what: str, where: str | None) -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""What a run is about: the contents of its data and of the user's own code.
+"""What a run is about: the contents of its data, of the files that its settings name and of the
+user's own code.
 
 Settings are compared elsewhere, key by key. Here stands what settings only name: a file that was
 halved, a module that was edited. Names and times do not count, contents do.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +23,14 @@ import numpy as np
 from fedaudit import shapes
 from fedaudit.errors import DataError, FedauditError
 from fedaudit.experiment.config import Config
-from fedaudit.files import is_lost, make_folder, read_object, sha256_of, write_atomically
+from fedaudit.files import (
+    Unreadable,
+    is_lost,
+    make_folder,
+    read_object,
+    sha256_of,
+    write_atomically,
+)
 from fedaudit.foreign import source_files
 
 if TYPE_CHECKING:
@@ -30,16 +39,18 @@ if TYPE_CHECKING:
 FILE = "identity.json"
 FRESH = "restore what has changed, run into another folder with --out, or start anew with --fresh"
 
+_FILE = re.compile(r"[/\\]|\.\w{1,8}\Z")
 _CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*\Z")
 
 
-def settle(folder: Path, configs: Iterable[Config], *, begun: bool) -> None:
-    """See that `folder` is about these data and this code, and remember them.
+def settle(folder: Path, configs: Iterable[Config], *, begun: bool, audits: bool = False) -> None:
+    """See that `folder` is about these data, files and this code, and remember them.
 
     `begun`: something was computed there already. Then a difference is a DataError that names it.
+    `audits`: files that settings of audits name count too; else each result knows its own.
     """
     file = folder / "truth" / FILE
-    now = identity_of(configs)
+    now = identity_of(configs, audits=audits)
     before = {} if is_lost(file) else read_object(file, shapes.IDENTITY)
     if begun and not before:
         raise DataError(
@@ -49,11 +60,11 @@ def settle(folder: Path, configs: Iterable[Config], *, begun: bool) -> None:
             remedy=FRESH,
         )
     if begun:
-        changed = [c for name in ("data", "code") for c in _changes(name, before, now)]
+        changed = [c for name in now for c in _changes(name, before, now)]
         if changed:
             raise DataError(
                 f"{folder} was made of something else",
-                expected="the data and the code that it began with",
+                expected="the data, files and code that it began with",
                 got="changed since: " + "; ".join(changed),
                 remedy=FRESH,
             )
@@ -63,9 +74,13 @@ def settle(folder: Path, configs: Iterable[Config], *, begun: bool) -> None:
         write_atomically(file, json.dumps(kept, indent=1, sort_keys=True) + "\n", private=True)
 
 
-def identity_of(configs: Iterable[Config]) -> dict[str, dict[str, Any]]:
-    """Data by the settings that name them, and user code by its name; digests and sizes."""
+def identity_of(configs: Iterable[Config], *, audits: bool = False) -> dict[str, dict[str, Any]]:
+    """Data and files by the settings that name them, and user code by its name; digests and sizes.
+
+    `audits`: with the files that settings of audits name.
+    """
     data: dict[str, Any] = {}
+    files: dict[str, Any] = {}
     code: dict[str, Any] = {}
     wanted = list(configs)
     # one set of records may move; several are told apart by where they lie
@@ -81,7 +96,10 @@ def identity_of(configs: Iterable[Config]) -> dict[str, dict[str, Any]]:
         # audits can be added later: a result knows the code that made it
         own = {k: v for k, v in config.raw.items() if k != "audits"}
         code |= {where: code_identity(where) for where in code_named_in(own)}
-    return {"data": data, "code": code}
+        files |= files_named_in(
+            {k: v for k, v in (config.raw if audits else own).items() if k != "data"}
+        )
+    return {"data": data, "files": files, "code": code}
 
 
 def _changes(
@@ -90,7 +108,11 @@ def _changes(
     old = before.get(name, {})
     for key, new in now[name].items():
         if key in old and old[key] != new:
-            yield f"code of {key}" if name == "code" else f"data ({_sizes(old[key], new)})"
+            if name == "data":
+                yield f"data ({_sizes(old[key], new)})"
+            else:
+                gone = f" ({GONE})" if new == GONE else ""
+                yield f"code of {key}" if name == "code" else f"file of {key}{gone}"
 
 
 def _sizes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
@@ -129,7 +151,8 @@ def _loaded_identity(key: str, stamp: Any) -> dict[str, Any]:
 def _data_identity(key: str) -> dict[str, Any]:
     """Digest and sizes of a dataset. Read once per process while its files stay untouched."""
     named, _ = json.loads(key)
-    return _loaded_identity(key, _stamps(Path(str(named["path"]))) if "path" in named else None)
+    places = [Path(str(named[k])) for k in ("path", "labels") if named.get(k) is not None]
+    return _loaded_identity(key, tuple(map(_stamps, places)))
 
 
 def _stamps(place: Path) -> tuple[Any, ...]:
@@ -169,6 +192,50 @@ def digest(*parts: Dataset) -> str:
     return made.hexdigest()
 
 
+# -- files ---------------------------------------------------------------------------------------
+
+GONE = "nothing there"
+
+
+def files_named_in(values: Any, at: str = "") -> dict[str, str]:
+    """ "setting = path" -> digest, of every text in a config's values that names a file or folder.
+
+    A text that looks like a path and leads nowhere is in it too: what is gone has changed.
+    """
+    found: dict[str, str] = {}
+    if isinstance(values, Mapping):
+        for key, value in values.items():
+            found |= files_named_in(value, f"{at}.{key}" if at else str(key))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            found |= files_named_in(value, at)
+    elif isinstance(values, str | os.PathLike):
+        text = os.fspath(values)
+        named = at.endswith("path") or _FILE.search(text) or os.path.isfile(text)
+        if named and not _CODE.match(text):
+            found[f"{at} = {text}"] = contents_of(text)
+    return found
+
+
+def contents_of(place: str | os.PathLike[str]) -> str:
+    """A hash of a file, or of the names and contents of all files of a folder; or `GONE`."""
+    if not os.path.exists(place):
+        return GONE
+    root = Path(place)
+    files = sorted(f for f in root.rglob("*") if f.is_file()) if root.is_dir() else [root]
+    made = hashlib.sha256()
+    for file in files:
+        made.update(f"{file.relative_to(root)}:{_hash(file)};".encode("utf-8", "surrogateescape"))
+    return made.hexdigest()
+
+
+def _hash(file: Path) -> str:
+    try:
+        return sha256_of(file)
+    except (OSError, Unreadable) as error:
+        return type(error).__name__  # whoever reads it says what is wrong
+
+
 # -- code ----------------------------------------------------------------------------------------
 
 
@@ -182,12 +249,12 @@ def code_named_in(values: Any) -> list[str]:
 
 
 def code_identity(where: str) -> str:
-    """A hash of the file that `where` names and of the user's own files that it imports."""
+    """A hash of the file that `where` names and of the user's own that it imports or names."""
     try:
         files = source_files(where)
     except FedauditError:
         return "cannot be found"  # not code, or whoever loads it says what is wrong
     made = hashlib.sha256()
     for name, file in files.items():
-        made.update(f"{name}:{sha256_of(file)};".encode())
+        made.update(f"{name}:{_hash(file)};".encode("utf-8", "surrogateescape"))
     return made.hexdigest()

@@ -75,6 +75,7 @@ def keyed(folder: Path, text: str) -> str:
 
 WORDS = {
     "settings": "the audit's settings",
+    "files": "a file that the audit's settings name",
     "code": "the code of fedaudit",
     "fedaudit": "the version of fedaudit",
     "seed": "the seed of the audit's draws",

@@ -137,8 +137,10 @@ def run_cell(
     if stored is not None:
         return stored
     own_code = _own_code(raw)  # before it is run: what is edited meanwhile counts as another
-    # a recording that was not kept is made anew
-    finished = run(replace(check(raw), drawn=drawn), path, fresh="trace" in gone(path))
+    # a recording that was not kept is made anew; a folder that was renamed or exchanged holds another
+    # cell, and nothing of it counts here
+    fresh = "trace" in gone(path) or _is_another(path)
+    finished = run(replace(check(raw), drawn=drawn), path, fresh=fresh)
     measured: dict[str, Any] = {}
     for result in finished.results:
         for name, e in result.estimates.items():
@@ -151,6 +153,7 @@ def run_cell(
         measured["epsilon.largest"] = [most, most, most, None]
     summary: dict[str, Any] = {
         "fedaudit": __version__,
+        "cell": path.name,
         "code": code_sha256(),
         "own_code": own_code,
         "measured": measured,
@@ -190,7 +193,7 @@ def _own_code(raw: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _stored(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The summary of a cell that was run before, by this very code and that of the user."""
+    """The summary of this very cell, if it was run before by this code and that of the user."""
     done = folder / "cell.json"
     if is_lost(done) or not is_sealed_as(folder, done):
         return None
@@ -198,14 +201,25 @@ def _stored(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any] | None:
         stored = read_object(done, shapes.CELL)
     except Unreadable:
         return None  # torn: run again
+    if stored.get("cell") != folder.name:
+        return None
     if stored["code"] != code_sha256() or stored["own_code"] != _own_code(raw):
         return None
     return {**stored, "reused": True, "failed": ""}
 
 
+def _is_another(folder: Path) -> bool:
+    """Whether a folder holds a cell of another name; names tell configs."""
+    try:
+        stored = read_object(folder / "cell.json", shapes.CELL)
+    except Unreadable:
+        return False
+    return bool(stored.get("cell", folder.name) != folder.name)
+
+
 def _keep(folder: Path, summary: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    own = {k: summary[k] for k in ("fedaudit", "code", "own_code", "measured")}
+    own = {k: summary[k] for k in ("fedaudit", "cell", "code", "own_code", "measured")}
     write_atomically(folder / "cell.json", json.dumps(own, indent=1, allow_nan=False) + "\n")
     seal_written(folder, "results", folder / "cell.json")
 
@@ -266,7 +280,8 @@ def sweep(
         ) from None
     if fresh:
         shutil.rmtree(path / "cells")
-    settle(path, (check(c.raw) for c in wanted), begun=any(path.glob("cells/*/run.json")))
+    begun = any(path.glob("cells/*/run.json"))
+    settle(path, (check(c.raw) for c in wanted), begun=begun, audits=True)
     unique = {c.name: c for c in wanted}
     jobs = {
         name: (c.raw, str(path / "cells" / name), keep_traces, c.drawn)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.errors import ConfigError
-from fedaudit.files import Unreadable, parse_toml, read_toml
+from fedaudit.files import Unreadable, is_text, parse_toml, read_toml
 
 
 def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,5 +111,12 @@ def toml_value(value: Any) -> str:
         return "[" + ", ".join(toml_value(v) for v in value) + "]"
     if isinstance(value, float) and math.isinf(value):
         return "inf" if value > 0 else "-inf"
+    if isinstance(value, str) and not is_text(value):
+        raise ConfigError(
+            "a value cannot be written into a config",
+            expected="UTF-8 text",
+            got=ascii(value),
+            remedy="rename what it names",
+        )
     # JSON and TOML agree on the rest, but for one control character that JSON leaves as it is
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

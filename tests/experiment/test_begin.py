@@ -2,17 +2,20 @@
 
 import csv
 import json
+import os
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from fedaudit import experiment
-from fedaudit.errors import DataError, UsageError
+from fedaudit.errors import ConfigError, DataError, UsageError
 from fedaudit.experiment import study
 from fedaudit.experiment.begin import write_config
 from fedaudit.experiment.config import load
+from fedaudit.experiment.toml import to_toml
 
 RNG = np.random.default_rng(3)
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "dog", "run", "far", "home"]
@@ -241,3 +244,13 @@ def test_images_have_no_label_to_name(tmp_path):
         write_config(folder_of_images(tmp_path), tmp_path / "c.toml", label="x")
     assert refused.value.got == "--label x"
     assert "folder of an image is its class" in refused.value.expected
+
+
+def test_a_name_that_toml_cannot_hold_leaves_no_config_behind(in_process, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = os.fsdecode(b"\xff\xfe.csv")
+    Path(name).write_text("a,y,hospital\n1,0,h\n2,1,g\n")
+    done = in_process("init", name, "--label", "y", "--client", "hospital", "--out", "on.toml")
+    assert (done.code, "expected:" in done.err, Path("on.toml").exists()) == (3, True, False)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        to_toml({"topology": {"path": name}})

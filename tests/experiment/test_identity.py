@@ -9,9 +9,18 @@ import pytest
 
 from fedaudit import foreign
 from fedaudit.errors import DataError
+from fedaudit.experiment.auditing import _asked
+from fedaudit.experiment.catalogue import AUDITS, find
 from fedaudit.experiment.config import load
 from fedaudit.experiment.harden import harden
-from fedaudit.experiment.identity import code_identity, code_named_in, identity_of, settle
+from fedaudit.experiment.identity import (
+    code_identity,
+    code_named_in,
+    files_named_in,
+    identity_of,
+    settle,
+)
+from fedaudit.experiment.reuse import WORDS, differing
 from fedaudit.experiment.sweep import sweep
 
 CONFIG = """
@@ -160,6 +169,63 @@ def test_a_sweep_and_a_search_whose_data_changed(home):
     searched(fresh=True)
 
 
+EDGES = "0 1\n1 2\n2 3\n"
+
+
+def test_an_edge_list_that_changed_under_a_finished_run(home, in_process):
+    Path("edges.txt").write_text(EDGES)
+    Path("c.toml").write_text(CONFIG + '[topology]\nkind = "edge_list"\npath = "edges.txt"\n')
+    first = in_process("run", "c.toml", "--out", "run", "-q")
+    assert first.code == 0, first.err
+    assert in_process("run", "c.toml", "--out", "run", "-q").code == 0
+    Path("edges.txt").write_text(EDGES + "0 2\n0 3\n")
+    done = in_process("run", "c.toml", "--out", "run", "-q")
+    assert (done.code, "file of topology.path = edges.txt" in done.err) == (3, True)
+    Path("edges.txt").unlink()
+    done = in_process("run", "c.toml", "--out", "run", "-q")
+    assert (done.code, "edges.txt (nothing there)" in done.err) == (3, True)
+    Path("edges.txt").write_text(EDGES)
+    assert in_process("run", "c.toml", "--out", "run", "-q").code == 0
+
+
+def test_files_and_folders_that_settings_name(home):
+    Path("models").mkdir()
+    Path("models/a.bin").write_text("1")
+    Path("word").write_text("1")
+    named = {"task": {"kind": "mlp", "at": ["./models"], "factory": "m:f"}, "x": {"y": "word"}}
+    before = files_named_in(named)
+    assert list(before) == ["task.at = ./models", "x.y = word"]
+    Path("models/a.bin").rename("models/b.bin")
+    Path("word").write_text("2")
+    after = files_named_in(named)
+    assert all(before[k] != after[k] for k in before)
+
+
+def test_a_file_of_an_audit_counts_for_its_result(home):
+    """Redone by a run and an audit; a sweep, which keeps no trace, is refused."""
+    audit = find(AUDITS, "audit", "topology_inference")(corpus="theirs.csv")
+    asked = []
+    for text in (table(80), table(60), None):
+        Path("theirs.csv").write_text(text or "")
+        if text is None:
+            Path("theirs.csv").unlink()
+        asked.append(_asked(audit, 1, None, Path("run")))
+    assert len({a["files"] for a in asked}) == 3
+    assert differing(asked[0], asked[1]) == WORDS["files"]
+    Path("theirs.csv").write_text(table(80))
+    assert _asked(audit, 1, None, Path("run")) == asked[0]
+    assert "files" not in _asked(type(audit)(), 1, None, Path("run"))
+    config = load(
+        {**load("c.toml").raw, "audits": {"topology_inference": {"corpus": "theirs.csv"}}}
+    )
+    settle(Path("s"), [config], begun=False, audits=True)
+    settle(Path("r"), [config], begun=False)
+    Path("theirs.csv").write_text(table(60))
+    settle(Path("r"), [config], begun=True)
+    with pytest.raises(DataError, match="something else"):
+        settle(Path("s"), [config], begun=True, audits=True)
+
+
 MODEL = """
 from torch import nn
 from sizes import HIDDEN
@@ -190,6 +256,33 @@ def test_code_that_changed_under_a_finished_run(own_model, in_process, file):
     done = in_process("run", "c.toml", "--out", "run", "-q")
     assert (done.code, "code of ownmodel:build" in done.err) == (3, True)
     assert in_process("run", "c.toml", "--out", "run", "-q", "--fresh").code == 0
+
+
+@pytest.mark.parametrize(
+    ("by", "file", "edited"),
+    [
+        ('HIDDEN = __import__("sizes").HIDDEN', "sizes.py", "HIDDEN = 3  # edited\n"),
+        (
+            'from importlib import import_module as get\nHIDDEN = get("sizes").HIDDEN',
+            "sizes.py",
+            "HIDDEN = 1 + 2\n",
+        ),
+        ('with open("net.json") as f:\n    HIDDEN = len(f.read())', "net.json", "[2]"),
+        ('from pathlib import Path\nHIDDEN = len(Path("net.json").read_text())', "net.json", "[2]"),
+    ],
+)
+def test_files_that_code_names_as_text_are_part_of_it(own_model, in_process, by, file, edited):
+    Path("net.json").write_text("[1]")
+    Path("log.txt").write_text("")
+    own = MODEL.replace("from sizes import HIDDEN", by)
+    Path("ownmodel.py").write_text(own + 'open("log.txt", "w").close()\n')
+    done = in_process("run", "c.toml", "--out", "run", "-q")
+    assert done.code == 0, done.err
+    Path("log.txt").write_text("what the code writes is not part of it")
+    assert in_process("run", "c.toml", "--out", "run", "-q").code == 0
+    Path(file).write_text(edited)
+    done = in_process("run", "c.toml", "--out", "run", "-q")
+    assert (done.code, "code of ownmodel:build" in done.err) == (3, True)
 
 
 def test_code_of_libraries_does_not_count(own_model):

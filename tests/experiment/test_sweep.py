@@ -59,6 +59,25 @@ def test_a_second_run_does_nothing_again_and_says_so(finished):
     assert again.rows == finished.rows
 
 
+@pytest.mark.parametrize("keep_traces", [False, True])
+def test_cells_whose_folders_were_exchanged_are_run_again(tmp_path, keep_traces):
+    def swept():
+        grid = ["training.learning_rate=0.05,0.1"]
+        return sweep(
+            None, grid, tmp_path, overrides=("seed=3", *SMALL), workers=1, keep_traces=keep_traces
+        )
+
+    first = swept()
+    one, other = sorted((tmp_path / "cells").iterdir())
+    one.rename(tmp_path / "cells" / "between")
+    other.rename(one)
+    (tmp_path / "cells" / "between").rename(other)
+    again = swept()
+    assert (again.reused, again.failed) == (0, ())
+    assert again.rows == first.rows
+    assert swept().reused == 2
+
+
 def test_the_number_of_workers_changes_nothing(finished, tmp_path):
     alone = sweep(None, ["federation.clients=3"], tmp_path, seeds=1, overrides=SMALL, workers=1)
     values = {r["measure"]: r["value"] for r in alone.rows}

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from fedaudit import files
 from fedaudit.data.dataset import Dataset, Owners
-from fedaudit.data.files.cells import check_organisations, class_name, encode_labels
+from fedaudit.data.files.cells import check_organisations, class_name, encode_labels, shown
 from fedaudit.data.files.raw import raw_bytes
 from fedaudit.errors import DataError, nearest
 
@@ -131,7 +131,7 @@ def _array_labels(
                 raise DataError(
                     f"{path}: array {key!r} has a label that is not a class",
                     expected=", ".join(classes[:10]),
-                    got=repr(unknown[0]),
+                    got=shown(unknown[0]),
                     remedy=nearest(unknown[0], classes),
                 )
             return np.array([number[v] for v in raw.tolist()], dtype=np.int64), tuple(classes)
@@ -164,6 +164,16 @@ def _array_records(
             got=f"dtype {raw.dtype}",
             remedy="encode categories as numbers, or use a CSV table, where this is done for you",
         )
+    if raw.dtype.kind == "f" and raw.dtype.itemsize > 4:
+        large = np.isfinite(raw) & (np.abs(raw) > np.finfo(np.float32).max)
+        if large.any():
+            i = int(np.flatnonzero(large.reshape(len(raw), -1).any(axis=1))[0])
+            raise DataError(
+                f"{path}, record {i}: a number in array {key!r} is too large",
+                expected="numbers below 3.4e38",
+                got=f"{int(large.sum())} numbers beyond",
+                remedy="correct them or change the unit",
+            )
     if raw.ndim <= 2:
         return "features", raw.reshape(len(raw), -1).astype(np.float32), ()
     if raw.ndim > 4:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +15,13 @@ from fedaudit.errors import DataError
 
 MISSING_WORDS = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+WHOLE = re.compile(r"[+-]?\d+")
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+
+
+def shown(cell: str) -> str:
+    """A cell as an error quotes it: its beginning, for it may be a person's record."""
+    return repr(cell) if len(cell) <= 40 else f"{cell[:30]!r}... ({len(cell):,} characters)"
 
 
 def is_missing(cell: str) -> bool:
@@ -35,9 +42,10 @@ def encode_labels(
     """Class number of each cell (n,) and the names of the classes; numbers in their own order.
     `one_class`: all records may be of one."""
     distinct = sorted(set(cells))
-    numeric = all(NUMBER.fullmatch(c) for c in distinct)
+    numeric = all(NUMBER.fullmatch(c) and math.isfinite(float(c)) for c in distinct)
     if numeric:
-        value = {c: float(c) for c in distinct}
+        # whole numbers stay exact: as floats, 2**53 and its successor would be one class
+        value = {c: int(c) if WHOLE.fullmatch(c) else float(c) for c in distinct}
         fractions = any(v != int(v) for v in value.values())
         if len(set(value.values())) > 20 and (fractions or len(distinct) > len(cells) / 2):
             raise DataError(
@@ -64,7 +72,7 @@ def encode_labels(
         raise DataError(
             f"{path}: column {column!r} has one class only",
             expected="at least two classes",
-            got=f"{classes[0]!r} in all {len(cells)} records",
+            got=f"{shown(classes[0])} in all {len(cells)} records",
             remedy="name another label column",
         )
     return np.array([index[c] for c in cells], dtype=np.int64), classes
@@ -88,9 +96,9 @@ def check_organisations(
         i, before = moved
         spot = f"line {lines[i]}" if lines is not None else f"record {i}"
         raise DataError(
-            f"{path}, {spot}: client {owners['client'][i]!r} belongs to two organisations",
-            expected=f"organisation {before!r}, as before",
-            got=repr(owners["organisation"][i]),
+            f"{path}, {spot}: client {shown(owners['client'][i])} belongs to two organisations",
+            expected=f"organisation {shown(before)}, as before",
+            got=shown(owners["organisation"][i]),
             remedy="correct the organisation, or give the two clients different names",
         )
 

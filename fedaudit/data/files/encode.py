@@ -18,6 +18,7 @@ from fedaudit.data.files.cells import (
     counted_missing,
     encode_labels,
     is_missing,
+    shown,
 )
 from fedaudit.data.files.roles import guess_label
 from fedaudit.data.files.table import Table
@@ -270,12 +271,13 @@ def _encode_column(
         raise DataError(
             f"{path}, line {lines[odd[0]]}: column {column!r} has a comma inside its numbers",
             expected="numbers such as 1.5",
-            got=repr(cells[odd[0]]),
+            got=shown(cells[odd[0]]),
             remedy='decimal = "," if 1,5 means one and a half',
         )
     if not force and sum(numeric) >= sum(present) / 2:
         raise DataError(
-            f"{path}, line {lines[odd[0]]}: {cells[odd[0]]!r} in column {column!r} is not a number",
+            f"{path}, line {lines[odd[0]]}: {shown(cells[odd[0]])} in column {column!r} is not a "
+            "number",
             expected="numbers throughout, as in most of this column",
             got=f"{len(odd)} of {sum(present)} values that are not finite numbers",
             remedy=f"correct them, leave the field empty if the value is missing, or "

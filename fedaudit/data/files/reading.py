@@ -14,6 +14,7 @@ from fedaudit.data.files.jsonl import read_jsonl
 from fedaudit.data.files.raw import plain_stem, plain_suffix
 from fedaudit.data.files.table import read_table
 from fedaudit.errors import ConfigError, DataError, nearest
+from fedaudit.files import is_text
 
 Format = Literal["table", "npz", "idx", "images", "jsonl"]
 
@@ -89,6 +90,14 @@ def read(
 
 def file_format(path: Path) -> Format:
     """Which reader `path` needs."""
+    if not is_text(str(path)):
+        # a config has to name it, and TOML is UTF-8
+        raise DataError(
+            "the name of the data file is not UTF-8 text",
+            expected="a path that can be written into a config",
+            got=ascii(str(path)),
+            remedy="rename the file or folder",
+        )
     if not path.exists():
         near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise DataError(

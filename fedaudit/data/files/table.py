@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from fedaudit.data.files.cells import MISSING_WORDS, NUMBER
 from fedaudit.data.files.raw import plain_suffix, utf8_text
 from fedaudit.errors import DataError
 
+_END = "\0"
 _DELIMITERS = (",", ";", "\t", "|")
 
 
@@ -59,7 +61,9 @@ def read_table(path: Path, *, limit: int | None = None) -> Table:
             remedy="save it as CSV",
         )
     delimiter = _delimiter(text, plain_suffix(path))
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    # a line after the last: a quotation mark that is still open swallows it
+    source = itertools.chain(io.StringIO(text, newline=""), [_END])
+    reader = csv.reader(source, delimiter=delimiter)
     header: list[str] | None = None
     rows: list[list[str]] = []
     lines: list[int] = []
@@ -67,6 +71,15 @@ def read_table(path: Path, *, limit: int | None = None) -> Table:
     try:
         for row in reader:
             line, begin = begin, reader.line_num + 1
+            if row == [_END]:
+                break
+            if row and row[-1].endswith(_END):
+                raise DataError(
+                    f"{path}, line {line}: a quotation mark is never closed",
+                    expected="fields with balanced quotation marks",
+                    got="the end of the file inside a field",
+                    remedy="close it, or double it where it is part of the text",
+                )
             if not row or (len(row) == 1 and not row[0].strip()):
                 continue
             if header is None:
@@ -85,7 +98,7 @@ def read_table(path: Path, *, limit: int | None = None) -> Table:
                 break
     except csv.Error as error:
         raise DataError(
-            f"{path}, line {reader.line_num}: this line cannot be read",
+            f"{path}, line {begin}: this line cannot be read",
             expected="fields with balanced quotation marks",
             got=str(error),
             remedy="correct the line",
@@ -119,7 +132,7 @@ def _header(path: Path, names: list[str], line: int) -> list[str]:
         raise DataError(
             f"{path}, line {line}: the header line is missing",
             expected="the names of the columns",
-            got="only numbers: " + ", ".join(names[:5]) + (", ..." if len(names) > 5 else ""),
+            got=f"{len(names)} fields, only numbers",
             remedy="put one line with the column names at the top of the file",
         )
     for i, column in enumerate(names):

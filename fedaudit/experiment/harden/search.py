@@ -109,7 +109,7 @@ def harden(
     first = base[1]
     if first.drawn:
         first = first.with_seed(kept(path), drawn=True)
-    settle(path, [first], begun=any(path.glob("cells/*/run.json")))
+    settle(path, [first], begun=any(path.glob("cells/*/run.json")), audits=True)
     time = seconds(budget) if isinstance(budget, str) else budget
     with Bench(
         path, workers=max(1, workers or os.cpu_count() or 1), budget=time, progress=progress

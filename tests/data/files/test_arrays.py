@@ -92,3 +92,26 @@ def test_npz_without_records_is_refused(tmp_path: Path, shape: tuple[int, ...]) 
     np.savez(tmp_path / "a.npz", x=np.zeros(shape), y=np.zeros(shape[:1]))
     with pytest.raises(DataError, match="no records"):
         read(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint64, str])
+def test_whole_labels_stay_exact(tmp_path: Path, kind: type) -> None:
+    large = [2**53, 2**53 + 1, 2**62 + 1, 2**53]
+    np.savez(tmp_path / "a.npz", x=np.eye(4), y=np.array(large).astype(kind))
+    data = read(tmp_path / "a.npz")
+    assert data.classes == tuple(str(v) for v in sorted(set(large)))
+    assert data.y.tolist() == [0, 1, 2, 0]
+    np.savez(tmp_path / "a.npz", x=np.eye(4), y=np.array(["1", "1.0", "+1", "1e999"]))
+    assert read(tmp_path / "a.npz").classes == ("+1", "1", "1.0", "1e999"), "no number: text"
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.longdouble])
+@pytest.mark.parametrize("shape", [(4, 2), (4, 3, 3)])
+def test_numbers_too_large_are_refused_by_their_record(
+    tmp_path: Path, kind: type, shape: tuple[int, ...]
+) -> None:
+    x = np.ones(shape, dtype=kind)
+    x[2] = -1e300
+    np.savez(tmp_path / "a.npz", x=x, y=[0, 1, 0, 1])
+    with pytest.raises(DataError, match="record 2: a number in array 'x' is too large"):
+        read(tmp_path / "a.npz")

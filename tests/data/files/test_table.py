@@ -113,3 +113,28 @@ def test_a_nul_anywhere_is_refused(tmp_path: Path, where: int) -> None:
     (tmp_path / "t.csv").write_text(text[:where] + "\0" + text[where:])
     with pytest.raises(DataError, match="not a text table"):
         read_table(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+@pytest.mark.parametrize("rows", [3, 20_000])
+def test_a_quotation_mark_that_is_never_closed_is_named_by_its_line(
+    tmp_path: Path, end: str, rows: int
+) -> None:
+    """And nothing of the records that it swallowed is shown."""
+    text = 'name,y\nann,0\nbob,1\n"eve,0\n' + "\n".join(f"zoe{i},1" for i in range(rows)) + end
+    (tmp_path / "t.csv").write_text(text, newline="")
+    with pytest.raises(DataError, match="line 4: ") as caught:
+        read(tmp_path / "t.csv", label="y")
+    assert "zoe" not in str(caught.value)
+
+
+def test_errors_quote_the_beginning_of_a_cell_only(tmp_path: Path) -> None:
+    swallowed = "\n".join(f"zoe{i},1" for i in range(50))
+    (tmp_path / "t.csv").write_text(f'a,y\n1,"u{swallowed}"\n')
+    with pytest.raises(DataError, match="one class only") as caught:
+        read(tmp_path / "t.csv", label="y")
+    assert "zoe9" not in str(caught.value)
+    (tmp_path / "t.csv").write_text("3.5,1\n2.5,0\n")
+    with pytest.raises(DataError, match="header line is missing") as caught:
+        read(tmp_path / "t.csv", label="y")
+    assert "3.5" not in str(caught.value)
