@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from fedaudit.errors import ConfigError
 from fedaudit.experiment.toml import toml_value
 
 # -- bytes ----------------------------------------------------------------------------------------
@@ -197,7 +198,10 @@ def _inline(value: Any) -> str:
         return '"none"'
     if isinstance(value, float) and math.isnan(value):
         return "nan"
-    return toml_value(value)
+    try:
+        return toml_value(value)
+    except ConfigError:
+        return json.dumps(value)  # what the writer refuses is still put before the reader
 
 
 def by_value(raw: bytes, name: str, rng: Random) -> bytes | None:

@@ -137,8 +137,8 @@ def run_cell(
     if stored is not None:
         return stored
     own_code = _own_code(raw)  # before it is run: what is edited meanwhile counts as another
-    # a recording that was not kept is made anew; a folder that was renamed or exchanged holds another
-    # cell, and nothing of it counts here
+    # a recording that was not kept is made anew; a folder that was exchanged holds another cell,
+    # and nothing of it counts here
     fresh = "trace" in gone(path) or _is_another(path)
     finished = run(replace(check(raw), drawn=drawn), path, fresh=fresh)
     measured: dict[str, Any] = {}
