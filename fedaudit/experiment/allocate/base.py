@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +25,17 @@ USUAL = Path("fedaudit.toml")
 
 @dataclass(frozen=True)
 class Base:
-    """A config, checked; `names` and `sizes` (n,) are its clients and their training records."""
+    """A config, checked; `names` and `sizes` (n,) are its clients and their training records.
+
+    `owned` (n,): all records of theirs, with those that are held out or were dropped.
+    """
 
     path: Path
     raw: Mapping[str, Any]
     config: Config
     names: tuple[str, ...]
     sizes: npt.NDArray[np.int64]
+    owned: npt.NDArray[np.int64]
 
     @property
     def left_out(self) -> list[str]:
@@ -57,12 +62,38 @@ class Base:
         return own if asked is None else asked
 
     def sized(self, who: Clients) -> npt.NDArray[np.int64]:
-        """Training records of the clients of a table, in its order; the names must be the same."""
+        """Training records of the clients of a table, in its order; the names must be the same.
+
+        Sizes in the table may count held-out records or leave them out; others contradict the data.
+        """
+        trained, owned = self._matched(who, self.sizes), self._matched(who, self.owned)
+        if who.sizes is not None:
+            # a seed that is still to be drawn may hold out a few more, or fewer
+            least = np.floor(0.9 * trained) - 1
+            off = np.flatnonzero((who.sizes < least) | (who.sizes > owned))
+            if off.size:
+                shown = off[:5].tolist()
+                more = f" and {off.size - 5} more" if off.size > 5 else ""
+                raise ConfigError(
+                    f"the sizes in the table are not those of the data in {self.path}",
+                    expected=", ".join(
+                        f"{who.names[i]}: {trained[i]}"
+                        + (f" (with held-out records {owned[i]})" if owned[i] > trained[i] else "")
+                        for i in shown
+                    )
+                    + more,
+                    got=", ".join(f"{who.names[i]}: {who.sizes[i]}" for i in shown) + more,
+                    remedy="correct the table, or leave --size-column out: the data tell the sizes",
+                )
+        return trained
+
+    def _matched(self, who: Clients, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Numbers of the config's clients (n,), in the order of a table."""
         if who.numbered and self.config.partition["kind"] != "by_owner":
             names: tuple[str, ...] = self.names if len(self.names) == who.n else who.names
         else:
             names = who.names
-        own = dict(zip(self.names, self.sizes.tolist(), strict=True))
+        own = dict(zip(self.names, sizes.tolist(), strict=True))
         return np.array(
             match_clients(
                 own, names, what="the table", values_in=str(self.path), clients_in="the table"
@@ -92,5 +123,11 @@ def read_base(path: Path) -> Base:
             '"by_owner" for a file that names its owners)',
         )
     seed = Seed(config.seed)
-    parts = deal(config, load_data(config, seed)[0], seed).parts
-    return Base(path, read(path), config, parts.names, parts.sizes)
+    train, test = load_data(config, seed)
+    parts = deal(config, train, seed).parts
+    owned = parts.sizes
+    if kind == "by_owner":
+        count = Counter([*(train.client or ()), *(test.client or ())])
+        count.update({name: lost for name, (_, lost) in train.dropped.items()})
+        owned = np.maximum(owned, [count[name] for name in parts.names])
+    return Base(path, read(path), config, parts.names, parts.sizes, owned)

@@ -153,7 +153,8 @@ def _course(
         assert who.sizes is not None  # refused before
         steps = -(-who.sizes // max(1, batch_size))
     if base is not None:
-        own = base.steps(base.sized(who))
+        assert who.sizes is not None  # those of the config's data
+        own = base.steps(who.sizes)
         if steps_per_round is not None and not (own == steps).all():
             base.settled("training.steps or epochs", int(np.max(steps)), int(own.max()))
         steps = own

@@ -165,6 +165,23 @@ def test_options_that_contradict_the_config_are_refused(allocated, owners):
         table_allocated(allocated, owners, config=None)
 
 
+@pytest.mark.parametrize(("size", "fits"), [(71, True), (90, True), (5, False), (7200, False)])
+def test_sizes_that_the_data_contradict_are_refused(allocated, owners, size, fits):
+    """Held-out records may be counted or left out; which ones they are can move sizes by a few."""
+    file = owners / "clients.csv"
+    text = file.read_text("utf-8")
+    assert "west,72" in text
+    file.write_text(text.replace("west,72", f"west,{size}"), "utf-8")
+    if fits:
+        assert table_allocated(allocated, owners).clients
+        return
+    with pytest.raises(ConfigError, match="not those of the data") as caught:
+        table_allocated(allocated, owners)
+    assert caught.value.got == f"west: {size}"
+    assert "72" in caught.value.expected
+    assert not (owners / "out").exists()
+
+
 def test_edges_by_name_follow_the_owners_of_the_data(owners):
     (owners / "edges.txt").write_text("west north\nnorth east\n", "utf-8")
     raw = {k: v for k, v in tomllib.loads(CONFIG).items() if k != "compare"}
@@ -198,7 +215,9 @@ def test_clients_that_a_seed_makes_need_the_seed(allocated, owners, kind):
 
     def sized():
         setting = {"rounds": None, "batch_size": None, "config": owners / "mine.toml"}
-        return allocated(owners / "numbered.csv", size_column="n", out=owners / "out", **setting)
+        return allocated(
+            owners / "numbered.csv", leverage_by="column:n", out=owners / "out", **setting
+        )
 
     with pytest.raises(ConfigError) as caught:
         sized()
