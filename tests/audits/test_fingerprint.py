@@ -760,6 +760,8 @@ def test_one_named_client_is_exposed_in_full_whoever_else_is_not(tmp_path, bare)
         assert result.estimates["messages_by_name"].value == pytest.approx(bare / 5)
         assert result.notes[0] == f"by name, on {6 * bare} of 30 messages"
     found = experiment.audit(trace.path)
+    (plan,) = [r for r in found.results if r.audit == "query_plan"]
+    assert plan.notes[0] == f"by name, on {6 * bare} of 30 messages"
     limit = {"metric": "fingerprint.linkage_accuracy", "at_most_times_chance": 1.5}
     assert not gate(found.path, {"limit": [limit]}).passed
 
