@@ -9,7 +9,7 @@ Shapes: works on message tables and tensor names, never on values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -17,13 +17,31 @@ import numpy as np
 
 from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.outright import need_uploads
+from fedaudit.layout import Layout
 from fedaudit.results import AuditResult, Estimate
-from fedaudit.trace import ANONYMOUS, PUBLIC, Truth, View
-from fedaudit.trace.schema import hub_depths
+from fedaudit.trace import AGGREGATOR, ANONYMOUS, PUBLIC, Truth, View
+from fedaudit.trace.schema import SHUFFLER, Message, hub_depths
 
 # -- theory: what a protection can cover ----------------------------------------------------------
 
+MIDDLE = (SHUFFLER, AGGREGATOR)
+"""Who receives what others do not: names and single updates on the way there are no leak."""
 COVERABLE = ("parameter", "buffer", "integer", "weight", "metadata", "sender", "participation")
+
+
+SUMS = ("securesum", "secureaggregation", "secagg")
+"""Protections of which nothing of a single client leaves, as their names begin."""
+
+
+def in_effect(declared: Mapping[str, Any], clear: Collection[str]) -> set[str]:
+    """What a declared protection covers, without what stands in the clear though it should not.
+
+    A name in the clear is a name, whatever was declared. Noise leaves tensors in the clear, and
+    covers them; a secure sum leaves nothing, and covers nothing that still shows.
+    """
+    name = "".join(c for c in str(declared.get("name", "")).lower() if c.isalnum())
+    shown = set(clear) if name.startswith(SUMS) else set(clear) & {"sender"}
+    return {*declared.get("covers", ())} - shown
 
 
 # -- attack: items from a table -------------------------------------------------------------------
@@ -39,8 +57,11 @@ def uncovered(items: Mapping[str, tuple[str, ...]], covers: set[str]) -> tuple[s
 
 @dataclass(frozen=True, kw_only=True)
 class CoverageGuess:
+    """`covers`: what declared protections cover; `void`: what they do not, though they say so."""
+
     items: dict[str, tuple[str, ...]]
     covers: tuple[str, ...]
+    void: tuple[str, ...]
     protections: tuple[str, ...]
     messages: int
     trace_sha256: str
@@ -64,6 +85,7 @@ class Coverage:
         kinds: dict[str, dict[str, None]] = {k: {} for k in COVERABLE}
         presence: dict[str, set[int]] = {}
         weights: dict[str, set[float]] = {}
+        clear: set[str] = set()
         count = 0
         for number in view.rounds:
             for m in view.messages(number):
@@ -77,6 +99,8 @@ class Coverage:
                 for layout in m.parts:
                     for e in layouts[layout].entries:
                         kinds[_kind_of(layout, e.role)].setdefault(e.name)
+                if m.receiver not in MIDDLE:
+                    clear |= _shown(m, layouts)
                 weights.setdefault(m.sender, set()).add(m.weight)
                 for key in m.metadata:
                     kinds["metadata"].setdefault(key)
@@ -104,10 +128,12 @@ class Coverage:
         everywhere = set(view.rounds)
         if any(rounds != everywhere for rounds in presence.values()):
             items["participation"] = ("who took part in which round",)
-        covers = {c for d in view.declared for c in d.get("covers", ())}
+        covers = {c for d in view.declared for c in in_effect(d, clear)}
+        said = {c for d in view.declared for c in d.get("covers", ())}
         return CoverageGuess(
             items=items,
             covers=tuple(sorted(covers)),
+            void=tuple(sorted((said - covers) & set(items))),
             protections=tuple(str(d.get("name", "?")) for d in view.declared),
             messages=count,
             trace_sha256=view.trace_sha256,
@@ -118,6 +144,10 @@ class Coverage:
         self, guess: CoverageGuess, truth: Truth | None, rng: np.random.Generator
     ) -> AuditResult:
         left = uncovered(guess.items, set(guess.covers))
+        void = tuple(
+            f"declared to be covered, and in the clear all the same: {', '.join(guess.void)}"
+            for _ in guess.void[:1]
+        )
         settings: dict[str, Any] = asdict(self)
         settings["protections"] = list(guess.protections)
         return AuditResult(
@@ -138,10 +168,17 @@ class Coverage:
                 )
             },
             detectable=1.0,  # a count misses nothing
-            notes=left,
+            notes=(*left, *void),
             source=self.source,
             trace_sha256=guess.trace_sha256,
         )
+
+
+def _shown(m: Message, layouts: Mapping[str, Layout]) -> set[str]:
+    """Kinds that one message with content shows to whoever receives it."""
+    out = {_kind_of(layout, e.role) for layout in m.parts for e in layouts[layout].entries}
+    out |= {"metadata"} if m.metadata else set()
+    return {*out, "weight", *(["sender"] if m.sender != ANONYMOUS else [])}
 
 
 def _kind_of(layout: str, role: str) -> str:

@@ -133,7 +133,7 @@ def aligned(rounds: Sequence[Asked]) -> tuple[tuple[str, ...], list[Floats]]:
 class PlanGuess:
     """`rounds` numbers and `plans` of each; `stacked` of all; `uploads` (K,) sums that each client
     was in, per round; `solved` (round, client, row). `alone`: updates that bear their client's name
-    and need no sum."""
+    and need no sum; `nameless`: single updates that bear none."""
 
     names: tuple[str, ...]
     rounds: tuple[int, ...]
@@ -148,6 +148,7 @@ class PlanGuess:
     trace_sha256: str
     vantage: str
     alone: int = 0
+    nameless: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,9 +190,10 @@ class QueryPlan:
         ledgers = [asked(view, number) for number in view.rounds]
         questions = sum(len(a.queries) for a in ledgers)
         ledgers_answered = [a for a in ledgers if len(a.answered)]
-        alone = _alone(view)
+        alone, nameless = _alone(view)
         if alone:
-            return self._read_off(view, ledgers_answered, alone, questions)
+            found = self._read_off(view, ledgers_answered, alone, questions)
+            return replace(found, nameless=nameless)
         if not ledgers_answered:
             lacking = NothingToSay if questions else NotApplicable
             raise lacking(
@@ -412,13 +414,15 @@ class QueryPlan:
         return replace(found, low=max(found.low, -1.0), high=min(found.high, 1.0))
 
 
-def _alone(view: View) -> dict[int, list[str]]:
-    """Round -> clients whose update reaches the observer by itself, under their name."""
+def _alone(view: View) -> tuple[dict[int, list[str]], int]:
+    """Round -> clients whose update reaches the observer by itself, under their name; and how many
+    updates do so without one."""
     try:
         carried = single_updates(view, view.layout.names[0])
     except (NotApplicable, NotObservable):
-        return {}
-    return {c.number: list(c.named.values()) for c in carried if c.named}
+        return {}, 0
+    named = {c.number: list(c.named.values()) for c in carried if c.named}
+    return named, sum(len(c.hidden) for c in carried)
 
 
 def _exact(
@@ -486,7 +490,10 @@ def _notes(guess: PlanGuess, worst: int) -> tuple[str, ...]:
     notes = []
     if guess.alone:
         every = guess.alone == clients * len(guess.plans)
-        notes.append("by name, on every message" if every else f"by name, {guess.alone} times")
+        where = "on every message" if every else f"{guess.alone} times"
+        if guess.nameless:
+            where = f"on {guess.alone} of {guess.alone + guess.nameless} messages"
+        notes.append(f"by name, {where}")
     notes += [
         f"round {guess.rounds[worst]}: {plan.queries} answers of rank {plan.rank} of {clients}, "
         f"the smallest group that stands alone in a combination is {who}{more}"

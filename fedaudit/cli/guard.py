@@ -200,8 +200,8 @@ def _lines(report: GuardReport) -> list[str]:
 
 def _unsaid(report: GuardReport) -> list[str]:
     """Layers on which some check could not have raised an alarm, those without any first."""
-    partly = [x for x in report.examined if x.out_of_reach]
-    found = [f"   nothing to say on {x.words}" for x in report.unexamined]
+    partly = [x for x in report.layers if x.checks and x.out_of_reach]
+    found = [f"   nothing to say on {x.words}" for x in report.layers if not x.checks]
     found += [f"   in part on {x.words}" for x in partly]
     more = [f"   and {len(found) - SHOWN} more layers in part or not at all: --json lists them"]
     return found[:SHOWN] + (more if found[SHOWN:] else [])

@@ -359,6 +359,7 @@ class _Round:
         self.excused: set[str] = set()  # an answer that is missing, as noted
         self.anonymous: Counter[str] = Counter()  # receiver -> rows without a sender
         self.sealed: dict[str, Counter[str]] = {SHUFFLER: Counter(), AGGREGATOR: Counter()}
+        self.unshuffled = 0  # answers that a shuffler handed on by name
         self.sums: dict[str, list[tuple[int, Message]]] = {}  # receiver -> sums
         self.questions: dict[str, list[tuple[int, Message]]] = {}  # asker -> questions
         self.asking: set[str] = set()  # whose questions say who answers
@@ -487,6 +488,8 @@ class _Walk:
             return
         if m.receiver in now.sealed and not m.parts:
             now.sealed[m.receiver][who] += 1
+        elif m.parts and now.sealed[SHUFFLER][who] and m.receiver not in now.sealed:
+            now.unshuffled += 1
         if who not in self.holds:
             self.add("answer_without_model", number, i, who)
         heard = now.heard.setdefault(who, set())
@@ -609,7 +612,7 @@ class _Walk:
         """How many sealed answers were not handed on to who was to get them."""
         lost = 0
         shuffled = sum(now.sealed[SHUFFLER].values())
-        rows = sum(now.anonymous.values())
+        rows = sum(now.anonymous.values()) + now.unshuffled
         if shuffled and not now.sums and rows != shuffled:
             code = "not_handed_on" if rows < shuffled else "extra_rows"
             what = f"the shuffler received {shuffled} answers and handed on {rows}"

@@ -23,6 +23,7 @@ def recorded(
     *,
     like=PLAIN,
     covers=(),
+    name="some",
     names=False,
     weights=(1.0, 1.0, 1.0),
     metadata=None,
@@ -32,7 +33,7 @@ def recorded(
 ):
     """A trace of two rounds in which clients send what is asked for, and nothing else."""
     federation = {"clients": list(CLIENTS), "hubs": [SERVER]} if listed else {}
-    declared = [{"name": "some", "covers": list(covers), "trust": "nobody"}]
+    declared = [{"name": name, "covers": list(covers), "trust": "nobody"}]
     recorder = Recorder(path, like=like, federation=federation, declared=declared)
     for number in (1, 2):
         with recorder.round() as messages:
@@ -97,7 +98,7 @@ ALL = COVERABLE
 
 def test_null_nothing_is_reported_when_everything_is_covered(tmp_path):
     trace = recorded(
-        tmp_path / "t", like={**WITH_STATISTICS, **WITH_COUNTER}, covers=ALL, names=True,
+        tmp_path / "t", like={**WITH_STATISTICS, **WITH_COUNTER}, covers=ALL,
         weights=(1.0, 2.0, 3.0), metadata={"examples": 3}, absent=True,
     )  # fmt: skip
     assert count(trace) == 0
@@ -125,9 +126,32 @@ def test_null_a_secure_sum_leaves_nothing_of_a_client(tmp_path):
 def test_power_each_kind_is_found_alone_and_by_name(kind, more, word, tmp_path):
     others = [k for k in ALL if k != kind]
     result = judged(recorded(tmp_path / "t", covers=others, **more))
-    assert result.estimates["kinds_outside_protection"].value == 1
-    assert word in result.notes[0]
-    assert count(recorded(tmp_path / "covered", covers=[*others, kind], **more)) == 0
+    names = bool(more.get("names"))  # which no declaration covers
+    by_name = names and kind != "sender"
+    assert result.estimates["kinds_outside_protection"].value == 1 + by_name
+    assert word in result.notes[by_name]
+    assert count(recorded(tmp_path / "covered", covers=[*others, kind], **more)) == names
+
+
+@pytest.mark.parametrize("name", ["shuffle", "some"])
+def test_a_name_in_the_clear_is_uncovered_whatever_is_declared(name, tmp_path):
+    result = judged(recorded(tmp_path / "t", name=name, covers=("sender",), names=True))
+    assert result.estimates["kinds_outside_protection"].value == 2
+    assert any("messages of 3" in note for note in result.notes)
+    assert "sender" in result.notes[-1]  # declared, and not so
+    kept = judged(recorded(tmp_path / "kept", name=name, covers=("sender",)))
+    assert kept.estimates["kinds_outside_protection"].value == 1
+
+
+@pytest.mark.parametrize("name", ["secure_sum", "Secure-Aggregation", "SecAgg+"])
+def test_a_secure_sum_covers_no_update_that_arrives_in_the_clear(name, tmp_path):
+    kinds = ("parameter", "weight", "metadata", "sender")
+    more = {"weights": (1.0, 2.0, 3.0), "metadata": {"loss": 0.5}}
+    assert count(recorded(tmp_path / "t", name=name, covers=kinds, **more)) == 3
+    assert count(recorded(tmp_path / "n", name=name, covers=kinds, names=True, **more)) == 4
+    assert count(recorded(tmp_path / "s", name=name, covers=kinds, sealed=True)) == 0
+    # noise leaves tensors in the clear, and covers them
+    assert count(recorded(tmp_path / "noise", name="update_noise", covers=("parameter",))) == 0
 
 
 def test_naive_twin(tmp_path):
@@ -146,7 +170,7 @@ def test_naive_twin(tmp_path):
                 kinds |= {"parameter", "buffer"} if "model" in m.parts else set()
                 kinds |= {"metadata"} if m.metadata else set()
                 kinds |= {"sender"}
-    assert count(trace) == len(kinds - {"sender"})
+    assert count(trace) == len(kinds)  # a name in the clear is not covered
     sent = sum(m.sender in CLIENTS for n in trace.rounds for m in trace.messages(n))
     assert judged(trace).estimates["kinds_outside_protection"].n == sent
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedaudit import experiment
 from fedaudit.accounting import Shuffled
 from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.fingerprint import Fingerprint
@@ -43,6 +44,7 @@ from fedaudit.audits.fingerprint.scores import jackknife, links, links_until_sur
 from fedaudit.audits.outright import single_updates
 from fedaudit.errors import ConfigError, NotApplicable, NotObservable, TraceError, UsageError
 from fedaudit.experiment.config import load
+from fedaudit.experiment.gate import gate
 from fedaudit.layout import Layout
 from fedaudit.report.findings import judge
 from fedaudit.stats import clustering
@@ -693,7 +695,8 @@ def test_named_senders_are_a_leak_at_full_value(tmp_path, rounds):
         e = result.estimates["linkage_accuracy"]
         assert (e.value, e.low, e.high, e.confidence) == (1.0, 1.0, 1.0, 1.0)
         assert e.baseline == pytest.approx(1 / clients)
-        assert e.n == clients == len(result.per_client)
+        assert clients == len(result.per_client)
+        assert e.n == clients * rounds  # messages by name
         assert {row["share"] for row in result.per_client.values()} == {1.0}
         (finding,) = judge(result)
         assert (finding.verdict, finding.rule, finding.known) == ("leak", "K1", True)
@@ -731,13 +734,36 @@ def test_only_what_is_unnamed_needs_linking(tmp_path):
     assert result.known
     assert not alone.known
     e, rest = result.estimates["linkage_accuracy"], alone.estimates["linkage_accuracy"]
-    assert e.value == pytest.approx(0.25 + 0.75 * rest.value)
-    assert e.low >= 0.25
+    assert (e.value, e.low, e.high, e.baseline, e.n) == (1.0, 1.0, 1.0, 1 / 12, 18)
+    assert result.estimates["messages_by_name"].value == 0.25
+    assert result.estimates["linkage_accuracy (anonymous updates)"].value == rest.value
     assert {result.per_client[n]["share"] for n in names[:3]} == {1.0}
     assert result.per_client[names[5]] == alone.per_client[names[5]]
     assert judge(result)[0].verdict == "leak"
-    blind = audit(trace, None).estimates["linkage_accuracy"]
-    assert (blind.low, blind.high) == (0.25, 1.0)  # so much at least, and nobody scored the rest
+    blind = audit(trace, None).estimates
+    assert blind["linkage_accuracy"] == e
+    assert blind["messages_by_name"].value == 0.25
+
+
+@pytest.mark.parametrize("bare", [1, 4])
+def test_one_named_client_is_exposed_in_full_whoever_else_is_not(tmp_path, bare):
+    """A share of all messages would dilute what the named client suffers."""
+    rng = np.random.default_rng(34)
+    names = [f"client-{c:02d}" for c in range(5)]
+    data = [(rng.normal(size=(5, 20)).astype(np.float32), names) for _ in range(6)]
+    trace, truth = mixed(tmp_path, data, names[:bare])
+    for known in (truth, None):
+        result = audit(trace, known)
+        e = result.estimates["linkage_accuracy"]
+        assert (e.value, e.low, e.high) == (1.0, 1.0, 1.0)
+        assert (e.baseline, e.n) == (1 / 5, 6 * bare)
+        assert result.estimates["messages_by_name"].value == pytest.approx(bare / 5)
+        assert result.notes[0] == f"by name, on {6 * bare} of 30 messages"
+    found = experiment.audit(trace.path)
+    (plan,) = [r for r in found.results if r.audit == "query_plan"]
+    assert plan.notes[0] == f"by name, on {6 * bare} of 30 messages"
+    limit = {"metric": "fingerprint.linkage_accuracy", "at_most_times_chance": 1.5}
+    assert not gate(found.path, {"limit": [limit]}).passed
 
 
 def test_a_name_beside_an_anonymous_update_is_a_name(tmp_path):

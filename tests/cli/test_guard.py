@@ -303,9 +303,14 @@ def test_a_model_of_narrow_layers_ends_with_5(command, tmp_path):
 def test_layers_of_which_nothing_can_be_said_are_counted_first(command, tmp_path):
     np.savez(tmp_path / "part.npz", **small(64, 8, 10))
     code, out, _ = command("part.npz")
-    assert code == 0
-    assert out.startswith("no evidence in 1 of 2 layers; nothing can be said of 1: p = ")
+    assert code == 5
+    assert "in part on 1.weight (8 x 64)" in out
     assert "nothing to say on 3.weight (10 x 8)" in out
+    np.savez(tmp_path / "part.npz", **small(64, 32, 10))
+    code, out, _ = command("part.npz")
+    assert code == 0
+    assert out.startswith("no evidence in 1 of 2 layers; 1 not examined in full: p = ")
+    assert "in part on 3.weight (10 x 32)" in out
 
 
 def test_a_trace_of_narrow_models_ends_with_5(command, tmp_path):

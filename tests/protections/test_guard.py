@@ -209,7 +209,9 @@ def test_honest_federations_of_every_kind_raise_nothing(kind):
     before = None
     for state in run.states:
         report = guard(state, before, run.records, module=run.module if run.records else None)
-        assert report.verdict == "no_evidence", (kind, report.alarms, report.notes)
+        # adapters are of few rows, or of narrow ones: not every check could raise an alarm
+        quiet = "nothing_to_say" if kind == "lora" else "no_evidence"
+        assert report.verdict == quiet, (kind, report.alarms, report.notes)
         before = state
 
 

@@ -497,6 +497,24 @@ def test_a_sum_over_nobody():
         asked(trace.seen_by(SERVER), 1)
 
 
+@pytest.mark.parametrize("bare", [("a",), ("a", "b")])
+def test_what_a_shuffler_hands_on_by_name_has_arrived(tmp_path, bare):
+    like = {"w": np.zeros(3, dtype=np.float32)}
+    recorder = Recorder(tmp_path, like=like, federation={"clients": ["a", "b", "c"]})
+    for _ in range(2):
+        with recorder.round() as wire:
+            for name in ("a", "b", "c"):
+                wire.send("model", SERVER, name, like)
+            for name in ("a", "b", "c"):
+                wire.send("delta", name, "shuffler", {}, size=12)
+            for name in ("a", "b", "c"):
+                wire.send("delta", name if name in bare else "anonymous", SERVER, like)
+    recorder.close()
+    health = examine(Trace.open(tmp_path))
+    assert (health.arrived, health.expected) == (6, 6)
+    assert "not_handed_on" not in {p.code for p in health.problems}
+
+
 def test_several_steps_per_round_behind_a_shuffler():
     recorder = MemoryRecorder(**federation(Shuffle()).about())
     width = federation().task.layout.width

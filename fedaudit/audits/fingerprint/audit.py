@@ -25,6 +25,7 @@ from fedaudit.audits.fingerprint.features import (
 from fedaudit.audits.fingerprint.known import marked, relabelled, with_known
 from fedaudit.audits.fingerprint.linkers import LINKERS, Labels, chain, embed, match
 from fedaudit.audits.outright import Carried, Recurring, recurring, single_updates
+from fedaudit.audits.outright import roster as known_parties
 from fedaudit.errors import ConfigError, NothingToSay
 from fedaudit.results import NO_TRUTH, AuditResult, Estimate
 from fedaudit.trace import Truth, View
@@ -41,7 +42,8 @@ class Linkage:
     """The attack's answer: for every round, the message of each row and, by method, its label.
 
     `named` are the updates that bear a name, which nobody needs to link: (round, message) ->
-    client; `marked` are the fields beside the others that may tell them apart.
+    client; `marked` are the fields beside the others that may tell them apart. `hidden` updates
+    name nobody, whether or not they could be linked; `everyone` is the number of all clients.
     """
 
     rounds: tuple[int, ...]
@@ -57,6 +59,8 @@ class Linkage:
     declared: tuple[Mapping[str, Any], ...] = ()
     named: Mapping[tuple[int, int], str] = field(default_factory=dict)
     marked: tuple[Recurring, ...] = ()
+    hidden: int = 0
+    everyone: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,12 +114,18 @@ class Fingerprint:
         patterns = self.features or default_features(view.layout)
         carried = single_updates(view, view.layout.select(patterns)[0].name)
         named = {(c.number, i): name for c in carried for i, name in c.named.items()}
+        hidden = sum(len(c.hidden) for c in carried)
+        everyone = max(
+            len(known_parties(view) | set(named.values())),
+            max(len(c.named) + len(c.hidden) for c in carried),
+            self.clients or 0,
+        )
         try:
             carried = linkable(carried)
         except NothingToSay:
             if not named:
                 raise
-            return self._read_off(view, named)
+            return self._read_off(view, named, hidden, everyone)
         features = collect(
             view, patterns, rng, normalise=self.normalise, sketch=self.sketch, carried=carried
         )
@@ -145,15 +155,19 @@ class Fingerprint:
             declared=view.declared,
             named=named,
             marked=recurring(view, carried),
+            hidden=hidden,
+            everyone=everyone,
         )
 
-    def _read_off(self, view: View, named: Mapping[tuple[int, int], str]) -> Linkage:
-        """The answer where names stand on the updates: nothing is left to link."""
+    def _read_off(
+        self, view: View, named: Mapping[tuple[int, int], str], hidden: int, everyone: int
+    ) -> Linkage:
+        """The answer where names stand on the updates, and the others cannot be linked."""
         return Linkage(
             rounds=(),
             messages=(),
             labels={},
-            clients=self.clients or len(set(named.values())),
+            clients=self.clients or everyone,
             tensors=(),
             columns=0,
             sketch_width=None,
@@ -162,6 +176,8 @@ class Fingerprint:
             trace_sha256=view.trace_sha256,
             declared=view.declared,
             named=named,
+            hidden=hidden,
+            everyone=everyone,
         )
 
     def _exactly(

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fedaudit.audits.fingerprint import scores
 from fedaudit.audits.outright import Recurring
 from fedaudit.results import AuditResult, Estimate
 from fedaudit.stats import intervals
@@ -27,6 +26,11 @@ MEASURES = (
 )
 """All are 1 where every link is known."""
 
+BY_NAME = "messages_by_name"
+"""Share of the messages that bear a name, where not all do."""
+OF_THE_REST = " (anonymous updates)"
+"""Behind the measures of what an attack linked, where some updates need none."""
+
 METHOD = "read off the messages: no attack is needed"
 
 
@@ -39,14 +43,15 @@ def with_known(
 ) -> AuditResult:
     """What the attack found on anonymous updates, and the links that were there without it.
 
-    Named updates and linked ones are parts of one whole: a measure counts the known part in full.
+    A client whose name stands on an update is exposed in full, however many others are not: the
+    headline is of the client that is exposed most. What the attack found stands beside it.
     """
     messages = [(t, i) for t, own in zip(guess.rounds, guess.messages, strict=True) for i in own]
     field, marks = marked(guess, truth, audit.confidence)
     if not guess.named and not marks:
         assert found is not None  # either something is named, or something was attacked
         return found
-    total = len(messages) + len(guess.named)
+    total = len(guess.named) + guess.hidden if guess.named else len(messages)
     how = "by name" if guess.named else f"by the field {field!r} beside it"
     count = len(guess.named or marks)
     where = "every message" if count == total else f"{count} of {total} messages"
@@ -54,31 +59,39 @@ def with_known(
     if not guess.named and count < total:
         assert found is not None
         return replace(found, notes=(*said, *found.notes))  # counts as far as it was measured
-    result = _exact(audit, dict(guess.named or marks), shared, said)
+    everyone = guess.everyone or len(set((guess.named or marks).values()))
+    result = _exact(audit, dict(guess.named or marks), everyone, shared, said)
     if count == total:
         return result
+    exact = result.estimates["linkage_accuracy"]
+    share = replace(
+        exact, value=count / total, low=count / total, high=count / total, n=total, baseline=0.0
+    )
+    result = replace(result, estimates={**result.estimates, BY_NAME: share})
     if found is None or found.headline is None:
         left = f"{total - count} anonymous updates were not scored: they may be known or not"
-        return _open(result, count / total, left)
-    return _together(result, found, count / total)
+        return replace(result, notes=(*result.notes, left))
+    return _together(result, found)
 
 
 def _exact(
     audit: Fingerprint,
     named: Mapping[tuple[int, int], str],
+    everyone: int,
     shared: Mapping[str, Any],
     said: tuple[str, ...],
 ) -> AuditResult:
-    """Of updates whose senders are known: every measure at its most."""
+    """Of updates whose senders are known: every measure at its most.
+
+    Who has to guess whose an update is, among `everyone`, is right once in so many times.
+    """
     senders: dict[int, list[str]] = {}
     for (number, _), name in sorted(named.items()):
         senders.setdefault(number, []).append(name)
     names = sorted(set(named.values()))
-    labels = [[names.index(name) for name in own] for own in senders.values()]
-    joined = scores.links(list(senders.values()), labels)
-    chance = joined.chance or 1.0 / len(names)
+    chance = 1.0 / everyone
     exact = Estimate(
-        value=1.0, low=1.0, high=1.0, n=len(names), confidence=1.0, baseline=chance, method=METHOD
+        value=1.0, low=1.0, high=1.0, n=len(named), confidence=1.0, baseline=chance, method=METHOD
     )
     estimates = {}
     for suffix in ("", *(f" ({m})" for m in audit.methods[1:])):
@@ -95,15 +108,6 @@ def _exact(
         detectable=0.0,
         notes=said,
     )
-
-
-def _open(result: AuditResult, share: float, left: str) -> AuditResult:
-    """The known part of updates of which the others could not be scored: so much at least."""
-    ranged = {
-        name: replace(e, value=share, low=share, one_sided=True)
-        for name, e in result.estimates.items()
-    }
-    return replace(result, estimates=ranged, notes=(*result.notes, left))
 
 
 def _advice(guess: Linkage) -> tuple[str, ...]:
@@ -201,21 +205,9 @@ def _rows(
     return out
 
 
-def _together(known: AuditResult, found: AuditResult, share: float) -> AuditResult:
-    """Both parts by their share of the messages; a client in both counts all of its links."""
-    estimates = {}
-    for name, e in found.estimates.items():
-        base = known.estimates[name].baseline if name in known.estimates else None
-        estimates[name] = replace(
-            e,
-            value=share + (1 - share) * e.value,
-            low=share + (1 - share) * e.low,
-            high=share + (1 - share) * e.high,
-            baseline=None
-            if e.baseline is None or base is None
-            else share * base + (1 - share) * e.baseline,
-            method=f"{e.method}; named updates count as they are",
-        )
+def _together(known: AuditResult, found: AuditResult) -> AuditResult:
+    """The known part, and beside it what was linked; a client in both counts all of its links."""
+    rest = {f"{name}{OF_THE_REST}": e for name, e in found.estimates.items()}
     rows = {name: dict(row) for name, row in found.per_client.items()}
     confidence = found.estimates["linkage_accuracy"].confidence
     for name, own in known.per_client.items():
@@ -230,7 +222,8 @@ def _together(known: AuditResult, found: AuditResult, share: float) -> AuditResu
     return replace(
         found,
         known=True,
-        estimates=estimates,
+        estimates={**known.estimates, **rest},
+        detectable=known.detectable,
         per_client=dict(sorted(rows.items())),
         notes=(*known.notes, *found.notes),
     )

@@ -62,6 +62,7 @@ ESTIMATES: dict[str, dict[str, int]] = {
     "fingerprint": {
         **dict.fromkeys(_LINKAGE, GREATER),
         **{f"{name} (*)": GREATER for name in _LINKAGE},
+        "messages_by_name": GREATER,
     },
     "query_plan": {
         "smallest_exposed_group": LESS,

@@ -14,7 +14,7 @@ are. "no_evidence" is not "safe": an adversary who knows the checks can pass the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ from fedaudit.protections.guard.report import (
     OutOfReach,
     Verdict,
 )
-from fedaudit.protections.guard.tensors import Floats, Received, Score, extents
+from fedaudit.protections.guard.tensors import WIDE, Floats, Received, Score, extents
 
 UNITS: dict[str, float] = {
     one_entry.NAME: one_entry.UNIT,
@@ -55,6 +55,14 @@ UNITS: dict[str, float] = {
 }
 """Every check, and the smallest step in which its values are told apart. A wide step keeps a check
 from raising alarms on layers that were trained for longer than those of the honest runs."""
+
+BY_SHAPE: dict[str, Callable[[int, int], float]] = {
+    one_entry.NAME: one_entry.reach,
+    twins.MIRRORED: twins.reach,
+    twins.REPEATED: twins.reach,
+    constant.ROW: lambda rows, n: constant.reach(n),
+}
+"""What checks can reach on so many rows of some width."""
 
 
 def guard(
@@ -117,7 +125,7 @@ def _ranked(
     values = {n: s.value for n, s in _largest(inside).items() if table.covers(n)}
     p = table.p_value(values) if values else None
     alarm = {n: table.value(n, table.cut(list(values), level)) for n in values}
-    able = _largest(s for s in inside if s[0] in alarm and s[1].reach > alarm[s[0]])
+    able = _largest(s for s in inside if _out_of_reach(*s, table, alarm) is None)
     layers = _layers(read, scores, table, alarm)
     # a layer of a kind that no honest run has cannot be ranked, but it can keep us from saying
     # that there is nothing
@@ -169,9 +177,9 @@ def _verdict(
         return "nothing_to_say", [
             f"{has} honest runs cannot carry a level of {level:g}: {needs} are needed"
         ]
-    if not any(x.checks for x in layers):
+    if not any(x.examined for x in layers):
         return "nothing_to_say", [
-            "no check can raise an alarm on tensors of these kinds and sizes",
+            "there is no layer on which every check could raise an alarm",
         ]
     return "nothing_to_say" if strange else "no_evidence", []
 
@@ -182,19 +190,24 @@ def _layers(
     table: Calibration,
     alarm: Mapping[str, float],
 ) -> tuple[LayerResult, ...]:
-    """Of every layer the checks that could raise an alarm on it, by any reading of its rows."""
-    best: dict[tuple[str, str], OutOfReach | None] = {}
+    """Of every layer the checks that could raise an alarm on it by some reading, and those that
+    could not by a reading of its units: of several such readings the one that is farthest from an
+    alarm counts, since units may be planted there."""
+    able: set[tuple[str, str]] = set()
+    worst: dict[tuple[str, str], OutOfReach] = {}
     for check, score in scores:
         found = _out_of_reach(check, score, table, alarm)
-        for layer in score.layers:
-            before = best.get((layer, check), found)
-            best[layer, check] = _nearer(before, found)
+        for at in ((layer, check) for layer in score.layers):
+            if found is None:
+                able.add(at)
+            elif not score.aside:
+                worst[at] = _farther(worst.get(at, found), found)
     out = [
         LayerResult(
             name=name,
             shape=t.shape,
-            checks=tuple(c for c in UNITS if best.get((name, c), ...) is None),
-            out_of_reach=tuple(o for c in UNITS if (o := best.get((name, c))) is not None),
+            checks=tuple(c for c in UNITS if (name, c) in able),
+            out_of_reach=tuple(worst[name, c] for c in UNITS if (name, c) in worst),
             reason="table" if name in read.tables else None,
         )
         for name, t in read.tensors.items()
@@ -214,6 +227,8 @@ def _out_of_reach(
     """Why a check could not have raised an alarm with this score; None if it could have."""
     if score.reach == -math.inf:
         return OutOfReach(check=check, reason="small")
+    if score.zero:
+        return OutOfReach(check=check, reason="zero")
     if not table.knows(score.kind, score.shape):
         return OutOfReach(check=check, reason="kind")
     if check not in alarm:
@@ -222,14 +237,22 @@ def _out_of_reach(
         return OutOfReach(check=check, reason="level")
     if score.reach > alarm[check]:
         return None
-    return OutOfReach(check=check, reason="narrow", most=score.reach, threshold=alarm[check])
+    rows, width = score.shape
+    reach = BY_SHAPE.get(check)
+    wider = range(width + 1, WIDE + 1) if reach else ()
+    return OutOfReach(
+        check=check,
+        reason="narrow",
+        most=score.reach,
+        threshold=alarm[check],
+        width=width if reach else None,
+        needed=next((n for n in wider if reach and reach(rows, n) > alarm[check]), None),
+    )
 
 
-def _nearer(one: OutOfReach | None, other: OutOfReach | None) -> OutOfReach | None:
-    """Of two readings of a layer the one that comes nearer to an alarm."""
-    if one is None or other is None:
-        return None
-    return max(one, other, key=lambda o: (o.reason != "small", o.most or 0.0))
+def _farther(one: OutOfReach, other: OutOfReach) -> OutOfReach:
+    """Of two readings of a layer the one that is farther from an alarm."""
+    return min(one, other, key=lambda o: (o.most is not None, o.most or 0.0))
 
 
 def measure(

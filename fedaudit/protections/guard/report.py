@@ -10,8 +10,9 @@ from typing import Any, Literal, get_args
 from fedaudit.files import parse_json
 
 Verdict = Literal["planted", "no_evidence", "not_finite", "nothing_to_say"]
-Reason = Literal["small", "narrow", "kind", "check", "level", "table", "unread"]
+Reason = Literal["zero", "small", "narrow", "kind", "check", "level", "table", "unread"]
 REASONS: dict[Reason, str] = {
+    "zero": "all rows are zero, or all but a few",
     "small": "needs more rows or numbers that are not zero",
     "narrow": "cannot reach its alarm",
     "kind": "no honest run has such a layer",
@@ -42,19 +43,36 @@ class CheckResult:
 
 @dataclass(frozen=True, kw_only=True)
 class OutOfReach:
-    """A check that could not have raised an alarm on a layer, whatever it holds: `most` is the
-    largest value that the layer's shape allows, `threshold` what an alarm takes (None: none)."""
+    """A check that could not have raised an alarm on a layer, whatever its units hold: `most` is
+    the largest value that the layer's shape allows, `threshold` what an alarm takes (None: none).
+    `width` of the rows that were too narrow, and the width `needed`, where width is what lacks."""
 
     check: str
     reason: Reason
     most: float | None = None
     threshold: float | None = None
+    width: int | None = None
+    needed: int | None = None
+
+    @property
+    def words(self) -> str:
+        if self.most is None or self.threshold is None:
+            return self.check
+        if self.needed is not None:
+            return f"{self.check} (rows of {self.width}; {self.needed} needed)"
+        return f"{self.check} ({self.most:.3g} of {self.threshold:.3g})"
+
+
+ANY_SHAPE = ("rewritten", "silent")
+"""Checks that find what was planted in a layer of any shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerResult:
-    """One tensor of two axes or more: the `checks` that could have raised an alarm on it, and those
-    that could not. `reason`: why its rows were not looked at, if they were not."""
+    """One tensor of two axes or more: the `checks` that could have raised an alarm on it by some
+    reading, and those that could not by a reading of its units. A check can stand in both: wide
+    columns say nothing of what is planted in narrow rows. `reason`: why its rows were not looked
+    at, if they were not."""
 
     name: str
     shape: tuple[int, ...]
@@ -63,12 +81,19 @@ class LayerResult:
     reason: Reason | None = None
 
     @property
+    def examined(self) -> bool:
+        """Whether every check could have raised an alarm on its units, or one that any shape
+        suits."""
+        if any(c in ANY_SHAPE for c in self.checks):
+            return True
+        return bool(self.checks) and not self.out_of_reach and self.reason is None
+
+    @property
     def words(self) -> str:
         """Its name and size, and what was not looked at."""
         why: dict[Reason, list[str]] = {self.reason: []} if self.reason else {}
         for o in self.out_of_reach:
-            short = f" ({o.most:.3g} of {o.threshold:.3g})" if o.most is not None else ""
-            why.setdefault(o.reason, []).append(f"{o.check}{short}")
+            why.setdefault(o.reason, []).append(o.words)
         parts = [": ".join([REASONS[r], *filter(None, [", ".join(c)])]) for r, c in why.items()]
         return f"{self.name} ({' x '.join(map(str, self.shape))}): {'; '.join(parts)}"
 
@@ -89,13 +114,13 @@ class GuardReport:
 
     @property
     def examined(self) -> tuple[LayerResult, ...]:
-        """Layers on which at least one check could have raised an alarm."""
-        return tuple(x for x in self.layers if x.checks)
+        """Layers on whose units every check could have raised an alarm."""
+        return tuple(x for x in self.layers if x.examined)
 
     @property
     def unexamined(self) -> tuple[LayerResult, ...]:
-        """Layers of which nothing can be said."""
-        return tuple(x for x in self.layers if not x.checks)
+        """Layers of which "no evidence" cannot be said: something planted may not show."""
+        return tuple(x for x in self.layers if not x.examined)
 
     @property
     def summary(self) -> str:
@@ -103,7 +128,7 @@ class GuardReport:
         said, unsaid = len(self.examined), len(self.unexamined)
         if self.verdict != "no_evidence":
             return self.verdict.replace("_", " ")
-        rest = f"; nothing can be said of {unsaid}" if unsaid else ""
+        rest = f"; {unsaid} not examined in full" if unsaid else ""
         return f"no evidence in {said} of {said + unsaid} layers{rest}"
 
     @property

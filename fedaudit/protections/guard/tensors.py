@@ -40,6 +40,8 @@ class Score:
 
     `reach` is the largest value that any content of this shape can have, -inf where the check is
     not defined; `value` is -inf where nothing was measured. `layers`: the tensors it speaks of.
+    `zero`: there was nothing but zeros to measure. `aside`: read across the units, where nobody
+    who writes units plants anything: an alarm counts, and that there could be one says nothing.
     """
 
     value: float
@@ -49,17 +51,21 @@ class Score:
     shape: tuple[int, int] = (0, 0)
     reach: float = math.inf
     layers: tuple[str, ...] = ()
+    zero: bool = False
+    aside: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
     """Rows (R, n) of one tensor: of each unit what it reads, or (`turned`) of each input what
-    reads it, so that layouts (out, in) and (in, out) are looked at alike."""
+    reads it, so that layouts (out, in) and (in, out) are looked at alike. `aside`: a bias says that
+    units are the other axis."""
 
     name: str
     rows: Floats
     kind: str = "linear"
     turned: bool = False
+    aside: bool = False
 
     @property
     def where(self) -> str:
@@ -75,7 +81,17 @@ class Matrix:
         return unit_rows(self.rows)
 
     def score(self, reach: float, value: float = -math.inf, words: str = "") -> Score:
-        return Score(value, self.where, words, self.kind, self.shape, reach, (self.name,))
+        return Score(
+            value,
+            self.where,
+            words,
+            self.kind,
+            self.shape,
+            reach,
+            (self.name,),
+            zero=words == NEARLY_ZERO,
+            aside=self.aside,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,24 +110,34 @@ class Received:
         """One after another: the scaled copies of a whole model are never held at once."""
         for name, t in self.tensors.items():
             if name not in self.tables:
-                yield from _matrices(name, t)
+                yield from _matrices(name, t, self._units(name))
 
     def biases(self) -> Iterator[tuple[str, Floats, Floats, Score]]:
         """(name, bias (R,), lengths (R,) of the rows it is added to, an empty score of the layer).
 
         Lengths and biases are in float64."""
         for name, weight in self.tensors.items():
-            *parent, last = name.split(".")
-            bias = self.tensors.get(".".join([*parent, last.replace("weight", "bias")]))
-            if "weight" in last and weight.ndim == 2 and bias is not None and bias.ndim == 1:
-                axis = 1 if len(bias) == len(weight) else 0
-                if len(bias) == weight.shape[1 - axis]:
-                    rows = weight if axis == 1 else weight.T
-                    called = ".".join([*parent, last.replace("weight", "bias")])
-                    shape = (len(rows), rows.shape[1])
-                    kind = kind_of(name, weight.shape)
-                    empty = Score(-math.inf, called, "", kind, shape, layers=(name,))
-                    yield called, bias.astype(np.float64), lengths(rows), empty
+            axes = self._units(name)
+            if axes is not None:
+                called = _bias_of(name)
+                rows = weight if 0 in axes else weight.T
+                shape = (len(rows), rows.shape[1])
+                kind = kind_of(name, weight.shape)
+                empty = Score(-math.inf, called, "", kind, shape, layers=(name,))
+                yield called, self.tensors[called].astype(np.float64), lengths(rows), empty
+
+    def _units(self, name: str) -> tuple[int, ...] | None:
+        """The axes of a matrix that its bias is as long as; None without a bias that fits."""
+        weight, bias = self.tensors[name], self.tensors.get(_bias_of(name))
+        if _bias_of(name) == name or weight.ndim != 2 or bias is None or bias.ndim != 1:
+            return None
+        return tuple(axis for axis in (0, 1) if weight.shape[axis] == len(bias)) or None
+
+
+def _bias_of(name: str) -> str:
+    """What the bias beside a weight is called; the name itself if it is no weight."""
+    *parent, last = name.split(".")
+    return ".".join([*parent, last.replace("weight", "bias")])
 
 
 def unit_rows(rows: Floats) -> Floats:
@@ -153,13 +179,15 @@ def extents(tensors: Mapping[str, Floats], tables: frozenset[str]) -> dict[str, 
     return out
 
 
-def _matrices(name: str, tensor: Floats) -> Iterator[Matrix]:
+def _matrices(name: str, tensor: Floats, units: tuple[int, ...] | None) -> Iterator[Matrix]:
+    """Readings of a tensor whose `units` are these axes; without knowing, either may be."""
     if tensor.ndim < 2 or not tensor.size:
         return
     kind = kind_of(name, tensor.shape)
     if tensor.ndim == 2:
-        yield Matrix(name, tensor, kind)
-        yield Matrix(name, tensor.T, kind, turned=True)
+        known = units or (0, 1)
+        yield Matrix(name, tensor, kind, aside=0 not in known)
+        yield Matrix(name, tensor.T, kind, turned=True, aside=1 not in known)
         return
     yield Matrix(name, tensor.reshape(len(tensor), -1), kind)
     if tensor.ndim == 3:  # heads, each a matrix

@@ -175,16 +175,56 @@ def plants(shape):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
 @pytest.mark.parametrize("shape", [(3, 40), (6, 8), (10, 8), (8, 64), (12, 20), (20, 21), (30, 24)])
-def test_a_layer_is_examined_if_and_only_if_some_plant_raises_an_alarm(shape, dtype):
+def test_a_layer_is_examined_if_and_only_if_every_plant_raises_an_alarm(shape, dtype):
     """Through the whole guard: content of either reading of the tensor, at the shipped level."""
     turned = [p.T for p in plants(shape[::-1]).values()]
     reports = [guard({"w.weight": p.astype(dtype)}) for p in [*plants(shape).values(), *turned]]
-    able = {bool(r.examined) for r in reports}
-    assert len(able) == 1  # of the shape alone
-    assert able.pop() == any(r.verdict == "planted" for r in reports)
+    able = bool(guard({"w.weight": np.random.default_rng(0).normal(size=shape)}).examined)
+    assert able == (min(shape) >= 4 and all(r.verdict == "planted" for r in reports))
     for r in reports:
-        assert r.verdict in (("planted", "no_evidence") if r.examined else ("nothing_to_say",))
+        assert r.verdict in ("planted", "nothing_to_say")
         assert {c.name for c in r.alarms} <= set(r.layers[0].checks)
+
+
+@pytest.mark.parametrize("classes", [3, 10])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_published_plant_is_never_said_to_be_no_evidence(classes, turned, bias):
+    """W1 = [I; -I] on tables of any width, alone or among 128 units, in either layout."""
+    rng = np.random.default_rng(0)
+    for n in range(5, 41):
+        signed = np.concatenate([np.eye(n), -np.eye(n)])
+        for units in (2 * n, 128):
+            first = rng.normal(size=(units, n)) / math.sqrt(n)
+            first[: 2 * n] = signed
+            last = rng.normal(size=(classes, units)) / math.sqrt(units)
+            state = {"fc1.weight": first, "fc2.weight": last}
+            if turned:
+                state = {name: w.T for name, w in state.items()}
+            if bias:
+                state["fc1.bias"] = 0.1 * rng.normal(size=units)
+                state["fc2.bias"] = np.zeros(classes)
+            report = guard(state)
+            assert report.verdict == ("planted" if n >= 21 else "nothing_to_say"), (n, units)
+            if n < 21:
+                lacking = {o.check: o for o in report.layers[0].out_of_reach}
+                assert (lacking["one_entry"].width, lacking["one_entry"].needed) == (n, 21)
+                assert lacking["mirrored"].needed == 21
+
+
+def test_units_are_the_axis_that_the_bias_is_as_long_as():
+    """Wide columns do not stand in for narrow rows, and narrow columns do not matter."""
+    rng = np.random.default_rng(0)
+    wide = {"a.weight": rng.normal(size=(24, 64)), "a.bias": rng.normal(size=24)}
+    assert guard(wide).layers[0].out_of_reach == ()
+    head = {"a.weight": rng.normal(size=(32, 12)), "a.bias": 0.1 * rng.normal(size=32)}
+    for state in (head, head | {"a.weight": head["a.weight"].T}):
+        (layer,) = guard(state).layers
+        assert {"one_entry", "mirrored"} <= {o.check for o in layer.out_of_reach}
+        assert {"one_entry", "mirrored"} <= set(layer.checks)  # by its columns
+        assert not layer.examined
+    rows = head | {"a.weight": rng.normal(size=(32, 24))}
+    assert guard(rows).verdict == "no_evidence"
 
 
 def test_whole_numbers_of_eight_bits_reach_the_same():
@@ -209,18 +249,18 @@ def test_a_model_of_narrow_layers_has_nothing_to_say_and_no_p_value():
 
 def test_layers_are_counted_and_say_which_checks_could_not_alarm():
     report = guard(models.mlp(64, (8,), 10))
-    assert report.verdict == "no_evidence"
-    assert [x.name for x in report.examined] == ["1.weight"]
-    (narrow,) = report.unexamined
+    assert report.verdict == "nothing_to_say"
+    wide, narrow = report.unexamined
     assert (narrow.name, narrow.shape) == ("3.weight", (10, 8))
-    assert report.summary == "no evidence in 1 of 2 layers; nothing can be said of 1"
+    assert guard(models.mlp(64, (32,), 10)).summary == (
+        "no evidence in 1 of 2 layers; 1 not examined in full"
+    )
     by_check = {o.check: o for o in narrow.out_of_reach}
     assert by_check["one_entry"].reason == "narrow"
-    assert by_check["one_entry"].most == one_entry.reach(8, 10)  # its columns come nearer
+    assert by_check["one_entry"].most == one_entry.reach(10, 8)
     assert by_check["one_entry"].threshold > by_check["one_entry"].most
     assert by_check["bias_size"].reason == "small"
     assert by_check["bias_size"].most is None
-    wide = report.examined[0]
     assert set(wide.checks) == {"one_entry", "constant_row"}
     assert {"mirrored", "repeated"} <= {o.check for o in wide.out_of_reach}
     # of a check that spoke the layer where it could have: not the narrow one
@@ -252,7 +292,7 @@ def test_other_reasons_are_told_apart():
     }
     report = guard(state)
     layers = {x.name: x for x in report.layers}
-    assert report.summary == "no evidence in 1 of 4 layers; nothing can be said of 3"
+    assert report.summary == "no evidence in 1 of 4 layers; 3 not examined in full"
     assert layers["tokens.weight"].reason == "table"
     assert layers["c.weight"].reason == "unread"
     assert {o.reason for o in layers["rnn.weight_ih_l0"].out_of_reach} == {"kind"}
@@ -262,10 +302,10 @@ def test_other_reasons_are_told_apart():
     assert {o.reason for o in short.layers[0].out_of_reach} == {"level"}
 
 
-def test_a_layer_of_zeros_holds_nothing_and_is_examined():
-    module = nn.Linear(64, 10)
-    nn.init.zeros_(module.weight)
-    nn.init.zeros_(module.bias)
-    report = guard(module)
-    assert report.verdict == "no_evidence"
-    assert report.examined
+def test_of_a_layer_of_zeros_there_is_nothing_to_say():
+    for rows in (10, 64):
+        state = {"weight": np.zeros((rows, 64))}
+        report = guard(state)
+        assert (report.verdict, report.p_value) == ("nothing_to_say", None)
+        assert {o.reason for o in report.layers[0].out_of_reach} == {"zero"}
+        assert not report.layers[0].checks
