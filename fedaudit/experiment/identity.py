@@ -212,7 +212,9 @@ def files_named_in(values: Any, at: str = "") -> dict[str, str]:
     elif isinstance(values, str | os.PathLike):
         text = os.fspath(values)
         named = at.endswith("path") or _FILE.search(text) or os.path.isfile(text)
-        if named and not _CODE.match(text):
+        # a folder around this one holds the run itself, which grows
+        around = os.path.isdir(text) and Path.cwd().is_relative_to(Path(text).resolve())
+        if named and not around and not _CODE.match(text):
             found[f"{at} = {text}"] = contents_of(text)
     return found
 

@@ -195,6 +195,7 @@ def test_files_and_folders_that_settings_name(home):
     named = {"task": {"kind": "mlp", "at": ["./models"], "factory": "m:f"}, "x": {"y": "word"}}
     before = files_named_in(named)
     assert list(before) == ["task.at = ./models", "x.y = word"]
+    assert files_named_in({"trace": {"purpose": "/"}, "at": "./"}) == {}, "too much, and it grows"
     Path("models/a.bin").rename("models/b.bin")
     Path("word").write_text("2")
     after = files_named_in(named)
