@@ -176,7 +176,9 @@ class Coverage:
 
 def _shown(m: Message, layouts: Mapping[str, Layout]) -> set[str]:
     """Kinds that one message with content shows to whoever receives it."""
-    out = {_kind_of(layout, e.role) for layout in m.parts for e in layouts[layout].entries}
+    out: set[str] = set()
+    if m.kind != "masked":  # a mask hides what it lies on, whatever crosses beside it
+        out = {_kind_of(layout, e.role) for layout in m.parts for e in layouts[layout].entries}
     out |= {"metadata"} if m.metadata else set()
     return {*out, "weight", *(["sender"] if m.sender != ANONYMOUS else [])}
 

@@ -30,6 +30,7 @@ def recorded(
     absent=False,
     sealed=False,
     listed=True,
+    kind="delta",
 ):
     """A trace of two rounds in which clients send what is asked for, and nothing else."""
     federation = {"clients": list(CLIENTS), "hubs": [SERVER]} if listed else {}
@@ -49,7 +50,7 @@ def recorded(
                     messages.send("masked", client, AGGREGATOR, None, step=1, size=16)
                 else:
                     messages.send(
-                        "delta", client if names else ANONYMOUS, SERVER, payload, step=1,
+                        kind, client if names else ANONYMOUS, SERVER, payload, step=1,
                         weight=weights[i], metadata=metadata,
                     )  # fmt: skip
             if sealed:
@@ -150,6 +151,8 @@ def test_a_secure_sum_covers_no_update_that_arrives_in_the_clear(name, tmp_path)
     assert count(recorded(tmp_path / "t", name=name, covers=kinds, **more)) == 3
     assert count(recorded(tmp_path / "n", name=name, covers=kinds, names=True, **more)) == 4
     assert count(recorded(tmp_path / "s", name=name, covers=kinds, sealed=True)) == 0
+    # masked numbers are on record, and show nothing of what lies beneath
+    assert count(recorded(tmp_path / "m", name=name, covers=("parameter",), kind="masked")) == 0
     # noise leaves tensors in the clear, and covers them
     assert count(recorded(tmp_path / "noise", name="update_noise", covers=("parameter",))) == 0
 
