@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -98,8 +99,9 @@ def file_format(path: Path) -> Format:
             got=ascii(str(path)),
             remedy="rename the file or folder",
         )
-    if not path.exists():
-        near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    # os.path: a name that is too long is a file that is not there, not an error of its own
+    if not os.path.exists(path):
+        near = [p.name for p in path.parent.iterdir()] if os.path.isdir(path.parent) else []
         raise DataError(
             f"there is no file {path}",
             expected="a file or folder that exists",

@@ -42,3 +42,9 @@ def test_the_name_of_a_file_has_to_be_text(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not UTF-8") as caught:
         read(path, label="y")
     assert str(caught.value).encode("utf-8")
+
+
+@pytest.mark.parametrize("name", ["x" * 5_000 + ".csv", "x" * 300 + "/y.csv"])
+def test_a_name_that_is_too_long_is_a_file_that_is_not_there(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match="there is no file"):
+        read(tmp_path / name)
