@@ -216,7 +216,7 @@ def is_lost(path: Path) -> bool:
     """Whether a file is gone or has no bytes, as a power cut leaves one that was being written."""
     try:
         return path.stat().st_size == 0
-    except OSError:
+    except (OSError, ValueError):  # a name with a NUL is a ValueError
         return True
 
 

@@ -21,6 +21,7 @@ from fedaudit.files import (
     DEEPEST,
     MOST_BYTES,
     Unreadable,
+    is_lost,
     make_folder,
     parse_json,
     parse_toml,
@@ -100,6 +101,17 @@ def test_only_regular_files_are_read(tmp_path: Path):
     assert not refused(tmp_path).absent
     refused(tmp_path / "a\x00b")
     refused(pipe, sha256_of)
+
+
+def test_what_is_lost(tmp_path: Path):
+    file = tmp_path / "f"
+    assert is_lost(file)
+    file.touch()
+    assert is_lost(file)
+    file.write_text("x", encoding="utf-8")
+    assert not is_lost(file)
+    assert is_lost(tmp_path / "a\x00b")
+    assert is_lost(tmp_path / ("x" * 5_000))
 
 
 def test_an_empty_file_is_told_from_a_wrong_one(tmp_path: Path):
