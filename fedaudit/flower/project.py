@@ -51,9 +51,7 @@ def read_project(folder: str | os.PathLike[str]) -> Project:
     app = raw["tool"]["flwr"]["app"]
     parts = app["components"]
     for part in ("serverapp", "clientapp"):
-        module = Path(*parts[part].partition(":")[0].split("."))
-        files = (root / module.with_suffix(".py"), root / module / "__init__.py")
-        if not is_dotted(parts[part]) or not any(file.is_file() for file in files):
+        if not is_dotted(parts[part]) or not _source_of(root, parts[part]):
             raise ConfigError(
                 f"the app's {part} is not there",
                 expected=f"a file for {part} = {parts[part][:80]!r}",
@@ -63,6 +61,12 @@ def read_project(folder: str | os.PathLike[str]) -> Project:
     name = raw.get("project", {}).get("name", root.name)
     config = flat(app.get("config", {}))
     return Project(name, parts["serverapp"], parts["clientapp"], config)
+
+
+def _source_of(root: Path, where: str) -> bool:
+    """Whether the module of "package.module:object" lies below `root`."""
+    module = root / Path(*where.partition(":")[0].split("."))
+    return module.with_suffix(".py").is_file() or (module / "__init__.py").is_file()
 
 
 def is_dotted(name: str) -> bool:

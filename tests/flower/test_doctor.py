@@ -271,6 +271,7 @@ def test_folders_that_are_no_app_say_why(app, tmp_path):
         ("[project]\nname='x'\n", "components"),
         ("not toml", "valid TOML"),
         (PROJECT.replace("shop.client", "shop.gone"), "clientapp is not there"),
+        (PROJECT.replace("shop.client:app", ""), "clientapp is not there"),
     ):
         with pytest.raises(ConfigError, match=match):
             examine(app(project=project))
