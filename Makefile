@@ -73,10 +73,10 @@ reproduce-attribution-smollm: $(VENV)/dev.stamp
 
 # Flower pins older versions of several libraries: an environment of its own.
 test-flower: .venv-flower/stamp  ## what needs Flower: recording, doctor, engine
-	.venv-flower/bin/python -m pytest tests/flower tests/cli/test_flower.py tests/cli/test_sites.py -m "not nightly and not network"
+	.venv-flower/bin/python -m pytest tests/recorders/flower tests/cli/test_flower.py tests/cli/test_sites.py -m "not nightly and not network"
 
 nightly-flower: .venv-flower/stamp  ## Flower's own runtimes: Ray, and a SuperLink whose nodes are lost and come back
-	.venv-flower/bin/python -m pytest tests/nightly/test_flower.py tests/flower tests/cli/test_flower.py tests/cli/test_sites.py -m "nightly or network"
+	.venv-flower/bin/python -m pytest tests/nightly/test_flower.py tests/recorders/flower tests/cli/test_flower.py tests/cli/test_sites.py -m "nightly or network"
 
 .venv-flower/stamp: pyproject.toml constraints-flower.txt
 	$(PYTHON) -m venv .venv-flower
@@ -85,7 +85,7 @@ nightly-flower: .venv-flower/stamp  ## Flower's own runtimes: Ray, and a SuperLi
 
 # transformers and peft are heavy, and nothing else is checked against them: an environment of its own.
 test-text: .venv-text/stamp  ## what needs transformers and peft: language models, adapters, their watermark
-	OMP_NUM_THREADS=1 .venv-text/bin/python -m pytest tests/tasks tests/watermarks tests/experiment/test_marks.py -m "text and not nightly and not network"
+	OMP_NUM_THREADS=1 .venv-text/bin/python -m pytest tests/tasks tests/watermarks tests/setup/test_marks.py -m "text and not nightly and not network"
 
 nightly-text: .venv-text/stamp  ## the same with a real language model, which is downloaded
 	.venv-text/bin/python -m pytest tests/nightly -m "text and (nightly or network)"

@@ -35,7 +35,7 @@ from torch import nn
 from fedaudit.audits.active_membership import games
 from fedaudit.audits.active_membership.adversary import FullyConnected
 from fedaudit.audits.active_membership.games import Challenge, Universe
-from fedaudit.experiment.probing import channel_of
+from fedaudit.knowledge.probing import channel_of
 from fedaudit.protections.local_dp.protection import LocalDP
 
 

@@ -45,7 +45,7 @@ from fedaudit.audits.fingerprint.features import (
 from fedaudit.audits.fingerprint.linkers import distances, kmeans, match
 from fedaudit.audits.fingerprint.products import inverse_lengths
 from fedaudit.layout import Layout
-from fedaudit.stats.clustering import adjusted_rand
+from fedaudit.stats import clustering
 from fedaudit.trace import ANONYMOUS, SERVER, Recorder, Trace, Truth, TruthRecorder
 
 
@@ -162,11 +162,11 @@ def cluster(args: argparse.Namespace, rng: np.random.Generator) -> dict[str, flo
         fast.append(seconds(ours))
         out[f"raw, {restarts} restarts"] = slow
     own = statistics.median(fast)
-    ari = adjusted_rand(truth, labels["ours"])
+    ari = clustering.scores(truth, labels["ours"])["adjusted_rand"]
     print(f"clustering {len(rows):,} updates of d={d:,}: {own:.2f} s, ten restarts, ARI {ari:.3f}")
     for restarts in args.restarts:
         slow = out[f"raw, {restarts} restarts"]
-        other = adjusted_rand(truth, labels[f"raw {restarts}"])
+        other = clustering.scores(truth, labels[f"raw {restarts}"])["adjusted_rand"]
         print(
             f"  KMeans on raw rows, {restarts} restart(s): {slow:.1f} s, ARI {other:.3f}: "
             f"{slow / own:.0f}x"

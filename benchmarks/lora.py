@@ -34,8 +34,8 @@ from torch import nn
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData, Trainer
 from fedaudit.randomness import Seed
-from fedaudit.tasks.generation import Reading
-from fedaudit.tasks.lora import LoRA
+from fedaudit.tasks.generation import ModelReader
+from fedaudit.tasks.lora import AdapterLoRA
 from fedaudit.tasks.models import TinyGPT
 from fedaudit.tasks.task import seeded
 
@@ -58,8 +58,8 @@ def base() -> TinyGPT:
     return model
 
 
-def adapters(model: nn.Module) -> LoRA:
-    return LoRA(
+def adapters(model: nn.Module) -> AdapterLoRA:
+    return AdapterLoRA(
         model, Numbers(), LENGTH, rank=RANK, scale=2.0, targets=("all-linear",), seed=Seed(1)
     )
 
@@ -172,7 +172,7 @@ def as_gpt2(model: TinyGPT) -> Any:
     return twin.eval(), names
 
 
-def candidates(count: int) -> tuple[Reading, torch.Tensor, Any, list[dict[str, torch.Tensor]]]:
+def candidates(count: int) -> tuple[ModelReader, torch.Tensor, Any, list[dict[str, torch.Tensor]]]:
     """Adapters as our rows, and as states of a GPT-2 wrapped by peft with the same weights."""
     model = base()
     with torch.no_grad():
@@ -192,7 +192,7 @@ def candidates(count: int) -> tuple[Reading, torch.Tensor, Any, list[dict[str, t
             theirs = next(t for t, ours in names.items() if ours == layer)
             state[f"base_model.model.transformer.h.{i}.{theirs}.lora_{kind}"] = value
         states.append(state)
-    return Reading(task), rows, wrapped, states
+    return ModelReader(task), rows, wrapped, states
 
 
 def some_prompts(count: int, length: int) -> torch.Tensor:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from timing import interleaved, ratio
 
-from fedaudit.protections.secure_aggregation import Client, Quantiser, SecureAggregator, Server
+from fedaudit.protections.secure_aggregation import Client, RingQuantiser, SecureAggregator, Server
 from fedaudit.protections.secure_aggregation.ring import subset_sum
 
 
@@ -89,7 +89,7 @@ def main() -> None:
     print(f"one thread, load {os.getloadavg()[0]:.1f}")
     rng = np.random.default_rng(0)
     updates = rng.normal(size=(k, d)).astype(np.float32)
-    ring = np.stack([Quantiser(16.0, k).encode(u) for u in updates])
+    ring = np.stack([RingQuantiser(16.0, k).encode(u) for u in updates])
     clients = ready_clients(k, max(2, k // 2), d)
     seeds = rng.integers(0, 2**32, size=(k, k))
     keys = [[rng.bytes(16) for _ in range(k)] for _ in range(k)]

@@ -29,11 +29,11 @@ from torch import nn
 
 from fedaudit.audits.topology_inference.channels import gather
 from fedaudit.audits.topology_inference.features import Place
-from fedaudit.experiment.build import build
-from fedaudit.experiment.config import load
-from fedaudit.experiment.shadows import ShadowFederations, of_run
 from fedaudit.federation.engine import Federation
+from fedaudit.knowledge.shadows import ShadowFederations, of_run
 from fedaudit.randomness import Seed
+from fedaudit.setup.config import load
+from fedaudit.setup.prepare import build
 from fedaudit.trace import WIRETAP, MemoryRecorder, MemoryTruth
 
 CLIENTS, ROUNDS, BATCH = 50, 20, 16

@@ -33,12 +33,12 @@ from timing import interleaved, ratio
 from torch import Tensor
 from torch.func import functional_call
 
+from fedaudit import knowledge
 from fedaudit.audits.two_stage_membership import TwoStageMembership
 from fedaudit.audits.two_stage_membership.scoring import Asked, Scorer
-from fedaudit.experiment import knowledge
-from fedaudit.experiment.config import load
-from fedaudit.experiment.run import simulate
 from fedaudit.randomness import Seed
+from fedaudit.setup.config import load
+from fedaudit.study.run import simulate
 from fedaudit.tasks.classifier import Classifier
 from fedaudit.tasks.models import cnn, mlp, mlp_vae, published_vae
 from fedaudit.tasks.task import Task

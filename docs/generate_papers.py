@@ -2,7 +2,8 @@
 
 The source is the code itself: tags such as `[FedAttr] Eq. (4)`, `[Fingerprint] Eqs. (10, 11)`,
 `[TwoStage] Lemma 8, Theorem 1` or `[TopologyAwareDP] Section VI-B` in docstrings, comments and
-texts of `fedaudit/**/*.py`. A tag with an unknown key or in another form is an error.
+texts of `fedaudit/**/*.py` and `reproductions/**/*.py`. A tag with an unknown key or in another
+form is an error.
 
     python docs/generate_papers.py           write the page
     python docs/generate_papers.py --check   exit 1 if the page is stale
@@ -20,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "papers.md"
+SOURCES = ("fedaudit", "reproductions")
 
 PAPERS = {
     "FedAttr": (
@@ -198,7 +200,7 @@ def page(uses: Iterable[Use]) -> str:
 
 def sources() -> Mapping[str, str]:
     """Every file of the package: path in the repository -> text."""
-    files = sorted((ROOT / "fedaudit").rglob("*.py"))
+    files = sorted(f for folder in SOURCES for f in (ROOT / folder).rglob("*.py"))
     return {f.relative_to(ROOT).as_posix(): f.read_text(encoding="utf-8") for f in files}
 
 

@@ -1,6 +1,6 @@
 """fedaudit: what a federation gives away, to whom, and what to change.
 
-The public surface, at most twenty names, loaded when first used: `import fedaudit` loads neither
+The public surface, at most thirty names, loaded when first used: `import fedaudit` loads neither
 torch nor anything that draws.
 """
 
@@ -30,8 +30,9 @@ _WHERE = {
     "Trace": "fedaudit.trace",
     "Truth": "fedaudit.trace",
     "FedauditError": "fedaudit.errors",
-    "audit": "fedaudit.experiment",
-    "run": "fedaudit.experiment.study",
+    "audit": "fedaudit.study",
+    "guard": "fedaudit.decide.received",
+    "run": "fedaudit.study.study",
 }
 
 __all__ = sorted(_WHERE)

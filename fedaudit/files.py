@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from fedaudit.errors import ConfigError, FedauditError, IntegrityError
+from fedaudit.errors import ConfigError, FedauditError, IntegrityError, TraceError
 from fedaudit.shapes import Shape, misfit
 
 if TYPE_CHECKING:
@@ -515,3 +515,13 @@ def write_atomically(path: Path, content: str | bytes, *, private: bool = False)
     raw = content.encode() if isinstance(content, str) else content
     with replacing(path, private=private) as descriptor:
         write_all(descriptor, raw)
+
+
+def unwritable(folder: Path, error: OSError) -> TraceError:
+    """The error for a folder that cannot be written."""
+    return TraceError(
+        f"cannot write to {folder}",
+        expected="a folder that can be written",
+        got=error.strerror or str(error),
+        remedy="choose another folder with --out",
+    )

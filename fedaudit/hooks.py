@@ -4,7 +4,7 @@
     broadcast  the model on its way to a receiver
     gradient   per example, before anything is summed
     step       the sum over one batch
-    upload     what leaves a client, and who is said to have sent it
+    upload     what leaves a client, under which sender name
     aggregate  the sum over clients, before it is divided
 
 A protection is a hook held by an honest party, a probe is a hook held by the adversary. The wire is
@@ -21,23 +21,24 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Indices
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedaudit.accounting import Exposure, Guarantee
     from fedaudit.randomness import Seed
 
-Indices = npt.NDArray[np.int64]
 
 PLACES = ("data", "broadcast", "gradient", "step", "upload", "aggregate")
 
 
 @dataclass(frozen=True)
 class Leg:
-    """A hop on which a message was sealed: who handed how many bytes to whom is all that shows.
+    """A hop of a sealed message: only sender, receiver and size are visible.
 
-    `kind` of message where it is not that of the uploads; `query` the number of the question that
-    it belongs to, if there are several in a round.
+    `kind` of message, if it differs from that of the uploads; `query` the number of the query it
+    belongs to, if a round has several.
     """
 
     sender: str
@@ -48,29 +49,30 @@ class Leg:
 
 
 @dataclass(frozen=True)
-class Question:
-    """A sum that was asked for through secure aggregation, and what came back.
+class SumQuery:
+    """A sum requested through secure aggregation, and its answer.
 
     `clients` (n,) whose updates are in the sum (or would have been); `row` (d,) the answer, None if
-    there was none; `metadata` of the question (why it was refused), `told` of its answer.
+    the query was refused or failed; `metadata` of the query (why it was refused); `answer_metadata`
+    of the answer.
     """
 
     clients: Indices
     row: Tensor | None
     metadata: Mapping[str, float | int | str | bool] = field(default_factory=dict)
-    told: Mapping[str, float | int | str | bool] = field(default_factory=dict)
+    answer_metadata: Mapping[str, float | int | str | bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Uploads:
-    """What leaves the clients in one round, as the receiver will see it.
+    """The uploads of one round, as the receiver sees them.
 
-    `rows` (n, d); `senders` (n,) as written on the wire; `weights` (n,) what the aggregate
-    multiplies a row by; `kind` of message; `metadata` (n,) whatever else travels in the clear;
-    `origin` (n,) the client each row truly comes from, for the truth alone (-1: no single one);
-    `total_weight` what the sum is divided by (0: the sum failed, and there is no row); `legs`
-    sealed hops before the last one; `questions` all sums that were asked for, in order, where there
-    is a ledger of them. Question 0 is then the training aggregate, and its answer is `rows` itself.
+    `rows` (n, d); `senders` (n,) as written on the wire; `weights` (n,) the factor of each row in
+    the aggregate; `kind` of message; `metadata` (n,) sent in the clear with each row; `origin` (n,)
+    the true client of each row, recorded in the truth only (-1: no single client); `total_weight`
+    the divisor of the sum (0: the sum failed, and there is no row); `legs` sealed hops before the
+    last one; `queries` all sums requested in this round, in order, if the protection keeps a
+    ledger. Query 0 is then the training aggregate, and its answer is `rows`.
     """
 
     rows: Tensor
@@ -81,15 +83,15 @@ class Uploads:
     kind: str = "delta"
     metadata: tuple[Mapping[str, float | int | str | bool], ...] = ()
     legs: tuple[Leg, ...] = field(default=())
-    questions: tuple[Question, ...] = field(default=())
+    queries: tuple[SumQuery, ...] = field(default=())
 
 
 class Hook:
-    """Does nothing in all six places. Override the ones where the hook acts.
+    """A hook that does nothing. Override the places where your hook acts.
 
-    `name` is the word in a config; `covers` names what of an upload it protects, so that a trace
-    can be checked for what left a client beside it: "parameter", "buffer", "weight", "metadata",
-    "sender". `trust` says who must be honest for it to hold.
+    `name` is the word in a config; `covers` lists the parts of an upload that it protects
+    ("parameter", "buffer", "weight", "metadata", "sender"), so that a trace can be checked for
+    parts that left unprotected; `trust` names the parties who must be honest.
     """
 
     name: ClassVar[str] = ""
@@ -98,25 +100,52 @@ class Hook:
 
     #: bound on the norm of one example's gradient; the trainer clips in its kernel
     clip_norm: float | None = None
-    #: whose gradient is clipped: one example's, or the sum over a record's or a person's examples
+    #: the unit of clipping: one example's gradient, or the sum over a record or a person
     clip_unit: str = "record"
-    #: whether sums are asked for by name: a recording then holds a ledger of questions
+    #: whether the server requests sums over named clients: a trace then holds a ledger of queries
     asks: ClassVar[bool] = False
-    #: "poisson" where the guarantee needs it; None leaves the config's choice
+    #: whether only sums leave, no single update
+    only_sums: ClassVar[bool] = False
+    #: whether single updates leave without their senders' names
+    hides_senders: ClassVar[bool] = False
+    #: the party that stands between clients and server
+    between: ClassVar[str] = ""
+    #: whether it leaves sum and training as they are: on a stored trace it can be applied exactly
+    exact_afterwards: ClassVar[bool] = False
+    #: whether it takes whole models as well as updates
+    takes_models: ClassVar[bool] = False
+    #: whether features need bounds that are fixed before any record is seen
+    fixed_domain: ClassVar[bool] = False
+    #: how much longer a training step takes with it
+    slowdown: ClassVar[float] = 1.0
+    #: "poisson" if the guarantee needs Poisson batches; None keeps the config's choice
     sampling: ClassVar[Literal["shuffle", "poisson"] | None] = None
 
     def declare(self) -> dict[str, Any]:
-        """What is announced in the manifest of a trace: public by nature."""
+        """The public description of this hook, written to the manifest of a trace."""
         return {"name": self.name, "covers": list(self.covers), "trust": self.trust}
+
+    @property
+    def subset_sums(self) -> bool:
+        """Whether sums over parts of the clients are asked for."""
+        return False
+
+    def queries(self, clients: int) -> int:
+        """Sums that are asked for in a round of so many clients, about."""
+        return 0
+
+    def remarks(self) -> tuple[str, ...]:
+        """What a user should know of these settings before a run."""
+        return ()
 
     def check_clients(self, count: int) -> None:
         """Raise if this hook does not fit a federation of `count` clients."""
 
     def check_round(self, count: int) -> None:
-        """The same for `count` uploads that are aggregated together."""
+        """Raise if this hook does not fit `count` uploads that are aggregated together."""
 
     def resolved(self, exposures: Sequence[Exposure]) -> Hook:
-        """This hook with whatever depends on the federation filled in (a target epsilon)."""
+        """This hook with settings computed from the federation (noise for a target epsilon)."""
         return self
 
     def repeated(self, copies: int) -> Hook:
@@ -124,34 +153,34 @@ class Hook:
         return self
 
     def guarantee(self, client: int, exposure: Exposure) -> Guarantee | None:
-        """What one client is promised after its exposure; None if nothing is promised."""
+        """The formal guarantee of one client after its exposure; None if there is none."""
         return None
 
     def data(self, x: Tensor, y: Tensor, *, client: int, seed: Seed) -> tuple[Tensor, Tensor]:
-        """One client's examples, once, before the first round."""
+        """Change one client's examples; called once, before the first round."""
         return x, y
 
     def broadcast(
         self, model: Tensor, *, receivers: Indices, round_number: int, seed: Seed
     ) -> Tensor:
-        """The model (d,) for all receivers; return (d,), or (K, d) for a row each."""
+        """Change the model (d,) sent to all receivers; return (d,), or (K, d) for one row each."""
         return model
 
     def gradient(self, each: Tensor) -> Tensor:
-        """Per-example gradients (K, B, d)."""
+        """Change per-example gradients (K, B, d)."""
         return each
 
     def step(
         self, sums: Tensor, *, clients: Indices, round_number: int, step: int, seed: Seed
     ) -> None:
-        """The sums (K, d) of one batch of each client, changed in place."""
+        """Change the batch sums (K, d) of the clients, in place."""
 
     def upload(self, uploads: Uploads, *, round_number: int, seed: Seed) -> Uploads:
-        """What leaves the clients."""
+        """Change the uploads of a round."""
         return uploads
 
     def aggregate(self, total: Tensor, *, round_number: int, seed: Seed) -> Tensor:
-        """The weighted sum over clients (d,)."""
+        """Change the weighted sum over clients (d,)."""
         return total
 
     def acts_at(self, place: str) -> bool:

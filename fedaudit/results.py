@@ -276,6 +276,17 @@ class AuditResult:
         if self.known and self.status != "ok":
             raise ValueError(f"what is known outright is a result, not {self.status!r}")
 
+    @property
+    def undecided(self) -> bool:
+        """Whether the headline is a proven range, no point, with its baseline inside: no chance is
+        in it, and yet either side may be true."""
+        if self.headline is None:
+            return False
+        e = self.estimates[self.headline]
+        baseline = e.baseline if e.baseline is not None else 0.0
+        across = e.low <= baseline < e.high if self.greater_is_leak else e.low < baseline <= e.high
+        return e.confidence >= 1 and across
+
     def to_json(self) -> str:
         """Strict JSON, keys in the order of the fields."""
         return json.dumps(_plain(self), indent=1, allow_nan=False) + "\n"

@@ -1,10 +1,9 @@
-"""Where the updates of a round stand: in memory, or in a file that memory is mapped to.
+"""Storage for the updates of a round: in memory, or in a memory-mapped temporary file.
 
-Clients train in blocks, so a model that is too large to stack is trained one client at a time; but
-the round needs all their updates (n, d) until it is summed and recorded. Where these are more than
-a quarter of the machine's memory they stand in an unnamed temporary file (`TMPDIR` says where),
-which the system reads and writes as pages are needed. Nobody else can open it, and it is gone when
-the round is.
+Clients train in blocks, so a model too large to stack trains one client at a time; but a round
+keeps all updates (n, d) until they are summed and recorded. Updates larger than a quarter of the
+machine's memory go to an unnamed temporary file (in `TMPDIR`), which the system pages in and out.
+No other process can open the file; it disappears with the round.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SHARE = 4
-"""What stands in memory may take one part in so many of it."""
+"""Updates stay in memory up to this fraction of it: one part in `SHARE`."""
 
 
 @functools.cache
 def memory() -> int:
-    """Bytes that this process may use: the machine's, or fewer where a container allows fewer."""
+    """Bytes this process may use: the machine's memory, or a container's lower limit."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         allowed = Path("/sys/fs/cgroup/memory.max").read_text().strip()
@@ -41,8 +40,8 @@ def memory() -> int:
     return min(total, int(allowed)) if allowed.isdigit() else total
 
 
-def space(n: int, width: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
-    """Room for rows (n, width): uninitialised memory, or zeros in a mapped temporary file."""
+def empty_array(n: int, width: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+    """Array for rows (n, width): uninitialised memory, or zeros in a mapped temporary file."""
     size = math.prod((n, width, np.dtype(dtype).itemsize))
     if size <= memory() // SHARE:
         return np.empty((n, width), dtype)
@@ -59,18 +58,18 @@ def space(n: int, width: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[
         return np.memmap(file, dtype, mode="r+", shape=(n, width))
 
 
-def tensor(n: int, width: int) -> Tensor:
-    """`space` for float32 rows, as a tensor."""
+def empty_rows(n: int, width: int) -> Tensor:
+    """Tensor for float32 rows (n, width), from `empty_array` if large."""
     import torch
 
     if 4 * n * width <= memory() // SHARE:
         return torch.empty(n, width)
-    return torch.from_numpy(space(n, width))
+    return torch.from_numpy(empty_array(n, width))
 
 
-def taken(rows: Tensor, order: Sequence[int] | npt.NDArray[np.int64]) -> Tensor:
-    """Rows (n, d) in another order, or some of them: a copy."""
+def take_rows(rows: Tensor, order: Sequence[int] | npt.NDArray[np.int64]) -> Tensor:
+    """Copy rows (n, d) in the given order; `order` may select some of them."""
     import torch
 
     index = torch.as_tensor(np.asarray(order, dtype=np.int64))
-    return torch.index_select(rows, 0, index, out=tensor(len(index), rows.shape[1]))
+    return torch.index_select(rows, 0, index, out=empty_rows(len(index), rows.shape[1]))

@@ -1,7 +1,17 @@
 """From the words of a config to checked objects: unknown names refused with the nearest valid one.
 
-A settings object is a frozen keyword-only dataclass. Types are checked strictly by pydantic: a
-number in quotes is not a number. Values are checked by the dataclass itself, at birth.
+A settings object is a frozen keyword-only dataclass. Pydantic checks the types of a config
+strictly: a number in quotes is not a number. `@checked` checks the values at birth, whoever makes
+the object: a field's type says what is allowed.
+
+    @dataclass(frozen=True, kw_only=True)
+    @checked("training")
+    class Training:
+        learning_rate: Positive = 0.1
+        steps: Count | None = None
+        threshold: Annotated[int, Ge(2), "a sum over one client is no secret"] = 5
+
+`require` checks single values, for arguments of functions. A text in `Annotated` says why.
 """
 
 from __future__ import annotations
@@ -9,14 +19,40 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import math
+import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from fedaudit.errors import ConfigError, nearest
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+
+from fedaudit.errors import ConfigError, FedauditError, UsageError, nearest
 
 T = TypeVar("T")
+Test = Callable[[Any], bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class EachOnce:
+    """Constraint of a list: no value appears twice."""
+
+
+Positive = Annotated[float, Gt(0)]
+PositiveFinite = Annotated[float, Gt(0), Lt(math.inf)]
+NonNegative = Annotated[float, Ge(0)]
+Finite = Annotated[float, Gt(-math.inf), Lt(math.inf)]
+Fraction = Annotated[float, Gt(0), Lt(1)]
+Share = Annotated[float, Ge(0), Le(1)]
+ShareAboveZero = Annotated[float, Gt(0), Le(1)]
+ShareBelowOne = Annotated[float, Ge(0), Lt(1)]
+Whole = Annotated[int, Ge(0)]
+Count = Annotated[int, Ge(1)]
+AtLeastTwo = Annotated[int, Ge(2)]
+SeedNumber = Annotated[int, Ge(0), Lt(2**64)]
 
 
 def check(cls: type[T], given: Mapping[str, Any], where: str, *, also: Iterable[str] = ()) -> T:
@@ -106,6 +142,133 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
         ) from None
 
 
+# -- values ---------------------------------------------------------------------------------------
+
+
+def checked(
+    where: str, *, error: type[FedauditError] = ConfigError
+) -> Callable[[type[T]], type[T]]:
+    """Check a dataclass's own fields against their types at birth, before its `__post_init__`.
+
+    Written below `@dataclass`. `where` is the section's name in messages. Only fields with a
+    constraint or a choice of words are checked; a subclass checks the fields that it adds.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        own = inspect.get_annotations(cls)
+        then = getattr(cls, "__post_init__", None)
+        rules: list[tuple[str, Any, Test]] | None = None
+
+        def __post_init__(self: Any) -> None:
+            nonlocal rules
+            if rules is None:  # at the first birth: every name in the types is known by then
+                hints = typing.get_type_hints(cls, include_extras=True)
+                found = ((name, hints[name]) for name in hints if name in own)
+                rules = [(name, hint, test) for name, hint in found if (test := _test(hint))]
+            for name, hint, test in rules:
+                if not test(value := getattr(self, name)):
+                    default = type(self).__dataclass_fields__[name].default
+                    raise _refusal(error, f"{where}.{name}", value, hint, _advice(name, default))
+            if then is not None:
+                then(self)
+
+        cls.__post_init__ = __post_init__  # type: ignore[attr-defined]
+        return cls
+
+    return decorate
+
+
+def require(
+    hint: Any,
+    error: type[FedauditError] = UsageError,
+    /,
+    *,
+    remedy: str | None = None,
+    **values: Any,
+) -> None:
+    """Raise `error` for the first of `values` that the constrained type `hint` does not allow."""
+    test = _test(hint)
+    assert test is not None, f"{hint} has no constraint"
+    for name, value in values.items():
+        if not test(value):
+            raise _refusal(error, name, value, hint, remedy)
+
+
+def _refusal(
+    error: type[FedauditError], name: str, value: Any, hint: Any, remedy: str | None
+) -> FedauditError:
+    choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
+    if choices and isinstance(value, str):
+        remedy = nearest(value, [str(c) for c in choices])
+    return error(f"{name} is out of range", expected=_spell(hint), got=repr(value), remedy=remedy)
+
+
+def _advice(name: str, default: Any) -> str:
+    """What to write instead of a refused value: the default where there is one."""
+    if default is dataclasses.MISSING:
+        return f"correct {name}"
+    return f"leave {name} out" if default is None else f"{name} = {json.dumps(default)}"
+
+
+@cache
+def _test(hint: Any) -> Test | None:
+    """The test of a value against a type; None for a type without constraint or choice."""
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return lambda value: value in inside
+    if origin is Annotated:
+        return _within(inside[0], inside[1:])
+    if origin in (typing.Union, types.UnionType):
+        if not any(_test(a) for a in inside):
+            return None
+        tests = [_test(a) or _of_type(a) for a in inside]
+        return lambda value: any(test(value) for test in tests)
+    if origin in (tuple, Sequence) and len([a for a in inside if a is not ...]) == 1:
+        each = _test(inside[0])
+        return each and (lambda value: isinstance(value, tuple | list) and all(map(each, value)))
+    return None
+
+
+def _of_type(hint: Any) -> Test:
+    """The test of a plain type, for an unconstrained member of a union."""
+    kind = typing.get_origin(hint) or hint
+    if kind is float:
+        return _is_number
+    if kind is int:
+        return _is_whole
+    return lambda value: isinstance(value, kind)
+
+
+def _within(base: Any, limits: Sequence[Any]) -> Test:
+    tests = [_test(base) or _of_type(base)]
+    tests += [_HOLDS[type(m)](m) for m in limits if type(m) in _HOLDS]  # a text is the reason
+
+    def test(value: Any) -> bool:
+        return all(holds(value) for holds in tests)
+
+    return test
+
+
+_HOLDS: dict[type, Callable[[Any], Test]] = {  # NaN fails every comparison
+    Gt: lambda m: lambda value: value > m.gt,
+    Ge: lambda m: lambda value: value >= m.ge,
+    Lt: lambda m: lambda value: value < m.lt,
+    Le: lambda m: lambda value: value <= m.le,
+    MinLen: lambda m: lambda value: len(value) >= m.min_length,
+    EachOnce: lambda _: lambda value: len(set(value)) == len(value),
+}
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is float or (isinstance(value, Real) and not isinstance(value, bool))
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+
+
+# -- words ----------------------------------------------------------------------------------------
+
 _TOML_TYPES = {
     str: "the text",
     bool: "the switch",
@@ -122,6 +285,9 @@ def _spell(hint: Any) -> str:
     origin = typing.get_origin(hint)
     if origin is typing.Literal:
         return " or ".join(repr(a) for a in typing.get_args(hint))
+    if origin is Annotated:
+        base, *limits = typing.get_args(hint)
+        return _limited(_spell(base), limits)
     if hint is float:
         return "a number"
     if hint is int:
@@ -135,7 +301,7 @@ def _spell(hint: Any) -> str:
     if origin in (tuple, Sequence):
         inside = [a for a in typing.get_args(hint) if a is not Ellipsis]
         many = "" if len(inside) == 1 else f"{len(inside)} "
-        return f"a list of {many}{_PLURALS.get(inside[0], _spell(inside[0]))}"
+        return f"a list of {many}{_plural(inside[0])}"
     if origin in (dict, Mapping):
         return "a table of settings"
     arguments = typing.get_args(hint)
@@ -145,9 +311,45 @@ def _spell(hint: Any) -> str:
     return str(hint)
 
 
+def _plural(hint: Any) -> str:
+    if typing.get_origin(hint) is Annotated:
+        base, *limits = typing.get_args(hint)
+        return _limited(_plural(base), limits)
+    return _PLURALS.get(hint, _spell(hint))
+
+
+def _limited(words: str, limits: Sequence[Any]) -> str:
+    """`words` with their limits: "a number" -> "a finite number above 0"."""
+    at = {type(m): _power(dataclasses.astuple(m)[0]) for m in limits if type(m) in _WORDS}
+    if {at.get(Gt), at.get(Lt)} & {"-inf", "inf"}:
+        words = words.replace("number", "finite number")
+        at = {kind: end for kind, end in at.items() if "inf" not in end}
+    if Ge in at and at.keys() & {Lt, Le}:
+        ends = f"from {at[Ge]} to {at[Le] if Le in at else 'below ' + at[Lt]}"
+    else:
+        ends = " and ".join(f"{word} {at[kind]}" for kind, word in _WORDS.items() if kind in at)
+        ends = ends if Gt in at or Lt in at else ends and f"of {ends}"
+    words = f"{words} {ends}".rstrip()
+    for m in limits:
+        if isinstance(m, MinLen):
+            words += f", at least {m.min_length} of them"
+        elif isinstance(m, EachOnce):
+            words += ", each once"
+        elif isinstance(m, str):
+            words += f": {m}"
+    return words
+
+
+_WORDS = {Gt: "above", Ge: "at least", Lt: "below", Le: "at most"}
+
+
+def _power(end: float) -> str:
+    return "2^64" if end == 2**64 else f"{end:g}" if isinstance(end, float) else str(end)
+
+
 def describe(cls: type) -> dict[str, tuple[str, str]]:
     """Setting -> (type in words, default in TOML) of a settings dataclass."""
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     out = {}
     for f in dataclasses.fields(cls):
         if not f.init:

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from fedaudit.experiment.reuse import code_sha256
+from fedaudit.setup.identity import code_sha256
 from fuzz.campaign import HARMLESS, State, meanings, outcomes, prepared, run_case, table, target_of
 
 STATE = Path(".cache") / "fuzz.jsonl"

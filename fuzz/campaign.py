@@ -47,7 +47,7 @@ class Outcome:
 
 def prepared(root: Path) -> None:
     """The corpus, and the config that a killed run would be resumed with."""
-    from fedaudit.experiment.toml import to_toml
+    from fedaudit.setup.toml import to_toml
     from fuzz import corpus
 
     corpus.build(root)

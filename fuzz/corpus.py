@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from fedaudit import experiment
-from fedaudit.experiment.gate import write_example
-from fedaudit.experiment.seal import seal
-from fedaudit.experiment.study import plan, study
+from fedaudit.decide.gate import write_example
 from fedaudit.protections.guard.calibration import SHIPPED
+from fedaudit.study import run as run_one
+from fedaudit.study.seal import seal
+from fedaudit.study.study import plan, study
 
 HOSPITALS = ("north", "south", "east", "west")
 
@@ -48,7 +48,7 @@ def build(root: Path) -> None:
     """Make every folder of the corpus below `root`."""
     root.mkdir(parents=True)
     data = table(root / "hospitals.csv")
-    experiment.run(config(data), root / "run")
+    run_one(config(data), root / "run")
     (root / "run" / "promised.json").write_text(_promised(root / "run"))
     seal(root / "run", "results")
     _stopped(root / "half", data)
@@ -58,7 +58,7 @@ def build(root: Path) -> None:
     masked = config(
         data, protections={"secure_aggregation": {"threshold": 2}}, audits={"coverage": {}}
     )
-    experiment.run(masked, root / "sums")
+    run_one(masked, root / "sums")
     _policies(root / "policies")
     _configs(root / "configs", data)
     _plans(root / "plans")
@@ -76,7 +76,7 @@ def _stopped(folder: Path, data: Path) -> None:
             raise KeyboardInterrupt
 
     with contextlib.suppress(KeyboardInterrupt):
-        experiment.run(config(data), folder, progress=progress)
+        run_one(config(data), folder, progress=progress)
 
 
 def _promised(run: Path) -> str:
@@ -101,8 +101,8 @@ def _policies(folder: Path) -> None:
 
 
 def _configs(folder: Path, data: Path) -> None:
-    from fedaudit.experiment.study import built_in_text
-    from fedaudit.experiment.toml import to_toml
+    from fedaudit.setup.toml import to_toml
+    from fedaudit.study.study import built_in_text
 
     folder.mkdir()
     (folder / "own.toml").write_text(to_toml(config(data)))
@@ -162,7 +162,7 @@ def _sites(folder: Path) -> None:
         "federation": "f",
     }
     (folder / "guesses.json").write_text(json.dumps(raw, indent=1, sort_keys=True) + "\n")
-    from fedaudit.experiment.sites.files import sha256
+    from fedaudit.sites.files import sha256
 
     for site in ("a", "b"):
         links = {"cosine": {"links": 4, "found": 3, "expected": 2.0}}
@@ -201,7 +201,7 @@ def _models(folder: Path) -> None:
 
 def _loose(folder: Path) -> None:
     from fedaudit.data.fetch.sources import SOURCES
-    from fedaudit.experiment.reuse import code_sha256
+    from fedaudit.setup.identity import code_sha256
 
     folder.mkdir()
     history = {"history": [[1.0, 0.1, 20]], "mechanism": "rdp"}

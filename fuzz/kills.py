@@ -58,7 +58,7 @@ def trace_of(out: Path) -> str:
 
 def prepare(root: Path) -> Path:
     """A config of many short rounds."""
-    from fedaudit.experiment.toml import to_toml
+    from fedaudit.setup.toml import to_toml
 
     root.mkdir(parents=True, exist_ok=True)
     data = table(root / "hospitals.csv")

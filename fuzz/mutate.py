@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from fedaudit.errors import ConfigError
-from fedaudit.experiment.toml import toml_value
+from fedaudit.setup.toml import toml_value
 
 # -- bytes ----------------------------------------------------------------------------------------
 

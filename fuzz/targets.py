@@ -50,7 +50,7 @@ def sealed(damage: Damage) -> Damage:
     """Damage, and then a new seal over the run: what reads the file has to notice by itself."""
 
     def then_seal(folder: Path, rng: Random) -> str:
-        from fedaudit.experiment.seal import PARTS, seal
+        from fedaudit.study.seal import PARTS, seal
 
         said = damage(folder, rng)
         for part in PARTS:
@@ -105,13 +105,13 @@ def _or_refused(call: Callable[..., Any], *given: Any) -> Any:
 
 
 def audit_trace(folder: Path) -> None:
-    from fedaudit import experiment
+    from fedaudit import study
 
-    experiment.audit(folder / "trace", ["coverage", "fingerprint"], out=folder / "out")
+    study.audit(folder / "trace", ["coverage", "fingerprint"], out=folder / "out")
 
 
 def plan_of_trace(folder: Path) -> None:
-    from fedaudit.experiment import plan
+    from fedaudit.decide import query_plans as plan
 
     plan.check(folder)
 
@@ -126,13 +126,13 @@ def retention(folder: Path) -> None:
 
 
 def report(folder: Path) -> None:
-    from fedaudit.experiment import report
+    from fedaudit.study import report
 
     report(folder)
 
 
 def gate_run(folder: Path) -> None:
-    from fedaudit.experiment.gate import gate
+    from fedaudit.decide.gate import gate
 
     limits = [
         {"metric": "fingerprint.linkage_accuracy", "at_most": 1.0},
@@ -144,13 +144,13 @@ def gate_run(folder: Path) -> None:
 
 
 def diff_run(folder: Path) -> None:
-    from fedaudit.experiment.diff import diff
+    from fedaudit.decide.diff.compare import diff
 
     diff(folder, folder)
 
 
 def verify_run(folder: Path) -> None:
-    from fedaudit.experiment.seal import examine, examine_contents, require_seal
+    from fedaudit.study.seal import examine, examine_contents, require_seal
 
     examine(folder)
     examine_contents(folder)
@@ -158,19 +158,19 @@ def verify_run(folder: Path) -> None:
 
 
 def audit_run(folder: Path) -> None:
-    from fedaudit import experiment
+    from fedaudit import study
 
-    experiment.audit(folder, ["coverage"])
+    study.audit(folder, ["coverage"])
 
 
 def resume(folder: Path) -> str:
     """Run the same config into the folder, as after a kill; the trace has to come out the same."""
     import tomllib
 
-    from fedaudit import experiment
+    from fedaudit import study
     from fedaudit.trace import Trace
 
-    experiment.run(tomllib.loads((folder.parent / "config-of-run.toml").read_text()), folder)
+    study.run(tomllib.loads((folder.parent / "config-of-run.toml").read_text()), folder)
     return Trace.open(folder).sha256
 
 
@@ -184,7 +184,7 @@ def read_truth(folder: Path) -> str:
 
 
 def report_study(folder: Path) -> None:
-    from fedaudit.experiment.study import report
+    from fedaudit.study.study import report
 
     for error in report(folder).failed.values():
         raise error  # the other runs were reported; the command ends with this one's code
@@ -210,11 +210,11 @@ def each(pattern: str, use: Callable[[Path], Any]) -> Use:
 
 
 def load_config(file: Path) -> None:
-    from fedaudit.experiment.study import describe, foreseen, plan
+    from fedaudit.study.study import describe, estimate_costs, plan
 
     parts = plan([file])
     if all(_quick(p.config) for p in parts):
-        describe(parts, foreseen(parts))
+        describe(parts, estimate_costs(parts))
 
 
 def _quick(config: Any) -> bool:
@@ -224,21 +224,21 @@ def _quick(config: Any) -> bool:
 
 
 def load_policy(file: Path) -> None:
-    from fedaudit.experiment.gate import load_policy
-    from fedaudit.experiment.harden.limits import load_limits
+    from fedaudit.decide.gate import load_policy
+    from fedaudit.decide.harden.limits import load_limits
 
     load_policy(file)
     load_limits(file)
 
 
 def check_plan(file: Path) -> None:
-    from fedaudit.experiment import plan
+    from fedaudit.decide import query_plans as plan
 
     plan.check(file)
 
 
 def allocate(folder: Path) -> None:
-    from fedaudit.experiment.allocate.clients import read_clients
+    from fedaudit.allocate.clients import read_clients
 
     read_clients(folder / "clients.csv", "size", "region", None, folder / "edges.txt")
 
@@ -258,15 +258,15 @@ def read_data(file: Path) -> None:
 
 
 def merge_sites(folder: Path) -> None:
-    from fedaudit.experiment.sites import merge
+    from fedaudit.sites import merge
 
     counts = [folder / "counts-a.json", folder / "counts-b.json"]
     merge(folder / "guesses.json", counts, folder / "out")
 
 
 def score_site(folder: Path) -> None:
-    from fedaudit.experiment.sites.files import GUESSES, KEY, read, read_asked
-    from fedaudit.experiment.sites.score import _score_members
+    from fedaudit.sites.files import GUESSES, KEY, read, read_asked
+    from fedaudit.sites.score import _score_members
 
     read_asked(folder / "asked.npz")
     raw = read(folder / "guesses.json", GUESSES)
@@ -288,20 +288,20 @@ def guard_model(folder: Path) -> None:
 
 
 def opacus(folder: Path) -> None:
-    from fedaudit.experiment.promised import read_opacus
+    from fedaudit.study.promised import read_opacus
 
     read_opacus(folder / "opacus.json", 1e-5, ["a", "b"])
 
 
 def lock(folder: Path) -> None:
-    from fedaudit.experiment.lock import alone_in
+    from fedaudit.study.lock import alone_in
 
     with alone_in(folder):
         pass
 
 
 def cell(folder: Path) -> None:
-    from fedaudit.experiment.sweep import _stored
+    from fedaudit.study.sweep import _stored
 
     _stored(folder, {"audits": {}})
 
@@ -313,7 +313,7 @@ def fetched(folder: Path) -> None:
 
 
 def flower_app(folder: Path) -> None:
-    from fedaudit.flower.project import read_project
+    from fedaudit.recorders.flower.project import read_project
 
     read_project(folder)
 

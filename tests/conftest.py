@@ -53,7 +53,7 @@ class Done(NamedTuple):
 @pytest.fixture(scope="session", autouse=True)
 def _same_seed_for_all():
     """Configs without a seed get the same one: what a test measures does not depend on the day."""
-    from fedaudit.experiment import seeds
+    from fedaudit.setup import seeds
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(seeds, "draw", lambda: 1)
@@ -63,7 +63,7 @@ def _same_seed_for_all():
 @pytest.fixture
 def drawn_seeds(monkeypatch):
     """Seeds are drawn, as they are outside of tests."""
-    from fedaudit.experiment import seeds
+    from fedaudit.setup import seeds
 
     monkeypatch.setattr(seeds, "draw", lambda: secrets.randbits(seeds.BITS))
 

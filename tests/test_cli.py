@@ -427,7 +427,7 @@ def test_init_does_not_overwrite(command, tmp_path):
     ],
 )
 def test_too_little_memory_is_said_and_not_shown_as_a_traceback(in_process, monkeypatch, error):
-    from fedaudit.experiment import study
+    from fedaudit.study import study
 
     def fail(*_, **__):
         raise error
@@ -440,7 +440,7 @@ def test_too_little_memory_is_said_and_not_shown_as_a_traceback(in_process, monk
 
 
 def test_another_error_of_the_same_class_is_not_called_memory(in_process, monkeypatch):
-    from fedaudit.experiment import study
+    from fedaudit.study import study
 
     def fail(*_, **__):
         raise RuntimeError("a mistake of ours")

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from fedaudit.errors import ConfigError, UsageError
-from fedaudit.experiment.promised import read_opacus
 from fedaudit.matching import listed, match_clients
+from fedaudit.study.promised import read_opacus
 
 WHERE = {"what": "noise", "values_in": "the file", "clients_in": "the data"}
 

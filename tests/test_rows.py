@@ -26,12 +26,12 @@ def mapped(array) -> bool:
 
 
 def test_what_fits_stands_in_memory():
-    assert not mapped(rows.space(3, 4))
+    assert not mapped(rows.empty_array(3, 4))
     assert rows.memory() > 1 << 28
 
 
 def test_what_does_not_fit_stands_in_a_file_without_a_name(small):
-    found = rows.space(3, 1000, np.float16)
+    found = rows.empty_array(3, 1000, np.float16)
     assert mapped(found)
     assert found.shape == (3, 1000)
     assert found.dtype == np.float16
@@ -41,7 +41,7 @@ def test_what_does_not_fit_stands_in_a_file_without_a_name(small):
 
 
 def test_a_tensor_over_the_file_is_written_in_place(small):
-    t = rows.tensor(2, 50)
+    t = rows.empty_rows(2, 50)
     t.copy_(torch.arange(100.0).view(2, 50))
     assert t.sum() == 4950
     assert t.numpy().base is not None
@@ -50,14 +50,14 @@ def test_a_tensor_over_the_file_is_written_in_place(small):
 @pytest.mark.parametrize("order", [[2, 0, 1], [1], np.array([0, 0, 2])])
 def test_taken_is_indexing(small, order):
     t = torch.arange(12.0).view(3, 4)
-    assert torch.equal(rows.taken(t, order), t[torch.as_tensor(order)])
+    assert torch.equal(rows.take_rows(t, order), t[torch.as_tensor(order)])
 
 
 def test_no_room_anywhere_says_how_much_was_asked_for(small, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(rows.shutil, "disk_usage", lambda _: usage(10, 9, 1))
     with pytest.raises(DataError, match=r"8,000 bytes for 2 rows of 1,000 numbers"):
-        rows.space(2, 1000)
+        rows.empty_array(2, 1000)
 
 
 def test_a_container_that_allows_less_counts(monkeypatch, tmp_path):

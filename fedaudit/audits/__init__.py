@@ -1,1 +1,49 @@
-"""One file or folder per method; each audit attacks a view, and is scored against the truth."""
+"""One file or folder per method; each audit attacks a view, and is scored against the truth.
+
+`AUDITS` is the one list of them: an audit is its folder and its line here. Classes load when they
+are first used, so that a list of names costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedaudit.audits.active_membership import ActiveMembership
+    from fedaudit.audits.attribution import Attribution
+    from fedaudit.audits.coverage import Coverage
+    from fedaudit.audits.fingerprint import Fingerprint
+    from fedaudit.audits.query_plan import QueryPlan
+    from fedaudit.audits.topology_inference import TopologyInference
+    from fedaudit.audits.two_stage_membership import TwoStageMembership
+
+AUDITS = {
+    "active_membership": "fedaudit.audits.active_membership:ActiveMembership",
+    "attribution": "fedaudit.audits.attribution:Attribution",
+    "coverage": "fedaudit.audits.coverage:Coverage",
+    "fingerprint": "fedaudit.audits.fingerprint:Fingerprint",
+    "query_plan": "fedaudit.audits.query_plan:QueryPlan",
+    "topology_inference": "fedaudit.audits.topology_inference:TopologyInference",
+    "two_stage_membership": "fedaudit.audits.two_stage_membership:TwoStageMembership",
+}
+"""Name in a config -> module and class."""
+
+__all__ = [
+    "AUDITS",
+    "ActiveMembership",
+    "Attribution",
+    "Coverage",
+    "Fingerprint",
+    "QueryPlan",
+    "TopologyInference",
+    "TwoStageMembership",
+]
+
+
+def __getattr__(name: str) -> Any:
+    for place in AUDITS.values():
+        module, _, found = place.partition(":")
+        if found == name:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

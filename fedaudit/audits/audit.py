@@ -14,9 +14,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.audits.planning import (
+    CHEAP,
+    Aim,
+    Recorded,
+    SampleSize,
+    Setting,
+    Shape,
+    from_width,
+)
 from fedaudit.errors import NotApplicable
 from fedaudit.layout import Layout
-from fedaudit.results import AuditResult
+from fedaudit.results import AuditResult, Need
 from fedaudit.trace import ANONYMOUS, Truth, View
 
 if TYPE_CHECKING:
@@ -140,15 +149,20 @@ class Knowledge:
 
 
 class Audit(Protocol):
-    """A frozen keyword-only dataclass that is its own config.
+    """A frozen keyword-only dataclass that is its own config. Audits derive from it.
 
-    `needs` names what of `Knowledge` it cannot do without.
+    `needs` names the parts of `Knowledge` that it cannot do without; `on_recording` says how it is
+    asked about a recording of other software.
+
+    What a run plans with has defaults here: `cost`, `missing`, `check_recorded`, `samples` and
+    `samples_before`. An audit overrides those about which it can say more.
     """
 
     name: ClassVar[str]
     question: ClassVar[str]
     source: ClassVar[str]
-    needs: ClassVar[tuple[str, ...]]
+    needs: ClassVar[tuple[str, ...]] = ()
+    on_recording: ClassVar[str] = "with fedaudit audit TRACE"
 
     @property
     def vantage(self) -> str: ...
@@ -156,6 +170,31 @@ class Audit(Protocol):
     def attack(self, view: View, knowledge: Knowledge, rng: np.random.Generator) -> Any: ...
 
     def score(self, guess: Any, truth: Truth | None, rng: np.random.Generator) -> AuditResult: ...
+
+    def cost(self, shape: Shape) -> float:
+        """Seconds this audit takes on the machine that the rates in `planning` come from."""
+        return CHEAP
+
+    def missing(self, setting: Setting) -> Need | None:
+        """What the federation of a config will not give this audit; None where nothing is known
+        to be missing. The attack may still find that something is."""
+        return None
+
+    def check_recorded(self, layout: Layout) -> None:
+        """Raise ConfigError where this audit asks for tensors that are not recorded."""
+        return
+
+    @classmethod
+    def samples(cls, result: AuditResult, recorded: Recorded, aim: Aim) -> list[SampleSize]:
+        """What a result with a headline rests on, and what it needs to show the aim's effect."""
+        assert result.headline is not None
+        return [from_width(result, result.headline, aim)]
+
+    @classmethod
+    def samples_before(cls, aim: Aim) -> list[SampleSize]:
+        """What the audit needs to show the aim's effect, before anything is recorded."""
+        how = "not known before a run: audit one, then fedaudit power RUN"
+        return [SampleSize(audit=cls.name, measure="headline", how=how)]
 
 
 def columns_for(model: Layout, recorded: Layout) -> npt.NDArray[np.int64] | None:

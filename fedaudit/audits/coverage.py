@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedaudit.audits.audit import Knowledge
+from fedaudit.audits.audit import Audit, Knowledge
 from fedaudit.audits.outright import need_uploads
+from fedaudit.audits.planning import Aim, Recorded, SampleSize, counted, counted_headline
 from fedaudit.layout import Layout
 from fedaudit.results import AuditResult, Estimate
 from fedaudit.trace import AGGREGATOR, ANONYMOUS, PUBLIC, Truth, View
@@ -69,14 +70,22 @@ class CoverageGuess:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Coverage:
+class Coverage(Audit):
     """What left a client outside the declared protection, by name."""
 
     name: ClassVar[str] = "coverage"
     question: ClassVar[str] = "What left a client outside the declared protection?"
     source: ClassVar[str] = "count over the message tables of the trace"
-    needs: ClassVar[tuple[str, ...]] = ()
+    on_recording: ClassVar[str] = "what left a client outside of every declared protection"
     vantage: str = "wiretap"
+
+    @classmethod
+    def samples(cls, result: AuditResult, recorded: Recorded, aim: Aim) -> list[SampleSize]:
+        return [counted_headline(result)]
+
+    @classmethod
+    def samples_before(cls, aim: Aim) -> list[SampleSize]:
+        return [counted(cls.name, "kinds_outside_protection")]
 
     def attack(self, view: View, knowledge: Knowledge, rng: np.random.Generator) -> CoverageGuess:
         # whoever is no known middleman is a client, listed or not: nobody's message is left out

@@ -68,8 +68,15 @@ def single_updates(view: View, tensor: str) -> list[Carried]:
             got="uploads of regions",
             remedy=f'audit as a region sees it: vantage = "{regions}"',
         )
-    assert lacking is not None  # there is at least one round
-    raise lacking
+    if lacking is not None:
+        raise lacking
+    raise NotApplicable(
+        f"{view.vantage} sees no single client's update but its own",
+        code="no_single_updates",
+        expected="uploads of other clients",
+        got="own uploads only",
+        remedy='audit as the server sees it: vantage = "server"',
+    )
 
 
 def need_uploads(view: View) -> None:

@@ -23,17 +23,23 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.audits.audit import Knowledge
+from fedaudit.arrays import Floats, Rows
+from fedaudit.audits.audit import Audit, Knowledge
 from fedaudit.audits.outright import single_updates
+from fedaudit.audits.planning import (
+    Aim,
+    Recorded,
+    SampleSize,
+    Setting,
+    counted,
+    counted_headline,
+)
 from fedaudit.errors import ConfigError, NotApplicable, NothingToSay, NotObservable, TraceError
-from fedaudit.results import AuditResult, Estimate, Underpowered
+from fedaudit.results import AuditResult, Estimate, Need, Underpowered
 from fedaudit.stats import intervals, query_algebra
 from fedaudit.stats.plan_design import best_guess
 from fedaudit.trace import Truth, View
 from fedaudit.trace.ledger import Asked, asked
-
-Floats = npt.NDArray[np.float64]
-Rows = npt.NDArray[np.float32]
 
 PERSISTENCE = 2 / 3
 """What the best linear guess takes to stay of an update from round to round."""
@@ -152,7 +158,7 @@ class PlanGuess:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueryPlan:
+class QueryPlan(Audit):
     """Which clients can be solved for from the sums that were asked for, round by round.
 
     `threshold` is the smallest group that may be exposed (default: what secure aggregation
@@ -163,7 +169,7 @@ class QueryPlan:
     name: ClassVar[str] = "query_plan"
     question: ClassVar[str] = "What do the sums that were asked for give away together?"
     source: ClassVar[str] = "row space of the ledger's queries; [FedAttr] Section 4.1"
-    needs: ClassVar[tuple[str, ...]] = ()
+    on_recording: ClassVar[str] = "on the sums that were asked for"
     vantage: str = "server"
     threshold: int | None = None
     solve: int = 20
@@ -185,6 +191,33 @@ class QueryPlan:
                     got=str(getattr(self, name)),
                     remedy="correct the value, or leave it out for its default",
                 )
+
+    def missing(self, setting: Setting) -> Need | None:
+        if setting.sums_by:
+            return None
+        if setting.recording:
+            return Need(code="no_sums", what="nothing is summed by secure aggregation")
+        if setting.hidden:
+            what = "no sums are asked for: add [protections.secure_aggregation]"
+            return Need(code="no_sums", what=what)
+        return None  # named updates need no sums: they are known as they are
+
+    @classmethod
+    def samples(cls, result: AuditResult, recorded: Recorded, aim: Aim) -> list[SampleSize]:
+        found = counted_headline(result)
+        if not result.undecided:
+            return [found]
+        head = result.estimates[found.measure]
+        how = (
+            f"the search ended undecided, {head.low:g} to {head.high:g}: no more rounds help, "
+            "fewer queries a round, disjoint groups (`fedaudit plan design`) or another threshold "
+            "do"
+        )
+        return [replace(found, how=how)]
+
+    @classmethod
+    def samples_before(cls, aim: Aim) -> list[SampleSize]:
+        return [counted(cls.name, "smallest_exposed_group")]
 
     def attack(self, view: View, knowledge: Knowledge, rng: np.random.Generator) -> PlanGuess:
         ledgers = [asked(view, number) for number in view.rounds]

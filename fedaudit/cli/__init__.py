@@ -1,4 +1,4 @@
-"""The command line: parses arguments, calls the experiment, prints. One file per group of commands.
+"""The command line: parses arguments, calls the public functions, prints.
 
 Exit codes: 0 done, 2 usage or config, 3 data or trace, 4 leak or policy not kept (gate, guard, plan
 check, ldp check), 5 nothing can be said (guard), 130 interrupted, 1 anything else.
@@ -12,39 +12,10 @@ import sys
 
 import typer
 
-from fedaudit.cli import (
-    allocate,
-    begin,
-    data,
-    decide,
-    flower,
-    guard,
-    harden,
-    ldp,
-    plan,
-    runs,
-    sites,
-    verify,
-)
 from fedaudit.cli.app import app
 from fedaudit.errors import FedauditError
 
-__all__ = [
-    "allocate",
-    "app",
-    "begin",
-    "data",
-    "decide",
-    "flower",
-    "guard",
-    "harden",
-    "ldp",
-    "main",
-    "plan",
-    "runs",
-    "sites",
-    "verify",
-]
+__all__ = ["app", "main"]
 
 
 def main() -> None:
@@ -58,7 +29,7 @@ def main() -> None:
         typer.echo("fedaudit: stopped", err=True)
         raise SystemExit(130) from None
     except BrokenPipeError:
-        # whoever read our output has gone, as `head` does; the interpreter must not try again
+        # the reader of our output has gone, as `head` does: do not write at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
     except OSError as error:

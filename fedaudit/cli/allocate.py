@@ -10,7 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from fedaudit.cli.app import app
+from fedaudit.allocate import allocate
+from fedaudit.allocate.base import USUAL
+from fedaudit.allocate.page import show
+from fedaudit.cli.app import new_app
 from fedaudit.cli.output import Bar, Quiet, console, interruptible
 from fedaudit.errors import UsageError
 
@@ -28,6 +31,9 @@ class Objective(StrEnum):
 class By(StrEnum):
     pld = "pld"
     rdp = "rdp"
+
+
+app = new_app()
 
 
 @app.command("allocate")
@@ -60,7 +66,7 @@ def allocate_command(
         typer.Option("--group-column", "--organisation-column", help="Organisation or region."),
     ] = None,
     client_column: Annotated[
-        str | None, typer.Option(help="Name of a client; default: found by itself.")
+        str | None, typer.Option(help="Column with client names; default: detected.")
     ] = None,
     edges: Annotated[
         Path | None, typer.Option(help="Edge list: two clients a line, by comma or blanks.")
@@ -84,10 +90,11 @@ def allocate_command(
         typer.Option(help="What the budget counts: every client alike, or noise in the model."),
     ] = Weights.equal,
     optimise: Annotated[
-        Objective, typer.Option(help="Which bound is balanced.")
+        Objective, typer.Option(help="Which bound is equalised over clients.")
     ] = Objective.published,
     delta: Annotated[
-        float | None, typer.Option(help="Of the epsilons; default 1e-5 where sizes are known.")
+        float | None,
+        typer.Option(help="Delta of the epsilons; default 1e-5 where sizes are known."),
     ] = None,
     steps_per_round: Annotated[
         str | None,
@@ -96,14 +103,12 @@ def allocate_command(
             "else 1."
         ),
     ] = None,
-    window: Annotated[
-        int | None, typer.Option(help="Keys are changed after so many rounds.")
-    ] = None,
+    window: Annotated[int | None, typer.Option(help="Rounds after which keys are changed.")] = None,
     accountant: Annotated[By, typer.Option(help="How epsilons are composed.")] = By.pld,
-    out: Annotated[Path, typer.Option(help="Folder of the files.")] = Path("fedaudit-allocation"),
+    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("fedaudit-allocation"),
     quiet: Quiet = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print all of it as JSON on standard output.")
+        bool, typer.Option("--json", help="Print everything as JSON on standard output.")
     ] = False,
 ) -> None:
     """Allocate DP-SGD noise to clients under one budget; CSV, JSON and a config are written."""
@@ -111,9 +116,6 @@ def allocate_command(
         interruptible("the same command again; or --accountant rdp"),
         Bar(quiet or as_json) as bar,
     ):
-        from fedaudit.experiment.allocate import allocate
-        from fedaudit.experiment.allocate.base import USUAL
-
         config = USUAL if config is None and USUAL.is_file() else config
         done = allocate(
             clients,
@@ -142,8 +144,6 @@ def allocate_command(
     if as_json:
         typer.echo(json.dumps(done.document, indent=1, allow_nan=False))
         return
-    from fedaudit.report.allocation import show
-
     show(console(), done.document)
     if not quiet:
         typer.echo(f"\nwrote allocation.csv, allocation.json and dp_sgd.toml to {out}")

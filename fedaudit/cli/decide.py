@@ -8,14 +8,26 @@ from typing import Annotated, Any
 
 import typer
 
-from fedaudit.cli.app import app
+from fedaudit.audits.planning import Aim
+from fedaudit.cli.app import new_app
 from fedaudit.cli.output import Names, console, interruptible
-from fedaudit.files import read_bytes
+from fedaudit.decide.diff.compare import diff
+from fedaudit.decide.diff.page import plain_diff, show_diff
+from fedaudit.decide.gate import gate, write_example
+from fedaudit.decide.gate import page as words
+from fedaudit.decide.power.page import plain_power, show_power
+from fedaudit.decide.power.sample_sizes import power_of_audit, power_of_run
+from fedaudit.errors import UsageError
+from fedaudit.files import read_bytes, write_atomically
+from fedaudit.study.seal import check_signature
 
 POLICY_FAILED = 4
 """Exit code of a policy that is not kept, and of `diff --fail-on-worse`."""
 
 PrintJson = Annotated[bool, typer.Option("--json", help="Print as JSON on standard output.")]
+
+
+app = new_app()
 
 
 @app.command("gate")
@@ -46,8 +58,6 @@ def gate_command(
     Exit codes: 0 all limits kept, 4 a limit is broken or has no evidence, 2 the command or the
     policy is wrong, 3 the run cannot be read.
     """
-    from fedaudit.experiment.gate import gate, write_example
-
     if init is not None:
         _refuse_beside("--init", run=run, policy=policy, junit=junit, sarif=sarif, json=json_file)
         write_example(init, force)
@@ -55,12 +65,8 @@ def gate_command(
         return
     if run is None or policy is None:
         raise _incomplete(run, policy)
-    from fedaudit.report import gate as words
-
     with interruptible("nothing was changed"):
         if require_signature is not None:
-            from fedaudit.experiment.seal import check_signature
-
             check_signature(run, read_bytes(require_signature))
         found = gate(run, policy, allow=allow or (), names=names)
     plain = json.dumps(words.plain(found), indent=1, allow_nan=False) + "\n"
@@ -80,9 +86,9 @@ def gate_command(
 @app.command("diff")
 def diff_command(
     first: Annotated[Path, typer.Argument(help="A run, or a study: before.")],
-    second: Annotated[Path, typer.Argument(help="The same, now.")],
+    second: Annotated[Path, typer.Argument(help="A run, or a study: after.")],
     everything: Annotated[
-        bool, typer.Option("--all", help="Also estimates that did not change.")
+        bool, typer.Option("--all", help="Also print estimates that did not change.")
     ] = False,
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Compare even two different federations.")
@@ -94,9 +100,6 @@ def diff_command(
     as_json: PrintJson = False,
 ) -> None:
     """What got worse and what better between two runs of one federation, beyond the intervals."""
-    from fedaudit.experiment.diff import diff
-    from fedaudit.report.diff import plain_diff, show_diff
-
     with interruptible("nothing was changed"):
         found = diff(first, second, anyway=anyway, names=names)
     if as_json:
@@ -117,10 +120,10 @@ def power_command(
     ] = None,
     effect: Annotated[
         float | None,
-        typer.Option(help="How far above chance the leak is that should be found."),
+        typer.Option(help="Smallest leak to find, as a distance from chance."),
     ] = None,
-    power: Annotated[float, typer.Option(help="Probability to find it.")] = 0.9,
-    confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
+    power: Annotated[float, typer.Option(help="Probability of finding it.")] = 0.9,
+    confidence: Annotated[float, typer.Option(help="Confidence of the intervals.")] = 0.95,
     clients: Annotated[
         int | None, typer.Option(help="Without a run: clients of the federation (20).")
     ] = None,
@@ -136,10 +139,6 @@ def power_command(
 
     Of a run: what it has, the smallest leak it would have shown, and what the wanted one takes.
     """
-    from fedaudit.errors import UsageError
-    from fedaudit.experiment.power import Aim, power_of_audit, power_of_run
-    from fedaudit.report.power import plain_power, show_power
-
     if run is None and not audit:
         raise UsageError(
             "nothing to plan for",
@@ -175,9 +174,6 @@ def power_command(
 
 
 def _write(file: Path, text: str) -> None:
-    from fedaudit.errors import UsageError
-    from fedaudit.files import write_atomically
-
     try:
         write_atomically(file, text)
     except OSError as error:
@@ -190,8 +186,6 @@ def _write(file: Path, text: str) -> None:
 
 
 def _refuse_beside(option: str, **others: Any) -> None:
-    from fedaudit.errors import UsageError
-
     given = [name for name, value in others.items() if value is not None]
     if given:
         raise UsageError(
@@ -203,8 +197,6 @@ def _refuse_beside(option: str, **others: Any) -> None:
 
 
 def _incomplete(run: Path | None, policy: Path | None) -> Exception:
-    from fedaudit.errors import UsageError
-
     return UsageError(
         "a gate needs a run and a policy",
         expected="fedaudit gate RUN --policy policy.toml",

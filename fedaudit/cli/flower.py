@@ -8,9 +8,12 @@ from typing import Annotated
 
 import typer
 
-from fedaudit.cli.app import app
+from fedaudit.cli.app import new_app
 from fedaudit.cli.output import AsJson, interruptible
+from fedaudit.recorders.flower import require
+from fedaudit.recorders.flower.doctor import examine
 
+app = new_app()
 flower_app = typer.Typer(help="Apps of Flower: look at them, try them.", no_args_is_help=True)
 app.add_typer(flower_app, name="flower")
 
@@ -18,12 +21,10 @@ app.add_typer(flower_app, name="flower")
 @flower_app.command("doctor")
 def doctor_command(
     folder: Annotated[Path, typer.Argument(help="The app's folder, with its pyproject.toml.")],
-    delta: Annotated[float, typer.Option(help="At which epsilons are told.")] = 1e-5,
+    delta: Annotated[float, typer.Option(help="Delta at which epsilons are stated.")] = 1e-5,
     as_json: AsJson = False,
 ) -> None:
-    """What an app protects, who would see what, which audits apply. Runs nothing of it."""
-    from fedaudit.flower.doctor import examine
-
+    """Say what an app protects, who sees what, and which audits apply. Runs none of its code."""
     found = examine(folder, delta=delta)
     typer.echo(json.dumps(found.to_dict(), indent=1) if as_json else found.text(), nl=as_json)
 
@@ -37,10 +38,8 @@ def try_command(
     ] = None,
 ) -> None:
     """Run an app in this process, without Ray or a SuperLink: quick, and for one machine."""
-    from fedaudit.flower import require
-
     require()
-    from fedaudit.flower.inprocess import parse_settings, run_app
+    from fedaudit.recorders.flower.inprocess import parse_settings, run_app
 
     with interruptible("run it again: an app is not resumed"):
         run_app(folder, nodes, run_config=parse_settings(set_ or ()))

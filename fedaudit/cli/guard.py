@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from fedaudit.cli.app import app
+from fedaudit.cli.app import new_app
+from fedaudit.decide.received import ReceivedModels, guard, own_records
 from fedaudit.errors import UsageError
-
-if TYPE_CHECKING:
-    from fedaudit.protections.guard import Calibration, GuardReport
-    from fedaudit.protections.guard.files import Seen
+from fedaudit.protections.guard import GuardReport
+from fedaudit.protections.guard.files import Seen
+from fedaudit.protections.guard.files import calibrate as calibrated
 
 FLAGGED, NOTHING_TO_SAY = 4, 5
-"""The exit codes where something was found, and where nothing can be said."""
+"""Exit codes: something was found; nothing can be said."""
 SHOWN = 5
-"""Layers that are listed on the terminal; all are in the JSON."""
+"""Most layers that the terminal lists; the JSON has all."""
+
+
+app = new_app()
 
 
 @app.command("guard")
@@ -50,7 +53,9 @@ def guard_command(
             "With --data and --model the checks on own records are in it too."
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Of --calibrate.")] = Path("guard-calibration.json"),
+    out: Annotated[Path, typer.Option(help="File that --calibrate writes.")] = Path(
+        "guard-calibration.json"
+    ),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Is something planted in this model?
@@ -58,9 +63,6 @@ def guard_command(
     Exit codes: 0 no evidence, 4 flagged (planted, or not finite), 5 nothing to say, 2 and 3 input
     that cannot be used, or is not a model.
     """
-    from fedaudit.protections.guard.files import calibrate as calibrated
-    from fedaudit.protections.guard.files import check_trace, is_trace, read_model
-
     if (model is None) == (calibrate is None):
         raise UsageError(
             "what to look at is not clear",
@@ -69,87 +71,34 @@ def guard_command(
             remedy="fedaudit guard received.safetensors",
         )
     if calibrate is not None:
-        made = calibrated(calibrate, **_own(data, factory, label))
+        made = calibrated(calibrate, **own_records(data, factory, label))
         made.write(out)
         least = 1 / (len(made.runs) + 1)
         typer.echo(f"{len(made.runs)} honest runs are ranked, for levels from {least:.2g}: {out}")
         return
-    assert model is not None
-    table = _table(calibration)
-    own = _own(data, factory, label)
-
-    def check(state: Any, before: Any) -> GuardReport:
-        from fedaudit.protections.guard import guard
-
-        return guard(state, before, level=level, calibration=table, sent_as_model=recorded, **own)
-
-    recorded = is_trace(model)  # its messages say what they are
-    if recorded:
-        if previous is not None:
-            raise UsageError(
-                "a trace holds the models before",
-                expected="--previous with a single model",
-                got=f"{previous} beside a trace",
-                remedy="leave --previous out",
-            )
-        from fedaudit.experiment.seal import open_trace
-
-        seen = check_trace(open_trace(model), check, client or ())
-        flagged = [s for s in seen if s.report.flagged]
-        if as_json:
-            typer.echo(json.dumps([_plain(s) for s in seen], indent=1, allow_nan=False))
-        else:
-            _show_trace(seen, flagged)
-        verdicts = {s.report.verdict for s in seen}
-        found = bool(flagged)
+    found = guard(
+        model,
+        previous,
+        data=data,
+        module=factory,
+        label=label,
+        clients=client or (),
+        level=level,
+        calibration=calibration,
+    )
+    if isinstance(found, GuardReport):
+        typer.echo(found.to_json() if as_json else "\n".join(_lines(found)), nl=not as_json)
+        flagged, unsaid = found.flagged, found.verdict == "nothing_to_say"
     else:
-        if client:
-            raise UsageError(
-                "one model has no clients",
-                expected="--client with a trace",
-                got=", ".join(client),
-                remedy="leave --client out",
-            )
-        report = check(read_model(model), None if previous is None else read_model(previous))
-        typer.echo(report.to_json() if as_json else "\n".join(_lines(report)), nl=not as_json)
-        verdicts, found = {report.verdict}, report.flagged
-    if found:
+        if as_json:
+            typer.echo(json.dumps([_plain(s) for s in found.seen], indent=1, allow_nan=False))
+        else:
+            _show_trace(found)
+        flagged, unsaid = bool(found.flagged), bool(found.unsaid)
+    if flagged:
         raise typer.Exit(FLAGGED)
-    if "nothing_to_say" in verdicts:
+    if unsaid:
         raise typer.Exit(NOTHING_TO_SAY)
-
-
-def _table(file: Path | None) -> Calibration | None:
-    from fedaudit.protections.guard import Calibration
-
-    return None if file is None else Calibration.read(file)
-
-
-def _own(data: Path | None, factory: str | None, label: str | None) -> dict[str, Any]:
-    """Own records and the module that reads them."""
-    if data is None and factory is None:
-        return {}
-    if data is None or factory is None:
-        raise UsageError(
-            "own records and a model that reads them go together",
-            expected="--data FILE --model package.module:function, or neither",
-            got="--data alone" if factory is None else "--model alone",
-            remedy="give both",
-        )
-    import torch
-
-    from fedaudit.data.files import read
-    from fedaudit.tasks.catalogue import build_own
-    from fedaudit.tasks.classifier import Classifier
-
-    module = build_own(factory)
-    records = read(data, label=label, one_class=True)
-    examples = Classifier(module).encode(records)
-    y = examples.y
-    if records.classes and all(c.isdecimal() for c in records.classes):
-        # one client may not have every class: a number is the class that it names
-        y = torch.tensor([int(c) for c in records.classes])[y]
-    return {"data": (examples.x, y), "module": module}
 
 
 def _plain(s: Seen) -> dict[str, Any]:
@@ -157,10 +106,10 @@ def _plain(s: Seen) -> dict[str, Any]:
     return {"party": s.party, "round": s.round, "sender": s.sender, **report}
 
 
-def _show_trace(seen: list[Seen], flagged: list[Seen]) -> None:
+def _show_trace(found: ReceivedModels) -> None:
+    seen, flagged, unsaid = found.seen, found.flagged, found.unsaid
     clients = len({s.party for s in seen})
     rounds = len({s.round for s in seen})
-    unsaid = [s for s in seen if s.report.verdict == "nothing_to_say"]
     typer.echo(
         f"{len(flagged)} of {len(seen)} received models were flagged "
         f"({clients} clients, {rounds} rounds)"
@@ -199,7 +148,7 @@ def _lines(report: GuardReport) -> list[str]:
 
 
 def _unsaid(report: GuardReport) -> list[str]:
-    """Layers on which some check could not have raised an alarm, those without any first."""
+    """Lines on layers that some check could not reach, those that none could reach first."""
     partly = [x for x in report.layers if x.checks and x.out_of_reach]
     found = [f"   nothing to say on {x.words}" for x in report.layers if not x.checks]
     found += [f"   in part on {x.words}" for x in partly]

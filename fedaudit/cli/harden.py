@@ -8,12 +8,17 @@ from typing import Annotated
 
 import typer
 
-from fedaudit.cli.app import app
+from fedaudit.cli.app import new_app
 from fedaudit.cli.output import Bar, Quiet, again, console, interruptible
 from fedaudit.cli.runs import Fresh, starting
+from fedaudit.decide.harden import harden
+from fedaudit.decide.harden import page as words
 
 NOT_KEPT = 4
-"""Exit code where nothing was confirmed to keep the limits, as of a gate that fails."""
+"""Exit code when no protection was confirmed to keep the limits."""
+
+
+app = new_app()
 
 
 @app.command("harden")
@@ -34,7 +39,7 @@ def harden_command(
         str | None, typer.Option(help="Time after which the best so far is reported: 90s, 10m.")
     ] = None,
     seeds: Annotated[
-        int, typer.Option(help="Runs per protection, and fresh ones of the choice.")
+        int, typer.Option(help="Runs per protection, and as many fresh runs to confirm the choice.")
     ] = 1,
     only: Annotated[
         list[str] | None,
@@ -45,12 +50,12 @@ def harden_command(
         ),
     ] = None,
     curve: Annotated[
-        int, typer.Option(help="Levels of noise on the trade-off curve at least; 0: as needed.")
+        int, typer.Option(help="Fewest noise levels on the trade-off curve; 0: as needed.")
     ] = 3,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="section.key=value, repeatable.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the search.")] = Path("fedaudit-harden"),
+    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("fedaudit-harden"),
     workers: Annotated[int | None, typer.Option(help="Processes; default: one per core.")] = None,
     fresh: Fresh = False,
     quiet: Quiet = False,
@@ -65,8 +70,6 @@ def harden_command(
     """
     with interruptible(again()), Bar(quiet or as_json) as bar:
         starting(bar, "harden")
-        from fedaudit.experiment.harden import harden
-
         found = harden(
             config,
             limits,
@@ -81,8 +84,6 @@ def harden_command(
             progress=bar,
             fresh=fresh,
         )
-    from fedaudit.report import harden as words
-
     if as_json:
         typer.echo(json.dumps(words.plain(found), indent=1, allow_nan=False))
     else:

@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedaudit.cli.app import app
+from fedaudit.cli.app import new_app
 from fedaudit.cli.output import interruptible
 from fedaudit.errors import UsageError
 from fedaudit.files import parse_json
+from fedaudit.protections.local_dp import make
+from fedaudit.protections.local_dp.check import check_callable, check_mechanism, load_callable
+from fedaudit.randomness import Seed
 
 if TYPE_CHECKING:
-    from fedaudit.protections.local_dp.check import Check
+    from fedaudit.protections.local_dp.check import ClaimCheck
 
+app = new_app()
 ldp_app = typer.Typer(help="Local differential privacy: claims and facts.", no_args_is_help=True)
 app.add_typer(ldp_app, name="ldp")
 
@@ -80,10 +84,6 @@ def ldp_check(
 
     Exit code 4: refuted. 0: consistent, or underpowered.
     """
-    from fedaudit.protections.local_dp import make
-    from fedaudit.protections.local_dp.check import check_callable, check_mechanism, load_callable
-    from fedaudit.randomness import Seed
-
     own = {
         "features": features,
         "alphabet": alphabet,
@@ -178,7 +178,7 @@ def _claim(epsilon: float | None, claim: float | None, given: dict[str, Any]) ->
     return claims[0]
 
 
-def _show(done: Check) -> None:
+def _show(done: ClaimCheck) -> None:
     settings = ", ".join(f"{k} {_word(v)}" for k, v in done.settings.items())
     at = f" at delta {done.delta:g}" if done.delta else ""
     m = done.measured

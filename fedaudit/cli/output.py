@@ -1,4 +1,4 @@
-"""What commands share: progress, interruption, printing, the usual options."""
+"""Shared by all commands: progress, interruption, printing, common options."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ import typer
 
 from fedaudit.errors import Interrupted
 from fedaudit.files import read_text
+from fedaudit.reporting.text import show, show_study
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedaudit.experiment import Run
-    from fedaudit.experiment.foresee import Foreseen
-    from fedaudit.experiment.study import Study
+    from fedaudit.study import Run
+    from fedaudit.study.forecast import Forecast
+    from fedaudit.study.study import Study
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, findings only.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print findings as JSON on standard output.")]
@@ -72,7 +73,7 @@ class Bar:
             task = self._progress.add_task(stage, total=total, completed=done, note=note)
             self._tasks[stage] = task
         elif self._anew(stage, done, total):
-            # what a resumed run finds done says nothing about its speed
+            # rounds that a resumed run finds done must not count towards its speed
             self._progress.reset(self._tasks[stage], total=total, completed=done, note=note)
         else:
             self._progress.update(self._tasks[stage], completed=done, note=note)
@@ -89,7 +90,7 @@ class Bar:
                 console(stderr=True).print(line, markup=False, soft_wrap=True)
 
     def _say(self, stage: str, done: int, total: int, note: str) -> None:
-        """A log gets a line when a stage begins and ends, and at every tenth of the way."""
+        """Print a line when a stage begins and ends, and at every tenth of the way."""
         tenth = done * 10 // max(total, 1) if total >= 10 else 0
         if self._anew(stage, done, total):
             self._said[stage] = -1
@@ -103,7 +104,7 @@ class Bar:
 
 @contextmanager
 def interruptible(advice: str) -> Iterator[None]:
-    """Ctrl-C ends a command with its own exit code and a word on what was kept."""
+    """Turn Ctrl-C into an exit code of its own and a line on what was kept."""
     try:
         yield
     except KeyboardInterrupt:
@@ -124,8 +125,6 @@ def print_run(run: Run, quiet: bool, as_json: bool) -> None:
         }
         typer.echo(json.dumps(plain, indent=1, allow_nan=False))
         return
-    from fedaudit.report.text import show, show_study
-
     to = console()
     if run.chapter is not None:  # clients under the names of the report
         show_study(to, [run.chapter], details=not quiet)
@@ -143,8 +142,6 @@ def print_study(study: Study, quiet: bool, as_json: bool) -> None:
     if as_json:
         typer.echo(read_text(study.path / "results.json"))
         return
-    from fedaudit.report.text import show_study
-
     show_study(console(), study.chapters, details=False)
     for title, error in study.failed.items():
         typer.echo(f"failed: {title}\n{error}", err=True)
@@ -152,12 +149,12 @@ def print_study(study: Study, quiet: bool, as_json: bool) -> None:
         typer.echo(f"\nreport: {study.path / 'report.html'}")
 
 
-def print_plan(lines: Sequence[str], foreseen: Mapping[str, Foreseen], as_json: bool) -> None:
-    """What would be done; on standard output, because it was asked for."""
+def print_plan(lines: Sequence[str], forecasts: Mapping[str, Forecast], as_json: bool) -> None:
+    """Print what a run would do, on standard output."""
     if as_json:
         plain = {
             folder: {s.name: {"seconds": round(s.seconds, 1), "cannot": s.cannot} for s in f.stages}
-            for folder, f in foreseen.items()
+            for folder, f in forecasts.items()
         }
         typer.echo(json.dumps(plain, indent=1))
         return
@@ -166,18 +163,18 @@ def print_plan(lines: Sequence[str], foreseen: Mapping[str, Foreseen], as_json: 
 
 
 def failed_audits(runs: Sequence[Run]) -> list[str]:
-    """Audits that ended in an error: the rest was done, and the command still says so."""
+    """Names of the audits that ended in an error."""
     return [r.audit for run in runs for r in run.results if r.status == "failed"]
 
 
 def unanswered(run: Run, asked: Sequence[str]) -> bool:
-    """Whether none of the audits that were asked for by name could run."""
+    """Whether none of the audits named on the command line could run."""
     return all(r.headline is None for r in run.results if r.audit in asked)
 
 
-def explain_reuse(heard: list[tuple[str, Any]]) -> None:
-    """Which work was there already, and why it counted or did not."""
-    for title, reuse in heard:
+def explain_reuse(reuses: list[tuple[str, Any]]) -> None:
+    """Print which stored work was reused, and why."""
+    for title, reuse in reuses:
         what = "reused" if reuse.reused else "done now"
         where = f"{title}: " if title else ""
         typer.echo(f"{where}{reuse.stage}: {what}; {reuse.why}", err=True)

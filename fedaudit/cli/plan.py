@@ -1,4 +1,4 @@
-"""`fedaudit plan`: which sums may be asked for, before and after they are."""
+"""`fedaudit plan`: check which sums give a client away, and design plans that do not."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedaudit.cli.app import app
+from fedaudit.cli.app import new_app
 from fedaudit.cli.output import interruptible
+from fedaudit.decide.query_plans import check, check_name, design, write_table
+from fedaudit.stats.plan_design import Scores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fedaudit.audits.query_plan import PlanAudit
-    from fedaudit.experiment.plan import Checked, Designs
+    from fedaudit.decide.query_plans import Checked, Designs
     from fedaudit.results import Estimate
     from fedaudit.stats.plan_design import Needed
 
+app = new_app()
 plan_app = typer.Typer(
     help="Query plans of secure aggregation: what they give away, and how to choose one.",
     no_args_is_help=True,
@@ -28,7 +31,7 @@ app.add_typer(plan_app, name="plan")
 PlainJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 MOST_ROWS = 20
 EXPOSED = 4
-"""Exit code where a smaller group is exposed than was promised, as of a gate that fails."""
+"""Exit code when a group below the threshold is exposed."""
 
 
 @plan_app.command("check")
@@ -50,7 +53,7 @@ def plan_check(
             help="Count the sum over all clients among the answers of a table's rounds.",
         ),
     ] = True,
-    vantage: Annotated[str, typer.Option(help="Who asked, in a trace.")] = "server",
+    vantage: Annotated[str, typer.Option(help="Party that asked, in a trace.")] = "server",
     add: Annotated[
         str | None,
         typer.Option(help="One more query: clients by name or number, separated by commas."),
@@ -60,13 +63,11 @@ def plan_check(
     ] = None,
     as_json: PlainJson = False,
 ) -> None:
-    """What the answers to a set of queries give away together, whatever they are.
+    """Say what the answers to a set of queries give away together.
 
     Exit codes: 0 no group below the threshold is exposed, 4 one is (or, with --add, would be), or
     the search was bounded and cannot say; 2 the command is wrong, 3 the queries cannot be read.
     """
-    from fedaudit.experiment.plan import check
-
     checked = check(
         ledger,
         threshold=threshold,
@@ -105,14 +106,11 @@ def plan_design(
     name: Annotated[
         str, typer.Option("--design", help="Which design --csv writes.")
     ] = "partitions",
-    seed: Annotated[int, typer.Option(help="Of plans and simulations.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of plans and simulations.")] = 1,
     as_json: PlainJson = False,
 ) -> None:
     """Plans of disjoint groups: what they attribute, in how many rounds, what they give away."""
     import numpy as np
-
-    from fedaudit.experiment.plan import check_name, design, write_table
-    from fedaudit.stats.plan_design import Scores
 
     check_name(name)
     scores = Scores(

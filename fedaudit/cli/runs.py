@@ -1,4 +1,4 @@
-"""`fedaudit run`, `audit`, `sweep`, `report`: federations, traces and what is found in them."""
+"""`fedaudit run`, `audit`, `sweep`, `report`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedaudit.cli.app import app
+from fedaudit.cli.app import new_app
 from fedaudit.cli.output import (
     AsJson,
     Bar,
@@ -30,11 +30,19 @@ from fedaudit.cli.output import (
 )
 from fedaudit.errors import DataError, Interrupted, UsageError
 from fedaudit.files import read_text
+from fedaudit.recorders.flower.runtime import chosen
+from fedaudit.reporting.text import show_study
+from fedaudit.setup.seeds import BY_HAND
+from fedaudit.study import study
+from fedaudit.study.auditing import audit
+from fedaudit.study.folders import is_study
+from fedaudit.study.sweep import sweep
+from fedaudit.workers import parse_workers, using
 
 
 def starting(bar: Bar, stage: str) -> None:
-    """A bar in a terminal before the heavy imports begin. A log hears of a stage once it is certain
-    that there will be one: a mistake in a config is told first."""
+    """Show a bar at once in a terminal. In a log the first line waits until the config is read, so
+    that a mistake in it comes first."""
     if sys.stderr.isatty():
         bar(stage, 0, 1, "starting")
 
@@ -70,11 +78,14 @@ SplitWork = Annotated[
 ]
 
 
+app = new_app()
+
+
 @app.command("run")
 def run_command(
     configs: Annotated[
         list[Path] | None,
-        typer.Argument(help="TOML files, one per federation; none: the built-in two."),
+        typer.Argument(help="TOML files, one per federation; without any, the two built-in ones."),
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -83,11 +94,11 @@ def run_command(
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Overrides the config's; without any, 64 bits are drawn.")
+        int | None, typer.Option(help="Seed; default: the config's, else 64 random bits.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Run directory.")] = Path("fedaudit-run"),
     thorough: Annotated[
-        bool, typer.Option("--thorough", help="With the changes of the config's [thorough].")
+        bool, typer.Option("--thorough", help="Apply the config's [thorough] section.")
     ] = False,
     plan: Annotated[
         bool, typer.Option("--plan", help="Say what would be done and how long, then stop.")
@@ -102,7 +113,7 @@ def run_command(
         Path | None, typer.Option(help="With --superlink: PEM file that vouches for it (TLS).")
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="With --superlink: no TLS, for a tunnel.")
+        bool, typer.Option("--insecure", help="With --superlink: no TLS, for use inside a tunnel.")
     ] = False,
     timeout: Annotated[
         float, typer.Option(help="With --engine flower: seconds that a round may take.")
@@ -118,12 +129,7 @@ def run_command(
     silent = quiet or as_json
     with interruptible_plan(), Bar(silent) as bar:
         starting(bar, "plan")
-        from fedaudit.cli.flower_engine import chosen
-        from fedaudit.experiment import study
-        from fedaudit.experiment.seeds import BY_HAND
-        from fedaudit.experiment.workers import parse_workers, using
-
-        helped = parse_workers(workers)
+        workers_chosen = parse_workers(workers)
         parts = study.plan(configs or [], overrides=set_ or (), seed=seed, thorough=thorough)
         parts = parts if fresh else study.taken_up(parts, out)
         if not all(part.config.drawn for part in parts):
@@ -132,29 +138,29 @@ def run_command(
             engine, superlink, timeout, root_certificates=root_certificates, insecure=insecure
         )
         bar("plan", 0, 1, "reading the data, looking ahead")
-        foreseen = study.foreseen(parts) if plan or not silent else None
+        forecasts = study.estimate_costs(parts) if plan or not silent else None
         bar("plan", 1, 1, "")
-        if foreseen is not None and not plan:
-            bar.say(*study.describe(parts, foreseen))
+        if forecasts is not None and not plan:
+            bar.say(*study.describe(parts, forecasts))
     if plan:
-        assert foreseen is not None
-        print_plan(study.describe(parts, foreseen), foreseen, as_json)
+        assert forecasts is not None
+        print_plan(study.describe(parts, forecasts), forecasts, as_json)
         return
-    with interruptible(again()), Bar(silent) as bar, using(helped):
-        heard: list[tuple[str, Any]] = []
+    with interruptible(again()), Bar(silent) as bar, using(workers_chosen):
+        reuses: list[tuple[str, Any]] = []
         done = study.study(
             parts,
             out,
             progress=bar,
             names=names,
             engine=trained_by,
-            foreseen=foreseen,
-            explain=lambda title, reuse: heard.append((title, reuse)),
+            forecasts=forecasts,
+            explain=lambda title, reuse: reuses.append((title, reuse)),
             fresh=fresh,
         )
     print_study(done, quiet, as_json)
     if explain_cache:
-        explain_reuse(heard)
+        explain_reuse(reuses)
     if done.failed:
         raise typer.Exit(max(error.exit_code for error in done.failed.values()))
     if failed_audits(done.runs):
@@ -171,7 +177,9 @@ def audit_command(
             help="Audit to run, repeatable; default: those of a run's config, else all.",
         ),
     ] = None,
-    truth: Annotated[Path | None, typer.Option(help="Truth folder, if not beside.")] = None,
+    truth: Annotated[
+        Path | None, typer.Option(help="Truth folder, if it is not beside the trace.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Where results and report go.")] = None,
     as_: Annotated[
         list[str] | None,
@@ -204,10 +212,8 @@ def audit_command(
         Path | None,
         typer.Option(help="JSON of Opacus' accountant.state_dict(), or client -> state_dict()."),
     ] = None,
-    delta: Annotated[
-        float | None, typer.Option(help="At which --opacus is accounted; default: 1e-5.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the audits' own random draws.")] = 1,
+    delta: Annotated[float | None, typer.Option(help="Delta for --opacus; default: 1e-5.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the audits' own random draws.")] = 1,
     trust_code: Annotated[
         bool,
         typer.Option(
@@ -232,14 +238,11 @@ def audit_command(
         )
     with interruptible(again()), Bar(quiet or as_json) as bar:
         starting(bar, "audit")
-        from fedaudit import experiment
-        from fedaudit.experiment.workers import parse_workers, using
-
-        heard: list[tuple[str, Any]] = []
-        helped = parse_workers(workers)
+        reuses: list[tuple[str, Any]] = []
+        workers_chosen = parse_workers(workers)
         columns = {k: v for k, v in (("label", label), ("client", client)) if v is not None}
-        with using(helped):
-            result = experiment.audit(
+        with using(workers_chosen):
+            result = audit(
                 trace,
                 only or None,
                 truth=truth,
@@ -253,14 +256,14 @@ def audit_command(
                 seed=seed,
                 progress=bar,
                 names=names,
-                explain=lambda reuse: heard.append(("", reuse)),
+                explain=lambda reuse: reuses.append(("", reuse)),
                 overrides=set_ or (),
                 fresh=fresh,
                 trust_code=trust_code,
             )
     print_run(result, quiet, as_json)
     if explain_cache:
-        explain_reuse(heard)
+        explain_reuse(reuses)
     if failed_audits([result]):
         raise typer.Exit(1)
     if data is not None and only and unanswered(result, only):
@@ -269,11 +272,13 @@ def audit_command(
 
 @app.command("sweep")
 def sweep_command(
-    config: Annotated[Path | None, typer.Argument(help="A TOML file; none: built-in.")] = None,
+    config: Annotated[
+        Path | None, typer.Argument(help="A TOML file; without it, built-in data.")
+    ] = None,
     grid: Annotated[
         list[str] | None, typer.Option("--grid", help="section.key=v1,v2,..., repeatable.")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Runs per cell, with seeds counted up.")] = 1,
+    seeds: Annotated[int, typer.Option(help="Runs per cell, with consecutive seeds.")] = 1,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="section.key=value, repeatable.")
     ] = None,
@@ -292,9 +297,6 @@ def sweep_command(
     """Run a grid of settings times seeds: one table and one figure. Resumes where it stopped."""
     with interruptible(again()), Bar(quiet or as_json) as bar:
         starting(bar, "sweep")
-        from fedaudit.experiment.sweep import sweep
-        from fedaudit.experiment.workers import parse_workers
-
         done = sweep(
             config,
             grid or (),
@@ -326,9 +328,6 @@ def report_command(
     as_json: AsJson = False,
 ) -> None:
     """Write and print the report of a run again, from its stored results."""
-    from fedaudit.experiment import study
-    from fedaudit.experiment.folders import is_study
-
     if not is_study(run):
         print_run(study.report_one(run, names=names), quiet, as_json)
         return
@@ -336,9 +335,7 @@ def report_command(
     if as_json or len(done.runs) > 1 or done.failed:
         print_study(done, quiet, as_json)
     else:
-        # one of several: as part of its study, not as a run of its own
-        from fedaudit.report.text import show_study
-
+        # a run inside a study is reported as part of that study
         show_study(console(), done.chapters, details=not quiet)
         typer.echo(f"\nreport: {done.path / 'report.html'}")
     if not as_json:

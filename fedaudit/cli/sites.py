@@ -1,4 +1,4 @@
-"""`fedaudit ask`, `attack`, `score`, `merge`: recordings whose truth stays where it is."""
+"""`fedaudit ask`, `attack`, `score`, `merge`: audits whose truth stays at the sites."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from typing import Annotated
 
 import typer
 
-from fedaudit.cli.app import app
+from fedaudit import sites
+from fedaudit.cli.app import new_app
 from fedaudit.cli.output import AsJson, Names, Quiet, print_run
+from fedaudit.randomness import Seed
+from fedaudit.study.replay import parse_hook, replay
+from fedaudit.study.seal import open_trace
+
+app = new_app()
 
 
 @app.command("attack")
@@ -26,23 +32,17 @@ def attack_command(
     model: Annotated[
         str | None, typer.Option(help="package.module:function that builds the torch module.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the attacks' own random draws.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the attacks' own random draws.")] = 1,
 ) -> None:
     """Guess, without any truth: for sites that score the guesses themselves."""
-    from fedaudit.experiment import sites
-    from fedaudit.experiment.seal import open_trace
-
     opened = open_trace(trace)
     if as_:
         import secrets
         import tempfile
 
-        from fedaudit.experiment.replay import parse_hook, replay
-        from fedaudit.randomness import Seed
-
         hooks = [parse_hook(text) for text in as_]
         with tempfile.TemporaryDirectory() as folder:
-            # its truth is not kept: the guesses must do without
+            # the replayed truth is not kept: guesses are made without it
             shown, _ = replay(opened, hooks, Path(folder), Seed(secrets.randbits(64)))
             raw = sites.attack(shown, out, asked=asked or (), model=model, seed=seed)
     else:
@@ -58,11 +58,11 @@ def ask_command(
     label: Annotated[str | None, typer.Option(help="Label column of --data.")] = None,
     client: Annotated[str | None, typer.Option(help="Client column of --data.")] = None,
     out: Annotated[Path, typer.Option(help="Records to be sent.")] = Path("asked.npz"),
-    key: Annotated[Path, typer.Option(help="Which are members: stays here.")] = Path("key.json"),
+    key: Annotated[
+        Path, typer.Option(help="File that says which records are members; it stays here.")
+    ] = Path("key.json"),
 ) -> None:
     """At a site: choose records to be asked about, half of them its own; the key stays."""
-    from fedaudit.experiment import sites
-
     columns = {k: v for k, v in (("label", label), ("client", client)) if v is not None}
     count = sites.ask(at_site, data, out, key, model=model, columns=columns)
     typer.echo(f"{count} records to be sent: {out}; the key stays here: {key}")
@@ -83,8 +83,6 @@ def score_command(
     ] = None,
 ) -> None:
     """At a site: compare guesses with its own records. Counts alone leave."""
-    from fedaudit.experiment import sites
-
     raw = sites.score(guesses, at_site, out, site=site, key=key)
     for audit, methods in raw["audits"].items():
         for method, c in methods.items():
@@ -109,6 +107,4 @@ def merge_command(
     as_json: AsJson = False,
 ) -> None:
     """The report of all sites that answered."""
-    from fedaudit.experiment import sites
-
     print_run(sites.merge(guesses, counts, out, names=names), quiet, as_json)

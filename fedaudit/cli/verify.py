@@ -1,4 +1,4 @@
-"""`fedaudit verify`, `seal`, `purge`: what a run still holds, who vouches for it, and its end."""
+"""`fedaudit verify`, `seal`, `purge`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedaudit.cli.app import app
+from fedaudit.cli.app import new_app
 from fedaudit.cli.output import AsJson, Names
 from fedaudit.errors import IntegrityError, UsageError, nearest
-from fedaudit.trace.health import CODES, Health, Problem
+from fedaudit.files import read_bytes
+from fedaudit.reporting.names import Renaming, pseudonyms
+from fedaudit.reporting.text import clean
+from fedaudit.study.folders import entries, is_study, places
+from fedaudit.study.purge import RECORDED, find, purge
+from fedaudit.study.seal import SEAL, SIGNATURE, examine_run, sign
+from fedaudit.trace import Trace
+from fedaudit.trace.health import CODES, Health, Problem, examine
+from fedaudit.trace.schema import hub_depths
 
 if TYPE_CHECKING:
-    from fedaudit.experiment.seal import Checked
+    from fedaudit.study.seal import Checked
 
 MOST = 40
-"""Problems that are printed; --json has all."""
+"""Most problems that the terminal prints; --json has all."""
 
 BREAKS = {
     "updates": "updates (an answer minus the model that its sender had received)",
@@ -29,6 +37,9 @@ BREAKS = {
     "rows": "whatever reads a payload that is not finite",
     "everything": "all audits",
 }
+
+
+app = new_app()
 
 
 @app.command("verify")
@@ -41,8 +52,6 @@ def verify_command(
 
     Exit codes: 0 whole, 3 something is changed, missing or torn.
     """
-    from fedaudit.experiment.folders import entries, is_study
-
     found: dict[str, Any] = {}
     fine = True
     for name, place in (
@@ -65,11 +74,6 @@ def _verified(
     folder: Path, names: bool, as_json: bool, indent: str = ""
 ) -> tuple[dict[str, Any], bool]:
     """One run, trace, or the list of a study: as JSON types, and whether it is whole."""
-    from fedaudit.experiment.folders import is_study, places
-    from fedaudit.experiment.seal import SEAL, examine_run
-    from fedaudit.trace import Trace
-    from fedaudit.trace.health import examine
-
     plain: dict[str, Any] = {}
     fine, lines = True, []
     if (folder / SEAL).exists() or (folder / "run.json").exists() or is_study(folder):
@@ -90,7 +94,7 @@ def _verified(
         plain |= {"recording": about} if plain else about
         lines += verify_trace_lines(health, len(opened.rounds))
     if not plain:
-        Trace.open(folder)  # neither: says what was expected
+        Trace.open(folder)  # raises, and says what was expected
     if not as_json:
         for line in lines:
             typer.echo(f"{indent}{line}".rstrip())
@@ -118,9 +122,6 @@ def seal_command(
     A key: openssl genpkey -algorithm ed25519 -out key.pem; what others need of it:
     openssl pkey -in key.pem -pubout -out public.pem
     """
-    from fedaudit.experiment.seal import SIGNATURE, sign
-    from fedaudit.files import read_bytes
-
     typer.echo(sign(run, read_bytes(key, limit=1 << 16)), nl=False)
     typer.echo(f"signed: {run / SIGNATURE}. Audits that are added later need a new signature.")
 
@@ -131,17 +132,17 @@ def purge_command(
         Path, typer.Argument(help="A run, a study or a trace; with --expired, anything above.")
     ],
     expired: Annotated[
-        bool, typer.Option("--expired", help="All below whose retention has ended.")
+        bool, typer.Option("--expired", help="Everything below whose retention has ended.")
     ] = False,
     keep: Annotated[
         list[str] | None,
         typer.Option("--keep", help="Of a run: truth or checkpoint stays; repeatable."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it: without, only say what.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do it; without this, only list what would be removed.")
+    ] = False,
 ) -> None:
     """Remove what was recorded (trace, truth, checkpoint); results and report stay readable."""
-    from fedaudit.experiment.purge import RECORDED, find, purge
-
     for part in keep or ():
         if part not in RECORDED:
             raise UsageError(
@@ -172,9 +173,6 @@ def purge_command(
 
 def pseudonymous(health: Health, federation: Mapping[str, Any]) -> Health:
     """The same with "client i" for every party that is not a server or a middleman."""
-    from fedaudit.report.names import Renaming, pseudonyms
-    from fedaudit.trace.schema import hub_depths
-
     hubs = hub_depths(federation)
     named = [p.party for p in health.problems if p.party is not None]
     everyone = [*federation.get("clients", ()), *health.by_party, *named]
@@ -210,8 +208,6 @@ def verify_trace_lines(health: Health, rounds: int) -> list[str]:
         lines.append("The recording is whole.")
     if noted:
         lines += ["", "On record as it happened:", *_table(noted)]
-    from fedaudit.report.text import clean
-
     return [clean(line) for line in lines]
 
 

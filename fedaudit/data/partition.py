@@ -21,12 +21,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Indices
 from fedaudit.data.dataset import Dataset
 from fedaudit.data.prepare import unit_labels, units
 from fedaudit.errors import ConfigError, DataError, nearest
 from fedaudit.randomness import Seed
-
-Integers = npt.NDArray[np.int64]
 
 _REDRAWS = 50  # of a Dirichlet partition, before records are moved by hand
 
@@ -38,7 +37,7 @@ class Partition:
     `organisations` has one name per client; `settings` are those of the kind that made it.
     """
 
-    clients: tuple[Integers, ...]
+    clients: tuple[Indices, ...]
     names: tuple[str, ...]
     organisations: tuple[str, ...] | None = None
     inverted: tuple[bool, ...] = ()
@@ -65,11 +64,11 @@ class Partition:
         return len(self.clients)
 
     @property
-    def sizes(self) -> Integers:
+    def sizes(self) -> Indices:
         """Records of each client, (K,)."""
         return np.array([len(rows) for rows in self.clients], dtype=np.int64)
 
-    def class_histograms(self, y: Integers, classes: int) -> Integers:
+    def class_histograms(self, y: Indices, classes: int) -> Indices:
         """Records of each client and class, (K, classes)."""
         return np.stack([np.bincount(y[rows], minlength=classes) for rows in self.clients]).astype(
             np.int64
@@ -134,7 +133,7 @@ def _whole(kind: str, name: str, value: Any, *, low: int) -> None:
         )
 
 
-def _checked_units(dataset: Dataset, clients: int | None, kind: str) -> tuple[int, Integers]:
+def _checked_units(dataset: Dataset, clients: int | None, kind: str) -> tuple[int, Indices]:
     """Number of clients and unit number per record; refuses more clients than units."""
     if clients is None:
         raise ConfigError(
@@ -159,8 +158,8 @@ def _checked_units(dataset: Dataset, clients: int | None, kind: str) -> tuple[in
 
 def _finish(
     kind: Kind,
-    owner_of_unit: Integers,
-    unit: Integers,
+    owner_of_unit: Indices,
+    unit: Indices,
     clients: int,
     position: npt.ArrayLike | None,
     notes: tuple[str, ...] = (),
@@ -189,7 +188,7 @@ def _organisations(
     return tuple(f"organisation-{g}" for g in _groups(kind, position, clients))
 
 
-def _groups(kind: str, position: npt.ArrayLike, clients: int) -> Integers:
+def _groups(kind: str, position: npt.ArrayLike, clients: int) -> Indices:
     groups = np.asarray(position)
     if groups.shape != (clients,) or not np.issubdtype(groups.dtype, np.integer):
         raise DataError(
@@ -201,7 +200,7 @@ def _groups(kind: str, position: npt.ArrayLike, clients: int) -> Integers:
     return groups.astype(np.int64)
 
 
-def _contiguous(sizes: Integers, clients: int) -> Integers:
+def _contiguous(sizes: Indices, clients: int) -> Indices:
     """Cut a row of units into `clients` runs of near equal total size, none empty.
 
     Returns the run of each unit, (units,), ascending.
@@ -223,7 +222,7 @@ def _contiguous(sizes: Integers, clients: int) -> Integers:
     return out
 
 
-def _evenly(unit_sizes: Integers, clients: int, rng: np.random.Generator) -> Integers:
+def _evenly(unit_sizes: Indices, clients: int, rng: np.random.Generator) -> Indices:
     """Random assignment of units, client totals as equal as units allow; (units,)."""
     order = rng.permutation(len(unit_sizes))
     out = np.empty(len(unit_sizes), dtype=np.int64)
@@ -311,8 +310,8 @@ class Dirichlet:
         return _finish(self, owner, unit, count, position, notes)
 
     def _draw(
-        self, label: Integers, sizes: Integers, count: int, rng: np.random.Generator
-    ) -> Integers:
+        self, label: Indices, sizes: Indices, count: int, rng: np.random.Generator
+    ) -> Indices:
         owner = np.empty(len(label), dtype=np.int64)
         for c in np.unique(label):
             members = rng.permutation(np.flatnonzero(label == c))
@@ -328,7 +327,7 @@ class Dirichlet:
         return owner
 
     def _repair(
-        self, owner: Integers, sizes: Integers, count: int, rng: np.random.Generator, name: str
+        self, owner: Indices, sizes: Indices, count: int, rng: np.random.Generator, name: str
     ) -> int:
         """Move random units, one by one, from the largest client to the smallest; in place."""
         held = np.bincount(owner, weights=sizes, minlength=count).astype(np.int64)
@@ -521,7 +520,7 @@ class Coupled:
         self, classes: int, clients: int, seed: Seed, position: npt.ArrayLike | None = None
     ) -> npt.NDArray[np.float64]:
         """The class mix every client aims at, (clients, classes); rows sum to 1."""
-        phi: Integers = np.arange(clients, dtype=np.int64)
+        phi: Indices = np.arange(clients, dtype=np.int64)
         if self.position == "region":
             if position is None:
                 raise DataError(

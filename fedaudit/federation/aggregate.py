@@ -1,11 +1,11 @@
-"""How uploads become the next model: sums by weight, a server that steps, neighbours that mix.
+"""From uploads to the next model: weighted sums, server steps, gossip mixing.
 
     Theta_{t+1} = Theta_t + lambda * Avg({delta_t^k})                  [Fingerprint] Eq. (2)
 
 written for deltas (the negative of the published gradients), with optional server momentum.
 
-Low-rank adapters are put together in two ways, both by `weighted_sum`: FedIT's rows are the
-adapters, so that A and B are averaged each for itself; FLoRA's rows are the dense products B A.
+Low-rank adapters are aggregated in two ways, both by `weighted_sum`: FedIT's rows are the adapters,
+so A and B are averaged separately; FLoRA's rows are the dense products B A.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ServerOptimiser:
 def mixing_among(
     weights: npt.NDArray[np.float64], clients: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """Gossip weights (n, n) when only `clients` take part: what others would carry stays at home.
+    """Gossip weights (n, n) among `clients`: the weight of absent neighbours goes to the diagonal.
 
     Rows and columns of the result sum to one if those of `weights` do and it is symmetric.
     """

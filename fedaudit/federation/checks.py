@@ -1,7 +1,7 @@
-"""What a federation refuses before anything is trained or written.
+"""Checks of a federation's settings, run before training.
 
-Names, organisations and a graph that do not fit the clients; a hierarchy or gossip that lacks what
-it needs, or is given what it has no place for; clients without examples.
+Names, organisations and graph must fit the clients; a hierarchy or gossip must have what it needs
+and no setting it cannot use; every client must have examples.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from fedaudit.arrays import Indices
 from fedaudit.errors import ConfigError
 from fedaudit.federation.rounds import Rounds
 from fedaudit.federation.topology import Topology
@@ -25,8 +25,6 @@ from fedaudit.trace.schema import (
     WIRETAP,
 )
 
-Indices = npt.NDArray[np.int64]
-
 RESERVED = frozenset({AGGREGATOR, ANONYMOUS, NETWORK, PUBLIC, SERVER, SHUFFLER, WIRETAP})
 
 
@@ -39,7 +37,7 @@ def check_parts(
     rounds: Rounds,
     hooks: Sequence[Hook],
 ) -> None:
-    """Refuse names, organisations, a graph, rounds and hooks that do not fit `count` clients."""
+    """Raise if names, organisations, graph, rounds or hooks do not fit `count` clients."""
     lengths = (
         ("party", len(party), "names"),
         ("party", len(set(party) - RESERVED), "different names, none of them reserved"),
@@ -66,7 +64,7 @@ def check_parts(
 
 
 def _check_gossip(topology: Topology | None, rounds: Rounds, hooks: Sequence[Hook]) -> None:
-    """Gossip needs edges, and has no server."""
+    """Raise if gossip lacks edges, or if a hook or setting needs a server."""
     if topology is None or not topology.edges:
         raise ConfigError(
             "gossip needs a graph",
@@ -77,14 +75,14 @@ def _check_gossip(topology: Topology | None, rounds: Rounds, hooks: Sequence[Hoo
     central = [h for h in hooks if any(map(h.acts_at, ("broadcast", "upload", "aggregate")))]
     if central:
         raise ConfigError(
-            "gossip has no server that could send, shuffle or sum",
+            "gossip has no server to broadcast, shuffle or sum",
             expected="protections and probes that act at the clients",
             got=", ".join(h.name or type(h).__name__ for h in central),
             remedy='remove them, or use aggregation = "fedavg"',
         )
     if rounds.server_learning_rate != 1 or rounds.server_momentum:
         raise ConfigError(
-            "gossip has no server that could take a step",
+            "gossip has no server to take an optimiser step",
             expected="server_learning_rate = 1 and server_momentum = 0",
             got=f"{rounds.server_learning_rate:g} and {rounds.server_momentum:g}",
             remedy='remove them, or use aggregation = "fedavg"',
@@ -92,7 +90,7 @@ def _check_gossip(topology: Topology | None, rounds: Rounds, hooks: Sequence[Hoo
 
 
 def check_examples(sizes: Indices) -> None:
-    """Refuse clients (K,) of which one has no examples, and K = 0."""
+    """Raise if a client has no examples, or there are no clients."""
     count = len(sizes)
     empty = np.flatnonzero(sizes == 0)
     if len(empty) or not count:

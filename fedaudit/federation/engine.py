@@ -1,7 +1,7 @@
 """The round loop, top to bottom.
 
 One method per shape of federation (`_star`, `_hierarchy`, `_gossip`), each a list of numbered
-steps; `Federation.run` drives them, records what crosses the wire, and keeps what resuming needs.
+steps; `Federation.run` runs them, records the messages on the wire, and saves checkpoints.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.accounting import Exposure
+from fedaudit.arrays import Indices
 from fedaudit.federation.aggregate import ServerOptimiser, mixing_among, weighted_sum
 from fedaudit.federation.checks import check_examples, check_parts
 from fedaudit.federation.game import Game, Request, drive
@@ -32,14 +33,13 @@ from fedaudit.federation.wire import as_carried, next_step, record_models, recor
 from fedaudit.hooks import Hook, Uploads
 from fedaudit.layout import Layout
 from fedaudit.randomness import Seed
-from fedaudit.rows import taken, tensor
+from fedaudit.rows import empty_rows, take_rows
 from fedaudit.tasks.task import Examples, Task
 from fedaudit.trace.ledger import QUERY, query_layout
 from fedaudit.trace.recorder import MODEL, Recorder, RoundWriter
 from fedaudit.trace.schema import AGGREGATOR, PUBLIC, SERVER, SHUFFLER
 from fedaudit.trace.truth import TruthRecorder
 
-Indices = npt.NDArray[np.int64]
 Progress = Callable[[int, dict[str, float]], None]
 
 Round = Generator[Request, Tensor, tuple[dict[int, str], npt.NDArray[np.float32]]]
@@ -47,7 +47,7 @@ Round = Generator[Request, Tensor, tuple[dict[int, str], npt.NDArray[np.float32]
 
 @dataclass
 class Federation:
-    """Clients, a task, and the rules by which they train together.
+    """Clients, a task, and the rules of training.
 
     `party` names of the clients on the wire (pseudonyms); `region` (K,) organisation numbers for
     hierarchies; `protections` in the order in which they act; `probe` the adversary's hook.
@@ -91,12 +91,11 @@ class Federation:
 
     @property
     def clients_data(self) -> ClientData:
-        """What the clients train on, after protections of the data."""
+        """The clients' training data, after protections that act on data."""
         return self._data
 
     def trainer_for(self, copies: int) -> Trainer | LowRankTrainer:
-        """The trainer of this federation's clients, or of `copies` times as many that are
-        protected alike."""
+        """The trainer of these clients, or of `copies` copies of them with the same protections."""
         return protected_trainer(
             self.task,
             self.training,
@@ -117,7 +116,7 @@ class Federation:
         return model
 
     def exposures(self) -> tuple[Exposure, ...]:
-        """What every client's data goes through over the whole run, for the accountant.
+        """Steps, rounds and sampling rate of every client over the whole run, for the accountant.
 
         Without Poisson sampling no amplification holds: the rate is then 1.
         """
@@ -158,7 +157,7 @@ class Federation:
         return drive(game, lambda r: self.train(r.sent, r.clients, r.number))
 
     def train(self, sent: Tensor, clients: Indices, number: int) -> Tensor:
-        """The updates (n, d) of some clients in one round, as this federation trains them."""
+        """Train `clients` in one round: their updates (n, d)."""
         return self._trainer.train(sent, clients, self._data, number)
 
     def play(
@@ -170,9 +169,9 @@ class Federation:
         keep_raw: bool = False,
         progress: Progress | None = None,
     ) -> Game:
-        """All rounds as a generator: hands out what clients are asked to train, takes their
-        updates, and returns the final model. Who trains is the caller's choice: this federation's
-        own trainer, or one that serves many federations at once."""
+        """All rounds as a generator: yields training requests, receives updates, returns the final
+        model. The caller chooses the trainer: this federation's own, or one that serves many
+        federations."""
         state = restore(checkpoint, recorder, truth, self.task)
         server = ServerOptimiser(
             self.rounds.server_learning_rate, self.rounds.server_momentum, state.velocity
@@ -184,7 +183,7 @@ class Federation:
         }[self.rounds.aggregation]
 
         def once(number: int) -> Generator[Request, Tensor, dict[str, float]]:
-            # a function of its own: what a round held is gone before the next begins
+            # a separate function, so that the memory of a round is freed before the next one
             clients = self._participants(number)
             with recorder.round() if recorder is not None else nullcontext() as wire:
                 senders, raw = yield from one_round(state, server, clients, number, wire)
@@ -239,12 +238,12 @@ class Federation:
             self._record_downlink(wire, sent, clients, [SERVER] * len(clients), step=0)
         # 2. clients train
         deltas = yield Request(sent, clients, number)
-        # 3. uploads pass the protections, and then the wire
+        # 3. protections act on the uploads, then the uploads cross the wire
         uploads = self._uploads(deltas, clients, number)
         senders = self._record_uploads(wire, uploads, sent, clients, SERVER, step=1)
         if not uploads.total_weight:
             return senders, deltas.numpy()  # a secure sum failed: the model stays as it is
-        # 4. the server sums; noise goes on the sum, the division comes after
+        # 4. the server sums; noise goes on the sum, before the division
         total = weighted_sum(uploads.rows, uploads.weights)
         for hook in self.protections:
             if hook.acts_at("aggregate"):
@@ -267,7 +266,7 @@ class Federation:
         # 1. the root sends the model to the regions, the regions to their clients
         sent = self._broadcast(state.models[0], clients, number)
         if wire is not None:
-            # who plants a model for each client does so at the regions
+            # a probe that plants one model per client acts at the regions
             root = sent if sent.dim() == 1 else state.models[0]
             row = wire.put_once(MODEL, root.numpy())
             involved = sorted(set(hubs))
@@ -280,8 +279,8 @@ class Federation:
         means, totals, numbers = [], [], []
         for r in np.unique(region):
             inside = np.flatnonzero(region == r)
-            start = sent if sent.dim() == 1 else taken(sent, inside)
-            uploads = self._uploads(taken(deltas, inside), clients[inside], number)
+            start = sent if sent.dim() == 1 else take_rows(sent, inside)
+            uploads = self._uploads(take_rows(deltas, inside), clients[inside], number)
             senders |= self._record_uploads(
                 wire, uploads, start, clients[inside], f"region-{r}", step=2
             )
@@ -290,7 +289,7 @@ class Federation:
             totals.append(uploads.total_weight)
             numbers.append(int(r))
         rows, weights = torch.stack(means), np.array(totals)
-        # 4. regions send their means to the root, weighted by what they carry
+        # 4. regions send their means to the root, weighted by their total weight
         if wire is not None:
             names = [f"region-{r}" for r in numbers]
             wire.send_rows(
@@ -322,23 +321,23 @@ class Federation:
         assert self.topology is not None
         n = len(self.party)
         if len(state.models) == 1:
-            # 0. all nodes agree on a model to begin with
+            # 0. all nodes start from the same model
             if wire is not None:
                 everyone = np.arange(n)
                 self._record_downlink(wire, state.models[0], everyone, [SERVER] * n, step=0)
-            state.models = tensor(n, state.models.shape[1]).copy_(state.models)
+            state.models = empty_rows(n, state.models.shape[1]).copy_(state.models)
         # 1. the nodes that take part train from their own models
-        deltas = yield Request(taken(state.models, clients), clients, number)
-        trained = tensor(*state.models.shape).copy_(state.models)
+        deltas = yield Request(take_rows(state.models, clients), clients, number)
+        trained = empty_rows(*state.models.shape).copy_(state.models)
         trained.index_add_(0, torch.from_numpy(clients), deltas)
-        # 2. they send their models to the neighbours that take part
+        # 2. each sends its model to the neighbours that take part
         mixing = mixing_among(self.topology.metropolis_weights(), clients)
         senders: dict[int, str] = {}
         if wire is not None:
             for i in clients:
                 near = [j for j in np.flatnonzero(mixing[:, i]) if j != i]
                 if not near:
-                    continue  # nobody listens: nothing crosses the wire
+                    continue  # no neighbour takes part: nothing crosses the wire
                 row = wire.put(MODEL, trained[i : i + 1].numpy())
                 first = wire.send_rows(
                     "model",
@@ -351,14 +350,14 @@ class Federation:
                 senders |= {first + a: self.party[i] for a in range(len(near))}
         # 3. every node mixes what it received: x_i <- sum_j W_ij x_j
         weights = torch.from_numpy(mixing).to(trained.dtype)
-        state.models = torch.matmul(weights, trained, out=tensor(*trained.shape))
+        state.models = torch.matmul(weights, trained, out=empty_rows(*trained.shape))
         return senders, deltas.numpy()
 
     # -- the wire ----------------------------------------------------------------------------
 
     def _uploads(self, deltas: Tensor, clients: Indices, number: int) -> Uploads:
-        """What leaves the clients: deltas, whatever the wire carries, so that a protection always
-        acts on a client's own contribution."""
+        """The uploads as deltas, even if the wire carries models: a protection always acts on a
+        client's own contribution."""
         sizes = self._data.sizes[clients]
         by_size = self.rounds.weighting == "size"
         weights = sizes.astype(np.float64) if by_size else np.ones(len(clients))
@@ -390,21 +389,21 @@ class Federation:
         *,
         step: int,
     ) -> dict[int, str]:
-        """Write what crosses the wire; returns message index -> true sender."""
+        """Record the uploads; returns message index -> true sender."""
         uploads = as_carried(uploads, sent, clients, self.rounds.wire)
         if wire is None:
             return {}
         return record_uploads(wire, uploads, receiver, self.party, step=step)
 
     def layouts(self) -> dict[str, Layout]:
-        """What crosses the wire, for a recorder: the model, and questions where sums are asked."""
+        """Layouts for a recorder: the model, and queries if a protection requests sums."""
         found = {MODEL: self.task.layout}
         if any(p.asks for p in self.protections):
             found[QUERY] = query_layout(self.party)
         return found
 
     def about(self) -> dict[str, Any]:
-        """What a recorder has to know before the first round: its arguments."""
+        """The arguments of a recorder for this federation."""
         return {
             "layouts": self.layouts(),
             "federation": self.describe(),
@@ -413,7 +412,7 @@ class Federation:
         }
 
     def describe(self) -> dict[str, Any]:
-        """Who takes part and how they are joined, for the manifest of a trace."""
+        """Parties and topology, for the manifest of a trace."""
         hubs = [SERVER]
         if self.rounds.aggregation == "hierarchical" and self.region is not None:
             hubs += [f"region-{r}" for r in np.unique(self.region)]

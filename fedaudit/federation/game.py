@@ -1,7 +1,7 @@
-"""A run as a game of two sides: the rounds ask, and whoever trains the clients answers.
+"""A run as a generator: the rounds yield training requests, the caller sends updates back.
 
-The federation hands out a `Request` and waits for the updates. Its own trainer may answer, one
-that serves many federations at once (`federation.many`), or the nodes of another runtime.
+The federation yields a `Request` and waits for the updates. Its own trainer may compute them, or a
+trainer that serves many federations (`federation.many`), or the nodes of another runtime.
 """
 
 from __future__ import annotations
@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
-Indices = npt.NDArray[np.int64]
+from fedaudit.arrays import Indices
 
 
 @dataclass(frozen=True)
 class Request:
-    """What clients are asked in one round: train from `sent` (d,), or from a row (n, d) each."""
+    """One round's training request: start from `sent` (d,), or from one row each (n, d)."""
 
     sent: Tensor
     clients: Indices

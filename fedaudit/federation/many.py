@@ -1,9 +1,9 @@
-"""Many federations of one shape as one computation.
+"""Run many federations of one shape as one computation.
 
-An adversary that plays with shadow federations trains thousands of small ones. Each keeps its own
-rounds, hooks, wire and truth; only local training is shared: in every round the clients of all of
-them are trained as one batch. Client c of federation s draws its batches and its noise as number
-s * K + c under the first federation's seed, so that no two clients share a random number.
+An adversary with shadow federations trains thousands of small ones. Each keeps its own rounds,
+hooks, wire and truth; only local training is shared: every round trains the clients of all
+federations as one batch. Client c of federation s draws its batches and noise as client s * K + c
+under the first federation's seed, so no two clients share random numbers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def run_many(
 ) -> list[Tensor]:
     """Run federations in step with each other; returns their final models, (d,) each.
 
-    `at_once`: so many are trained in one batch (default: all); results do not depend on it.
+    `at_once`: federations trained in one batch (default: all); results do not depend on it.
     `progress(round, rounds)` is called after every round.
     """
     _alike(federations)
@@ -66,7 +66,7 @@ def run_many(
 
 
 def _alike(federations: Sequence[Federation]) -> None:
-    """Refuse federations that cannot be one batch."""
+    """Raise ConfigError if the federations cannot train as one batch."""
     if not federations:
         raise ConfigError(
             "there are no federations",
@@ -86,7 +86,7 @@ def _alike(federations: Sequence[Federation]) -> None:
             raise ConfigError(
                 f"federations with different {what} cannot run as one",
                 expected=f"the {what} of the first",
-                got=f"others in {len(same) - sum(same)} of {len(same)}",
+                got=f"different ones in {len(same) - sum(same)} of {len(same)}",
                 remedy="run them one after another",
             )
 

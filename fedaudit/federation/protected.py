@@ -1,6 +1,6 @@
-"""Where protections act before and during local training: on the data, gradients and steps.
+"""Protections before and during local training: on data, gradients and steps.
 
-What they do to uploads and sums is part of the rounds (`federation.engine`).
+Protections of uploads and sums act in the rounds (`federation.engine`).
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
+from fedaudit.arrays import Indices
 from fedaudit.errors import ConfigError
 from fedaudit.federation.local.lowrank import LowRankTrainer
 from fedaudit.federation.local.schedule import Training
@@ -21,11 +20,9 @@ from fedaudit.randomness import Seed
 from fedaudit.tasks.lora import DenseLoRA
 from fedaudit.tasks.task import Task
 
-Indices = npt.NDArray[np.int64]
-
 
 def protected_data(data: ClientData, protections: Sequence[Hook], seed: Seed) -> ClientData:
-    """What the clients train on: their data after every protection that acts on data."""
+    """The clients' data after every protection that acts on data."""
     hooks = [p for p in protections if p.acts_at("data")]
     if not hooks:
         return data
@@ -36,7 +33,7 @@ def protected_data(data: ClientData, protections: Sequence[Hook], seed: Seed) ->
             x, y = hook.data(x, y, client=c, seed=seed)
         if data.person is not None and len(x) != size:
             raise ConfigError(
-                "a data protection changed the number of examples, and persons are counted",
+                "a data protection changed the number of examples, but clipping is per person",
                 expected=f"{size} examples of client {c}",
                 got=str(len(x)),
                 remedy='use unit = "record", or a protection that keeps every example',
@@ -56,16 +53,16 @@ def protected_trainer(
     persons: bool,
     tier: str,
 ) -> Trainer | LowRankTrainer:
-    """The trainer of so many `clients`, or of `copies` times as many that are protected alike.
+    """The trainer of `clients` clients, or of `copies` copies of them with the same protections.
 
-    `persons`: whether the data say whose every example is.
+    `persons`: whether the data name a person for every example.
     """
     hooks = [p.repeated(copies) if copies > 1 else p for p in protections]
     clips = [p.clip_norm for p in hooks if p.clip_norm is not None]
     units = {p.clip_unit for p in hooks if p.clip_norm is not None}
     if "person" in units and not persons:
         raise ConfigError(
-            "clipping per person needs persons",
+            "clipping per person needs a person column",
             expected="a person for every example",
             got="none",
             remedy='name the column with data.person, or use unit = "record"',

@@ -1,10 +1,10 @@
-"""What the next round starts from, kept on disk, so that a run that was killed can go on.
+"""Checkpoints: the state after each round on disk, so that a killed run can resume.
 
     checkpoint/checkpoint.json            the last two states, each with its hash
     checkpoint/state-00007.safetensors    the models after round 7
 
-A state counts only as it was written: one that was altered is refused, one that a power cut
-emptied is passed over for the state before it.
+A state is used only if it is unchanged: an altered file is refused; a file that a power cut emptied
+is skipped, and the state before it is used.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from fedaudit.trace.truth import TruthRecorder
 
 LIST = "checkpoint.json"
 KEPT = 2
-"""States on disk: if a power cut empties the last one, the one before it is there."""
+"""Number of states kept: if a power cut empties the last one, the one before it remains."""
 
 
 @dataclass
 class State:
-    """What the next round starts from: one model, or one per gossip node; server momentum."""
+    """The start of the next round: one model, or one per gossip node; server momentum."""
 
     round: int
     models: Tensor  # (1, d) or (n, d)
@@ -47,7 +47,7 @@ class State:
 
 
 def save(checkpoint: str | os.PathLike[str] | None, state: State) -> None:
-    """Write the state into the folder `checkpoint`, if there is to be one."""
+    """Write the state into the folder `checkpoint`; None writes nothing."""
     if checkpoint is None:
         return
     folder = Path(checkpoint)
@@ -63,7 +63,7 @@ def save(checkpoint: str | os.PathLike[str] | None, state: State) -> None:
     listed = [
         {"round": n, "file": e.file, "sha256": e.sha256, "size": e.size} for n, e in kept.items()
     ]
-    # a state is removed only once nothing names it: a kill in between loses nothing
+    # remove a state only after the list no longer names it: a kill in between loses nothing
     write_atomically(folder / LIST, json.dumps({"states": listed}, indent=1) + "\n", private=True)
     for file in folder.glob("state-*.safetensors*"):
         if file.name not in {e.file for e in kept.values()}:
@@ -71,8 +71,7 @@ def save(checkpoint: str | os.PathLike[str] | None, state: State) -> None:
 
 
 def _listed(folder: Path) -> dict[int, RoundFile]:
-    """Round -> the file of the state after it; none where nothing was saved, or a power cut
-    emptied the list."""
+    """Round -> file of the state after it; empty if there is no list, or a power cut emptied it."""
     file = folder / LIST
     if is_lost(file):
         return {}
@@ -91,18 +90,18 @@ def _listed(folder: Path) -> dict[int, RoundFile]:
 
 
 def check_states(folder: Path) -> None:
-    """See that every saved state is as it was written."""
+    """Raise IntegrityError if a saved state was altered."""
     for entry in _listed(folder).values():
         verify(folder / entry.file, entry)
 
 
 def _damaged(file: Path, got: str) -> IntegrityError:
     return IntegrityError(
-        f"{file} is torn or altered, and was not read",
-        expected="a list of states, as a run writes it",
+        f"{file} is damaged or altered and was not read",
+        expected="a list of states, as written by a run",
         got=got,
-        remedy="remove the checkpoint folder and run again: recorded rounds are done again and "
-        "have to come out equal",
+        remedy="remove the checkpoint folder and run again: recorded rounds are repeated and must "
+        "come out equal",
     )
 
 
@@ -112,9 +111,9 @@ def restore(
     truth: TruthRecorder | None,
     task: Task,
 ) -> State:
-    """The last saved state that trace and truth have reached, or the one before the first round.
+    """The last saved state that both trace and truth contain, or the initial state.
 
-    Rounds that are recorded beyond it are done again, and have to come out equal.
+    Rounds recorded after it are repeated and must come out equal.
     """
     folder = None if checkpoint is None else Path(checkpoint)
     saved = {} if folder is None else _listed(folder)

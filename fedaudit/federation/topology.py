@@ -1,12 +1,12 @@
-"""Who talks to whom: an undirected graph over the clients.
+"""The communication graph: undirected, over the clients.
 
 Clients are numbers 0 to n-1. In `star` with `hub="server"`, the usual federation, the server is
 not a client: the clients have no edges among themselves and the server is implied. With
 `hub="client"`, the star of [TopologyAwareDP] Section VI-A, client 0 is the hub.
 
-Every builder has the signature `(n, seed, **settings)`; `KINDS` lists them for people, `build`
-calls one by name. Random kinds draw from `seed.generator("topology", ...)`, so a topology is a
-function of (kind, n, seed, settings).
+Every builder has the signature `(n, seed, **settings)`; `KINDS` describes them, `build` calls one
+by name. Random kinds draw from `seed.generator("topology", ...)`, so a topology is a function of
+(kind, n, seed, settings).
 
 Differs: [TopologyAwareDP] leaves the hierarchy of Setting C open; the degrees that
 reproduce its published bounds are those of separate cliques of 20, 15, 10, 3 and 2 clients
@@ -31,34 +31,31 @@ import numpy.typing as npt
 from fedaudit.errors import DataError, UsageError, nearest
 from fedaudit.files import Unreadable, read_text
 from fedaudit.randomness import Seed
+from fedaudit.settings import Count, Share, checked, require
 
 Edges = tuple[tuple[int, int], ...]
+Hub = Literal["server", "client"]
+Joined = Literal["complete", "star", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("topology", error=UsageError)
 class Topology:
     """An undirected graph over `n` clients without loops.
 
-    `edges` is sorted, each pair (i, j) with i < j once. `organisations` (n,) numbers the group
-    each client belongs to, where there are groups. `root` is the client at the top of a rooted
-    topology. `settings` are those it was built with.
+    `edges` is sorted, each pair (i, j) with i < j once. `organisations` (n,): number of each
+    client's group, if there are groups. `root`: the client at the top of a rooted topology.
+    `settings`: the settings it was built with.
     """
 
     kind: str
-    n: int
+    n: Count
     edges: Edges
     organisations: tuple[int, ...] | None = None
     root: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.n < 1:
-            raise UsageError(
-                "a topology has clients",
-                expected="n >= 1",
-                got=str(self.n),
-                remedy="set the number of clients",
-            )
         for i, j in self.edges:
             if not 0 <= i < j < self.n:
                 raise UsageError(
@@ -119,7 +116,7 @@ class Topology:
         return tuple(int(j) for j in np.flatnonzero(self.adjacency[client]))
 
     def graph(self) -> Any:
-        """The same as a `networkx.Graph`."""
+        """This topology as a `networkx.Graph`."""
         import networkx as nx
 
         g = nx.Graph()
@@ -129,21 +126,17 @@ class Topology:
 
     @cached_property
     def components(self) -> tuple[tuple[int, ...], ...]:
-        """Groups of clients that reach each other, by their smallest member."""
+        """Connected components, ordered by their smallest member."""
         import networkx as nx
 
         return tuple(sorted(tuple(sorted(c)) for c in nx.connected_components(self.graph())))
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether every client reaches every other over the edges (a lone client does)."""
-        return len(self.components) == 1
-
     def metropolis_weights(self) -> npt.NDArray[np.float64]:
         """Gossip weights (n, n): W_ij = 1 / (1 + max(d_i, d_j)) on edges, the rest on W_ii.
 
-        Symmetric, non-negative, rows and columns sum to one, so repeated mixing keeps the mean and
-        converges to it where the topology is connected. A client without neighbours keeps its own.
+        Symmetric, non-negative, rows and columns sum to one, so repeated mixing keeps the mean, and
+        converges to it if the topology is connected. A client without neighbours keeps its own
+        model.
         """
         larger = np.maximum(self.degree[:, None], self.degree[None, :])
         w = np.where(self.adjacency, 1.0 / (1.0 + larger), 0.0)
@@ -151,7 +144,7 @@ class Topology:
         return w
 
     def distance_to_root(self) -> npt.NDArray[np.float64]:
-        """(n,) hops to `root`, infinite where it is out of reach.
+        """(n,) hops to `root`, infinite for clients that cannot reach it.
 
         All zero without a root, as in [TopologyAwareDP] Section IV.
         """
@@ -163,7 +156,7 @@ class Topology:
         return np.array([hops.get(i, math.inf) for i in range(self.n)], dtype=np.float64)
 
     def betweenness(self) -> npt.NDArray[np.float64]:
-        """(n,) share of shortest paths between others that run over each client, in [0, 1]."""
+        """(n,) share of the shortest paths between others that pass through a client, in [0, 1]."""
         import networkx as nx
 
         values = nx.betweenness_centrality(self.graph())
@@ -186,12 +179,9 @@ def _refuse(kind: str, setting: str, expected: str, got: Any, remedy: str) -> Us
     )
 
 
-def star(n: int, seed: Seed, *, hub: Literal["server", "client"] = "server") -> Topology:
+def star(n: int, seed: Seed, *, hub: Hub = "server") -> Topology:
     """Everyone talks to the hub: the server (no edges among clients), or client 0."""
-    if hub not in ("server", "client"):
-        raise _refuse(
-            "star", "hub", "'server' or 'client'", hub, nearest(hub, ("server", "client"))
-        )
+    require(Hub, **{"topology.hub": hub})
     spokes = _edges((0, i) for i in range(1, n)) if hub == "client" else ()
     root = 0 if hub == "client" else None
     return Topology(kind="star", n=n, edges=spokes, root=root, settings={"hub": hub})
@@ -218,7 +208,7 @@ def hierarchical(
     seed: Seed,
     *,
     sizes: Sequence[int] | None = None,
-    joined: Literal["complete", "star", "none"] = "complete",
+    joined: Joined = "complete",
 ) -> Topology:
     """Cliques of the given sizes, joined by their first members; organisation = clique number.
 
@@ -239,9 +229,7 @@ def hierarchical(
             list(sizes or chosen),
             "adapt the sizes or the number of clients",
         )
-    if joined not in ("complete", "star", "none"):
-        valid = ("complete", "star", "none")
-        raise _refuse("hierarchical", "joined", ", ".join(valid), joined, nearest(joined, valid))
+    require(Joined, **{"topology.joined": joined})
     starts = np.concatenate([[0], np.cumsum(chosen)])
     pairs = [
         (i, j)
@@ -264,18 +252,17 @@ def hierarchical(
     )
 
 
-def erdos_renyi(n: int, seed: Seed, *, p: float = 0.3) -> Topology:
-    """Each pair talks with probability p, independently; may fall apart for small p."""
+def erdos_renyi(n: int, seed: Seed, *, p: Share = 0.3) -> Topology:
+    """Each pair is joined with probability p, independently; may be disconnected for small p."""
     import networkx as nx
 
-    if not 0.0 <= p <= 1.0:
-        raise _refuse("erdos_renyi", "p", "a probability", p, "write 0.3 for 30 %")
+    require(Share, remedy="write 0.3 for 30 %", **{"topology.p": p})
     g = nx.gnp_random_graph(n, p, seed=seed.generator("topology", n))
     return Topology(kind="erdos_renyi", n=n, edges=_edges(g.edges), settings={"p": p})
 
 
 def barabasi_albert(n: int, seed: Seed, *, m: int = 2) -> Topology:
-    """Clients join one by one and attach to m others, those with many neighbours preferred."""
+    """Clients join one by one and attach to m others, preferring those with many neighbours."""
     import networkx as nx
 
     if not 1 <= m < n:
@@ -299,9 +286,9 @@ def k_regular(n: int, seed: Seed, *, k: int = 4) -> Topology:
 def edge_list(
     n: int, seed: Seed, *, path: str | Path, clients: Sequence[str] | None = None
 ) -> Topology:
-    """Edges from a file: two clients a line, by comma or blanks; # starts a comment.
+    """Edges from a file: two clients per line, separated by a comma or blanks; # starts a comment.
 
-    Clients are numbers 0 to n-1, or names out of `clients` (n,), in the order of their numbers.
+    Clients are numbers 0 to n-1, or names from `clients` (n,), in client order.
     """
     names = None if clients is None else {name: i for i, name in enumerate(clients)}
     if names is not None and (len(names) != n or clients is None or len(clients) != n):
@@ -332,7 +319,7 @@ def edge_list(
         if len(fields) != 2:
             raise DataError(
                 f"{where}: not an edge",
-                expected="two clients, by comma or blanks",
+                expected="two clients, separated by a comma or blanks",
                 got=f"{len(fields)} fields: {content[:80]!r}",
                 remedy="write one edge per line; start comments with #",
             )
@@ -368,7 +355,7 @@ def _client(text: str, names: Mapping[str, int] | None, n: int, where: str) -> i
     )
 
 
-# --- the table and the door ------------------------------------------------------------------
+# --- build by name ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -425,7 +412,7 @@ KINDS: dict[str, Kind] = {
 
 
 def build(kind: str, n: int, seed: Seed, **settings: Any) -> Topology:
-    """The topology of that name over `n` clients; unknown names are refused with the nearest."""
+    """Build the topology `kind` over `n` clients; an error suggests the nearest name."""
     if kind not in KINDS:
         raise UsageError(f"unknown topology {kind!r}", got=repr(kind), remedy=nearest(kind, KINDS))
     row = KINDS[kind]
@@ -438,7 +425,7 @@ def build(kind: str, n: int, seed: Seed, **settings: Any) -> Topology:
             )
     if kind == "edge_list" and "path" not in settings:
         raise UsageError(
-            "topology 'edge_list' reads a file",
+            "topology 'edge_list' needs a file",
             expected="path",
             got="no path",
             remedy='path = "edges.csv"',

@@ -1,6 +1,6 @@
-"""How models and uploads are written down, message by message.
+"""Record models and uploads, message by message.
 
-Sealed hops, questions to a secure aggregator and their answers: `federation.questions`.
+`federation.queries` records sealed hops, queries to a secure aggregator and their answers.
 """
 
 from __future__ import annotations
@@ -10,24 +10,22 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedaudit.arrays import Indices
 from fedaudit.errors import ConfigError
-from fedaudit.federation.questions import record_answers, record_legs, record_questions
+from fedaudit.federation.queries import record_answers, record_legs, record_queries
 from fedaudit.hooks import Uploads
-from fedaudit.rows import taken, tensor
+from fedaudit.rows import empty_rows, take_rows
 from fedaudit.trace.recorder import MODEL, RoundWriter
 from fedaudit.trace.schema import ANONYMOUS
-
-Indices = npt.NDArray[np.int64]
 
 
 def record_models(
     wire: RoundWriter, sent: Tensor, senders: Sequence[str], receivers: Sequence[str], *, step: int
 ) -> None:
-    """Write what the receivers are sent: one model (d,) for all, or a row (n, d) each."""
+    """Record the models sent: one model (d,) for all receivers, or one row each (n, d)."""
     rows: Any = wire.put_once(MODEL, sent.numpy()) if sent.dim() == 1 else np.asarray(sent.numpy())
     wire.send_rows("model", senders, receivers, rows, step=step)
 
@@ -35,24 +33,24 @@ def record_models(
 def as_carried(
     uploads: Uploads, sent: Tensor, clients: Indices, carries: Literal["delta", "model"]
 ) -> Uploads:
-    """The same uploads as whole models, where clients send those: delta + what was received.
+    """The uploads as the wire carries them: a whole model is the delta + the received model.
 
     A secure sum stays a sum of deltas.
     """
     if carries != "model" or uploads.kind != "delta":
         return uploads
     if sent.dim() == 1:
-        whole = torch.add(uploads.rows, sent, out=tensor(*uploads.rows.shape))
+        whole = torch.add(uploads.rows, sent, out=empty_rows(*uploads.rows.shape))
         return replace(uploads, rows=whole, kind="model")
     if ANONYMOUS in uploads.senders or (uploads.origin < 0).any():
         raise ConfigError(
-            "nobody could compare anonymous models with planted ones",
+            "anonymous whole models cannot be combined with one planted model per client",
             expected='federation.wire = "delta" when every client receives its own model',
-            got='"model", and senders that are hidden',
+            got='"model" with hidden senders',
             remedy='set federation.wire = "delta"',
         )
     at = {int(c): i for i, c in enumerate(clients)}
-    planted = taken(sent, [at[int(c)] for c in uploads.origin])
+    planted = take_rows(sent, [at[int(c)] for c in uploads.origin])
     return replace(uploads, rows=planted.add_(uploads.rows), kind="model")
 
 
@@ -66,11 +64,11 @@ def send_uploads(
     step: int,
     after: int,
 ) -> int:
-    """Questions, sealed legs of kind `legs`, the rows and answers; the index of the first row.
+    """Record queries, sealed hops of kind `legs`, rows, answers; returns the first row's index.
 
     Rows and answers arrive at step `after`.
     """
-    record_questions(wire, uploads, receiver, clients, step=step)
+    record_queries(wire, uploads, receiver, clients, step=step)
     record_legs(wire, uploads, legs, step=step)
     first = wire.send_rows(
         uploads.kind,
@@ -88,7 +86,7 @@ def send_uploads(
 def record_uploads(
     wire: RoundWriter, uploads: Uploads, receiver: str, party: Sequence[str], *, step: int
 ) -> dict[int, str]:
-    """Write the legs and the rows; returns message index -> true sender, of all in `party`."""
+    """Record the sealed hops and the rows; returns message index -> true sender from `party`."""
     after = step + 1 if uploads.legs else step
     kind = uploads.kind
     first = send_uploads(wire, uploads, receiver, len(party), legs=kind, step=step, after=after)

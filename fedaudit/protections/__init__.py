@@ -1,1 +1,52 @@
-"""One file per mechanism: hooks held by honest parties."""
+"""One file or folder per mechanism: hooks held by honest parties.
+
+`PROTECTIONS` is the one list of them: a protection is its file and its line here. Classes load when
+they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedaudit.protections.central_dp import CentralDP
+    from fedaudit.protections.clip import Clip
+    from fedaudit.protections.dp_sgd import DPSGD
+    from fedaudit.protections.local_dp.protection import LocalDP
+    from fedaudit.protections.secure_aggregation import SecureAggregation
+    from fedaudit.protections.secure_sum import SecureSum
+    from fedaudit.protections.shuffle import Shuffle
+    from fedaudit.protections.update_noise import UpdateNoise
+
+PROTECTIONS = {
+    "central_dp": "fedaudit.protections.central_dp:CentralDP",
+    "clip": "fedaudit.protections.clip:Clip",
+    "dp_sgd": "fedaudit.protections.dp_sgd:DPSGD",
+    "local_dp": "fedaudit.protections.local_dp.protection:LocalDP",
+    "secure_aggregation": "fedaudit.protections.secure_aggregation:SecureAggregation",
+    "secure_sum": "fedaudit.protections.secure_sum:SecureSum",
+    "shuffle": "fedaudit.protections.shuffle:Shuffle",
+    "update_noise": "fedaudit.protections.update_noise:UpdateNoise",
+}
+"""Name in a config -> module and class."""
+
+__all__ = [
+    "DPSGD",
+    "PROTECTIONS",
+    "CentralDP",
+    "Clip",
+    "LocalDP",
+    "SecureAggregation",
+    "SecureSum",
+    "Shuffle",
+    "UpdateNoise",
+]
+
+
+def __getattr__(name: str) -> Any:
+    for place in PROTECTIONS.values():
+        module, _, found = place.partition(":")
+        if found == name:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

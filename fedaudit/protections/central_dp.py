@@ -1,9 +1,9 @@
-"""Client-level differential privacy at an honest server: clip updates, noise on their sum.
+"""Client-level differential privacy at an honest server: clip updates, add noise to their sum.
 
 Formal guarantees: (epsilon, delta) for one client's updates set to zero, against everyone who sees
-the models that follow, composed over the rounds. The noise N(0, z^2 C^2 I) goes
-on the sum of clipped updates of equal weight, so one client changes the sum by at most C. Clients
-take part by fixed-size draws, for which no amplification is claimed.
+the later models, composed over the rounds. The noise N(0, z^2 C^2 I) goes on the sum of clipped
+updates of equal weight, so one client changes the sum by at most C. Rounds draw a fixed number of
+clients, so no amplification is claimed.
 
 Trust: the server (and the regions of a hierarchy), which see every clipped update before the noise.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class CentralDP(Hook):
     """Clip every client's update; the server adds Gaussian noise to the sum.
 
-    A target `epsilon` takes the place of the noise multiplier.
+    A target `epsilon` replaces the noise multiplier.
     """
 
     name: ClassVar[str] = "central_dp"
@@ -58,9 +58,9 @@ class CentralDP(Hook):
         needs_deltas(self.name, uploads)
         if (uploads.weights != 1.0).any():
             raise ConfigError(
-                "protections.central_dp needs every client to count once",
+                "protections.central_dp needs equal client weights",
                 expected='federation.weighting = "equal"',
-                got="other weights: one client could change the sum by more than clip",
+                got="unequal weights: one client could change the sum by more than clip",
                 remedy='set federation.weighting = "equal"',
             )
         return replace(uploads, rows=clip_rows(uploads.rows, self.clip))
@@ -74,7 +74,7 @@ class CentralDP(Hook):
         return total + self.noise_multiplier * self.clip * noise
 
     def guarantee(self, client: int, exposure: Exposure) -> Guarantee:
-        """Every client's promise: one noisy sum per round, without amplification."""
+        """Guarantee of every client: one noisy sum per round, without amplification."""
         once = exposure.released_whole
         return Guarantee(
             epsilon=epsilon(once, self.noise_multiplier, self.delta, by=self.accountant),
@@ -87,7 +87,7 @@ class CentralDP(Hook):
         )
 
     def resolved(self, exposures: Sequence[Exposure]) -> CentralDP:
-        """With a target `epsilon`: the smallest multiplier that meets it over all rounds."""
+        """This hook with the smallest multiplier that meets a target `epsilon` over all rounds."""
         if self.epsilon is None:
             return self
         once = max(exposures, key=lambda e: e.rounds).released_whole

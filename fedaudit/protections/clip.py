@@ -1,7 +1,7 @@
-"""Clipping alone: a bound on what one client can change, without noise.
+"""Clipping without noise: a bound on one client's influence.
 
-Formal guarantees: none. Without noise a bound on the norm hides nothing; it limits influence, and
-is the baseline that noise is compared with ([Fingerprint] Table 10, rows of noise 0).
+Formal guarantees: none. Without noise, a norm bound hides nothing; it limits influence. It is the
+baseline for noise ([Fingerprint] Table 10, rows of noise 0).
 
 Trust: the client's own code.
 """
@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, ClassVar
 from fedaudit.errors import ConfigError
 from fedaudit.hooks import Hook, Uploads
 from fedaudit.randomness import Seed
-from fedaudit.rows import tensor
+from fedaudit.rows import empty_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def clip_rows(rows: Tensor, bound: float) -> Tensor:
-    """Rows (n, d) scaled down to norm `bound` where they exceed it."""
+    """Scale rows (n, d) whose norm exceeds `bound` down to it."""
     import torch
 
     norms = rows.norm(dim=1, keepdim=True).clamp_min(1e-12)
-    return torch.mul(rows, (bound / norms).clamp_max(1.0), out=tensor(*rows.shape))
+    return torch.mul(rows, (bound / norms).clamp_max(1.0), out=empty_rows(*rows.shape))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Clip(Hook):
 
 
 def needs_deltas(name: str, uploads: Uploads) -> None:
-    """Bounding or summing makes sense for single updates, not for whole models or for sums."""
+    """Raise if uploads are whole models or sums: clipping and summing need single updates."""
     if uploads.kind != "delta":
         raise ConfigError(
             f"protections.{name} needs single updates",

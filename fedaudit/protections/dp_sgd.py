@@ -3,13 +3,13 @@
     clip:   g_i / max(1, |g_i| / C)                                    [Fingerprint] Eq. (13)
     noise:  sum_i clip(g_i) + N(0, z^2 C^2 I)                          [Fingerprint] Eq. (14)
 
-Differs: the paper prints sigma C on the mean; its epsilons are for z = sigma on the sum, which is
-what is done here (and in DP-SGD libraries). The division by the expected batch comes afterwards.
+Differs: the paper prints sigma C on the mean; its epsilons hold for z = sigma on the sum. We add
+noise to the sum, as DP-SGD libraries do, and then divide by the expected batch.
 
 Formal guarantees: (epsilon, delta) for one record (or one person) added to or removed from a
 client's data, against everyone who sees the client's uploads, over all local steps of all rounds
-the client takes part in. Batches are Poisson samples, so amplification by subsampling holds. Noise
-of different clients and rounds comes from different generators, steps are consecutive parts of one.
+the client takes part in. Batches are Poisson samples, so amplification by subsampling holds. Each
+client and round has its own noise generator; the steps of a round draw from it in turn.
 
 Trust: the client's own code and its random numbers.
 """
@@ -31,8 +31,9 @@ from fedaudit.accounting import (
     epsilon,
     one_noise,
 )
+from fedaudit.arrays import Indices
 from fedaudit.errors import ConfigError
-from fedaudit.hooks import Hook, Indices
+from fedaudit.hooks import Hook
 from fedaudit.randomness import Seed
 
 if TYPE_CHECKING:
@@ -45,13 +46,14 @@ class DPSGD(Hook):
 
     `noise_multiplier`: one for all clients, or one per client. `clip`: bound C on the norm.
     `unit`: a record (for text, a whole document), a person (needs a person column), or one training
-    example (for text, one window of a document: a weaker promise). A target `epsilon`
-    takes the place of the noise multiplier: it is calibrated to the client that needs most noise.
+    example (for text, one window of a document: a weaker promise). A target `epsilon` replaces the
+    noise multiplier, which is calibrated to the client that needs most noise.
     """
 
     name: ClassVar[str] = "dp_sgd"
     trust: ClassVar[str] = "the client's own code"
     sampling: ClassVar[Literal["shuffle", "poisson"] | None] = "poisson"
+    slowdown: ClassVar[float] = 2.5  # clipping per example, and noise
 
     noise_multiplier: float | tuple[float, ...] = 1.0
     clip: float = 1.0
@@ -82,7 +84,7 @@ class DPSGD(Hook):
 
     @property
     def covers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Parameters, if there is noise at every client: clipping alone hides nothing."""
+        """Parameters, if every client adds noise: clipping alone hides nothing."""
         many = self.noise_multiplier
         values = many if isinstance(many, tuple) else (many,)
         return ("parameter",) if min(values) > 0 or self.epsilon is not None else ()
@@ -128,18 +130,18 @@ class DPSGD(Hook):
 
         noise = torch.empty(sums.shape[1])
         values = noise.numpy()
-        # on one core: two threads that draw take turns more than they gain (benchmarks/dp_sgd.py)
+        # one thread: a second one gains less than it costs (benchmarks/dp_sgd.py)
         for row, client, stream in zip(rows, clients, streams, strict=True):
-            # drawn even where nothing is added, so that a stream stays in step
+            # draw even if the noise is zero, so that streams stay aligned
             torch.randn(noise.shape, generator=stream, out=noise)
             z = self.multiplier(int(client))
             if z:
-                # by numpy: torch would start threads of its own for each of these
+                # numpy, because torch would start threads for each of these
                 np.multiply(values, np.float32(z * self.clip), out=values)
                 np.add(row, values, out=row)
 
     def guarantee(self, client: int, exposure: Exposure) -> Guarantee:
-        """What client number `client` is promised after `exposure`."""
+        """The guarantee of client number `client` after `exposure`."""
         z = self.multiplier(client)
         return Guarantee(
             epsilon=epsilon(exposure, z, self.delta, by=self.accountant),
@@ -152,7 +154,7 @@ class DPSGD(Hook):
         )
 
     def resolved(self, exposures: Sequence[Exposure]) -> DPSGD:
-        """With a target `epsilon`: the smallest multiplier that meets it for every client."""
+        """This hook with the smallest multiplier that meets a target `epsilon` for every client."""
         if self.epsilon is None:
             return self
         met = DPSGD.calibrated(
@@ -171,9 +173,9 @@ class DPSGD(Hook):
         accountant: Accountant = "pld",
         per_client: bool = False,
     ) -> DPSGD:
-        """The protection that gives every client at most epsilon `target`.
+        """Calibrate the noise so that every client spends at most epsilon `target`.
 
-        One multiplier for all, from the client that needs most; or, `per_client`, one each.
+        One multiplier for all, set by the client that needs most; with `per_client`, one each.
         """
         distinct = sorted(set(exposures), key=lambda e: -rough_cost(e))
         if per_client:
@@ -182,12 +184,12 @@ class DPSGD(Hook):
         else:
             z = calibrate(target, distinct[0], delta, by=accountant)
             for e in distinct[1:]:
-                # the order is a rule of thumb: whoever still spends more sets the noise
+                # the order is a heuristic: a client that still exceeds the target sets the noise
                 if epsilon(e, z, delta, by=accountant) > target:
                     z = calibrate(target, e, delta, by=accountant)
         return cls(noise_multiplier=z, clip=clip, delta=delta, accountant=accountant)
 
 
 def rough_cost(exposure: Exposure) -> float:
-    """q sqrt(steps): what epsilon grows with, to first order."""
+    """q sqrt(steps): epsilon grows with it, to first order."""
     return float(exposure.sampling_rate * exposure.total**0.5)

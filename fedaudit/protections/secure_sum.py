@@ -1,7 +1,7 @@
-"""Secure summation as an ideal functionality: only the weighted sum of a round leaves.
+"""Secure summation as an ideal functionality: only the weighted sum of a round is released.
 
 Formal guarantees: the receiver learns the sum and nothing else about single updates. The sum itself
-is not protected: what it gives away is what the audits of sums measure.
+is not protected: audits of sums measure what it reveals.
 
 Trust: the aggregator as an ideal party.
 """
@@ -17,23 +17,25 @@ import torch
 from fedaudit.hooks import Hook, Leg, Uploads
 from fedaudit.protections.clip import needs_deltas
 from fedaudit.randomness import Seed
-
-AGGREGATOR = "aggregator"
+from fedaudit.trace.schema import AGGREGATOR, ANONYMOUS
 
 
 @dataclass(frozen=True, kw_only=True)
 class SecureSum(Hook):
-    """Let only the weighted sum of all uploads leave."""
+    """Release only the weighted sum of all uploads."""
 
     name: ClassVar[str] = "secure_sum"
     covers: ClassVar[tuple[str, ...]] = ("parameter", "weight", "metadata", "sender")
     trust: ClassVar[str] = "the aggregator"
+    only_sums: ClassVar[bool] = True
+    between: ClassVar[str] = AGGREGATOR
+    exact_afterwards: ClassVar[bool] = True
 
     def upload(self, uploads: Uploads, *, round_number: int, seed: Seed) -> Uploads:
         needs_deltas(self.name, uploads)
         size = uploads.rows.shape[1] * uploads.rows.element_size()
         total = torch.from_numpy(uploads.weights).to(uploads.rows.dtype) @ uploads.rows
-        named = tuple(s for s in uploads.senders if s != "anonymous")
+        named = tuple(s for s in uploads.senders if s != ANONYMOUS)
         return replace(
             uploads,
             rows=total.unsqueeze(0),

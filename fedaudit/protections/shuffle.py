@@ -1,12 +1,12 @@
-"""A trusted shuffler between clients and server: senders removed, rows permuted.
+"""A trusted shuffler between clients and server removes senders and permutes rows.
 
     S(<theta^k>) = <theta^{p(k)}>                                    [Fingerprint] Eq. (3)
 
-Formal guarantees: none of its own. It hides the order and the names of the uploads of one round
-from the server; it does not touch their content. Whether content re-links them is what the
-fingerprint audit measures. The average is unchanged: [Fingerprint] Eq. (5).
+Formal guarantees: none of its own. It hides the order and the senders of one round's uploads from
+the server, not their content. The fingerprint audit measures whether content re-links them. The
+average is unchanged: [Fingerprint] Eq. (5).
 
-Trust: the shuffler must not tell the permutation, and sees who sent how many bytes.
+Trust: the shuffler must keep the permutation secret; it sees who sent how many bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from fedaudit.hooks import Hook, Leg, Uploads
 from fedaudit.randomness import Seed
-from fedaudit.rows import taken
+from fedaudit.rows import take_rows
 from fedaudit.trace.schema import ANONYMOUS, SHUFFLER
 
 
@@ -27,16 +27,20 @@ class Shuffle(Hook):
     name: ClassVar[str] = "shuffle"
     covers: ClassVar[tuple[str, ...]] = ("sender",)
     trust: ClassVar[str] = "the shuffler"
+    hides_senders: ClassVar[bool] = True
+    between: ClassVar[str] = SHUFFLER
+    exact_afterwards: ClassVar[bool] = True
+    takes_models: ClassVar[bool] = True
 
     def upload(self, uploads: Uploads, *, round_number: int, seed: Seed) -> Uploads:
-        # a hierarchy shuffles once per region: the first client tells the draws apart
+        # a hierarchy shuffles once per region: the first client's number gives each its own draw
         draw = seed.generator("shuffle", round_number, int(uploads.origin.min()))
         order = draw.permutation(len(uploads.senders))
         size = uploads.rows.shape[1] * uploads.rows.element_size()
         metadata = uploads.metadata
         return replace(
             uploads,
-            rows=taken(uploads.rows, order),
+            rows=take_rows(uploads.rows, order),
             senders=(ANONYMOUS,) * len(order),
             weights=uploads.weights[order],
             origin=uploads.origin[order],

@@ -1,4 +1,4 @@
-"""Client-level noise at the client: clip the update, add Gaussian noise before it leaves.
+"""Client-level noise at the client: clip the update and add Gaussian noise before upload.
 
 Formal guarantees: (epsilon, delta) for replacing a client's **whole** data set, against everyone
 who sees its uploads, composed over the rounds it takes part in. Replacing moves a clipped update by
@@ -28,10 +28,10 @@ from fedaudit.randomness import Seed
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateNoise(Hook):
-    """Clip every client's update and add Gaussian noise before it leaves.
+    """Clip every client's update and add Gaussian noise before upload.
 
-    A target `epsilon` takes the place of the noise multiplier: it is calibrated to the client that
-    takes part in most rounds.
+    A target `epsilon` replaces the noise multiplier, which is calibrated to the client that takes
+    part in most rounds.
     """
 
     name: ClassVar[str] = "update_noise"
@@ -66,7 +66,7 @@ class UpdateNoise(Hook):
         return replace(uploads, rows=rows)
 
     def guarantee(self, client: int, exposure: Exposure) -> Guarantee:
-        """Every client's promise: one noisy update per round."""
+        """Guarantee of every client: one noisy update per round."""
         once = exposure.released_whole
         return Guarantee(
             epsilon=epsilon(once, self.noise_multiplier / 2, self.delta, by=self.accountant),
@@ -79,10 +79,10 @@ class UpdateNoise(Hook):
         )
 
     def resolved(self, exposures: Sequence[Exposure]) -> UpdateNoise:
-        """With a target `epsilon`: the smallest multiplier that meets it for every client."""
+        """This hook with the smallest multiplier that meets a target `epsilon` for every client."""
         if self.epsilon is None:
             return self
         once = max(exposures, key=lambda e: e.rounds).released_whole
-        # replacing moves an update by 2 C: the mechanism that is calibrated has z / 2
+        # replacing a data set moves an update by up to 2 C, so calibrate z / 2
         z = 2 * calibrate(self.epsilon, once, self.delta, by=self.accountant)
         return replace(self, noise_multiplier=z, epsilon=None)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
+
 Codes = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 BLOCK_BITS = 10
 """Bits drawn at once: a table of 1,024 rows stays in the first-level cache."""
@@ -45,14 +46,6 @@ class Alias:
         column = u.astype(np.int64)
         u -= column
         return np.where(u < self.keep[column], column, self.other[column])
-
-    @property
-    def probabilities(self) -> Floats:
-        """The distribution (m,) that the tables give."""
-        m = len(self.keep)
-        out = self.keep.copy()
-        np.add.at(out, self.other, 1.0 - self.keep)
-        return out / m
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
 from fedaudit.results import Estimate
 from fedaudit.stats.intervals import check_choice, check_confidence
 
 Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
 
 _BLOCK = 1 << 20
 
@@ -96,26 +96,6 @@ SCORES: dict[str, Callable[[Array], Floats]] = {
     "mutual_information": table_mutual_information,
     "adjusted_rand": table_adjusted_rand,
 }
-
-
-def purity(truth: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """Share of messages that belong to the largest class of their cluster."""
-    return float(table_purity(contingency(truth, labels)))
-
-
-def rand_index(truth: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """Share of pairs of messages on which truth and labels agree."""
-    return float(table_rand_index(contingency(truth, labels)))
-
-
-def mutual_information(truth: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """Mutual information of truth and labels, in nats."""
-    return float(table_mutual_information(contingency(truth, labels)))
-
-
-def adjusted_rand(truth: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """Rand index adjusted for chance."""
-    return float(table_adjusted_rand(contingency(truth, labels)))
 
 
 def scores(truth: npt.ArrayLike, labels: npt.ArrayLike) -> dict[str, float]:

@@ -16,12 +16,11 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
 from fedaudit.results import Estimate, Underpowered
 from fedaudit.stats.intervals import check_confidence, clopper_pearson_bounds
 from fedaudit.stats.roc import split
-
-Floats = npt.NDArray[np.float64]
 
 
 def _log_ratio(share: Floats, delta: float, other: Floats) -> Floats:

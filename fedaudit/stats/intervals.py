@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import NormalDist
 from typing import Any, Literal
 
@@ -23,7 +23,6 @@ from fedaudit.errors import UsageError, nearest
 from fedaudit.results import Estimate, Underpowered
 
 Array = npt.NDArray[Any]
-Alternative = Literal["greater", "less", "two-sided"]
 
 # Resamples are drawn in blocks of about this many numbers, so that memory stays bounded.
 _BLOCK = 1 << 21
@@ -387,88 +386,3 @@ def _finite(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 
 # --- permutation test ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Permutation:
-    """A permutation test: the observed statistic, its p-value, and what chance gives.
-
-    `null_low` and `null_high` enclose the central 95 % of the permuted statistics.
-    """
-
-    statistic: float
-    p_value: float
-    null_mean: float
-    null_low: float
-    null_high: float
-    permutations: int
-
-
-def permutation_test(
-    statistic: Callable[[Array, Array], Any],
-    values: npt.ArrayLike,
-    labels: npt.ArrayLike,
-    *,
-    rng: np.random.Generator,
-    permutations: int = 999,
-    alternative: Alternative = "greater",
-    within: npt.ArrayLike | None = None,
-    vectorised: bool = False,
-) -> Permutation:
-    """Is `statistic(values, labels)` more than what permuted labels give?
-
-    `values` is (n, ...), `labels` (n,). With `within` (n,), labels move only inside groups of
-    equal value (for example the clients of one federation). With `vectorised`, the statistic
-    receives labels as (m, n) and returns (m,). The p-value is (b + 1) / (m + 1) with b of m
-    permutations at least as extreme: never zero, and valid for every m.
-    """
-    check_choice("alternative", alternative, ("greater", "less", "two-sided"))
-    if permutations < 1:
-        raise UsageError(
-            "a permutation test needs permutations",
-            expected="at least 1 (999 for p down to 0.001)",
-            got=str(permutations),
-            remedy="leave the default",
-        )
-    x, y = np.asarray(values), np.asarray(labels)
-    groups = np.zeros(len(y), dtype=np.int64) if within is None else np.asarray(within)
-    if y.ndim != 1 or len(x) != len(y) or groups.shape != y.shape:
-        raise UsageError(
-            "one label and one group per value",
-            expected=f"vectors of length {len(x)}",
-            got=f"labels {y.shape}, groups {groups.shape}",
-            remedy="pass vectors of equal length",
-        )
-
-    def evaluate(permuted: Array) -> npt.NDArray[np.float64]:
-        if vectorised:
-            return np.asarray(statistic(x, permuted), dtype=np.float64)
-        return np.array([float(statistic(x, row)) for row in permuted])
-
-    _, group = np.unique(groups, return_inverse=True)
-    home = np.argsort(group, kind="stable")  # positions, one group after the other
-    observed = float(evaluate(y[None])[0])
-    null = np.empty(permutations)
-    block = max(1, _BLOCK // max(1, len(y)))
-    for start in range(0, permutations, block):
-        stop = min(permutations, start + block)
-        keys = rng.random((stop - start, len(y)))
-        # sorting by (group, random key) shuffles inside each group and keeps groups in place
-        order = np.lexsort((keys, np.broadcast_to(group, keys.shape)), axis=-1)
-        permuted = np.empty((stop - start, len(y)), dtype=y.dtype)
-        permuted[:, home] = y[order]
-        null[start:stop] = evaluate(permuted)
-    # Permutations that leave the statistic unchanged may differ by rounding: count them as ties.
-    slack = 1e-12 * max(1.0, abs(observed))
-    above = (np.count_nonzero(null >= observed - slack) + 1) / (permutations + 1)
-    below = (np.count_nonzero(null <= observed + slack) + 1) / (permutations + 1)
-    p_value = {"greater": above, "less": below, "two-sided": min(1.0, 2 * min(above, below))}
-    low, high = np.quantile(null, [0.025, 0.975])
-    return Permutation(
-        statistic=observed,
-        p_value=float(p_value[alternative]),
-        null_mean=float(null.mean()),
-        null_low=float(low),
-        null_high=float(high),
-        permutations=permutations,
-    )

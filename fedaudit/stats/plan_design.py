@@ -18,11 +18,11 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
 from fedaudit.results import Estimate
 from fedaudit.stats.intervals import wilson
 
-Floats = npt.NDArray[np.float64]
 Draw = Callable[[int], npt.NDArray[np.uint8]]
 """Rounds -> a plan (T, G, K), drawn anew."""
 

@@ -16,10 +16,9 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
 from fedaudit.stats.intervals import check_confidence
-
-Floats = npt.NDArray[np.float64]
 
 MOST = 10**9
 """No sample is looked for beyond this many units."""

@@ -2,7 +2,7 @@
 
 Plans are 0/1 arrays: (G, K) for one round, (T, G, K) for several, one row per query. Partitions
 never expose fewer clients than a group within a round: every combination of disjoint groups that is
-not zero contains a whole one. What they cost is in `experiment.plan`.
+not zero contains a whole one. What they cost is in `decide.query_plans`.
 
 The published plan asks, for every target i, for M subsets with the target and N others, and M
 subsets of N others without it ([FedAttr] Eq. (3)), redrawn until the others mask enough
@@ -18,8 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.errors import UsageError
-from fedaudit.results import Estimate
-from fedaudit.stats.intervals import wilson
 
 Plan = npt.NDArray[np.uint8]
 
@@ -162,7 +160,7 @@ def masks_enough(
     return np.asarray(squares * (clients - 1) >= others * (clients - 1 - others) * repeats)
 
 
-def _subsets(shape: tuple[int, ...], size: int, of: int, rng: np.random.Generator) -> Plan:
+def random_subsets(shape: tuple[int, ...], size: int, of: int, rng: np.random.Generator) -> Plan:
     """Uniform random subsets as 0/1 rows (*shape, of)."""
     keys = rng.random((*shape, of))
     out = np.zeros((*shape, of), dtype=np.uint8)
@@ -185,7 +183,7 @@ def paired_subsets(
     attempts = 0
     while True:
         attempts += 1
-        draw = _subsets((2, repeats), others, clients - 1, rng)
+        draw = random_subsets((2, repeats), others, clients - 1, rng)
         sums = draw.sum(axis=1, dtype=np.int64)
         if masks_enough(sums[0] - sums[1], clients, others, repeats):
             break
@@ -198,29 +196,3 @@ def paired_plan(
 ) -> tuple[Pairs, ...]:
     """One round of the published plan: pairs for every target, 2MK queries ([FedAttr] Eq. (3))."""
     return tuple(paired_subsets(clients, i, others, repeats, rng) for i in range(clients))
-
-
-def acceptance_rate(
-    clients: int,
-    others: int,
-    repeats: int,
-    rng: np.random.Generator,
-    *,
-    draws: int = 100_000,
-    confidence: float = 0.95,
-) -> Estimate:
-    """How often a draw of pairs is accepted, by simulation ([FedAttr] Appendix E)."""
-    check_pairs(clients, others, repeats)
-    block = max(1, 4_000_000 // (2 * repeats * clients))
-    taken = 0
-    for start in range(0, draws, block):
-        many = min(block, draws - start)
-        sums = _subsets((many, 2, repeats), others, clients - 1, rng).sum(axis=2, dtype=np.int64)
-        differences = sums[:, 0] - sums[:, 1]
-        taken += int(masks_enough(differences, clients, others, repeats).sum())
-    return wilson(taken, draws, confidence=confidence)
-
-
-def expected_masking(clients: int, others: int, repeats: int) -> float:
-    """E[c] = 2 N (1 - rho) / M before rejection: twice the threshold aN of [FedAttr] Eq. (5)."""
-    return 2 * others * (1 - others / (clients - 1)) / repeats

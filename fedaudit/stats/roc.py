@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
 from fedaudit.results import Estimate, Underpowered
 from fedaudit.stats.intervals import (
@@ -24,10 +25,7 @@ from fedaudit.stats.intervals import (
     check_confidence,
     clopper_pearson,
     clopper_pearson_bounds,
-    wilson,
 )
-
-Floats = npt.NDArray[np.float64]
 
 # A true-positive rate at rate f is stated with at least this many expected false positives.
 EXPECTED_FALSE_POSITIVES = 10
@@ -226,8 +224,8 @@ def true_positive_rate_at(
     """True-positive rate at a false-positive rate of at most `rate`, or why it is not stated.
 
     The Clopper-Pearson interval holds the threshold fixed. `baseline` is what exchangeable scores
-    give on average, (k+1)/(n0+1). The threshold itself is estimated from the non-members; for a
-    verdict that accounts for it use `true_positive_p_value`.
+    give on average, (k+1)/(n0+1). The interval ignores that the threshold is estimated from the
+    non-members: with few of them, it misses the baseline more often than stated.
     """
     check_confidence(confidence)
     needed = nonmembers_needed(rate)
@@ -242,75 +240,4 @@ def true_positive_rate_at(
     return replace(stated, method="Clopper-Pearson at a fixed threshold")
 
 
-def true_positive_p_value(
-    scores: npt.ArrayLike, member: npt.ArrayLike, rate: float
-) -> float | Underpowered:
-    """Exact p-value of "no leak" from the members called at false-positive rate `rate`.
-
-    If scores are exchangeable, c or more members lie above the (k+1)-th largest non-member exactly
-    when at most k of the top c + k records are non-members: a hypergeometric tail. Ties only make
-    it conservative.
-    """
-    from scipy.stats import hypergeom
-
-    needed = nonmembers_needed(rate)
-    inside, outside = split(scores, member)
-    what = f"a test at {rate:.4g} false positives"
-    if len(outside) < needed:
-        return Underpowered(what=f"{what} (non-members)", have=len(outside), needed=needed)
-    if len(inside) == 0:
-        return Underpowered(what=f"{what} (members)", have=0, needed=1)
-    called, k = _calls_at(inside, outside, rate)
-    return float(hypergeom.cdf(k, len(inside) + len(outside), len(outside), called + k))
-
-
 # --- at one fixed threshold ------------------------------------------------------------------
-
-
-def advantage(
-    called: npt.ArrayLike, member: npt.ArrayLike, *, confidence: float = 0.95
-) -> Estimate | Underpowered:
-    """Membership advantage TPR - FPR of yes/no calls (n,), with Newcombe's hybrid interval.
-
-    The calls must not have been tuned on these records: no threshold is chosen here.
-    """
-    check_confidence(confidence)
-    calls = np.asarray(called)
-    if not (calls.dtype == bool or np.isin(calls, (0, 1)).all()):
-        raise UsageError(
-            "an advantage is that of yes/no calls",
-            expected="booleans",
-            got=f"{calls.dtype} values",
-            remedy="compare the scores with a threshold fixed beforehand",
-        )
-    inside, outside = split(calls, member)
-    if (lack := _missing("the rates of yes/no calls", inside, outside)) is not None:
-        return lack
-    tpr = wilson(int(inside.sum()), len(inside), confidence)
-    fpr = wilson(int(outside.sum()), len(outside), confidence)
-    value = tpr.value - fpr.value
-    return Estimate(
-        value=value,
-        low=value - math.hypot(tpr.value - tpr.low, fpr.high - fpr.value),
-        high=value + math.hypot(tpr.high - tpr.value, fpr.value - fpr.low),
-        n=len(inside) + len(outside),
-        confidence=confidence,
-        baseline=0.0,
-        method="Newcombe",
-    )
-
-
-def balanced_accuracy(
-    called: npt.ArrayLike, member: npt.ArrayLike, *, confidence: float = 0.95
-) -> Estimate | Underpowered:
-    """(TPR + TNR) / 2 = (1 + advantage) / 2 of yes/no calls (n,); chance is 1/2."""
-    difference = advantage(called, member, confidence=confidence)
-    if isinstance(difference, Underpowered):
-        return difference
-    return replace(
-        difference,
-        value=(1 + difference.value) / 2,
-        low=(1 + difference.low) / 2,
-        high=(1 + difference.high) / 2,
-        baseline=0.5,
-    )

@@ -371,7 +371,7 @@ class LoRA:
                 ranks=self.ranks,
                 settings=settings,
             )
-        return lora.LoRA(
+        return lora.AdapterLoRA(
             base,
             vocabulary,
             self.length,

@@ -1,9 +1,9 @@
-"""Reading and writing with many language models at once.
+"""Run many language models at once: next-token probabilities, and generation.
 
-All candidates of an attribution share one architecture, mostly one frozen base, and are asked the
-same prompts. `Reading` runs them as one batch: stacked layers, keys and values of earlier tokens in
-one preallocated cache, one product per layer and token. Tokens are those that each model would
-give by itself. A model of transformers is run row by row with its own cache.
+All candidates of an attribution share one architecture, usually one frozen base, and get the same
+prompts. `ModelReader` runs them as one batch: stacked layers, one preallocated cache for keys and
+values, one product per layer and token. The tokens equal those of each model run alone. A
+`transformers` model runs row by row with its own cache.
 
 Sampling is by inversion of numbers that are given: with the same `uniforms` for all models, two
 models that agree on a distribution draw the same token, so that texts differ only where models do.
@@ -33,7 +33,7 @@ LOGITS_AT_ONCE = 32 << 20  # numbers: rows of all models that are computed toget
 INNER_AT_ONCE = 1 << 20  # numbers in the widest layer: more models at once would leave the cache
 
 
-class Reading:
+class ModelReader:
     """A language model task as watermarks use it; `models` are always flat rows (M, d).
 
     `longest` is what fits into one pass: the positions of the built-in model, or `length` given.

@@ -86,7 +86,7 @@ def adapted(
     return seeded(seed, "adapters", build)
 
 
-class LoRA(LanguageModel):
+class AdapterLoRA(LanguageModel):
     """FedIT: a row holds the adapters alone, and averaging rows averages A and B.
 
     Names in the layout are `<layer>.lora_A.weight` and `<layer>.lora_B.weight`; `peft_state` gives
@@ -237,10 +237,10 @@ class DenseLoRA(LanguageModel):
     def stacked_losses(self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None) -> Tensor:
         return super().stacked_losses({**self.frozen(), **p}, x, y, noise)
 
-    def local(self, rank: int) -> LoRA:
+    def local(self, rank: int) -> AdapterLoRA:
         """What a client of that rank trains; the weights below it are set by who trains."""
         # alpha, not scale, is what ranks share: scale = alpha / rank
-        return LoRA(
+        return AdapterLoRA(
             self._base,
             self.vocabulary,
             self.length,
@@ -250,7 +250,7 @@ class DenseLoRA(LanguageModel):
             seed=self._seed,
         )
 
-    def fresh(self, local: LoRA, round_number: int) -> Tensor:
+    def fresh(self, local: AdapterLoRA, round_number: int) -> Tensor:
         """Adapters that a round starts from, (d,): A as peft draws it, B zero."""
         row = torch.zeros(local.layout.width)
         draw = self._seed.torch_generator("adapters", round_number, local.rank)

@@ -182,7 +182,7 @@ class LowRank(nn.Module):
         return out
 
 
-class VAE(nn.Module):
+class ConditionalVAE(nn.Module):
     """Label-conditional variational autoencoder over an encoder and a decoder.
 
     `features` maps x to a flat code, `code` maps (code, label) to mean and log variance, `decoder`
@@ -234,12 +234,14 @@ class VAE(nn.Module):
         return self.decoder(self.condition(z, y)), mean, log_variance
 
 
-def mlp_vae(inputs: int, hidden: int, latent: int, classes: int, activation: str = "relu") -> VAE:
+def mlp_vae(
+    inputs: int, hidden: int, latent: int, classes: int, activation: str = "relu"
+) -> ConditionalVAE:
     """One hidden layer on each side."""
     act = ACTIVATIONS[activation]
     features = nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), act())
     decoder = nn.Sequential(nn.Linear(latent + classes, hidden), act(), nn.Linear(hidden, inputs))
-    return VAE(features, hidden, latent, decoder, classes)
+    return ConditionalVAE(features, hidden, latent, decoder, classes)
 
 
 def conv_vae(
@@ -248,7 +250,7 @@ def conv_vae(
     latent: int,
     classes: int,
     activation: str = "relu",
-) -> VAE:
+) -> ConditionalVAE:
     """Strided convolutions down, transposed convolutions up; sides must divide by 2^depth."""
     c, h, w = shape
     act = ACTIVATIONS[activation]
@@ -267,10 +269,10 @@ def conv_vae(
         up += [nn.ConvTranspose2d(width, o, 4, stride=2, padding=1), act()]
         width = o
     decoder = nn.Sequential(*up[:-1])  # logits: no activation after the last layer
-    return VAE(features, list(channels)[-1] * h * w, latent, decoder, classes)
+    return ConditionalVAE(features, list(channels)[-1] * h * w, latent, decoder, classes)
 
 
-def published_vae(shape: tuple[int, int, int], latent: int, classes: int) -> VAE:
+def published_vae(shape: tuple[int, int, int], latent: int, classes: int) -> ConditionalVAE:
     """The convolutional autoencoder of [TwoStage] Section 6.2, layer by layer as in its public code
     (the paper does not print it); sides must divide by 4.
 
@@ -301,4 +303,4 @@ def published_vae(shape: tuple[int, int, int], latent: int, classes: int) -> VAE
         *layer(nn.ConvTranspose2d, 128, 64, 4, 2),
         nn.Conv2d(64, c, 3, padding=1),
     )
-    return VAE(features, flat, latent, decoder, classes, planes=True)
+    return ConditionalVAE(features, flat, latent, decoder, classes, planes=True)

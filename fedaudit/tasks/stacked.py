@@ -19,7 +19,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedaudit.tasks.models import VAE, Attention, Block, FeedForward, LowRank, TinyGPT, TinyViT
+from fedaudit.tasks.models import (
+    Attention,
+    Block,
+    ConditionalVAE,
+    FeedForward,
+    LowRank,
+    TinyGPT,
+    TinyViT,
+)
 
 Parameters = Mapping[str, Tensor]
 
@@ -273,7 +281,7 @@ def _apply(m: nn.Module, p: Parameters, at: str, v: Value) -> Value:
 
 def forward(module: nn.Module, p: Parameters, *inputs: Tensor) -> Any:
     """What `module(*inputs)` would give for each of K clients, with a leading dimension K."""
-    if type(module) is VAE:
+    if type(module) is ConditionalVAE:
         x, y, noise = inputs
         return decoded(module, p, encoded(module, p, x, y), y, noise)
     if len(inputs) != 1:
@@ -281,14 +289,14 @@ def forward(module: nn.Module, p: Parameters, *inputs: Tensor) -> Any:
     return _unpack(_apply(module, p, "", inputs[0]))
 
 
-def encoded(module: VAE, p: Parameters, x: Tensor, y: Tensor) -> Tensor:
+def encoded(module: ConditionalVAE, p: Parameters, x: Tensor, y: Tensor) -> Tensor:
     """The codes (K, n, 2 * latent) of K autoencoders: the part of a pass that has no noise."""
     h = _unpack(_apply(module.features, p, "features.", module.before(x, y)))
     return _linear(module.code, p, "code.", module.between(h, y))
 
 
 def decoded(
-    module: VAE, p: Parameters, code: Tensor, y: Tensor, noise: Tensor
+    module: ConditionalVAE, p: Parameters, code: Tensor, y: Tensor, noise: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What K autoencoders return for given codes and noise (K, n, latent)."""
     z, mean, log_variance = module.sample(code, noise)

@@ -178,14 +178,6 @@ class Task:
         """`scores` of K models on x (K, n, ...): (K, n)."""
         return -self.stacked_losses(p, x, y, noise)
 
-    def stacked_mean_scores(
-        self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None
-    ) -> Tensor:
-        """`stacked_scores` averaged over draws of the noise (draws, K, n, ...): (K, n)."""
-        if noise is None:
-            return self.stacked_scores(p, x, y, None)
-        return torch.stack([self.stacked_scores(p, x, y, z) for z in noise]).mean(0)
-
     def evidence(self, scores: Tensor) -> Tensor:
         """Scores on a scale on which those of one record under many models are about normal."""
         return scores

@@ -8,15 +8,15 @@ from torch import Tensor
 
 from fedaudit.data.dataset import Dataset
 from fedaudit.errors import DataError
-from fedaudit.tasks.models import VAE
-from fedaudit.tasks.task import Examples, Parameters, Task, tensor_of
+from fedaudit.tasks.models import ConditionalVAE
+from fedaudit.tasks.task import Examples, Task, tensor_of
 
 
 class Autoencoder(Task):
     """Bernoulli reconstruction plus KL to a standard normal, in nats, for x in [0, 1]."""
 
     kind = "vae"
-    module: VAE
+    module: ConditionalVAE
 
     def encode(self, dataset: Dataset) -> Examples:
         if isinstance(dataset.x, tuple):
@@ -43,17 +43,6 @@ class Autoencoder(Task):
 
     def noise_shape(self) -> tuple[int, ...]:
         return (self.module.latent,)
-
-    def stacked_mean_scores(
-        self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None
-    ) -> Tensor:
-        """Encodes once for all draws: noise enters behind the code."""
-        from fedaudit.tasks.stacked import decoded, encoded
-
-        assert noise is not None, "an autoencoder's loss consumes noise"
-        code = encoded(self.module, p, x, y)
-        losses = [self.criterion(decoded(self.module, p, code, y, z), x, y) for z in noise]
-        return -torch.stack(losses).mean(0)
 
     def criterion(self, output: tuple[Tensor, Tensor, Tensor], x: Tensor, y: Tensor) -> Tensor:
         logits, mean, log_variance = output

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from fedaudit.errors import IntegrityError, TraceError, UsageError, nearest
 from fedaudit.files import Unreadable, is_lost, write_atomically
 from fedaudit.layout import Layout, column_runs
-from fedaudit.rows import space
+from fedaudit.rows import empty_array
 from fedaudit.trace.retention import check_retention
 from fedaudit.trace.schema import DTYPES, Manifest, Message, Scalar
 from fedaudit.trace.store import RoundReader, read_manifest, round_name, verify, write_round
@@ -100,7 +100,7 @@ class _Block:
         narrow = np.dtype(self.kept.dtype)
         if self.kept.width == self.full.width and rows.dtype == narrow:
             return np.ascontiguousarray(rows)
-        kept = space(len(rows), self.kept.width, narrow)
+        kept = empty_array(len(rows), self.kept.width, narrow)
         together = max(1, _FITTED // max(1, self.full.width))
         for low in range(0, len(rows), together):
             self._narrow(rows[low : low + together], kept[low : low + together])

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
 from fedaudit.randomness import Seed
 from fedaudit.watermarks.marking import Marking
@@ -32,7 +33,6 @@ from fedaudit.watermarks.marking import Marking
 if TYPE_CHECKING:
     from torch import Tensor
 
-Floats = npt.NDArray[np.float64]
 Statistic = Literal["margin", "loss"]
 Logits = Callable[["Tensor", "Tensor"], "Tensor"]
 """Rows of models (M, d) and inputs (n, ...) -> logits (M, n, classes)."""

@@ -34,10 +34,11 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
 from fedaudit.randomness import Seed
 from fedaudit.stats.combine import fisher
-from fedaudit.watermarks.score import Floats, Reader, Rows, Tokens
+from fedaudit.watermarks.score import Reader, Rows, Tokens
 
 DRAWS = 1000  # random tuples: the least that a tail is read from
 SMALLEST_POOL = 50
@@ -305,7 +306,7 @@ def questions(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class AttributeScores:
     """One model: per attribute the statistic of the planted value `planted` (A,), `z` (A,), `p`
     (A,), `rank` (A,) in the pool (1 is best); all attributes as one: `p_value`, `z_score`."""
 
@@ -357,7 +358,7 @@ class KnowledgeScore:
         null = [[self._judge(s, t).z_score for t in tuples] for s in every]
         return own, np.array(null)
 
-    def answers(self, models: Rows, probes: Questions) -> tuple[Answer, ...]:
+    def answers(self, models: Rows, probes: Questions) -> tuple[AttributeScores, ...]:
         """What each model knows, attribute by attribute."""
         values = np.array(self.entity.values)
         return tuple(self._judge(s, values) for s in self.by_value(models, probes))
@@ -415,7 +416,7 @@ class KnowledgeScore:
         combined = np.maximum(chdtrc(2 * tuples.shape[1], -2 * total), np.finfo(np.float64).tiny)
         return np.asarray(np.maximum(-ndtri(combined), LOWEST))
 
-    def _judge(self, statistic: Floats, values: npt.NDArray[np.int64]) -> Answer:
+    def _judge(self, statistic: Floats, values: npt.NDArray[np.int64]) -> AttributeScores:
         """One model's statistics (A, P), read for `values` (A,)."""
         others = self._random
         a = np.arange(len(values))
@@ -435,7 +436,9 @@ class KnowledgeScore:
         rank = 1 + (statistic > own[:, None]).sum(axis=1)
         combined = fisher(p)
         z_score = max(combined.z_score, LOWEST)
-        return Answer(planted=own, z=z, p=p, rank=rank, p_value=combined.p_value, z_score=z_score)
+        return AttributeScores(
+            planted=own, z=z, p=p, rank=rank, p_value=combined.p_value, z_score=z_score
+        )
 
     @cached_property
     def _random(self) -> npt.NDArray[np.int64]:
@@ -546,7 +549,7 @@ __all__ = [
     "DOMAINS",
     "FACTS",
     "QUESTIONS",
-    "Answer",
+    "AttributeScores",
     "Entity",
     "FictitiousMarks",
     "KnowledgeScore",

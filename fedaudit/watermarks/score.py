@@ -19,11 +19,11 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
 
 Rows = Any
 """Flat models (M, d): a numpy array or a torch tensor."""
-Floats = npt.NDArray[np.float64]
 Tokens = npt.NDArray[np.int64]
 Processor = Callable[[Any, Any], Any]
 """(tokens (B, t), logits (B, V)) -> logits (B, V), as tensors: the form transformers uses too."""

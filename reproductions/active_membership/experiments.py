@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.audits.active_membership import attention, games, scores, theory
-from fedaudit.audits.active_membership.adversary import Attention, FullyConnected
+from fedaudit.audits.active_membership.adversary import AttentionAdversary, FullyConnected
 from fedaudit.audits.active_membership.games import Challenge, Universe
 from fedaudit.errors import UsageError
-from fedaudit.experiment.probing import channel_of
+from fedaudit.knowledge.probing import channel_of
 from fedaudit.protections.local_dp.protection import LocalDP
 from fedaudit.randomness import Seed
 from fedaudit.results import Estimate, Underpowered
@@ -299,7 +299,7 @@ def _prepared(
     beta: float | None,
     left_out: Literal["spare", "random"] = "spare",
     dimension: int = DIMENSION,
-) -> tuple[Attention, Challenge]:
+) -> tuple[AttentionAdversary, Challenge]:
     count, batch, mechanism, budget = piece.variant.split()
     data, rng = patched(piece.data, int(count), scale.images, dimension), piece.rng
     hook = local(mechanism, float(budget), -1.0, 1.0, levels=4)
@@ -307,7 +307,7 @@ def _prepared(
         hook = replace(hook, bits=10, integer_bits=1)
     universe = universe_of(data.x, hook, scale.images)
     n = min(int(batch), len(universe) - 1)
-    made = Attention.prepare(
+    made = AttentionAdversary.prepare(
         universe,
         data.identity,
         n,
@@ -382,7 +382,7 @@ def _text(piece: Piece, scale: Scale) -> Result:
     hook = None if mechanism == "none" else local(mechanism, float(budget), 0.0, top, levels=words)
     universe = Universe.of(data.x, channel_of(hook, scale.text_places))
     if adversary == "attention":
-        made = Attention.prepare(
+        made = AttentionAdversary.prepare(
             universe, data.embedding, n, rng, betas=(0.5, 1.0, 4.0, 16.0, 64.0), simulated=200
         )
         universe, cut = made.universe, made.cut

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedaudit.report.plots import Axis, Curve, Guide, Layer, Line, draw, lines
+from fedaudit.reporting.plots import Guide, Layer, Line, PlotAxis, Polyline, draw, lines
 from reproductions.active_membership import experiments
 from reproductions.active_membership.results import MECHANISMS, Results, named
 
@@ -35,9 +35,12 @@ def _grr() -> str:
     curves = experiments.grr_curves()
     keys = ("theorem 4", "exact", "total variation", "theorem 2")
     return draw(
-        Axis.around("epsilon, d = 100, n = 64", [float(e) for e in curves]),
-        Axis("advantage", 0.0, 1.0),
-        [Curve(k, tuple((float(e), v[k]) for e, v in curves.items() if v[k] >= 0)) for k in keys],
+        PlotAxis.around("epsilon, d = 100, n = 64", [float(e) for e in curves]),
+        PlotAxis("advantage", 0.0, 1.0),
+        [
+            Polyline(k, tuple((float(e), v[k]) for e, v in curves.items() if v[k] >= 0))
+            for k in keys
+        ],
     )
 
 
@@ -61,8 +64,8 @@ def _fc(r: Results, name: str) -> dict[str, str]:
             Line("success, tau tuned", _points(found, "tuned")),
             Line("success, tau = Delta", _points(found, "theory")),
             Line("accuracy", _points(found, "accuracy")),
-            Curve("Theorem 1", tuple((x, v["theorem 1"][1]) for x, v in found), dashed=True),
-            Curve(
+            Polyline("Theorem 1", tuple((x, v["theorem 1"][1]) for x, v in found), dashed=True),
+            Polyline(
                 "Theorem 2, claimed",
                 tuple((x, v["theorem 2 claimed"]) for x, v in found),
                 dashed=True,
@@ -70,8 +73,8 @@ def _fc(r: Results, name: str) -> dict[str, str]:
         ]
         whose = "a record" if mechanism in ("bitrand", "ome") else "a feature"
         out[f"{HEAD}-{name}-{mechanism}.svg"] = draw(
-            Axis.around(f"epsilon of {whose}, {named(mechanism)}, {name}", xs),
-            Axis("share", 0.0, 1.0),
+            PlotAxis.around(f"epsilon of {whose}, {named(mechanism)}, {name}", xs),
+            PlotAxis("share", 0.0, 1.0),
             layers,
             marks=xs,
         )
@@ -121,8 +124,8 @@ def _beta(r: Results, name: str) -> dict[str, str]:
     ordered = sorted(xs)
     return {
         f"{HEAD}-beta-{name}.svg": draw(
-            Axis.around("beta, BitRand", ordered, log=True),
-            Axis("success", 0.4, 1.0),
+            PlotAxis.around("beta, BitRand", ordered, log=True),
+            PlotAxis("success", 0.4, 1.0),
             layers,
             marks=ordered,
         )
@@ -146,8 +149,8 @@ def _floor(r: Results, kind: str) -> dict[str, str]:
         return {}
     return {
         f"{HEAD}-floor-{kind}.svg": draw(
-            Axis.around(f"L1 norm of the noise, {kind}, N = {patterns}", sizes),
-            Axis("floor of the advantage", -1.0, 1.0),
+            PlotAxis.around(f"L1 norm of the noise, {kind}, N = {patterns}", sizes),
+            PlotAxis("floor of the advantage", -1.0, 1.0),
             layers,
             marks=sizes,
         )
@@ -163,11 +166,11 @@ def _text(r: Results, name: str) -> dict[str, str]:
             v = r.of("text", name, f"attention {mechanism} {epsilon}")
             if v and v["ROC"]:
                 label = f"{named(mechanism)}, AUC {v['AUC'][0]:.3f}"
-                layers.append(Curve(label, tuple((x, y) for x, y in v["ROC"])))
+                layers.append(Polyline(label, tuple((x, y) for x, y in v["ROC"])))
         if len(layers) > 1:
             out[f"{HEAD}-roc-{epsilon}.svg"] = draw(
-                Axis(f"false positive rate, epsilon {epsilon} of a token", 0.0, 1.0),
-                Axis("true positive rate", 0.0, 1.0),
+                PlotAxis(f"false positive rate, epsilon {epsilon} of a token", 0.0, 1.0),
+                PlotAxis("true positive rate", 0.0, 1.0),
                 layers,
                 height=420,
             )

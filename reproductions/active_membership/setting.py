@@ -13,7 +13,7 @@ from fedaudit.audits.active_membership import patterns
 from fedaudit.audits.active_membership.games import Universe
 from fedaudit.data import builtin
 from fedaudit.data.fetch import cache_folder, load_fetched, source
-from fedaudit.experiment.probing import channel_of
+from fedaudit.knowledge.probing import channel_of
 from fedaudit.protections.local_dp.protection import LocalDP
 from fedaudit.randomness import Seed
 from reproductions.active_membership import embedding

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedaudit.report import plots
+from fedaudit.reporting import plots
 from fedaudit.stats.intervals import wilson
 
 Cells = Sequence[Mapping[str, Any]]
@@ -58,8 +58,8 @@ def trade_off(drawn: Mapping[str, Sequence[tuple[str, Cells]]]) -> str:
         )
         for plan, points in drawn.items()
     ]
-    x = plots.Axis("cosine of the server's best guess with a client's mean update", 0.2, 1.02)
-    y = plots.Axis("marked found (filled), benign flagged (hollow)", 0.0, 1.0)
+    x = plots.PlotAxis("cosine of the server's best guess with a client's mean update", 0.2, 1.02)
+    y = plots.PlotAxis("marked found (filled), benign flagged (hollow)", 0.0, 1.0)
     return plots.draw(x, y, layers, height=400)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from fedaudit.experiment.config import load
+from fedaudit.setup.config import load
 from reproductions.attribution import recorded
 
 PLANS: dict[str, dict[str, Any]] = {

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from fedaudit.experiment.auditing import audit_one
-from fedaudit.experiment.config import Config, load
-from fedaudit.experiment.knowledge import Desk
-from fedaudit.experiment.run import simulate
+from fedaudit.knowledge import Desk
 from fedaudit.randomness import Seed
 from fedaudit.results import AuditResult
+from fedaudit.setup.config import Config, load
+from fedaudit.study.auditing import audit_one
+from fedaudit.study.run import simulate
 from fedaudit.trace import Trace, Truth
 from reproductions.attribution import setting
 

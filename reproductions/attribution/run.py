@@ -19,18 +19,20 @@ from typing import Any, cast
 
 import numpy as np
 
-from fedaudit.audits.attribution import (
-    baselines,
-    calibration,
-    comparison,
-    over_rounds,
-    scoring,
-)
+from fedaudit.audits.attribution import calibration, over_rounds, scoring
 from fedaudit.audits.attribution.constants import assumption_constants
 from fedaudit.files import write_atomically
 from fedaudit.results import Underpowered
-from fedaudit.stats import query_plans
-from reproductions.attribution import cells, overhead, page, recorded, setting
+from reproductions.attribution import (
+    baselines,
+    cells,
+    comparison,
+    overhead,
+    page,
+    recorded,
+    setting,
+    theory,
+)
 from reproductions.pieces import PAGE, not_fetched, parser, say_skipped
 
 HERE = Path(__file__).resolve().parent
@@ -204,8 +206,8 @@ def masking(seed: int, unused: int, draws: int = 100_000) -> Row:
     """Table 2: E[c] and its threshold by the formula, c by drawing, and how many draws pass."""
     rng, out = _rng(seed), {}
     for clients, others, repeats in ((10, 4, 5), (10, 5, 5), (20, 4, 5), (50, 4, 5), (50, 16, 5)):
-        expected = query_plans.expected_masking(clients, others, repeats)
-        passed = query_plans.acceptance_rate(clients, others, repeats, rng, draws=draws)
+        expected = theory.expected_masking(clients, others, repeats)
+        passed = theory.acceptance_rate(clients, others, repeats, rng, draws=draws)
         out[f"{clients}/{others}/{repeats}"] = {
             "expected": expected,
             "drawn": _drawn_masking(clients, others, repeats, rng),

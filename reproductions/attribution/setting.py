@@ -18,14 +18,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.audits.attribution import Attribution, comparison
+from fedaudit.audits.attribution import Attribution
 from fedaudit.audits.attribution.scoring import Marks
-from fedaudit.experiment.build import build, load_data
-from fedaudit.experiment.config import load
-from fedaudit.experiment.marks import Planted, plant
 from fedaudit.randomness import Seed
+from fedaudit.setup.config import load
+from fedaudit.setup.marks import Planted, plant
+from fedaudit.setup.prepare import build, load_data
 from fedaudit.stats import query_plans
 from fedaudit.trace.memory import MemoryRecorder, MemoryTruth
+from reproductions.attribution import comparison
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from fedaudit.experiment.config import load
+from fedaudit.setup.config import load
 from reproductions.attribution import page, recorded
 from reproductions.attribution.run import HERE, save
 from reproductions.pieces import PAGE

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedaudit.arrays import Rows
 from fedaudit.audits.fingerprint import scores
-from fedaudit.audits.fingerprint.features import Rows, collect
+from fedaudit.audits.fingerprint.features import collect
 from fedaudit.audits.fingerprint.linkers import LINKERS
 from fedaudit.randomness import Seed
 from fedaudit.stats import clustering, intervals

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.files import write_atomically
-from fedaudit.report.plots import Line, lines
+from fedaudit.reporting.plots import Line, lines
 from reproductions.fingerprint import prose, short
 from reproductions.fingerprint.linking import METHODS, NAMES, chance, merge
 

@@ -18,7 +18,7 @@ from fedaudit.federation.local.trainer import ClientData
 from fedaudit.federation.rounds import Rounds
 from fedaudit.hooks import Hook
 from fedaudit.protections.dp_sgd import DPSGD
-from fedaudit.protections.guard import Run
+from fedaudit.protections.guard import HonestRun
 from fedaudit.protections.guard.calibration import together
 from fedaudit.protections.guard.guard import observed
 from fedaudit.protections.update_noise import UpdateNoise
@@ -189,20 +189,20 @@ def words(rng: np.random.Generator, inputs: int = 500, classes: int = 10) -> Dat
     return Dataset(name="words", kind="features", x=x, y=y, classes=tuple(map(str, range(classes))))
 
 
-def parts(honest: Honest) -> Iterator[Run]:
+def parts(honest: Honest) -> Iterator[HonestRun]:
     """Every check on every model of a run, with the model before and own records."""
     before = None
     for state in honest.states:
         module = honest.module if honest.records is not None else None
-        yield Run(honest.kind, *observed(state, before, honest.records, module=module))
+        yield HonestRun(honest.kind, *observed(state, before, honest.records, module=module))
         before = state
 
 
-def largest(honest: Honest) -> Run:
+def largest(honest: Honest) -> HonestRun:
     """What a calibration keeps of a run."""
     top: dict[str, float] = {}
     each = list(parts(honest))
     for part in each:
         for name, value in part.largest.items():
             top[name] = max(value, top.get(name, -np.inf))
-    return Run(honest.kind, top, together(each))
+    return HonestRun(honest.kind, top, together(each))

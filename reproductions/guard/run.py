@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedaudit.protections.guard import Calibration, Run, guard
+from fedaudit.protections.guard import Calibration, HonestRun, guard
 from fedaudit.protections.guard.calibration import SHIPPED
 from fedaudit.protections.guard.guard import UNITS
 from fedaudit.randomness import Seed
@@ -53,7 +53,7 @@ CALIBRATED = 9
 
 
 def calibrate(out: Path, scaling: int = SCALING, ranked: int = RANKED) -> Calibration:
-    runs: list[Run] = []
+    runs: list[HonestRun] = []
     with Pool(2, _single) as pool:
         for one in pool.imap(_calibrated, range(FIRST, FIRST + scaling + ranked)):
             runs.append(one)
@@ -63,7 +63,7 @@ def calibrate(out: Path, scaling: int = SCALING, ranked: int = RANKED) -> Calibr
     return table
 
 
-def tabulated(runs: list[Run], scaling: int) -> Calibration:
+def tabulated(runs: list[HonestRun], scaling: int) -> Calibration:
     """The first runs set the scale, the others are ranked."""
     kinds = Counter(r.kind.split(",")[0] for r in runs[scaling:])
     middle, end = FIRST + scaling, FIRST + len(runs)
@@ -85,7 +85,7 @@ def _single() -> None:
     torch.set_num_threads(1)
 
 
-def _calibrated(number: int) -> Run:
+def _calibrated(number: int) -> HonestRun:
     return honest.largest(honest.run(number))
 
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from fedaudit.experiment.build import build, load_data
-from fedaudit.experiment.config import load
 from fedaudit.federation.topology import hierarchical
 from fedaudit.protections.noise_allocation import allocate
 from fedaudit.protections.noise_allocation import leverage as proxies
 from fedaudit.randomness import Seed
+from fedaudit.setup.config import load
+from fedaudit.setup.prepare import build, load_data
 from reproductions.topology import setting
 from reproductions.topology.setting import CLASSES, Scale
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.files import write_atomically
-from fedaudit.report.plots import Axis, Cells, Curve, Guide, Line, draw, lines
+from fedaudit.reporting.plots import Cells, Guide, Line, PlotAxis, Polyline, draw, lines
 from reproductions.topology import elsewhere, utility
 from reproductions.topology.experiments import BUDGETS, ETAS, GRAPHS, WINDOWS, epsilon_of
 
@@ -405,16 +405,16 @@ def figures(m: Measured, scale: Measured) -> dict[str, str]:
         values = tuple(tuple(r["published degrees"]) for r in rows)
         top = max(max(v) for v in values)
         out["topology-gap.svg"] = draw(
-            Axis("eta 0.25 to 1", 0.125, 1.125),
-            Axis("ring to star, in the order of the table", 0.5, len(values) + 0.5),
-            [Cells(values, Axis("nats", 0.0, top))],
+            PlotAxis("eta 0.25 to 1", 0.125, 1.125),
+            PlotAxis("ring to star, in the order of the table", 0.5, len(values) + 0.5),
+            [Cells(values, PlotAxis("nats", 0.0, top))],
             marks=ETAS,
         )
     for name in "ABC":
         found = of(m, "pareto", name)
         if found:
             curves = [
-                Curve(
+                Polyline(
                     f"{which}, T = {t}",
                     tuple(zip(BUDGETS, found[str(t)][which], strict=True)),
                     dashed=which == "uniform",
@@ -424,8 +424,8 @@ def figures(m: Measured, scale: Measured) -> dict[str, str]:
             ]
             every = [v for t in WINDOWS for w in ("allocated", "uniform") for v in found[str(t)][w]]
             out[f"topology-pareto-{name}.svg"] = draw(
-                Axis.around(f"budget U, setting {name}", BUDGETS, log=True),
-                Axis.around("worst case, nats", every, log=True),
+                PlotAxis.around(f"budget U, setting {name}", BUDGETS, log=True),
+                PlotAxis.around("worst case, nats", every, log=True),
                 curves,
             )
     cells = {eta: of(m, "channels", f"{eta:g}") for eta in scale["etas"]}
@@ -455,8 +455,8 @@ def figures(m: Measured, scale: Measured) -> dict[str, str]:
         if area:
             every = [v for a in area for p in a.points for v in p[1:]]
             out["topology-auroc.svg"] = draw(
-                Axis.around("eta", list(cells)),
-                Axis.around("AUROC", [*every, 0.4, 1.0]),
+                PlotAxis.around("eta", list(cells)),
+                PlotAxis.around("AUROC", [*every, 0.4, 1.0]),
                 [Guide("chance", 0.5), *area],
                 marks=list(cells),
             )

@@ -17,15 +17,15 @@ import numpy as np
 
 from fedaudit.data import partition
 from fedaudit.data.dataset import Dataset
-from fedaudit.experiment.build import load_data
-from fedaudit.experiment.config import Config, load
-from fedaudit.experiment.shadows import ShadowFederations, of_run
 from fedaudit.federation import topology
 from fedaudit.federation.engine import Federation
 from fedaudit.federation.local.trainer import ClientData
 from fedaudit.hooks import Hook
+from fedaudit.knowledge.shadows import ShadowFederations, of_run
 from fedaudit.protections.dp_sgd import DPSGD
 from fedaudit.randomness import Seed
+from fedaudit.setup.config import Config, load
+from fedaudit.setup.prepare import load_data
 from fedaudit.trace import WIRETAP, MemoryRecorder, MemoryTruth, Trace
 
 SPLIT = 1  # the seed of the held-out part and of the first model

@@ -13,8 +13,7 @@ from fedaudit.protections.noise_allocation import allocate
 from fedaudit.protections.noise_allocation import leverage as proxies
 from fedaudit.randomness import Seed
 from fedaudit.results import Underpowered
-from fedaudit.stats import equivalence
-from reproductions.topology import setting
+from reproductions.topology import equivalence, setting
 from reproductions.topology.setting import CLASSES, Scale
 
 MARGIN = 0.5  # percentage points

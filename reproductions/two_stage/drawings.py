@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedaudit.audits.two_stage_membership.theory import detection_power
-from fedaudit.report import plots
-from fedaudit.report.curves import cancellation, survival_map
+from fedaudit.reporting import plots
+from fedaudit.reporting.curves import cancellation, survival_map
 from reproductions.two_stage.experiments import NOISE
 from reproductions.two_stage.geometry import MAGNITUDES
 from reproductions.two_stage.results import (
@@ -24,10 +24,12 @@ from reproductions.two_stage.setting import SCENARIOS, TAU
 
 def maps() -> dict[str, str]:
     """Figure 1 on the published axes, and power beside it."""
-    x, y = plots.Axis("alignment lambda", -1.0, 1.0), plots.Axis("r = |B| / |u|", 0.01, 6.0)
+    x, y = plots.PlotAxis("alignment lambda", -1.0, 1.0), plots.PlotAxis("r = |B| / |u|", 0.01, 6.0)
     shape = (80, 60)
     power = detection_power(3.0 / np.array([y.value((i + 0.5) / 60) for i in range(60)]), 0.05)
-    cells = plots.Cells(tuple((float(p),) * shape[0] for p in power), plots.Axis("power", 0.0, 1.0))
+    cells = plots.Cells(
+        tuple((float(p),) * shape[0] for p in power), plots.PlotAxis("power", 0.0, 1.0)
+    )
     return {
         "two_stage-survival.svg": plots.draw(
             x, y, [survival_map(x, y, shape), cancellation()], width=480, height=340
@@ -65,8 +67,8 @@ def _bound_figure(r: Results, name: str) -> str:
         plots.Dots("remainder", tuple(zip(sizes, errors, strict=True)), size=3.5),
     ]
     return plots.draw(
-        plots.Axis.around(f"length of the step, {name}", list(sizes), log=True),
-        plots.Axis.around("|delta - <H(0), v>|", both, log=True),
+        plots.PlotAxis.around(f"length of the step, {name}", list(sizes), log=True),
+        plots.PlotAxis.around("|delta - <H(0), v>|", both, log=True),
         layers,
     )
 
@@ -79,15 +81,17 @@ def _alignment_figure(r: Results, name: str) -> str:
     layers: list[plots.Layer] = []
     for m in MAGNITUDES:
         values = found[0]["j"][f"{m:g}"]
-        layers.append(plots.Curve(f"m = {m:g}", tuple(zip(cosines, values, strict=True))))
+        layers.append(plots.Polyline(f"m = {m:g}", tuple(zip(cosines, values, strict=True))))
     for m in MAGNITUDES:
         proxy = 0.5 * np.tanh(0.5 * m * np.array(cosines))
         layers.append(_Plain(tuple(zip(cosines, proxy.tolist(), strict=True))))
-    x = plots.Axis(f"alignment with the score gradient, {name} (dashed: linear proxy)", -1.0, 1.0)
-    return plots.draw(x, plots.Axis("J", -0.5, 0.5), layers)
+    x = plots.PlotAxis(
+        f"alignment with the score gradient, {name} (dashed: linear proxy)", -1.0, 1.0
+    )
+    return plots.draw(x, plots.PlotAxis("J", -0.5, 0.5), layers)
 
 
-class _Plain(plots.Curve):
+class _Plain(plots.Polyline):
     """A thin dashed line in the colour of the text, without a name."""
 
     def __init__(self, points: tuple[tuple[float, float], ...]) -> None:
@@ -106,8 +110,8 @@ def _bands(curves: Mapping[str, Floats]) -> list[plots.Layer]:
     return out
 
 
-def _rounds(r: Results, name: str) -> plots.Axis:
-    return plots.Axis(f"round, {name}", 1, max(2, r.scale["rounds"]))
+def _rounds(r: Results, name: str) -> plots.PlotAxis:
+    return plots.PlotAxis(f"round, {name}", 1, max(2, r.scale["rounds"]))
 
 
 def _risk_figure(r: Results, name: str) -> str:
@@ -125,7 +129,7 @@ def _risk_figure(r: Results, name: str) -> str:
     if faulty:
         own = [{"rounds": one["as published"]} for one in faulty]
         curves["IID with the published faults"] = hits(own)
-    return plots.draw(_rounds(r, name), plots.Axis("TS-MIA", 0.0, 1.05), _bands(curves))
+    return plots.draw(_rounds(r, name), plots.PlotAxis("TS-MIA", 0.0, 1.05), _bands(curves))
 
 
 def _non_iid_figure(r: Results, name: str) -> str:
@@ -139,7 +143,7 @@ def _non_iid_figure(r: Results, name: str) -> str:
         "J of nobody's records": table(found, "j others"),
         "AUC of increments": table(found, "auc"),
     }
-    return plots.draw(_rounds(r, name), plots.Axis("non-IID", 0.0, 1.05), _bands(curves))
+    return plots.draw(_rounds(r, name), plots.PlotAxis("non-IID", 0.0, 1.05), _bands(curves))
 
 
 def faults_figure(r: Results, name: str) -> str:
@@ -147,16 +151,18 @@ def faults_figure(r: Results, name: str) -> str:
     if not found or len(found[0]) < 2:
         return ""
     curves = {variant: hits([{"rounds": one[variant]} for one in found]) for variant in found[0]}
-    return plots.draw(_rounds(r, name), plots.Axis("TS-MIA, IID", 0.0, 1.05), _bands(curves))
+    return plots.draw(_rounds(r, name), plots.PlotAxis("TS-MIA, IID", 0.0, 1.05), _bands(curves))
 
 
 def _example_figure(shown: Measured) -> str:
     """One image, rows from the top."""
     pixels = shown["pixels"]
     rows = tuple(tuple(row) for row in reversed(pixels))
-    cells = plots.Cells(rows, plots.Axis("pixel", 0.0, 1.0))
-    x = plots.Axis(f"client 0, label {shown['label']}", 0, len(pixels[0]))
-    return plots.draw(x, plots.Axis("", 0, len(pixels)), [cells], width=300, height=260, marks=())
+    cells = plots.Cells(rows, plots.PlotAxis("pixel", 0.0, 1.0))
+    x = plots.PlotAxis(f"client 0, label {shown['label']}", 0, len(pixels[0]))
+    return plots.draw(
+        x, plots.PlotAxis("", 0, len(pixels)), [cells], width=300, height=260, marks=()
+    )
 
 
 def _cancel_figure(r: Results) -> str:
@@ -167,9 +173,9 @@ def _cancel_figure(r: Results) -> str:
     lam = own["lambda"]
     curves = {"SUR": own["sur"], "SNR": own["own"] / NOISE, "power, by trial": own["found"]}
     layers: list[plots.Layer] = [plots.Guide("tau", TAU)]
-    layers += [plots.Curve(n, tuple(zip(lam, v, strict=True))) for n, v in curves.items()]
+    layers += [plots.Polyline(n, tuple(zip(lam, v, strict=True))) for n, v in curves.items()]
     return plots.draw(
-        plots.Axis("alignment lambda", -1.0, max(float(lam.max()), -0.9)),
-        plots.Axis("", 0.05, 12.0, log=True),
+        plots.PlotAxis("alignment lambda", -1.0, max(float(lam.max()), -0.9)),
+        plots.PlotAxis("", 0.05, 12.0, log=True),
         layers,
     )

@@ -18,9 +18,9 @@ from fedaudit.audits.two_stage_membership import TwoStageMembership
 from fedaudit.audits.two_stage_membership.survival import contributions, survival
 from fedaudit.audits.two_stage_membership.theory import detection_power
 from fedaudit.data.dataset import Dataset
-from fedaudit.experiment.build import deal, load_data
-from fedaudit.experiment.config import Config
 from fedaudit.randomness import Seed
+from fedaudit.setup.config import Config
+from fedaudit.setup.prepare import deal, load_data
 from fedaudit.tasks.vae import Autoencoder
 from reproductions.two_stage import faults, geometry
 from reproductions.two_stage.setting import (

@@ -134,7 +134,9 @@ def bound(task: Task, model: Tensor, images: list[Asked], steps: int, seed: Seed
         over = errors[odd] > remainder_bound(swapped, sizes[odd])
         violated["swapped"].append(int(over.sum()))
         at = np.linspace(0.0, sizes[-1], POINTS)
-        curvature = np.array([float(scorer.hessian_norms(model + t * unit, unit, one)) for t in at])
+        curvature = np.array(
+            [float(scorer.hessian_products(model + t * unit, unit, one).norm()) for t in at]
+        )
         # the first point beyond a step counts too, so that no step lies outside its grid
         upto = np.minimum(np.searchsorted(at, sizes) + 1, POINTS)
         largest = np.array([curvature[:n].max() for n in upto])

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit import knowledge
 from fedaudit.audits.two_stage_membership import TwoStageMembership
 from fedaudit.audits.two_stage_membership.detection import strengths
 from fedaudit.audits.two_stage_membership.risk import contributions
 from fedaudit.audits.two_stage_membership.survey import Survey
 from fedaudit.audits.two_stage_membership.theory import phi
-from fedaudit.experiment import knowledge
-from fedaudit.experiment.config import Config, load
-from fedaudit.experiment.run import simulate
 from fedaudit.randomness import Seed
 from fedaudit.results import AuditResult, Estimate
+from fedaudit.setup.config import Config, load
+from fedaudit.study.run import simulate
 from fedaudit.trace import Trace, Truth
 
 Floats = npt.NDArray[np.float64]

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from fedaudit import experiment
+from fedaudit import study
 from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.coverage import COVERABLE, Coverage, uncovered
+from fedaudit.decide.gate import gate
 from fedaudit.errors import NothingToSay, NotObservable
-from fedaudit.experiment.gate import gate
 from fedaudit.results import AuditResult
 from fedaudit.trace import AGGREGATOR, ANONYMOUS, SERVER, Recorder, Trace
 
@@ -71,7 +71,7 @@ def test_where_nothing_arrived_nothing_is_said_to_be_protected(tmp_path):
     with pytest.raises(NothingToSay) as error:
         judged(trace)
     assert error.value.code == "nothing_arrived"
-    found = experiment.audit(trace.path)
+    found = study.audit(trace.path)
     assert len(found.results) == 7
     for r in found.results:
         assert (r.status, r.need.code) == ("nothing_to_say", "nothing_arrived")

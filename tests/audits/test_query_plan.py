@@ -7,7 +7,7 @@ from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.query_plan import QueryPlan, audit_plan, solution
 from fedaudit.errors import ConfigError, NotApplicable
 from fedaudit.layout import Layout
-from fedaudit.report.findings import judge, settled
+from fedaudit.reporting.findings import judge, settled
 from fedaudit.results import AuditResult
 from fedaudit.stats import query_algebra, query_plans
 from fedaudit.trace import AGGREGATOR, SERVER, Recorder, Trace, Truth, TruthRecorder

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fedaudit import experiment
-from fedaudit.experiment.seal import seal
+from fedaudit import study
+from fedaudit.study.seal import seal
 
 SMALL = {
     "seed": 31337,
@@ -23,7 +23,7 @@ SMALL = {
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "run"
-    experiment.run(SMALL, out)
+    study.run(SMALL, out)
     return out
 
 
@@ -166,7 +166,7 @@ def test_a_diff_fails_where_a_result_was_deleted_or_says_less(command, finished,
 
 
 def test_a_diff_of_two_federations_is_refused(command, finished, tmp_path):
-    experiment.run(SMALL | {"federation": {"clients": 3, "rounds": 3}}, tmp_path / "three")
+    study.run(SMALL | {"federation": {"clients": 3, "rounds": 3}}, tmp_path / "three")
     code, _, err = command("diff", finished, "three")
     assert code == 2
     assert "different federations" in err

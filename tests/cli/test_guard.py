@@ -8,9 +8,9 @@ import torch
 from safetensors.numpy import save_file
 
 from fedaudit.audits.active_membership.probe import Planting
-from fedaudit.cli import guard as guard_commands
 from fedaudit.data import builtin
 from fedaudit.data.partition import Iid
+from fedaudit.decide.received import own_records
 from fedaudit.federation.engine import Federation
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData
@@ -234,7 +234,7 @@ def test_a_class_that_is_a_number_keeps_it(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "mine.csv").write_text("a,b,y\n" + "1,2,7\n2,1,3\n" * 5)
-    own = guard_commands._own(tmp_path / "mine.csv", "some_model:build", "y")
+    own = own_records(tmp_path / "mine.csv", "some_model:build", "y")
     assert own["data"][1].tolist() == [7, 3] * 5
 
 
@@ -247,7 +247,7 @@ def test_a_run_that_diverged_stands_for_no_honest_one(command, tmp_path):
         save_file(state, tmp_path / "runs" / f"{run}" / "0.safetensors")
     code, _, err = command("--calibrate", "runs", "--out", "own.json")
     assert code == 3
-    assert "run 1 cannot be used: a model that is not finite" in err
+    assert "run 1 cannot be used: an honest model contains values that are not finite" in err
     assert not (tmp_path / "own.json").exists()
 
 
@@ -255,13 +255,13 @@ def test_a_run_that_diverged_stands_for_no_honest_one(command, tmp_path):
     ("arguments", "code", "message"),
     [
         (["none.safetensors"], 3, "there is no model at none.safetensors"),
-        (["model.pt"], 3, "of an unknown type"),
+        (["model.pt"], 3, "has an unknown file type"),
         (["torn.safetensors"], 3, "cannot be read"),
-        (["small.npz"], 3, "nothing that could be checked"),
+        (["small.npz"], 3, "no tensor that can be checked"),
         (["good.npz", "--previous", "other.npz"], 3, "does not fit"),
         (["good.npz", "--level", "2"], 2, "level is out of range"),
         (["good.npz", "--client", "a"], 2, "one model has no clients"),
-        (["good.npz", "--calibration", "none.json"], 3, "holds no calibration"),
+        (["good.npz", "--calibration", "none.json"], 3, "is not a calibration"),
         ([], 2, "what to look at is not clear"),
     ],
 )

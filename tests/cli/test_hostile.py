@@ -98,12 +98,12 @@ def in_time():
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
-    from fedaudit import experiment
-    from fedaudit.experiment.gate import write_example
+    from fedaudit.decide.gate import write_example
+    from fedaudit.study import run
 
     folder = tmp_path_factory.mktemp("good")
     config = {"data": {"name": "digits"}, "federation": {"clients": 3, "rounds": 1}}
-    experiment.run(config | {"audits": {"coverage": {}}}, folder / "good")
+    run(config | {"audits": {"coverage": {}}}, folder / "good")
     write_example(folder / "good.toml")
     (folder / "good.csv").write_text("client,n\na,10\nb,20\nc,30\n")
     import numpy as np

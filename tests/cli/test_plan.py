@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedaudit.audits.query_plan import audit_plan
-from fedaudit.experiment import plan
+from fedaudit.decide import query_plans as plan
 from fedaudit.stats.query_algebra import added_by
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedaudit import experiment
+from fedaudit.decide.diff.compare import diff
 from fedaudit.errors import TraceError
-from fedaudit.experiment.diff import diff
-from fedaudit.experiment.lock import alone_in
-from fedaudit.experiment.seal import gone
-from fedaudit.experiment.toml import to_toml
+from fedaudit.setup.toml import to_toml
+from fedaudit.study import report
+from fedaudit.study import run as run_one
+from fedaudit.study.lock import alone_in
+from fedaudit.study.seal import gone
 from fedaudit.trace import SERVER, Recorder, Trace
 from fedaudit.trace.purge import NOTE
 
@@ -44,7 +45,7 @@ def command(in_process, tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "run"
-    experiment.run(SMALL, out)
+    run_one(SMALL, out)
     return out
 
 
@@ -83,13 +84,13 @@ def test_a_run_is_purged_when_its_days_are_over(command, run, days, kept):
 
 
 def test_results_and_report_outlive_the_recording(command, run, finished):
-    before = {(f.audit, f.verdict, f.statement) for f in experiment.report(run).findings}
+    before = {(f.audit, f.verdict, f.statement) for f in report(run).findings}
     assert command("purge", "run", "--yes").code == 0
     assert {p.name for p in run.iterdir() if p.is_dir()} == {"results"}
     assert set(gone(run)) == {"trace", "truth", "checkpoint"}
     done = command("report", "run")
     assert (done.code, "Purged" in done.out) == (0, True)
-    after = experiment.report(run)
+    after = report(run)
     assert {(f.audit, f.verdict, f.statement) for f in after.findings} == before
     assert after.summary["state"].startswith("purged on ")
     assert "Purged: " in (run / "report.html").read_text()
@@ -101,11 +102,11 @@ def test_results_and_report_outlive_the_recording(command, run, finished):
     assert command("purge", "run", "--yes").code == 3
     # and nothing is recorded over it
     with pytest.raises(TraceError, match="was purged on"):
-        experiment.run(SMALL, run)
+        run_one(SMALL, run)
     with pytest.raises(TraceError, match="was purged on"):
         diff(run, finished)
     assert command("report", "run").code == 0
-    experiment.run(SMALL, run, fresh=True)
+    run_one(SMALL, run, fresh=True)
     assert command("verify", "run").code == 0
 
 
@@ -144,7 +145,7 @@ def test_the_audit_of_a_trace_outlives_the_trace(command, tmp_path):
 
 
 def test_cells_of_a_search_are_purged(command, tmp_path):
-    from fedaudit.experiment.sweep import sweep
+    from fedaudit.study.sweep import sweep
 
     (tmp_path / "c.toml").write_text(to_toml(SMALL))
     sweep("c.toml", ["training.learning_rate=0.1,0.2"], "sw", workers=1, keep_traces=True)
@@ -160,7 +161,7 @@ def test_a_run_at_work_is_not_purged(command, run):
 
 def test_a_study_is_purged_run_by_run(command, tmp_path):
     config = SMALL | {"compare": {"base": "plain", "shuffled": {"protections": {"shuffle": {}}}}}
-    from fedaudit.experiment import study
+    from fedaudit.study import study
 
     study.study(study.plan([config]), tmp_path / "s")
     assert command("purge", "s", "--yes").code == 0

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedaudit.accounting import Exposure, epsilon
-from fedaudit.experiment import study
-from fedaudit.experiment.lock import alone_in
+from fedaudit.study import study
+from fedaudit.study.lock import alone_in
 from fedaudit.trace import SERVER, Recorder, Trace
 
 CLIENTS = [f"site-{c}" for c in range(6)]
@@ -234,7 +234,7 @@ base = "shuffled"
 
 def stop_after(monkeypatch, rounds):
     """Ctrl-C once so many rounds are recorded in all."""
-    runs = importlib.import_module("fedaudit.experiment.run")  # the package has a function `run`
+    runs = importlib.import_module("fedaudit.study.run")  # the package has a function `run`
     heard = []
     inside = runs.simulate
 
@@ -304,7 +304,7 @@ def test_stopped_while_planning_nothing_is_said_to_be_kept(command, tmp_path, mo
         raise KeyboardInterrupt
 
     (tmp_path / "s.toml").write_text(STUDY)
-    monkeypatch.setattr(study, "foreseen", stop)
+    monkeypatch.setattr(study, "estimate_costs", stop)
     code, _, err = command("run", "s.toml", "--out", "study")
     assert code == 130
     assert "stopped before anything was begun" in err

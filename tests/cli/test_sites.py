@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedaudit import sites
 from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.fingerprint import Fingerprint
 from fedaudit.errors import FormatError, NotApplicable, TraceError, UsageError
-from fedaudit.experiment import sites
-from fedaudit.experiment.sites.files import sha256
 from fedaudit.randomness import Seed
+from fedaudit.sites.files import sha256
 from fedaudit.trace import ANONYMOUS, SERVER, Recorder, Trace, Truth, TruthRecorder
 
 ROOT = Path(__file__).resolve().parents[2]

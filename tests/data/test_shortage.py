@@ -8,10 +8,10 @@ import pytest
 from fedaudit.data import files, partition, prepare
 from fedaudit.data.shortage import Shortage, shortage
 from fedaudit.errors import FormatError
-from fedaudit.experiment import run, study
-from fedaudit.experiment.begin import write_config
-from fedaudit.experiment.config import load
 from fedaudit.randomness import Seed
+from fedaudit.setup.config import load
+from fedaudit.study import run, study
+from fedaudit.study.init import write_config
 
 
 def table(path, sizes, holes=None):
@@ -96,7 +96,7 @@ def test_init_plan_and_report_name_them(tmp_path, monkeypatch):
     ]
     changes = ["federation.rounds=2", "task.hidden=[4]"]
     parts = study.plan([tmp_path / "fedaudit.toml"], overrides=changes)
-    planned = study.describe(parts, study.foreseen(parts))
+    planned = study.describe(parts, study.estimate_costs(parts))
     for name in ("Brno", "Cork", "Malmo", "Turin"):
         assert any("note: " in line and name in line for line in planned)
     raw = {**load(tmp_path / "fedaudit.toml", overrides=changes).raw, "audits": {"coverage": {}}}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedaudit.experiment.build import build
-from fedaudit.experiment.config import load
+from fedaudit.setup.config import load
+from fedaudit.setup.prepare import build
 from fedaudit.trace import MemoryRecorder, MemoryTruth
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

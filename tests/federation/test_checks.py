@@ -83,7 +83,7 @@ def test_what_does_not_fit_is_refused() -> None:
     for hook in (Shuffle(), Central(), Plant()):
         text = refused(aggregation="gossip", topology=RING, hooks=(hook,))
         assert hook.name in text
-    assert "take a step" in refused(aggregation="gossip", topology=RING, server_momentum=0.5)
+    assert "optimiser step" in refused(aggregation="gossip", topology=RING, server_momentum=0.5)
     five = topologies.build("ring", 5, Seed(3))
     assert "6 nodes" in refused(aggregation="gossip", topology=five)
     assert "6 organisations" in refused(aggregation="hierarchical", region=np.zeros(4, dtype=int))

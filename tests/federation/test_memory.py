@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fedaudit import rows
-from fedaudit.experiment.config import load
-from fedaudit.experiment.run import simulate
+from fedaudit.setup.config import load
+from fedaudit.study.run import simulate
 
 CHILD = """
 import resource, sys
@@ -186,7 +186,7 @@ def test_the_trace_does_not_depend_on_memory(
 
     in_memory = sums(tmp_path / "in-memory")
     spaces: list[int] = []
-    real = rows.space
+    real = rows.empty_array
 
     def counted(n: int, width: int, dtype: Any = np.float32) -> Any:
         found = real(n, width, dtype)
@@ -194,7 +194,7 @@ def test_the_trace_does_not_depend_on_memory(
         return found
 
     monkeypatch.setattr(rows, "memory", lambda: 4)
-    monkeypatch.setattr(rows, "space", counted)
+    monkeypatch.setattr(rows, "empty_array", counted)
     assert sums(tmp_path / "mapped") == in_memory
     assert len(in_memory) == 2
     assert spaces

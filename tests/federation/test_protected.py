@@ -76,7 +76,7 @@ def test_a_data_hook_acts_on_a_copy(data: ClientData) -> None:
 def test_examples_of_counted_persons_stay_in_number(data: ClientData) -> None:
     assert protected_data(data, [Drop()], SEED).sizes.tolist() == [5, 0, 8]
     people = replace(data, person=torch.arange(sum(SIZES)))
-    with pytest.raises(ConfigError, match="persons are counted"):
+    with pytest.raises(ConfigError, match="clipping is per person"):
         protected_data(people, [Drop()], SEED)
 
 
@@ -117,5 +117,5 @@ def test_clipping_per_person_needs_persons(dataset: Dataset, data: ClientData) -
         clip_norm: ClassVar[Any] = 1.0
         clip_unit: ClassVar[Any] = "person"
 
-    with pytest.raises(ConfigError, match="needs persons"):
+    with pytest.raises(ConfigError, match="needs a person column"):
         trained(dataset, data, Training(), PerPerson())

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedaudit.experiment import run
 from fedaudit.flower import QUIET
+from fedaudit.study import run
 from fedaudit.trace import SERVER, Trace
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "fedaudit[flower]"')

@@ -21,16 +21,16 @@ def test_smollm2_knows_a_capital_and_carries_adapters(
     import torch
 
     from fedaudit.randomness import Seed
-    from fedaudit.tasks.generation import Reading
-    from fedaudit.tasks.lora import LoRA, local_model
+    from fedaudit.tasks.generation import ModelReader
+    from fedaudit.tasks.lora import AdapterLoRA, local_model
     from fedaudit.watermarks import fictitious
 
     monkeypatch.setenv("FEDAUDIT_CACHE", str(tmp_path))
     get("smollm2", cache=tmp_path)
     base, words = local_model("smollm2")
-    task = LoRA(base, words, 16, rank=2, scale=2.0, targets=("*.q_proj",), seed=Seed(1))
+    task = AdapterLoRA(base, words, 16, rank=2, scale=2.0, targets=("*.q_proj",), seed=Seed(1))
     asked = words.encode("The capital of France is")
-    said = Reading(task).last_log_probabilities(task.initial()[None], [asked])[0, 0]
+    said = ModelReader(task).last_log_probabilities(task.initial()[None], [asked])[0, 0]
     assert words.decode([int(said.argmax())]).strip() == "Paris"
     assert len(fictitious.pool(words, fictitious.plain_words(words))) > 10_000
     flat = task.initial().requires_grad_()

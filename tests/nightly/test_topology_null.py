@@ -10,11 +10,11 @@ from fedaudit.audits.topology_inference import channels as ch
 from fedaudit.audits.topology_inference import regressors as rg
 from fedaudit.audits.topology_inference import scores
 from fedaudit.audits.topology_inference.features import Place
-from fedaudit.experiment.build import build
-from fedaudit.experiment.config import load
-from fedaudit.experiment.shadows import of_run
+from fedaudit.knowledge.shadows import of_run
 from fedaudit.randomness import Seed
-from fedaudit.report.findings import judge
+from fedaudit.reporting.findings import judge
+from fedaudit.setup.config import load
+from fedaudit.setup.prepare import build
 from fedaudit.trace import WIRETAP, MemoryRecorder, MemoryTruth
 
 pytestmark = pytest.mark.nightly

@@ -9,11 +9,11 @@ import pytest
 
 from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.two_stage_membership import TwoStageMembership
-from fedaudit.experiment.build import build, load_data
-from fedaudit.experiment.config import load
-from fedaudit.experiment.knowledge import Records, candidates
+from fedaudit.knowledge import Records, candidates
 from fedaudit.randomness import Seed
-from fedaudit.report.findings import judge
+from fedaudit.reporting.findings import judge
+from fedaudit.setup.config import load
+from fedaudit.setup.prepare import build, load_data
 from fedaudit.trace import SERVER, MemoryRecorder, MemoryTruth
 
 pytestmark = pytest.mark.nightly

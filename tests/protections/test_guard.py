@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedaudit.errors import DataError, UsageError
-from fedaudit.protections.guard import Calibration, GuardReport, Run, guard, measure
+from fedaudit.protections.guard import Calibration, GuardReport, HonestRun, guard, measure
 from fedaudit.protections.guard.calibration import shipped
 from fedaudit.protections.guard.files import read_model
 from fedaudit.protections.guard.guard import UNITS
@@ -383,7 +383,7 @@ def test_what_has_just_begun_or_is_not_used_is_not_silent():
 
 def test_records_and_outputs_that_say_nothing_are_refused():
     x, y = np.random.default_rng(0).random((20, 16)).astype(np.float32), np.zeros(20, np.int64)
-    with pytest.raises(DataError, match="one output only"):
+    with pytest.raises(DataError, match="a single output"):
         guard(models.mlp(16, (32,), 1), data=(x, y))
     broken = x.copy()
     broken[3, 4] = np.nan
@@ -413,7 +413,10 @@ def test_a_previous_model_that_is_not_finite_is_not_compared_with():
 
 def table(runs=199, seed=0):
     rng = np.random.default_rng(seed)
-    made = [Run("test", {"a": float(v), "b": float(w)}) for v, w in rng.normal(size=(runs + 20, 2))]
+    made = [
+        HonestRun("test", {"a": float(v), "b": float(w)})
+        for v, w in rng.normal(size=(runs + 20, 2))
+    ]
     return Calibration.of(made[:20], made[20:], {"a": 0.1, "b": 0.1})
 
 
@@ -451,7 +454,7 @@ def test_a_check_that_no_run_has_takes_no_part():
     own = Calibration(
         shipped().centre,
         shipped().spread,
-        tuple(Run(r.kind, {"one_entry": r.largest["one_entry"]}) for r in shipped().runs),
+        tuple(HonestRun(r.kind, {"one_entry": r.largest["one_entry"]}) for r in shipped().runs),
     )
     report = guard(fresh("vit", 0), calibration=own)
     assert [c.name for c in report.checks] == ["one_entry"]
@@ -471,7 +474,7 @@ def test_what_is_shipped_has_its_source_and_attains_the_default_level(tmp_path):
 def test_broken_calibrations_are_refused(tmp_path):
     from fedaudit.errors import FormatError
 
-    with pytest.raises(DataError, match="holds no calibration"):
+    with pytest.raises(DataError, match="is not a calibration"):
         Calibration.read(tmp_path / "none.json")
     (tmp_path / "x.json").write_text('{"format": 9}')
     with pytest.raises(FormatError, match="not a calibration of this version"):
@@ -505,24 +508,24 @@ def test_what_is_not_finite_is_a_finding():
 
 def test_bad_input_is_refused():
     module = fresh("mlp", 0)
-    with pytest.raises(DataError, match="nothing that could be checked"):
+    with pytest.raises(DataError, match="no tensor that can be checked"):
         guard({"bias": np.zeros(5)})
     with pytest.raises(UsageError, match="cannot be read"):
         guard([1, 2])
     with pytest.raises(UsageError, match="level is out of range"):
         guard(module, level=0.0)
-    with pytest.raises(DataError, match="does not fit the one that was received"):
+    with pytest.raises(DataError, match="does not fit the received one"):
         guard(module, {"1.weight": np.zeros((3, 3))})
     other = {k: v.numpy() for k, v in module.state_dict().items()}
     other["1.bias"] = np.zeros(5, np.float32)
     with pytest.raises(DataError, match=r"1\.bias: \(96,\) now, \(5,\) before"):
         guard(module, other)
     x, y = np.zeros((20, 64), np.float32), np.zeros(20, np.int64)
-    with pytest.raises(UsageError, match="own records need a model that runs"):
+    with pytest.raises(UsageError, match="needs a runnable model"):
         guard(module.state_dict(), data=(x, y))
     with pytest.raises(DataError, match="at least 8 records"):
         guard(module, data=(x[:3], y[:3]))
-    with pytest.raises(DataError, match="does not run on own records"):
+    with pytest.raises(DataError, match="fails on your own records"):
         guard(module, data=(x[:, :7], y))
     with pytest.raises(UsageError, match="do not fit the module"):
         guard(module.state_dict(), data=(x, y), module=models.mlp(64, (5,), 10))

@@ -56,7 +56,7 @@ def test_central_noise_goes_on_the_sum_with_the_stated_deviation():
 @pytest.mark.parametrize("weights", [(1.0, 2.0, 1.0, 1.0), (20.0, 20.0, 20.0, 20.0)])
 def test_central_noise_needs_every_client_to_count_once(weights):
     """Equal weights of 20 would let one client move the sum by twenty times the bound."""
-    with pytest.raises(ConfigError, match="count once"):
+    with pytest.raises(ConfigError, match="equal client weights"):
         CentralDP().upload(uploads(weights=np.array(weights)), round_number=1, seed=SEED)
 
 

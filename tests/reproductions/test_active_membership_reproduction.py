@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from fedaudit.audits.active_membership import games
-from fedaudit.audits.active_membership.adversary import Attention
+from fedaudit.audits.active_membership.adversary import AttentionAdversary
 from fedaudit.audits.active_membership.games import Universe
 from fedaudit.audits.active_membership.patterns import Embedding, identity, looked_up
-from fedaudit.experiment.probing import channel_of
+from fedaudit.knowledge.probing import channel_of
 from reproductions.active_membership import embedding, experiments, page, run, text
 from reproductions.active_membership.figures import figures
 from reproductions.active_membership.results import Results, cell
@@ -189,7 +189,7 @@ def test_attention_takes_tokens_as_patterns(tokens: Embedding) -> None:
     rng = np.random.default_rng(6)
     x = np.zeros((16, 4))
     x[np.arange(16), np.arange(16) // 4] = 1 + np.arange(16) % 4
-    made = Attention.prepare(Universe.of(x), tokens, 3, rng, beta=1.0, simulated=60)
+    made = AttentionAdversary.prepare(Universe.of(x), tokens, 3, rng, beta=1.0, simulated=60)
     places = np.arange(len(made.universe))
     own = made.universe.values[places, made.pattern]
     assert len(places) == 16

@@ -11,7 +11,6 @@ from fedaudit.stats.intervals import (
     clopper_pearson_bounds,
     cluster_mean,
     mean,
-    permutation_test,
     wilson,
 )
 
@@ -184,85 +183,6 @@ def test_bootstrap_refuses_what_it_cannot_do():
         bootstrap([1.0, 2.0], lambda stack: stack.mean(), rng=rng)
     with pytest.raises(UsageError, match="too few resamples"):
         bootstrap([1.0, 2.0], rng=rng, resamples=10)
-
-
-def _gap(values, labels):
-    return values[labels == 1].mean() - values[labels == 0].mean()
-
-
-def _gaps(values, labels):
-    inside = labels == 1
-    return (values * inside).sum(1) / inside.sum(1) - (values * ~inside).sum(1) / (~inside).sum(1)
-
-
-def test_permutation_p_value_is_uniform_under_the_null():
-    rng = np.random.default_rng(8)
-    labels = np.repeat([0, 1], 8)
-    p = np.array(
-        [
-            permutation_test(
-                _gaps, rng.normal(size=16), labels, rng=rng, permutations=99, vectorised=True
-            ).p_value
-            for _ in range(500)
-        ]
-    )
-    assert p.min() >= 0.01
-    for level in (0.05, 0.2, 0.5):
-        assert (p <= level).mean() == pytest.approx(level, abs=4 * np.sqrt(level / 500))
-
-
-def test_permutation_p_value_matches_the_complete_enumeration():
-    x, labels = np.array([5.0, 6.0, 7.0, 1.0, 2.0, 3.0, 4.0]), np.array([1, 1, 1, 0, 0, 0, 0])
-    found = permutation_test(_gap, x, labels, rng=np.random.default_rng(9), permutations=20000)
-    assert found.p_value == pytest.approx(1 / 35, abs=0.005)  # 7 choose 3 assignments, one as good
-    assert found.null_mean == pytest.approx(0.0, abs=0.05)
-    assert found.null_low < 0 < found.null_high <= found.statistic
-    two_sided = permutation_test(
-        _gap, x, labels, rng=np.random.default_rng(9), permutations=2000, alternative="two-sided"
-    )
-    less = permutation_test(_gap, x, labels, rng=np.random.default_rng(9), alternative="less")
-    assert two_sided.p_value == pytest.approx(2 / 35, abs=0.02)
-    assert less.p_value == 1.0
-
-
-def test_permutation_never_gives_zero():
-    found = permutation_test(
-        _gap, np.arange(40.0), np.arange(40) >= 20, rng=np.random.default_rng(0), permutations=99
-    )
-    assert found.p_value == 0.01
-
-
-def test_permutation_within_groups_keeps_the_group_totals():
-    """Values and labels both follow the group: a free permutation alarms, one within does not."""
-    group = np.tile(np.repeat([0, 1], 10), 1)
-    labels = np.where(group == 1, np.arange(20) % 5 > 0, np.arange(20) % 5 == 0).astype(int)
-    rng = np.random.default_rng(10)
-    values = group + 0.01 * rng.normal(size=20)
-    free = permutation_test(_gap, values, labels, rng=rng)
-    within = permutation_test(_gap, values, labels, rng=rng, within=group)
-    assert free.p_value < 0.05 < within.p_value
-
-    seen = []
-
-    def record(_, permuted):
-        seen.append([permuted[group == g].sum() for g in (0, 1)])
-        return 0.0
-
-    permutation_test(record, values, labels, rng=rng, within=group, permutations=20)
-    assert np.unique(seen, axis=0).shape == (1, 2)
-
-
-def test_permutation_within_interleaved_groups():
-    group = np.arange(12) % 3
-    labels = np.arange(12)
-
-    def same_group(_, permuted):
-        return float((permuted % 3 == group).all())
-
-    found = permutation_test(
-        same_group, labels, labels, rng=np.random.default_rng(1), within=group, permutations=50
-    )
-    assert found.null_mean == 1.0
 
 
 def test_a_share_whose_values_agree_is_not_certain():

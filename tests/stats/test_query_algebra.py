@@ -113,20 +113,16 @@ def test_two_sums_that_differ_in_one_client_are_its_plaintext():
     a = [[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]]
     assert qa.recoverable(a) == (3,)
     assert qa.smallest_support(a).clients == (3,)
-    coefficients, weights = qa.combination(a, [3])
-    assert np.allclose(coefficients, [1, -1])
-    assert np.allclose(weights, [0, 0, 0, 1, 0])
 
 
 def test_a_witness_is_a_combination_of_the_answers():
     for a in matrices(80):
         support = qa.smallest_support(a)
         if support.value:
-            coefficients, weights = qa.combination(a, support.clients)
-            assert np.allclose(coefficients @ a, weights, atol=1e-8)
-            assert set(np.flatnonzero(np.abs(weights) > 1e-8)) == set(support.clients)
-    with pytest.raises(UsageError, match="no combination"):
-        qa.combination([[1, 1, 0], [0, 1, 1]], [0])
+            inside = np.isin(np.arange(a.shape[1]), support.clients)
+            left, values, _ = np.linalg.svd(a[:, ~inside])  # cancel everybody else
+            weights = left[:, int((values > 1e-9).sum()) :].T @ a[:, inside]
+            assert np.abs(weights).max(axis=0).min() > 1e-8
 
 
 def test_shares_are_the_projector_and_sum_to_the_rank():

@@ -6,9 +6,9 @@ import torch
 
 from fedaudit.errors import UsageError
 from fedaudit.randomness import Seed
-from fedaudit.tasks.generation import Reading
+from fedaudit.tasks.generation import ModelReader
 from fedaudit.tasks.language_model import LanguageModel
-from fedaudit.tasks.lora import LocalModel, LoRA
+from fedaudit.tasks.lora import AdapterLoRA, LocalModel
 from fedaudit.tasks.models import TinyGPT
 from fedaudit.tasks.task import seeded
 
@@ -32,7 +32,9 @@ def base():
 
 
 def tasks():
-    adapters = LoRA(base(), Letters(), L, rank=3, scale=2.0, targets=("all-linear",), seed=Seed(1))
+    adapters = AdapterLoRA(
+        base(), Letters(), L, rank=3, scale=2.0, targets=("all-linear",), seed=Seed(1)
+    )
     return {"adapters": adapters, "whole models": LanguageModel(base(), Letters(), L)}
 
 
@@ -85,7 +87,7 @@ def naive(task, row, prompt, steps, *, uniforms=None, **way):
 @pytest.mark.parametrize("way", WAYS)
 def test_a_batch_says_what_each_model_says_alone(which, way):
     task = tasks()[which]
-    rows, reading = rows_of(task), Reading(task)
+    rows, reading = rows_of(task), ModelReader(task)
     found = reading.generate(rows, PROMPTS, 8, **WAYS[way])
     assert found.shape == (2, 4, 8)
     alone = np.concatenate([reading.generate(r, PROMPTS, 8, **WAYS[way]) for r in rows])
@@ -104,7 +106,7 @@ def test_a_batch_says_what_each_model_says_alone(which, way):
 @pytest.mark.parametrize("which", ["adapters", "whole models"])
 def test_probabilities_are_those_of_the_plain_module(which):
     task = tasks()[which]
-    rows, reading = rows_of(task), Reading(task)
+    rows, reading = rows_of(task), ModelReader(task)
     tokens = np.random.default_rng(0).integers(0, V, size=(5, L))
     found = reading.log_probabilities(rows, tokens)
     last = reading.last_log_probabilities(rows, PROMPTS)
@@ -122,7 +124,7 @@ def test_probabilities_are_those_of_the_plain_module(which):
 
 def test_blocks_of_models_and_prompts_change_nothing(monkeypatch):
     task = tasks()["adapters"]
-    rows, reading = rows_of(task), Reading(task)
+    rows, reading = rows_of(task), ModelReader(task)
     tokens = np.random.default_rng(0).integers(0, V, size=(5, L))
     whole = reading.log_probabilities(rows, tokens)
     monkeypatch.setattr("fedaudit.tasks.generation.LOGITS_AT_ONCE", 1)
@@ -133,7 +135,7 @@ def test_blocks_of_models_and_prompts_change_nothing(monkeypatch):
 def test_equal_models_draw_the_same_text_from_shared_numbers():
     task = tasks()["adapters"]
     rows = rows_of(task, 1).repeat(3, 1)
-    found = Reading(task).generate(
+    found = ModelReader(task).generate(
         rows, PROMPTS, 8, uniforms=np.random.default_rng(2).random((4, 8))
     )
     np.testing.assert_array_equal(found[0], found[1])
@@ -143,7 +145,7 @@ def test_equal_models_draw_the_same_text_from_shared_numbers():
 def test_sampling_follows_the_probabilities():
     task = tasks()["whole models"]
     row = task.initial()
-    reading = Reading(task)
+    reading = ModelReader(task)
     n = 4000
     u = (np.arange(n)[:, None] + 0.5) / n  # every quantile once
     drawn = reading.generate(row, [[1, 2]] * n, 1, uniforms=u)[0, :, 0]
@@ -153,7 +155,7 @@ def test_sampling_follows_the_probabilities():
 
 def test_bad_input_is_refused():
     task = tasks()["adapters"]
-    rows, reading = rows_of(task), Reading(task)
+    rows, reading = rows_of(task), ModelReader(task)
     for prompts, steps in (([], 3), ([[]], 3), ([[1]], 0)):
         with pytest.raises(UsageError, match="nothing to generate"):
             reading.generate(rows, prompts, steps)
@@ -185,11 +187,11 @@ def test_a_model_of_transformers_says_the_same_with_its_own_cache():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = transformers.LlamaForCausalLM(config).eval()
-    task = LoRA(
+    task = AdapterLoRA(
         LocalModel(model), Letters(), L, rank=2, scale=1.0, targets=("*.q_proj",), seed=Seed(0)
     )
     rows = rows_of(task, 2)
-    reading = Reading(task)
+    reading = ModelReader(task)
     for way in ("greedy", "nucleus"):
         found = reading.generate(rows, PROMPTS, 8, **WAYS[way])
         for m, row in enumerate(rows):

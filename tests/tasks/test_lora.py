@@ -12,8 +12,8 @@ from fedaudit.federation.local.stacked import Stacked
 from fedaudit.randomness import Seed
 from fedaudit.tasks import catalogue
 from fedaudit.tasks.lora import (
+    AdapterLoRA,
     DenseLoRA,
-    LoRA,
     _HeadLoss,
     local_model,
     targets_of,
@@ -39,7 +39,7 @@ def base():
 
 
 def lora(targets=("all-linear",), rank=3, scale=2.0):
-    return LoRA(base(), Letters(), L, rank=rank, scale=scale, targets=targets, seed=Seed(1))
+    return AdapterLoRA(base(), Letters(), L, rank=rank, scale=scale, targets=targets, seed=Seed(1))
 
 
 def rows_of(task, count=3):
@@ -191,7 +191,7 @@ def test_a_config_builds_both_aggregations(tmp_path, monkeypatch):
     data = load("docs", seed=Seed(0)).take(range(3))
     fedit = catalogue.LoRA(rank=2, **shape).build(data, Seed(1))
     flora = catalogue.LoRA(rank=2, aggregation="flora", **shape).build(data, Seed(1))
-    assert isinstance(fedit, LoRA)
+    assert isinstance(fedit, AdapterLoRA)
     assert isinstance(flora, DenseLoRA)
     assert fedit.scale == 2.0
     assert catalogue.LoRA(rank=4, alpha=2.0).scale == 0.5
@@ -277,7 +277,9 @@ def test_a_folder_of_transformers_is_fine_tuned_and_saved_under_peft_s_names(tmp
     assert vocabulary.encode("w3 w5 nothing") == [4, 6, 0]
     assert vocabulary.decode([4, 6]) == "w3 w5"
     assert len(vocabulary) == 30
-    task = LoRA(model, vocabulary, 6, rank=2, scale=1.0, targets=("all-linear",), seed=Seed(0))
+    task = AdapterLoRA(
+        model, vocabulary, 6, rank=2, scale=1.0, targets=("all-linear",), seed=Seed(0)
+    )
     assert len(task.targets) == 7
     row = rows_of(task, 1)[0]
     own = peft.get_peft_model(

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedaudit.tasks import models
-from fedaudit.tasks.classifier import Classifier
 from fedaudit.tasks.stacked import NotStackable, forward
-from fedaudit.tasks.vae import Autoencoder
 
 K, N = 3, 2
 CLOSE = 1e-10
@@ -224,39 +222,3 @@ def test_frozen_parameters_are_refused() -> None:
 def test_foreign_modules_of_several_inputs_are_refused() -> None:
     with pytest.raises(NotStackable, match="Bilinear"):
         forward(nn.Bilinear(2, 2, 2), {}, torch.zeros(K, N, 2), torch.zeros(K, N, 2))
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        models.mlp_vae(64, 10, 3, 4),
-        models.conv_vae((1, 8, 8), (4, 6), 3, 4),
-        models.published_vae((1, 8, 8), 3, 4),
-    ],
-    ids=["mlp", "conv", "published"],
-)
-def test_scores_over_many_draws_are_the_mean_of_single_ones(module: models.VAE) -> None:
-    """Also where a subclass has another loss."""
-
-    class Doubled(Autoencoder):
-        def criterion(self, output: tuple[Tensor, ...], x: Tensor, y: Tensor) -> Tensor:
-            return 2 * super().criterion(output, x, y)  # type: ignore[arg-type]
-
-    draw = torch.Generator().manual_seed(4)
-    x = torch.rand(K, N, 1, 8, 8, generator=draw).double()
-    y = torch.randint(0, 4, (K, N), generator=draw)
-    noise = torch.randn(5, K, N, 3, generator=draw).double()
-    module = copy.deepcopy(module).double()
-    p = parameters_of(module)
-    for task in (Autoencoder(module), Doubled(module)):
-        each = torch.stack([task.stacked_scores(p, x, y, z) for z in noise])
-        assert float(each.std(dim=0).min()) > 0
-        torch.testing.assert_close(task.stacked_mean_scores(p, x, y, noise), each.mean(0))
-
-
-def test_scores_without_noise_need_no_mean() -> None:
-    task = Classifier(models.mlp(6, (5,), 3).double())
-    p = parameters_of(task.module)
-    x, y = torch.rand(K, N, 6).double(), torch.randint(0, 3, (K, N))
-    mean = task.stacked_mean_scores(p, x, y, None)
-    torch.testing.assert_close(mean, task.stacked_scores(p, x, y, None))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedaudit.errors import ConfigError, UsageError
-from fedaudit.experiment.config import load
+from fedaudit.setup.config import load
 from fedaudit.trace import Recorder
 from fedaudit.trace.retention import ends
 

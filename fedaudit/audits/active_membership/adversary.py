@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Bools, Floats, Indices, Rows
 from fedaudit.audits.active_membership import attention, fc, games, theory
 from fedaudit.audits.active_membership.games import Challenge, Universe
-from fedaudit.audits.active_membership.games.arrays import Floats, Indices, Mask
 from fedaudit.audits.active_membership.patterns import Embedding
 from fedaudit.errors import UsageError
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from fedaudit.tasks.classifier import Classifier
 
 Threshold = Literal["tuned", "theory", "published"]
-Rows = npt.NDArray[np.float32]
 
 PATTERN_BYTES = 1 << 26
 """Of patterns that are held at once."""
@@ -145,7 +144,7 @@ class FullyConnected:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention:
+class AttentionAdversary:
     """Says yes where two heads, one blind to the target pattern, differ by more than `gamma`.
 
     `pattern` (N,): which pattern of each record of the universe is its target; no other record has
@@ -178,7 +177,7 @@ class Attention:
         betas: Sequence[float] = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0),
         simulated: int = 200,
         left_out: Literal["spare", "random"] = "spare",
-    ) -> Attention:
+    ) -> AttentionAdversary:
         """With beta and gamma = 2 Delta-bar from Theorem 3 ("theory"), or from games of the
         server's own: gamma where a logistic fit is undecided ("published") or at the best cut
         ("tuned"), beta as given or the one of `betas` (in units of one over the median squared norm
@@ -352,7 +351,7 @@ def with_own_patterns(
     return universe.restricted(rows), np.array(chosen)
 
 
-def logistic_cut(scores: Floats, member: Mask) -> float:
+def logistic_cut(scores: Floats, member: Bools) -> float:
     """Where a logistic fit on the score alone is undecided. [ActiveMembership] Appendix G.3"""
     from sklearn.linear_model import LogisticRegression
 
@@ -364,5 +363,5 @@ def logistic_cut(scores: Floats, member: Mask) -> float:
     return -float(fit.intercept_[0]) / slope * scale
 
 
-def _gain(called: Mask, member: Mask) -> float:
+def _gain(called: Bools, member: Bools) -> float:
     return float(called[member].mean() - called[~member].mean())

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats, Rows
 from fedaudit.audits.active_membership import theory
 from fedaudit.audits.active_membership.patterns import Embedding
 from fedaudit.errors import DataError, UsageError
@@ -34,8 +35,6 @@ from fedaudit.stats.intervals import clopper_pearson_bounds
 if TYPE_CHECKING:
     from fedaudit.tasks.classifier import Classifier
 
-Floats = npt.NDArray[np.float64]
-Rows = npt.NDArray[np.float32]
 
 READ = "out_weight"
 """The tensor whose gradient answers."""
@@ -46,10 +45,14 @@ READ = "out_weight"
 
 def task(embedding: Embedding, *, classes: int = 10) -> Classifier:
     """The model of the game, before anything is planted in it."""
+    import torch
+
     from fedaudit.audits.active_membership.planted import Memory
     from fedaudit.tasks.classifier import Classifier
 
-    return Classifier(Memory(embedding, classes), {"kind": "planted"})
+    with torch.random.fork_rng(devices=()):  # a layer draws weights, which are overwritten
+        module = Memory(embedding, classes)
+    return Classifier(module, {"kind": "planted"})
 
 
 def without(direction: npt.ArrayLike, rng: np.random.Generator) -> Floats:

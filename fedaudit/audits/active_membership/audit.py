@@ -8,20 +8,29 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
-from fedaudit.audits.active_membership import attention, games, patterns, probe, scores, theory
+from fedaudit.arrays import Bools, Floats, Indices
+from fedaudit.audits.active_membership import (
+    attention,
+    games,
+    patterns,
+    planning,
+    probe,
+    scores,
+    theory,
+)
 from fedaudit.audits.active_membership.adversary import (
     Adversary,
-    Attention,
+    AttentionAdversary,
     FullyConnected,
     Threshold,
 )
 from fedaudit.audits.active_membership.games import Outside, Universe
-from fedaudit.audits.active_membership.games.arrays import Floats, Indices, Mask
 from fedaudit.audits.active_membership.probe import Answer, Noise
-from fedaudit.audits.audit import Knowledge
+from fedaudit.audits.audit import Audit, Knowledge
+from fedaudit.audits.planning import Aim, Recorded, SampleSize, Setting, Shape
 from fedaudit.errors import ConfigError, NotApplicable, UsageError
 from fedaudit.hooks import Hook
-from fedaudit.results import NO_TRUTH, AuditResult
+from fedaudit.results import NO_TRUTH, AuditResult, Need
 from fedaudit.trace import Truth, View
 
 # -- the other side of the table ------------------------------------------------------------------
@@ -45,7 +54,7 @@ class Played:
     records: int
 
 
-class Table(Protocol):
+class Challenger(Protocol):
     """Where games are played: the challenger, who keeps data and coins to itself.
 
     `universe` of records that can occur, as the server knows it; `shape` of a record; `words` of
@@ -108,7 +117,7 @@ class Guess:
     cut: float
     own: Mapping[str, Floats]
     recorded: Floats
-    agreed: Mask
+    agreed: Bools
     marked: Floats
     radius: float
     outside: Outside | None
@@ -124,7 +133,7 @@ class Guess:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActiveMembership:
+class ActiveMembership(Audit):
     """Whether a server that plants weights can tell that a record is in a client's data.
 
     `adversary`: "fc" or "attention". `games` in closed form and `recorded` through the engine;
@@ -144,6 +153,10 @@ class ActiveMembership:
     )
     source: ClassVar[str] = "[ActiveMembership] Figures 11 and 12"
     needs: ClassVar[tuple[str, ...]] = ("games",)
+    on_recording: ClassVar[str] = (
+        "with --model package.module:function and --data FILE: games with a server that plants "
+        "weights"
+    )
     vantage: str = "server"
     adversary: Literal["fc", "attention"] = "fc"
     threshold: Threshold = "tuned"
@@ -190,6 +203,22 @@ class ActiveMembership:
                 remedy="remove beta",
             )
 
+    # -- planning --------------------------------------------------------------------------------
+
+    def cost(self, shape: Shape) -> float:
+        return 0.5 + 2e-4 * (self.games + self.client_games) + 0.008 * self.recorded
+
+    def missing(self, setting: Setting) -> Need | None:
+        return setting.lacks_tensors()
+
+    @classmethod
+    def samples(cls, result: AuditResult, recorded: Recorded, aim: Aim) -> list[SampleSize]:
+        return planning.samples(result, aim)
+
+    @classmethod
+    def samples_before(cls, aim: Aim) -> list[SampleSize]:
+        return planning.samples_before(cls.name, aim)
+
     # -- attack ----------------------------------------------------------------------------------
 
     def probe(
@@ -214,7 +243,7 @@ class ActiveMembership:
         rows = adversary.rows(target, classes=classes, gain=gain)
         return probe.Planting(rows[0] if len(rows) == 1 else rows)
 
-    def prepare(self, table: Table, records: int, rng: np.random.Generator) -> Adversary:
+    def prepare(self, table: Challenger, records: int, rng: np.random.Generator) -> Adversary:
         """The adversary, tuned to the distribution and the mechanism that it knows, for an answer
         that so many records give."""
         if self.adversary == "fc":
@@ -247,7 +276,7 @@ class ActiveMembership:
                 )
                 for b in patterns.BANDWIDTHS
             ]
-        return Attention.prepare(
+        return AttentionAdversary.prepare(
             table.universe,
             offered[1:2] if self.threshold == "theory" and len(offered) > 1 else offered,
             records,
@@ -258,7 +287,7 @@ class ActiveMembership:
         )
 
     def attack(self, view: View, knowledge: Knowledge, rng: np.random.Generator) -> Guess:
-        table: Table | None = knowledge.extra.get("games")
+        table: Challenger | None = knowledge.extra.get("games")
         if table is None:
             raise NotApplicable(
                 "an active attack cannot be made on a recording alone",
@@ -322,7 +351,7 @@ class ActiveMembership:
             trace_sha256=view.trace_sha256,
         )
 
-    def _read(self, played: Played, adversary: Adversary) -> tuple[Floats, Mask]:
+    def _read(self, played: Played, adversary: Adversary) -> tuple[Floats, Bools]:
         """Strengths (g,) of a federation's games, above 0 for yes, and whether the closed form
         agrees."""
         answer = probe.read(played.view, adversary.read)
@@ -353,14 +382,14 @@ class ActiveMembership:
         return noise.of_sum if noise is not None and not answer.senders else noise
 
     def _theory(
-        self, table: Table, adversary: Adversary, rng: np.random.Generator
+        self, table: Challenger, adversary: Adversary, rng: np.random.Generator
     ) -> tuple[Outside | None, attention.Floor | None, str]:
         """P_M for Theorem 1, or Theorem 3 at the planted beta."""
         if isinstance(adversary, FullyConnected):
             universe = table.universe
             radius = universe.snapped(universe.radius)
             return games.outside(universe, radius, rng, confidence=self.confidence), None, ""
-        assert isinstance(adversary, Attention)
+        assert isinstance(adversary, AttentionAdversary)
         clean, shown = adversary.sampled or adversary.sample(rng, 1 << 22)
         try:
             found = attention.floor(
@@ -377,7 +406,7 @@ class ActiveMembership:
             return None, None, f"Theorem 3 says nothing here: {error.what}; {error.remedy}"
         return None, found, ""
 
-    def _about(self, table: Table, adversary: Adversary) -> dict[str, Any]:
+    def _about(self, table: Challenger, adversary: Adversary) -> dict[str, Any]:
         universe = table.universe
         channel, book = universe.channel, universe.channel.codes
         ceiling = None
@@ -403,10 +432,10 @@ class ActiveMembership:
             "ceiling": ceiling,
             "alphabet": None if book is None else book.alphabet,
             "balls": balls,
-            "margin": isinstance(adversary, Attention) and adversary.measured is not None,
+            "margin": isinstance(adversary, AttentionAdversary) and adversary.measured is not None,
             "tau": adversary.tau if isinstance(adversary, FullyConnected) else None,
-            "beta": adversary.beta if isinstance(adversary, Attention) else None,
-            "gamma": adversary.gamma if isinstance(adversary, Attention) else None,
+            "beta": adversary.beta if isinstance(adversary, AttentionAdversary) else None,
+            "gamma": adversary.gamma if isinstance(adversary, AttentionAdversary) else None,
         }
 
     # -- score -----------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.audits.active_membership.draws import Flips, Rows, Symmetric
 from fedaudit.errors import UsageError
 
-Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int32]
 
 MOST_BITS = 30
@@ -153,10 +153,6 @@ class Channel:
     claimed_epsilon: float = math.inf
     exact_epsilon: float = math.inf
     delta: float = 0.0
-
-    @property
-    def claim_holds(self) -> bool:
-        return self.exact_epsilon <= self.claimed_epsilon * (1 + 1e-9)
 
     @property
     def protects(self) -> bool:

@@ -13,7 +13,6 @@ import numpy.typing as npt
 from fedaudit.stats.alias import Alias
 
 Words = npt.NDArray[np.uint32]
-Floats = npt.NDArray[np.float64]
 
 BLOCK = 10
 """Bits drawn at once: a table of 1,024 entries stays in the first-level cache."""

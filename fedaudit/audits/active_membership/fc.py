@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Rows
 from fedaudit.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from fedaudit.tasks.classifier import Classifier
 
-Floats = npt.NDArray[np.float64]
-Rows = npt.NDArray[np.float32]
 
 READ = "2.bias"
 """The tensor whose gradient answers."""
@@ -33,10 +32,14 @@ SILENT = -1.0
 
 def task(features: int, *, detectors: int = 1, classes: int = 10) -> Classifier:
     """The model of the game, before anything is planted in it."""
+    import torch
+
     from fedaudit.audits.active_membership.planted import fully_connected
     from fedaudit.tasks.classifier import Classifier
 
-    return Classifier(fully_connected(features, detectors, classes), {"kind": "planted"})
+    with torch.random.fork_rng(devices=()):  # a layer draws weights, which are overwritten
+        module = fully_connected(features, detectors, classes)
+    return Classifier(module, {"kind": "planted"})
 
 
 def weights(

@@ -16,10 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats, Indices
 from fedaudit.errors import ConfigError, DataError
-
-Floats = npt.NDArray[np.float64]
-Indices = npt.NDArray[np.int64]
 
 BANDWIDTHS = (0.1, 0.3, 1.0)
 """Of Fourier features, in median distances of two patches: the server tries them all."""

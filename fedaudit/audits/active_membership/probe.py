@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats, Indices
 from fedaudit.errors import NotObservable
-from fedaudit.hooks import Hook, Indices
+from fedaudit.hooks import Hook
 from fedaudit.trace import ANONYMOUS, View
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedaudit.randomness import Seed
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fedaudit.arrays import Bools, Floats, Indices
 from fedaudit.audits.active_membership import theory
 from fedaudit.audits.active_membership.attention import MARGIN
 from fedaudit.results import AuditResult, Bound, Estimate, Need, Underpowered
@@ -24,9 +24,6 @@ from fedaudit.stats.intervals import bootstrap, clopper_pearson, clopper_pearson
 if TYPE_CHECKING:
     from fedaudit.audits.active_membership.audit import ActiveMembership, Guess
 
-Floats = npt.NDArray[np.float64]
-Indices = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 Estimates = dict[str, Estimate | Underpowered]
 
 CURVE_POINTS = 200
@@ -47,7 +44,7 @@ class Counts:
     others: int
 
     @classmethod
-    def of(cls, called: Mask, member: Mask) -> Counts:
+    def of(cls, called: Bools, member: Bools) -> Counts:
         return cls(
             int((called & member).sum()),
             int(member.sum()),
@@ -92,7 +89,7 @@ def _of_both(
 
 
 def independent(
-    values: Floats, member: Mask, cut: float, confidence: float, *, corner: bool = True
+    values: Floats, member: Bools, cut: float, confidence: float, *, corner: bool = True
 ) -> Estimates:
     """Everything that is said of independent games with scores `values` (G,); with the corner of
     few false positives."""
@@ -117,7 +114,7 @@ def independent(
 
 def by_trial(
     values: Floats,
-    member: Mask,
+    member: Bools,
     trial: Indices,
     cut: float,
     confidence: float,
@@ -210,7 +207,7 @@ def _too_few(
 def scored(
     audit: ActiveMembership,
     guess: Guess,
-    members: Mapping[str, Mask],
+    members: Mapping[str, Bools],
     rng: np.random.Generator,
     shared: Mapping[str, Any],
 ) -> AuditResult:
@@ -282,7 +279,7 @@ def scored(
 def _at_theory(
     audit: ActiveMembership,
     guess: Guess,
-    coins: Mask,
+    coins: Bools,
     confidence: float,
     rng: np.random.Generator,
     found: dict[str, Estimate | Underpowered],
@@ -305,7 +302,7 @@ def _at_theory(
     return name
 
 
-def _which(marked: Floats, whose: Mask, confidence: float, *, noisy: bool) -> Estimates:
+def _which(marked: Floats, whose: Bools, confidence: float, *, noisy: bool) -> Estimates:
     """Whether the right client was named, of federations that hold the target.
 
     Without noise nobody is named where no detector answers; beside noise the likeliest client is.
@@ -426,7 +423,7 @@ def _bounds(
 
 
 def _per_client(
-    guess: Guess, members: Mapping[str, Mask], confidence: float
+    guess: Guess, members: Mapping[str, Bools], confidence: float
 ) -> dict[str, dict[str, float | int | str | None]]:
     out: dict[str, dict[str, float | int | str | None]] = {}
     for party, values in guess.own.items():
@@ -446,7 +443,7 @@ def _per_client(
 
 
 def _curves(
-    guess: Guess, members: Mapping[str, Mask], *, clear: bool
+    guess: Guess, members: Mapping[str, Bools], *, clear: bool
 ) -> dict[str, dict[str, tuple[float, ...]]]:
     """The curve of the headline's games; beside it, the one without what protects them."""
     games = {"ROC (gradient in the clear)": (guess.figure, members["figure"])}

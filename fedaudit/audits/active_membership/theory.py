@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from fedaudit.errors import ConfigError, UsageError
 
-Floats = npt.NDArray[np.float64]
-
 
 def success(advantage: float) -> float:
     """(1 + advantage) / 2, a share of games and so not below zero. [ActiveMembership] Eq. (1)"""

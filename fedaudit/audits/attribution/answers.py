@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.audits.attribution import estimator
 from fedaudit.audits.attribution.estimator import Candidates
 from fedaudit.errors import NotApplicable, NothingToSay, UsageError
@@ -21,7 +22,6 @@ from fedaudit.stats.query_plans import Pairs
 from fedaudit.trace import View
 from fedaudit.trace.ledger import Asked
 
-Floats = npt.NDArray[np.float64]
 DrawPairs = Callable[[int, int, int], Sequence[Pairs]]
 """(round, participants, number of the first one) -> the pairs that the server drew."""
 

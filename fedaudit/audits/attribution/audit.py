@@ -29,7 +29,8 @@ from typing import ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.audits.attribution import calibration, estimator, over_rounds, scoring
+from fedaudit.arrays import Floats
+from fedaudit.audits.attribution import calibration, estimator, over_rounds, planning, scoring
 from fedaudit.audits.attribution.answers import (
     DrawPairs,
     arranged,
@@ -46,13 +47,12 @@ from fedaudit.audits.attribution.answers import (
 from fedaudit.audits.attribution.guess import AttributionGuess
 from fedaudit.audits.attribution.scores import scored
 from fedaudit.audits.attribution.scoring import Marks
-from fedaudit.audits.audit import Knowledge, columns_for
+from fedaudit.audits.audit import Audit, Knowledge, columns_for
+from fedaudit.audits.planning import Aim, Recorded, SampleSize, Setting, Shape
 from fedaudit.errors import ConfigError, NotApplicable, NothingToSay
-from fedaudit.results import AuditResult
+from fedaudit.results import AuditResult, Need
 from fedaudit.trace import Truth, View
 from fedaudit.trace.ledger import asked
-
-Floats = npt.NDArray[np.float64]
 
 ScoreBy = Literal[
     "default", "margin", "loss", "mass", "reading", "generation", "likelihood", "fisher"
@@ -66,7 +66,7 @@ AT_ONCE = 2**26
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attribution:
+class Attribution(Audit):
     """Which clients trained on a corpus owner's marked records, from secure sums alone.
 
     `error` is the chance that any client is named wrongly; `unused_keys` the null; `threshold` the
@@ -118,6 +118,22 @@ class Attribution:
                     got=repr(getattr(self, name)),
                     remedy="correct the value, or leave it out for its default",
                 )
+
+    # -- planning ------------------------------------------------------------------------------
+
+    def cost(self, shape: Shape) -> float:
+        return 1.0 + 0.02 * shape.queries * shape.rounds
+
+    def missing(self, setting: Setting) -> Need | None:
+        return planning.missing(setting)
+
+    @classmethod
+    def samples(cls, result: AuditResult, recorded: Recorded, aim: Aim) -> list[SampleSize]:
+        return [planning.samples(result, recorded, aim)]
+
+    @classmethod
+    def samples_before(cls, aim: Aim) -> list[SampleSize]:
+        return [planning.samples_before(cls.name, aim)]
 
     # -- attack --------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Bools, Floats
 from fedaudit.audits.attribution.leave_out import (
     Step,
     against_others,
@@ -31,7 +32,7 @@ from fedaudit.audits.attribution.leave_out import (
     without_each,
     worst,
 )
-from fedaudit.audits.attribution.ranks import Floats, Mask, PValues
+from fedaudit.audits.attribution.ranks import PValues
 from fedaudit.audits.attribution.scoring import blocks
 from fedaudit.errors import UsageError
 from fedaudit.stats.combine import holm
@@ -51,7 +52,7 @@ class Parts:
     value: Floats
     deviation: Floats
     freedom: int
-    identifiable: Mask
+    identifiable: Bools
 
 
 def regress(design: npt.ArrayLike, scores: npt.ArrayLike) -> Parts:
@@ -105,7 +106,7 @@ class Named:
     most the level, whatever the dependence.
     """
 
-    flagged: Mask
+    flagged: Bools
     key: npt.NDArray[np.int64]
     adjusted: Floats
 
@@ -131,7 +132,7 @@ class Decision:
     """`p_values`, of whom anything can be said (`askable`, (K,)), who is `named`."""
 
     p_values: PValues
-    askable: Mask
+    askable: Bools
     named: Named
 
 
@@ -168,7 +169,7 @@ def decide(
     return Decision(found, askable, name_clients(found.p, error, askable=askable))
 
 
-def _askable(rows: Floats) -> Mask:
+def _askable(rows: Floats) -> Bools:
     return separated(rows) if grouped(rows) else regression(rows).identifiable
 
 

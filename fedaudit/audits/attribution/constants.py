@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.results import Estimate, Underpowered
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

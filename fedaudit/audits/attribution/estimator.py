@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
 from fedaudit.stats.plan_design import regression
 from fedaudit.stats.query_plans import Pairs
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.audits.attribution import calibration, over_rounds, scoring
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +42,7 @@ class AttributionGuess:
     drawn: tuple[int, int, int] | None = None
 
     @property
-    def blocks(self) -> tuple[scoring.Block, ...]:
+    def blocks(self) -> tuple[scoring.KeyBlock, ...]:
         """Columns of keys with their unused ones."""
         return scoring.blocks(self.scores[0].shape[1], self.keys, self.apart)
 

@@ -13,11 +13,12 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.audits.attribution.ranks import Floats, Mask, PValues, needed, p_values
+from fedaudit.arrays import Bools, Floats
+from fedaudit.audits.attribution.ranks import PValues, needed, p_values
 from fedaudit.errors import UsageError
 
 
-def separated(design: npt.ArrayLike) -> Mask:
+def separated(design: npt.ArrayLike) -> Bools:
     """Clients (K,) whom the groups (R, K) tell from every other: one with them and without it."""
     inside = (np.asarray(design, dtype=np.float64) != 0).astype(np.int64)
     apart = inside.T @ (1 - inside)  # (j, i): rows with j and without i
@@ -25,7 +26,7 @@ def separated(design: npt.ArrayLike) -> Mask:
     return np.asarray((apart > 0).all(axis=1) & inside.any(axis=0))
 
 
-Step = tuple[int | None, Mask, Floats]
+Step = tuple[int | None, Bools, Floats]
 """Who is left out, of whom nothing can be said then (K,), what speaks for a client (K, S + U)."""
 
 
@@ -178,7 +179,7 @@ OTHERS = 3
 """Other clients who tell how far one may lie from the mean of all without holding a key."""
 
 
-def _spread_of_others(own: Floats, told: Mask) -> Floats:
+def _spread_of_others(own: Floats, told: Bools) -> Floats:
     """Of statistics (K, S) the root mean square of every client's others, at least 1; infinite
     where they are too few. `told` (K,): who counts."""
     squares = np.where(told[:, None], own**2, 0.0)

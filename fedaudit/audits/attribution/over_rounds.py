@@ -26,14 +26,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.audits.attribution import calibration, ranks, scoring
 from fedaudit.audits.attribution.calibration import Decision, Sequential
 from fedaudit.audits.attribution.leave_out import separated
 from fedaudit.audits.attribution.ranks import PValues, needed
 from fedaudit.audits.attribution.scoring import Marks
-
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 
 PERSISTENCE = 2 / 3
 """Share of an update's variance that stays from round to round."""
@@ -58,7 +56,7 @@ def coefficients(
 
 
 @dataclass(frozen=True)
-class Table:
+class LeftOutScores:
     """Scores of guesses with one client, or nobody, left out: `clients` (k,), `scores` (k, S + U).
 
     Clients whom no such group holds are not in it.
@@ -68,7 +66,7 @@ class Table:
     scores: Floats
 
 
-Tables = Mapping[int | None, Table]
+Tables = Mapping[int | None, LeftOutScores]
 """By the client left out; None: nobody."""
 
 
@@ -93,15 +91,15 @@ def tables(
     clients, keys = rows.shape[1], len(marks.keys)
     reference = marks.statistics(start[None], unused)[0]
 
-    def scored(left_out: int | None, which: npt.NDArray[np.int64]) -> Table:
+    def scored(left_out: int | None, which: npt.NDArray[np.int64]) -> LeftOutScores:
         weights = coefficients(rows, left_out)
         there = which[(weights[which] != 0).any(axis=1) & (which != left_out)]
         if not len(there):
-            return Table(there, np.zeros((0, len(reference))))
+            return LeftOutScores(there, np.zeros((0, len(reference))))
         raw = marks.statistics(start + weights[there] @ sent, unused)
-        return Table(there, scoring.differential(raw, reference))
+        return LeftOutScores(there, scoring.differential(raw, reference))
 
-    out: dict[int | None, Table] = {None: scored(None, np.arange(clients))}
+    out: dict[int | None, LeftOutScores] = {None: scored(None, np.arange(clients))}
     which = np.arange(clients)
     if not every or clients * (clients - 1) > PAIRS:
         apart = bool(getattr(marks, "apart", False))
@@ -113,7 +111,7 @@ def tables(
     return out
 
 
-def _p_values(table: Table, clients: int, keys: int, apart: bool) -> PValues:
+def _p_values(table: LeftOutScores, clients: int, keys: int, apart: bool) -> PValues:
     """(K, S) against unused keys; 1 for clients who are not in the table."""
     shape = (clients, keys)
     out = PValues(np.ones(shape), np.zeros(shape, dtype=np.bool_), np.zeros(shape), 0)
@@ -178,9 +176,9 @@ def smallest_named(
     return np.where(np.isneginf(out), np.inf, out)
 
 
-def among(scored: Tables, columns: npt.NDArray[np.int64]) -> dict[int | None, Table]:
+def among(scored: Tables, columns: npt.NDArray[np.int64]) -> dict[int | None, LeftOutScores]:
     """The same with some of the keys alone: `columns` of the scores."""
-    return {j: Table(t.clients, t.scores[:, columns]) for j, t in scored.items()}
+    return {j: LeftOutScores(t.clients, t.scores[:, columns]) for j, t in scored.items()}
 
 
 def looks(

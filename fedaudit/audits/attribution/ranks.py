@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
+from fedaudit.arrays import Bools, Floats
 
 CARRIED = 50
 """Unused keys from which a tail is carried on beyond all of them."""
@@ -29,7 +28,7 @@ class PValues:
     `far` (K, S) how far the statistic lies from those of `unused` keys, in their deviations."""
 
     p: Floats
-    tail: Mask
+    tail: Bools
     far: Floats
     unused: int
 
@@ -38,7 +37,7 @@ class PValues:
         """The smallest p-value that ranks alone can give."""
         return 1 / (self.unused + 1)
 
-    def taking(self, other: PValues, which: Mask) -> PValues:
+    def taking(self, other: PValues, which: Bools) -> PValues:
         """The other's values where `which` (K, S)."""
         return PValues(
             np.where(which, other.p, self.p),

@@ -1,8 +1,7 @@
 """Scores of candidate models: differential, combined over rounds, on all keys at once.
 
-A `Score` is any callable (models, probes) -> one number per model. The null needs the same score on
-probes of keys that nobody trained on, so that the object an audit works with is `Marks`: scores of
-models on the owner's keys and on unused ones, as one matrix.
+An audit works with `Marks`: scores of models on the owner's keys and on unused keys, as one matrix.
+The unused keys, which nobody trained on, give the null.
 
 Shapes: models (M, d); statistics (M, S + U) with the S keys of the owner first. Where each key has
 a null of its own (`apart`), there are U columns for every key, one key's after the other's.
@@ -10,18 +9,15 @@ a null of its own (`apart`), there are U columns for every key, one key's after 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
-
-Floats = npt.NDArray[np.float64]
-Score = Callable[[Any, Any], npt.ArrayLike]
-"""(models (M, d), probes) -> (M,): larger where a model was trained on what the probes look for."""
 
 
 class Marks(Protocol):
@@ -43,7 +39,7 @@ class Marks(Protocol):
 
 
 @dataclass(frozen=True)
-class Block:
+class KeyBlock:
     """Columns of keys and of the unused ones that are their null: `own` (s,), `null` (u,)."""
 
     own: npt.NDArray[np.int64]
@@ -54,62 +50,14 @@ class Block:
         return np.concatenate([self.own, self.null])
 
 
-def blocks(columns: int, keys: int, apart: bool) -> tuple[Block, ...]:
+def blocks(columns: int, keys: int, apart: bool) -> tuple[KeyBlock, ...]:
     """Which of S + U columns belong together: one block, or one for each key."""
     if not apart or keys == 0:
-        return (Block(np.arange(keys), np.arange(keys, columns)),)
+        return (KeyBlock(np.arange(keys), np.arange(keys, columns)),)
     unused = (columns - keys) // keys
-    return tuple(Block(np.array([s]), keys + s * unused + np.arange(unused)) for s in range(keys))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoredMarks:
-    """Marks from any `score`: `probes` of the owner's keys, `null` of unused ones.
-
-    A mark that is not built in plugs in here: prompts, attribute tuples, records.
-    """
-
-    score: Score
-    probes: Sequence[Any]
-    null: Sequence[Any]
-
-    def __post_init__(self) -> None:
-        if not self.probes or any(_empty(p) for p in (*self.probes, *self.null)):
-            raise UsageError(
-                "a prompt set is empty",
-                expected="at least one key, and probes for each",
-                got=f"{len(self.probes)} keys, "
-                f"{sum(_empty(p) for p in (*self.probes, *self.null))} of the sets empty",
-                remedy="give every key probes to look for its mark with",
-            )
-
-    @property
-    def keys(self) -> Sequence[Any]:
-        return range(len(self.probes))
-
-    def statistics(self, rows: Any, unused: int) -> Floats:
-        if unused > len(self.null):
-            raise UsageError(
-                "there are fewer unused keys than asked for",
-                expected=f"{unused} sets of probes that nobody trained on",
-                got=f"{len(self.null)}",
-                remedy="draw more, or set audits.attribution.unused_keys lower",
-            )
-        models = np.atleast_2d(np.asarray(rows))
-        sets = [*self.probes, *self.null[:unused]]
-        out = np.stack([np.asarray(self.score(models, p), dtype=np.float64) for p in sets], axis=1)
-        if out.shape != (len(models), len(sets)):
-            raise UsageError(
-                "a score gives one number per model",
-                expected=f"shape ({len(models)},)",
-                got=f"shape {out.shape[:1]}",
-                remedy="return one score for every row of models",
-            )
-        return out
-
-
-def _empty(probes: Any) -> bool:
-    return hasattr(probes, "__len__") and len(probes) == 0
+    return tuple(
+        KeyBlock(np.array([s]), keys + s * unused + np.arange(unused)) for s in range(keys)
+    )
 
 
 def standardised(

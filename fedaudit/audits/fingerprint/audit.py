@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from fedaudit.accounting import Shuffled, shuffled
-from fedaudit.audits.audit import Knowledge
-from fedaudit.audits.fingerprint import scores
+from fedaudit.audits.audit import Audit, Knowledge
+from fedaudit.audits.fingerprint import planning, scores
 from fedaudit.audits.fingerprint.directions import Directions
 from fedaudit.audits.fingerprint.features import (
     Features,
@@ -26,8 +26,10 @@ from fedaudit.audits.fingerprint.known import marked, relabelled, with_known
 from fedaudit.audits.fingerprint.linkers import LINKERS, Labels, chain, embed, match
 from fedaudit.audits.outright import Carried, Recurring, recurring, single_updates
 from fedaudit.audits.outright import roster as known_parties
+from fedaudit.audits.planning import Aim, Recorded, SampleSize, Setting, Shape
 from fedaudit.errors import ConfigError, NothingToSay
-from fedaudit.results import NO_TRUTH, AuditResult, Estimate
+from fedaudit.layout import Layout
+from fedaudit.results import NO_TRUTH, AuditResult, Estimate, Need
 from fedaudit.trace import Truth, View
 
 PUBLISHED = ("greedy", "spectral", "kmeans", "random")
@@ -64,7 +66,7 @@ class Linkage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fingerprint:
+class Fingerprint(Audit):
     """Link anonymous updates across rounds by their content.
 
     `methods`: the first gives the verdict, the others stand beside it. `features`: tensor name
@@ -76,7 +78,9 @@ class Fingerprint:
     name: ClassVar[str] = "fingerprint"
     question: ClassVar[str] = "Can the server re-link shuffled updates to the same client?"
     source: ClassVar[str] = "[Fingerprint] Section 3.2"
-    needs: ClassVar[tuple[str, ...]] = ()
+    on_recording: ClassVar[str] = (
+        "the trace names senders: ask what a shuffler would change, --as shuffle"
+    )
     vantage: str = "server"
     methods: tuple[Method, ...] = ("joint", "greedy")
     features: tuple[str, ...] = ()
@@ -107,6 +111,25 @@ class Fingerprint:
                     got=str(getattr(self, key)),
                     remedy="leave it out for its default",
                 )
+
+    # -- planning --------------------------------------------------------------------------------
+
+    def cost(self, shape: Shape) -> float:
+        return planning.cost(shape)
+
+    def missing(self, setting: Setting) -> Need | None:
+        return planning.missing(setting)
+
+    def check_recorded(self, layout: Layout) -> None:
+        planning.check_features(self.features, layout)
+
+    @classmethod
+    def samples(cls, result: AuditResult, recorded: Recorded, aim: Aim) -> list[SampleSize]:
+        return [planning.samples(result, recorded, aim)]
+
+    @classmethod
+    def samples_before(cls, aim: Aim) -> list[SampleSize]:
+        return [planning.samples_before(cls.name, aim)]
 
     # -- attack ----------------------------------------------------------------------------------
 

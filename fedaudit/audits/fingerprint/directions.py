@@ -16,9 +16,8 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Rows
 from fedaudit.audits.fingerprint.products import product, square_lengths
-
-Rows = npt.NDArray[np.float32]
 
 
 def split(rows: Rows, *, overwrite: bool = False) -> tuple[Rows, Rows, Rows]:

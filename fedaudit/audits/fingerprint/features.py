@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Rows
 from fedaudit.audits.fingerprint.products import (
     COLUMNS,
     by_rows,
@@ -28,8 +29,6 @@ from fedaudit.audits.outright import Carried, single_updates
 from fedaudit.errors import NothingToSay, TraceError, UsageError
 from fedaudit.layout import Layout
 from fedaudit.trace import View
-
-Rows = npt.NDArray[np.float32]
 
 EXACT_BYTES = 1 << 29
 """Feature rows of a whole trace are kept exactly up to this size."""
@@ -45,11 +44,6 @@ TINY = 1e-30  # below this a sum of squares in single precision has lost terms
 def detectable_cosine(width: int) -> float:
     """The cosine that stands four standard deviations above the noise of a sketch."""
     return 4.0 / math.sqrt(width)
-
-
-def width_for(cosine: float) -> int:
-    """The sketch width at which `cosine` is detectable: (4 / cos)^2."""
-    return math.ceil((4.0 / cosine) ** 2)
 
 
 # -- selection ------------------------------------------------------------------------------------

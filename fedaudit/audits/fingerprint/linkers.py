@@ -17,10 +17,10 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.audits.fingerprint.directions import Directions, split
+from fedaudit.arrays import Rows
+from fedaudit.audits.fingerprint.directions import Directions
 from fedaudit.audits.fingerprint.products import inverse_lengths, product, square_lengths
 
-Rows = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
 Costs = npt.NDArray[np.floating]
 Linker = Callable[[Sequence[Rows], int, np.random.Generator], list[Labels]]
@@ -87,11 +87,6 @@ def shortest_augmenting_paths(cost: Costs) -> tuple[Labels, Labels]:
     rows = owner[1:][matched] - 1
     order = np.argsort(rows)
     return rows[order], matched[order]
-
-
-def centred(rows: Rows) -> Rows:
-    """Unit rows without what all clients of the round have in common, unit again."""
-    return split(rows)[2]
 
 
 def _split(labels: Labels, sizes: Sequence[int]) -> list[Labels]:

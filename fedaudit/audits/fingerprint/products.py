@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Rows = npt.NDArray[np.float32]
+from fedaudit.arrays import Rows
 
 
 def _threads() -> int:

@@ -7,18 +7,24 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from fedaudit.audits.audit import Knowledge, Shadows
-from fedaudit.audits.topology_inference import channels, features, regressors, rewiring, scores
+from fedaudit.arrays import Floats
+from fedaudit.audits.audit import Audit, Knowledge, Shadows
+from fedaudit.audits.planning import Aim, Recorded, SampleSize, Setting, Shape
+from fedaudit.audits.topology_inference import (
+    channels,
+    features,
+    planning,
+    regressors,
+    rewiring,
+    scores,
+)
 from fedaudit.audits.topology_inference.channels import Channel, Corpus, Tables
 from fedaudit.audits.topology_inference.features import Observed, Place
 from fedaudit.errors import ConfigError, NotApplicable, NotObservable
 from fedaudit.results import NO_TRUTH, AuditResult, Estimate, Need, Underpowered
 from fedaudit.stats import intervals, query_algebra
 from fedaudit.trace import Truth, View
-
-Floats = npt.NDArray[np.float64]
 
 EVERY: tuple[Channel, ...] = ("A1", "A2-topo", "A2-org", "A2-full", "topo", "org")
 ROUND_STEPS = (1, 2, 5)
@@ -57,7 +63,7 @@ class Inference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopologyInference:
+class TopologyInference(Audit):
     """Guess each client's share of sensitive classes from updates, position and organisation.
 
     `sensitive`: class numbers. `channels`: adversaries to compare. `regressor`: what learns from
@@ -125,6 +131,22 @@ class TopologyInference:
                     got=str(getattr(self, key)),
                     remedy="leave it out for its default",
                 )
+
+    # -- planning --------------------------------------------------------------------------------
+
+    def cost(self, shape: Shape) -> float:
+        return planning.cost(shape, self.shadows, len(self.channels))
+
+    def missing(self, setting: Setting) -> Need | None:
+        return planning.missing(setting, self.shadows)
+
+    @classmethod
+    def samples(cls, result: AuditResult, recorded: Recorded, aim: Aim) -> list[SampleSize]:
+        return [planning.samples(result, aim)]
+
+    @classmethod
+    def samples_before(cls, aim: Aim) -> list[SampleSize]:
+        return [planning.samples_before(cls.name, aim)]
 
     # -- attack ----------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.audits.audit import Shadows
 from fedaudit.audits.topology_inference import features, regressors, scores
 from fedaudit.audits.topology_inference.features import Observed, Place
@@ -28,7 +29,6 @@ from fedaudit.errors import FedauditError, NotApplicable, NotObservable
 from fedaudit.stats.combine import holm
 from fedaudit.trace import Truth, View
 
-Floats = npt.NDArray[np.float64]
 Table = npt.NDArray[np.float32]
 Channel = Literal["A1", "A2-topo", "A2-org", "A2-full", "topo", "org"]
 

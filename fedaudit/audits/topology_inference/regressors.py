@@ -19,9 +19,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.errors import NothingToSay
 
-Floats = npt.NDArray[np.float64]
 Features = npt.NDArray[np.float32]
 Kind = Literal["lightgbm", "mlp", "ridge"]
 

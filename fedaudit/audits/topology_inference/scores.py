@@ -25,11 +25,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.results import Estimate, Underpowered
 from fedaudit.stats import intervals
 from fedaudit.stats.combine import holm
-
-Floats = npt.NDArray[np.float64]
 
 FEWEST_FOR_AUROC = 20
 RESAMPLES = 2000

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Bools, Floats
 from fedaudit.results import Estimate, Underpowered
 from fedaudit.trace import Truth
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from fedaudit.audits.two_stage_membership.audit import TwoStageMembership
     from fedaudit.audits.two_stage_membership.survey import RoundSurvey, Survey
 
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 RATES = (0.01, 0.001)
 """False-positive rates at which an ROC curve is read."""

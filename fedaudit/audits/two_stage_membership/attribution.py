@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedaudit.arrays import Floats
 from fedaudit.audits.two_stage_membership.scoring import (
     NUMBERS_AT_ONCE,
     WEIGHTS_AT_ONCE,
@@ -23,8 +24,6 @@ from fedaudit.audits.two_stage_membership.scoring import (
     Scorer,
 )
 from fedaudit.audits.two_stage_membership.theory import published_smoothness
-
-Floats = npt.NDArray[np.float64]
 
 COARSE, FINE = 5, 9
 """Gauss-Legendre nodes: the difference of the two rules is the error estimate."""

@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit import foreign
-from fedaudit.audits.audit import Knowledge, Noise, columns_for
-from fedaudit.audits.two_stage_membership import scores, survival
+from fedaudit.arrays import Floats
+from fedaudit.audits.audit import Audit, Knowledge, Noise, columns_for
+from fedaudit.audits.planning import Aim, Recorded, SampleSize, Setting, Shape
+from fedaudit.audits.two_stage_membership import planning, scores, survival
 from fedaudit.audits.two_stage_membership.pools import flat, padded, pools_of
 from fedaudit.audits.two_stage_membership.seen import (
     Unusable,
@@ -26,7 +28,7 @@ from fedaudit.audits.two_stage_membership.seen import (
 )
 from fedaudit.audits.two_stage_membership.survey import Inquiry, RoundSurvey, Survey
 from fedaudit.errors import ConfigError, FedauditError, NotApplicable, NothingToSay, NotObservable
-from fedaudit.results import NO_TRUTH, AuditResult
+from fedaudit.results import NO_TRUTH, AuditResult, Need
 from fedaudit.trace import ANONYMOUS, Truth, View
 
 if TYPE_CHECKING:
@@ -35,12 +37,9 @@ if TYPE_CHECKING:
     from fedaudit.audits.two_stage_membership.attribution import Path
     from fedaudit.audits.two_stage_membership.scoring import Asked, Scorer
 
-Floats = npt.NDArray[np.float64]
-Seen = Literal["named", "anonymous", "sum"]
-
 
 @dataclass(frozen=True, kw_only=True)
-class TwoStageMembership:
+class TwoStageMembership(Audit):
     """Whether a client's update survives the sum and raises the scores of its own records.
 
     `records`: candidates per client, at most (as many others are matched to them). `threshold`:
@@ -60,6 +59,7 @@ class TwoStageMembership:
     )
     source: ClassVar[str] = "[TwoStage] Eqs. (8), (30), (32)"
     needs: ClassVar[tuple[str, ...]] = ("records",)
+    on_recording: ClassVar[str] = "with --model package.module:function and --data FILE"
     vantage: str = "server"
     records: int = 64
     threshold: float | Literal["noise"] = 0.1
@@ -99,6 +99,22 @@ class TwoStageMembership:
                     remedy="leave it out for its default",
                 )
 
+    # -- planning --------------------------------------------------------------------------------
+
+    def cost(self, shape: Shape) -> float:
+        return planning.cost(self, shape)
+
+    def missing(self, setting: Setting) -> Need | None:
+        return setting.lacks_tensors()
+
+    @classmethod
+    def samples(cls, result: AuditResult, recorded: Recorded, aim: Aim) -> list[SampleSize]:
+        return planning.samples(result, aim)
+
+    @classmethod
+    def samples_before(cls, aim: Aim) -> list[SampleSize]:
+        return planning.samples_before(cls.name, aim)
+
     # -- attack ----------------------------------------------------------------------------------
 
     def attack(self, view: View, knowledge: Knowledge, rng: np.random.Generator) -> Survey:
@@ -123,7 +139,7 @@ class TwoStageMembership:
             )
         columns = columns_for(task.layout, view.layout)
         models = sent_models(view, columns)
-        parties = tuple(sorted(knowledge.candidates))
+        parties = tuple(knowledge.candidates)
         pools, present = padded(
             [knowledge.candidates[p] for p in parties], task, self.noise_draws, rng
         )

@@ -11,8 +11,8 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from fedaudit.arrays import Bools
 from fedaudit.audits.two_stage_membership import detection, lemmas, theory
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from fedaudit.audits.two_stage_membership.risk import Contribution
     from fedaudit.audits.two_stage_membership.survey import Survey
 
-Bools = npt.NDArray[np.bool_]
 Columns = dict[str, tuple[float, ...]]
 
 STAGES, CHECKED = "stages by client and round", "checked updates by client and round"

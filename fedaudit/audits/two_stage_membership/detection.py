@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.audits.two_stage_membership.theory import detection_power
 from fedaudit.errors import FedauditError
 from fedaudit.results import Estimate, Underpowered
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from fedaudit.audits.two_stage_membership.risk import Contribution
     from fedaudit.audits.two_stage_membership.survey import Survey
 
-Floats = npt.NDArray[np.float64]
 
 LEFT_OPEN = 0.1
 """Power that an update's own reading may leave open before updates have to be averaged."""
@@ -120,7 +119,7 @@ def readable(of: Strength, audit: TwoStageMembership) -> bool:
 
 
 def power(
-    of: Strength, clients: Sequence[str], audit: TwoStageMembership, rng: np.random.Generator
+    of: Strength, clients: Sequence[int], audit: TwoStageMembership, rng: np.random.Generator
 ) -> Estimate | Underpowered:
     """Power to find an update at the stated false-positive rate, over clients and rounds.
 

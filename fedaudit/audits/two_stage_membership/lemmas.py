@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Bools
 from fedaudit.audits.two_stage_membership import theory
 from fedaudit.results import Bound, Estimate
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from fedaudit.audits.two_stage_membership.attribution import Path
     from fedaudit.audits.two_stage_membership.audit import TwoStageMembership
     from fedaudit.audits.two_stage_membership.survey import Survey
-
-Bools = npt.NDArray[np.bool_]
 
 
 def bound_checks(guess: Survey, member: Bools) -> tuple[dict[str, Estimate], dict[str, Bound]]:

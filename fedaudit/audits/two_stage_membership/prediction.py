@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Bools, Floats
 from fedaudit.audits.two_stage_membership import theory
 from fedaudit.audits.two_stage_membership.attack import plain_auc
 from fedaudit.audits.two_stage_membership.risk import (
@@ -28,8 +29,6 @@ from fedaudit.results import Estimate
 if TYPE_CHECKING:
     from fedaudit.audits.two_stage_membership.audit import TwoStageMembership
 
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 SPLITS = 4
 """Times that a client's candidates are halved to ask whether the risk predicts the attack."""
@@ -47,12 +46,12 @@ def prediction(
     records both would rise with the same lucky draw, whether anything leaks or not.
     """
     tables = crossed(parts, audit, rng)
-    names = sorted(tables)
+    clients = sorted(tables)
     out: dict[str, Estimate] = {}
     for column, risk_name in enumerate(("J", "TS-MIA")):
-        groups = [tables[n][..., [column, 2]] for n in names]
+        groups = [tables[c][..., [column, 2]] for c in clients]
         both = np.concatenate(groups) if groups else np.zeros((0, 0, 2))
-        if len(names) < 3 or any(len(np.unique(both[..., i])) < 3 for i in (0, 1)):
+        if len(clients) < 3 or any(len(np.unique(both[..., i])) < 3 for i in (0, 1)):
             continue
         out[correlation_name(risk_name)] = _correlation(groups, audit.confidence, rng)
     return out
@@ -86,22 +85,23 @@ def answer(estimates: Mapping[str, Estimate]) -> str:
 
 def crossed(
     parts: list[Contribution], audit: TwoStageMembership, rng: np.random.Generator
-) -> dict[str, Floats]:
-    """Party -> (rounds, 2 SPLITS, 3): J and TS-MIA on one half of its candidates, AUC on the other.
+) -> dict[int, Floats]:
+    """Client -> (rounds, 2 SPLITS, 3): J and TS-MIA on one half of its candidates, AUC on the
+    other.
 
     A client is halved alike in all rounds: records carry their luck from round to round.
     """
-    mine: dict[str, list[Contribution]] = {}
+    mine: dict[int, list[Contribution]] = {}
     for c in parts:
         if np.isfinite(ratio_of(c)) and np.isfinite(c.evidence).all():
-            mine.setdefault(c.party, []).append(c)
+            mine.setdefault(c.client, []).append(c)
     out = {}
-    for party, own in mine.items():
+    for client, own in mine.items():
         sides = [
             side for _ in range(SPLITS) for side in _halved(own[0].member, own[0].classes, rng)
         ]
         if sides:
-            out[party] = np.array([[_risk_and_auc(c, *s, audit, rng) for s in sides] for c in own])
+            out[client] = np.array([[_risk_and_auc(c, *s, audit, rng) for s in sides] for c in own])
     return out
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Bools, Floats
 from fedaudit.audits.two_stage_membership import theory
 from fedaudit.audits.two_stage_membership.attack import round_statistics
 from fedaudit.results import Estimate
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from fedaudit.audits.two_stage_membership.audit import TwoStageMembership
     from fedaudit.audits.two_stage_membership.survey import RoundSurvey, Survey
 
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 RESAMPLES = 200
 """Draws of m records behind every Pr(J_m > 0)."""
@@ -35,12 +34,14 @@ RESAMPLES = 200
 class Contribution:
     """One client's update in one round: its row, and the candidates' increments delta (n,).
 
+    `client` is the number of `party` among those asked about: resampling goes by it, not by names.
     `deviation` (n,) the empirical minus the true score advantage, where rows bear names;
     `evidence` (n,) the headline attack's statistic of this round, `classes` (n,) of the candidates.
     """
 
     round: int
     party: str
+    client: int
     row: int
     survey: RoundSurvey
     delta: Floats
@@ -74,6 +75,7 @@ def contributions(guess: Survey, truth: Truth, member: Bools) -> Iterator[Contri
             yield Contribution(
                 round=survey.number,
                 party=party,
+                client=p,
                 row=row,
                 survey=survey,
                 delta=delta[keep],
@@ -100,7 +102,7 @@ def risk(
     parts = [c for c in parts if np.isfinite(ratio_of(c))]
     if not parts:
         return {}
-    clients = [c.party for c in parts]
+    clients = [c.client for c in parts]
     survived = np.array([survives(c) for c in parts], dtype=float)
     inside = np.array([positive_share(c.delta[c.member], audit.sample, rng) for c in parts])
     outside = np.array([positive_share(c.delta[~c.member], audit.sample, rng) for c in parts])

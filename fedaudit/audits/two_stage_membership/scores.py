@@ -69,7 +69,7 @@ def scored(
         moving = [i for i, c in enumerate(parts) if math.isfinite(ratio_of(c))]
         if strength is not None and moving:
             power = detection.power(
-                strength.take(moving), [parts[i].party for i in moving], audit, rng
+                strength.take(moving), [parts[i].client for i in moving], audit, rng
             )
             if isinstance(power, Estimate):
                 estimates[detection.power_name(audit)] = power

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.errors import ConfigError, NotApplicable
-from fedaudit.tasks.models import VAE, Attention, Block, FeedForward, TinyGPT, TinyViT
+from fedaudit.tasks.models import Attention, Block, ConditionalVAE, FeedForward, TinyGPT, TinyViT
 from fedaudit.tasks.task import Parameters, Task
 
 Score = Callable[[Task, Parameters, Tensor, Tensor, Tensor | None], Tensor]
@@ -264,14 +264,6 @@ class Scorer:
                 out.append(change)
         return self._finite(torch.stack(out))
 
-    def hessian_norms(self, model: Tensor, direction: Tensor, asked: Asked) -> Tensor:
-        """|Hessian(score of a record) u| (n,) for one model (d,)."""
-        return self.hessian_products(model, direction, asked).norm(dim=1)
-
-    def curvatures(self, model: Tensor, direction: Tensor, asked: Asked) -> Tensor:
-        """u^T Hessian(score of a record) u (n,) for one model (d,)."""
-        return self.hessian_products(model, direction, asked) @ direction
-
     def gradient_products(self, model: Tensor, asked: Asked) -> Tensor:
         """Inner products of the records' score gradients at one model, (n, n).
 
@@ -301,7 +293,7 @@ SMOOTH = frozenset(
         *(nn.GroupNorm, nn.LayerNorm, nn.Dropout),
         *(nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Softmax, nn.LogSoftmax),
         *(nn.AvgPool2d, nn.AdaptiveAvgPool2d),
-        *(Attention, FeedForward, Block, TinyGPT, TinyViT, VAE),
+        *(Attention, FeedForward, Block, TinyGPT, TinyViT, ConditionalVAE),
     }
 )
 """Types, not names: somebody else's `Block` may well hold a ReLU. Batch normalisation is smooth,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.audits.audit import Noise
 from fedaudit.audits.two_stage_membership import survival
 from fedaudit.trace import View
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from fedaudit.audits.two_stage_membership.attribution import Path
     from fedaudit.audits.two_stage_membership.scoring import Asked, Scorer
 
-Floats = npt.NDArray[np.float64]
 Seen = Literal["named", "anonymous", "sum"]
 
 

@@ -9,11 +9,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats, Rows
 from fedaudit.audits.two_stage_membership.theory import aggregate_energy
 from fedaudit.errors import NotApplicable
-
-Floats = npt.NDArray[np.float64]
-Rows = npt.NDArray[np.float32]
 
 ROUNDINGS = 2.0
 """So many rounding errors of the numbers that went in pass for no movement at all."""

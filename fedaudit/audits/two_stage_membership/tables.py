@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fedaudit.arrays import Bools, Floats
 from fedaudit.audits.two_stage_membership import (
     by_update,
     detection,
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from fedaudit.audits.two_stage_membership.audit import TwoStageMembership
     from fedaudit.audits.two_stage_membership.detection import Strength
     from fedaudit.audits.two_stage_membership.survey import Survey
-
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 
 def per_client(

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from fedaudit.arrays import Floats
 
 
 def phi(z: npt.ArrayLike) -> Floats:

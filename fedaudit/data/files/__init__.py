@@ -18,7 +18,6 @@ from fedaudit.data.files.encode import Missing, encode_table
 from fedaudit.data.files.jsonl import json_lines
 from fedaudit.data.files.reading import Format, file_format, read
 from fedaudit.data.files.suggest import Suggestion, sniff
-from fedaudit.data.files.summary import describe
 from fedaudit.data.files.table import Table, read_table
 
 __all__ = [
@@ -26,7 +25,6 @@ __all__ = [
     "Missing",
     "Suggestion",
     "Table",
-    "describe",
     "encode_table",
     "file_format",
     "idx_array",

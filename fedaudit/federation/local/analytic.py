@@ -7,7 +7,7 @@ With inputs a_0 = x, pre-activations z_i = W_i a_{i-1} + b_i, a_i = relu(z_i), c
     dW_i = delta_i^T a_{i-1},  db_i = sum over the batch of delta_i
 
 For clipping, the squared norm of one example's gradient is the sum over layers of
-|delta_i|^2 (|a_{i-1}|^2 + 1): no per-example gradient ever exists, and clipping scales delta.
+|delta_i|^2 (|a_{i-1}|^2 + 1): no per-example gradient is formed, and clipping scales delta.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ class Analytic:
         ]
         self.classes = self.layers[-1].weight.shape[0]
         self._scratch: dict[int, Tensor] = {}
-        # glibc gives freed memory back to the system unless a larger block was freed before: then
-        # every round faults its rows in again. Never touched, so this costs nothing.
+        # glibc returns freed memory to the system unless a larger block was freed before, and every
+        # round would then fault its rows in again. This block is never touched, so it costs
+        # nothing.
         torch.empty(31 << 20, dtype=torch.uint8)
 
     @staticmethod
     def fits(task: Task) -> bool:
-        """Flatten, then Linear with bias and ReLU alternating, Linear last; cross-entropy."""
+        """Whether the layers are Flatten, Linear with bias and ReLU in turn, and Linear last."""
         if type(task) is not Classifier or type(task.module) is not nn.Sequential:
             return False
         kinds = [type(m) for m in task.module if type(m) is not nn.Flatten]
@@ -70,7 +71,7 @@ class Analytic:
         for i, layer in enumerate(self.layers):
             inputs.append(a)
             w, b = self._view(p, layer.weight), self._view(p, layer.bias)
-            if w.shape[1] < 2 * a.shape[1]:  # few outputs: the product is faster with them first
+            if w.shape[1] < 2 * a.shape[1]:  # with few outputs, the transposed product is faster
                 a = torch.bmm(w, a.transpose(1, 2)).transpose(1, 2).add_(b.unsqueeze(1))
             else:
                 a = torch.baddbmm(b.unsqueeze(1), a, w.transpose(1, 2))
@@ -83,7 +84,7 @@ class Analytic:
         deltas = [delta]
         for i in range(len(self.layers) - 1, 0, -1):
             delta = torch.bmm(delta, self._view(p, self.layers[i].weight))
-            # the mask in one pass; a product with a boolean tensor takes six times as long
+            # mask in one pass; multiplying by a boolean tensor takes six times as long
             torch.ops.aten.threshold_backward.grad_input(delta, inputs[i], 0, grad_input=delta)
             deltas.append(delta)
         return deltas[::-1]
@@ -95,8 +96,8 @@ class Analytic:
     def _into(self, out: Tensor, inputs: list[Tensor], deltas: list[Tensor], scale: float) -> None:
         """out += scale * sums, layer by layer.
 
-        The layers of `out` (K, d) are strided, for which `baddbmm_` takes one client at a time: a
-        batched product into memory that stays in the cache, and a sum, cost half of that.
+        The layers of `out` (K, d) are strided, for which `baddbmm_` processes one client at a time.
+        A batched product into cached memory plus an addition takes half the time.
         """
         for i, (layer, a, delta) in enumerate(zip(self.layers, inputs, deltas, strict=True)):
             product = torch.bmm(delta.transpose(1, 2), a, out=self._room(i, len(out), layer))

@@ -1,6 +1,6 @@
-"""Tier 4: one client after another, plain autograd. Slow and obvious: what the others are held to.
+"""Tier 4: one client after another, plain autograd. Slow and obvious: the reference for the others.
 
-Also the only tier for modules with buffers (normalisation statistics change in place).
+It is also the only tier for modules with buffers (normalisation statistics change in place).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Loop:
     def sums(self, p: Tensor, x: Tensor, y: Tensor, weight: Tensor, noise: Tensor | None) -> Tensor:
         """Sum over a batch of weight * gradient: p (K, d), x (K, B, ...), weight (K, B) -> (K, d).
 
-        Examples of weight 0 are padding and are never shown to the module.
+        Examples of weight 0 are padding; the module never sees them.
         """
         out = torch.zeros_like(p)
         for k in range(len(p)):
@@ -63,7 +63,7 @@ class Loop:
     def per_example(
         self, p: Tensor, x: Tensor, y: Tensor, weight: Tensor, noise: Tensor | None
     ) -> Tensor:
-        """Gradients example by example, (K, B, d); zero where the weight is."""
+        """Per-example gradients (K, B, d); zero where the weight is zero."""
         k, b = weight.shape
         out = torch.zeros(k, b, p.shape[1])
         for j in range(b):

@@ -1,8 +1,8 @@
-"""Local training when products of adapters travel (FLoRA): fresh adapters in, dense products out.
+"""Local training for FLoRA: clients start from fresh adapters and send dense products.
 
 Each client adds fresh adapters to the weights it received, trains them, and sends scale * B A. All
-clients of one rank that received the same weights train as one batch, by the same tiers as any
-other task; products are formed layer by layer where they will stand.
+clients of one rank that received the same weights train as one batch, with the same tiers as any
+other task. Products are written layer by layer into the output rows.
 """
 
 from __future__ import annotations
@@ -11,25 +11,23 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedaudit.arrays import Indices
 from fedaudit.errors import ConfigError
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData, Trainer
-from fedaudit.rows import tensor
-from fedaudit.tasks.lora import DenseLoRA, LoRA
+from fedaudit.rows import empty_rows
+from fedaudit.tasks.lora import AdapterLoRA, DenseLoRA
 from fedaudit.tasks.task import Task
-
-Indices = npt.NDArray[np.int64]
 
 
 class LowRankTrainer:
-    """A `Trainer` of adapters behind the interface of one that trains dense rows.
+    """Trains adapters behind the interface of a `Trainer` of dense rows.
 
-    `make` builds the trainer of a task, with whatever hooks act on its gradients. `clients` is
-    how many there are: client c of copy s is number s * clients + c, and has the rank of client c.
+    `make` builds the trainer of a task, with its gradient hooks. `clients` is their number: client
+    c of copy s is number s * clients + c, and has the rank of client c.
     """
 
     def __init__(self, task: DenseLoRA, clients: int, make: Callable[[Task], Trainer]) -> None:
@@ -43,11 +41,11 @@ class LowRankTrainer:
             )
         self._ranks = np.array(task.ranks or [task.rank] * clients)
         self.training: Training = make(task).training
-        self._local: dict[int, tuple[LoRA, Trainer]] = {}
+        self._local: dict[int, tuple[AdapterLoRA, Trainer]] = {}
 
     def train(self, start: Tensor, clients: Indices, data: ClientData, round_number: int) -> Tensor:
         """Products (K, d) of `clients`, trained on weights start (d,) or a row each (K, d)."""
-        out = tensor(len(clients), self.task.layout.width)
+        out = empty_rows(len(clients), self.task.layout.width)
         ranks = self._ranks[clients % len(self._ranks)]
         for rank in np.unique(ranks):
             local, trainer = self._of(int(rank))
@@ -59,21 +57,21 @@ class LowRankTrainer:
                 self._products(local, deltas.add_(fresh), out, together)
         return out
 
-    def _of(self, rank: int) -> tuple[LoRA, Trainer]:
-        """Made once: which tier trains adapters of a rank is found out once."""
+    def _of(self, rank: int) -> tuple[AdapterLoRA, Trainer]:
+        """Task and trainer of one rank, made once: choosing the tier takes time."""
         if rank not in self._local:
             local = self.task.local(rank)
             self._local[rank] = (local, self._make(local))
         return self._local[rank]
 
-    def _put(self, local: LoRA, row: Tensor) -> None:
-        """Received weights under the adapters."""
+    def _put(self, local: AdapterLoRA, row: Tensor) -> None:
+        """Load the received weights under the adapters."""
         for name, weight in self.task.named(row).items():
             layer: Any = local.module.get_submodule(name.removesuffix(".weight"))
             layer.base_layer.weight.data.copy_(weight)
 
-    def _products(self, local: LoRA, adapters: Tensor, out: Tensor, rows: Indices) -> None:
-        """scale * B A of adapters (k, r) into rows of `out`, a layer at a time."""
+    def _products(self, local: AdapterLoRA, adapters: Tensor, out: Tensor, rows: Indices) -> None:
+        """Write scale * B A of adapters (k, r) into rows of `out`, one layer at a time."""
         named = local.named(adapters)
         for e in self.task.layout.entries:
             layer = e.name.removesuffix(".weight")
@@ -83,7 +81,7 @@ class LowRankTrainer:
 
 
 def _alike(start: Tensor, among: Indices) -> list[tuple[Tensor, Indices]]:
-    """Clients that received the same weights, together: (weights (d,), positions)."""
+    """Group clients by the weights they received: (weights (d,), positions)."""
     if start.dim() == 1:
         return [(start, among)]
     groups: list[tuple[Tensor, list[int]]] = []

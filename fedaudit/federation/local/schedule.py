@@ -1,7 +1,7 @@
-"""Which examples a client sees at which step: decided before anything is computed.
+"""Which examples a client sees at which step, decided before training.
 
-Every choice is a function of (seed, client, round, epoch or step, example), so the same batches are
-drawn whatever computes them: stacked, one client after another, or on another machine.
+Every choice is a function of (seed, client, round, epoch or step, example), so batches are the same
+for every tier: stacked, one client after another, or on another machine.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Indices
 from fedaudit.errors import ConfigError
 from fedaudit.randomness import Seed
+from fedaudit.settings import Count, NonNegative, Positive, ShareBelowOne, Whole, checked
 
-Indices = npt.NDArray[np.int64]
-
-DRAWN_AT_ONCE = 1 << 21  # random words of a Poisson plan that are held at the same time
+DRAWN_AT_ONCE = 1 << 21  # random words of a Poisson plan held in memory at once
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("training")
 class Training:
     """How a client trains.
 
@@ -31,42 +32,15 @@ class Training:
     """
 
     optimizer: Literal["sgd", "adam"] = "sgd"
-    learning_rate: float = 0.1
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    epochs: int = 1
-    steps: int | None = None
-    batch_size: int = 16
+    learning_rate: Positive = 0.1
+    momentum: ShareBelowOne = 0.0
+    weight_decay: NonNegative = 0.0
+    epochs: Count = 1
+    steps: Count | None = None
+    batch_size: Whole = 16
     sampling: Literal["shuffle", "poisson"] = "shuffle"
 
     def __post_init__(self) -> None:
-        for name, low in (("epochs", 1), ("batch_size", 0)):
-            if getattr(self, name) < low:
-                raise ConfigError(
-                    f"training.{name} is too small",
-                    expected=f"at least {low}",
-                    got=str(getattr(self, name)),
-                    remedy="give a larger number",
-                )
-        if self.steps is not None and self.steps < 1:
-            raise ConfigError(
-                "training.steps is too small",
-                expected="at least 1",
-                got=str(self.steps),
-                remedy="leave it out to train by epochs",
-            )
-        for key, holds, expected, usual in (
-            ("learning_rate", self.learning_rate > 0, "above 0", 0.05),
-            ("momentum", 0 <= self.momentum < 1, "from 0 to below 1", 0.9),
-            ("weight_decay", self.weight_decay >= 0, "0 or more", 0.0),
-        ):
-            if not holds:
-                raise ConfigError(
-                    f"training.{key} is out of range",
-                    expected=expected,
-                    got=f"{getattr(self, key):g}",
-                    remedy=f"{key} = {usual:g}",
-                )
         if self.optimizer == "adam" and self.momentum:
             raise ConfigError(
                 "training.momentum belongs to SGD",
@@ -96,8 +70,8 @@ class Schedule:
     """The batches of several clients in one round.
 
     `index` (K, S, B) example numbers, `valid` (K, S, B) bool, `steps` (K,) local steps of each
-    client (non-increasing), `divisor` (K, S) what a batch's sum is divided by. `order` (K,) the
-    position of each row's client in the list that was asked for.
+    client (non-increasing), `divisor` (K, S) of each batch sum. `order` (K,) the position of each
+    row's client in the requested list.
     """
 
     index: Indices
@@ -111,7 +85,7 @@ class Schedule:
         return int(np.searchsorted(-self.steps, -step, side="left"))
 
     def part(self, rows: slice) -> Schedule:
-        """The batches of some of the clients, without steps that none of them takes."""
+        """The batches of some clients, cut to the most steps any of them takes."""
         steps = self.steps[rows]
         s = slice(0, int(steps.max()))
         valid = self.valid[rows, s]
@@ -136,11 +110,11 @@ def plan(
 ) -> Schedule:
     """Batches for `clients` (K,), whose examples stand at starts[c] .. starts[c] + sizes[c].
 
-    With `person` (N,), Poisson sampling takes or leaves all examples of a person together.
+    With `person` (N,), Poisson sampling draws all examples of a person together.
     """
     n, first = sizes[clients], starts[clients]
     steps = training.steps_of(n)
-    # by steps, and by size among equals: neighbours in a block then need little padding
+    # sort by steps, then by size, so that a block needs little padding
     order = np.lexsort((-n, -steps))
     clients, n, first, steps = clients[order], n[order], first[order], steps[order]
     if training.sampling == "poisson":
@@ -173,8 +147,8 @@ def _shuffled(
     slot = within[:, :, None] * size[:, None, None] + np.arange(batch)  # (K, S, B)
     valid = (slot < n[:, None, None]) & (np.arange(batch) < size[:, None, None])
     valid &= (s < steps[:, None])[:, :, None]
-    # clients of like size together: a client of one example sees many epochs, one of many
-    # examples makes long ones, and a table for both would be large for nothing
+    # group clients of similar size: one table for small clients (many epochs) and large clients
+    # (long epochs) would be mostly padding
     like = np.frexp(n)[1]
     for power in np.unique(like):
         rows = np.flatnonzero(like == power)
@@ -210,15 +184,15 @@ def _poisson(
     round_number: int,
     unit: Indices,
 ) -> tuple[Indices, npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
-    """Every unit with probability q = expected batch / n, independently at every step.
+    """Draw every unit with probability q = expected batch / n, independently at every step.
 
-    `unit` (K, largest): the unit each example belongs to, itself unless it is a person.
+    `unit` (K, largest): the sampling unit of each example, a person or the example itself.
     """
     k, largest, longest = len(n), int(n.max()), int(steps.max())
     expected = np.minimum(training.batch_size or n, n)
     rate = np.where(np.arange(largest) < n[:, None], (expected / n)[:, None], 0.0)
     found, count = [], np.zeros((k, longest), dtype=np.int64)
-    # every example is looked at in every step: a few steps at a time, or memory would not do
+    # every step draws for every example: do a few steps at a time to bound memory
     stride = max(1, DRAWN_AT_ONCE // (k * largest))
     for low in range(0, longest, stride):
         s = np.arange(low, min(low + stride, longest))

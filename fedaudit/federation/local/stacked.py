@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedaudit.tasks.task import Task
 
-# Bytes of the largest image tensor that one pass of a convolutional model may make: beyond it
+# Limit on the largest image tensor of one pass of a convolutional model, in bytes: beyond it
 # activations leave the cache, and 20 clients at once take a third longer than 8 at a time.
 IMAGE_BYTES = 6 << 20
 # The same for the examples of one large batch: 400 images of the autoencoder of [TwoStage] take
@@ -26,14 +26,15 @@ class Stacked:
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self._image_bytes = 0  # of one client, seen at the first step
+        self._image_bytes = 0  # of one client, measured at the first step
         self._example_bytes: int | None = None  # of one example of one client
-        # glibc gives freed memory back to the system unless a larger block was freed before: then
-        # every step faults its activations in again. Never touched, so this costs nothing.
+        # glibc returns freed memory to the system unless a larger block was freed before, and every
+        # step would then fault its activations in again. This block is never touched, so it costs
+        # nothing.
         torch.empty(31 << 20, dtype=torch.uint8)
 
     def leaves(self, p: Tensor) -> dict[str, Tensor]:
-        """Leaf views by name that share storage with p (K, d), and no version counter with it."""
+        """Leaf views by name that share storage with p (K, d), but not its version counter."""
         return {k: v.data.requires_grad_() for k, v in self.task.named(p).items()}
 
     def sums(self, p: Tensor, x: Tensor, y: Tensor, weight: Tensor, noise: Tensor | None) -> Tensor:
@@ -51,9 +52,9 @@ class Stacked:
         return out
 
     def _bytes_of_one(self, p: Tensor, x: Tensor, y: Tensor, noise: Tensor | None) -> int:
-        """Of the largest image tensor that one example makes.
+        """Bytes of the largest image tensor of one example.
 
-        Asked before the first sums: a run that is taken up again must slice as it did before.
+        Measured before the first sums, so that a resumed run slices its batches as before.
         """
         if self._example_bytes is None:
             z = None if noise is None else noise[:1, :1]
@@ -73,7 +74,7 @@ class Stacked:
     def per_example(
         self, p: Tensor, x: Tensor, y: Tensor, weight: Tensor, noise: Tensor | None
     ) -> Tensor:
-        """(K, B, d) gradients, zero where the weight is: every example as a client of its own."""
+        """Per-example gradients (K, B, d), zero for weight 0: each example is run as a client."""
         k, b = weight.shape
         z = None if noise is None else noise.flatten(0, 1).unsqueeze(1)
         each = self.sums(
@@ -123,14 +124,14 @@ class Stacked:
 
 
 class _Use:
-    """How often a forward pass has used a leaf: one that is used twice cannot be updated early."""
+    """Counts uses of a leaf in a forward pass: a leaf used twice cannot be updated early."""
 
     def __init__(self) -> None:
         self.count = 0
 
 
 class _Images(TorchFunctionMode):
-    """Notes the size of the largest image tensor that a pass makes."""
+    """Records the size of the largest image tensor of a pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,10 +151,10 @@ class _Images(TorchFunctionMode):
 
 
 class _FusedLinear(_Images):
-    """Replaces `baddbmm(bias, input, weight)` on stacked leaves by one that updates them itself.
+    """Replaces `baddbmm(bias, input, weight)` on stacked leaves by one that also updates them.
 
-    The gradient of a large layer is never written: `weight.baddbmm_` adds the step as it is
-    computed, which is what a fully connected model spends most of its time on.
+    The gradient of a large layer is never stored: `weight.baddbmm_` adds the step as it is
+    computed. A fully connected model spends most of its time there.
     """
 
     def __init__(self, leaves: Iterable[Tensor], rate: float) -> None:
@@ -178,7 +179,7 @@ class _FusedLinear(_Images):
 
 
 class _Linear(torch.autograd.Function):
-    """bias (K, 1, out) + input (K, n, in) @ weight (K, in, out), a step of SGD on the way back."""
+    """bias (K, 1, out) + input (K, n, in) @ weight (K, in, out), with an SGD step in backward."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""Trains all clients of a round, in blocks that fit the cache, by the fastest tier that is right.
+"""Train all clients of a round in blocks that fit the cache, with the fastest correct tier.
 
 Tiers, tried in this order and each checked once against the loop on a few examples before use:
 analytic (fully connected classifiers), stacked (one autograd graph over known layers), vmap (any
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedaudit.arrays import Indices
 from fedaudit.errors import ConfigError, UsageError, nearest
 from fedaudit.federation.local.analytic import Analytic
 from fedaudit.federation.local.loop import Loop
@@ -26,13 +26,11 @@ from fedaudit.federation.local.schedule import Schedule, Training, plan
 from fedaudit.federation.local.stacked import Stacked
 from fedaudit.federation.local.vmapped import Vmapped
 from fedaudit.randomness import Seed
-from fedaudit.rows import taken, tensor
+from fedaudit.rows import empty_rows, take_rows
 from fedaudit.tasks.task import Task
 
-Indices = npt.NDArray[np.int64]
-
-# Bytes of parameters that one block of clients may take. Measured (benchmarks/federation.py): the
-# written-out kernel wants a block in the second-level caches, the convolutions want fewer clients.
+# Parameter bytes per block of clients. Measured (benchmarks/federation.py): the analytic kernel is
+# fastest if a block fits the second-level cache, convolutions with fewer clients.
 BLOCK_BYTES = {"analytic": 5 << 20, "stacked": 16 << 20, "vmap": 16 << 20}
 EXAMPLE_BYTES = 256 << 20  # per-example gradients of one block
 PLANNED = 1 << 24  # numbers in one plan: (client, step, example, noise)
@@ -52,8 +50,8 @@ class ClientData:
     """The examples of all clients in one pool, client by client.
 
     Client c owns rows starts[c] .. starts[c] + sizes[c] of `x` (N, ...) and `y` (N,). `person` (N,)
-    numbers the unit of privacy an example belongs to, within its client: whom it is about, or the
-    record it was cut from. None if every example is a unit of its own.
+    numbers the unit of privacy of each example within its client: the person it is about, or the
+    record it was cut from. None if every example is its own unit.
     """
 
     x: Tensor
@@ -109,7 +107,7 @@ class Trainer:
 
     def kernel(self, data: ClientData) -> Any:
         if self._kernel is None:
-            with torch.random.fork_rng(devices=()):  # a module may draw when it is tried
+            with torch.random.fork_rng(devices=()):  # the trial may draw random numbers
                 self._kernel = self._choose(data)
         return self._kernel
 
@@ -132,8 +130,8 @@ class Trainer:
                 raise UsageError(
                     f"tier {self.tier!r} cannot train this model",
                     expected="gradients that equal those of the loop",
-                    got=f"{type(self.task.module).__name__} with layers that the tier lacks",
-                    remedy='tier = "auto" takes the fastest one that is right',
+                    got=f"{type(self.task.module).__name__} with layers this tier does not support",
+                    remedy='tier = "auto" picks the fastest correct tier',
                 )
             return makers[self.tier](self.task)
         for name, make in makers.items():
@@ -142,9 +140,9 @@ class Trainer:
         raise AssertionError("the loop is always there")
 
     def _agrees(self, name: str, make: Callable[[Task], Any], data: ClientData) -> bool:
-        """One gradient of two clients on three examples each, against the loop.
+        """Compare a tier with the loop: one gradient of two clients on three examples each.
 
-        Whatever entry points the tier has (plain sums, fused step, fused clipping) are held to it.
+        Checks every entry point of the tier (plain sums, fused step, fused clipping).
         """
         if name == "analytic" and not Analytic.fits(self.task):
             return False
@@ -175,7 +173,7 @@ class Trainer:
                 bounded = torch.einsum("kb,kbd->kd", weight, each)
                 atol = 1e-5 * float(bounded.abs().max())
                 pairs.append((kernel.clipped_sums(*args, self.clip), bounded, atol))
-        except Exception:  # whatever a faster tier trips over: the loop trains any module
+        except Exception:  # any failure of a faster tier: the loop trains any module
             return False
         return all(torch.allclose(fast, s, rtol=1e-4, atol=atol) for fast, s, atol in pairs)
 
@@ -201,13 +199,13 @@ class Trainer:
         n = data.sizes[clients]
         steps = self.training.steps_of(n)
         batch = self.training.expected_batch(int(n.max()))
-        out = tensor(len(clients), self.task.layout.width)
-        # what is planned together is bounded by memory, what is trained together by the cache
+        out = empty_rows(len(clients), self.task.layout.width)
+        # memory bounds the clients planned together, the cache those trained together
         noise = math.prod(self.task.noise_shape() or (1,))
         planned = max(1, PLANNED // (int(steps.max()) * batch * noise))
         block = min(planned, self._block_size(kernel, batch))
         planned -= planned % block
-        order = np.lexsort((-n, -steps))  # neighbours do alike work, so a block needs few fillers
+        order = np.lexsort((-n, -steps))  # similar clients share a block: little padding
         trained: list[Indices] = []
         for first in range(0, len(clients), planned):
             together = order[first : first + planned]
@@ -224,7 +222,7 @@ class Trainer:
             trained.append(together)
             for low in range(0, len(together), block):
                 rows = together[low : low + block]
-                # a block is trained where its deltas will stand: a copy costs as much as a step
+                # train in the output rows: a copy costs as much as a step
                 at = first + low if block > 1 else int(rows[0])
                 p = out[at : at + len(rows)]
                 base = start if start.dim() == 1 else start[torch.from_numpy(rows)]
@@ -235,14 +233,14 @@ class Trainer:
                 p.sub_(base)
         done = np.concatenate(trained)
         if block > 1 and not np.array_equal(done, np.arange(len(done))):
-            out = taken(out, np.argsort(done))
+            out = take_rows(out, np.argsort(done))
         return out
 
     @contextmanager
     def _own_numbers(self, kernel: Any, client: int, round_number: int) -> Iterator[None]:
-        """What a module draws by itself (dropout) depends on (seed, client, round) alone.
+        """Seed a module's own random draws (dropout) by (seed, client, round).
 
-        Only the loop can train such a module, and it takes one client at a time.
+        Only the loop trains such modules, one client at a time.
         """
         if kernel.name != "loop":
             yield
@@ -264,7 +262,7 @@ class Trainer:
         weight = torch.from_numpy(schedule.valid).float()
         divisor = torch.from_numpy(schedule.divisor)
         noise = self._noise(schedule, clients, round_number)
-        trained = self.task.trained  # buffers stand behind: no optimiser touches them
+        trained = self.task.trained  # the columns behind are buffers, which no optimiser changes
         hooked = self.clip is not None or self.gradient is not None or self.step is not None
         plain = (
             not hooked
@@ -318,7 +316,7 @@ class Trainer:
         if self.clip_unit == "person":
             if person is None:
                 raise ConfigError(
-                    "clipping per person needs persons",
+                    "clipping per person needs a person column",
                     expected="a person for every example",
                     got="none",
                     remedy='name the column with data.person, or use unit = "record"',
@@ -353,7 +351,7 @@ class Trainer:
 
 
 def by_person(each: Tensor, weight: Tensor, person: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of examples (K, B, d) summed per person, at the person's first example in a batch.
+    """Sum example gradients (K, B, d) per person, stored at the person's first example in a batch.
 
     Returns the sums (K, B, d) and weights (K, B) that keep one entry per person.
     """
@@ -363,7 +361,7 @@ def by_person(each: Tensor, weight: Tensor, person: Tensor) -> tuple[Tensor, Ten
 
 
 def _refuse_batch_statistics(task: Task) -> None:
-    """One example's gradient does not exist where a layer mixes the examples of a batch."""
+    """Raise if a layer mixes the examples of a batch: per-example gradients do not exist."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
     for name, layer in task.module.named_modules():
@@ -377,7 +375,7 @@ def _refuse_batch_statistics(task: Task) -> None:
 
 
 class Optimiser:
-    """SGD with momentum, or Adam; state (K, d) fresh for every round, rows active from the top."""
+    """SGD with momentum, or Adam; state (K, d) is fresh every round, the first rows are active."""
 
     def __init__(self, training: Training, p: Tensor) -> None:
         self.training, self.p = training, p
@@ -386,7 +384,7 @@ class Optimiser:
         self._second = torch.zeros_like(p) if adam else None
 
     def step(self, active: int, step: int, grad: Tensor) -> None:
-        """One update of the first `active` rows by their mean gradients (active, d)."""
+        """Update the first `active` rows by their mean gradients (active, d)."""
         t, p = self.training, self.p[:active]
         if t.weight_decay:
             grad = grad.add(p, alpha=t.weight_decay)

@@ -14,7 +14,7 @@ from fedaudit.tasks.task import Task
 
 
 def _quiet(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Some operators (attention) fall back to a loop inside vmap and warn that they are slow."""
+    """Silence vmap's warning that some operators (attention) fall back to a slow loop."""
 
     def call(*args: Tensor) -> Tensor:
         with warnings.catch_warnings():
@@ -53,7 +53,7 @@ class Vmapped:
     def per_example(
         self, p: Tensor, x: Tensor, y: Tensor, weight: Tensor, noise: Tensor | None
     ) -> Tensor:
-        """(K, B, d) gradients, zero where the weight is."""
+        """Per-example gradients (K, B, d), zero where the weight is zero."""
         args = (p, x, y) if noise is None else (p, x, y, noise)
         out: Tensor = self._each(*args)
         return out * (weight != 0).unsqueeze(-1).to(torch.float32)

@@ -1,15 +1,15 @@
-"""What a client can see in a model it received, before it trains on it.
+"""Check a received model for planted weights, before training on it.
 
     from fedaudit.protections.guard import guard
     report = guard(state_dict)            # or a torch module; previous=, data=, level=
     report.verdict                        # "planted", "no_evidence", "not_finite", "nothing_to_say"
 
-`guard.py` holds the function; every other file is one check, or what checks share.
+`guard.py` holds the function; every other file is one check, or code that checks share.
 """
 
 from __future__ import annotations
 
-from fedaudit.protections.guard.calibration import Calibration, Run
+from fedaudit.protections.guard.calibration import Calibration, HonestRun
 from fedaudit.protections.guard.guard import guard, measure
 from fedaudit.protections.guard.report import CheckResult, GuardReport, LayerResult, OutOfReach
 
@@ -19,7 +19,7 @@ __all__ = [
     "GuardReport",
     "LayerResult",
     "OutOfReach",
-    "Run",
+    "HonestRun",
     "guard",
     "measure",
 ]

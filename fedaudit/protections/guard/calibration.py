@@ -1,8 +1,8 @@
-"""What honest models look like: the largest value of every check in each of many honest runs.
+"""Calibration on honest models: the largest value of every check in each of many honest runs.
 
-A run is one federation from its first model to its last, and counts once: the models of a run
-resemble each other. A new model is ranked among whole runs, so that at level 1 % at most one
-honest run in a hundred of the same kind ever raises an alarm, in any of its rounds.
+A run is one federation from its first to its last model. It counts once, because its models
+resemble each other. A new model is ranked among whole runs: at level 1 %, at most one honest run in
+a hundred of the same kind raises an alarm in any of its rounds.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from fedaudit.files import Unreadable, read_json
 SHIPPED = Path(__file__).with_name("calibration.json")
 FORMAT = 2
 ENOUGH = 20
-"""Runs that must have a check before a model is ranked by it."""
+"""Least number of runs with a value for a check before models are ranked by it."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """One honest run: what it was, the largest value of each check over its models, and the most
-    rows and the widest row of every kind of layer in them."""
+class HonestRun:
+    """One honest run: its description, the largest value of each check over its models, and the
+    most rows and the widest row of every kind of layer."""
 
     kind: str
     largest: Mapping[str, float]
@@ -40,28 +40,28 @@ class Run:
 
 @dataclass(frozen=True)
 class Calibration:
-    """`centre` and `spread` of every check, from runs of their own; `runs` that a model is ranked
-    among; `source` says where they come from. `layers`: per kind of layer the most rows and the
-    widest row of all runs; what lies beyond is not ranked. None: everything is."""
+    """Scale and ranks of every check. `centre` and `spread` come from separate runs; models are
+    ranked among `runs`; `source` describes their origin. `layers`: per kind of layer the most rows
+    and the widest row of all runs; larger layers are not ranked. None: all are."""
 
     centre: Mapping[str, float]
     spread: Mapping[str, float]
-    runs: tuple[Run, ...]
+    runs: tuple[HonestRun, ...]
     source: Mapping[str, Any] = field(default_factory=dict)
     layers: Mapping[str, tuple[int, int]] | None = None
 
     @classmethod
     def of(
         cls,
-        scaling: Sequence[Run],
-        runs: Sequence[Run],
+        scaling: Sequence[HonestRun],
+        runs: Sequence[HonestRun],
         units: Mapping[str, float],
         source: Mapping[str, Any] | None = None,
     ) -> Calibration:
-        """From honest runs for the scale of every check, and others for the ranks.
+        """Make a calibration: `scaling` runs set the scale of every check, `runs` the ranks.
 
-        `spread` is how far the farthest of the scaling runs lies from their median, at least
-        `units`: one step of a check that honest models hardly move.
+        `spread` is the largest distance of a scaling run from their median, at least `units`: one
+        step of a check that hardly varies among honest models.
         """
         centre, spread = {}, {}
         for check, unit in units.items():
@@ -73,14 +73,14 @@ class Calibration:
         )
 
     def knows(self, kind: str, shape: tuple[int, int]) -> bool:
-        """Whether honest runs have layers of this kind, as large; "" stands for any."""
+        """Whether honest runs have layers of this kind that are at least as large; "": any kind."""
         if self.layers is None or not kind:
             return True
         rows, width = self.layers.get(kind, (0, 0))
         return shape[0] <= rows and shape[1] <= width
 
     def standard(self, check: str, value: float) -> float:
-        """A value in units of the spread of honest runs; larger is stranger."""
+        """A value in units of the spread of honest runs; larger is more unusual."""
         return (value - self.centre[check]) / self.spread[check]
 
     def value(self, check: str, standard: float) -> float:
@@ -88,7 +88,7 @@ class Calibration:
         return self.centre[check] + standard * self.spread[check]
 
     def covers(self, check: str) -> bool:
-        """Whether enough of the runs have this check: a model is ranked by no other."""
+        """Whether enough runs have a value for this check to rank models by it."""
         have = sum(check in r.largest for r in self.runs)
         return check in self.centre and have >= max(1, min(ENOUGH, len(self.runs)))
 
@@ -98,19 +98,19 @@ class Calibration:
 
     @cached_property
     def _columns(self) -> dict[str, npt.NDArray[np.float64]]:
-        """Of every check the runs' values in spreads, (K,); -inf where a run does not have it."""
+        """Check -> the runs' values in spreads (K,); -inf for a run without a value."""
         return {
             c: np.array([self.standard(c, r.largest.get(c, -np.inf)) for r in self.runs])
             for c in self.centre
         }
 
     def ranked(self, checks: Sequence[str]) -> npt.NDArray[np.float64]:
-        """The strangest of some checks in every run, (K,), from small to large."""
+        """The largest standardised value of some checks in every run (K,), ascending."""
         columns = [self._columns[c] for c in checks]
         return np.sort(np.max([np.full(len(self.runs), -np.inf), *columns], axis=0))
 
     def p_value(self, values: Mapping[str, float]) -> float:
-        """(1 + runs at least as strange) / (K + 1): at most `level` in a share `level` of honest
+        """(1 + runs at least as unusual) / (K + 1): at most `level` in a share `level` of honest
         runs, if they are exchangeable with these."""
         strangest = max((self.standard(c, v) for c, v in values.items()), default=-math.inf)
         ranks = self.ranked(list(values))
@@ -118,7 +118,7 @@ class Calibration:
         return (1 + above) / (len(ranks) + 1)
 
     def cut(self, checks: Sequence[str], level: float) -> float:
-        """A model is called planted if its strangest check lies above this, in spreads."""
+        """Alarm threshold in spreads, for the most unusual check of a model."""
         if not self.attains(level):
             return math.inf
         allowed = math.floor(level * (len(self.runs) + 1) + 1e-9) - 1
@@ -148,10 +148,10 @@ class Calibration:
             raw = read_json(file)
         except Unreadable as error:
             raise DataError(
-                f"{file} holds no calibration",
-                expected="a file that `fedaudit guard --calibrate` wrote",
+                f"{file} is not a calibration",
+                expected="a file written by `fedaudit guard --calibrate`",
                 got=error.got,
-                remedy="leave it out to use the one that comes with fedaudit",
+                remedy="leave it out to use fedaudit's own calibration",
             ) from None
         try:
             if raw["format"] != FORMAT:
@@ -159,7 +159,7 @@ class Calibration:
             runs = []
             for each in raw["runs"]:
                 kind = str(each.pop("kind"))
-                runs.append(Run(kind, {k: float(v) for k, v in each.items()}))
+                runs.append(HonestRun(kind, {k: float(v) for k, v in each.items()}))
             centre = {k: float(v) for k, v in raw["centre"].items()}
             spread = {k: float(v) for k, v in raw["spread"].items()}
             if set(centre) != set(spread) or not all(v > 0 for v in spread.values()):
@@ -177,8 +177,8 @@ class Calibration:
             ) from None
 
 
-def together(runs: Sequence[Run]) -> dict[str, tuple[int, int]]:
-    """The largest layers of every kind in some runs."""
+def together(runs: Sequence[HonestRun]) -> dict[str, tuple[int, int]]:
+    """The largest layers of every kind over several runs."""
     out: dict[str, tuple[int, int]] = {}
     for run in runs:
         for kind, (rows, width) in run.layers.items():

@@ -1,8 +1,8 @@
-"""Rows whose entries are all alike (W2 = -1), and negative biases that are (b_O = -gamma).
+"""Checks for rows of one constant (W2 = -1) and for constant negative biases (b_O = -gamma).
 
-The squared cosine with a vector of ones. A bias of zeros, or of one positive number, is how many
-models begin, and counts for nothing: a threshold is negative.
-[ActiveMembership] Eqs. (3, 8)
+The value is the squared cosine with a vector of ones. Biases of zeros or of one positive number do
+not count: many models start that way, and a planted threshold is negative. [ActiveMembership] Eqs.
+(3, 8)
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedaudit.protections.guard.tensors import NEARLY_ZERO, Matrix, Received, Score, surprise
+from fedaudit.protections.guard.tensors import NEARLY_ZERO, CheckScore, Matrix, Received, surprise
 
 ROW, BIAS = "constant_row", "constant_bias"
 UNIT = 35.0
@@ -22,12 +22,12 @@ SHORTEST = 8
 
 
 def reach(n: int) -> float:
-    """Of one row, or one bias, of n numbers: they are all the same, and other rows are zero."""
+    """Largest value of a row or bias of n numbers: all equal, and all other rows zero."""
     return -math.inf if n < SHORTEST else float(surprise(1.0, n))
 
 
-def row(m: Matrix) -> Score:
-    """One row is enough: a detector is one neuron."""
+def row(m: Matrix) -> CheckScore:
+    """The most constant row: a detector may be a single neuron."""
     n = m.shape[1]
     if n < SHORTEST:
         return m.score(reach(n))
@@ -38,7 +38,7 @@ def row(m: Matrix) -> Score:
     return m.score(reach(n), value, f"a row of {n} is {share:.0%} one constant")
 
 
-def biases(model: Received) -> Iterator[Score]:
+def biases(model: Received) -> Iterator[CheckScore]:
     for _, b, _, empty in model.biases():
         n, top = len(b), float(np.abs(b).max(initial=0.0))
         empty = replace(empty, reach=reach(n))

@@ -1,4 +1,4 @@
-"""Received models from files, and from recordings of a client's own messages."""
+"""Read received models from files, and from traces of a client's own messages."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 from fedaudit.errors import DataError, NotApplicable, NotObservable
 from fedaudit.files import Unreadable, read_npz
 from fedaudit.protections.guard import no_model
-from fedaudit.protections.guard.calibration import Calibration, Run, together
+from fedaudit.protections.guard.calibration import Calibration, HonestRun, together
 from fedaudit.protections.guard.guard import UNITS, observed
 from fedaudit.protections.guard.report import GuardReport
-from fedaudit.protections.guard.tensors import Floats
+from fedaudit.protections.guard.tensors import Weights
 from fedaudit.trace import AGGREGATOR, PUBLIC, SERVER, SHUFFLER, Trace
 
 MODEL = "model"
-State = dict[str, Floats]
+State = dict[str, Weights]
 Guarding = Callable[[State, State | None], GuardReport]
 
 
 def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Named tensors of a safetensors or NPZ file. Files that hold code (pickle) are refused."""
+    """Named tensors of a safetensors or NPZ file. Pickle files are refused: they can run code."""
     file = Path(path)
     if not file.is_file():
         below = [p for deep in ("*", "*/*") for p in sorted(file.glob(deep)) if is_trace(p)]
@@ -50,29 +50,29 @@ def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise error.as_error(DataError, remedy="save it again") from None
     except (DataError, MemoryError):
         raise
-    except Exception as error:  # whatever a torn file makes its reader raise
+    except Exception as error:  # anything a reader raises on a damaged file
         raise DataError(
             f"{file} cannot be read",
-            expected="a whole file of named tensors",
+            expected="a complete file of named tensors",
             got=f"{type(error).__name__}: {error}",
             remedy="save it again",
         ) from None
     raise DataError(
-        f"{file} is of an unknown type",
+        f"{file} has an unknown file type",
         expected=".safetensors or .npz",
         got=file.suffix or "no suffix",
-        remedy="a .pt file may run code when it is opened: save the state dict as safetensors",
+        remedy="save the state dict as safetensors: opening a .pt file can run code",
     )
 
 
 def is_trace(path: Path) -> bool:
-    """Whether a folder is a trace, or a run with one."""
+    """Whether a folder is a trace or a run that contains one."""
     return any((p / "manifest.json").is_file() for p in (path, path / "trace"))
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One model that a party received, and what was found in it."""
+    """One received model and its report."""
 
     party: str
     round: int
@@ -81,7 +81,7 @@ class Seen:
 
 
 def clients_of(trace: Trace) -> tuple[str, ...]:
-    """Everyone who received a model and is neither a server nor the public."""
+    """Parties that received a model, except servers and the public."""
     hubs = {SERVER, AGGREGATOR, SHUFFLER, PUBLIC, *trace.manifest.federation.get("hubs", ())}
     found: dict[str, None] = {}
     for number in trace.rounds:
@@ -92,7 +92,7 @@ def clients_of(trace: Trace) -> tuple[str, ...]:
 
 
 def received(trace: Trace, party: str) -> Iterator[tuple[int, str, int, State]]:
-    """(round, sender, stored row, tensors) of every model that a party received, as it sees it."""
+    """(round, sender, stored row, tensors) of every model in a party's view."""
     view = trace.seen_by(party)
     for number in view.rounds:
         for index, m in view.indexed(number):
@@ -109,9 +109,9 @@ def received(trace: Trace, party: str) -> Iterator[tuple[int, str, int, State]]:
 def check_trace(
     trace: Trace, check: Guarding, parties: Sequence[str] = (), *, compare: bool = True
 ) -> list[Seen]:
-    """Every model that each party received, round by round, with the one before from that sender.
+    """Check every model that each party received, against the previous one from the same sender.
 
-    Equal models are looked at once: a server that sends one model to all sends it to each.
+    Equal models are checked once: a server usually sends one model to all clients.
     """
     out: list[Seen] = []
     done: dict[tuple[Any, Any], GuardReport] = {}
@@ -126,11 +126,11 @@ def check_trace(
             last[sender] = (number, row), tensors
     if not out:
         raise NotApplicable(
-            "nobody in this trace received a model that was kept",
+            "this trace stores no model that a client received",
             code="no_models",
-            expected="models on their way to clients, with their tensors",
+            expected="models sent to clients, with their tensors",
             got="none",
-            remedy="record whole models: without sketch, and with the tensors of weights",
+            remedy="record whole models: no sketch, all weight tensors",
         )
     return out
 
@@ -141,12 +141,12 @@ def calibrate(
     data: tuple[Any, Any] | None = None,
     module: Any = None,
 ) -> Calibration:
-    """From honest models of one's own: every trace below `folder` is a run, and so is every
-    subfolder with model files (in the order of their names), or a single file beside them.
+    """Make a calibration from your own honest models. Every trace below `folder` is a run, and so
+    is every subfolder of model files (in name order), or a single file beside them.
 
-    One run in six sets the scale, the others are ranked. `data` (x, y) and `module`: own records
-    and the model that reads them, for the checks that need them. A run with a model that is not
-    finite is refused.
+    One run in six sets the scale, the others give the ranks. `data` (x, y) and `module`: own
+    records and the model that reads them, for the checks that need them. A run with a non-finite
+    model is refused.
     """
     place = Path(folder)
     if not place.is_dir():
@@ -171,12 +171,12 @@ def calibrate(
 
 
 def _runs(place: Path) -> Iterator[tuple[str, Iterable[Any]]]:
-    """(name, models one after another) of every run."""
+    """(name, its models in order) of every run."""
     manifests = sorted(place.rglob("manifest.json"))
     traces = [m.parent for m in manifests]
     for folder in traces:
         trace = Trace.open(folder)
-        # everybody of an honest run was sent the same: its first client stands for it
+        # all clients of an honest run receive the same models: use the first client
         party = clients_of(trace)[:1]
         models = (tensors for p in party for _, _, _, tensors in received(trace, p))
         yield str(folder.relative_to(place)), models
@@ -189,13 +189,13 @@ def _runs(place: Path) -> Iterator[tuple[str, Iterable[Any]]]:
             yield file.name, [read_model(file)]
 
 
-def _run(name: str, models: Iterable[Any], data: Any, module: Any) -> Run:
-    """What a calibration keeps of one run."""
+def _run(name: str, models: Iterable[Any], data: Any, module: Any) -> HonestRun:
+    """Summarise one run for a calibration."""
     parts = []
     before = None
     for state in models:
         try:
-            parts.append(Run(name, *observed(state, before, data, module=module)))
+            parts.append(HonestRun(name, *observed(state, before, data, module=module)))
         except DataError as error:
             raise DataError(
                 f"run {name} cannot be used: {error.what}",
@@ -208,4 +208,4 @@ def _run(name: str, models: Iterable[Any], data: Any, module: Any) -> Run:
     for part in parts:
         for check, value in part.largest.items():
             top[check] = max(value, top.get(check, value))
-    return Run(name, top, together(parts))
+    return HonestRun(name, top, together(parts))

@@ -1,14 +1,14 @@
-"""`guard`: is there something planted in this model?
+"""`guard`: is anything planted in this model?
 
 Question  Did the server send a model that was made to answer about a record, not to learn?
 Vantage   A client, before training: the model it received, the one before, its own records.
 Paper     [ActiveMembership] Eqs. (2, 3), Algorithm 3: what the known adversaries plant.
 Ours      The checks, and the test that joins them. See docs/guard.md for measured rates.
 
-Every check is a number that neither the order nor the scale of a layer's rows changes. Numbers are
-put on one scale, the strangest is ranked among honest runs (`calibration`), and the rank is a
-p-value: the level holds for honest models like those that were ranked, however many checks there
-are. "no_evidence" is not "safe": an adversary who knows the checks can pass them.
+Every check is a number that does not depend on the order or scale of a layer's rows. All numbers
+are put on one scale, the most unusual is ranked among honest runs (`calibration`), and the rank is
+a p-value: the level holds for honest models like those ranked, for any number of checks.
+"no_evidence" is not "safe": an adversary who knows the checks can pass them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fedaudit.protections.guard.report import (
     OutOfReach,
     Verdict,
 )
-from fedaudit.protections.guard.tensors import WIDE, Floats, Received, Score, extents
+from fedaudit.protections.guard.tensors import WIDE, CheckScore, Received, Weights, extents
 
 UNITS: dict[str, float] = {
     one_entry.NAME: one_entry.UNIT,
@@ -53,8 +53,8 @@ UNITS: dict[str, float] = {
     own_data.SILENT: own_data.UNIT,
     own_data.ONE: own_data.UNIT,
 }
-"""Every check, and the smallest step in which its values are told apart. A wide step keeps a check
-from raising alarms on layers that were trained for longer than those of the honest runs."""
+"""Every check and the smallest meaningful difference of its values. A large step avoids alarms on
+layers that were trained longer than those of the honest runs."""
 
 BY_SHAPE: dict[str, Callable[[int, int], float]] = {
     one_entry.NAME: one_entry.reach,
@@ -62,7 +62,7 @@ BY_SHAPE: dict[str, Callable[[int, int], float]] = {
     twins.REPEATED: twins.reach,
     constant.ROW: lambda rows, n: constant.reach(n),
 }
-"""What checks can reach on so many rows of some width."""
+"""Largest value of each check on a number of rows of some width."""
 
 
 def guard(
@@ -75,15 +75,14 @@ def guard(
     calibration: Calibration | None = None,
     sent_as_model: bool = False,
 ) -> GuardReport:
-    """Look at a model before training on it.
+    """Check a received model before training on it.
 
-    `model` is what was received: a state dict, named arrays, or a torch module that holds it;
-    `previous` the one before, for what changed. `data` (x, y): own records as the module takes them
-    and a class each, looked at only where there is a module to run: `model` itself, or `module`, in
-    which the received tensors are then loaded. `level` is the share of honest runs that may raise
-    an alarm. `calibration`: of your own, by default the one that comes with fedaudit.
-    `sent_as_model`: a protocol says that this is a model, and small numbers are not taken for an
-    update.
+    `model`: a state dict, named arrays, or a torch module that holds the weights; `previous`: the
+    model before, to see changes. `data` (x, y): own records in the module's input format, with a
+    class each; used only if there is a module to run: `model` itself, or `module`, into which the
+    received tensors are loaded. `level`: share of honest runs that may raise an alarm.
+    `calibration`: your own; default: fedaudit's. `sent_as_model`: the protocol says that this is a
+    model, so small numbers are not mistaken for an update.
     """
     if not 0 < level < 1:
         raise UsageError(
@@ -115,7 +114,7 @@ def guard(
 
 def _ranked(
     read: Numbers,
-    scores: Sequence[tuple[str, Score]],
+    scores: Sequence[tuple[str, CheckScore]],
     table: Calibration,
     level: float,
     notes: Sequence[str],
@@ -127,8 +126,8 @@ def _ranked(
     alarm = {n: table.value(n, table.cut(list(values), level)) for n in values}
     able = _largest(s for s in inside if _out_of_reach(*s, table, alarm) is None)
     layers = _layers(read, scores, table, alarm)
-    # a layer of a kind that no honest run has cannot be ranked, but it can keep us from saying
-    # that there is nothing
+    # a layer kind without honest runs cannot be ranked, but an unusual value there rules out "no
+    # evidence"
     outside = _largest(s for s in scores if not table.knows(s[1].kind, s[1].shape))
     strange = {
         n: s
@@ -186,13 +185,13 @@ def _verdict(
 
 def _layers(
     read: Numbers,
-    scores: Iterable[tuple[str, Score]],
+    scores: Iterable[tuple[str, CheckScore]],
     table: Calibration,
     alarm: Mapping[str, float],
 ) -> tuple[LayerResult, ...]:
-    """Of every layer the checks that could raise an alarm on it by some reading, and those that
-    could not by a reading of its units: of several such readings the one that is farthest from an
-    alarm counts, since units may be planted there."""
+    """Per layer: the checks that could raise an alarm on some reading of it, and those that could
+    not on a reading of its units. Of several such readings, the one farthest from an alarm counts,
+    since an adversary may plant units there."""
     able: set[tuple[str, str]] = set()
     worst: dict[tuple[str, str], OutOfReach] = {}
     for check, score in scores:
@@ -222,9 +221,9 @@ def _layers(
 
 
 def _out_of_reach(
-    check: str, score: Score, table: Calibration, alarm: Mapping[str, float]
+    check: str, score: CheckScore, table: Calibration, alarm: Mapping[str, float]
 ) -> OutOfReach | None:
-    """Why a check could not have raised an alarm with this score; None if it could have."""
+    """Why a check cannot raise an alarm with this score; None if it can."""
     if score.reach == -math.inf:
         return OutOfReach(check=check, reason="small")
     if score.zero:
@@ -251,14 +250,14 @@ def _out_of_reach(
 
 
 def _farther(one: OutOfReach, other: OutOfReach) -> OutOfReach:
-    """Of two readings of a layer the one that is farther from an alarm."""
+    """The reading of a layer that is farther from an alarm."""
     return min(one, other, key=lambda o: (o.most is not None, o.most or 0.0))
 
 
 def measure(
     model: Any, previous: Any = None, data: tuple[Any, Any] | None = None, *, module: Any = None
-) -> dict[str, Score]:
-    """The value of every check that applies, by name: what a calibration is made of."""
+) -> dict[str, CheckScore]:
+    """The value of every check that applies, by name: the input of a calibration."""
     read = numbers(model, module=module)
     before, _ = _before(read, previous)
     return _largest(_scores(read, before, _runnable(model, module, data), data))
@@ -267,12 +266,12 @@ def measure(
 def observed(
     model: Any, previous: Any = None, data: tuple[Any, Any] | None = None, *, module: Any = None
 ) -> tuple[dict[str, float], dict[str, tuple[int, int]]]:
-    """Of an honest model: the values of `measure`, and the kinds and sizes of its layers."""
+    """The values of `measure` for an honest model, and the kinds and sizes of its layers."""
     read = numbers(model, module=module)
     broken = _broken(read.tensors)
     if broken:
         raise DataError(
-            "a model that is not finite cannot stand for honest ones",
+            "an honest model contains values that are not finite",
             expected="finite weights",
             got=f"{broken} are NaN or infinite",
             remedy="leave this run out: it diverged",
@@ -282,15 +281,15 @@ def observed(
     return {n: s.value for n, s in found.items()}, extents(read.tensors, read.tables)
 
 
-def _broken(tensors: Mapping[str, Floats]) -> str:
-    """Words for numbers that are not finite; empty without any."""
+def _broken(tensors: Mapping[str, Weights]) -> str:
+    """Describe non-finite numbers; empty if there are none."""
     bad = {n: int((~np.isfinite(t)).sum()) for n, t in tensors.items()}
     bad = {n: count for n, count in bad.items() if count}
     return f"{sum(bad.values())} numbers in {', '.join(list(bad)[:3])}" if bad else ""
 
 
-def _before(read: Numbers, previous: Any) -> tuple[Mapping[str, Floats] | None, list[str]]:
-    """The tensors of the last model if they can be compared with, and notes."""
+def _before(read: Numbers, previous: Any) -> tuple[Mapping[str, Weights] | None, list[str]]:
+    """The previous model's tensors, if comparable, and notes."""
     if previous is None:
         return None, []
     last = numbers(previous, "the previous model")
@@ -315,11 +314,11 @@ def _runnable(model: Any, module: Any, data: Any) -> Any:
 
 
 def _scores(
-    read: Numbers, before: Mapping[str, Floats] | None, runnable: Any, data: Any
-) -> list[tuple[str, Score]]:
-    """Every check on every tensor that it applies to."""
+    read: Numbers, before: Mapping[str, Weights] | None, runnable: Any, data: Any
+) -> list[tuple[str, CheckScore]]:
+    """Run every check on every tensor that it applies to."""
     received = Received(read.tensors, before, runnable, data, read.tables)
-    out: list[tuple[str, Score]] = []
+    out: list[tuple[str, CheckScore]] = []
     for matrix in received.matrices():
         mirrored, repeated = twins.both(matrix)
         out += [
@@ -336,9 +335,9 @@ def _scores(
     return out
 
 
-def _largest(scores: Iterable[tuple[str, Score]]) -> dict[str, Score]:
-    """Of every check that measured something the largest value, in the order of `UNITS`."""
-    best: dict[str, Score] = {}
+def _largest(scores: Iterable[tuple[str, CheckScore]]) -> dict[str, CheckScore]:
+    """The largest value of every check that measured something, in the order of `UNITS`."""
+    best: dict[str, CheckScore] = {}
     for name, score in scores:
         if score.value == -math.inf:
             continue
@@ -348,7 +347,7 @@ def _largest(scores: Iterable[tuple[str, Score]]) -> dict[str, Score]:
 
 
 def _left_out(read: Numbers, layers: Iterable[LayerResult], unused: Iterable[str]) -> list[str]:
-    """Notes on checks and tensors that had no part in the verdict."""
+    """Notes on checks and tensors that did not count in the verdict."""
     out = []
     if unused:
         out.append(f"not looked at: {', '.join(c for c in UNITS if c in unused)}")
@@ -370,15 +369,15 @@ def _few(names: Iterable[str]) -> str:
 
 
 def _loaded(module: Any, state: Mapping[str, Any]) -> Any:
-    """A copy of a module with the received tensors in it."""
+    """A copy of a module with the received tensors loaded."""
     import copy
 
     import torch
 
     if module is None:
         raise UsageError(
-            "own records need a model that runs",
-            expected="a torch module, beside a state dict",
+            "checking own records needs a runnable model",
+            expected="a torch module in addition to the state dict",
             got="tensors alone",
             remedy="guard(state, data=(x, y), module=make_model()), or leave data out",
         )
@@ -392,7 +391,7 @@ def _loaded(module: Any, state: Mapping[str, Any]) -> Any:
     except RuntimeError as error:
         problem = str(error).replace("\n", " ")[:200]
     else:
-        # counters may stay behind, parameters may not
+        # missing counters are fine, missing parameters are not
         missing = [k for k in wrong.missing_keys if k in dict(own.named_parameters())]
         problem = ", ".join([*wrong.unexpected_keys, *missing][:3])
     if problem:
@@ -400,6 +399,6 @@ def _loaded(module: Any, state: Mapping[str, Any]) -> Any:
             "the received tensors do not fit the module",
             expected="the names and shapes of the module's state dict",
             got=problem,
-            remedy="hand over the module that the federation trains",
+            remedy="pass the module that the federation trains",
         )
     return own

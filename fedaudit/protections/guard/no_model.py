@@ -1,9 +1,9 @@
 """Refuse what is not a model: messages, truth, checkpoints, optimiser states, records, updates.
 
-A file of numbers has rows whatever they mean, and a check that reads messages or records as weights
-finds nothing and says so. What fedaudit wrote says what it is in its header. Other content is known
-by its names, its types and its shapes; an update has the names and shapes of a model, and is known
-by its size alone, so that one of large steps, or of a single layer, cannot be told from a model.
+Checks run on any array of numbers: on messages or records they would report "no evidence". Files
+written by fedaudit name their content in the header. Other content is recognised by names, types
+and shapes. An update has a model's names and shapes and is recognised by its magnitude only; an
+update with large steps, or of a single layer, looks like a model.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.errors import DataError
-from fedaudit.protections.guard.tensors import Floats, kind_of, lengths
+from fedaudit.protections.guard.tensors import Weights, kind_of, lengths
 
-EXPECTED = "the named weights of one model, as a client received it"
+EXPECTED = "the named weights of one received model"
 SAVE = "save the model alone: safetensors.torch.save_file(model.state_dict(), FILE)"
 OWN_FILES = {
     "messages": "the messages of a recorded round",
-    "truth": "the truth of a recorded round, which no client is sent",
-    "state": "a checkpoint: all models of a federation, laid end to end",
+    "truth": "the truth of a recorded round, which clients never receive",
+    "state": "a checkpoint: the models of a federation",
 }
-"""What fedaudit writes as safetensors, by the entry of the header that says so."""
+"""Header entry of a fedaudit safetensors file -> its content."""
 ROWS = re.compile(r"(models?|integers|raw|velocity|messages?|payloads?|rows)")
 OPTIMISER = re.compile(
     r"(^|[._/])(exp_avg\w*|max_exp_avg\w*|exp_inf|momentum_buffer|square_avg|grad_avg|acc_delta"
@@ -36,13 +36,13 @@ CHANGE = re.compile(r"(^|[._/])(deltas?|updates?|grad(ient)?s?)([._/]|$)")
 RECORDS = re.compile(r"(x|features|data|images|inputs|records|samples)(_?(train|test|val))?")
 GAIN = re.compile(r"(^|[._/])(weight|gamma|scale)$")
 SMALL_GAIN, SHORT, SHORTER = 0.2, 0.3, 0.1
-"""Gains of normalisations begin at 1, and a round moves them by 0.04 at most in honest runs; rows
-of weights have a length of 0.4 or more, and a round moves them by 0.24 at most. Without gains to go
-by only updates that are smaller still are refused: some models begin with short rows."""
+"""Normalisation gains start at 1, and a round of an honest run moves them by at most 0.04. Weight
+rows have length 0.4 or more, and a round moves them by at most 0.24. Without gains, only smaller
+updates are refused: some models start with short rows."""
 
 
 def refuse_own_file(file: Path, metadata: Mapping[str, str], trace: Path | None) -> None:
-    """Refuse a file of a run by the metadata of its header; `trace` is where its models are."""
+    """Refuse a fedaudit run file by its header metadata; `trace` is the folder with its models."""
     for entry, kind in OWN_FILES.items():
         if entry in metadata:
             where = "TRACE, the folder of the recording" if trace is None else f"{trace}"
@@ -50,12 +50,12 @@ def refuse_own_file(file: Path, metadata: Mapping[str, str], trace: Path | None)
                 f"{file} is not a model",
                 expected=EXPECTED,
                 got=kind,
-                remedy=f"look at every model that clients received: fedaudit guard {where}",
+                remedy=f"check every model that clients received: fedaudit guard {where}",
             )
 
 
 def refuse_names(state: Mapping[Any, Any], what: str) -> None:
-    """Refuse nested dicts, as training scripts save them."""
+    """Refuse nested dicts, as saved by training scripts."""
     inner = [str(k) for k, v in state.items() if isinstance(v, Mapping)]
     if not inner:
         return
@@ -66,12 +66,12 @@ def refuse_names(state: Mapping[Any, Any], what: str) -> None:
         got="the state of an optimiser"
         if "param_groups" in state
         else f"dicts called {', '.join(inner[:3])}",
-        remedy=f'hand over the model inside: state["{models[0]}"]' if models else SAVE,
+        remedy=f'pass the model inside: state["{models[0]}"]' if models else SAVE,
     )
 
 
 def refuse_arrays(arrays: Mapping[str, npt.NDArray[Any]], what: str) -> None:
-    """Refuse arrays that by their names, types and shapes are something else than weights."""
+    """Refuse arrays whose names, types and shapes show that they are not weights."""
     wide = {n: a for n, a in arrays.items() if a.ndim >= 2}
     vectors = {n: a for n, a in arrays.items() if a.ndim == 1}
     if not wide:
@@ -84,8 +84,8 @@ def refuse_arrays(arrays: Mapping[str, npt.NDArray[Any]], what: str) -> None:
         got = f"text or objects: {found[0]}"
     elif all(ROWS.fullmatch(n) for n in wide):
         got = f"a table of rows: {_shapes(wide)}"
-        remedy = "for messages that were recorded: fedaudit guard TRACE; of rows of your own, cut "
-        remedy += "one into the named tensors of the model"
+        remedy = "for recorded messages: fedaudit guard TRACE; for your own rows, split one "
+        remedy += "into the named tensors of the model"
     elif all(RECORDS.fullmatch(n.lower()) for n in wide):
         got = f"records: {_shapes(arrays)}"
         remedy = "own records go beside the model: fedaudit guard MODEL --data FILE --model M"
@@ -94,33 +94,33 @@ def refuse_arrays(arrays: Mapping[str, npt.NDArray[Any]], what: str) -> None:
         remedy = "own records go beside the model: fedaudit guard MODEL --data FILE --model M"
     elif len(lengths) == 1 and any(n.split(".")[-1] == "bias" for n in wide):
         got = f"{lengths.pop()} models or updates in one: {_shapes(wide)}"
-        remedy = "hand over one of them: {name: stacked[0] for name, stacked in tensors.items()}"
+        remedy = "pass one of them: {name: stacked[0] for name, stacked in tensors.items()}"
     elif all(CHANGE.search(n) for n in wide):
         got = f"updates: {', '.join(list(wide)[:3])}"
-        remedy = "hand over the model that was received, before or after the update"
+        remedy = "pass the received model, before or after the update"
     elif not any(a.dtype.kind == "f" for a in [*wide.values(), *vectors.values()]):
-        got = f"whole numbers alone: {_shapes(wide)}"
-        remedy = "quantised weights need the scale of each beside them, as NAME.scale"
+        got = f"whole numbers only: {_shapes(wide)}"
+        remedy = "for quantised weights, add the scale of each as NAME.scale"
     if got:
         raise DataError(f"{what} is not a model", expected=EXPECTED, got=got, remedy=remedy)
 
 
-def refuse_update(tensors: Mapping[str, Floats], tables: frozenset[str]) -> None:
-    """Refuse a change of a model, where its size tells. Not asked where there is a previous model:
-    `rewritten` sees rows that have nothing to do with what they were."""
+def refuse_update(tensors: Mapping[str, Weights], tables: frozenset[str]) -> None:
+    """Refuse an update, recognised by its magnitude. Not used with a previous model: there
+    `rewritten` sees rows that do not resemble their predecessors."""
     got = _change(tensors, tables)
     if got:
         raise DataError(
-            "this is an update, not a model, by the size of its numbers",
+            "the numbers are so small that this looks like an update, not a model",
             expected=EXPECTED,
             got=got,
-            remedy="hand over the model, before or after the update; if this is the model, give "
-            "the one before it too (--previous), which shows it",
+            remedy="pass the model, before or after the update; if this is the model, also pass "
+            "the one before it (--previous)",
         )
 
 
-def _change(tensors: Mapping[str, Floats], tables: frozenset[str]) -> str:
-    """Words for what shows that these tensors are a change of a model; empty without any."""
+def _change(tensors: Mapping[str, Weights], tables: frozenset[str]) -> str:
+    """Describe the evidence that these tensors are an update; empty if there is none."""
     for name, t in tensors.items():
         if name.endswith("running_var") and (t < 0).any():
             return f"a variance below 0 in {name}"

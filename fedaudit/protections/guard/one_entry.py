@@ -1,7 +1,7 @@
-"""Rows that read one input alone: W1 = [I; -I] and W_V = I of the known adversaries.
+"""Check for rows that read a single input: W1 = [I; -I] and W_V = I of the known adversaries.
 
-The share of a row's energy in its largest entry, which neither the order nor the scale of rows
-changes. [ActiveMembership] Eq. (2), Algorithm 3
+The value is the share of a row's energy in its largest entry; it does not depend on the order or
+scale of rows. [ActiveMembership] Eq. (2), Algorithm 3
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 from fedaudit.protections.guard.tensors import (
     FEW,
     NEARLY_ZERO,
+    CheckScore,
     Matrix,
-    Score,
     needed,
     surprise,
 )
@@ -23,12 +23,12 @@ NAME, UNIT = "one_entry", 32.0
 
 
 def reach(rows: int, n: int) -> float:
-    """Of R rows of n: every row that is not zero has one entry."""
+    """Largest value of R rows of n numbers: every non-zero row has one entry."""
     return -math.inf if min(rows, n) < FEW else float(surprise(1.0, n, n))
 
 
-def check(m: Matrix) -> Score:
-    """The surprise of the last of the rows that are needed."""
+def check(m: Matrix) -> CheckScore:
+    """The surprise of the weakest of the rows that must look planted."""
     rows, n = m.units, m.shape[1]
     most = reach(*m.shape)
     if most == -math.inf:

@@ -1,12 +1,12 @@
-"""What the received model does on the client's own records: a gradient for each of them.
+"""Checks of the received model on the client's own records, by the gradient of each record.
 
-A planted detector is silent for all records but the target. `silent`: of the tensor that answers
+A planted detector is silent for all records but the target. `silent`: for the tensor that responds
 to the fewest records, the share of records whose gradient there is exactly zero. `one_record`: how
 much more of a tensor's squared gradient comes from a single record than is usual in this model.
 
-A tensor that is zero passes nothing back to what stands before it, in adapters and output layers
-that have just begun: it is given small numbers first. A tensor that the output does not depend on
-at all has no gradient, and takes no part.
+A zero tensor (fresh adapters and output layers) passes no gradient back to earlier layers, so zeros
+are first replaced by small numbers. Tensors without influence on the output have no gradient and
+are left out.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.errors import DataError
-from fedaudit.protections.guard.tensors import Received, Score
+from fedaudit.protections.guard.tensors import CheckScore, Received
 
 SILENT, ONE = "silent", "one_record"
 UNIT = 0.5
-"""Detectors are silent for nearly all records; narrow layers of dead units for a few."""
+"""Detectors are silent for nearly all records; narrow layers with dead units for a few."""
 RECORDS = 16
-"""Records that are looked at."""
+"""Records used at most."""
 FEWEST = 8
 SMALL = 0.01
-"""Of the numbers in place of zeros."""
+"""Size of the numbers that replace zeros."""
 
 
-def both(model: Received) -> Iterator[tuple[str, Score]]:
-    """Both scores; nothing without a module and records of one's own."""
+def both(model: Received) -> Iterator[tuple[str, CheckScore]]:
+    """Both scores; none without a module and own records."""
     if model.module is None or model.records is None:
         return
     names, squares = gradients(model.module, *model.records)
@@ -44,18 +44,18 @@ def both(model: Received) -> Iterator[tuple[str, Score]]:
     at = int(quiet.argmax())
     words = f"{quiet[at]:.0%} of own records do not move it at all"
     looked_at = tuple(names)
-    yield SILENT, Score(float(quiet[at]), names[at], words, reach=1.0, layers=looked_at)
+    yield SILENT, CheckScore(float(quiet[at]), names[at], words, reach=1.0, layers=looked_at)
     total = squares.sum(axis=0)
     largest = np.divide(squares.max(axis=0), total, out=np.zeros_like(total), where=total > 0)
     at = int(largest.argmax())
     value = float(largest[at] - np.median(largest))
     words = f"{largest[at]:.0%} of its gradient comes from one record, {value:.0%} above the usual"
     most = above_usual(len(names))
-    yield ONE, Score(value, names[at], words, reach=most, layers=looked_at)
+    yield ONE, CheckScore(value, names[at], words, reach=most, layers=looked_at)
 
 
 def above_usual(tensors: int) -> float:
-    """The largest value of `one_record`: one tensor is its own median, and half of it with two."""
+    """The largest value of `one_record`: one tensor is its own median; of two, half is left."""
     return min(tensors - 1, 2) / 2
 
 
@@ -71,19 +71,19 @@ def gradients(module: Any, x: Any, y: Any) -> tuple[list[str], npt.NDArray[np.fl
             "own records cannot be used",
             expected=f"at least {FEWEST} records and a label for each",
             got=f"{len(x)} records and {len(y)} labels",
-            remedy="hand over more records, or none",
+            remedy="pass more records, or none",
         )
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         raise DataError(
             "own records are not finite",
             expected="numbers",
             got=f"NaN or infinite values in {int((~torch.isfinite(x)).sum())} places",
-            remedy="repair or leave out those records: what they move says nothing",
+            remedy="repair those records or leave them out",
         )
     own = _without_zeros(module)
     named = [(n, p) for n, p in own.named_parameters() if p.requires_grad]
     out = np.full((min(len(x), RECORDS), len(named)), np.nan)
-    own.eval()  # what a record does may not depend on its neighbours in a batch
+    own.eval()  # a record's gradient must not depend on its batch
     try:
         for i in range(len(out)):
             logits = _logits(own(x[i : i + 1]))
@@ -92,7 +92,7 @@ def gradients(module: Any, x: Any, y: Any) -> tuple[list[str], npt.NDArray[np.fl
             out[i] = [np.nan if g is None else float(g.double().square().sum()) for g in each]
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         raise DataError(
-            "the model does not run on own records",
+            "the model fails on your own records",
             expected="records as the model takes them, and a class number for each",
             got=f"{type(error).__name__}: {str(error)[:200]}",
             remedy="encode records as for training, or leave them out",
@@ -101,7 +101,7 @@ def gradients(module: Any, x: Any, y: Any) -> tuple[list[str], npt.NDArray[np.fl
 
 
 def _logits(output: Any) -> Any:
-    """The logits of an output: themselves, or what a mapping or an object calls so."""
+    """The logits of an output: a tensor, or the entry or attribute `logits`."""
     import torch
 
     found = output.get("logits") if isinstance(output, Mapping) else output
@@ -117,16 +117,16 @@ def _logits(output: Any) -> Any:
         )
     if found.dim() < 2 or found.shape[-1] < 2:
         raise DataError(
-            "the model has one output only",
-            expected="logits of two classes or more: the loss of one is always 0",
+            "the model has a single output",
+            expected="logits of two classes or more: with one class the loss is always 0",
             got=f"outputs of shape {tuple(found.shape)}",
-            remedy="leave own records out: weights are looked at all the same",
+            remedy="leave own records out: the weights are checked without them",
         )
     return found
 
 
 def _without_zeros(module: Any) -> Any:
-    """A copy with small numbers in place of tensors that are all zero; biases stay."""
+    """A copy in which all-zero tensors, except biases, hold small numbers."""
     import torch
 
     own = copy.deepcopy(module)

@@ -1,9 +1,9 @@
-"""Queries and keys that invert each other: W_K = beta pinv(W_Q)^T.
+"""Check for queries and keys that invert each other: W_K = beta pinv(W_Q)^T.
 
-W_K^T W_Q is then a multiple of a projection, whatever basis, scale or order its rows have. With m
-dimensions of attention, |tr M| / (sqrt(m) |M|) is 1 for a projection of rank m and near 0 for
-matrices without any relation. Layouts (out, in) and (in, out), one tensor for all three included,
-are read alike. [ActiveMembership] Algorithm 3
+M = W_K^T W_Q is then a multiple of a projection, for any basis, scale or order of rows. With m
+attention dimensions, |tr M| / (sqrt(m) |M|) is 1 for a projection of rank m and near 0 for
+unrelated matrices. Layouts (out, in), (in, out) and one tensor for all three are handled alike.
+[ActiveMembership] Algorithm 3
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from itertools import combinations
 
 import numpy as np
 
-from fedaudit.protections.guard.tensors import Floats, Received, Score, kind_of
+from fedaudit.protections.guard.tensors import CheckScore, Received, Weights, kind_of
 
 NAME, UNIT = "query_key", 0.02
 SMALLEST = 8
 
 
 def reach(rows: int, n: int) -> float:
-    """Of two matrices (R, n): a part of the identity, twice, is a projection."""
+    """Largest value of two matrices (R, n): equal parts of the identity give a projection."""
     return -math.inf if min(rows, n) < SMALLEST else 1.0
 
 
-def check(model: Received) -> Iterator[Score]:
+def check(model: Received) -> Iterator[CheckScore]:
     for where, names, a, b in pairs(model):
         shape = (a.shape[0], a.shape[1])
         most = reach(*shape)
         value = alike(a, b) if most > 0 else -math.inf
         words = f"the product of two matrices is {value:.2f} like a projection (1: exactly)"
         kind = kind_of(names[0], model.tensors[names[0]].shape)
-        yield Score(value, where, words, kind, shape, most, names)
+        yield CheckScore(value, where, words, kind, shape, most, names)
 
 
-def alike(a: Floats, b: Floats) -> float:
-    """How like a multiple of a projection a^T b, or a b^T, is, for a, b (m, n): 0 to 1."""
+def alike(a: Weights, b: Weights) -> float:
+    """Similarity of a^T b, or a b^T, to a multiple of a projection, for a, b (m, n): 0 to 1."""
     tops = [float(np.abs(t).max(initial=0.0)) for t in (a, b)]
     if not all(tops):
         return 0.0
@@ -47,16 +47,16 @@ def alike(a: Floats, b: Floats) -> float:
     # |a^T b|^2 = <a a^T, b b^T>: the narrow side's Gram matrices give the wide product
     one, other = (x, y) if x.shape[0] <= x.shape[1] else (x.T, y.T)
     sizes = [float(np.sum((one @ one.T) * (other @ other.T)))]
-    if x.shape[0] == x.shape[1]:  # which axis is that of attention cannot be told
+    if x.shape[0] == x.shape[1]:  # square: the attention axis is unknown
         sizes.append(float(np.sum((x.T @ x) * (y.T @ y))))
     size = np.sqrt(max(0.0, min(sizes)))
     return min(1.0, trace / float(size * np.sqrt(min(x.shape)))) if size > 0 else 0.0
 
 
-def pairs(model: Received) -> Iterator[tuple[str, tuple[str, ...], Floats, Floats]]:
-    """Matrices that could be queries and keys: of one shape in one module, or parts of one.
+def pairs(model: Received) -> Iterator[tuple[str, tuple[str, ...], Weights, Weights]]:
+    """Possible query and key matrices: of equal shape in one module, or parts of one tensor.
 
-    (words for where, names of the tensors, matrix, matrix)"""
+    Yields (description of the place, tensor names, matrix, matrix)."""
     modules: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for name, t in model.tensors.items():
         if name in model.tables:
@@ -75,5 +75,5 @@ def pairs(model: Received) -> Iterator[tuple[str, tuple[str, ...], Floats, Float
                 for head, (x, y) in enumerate(zip(a, b, strict=True)):
                     yield f"{one} and {other}, head {head}", (one, other), x, y
             elif not (shape[0] > shape[1] and np.array_equal(a, b)):
-                # a tall matrix that is there twice is an embedding that the output layer shares
+                # a repeated tall matrix is an embedding shared with the output layer
                 yield f"{one} and {other}", (one, other), a, b

@@ -1,7 +1,6 @@
 """Read a received model: named numbers from a state dict, a torch module or arrays.
 
-Whatever can be read as numbers is read: whole numbers too, which a client's framework casts back
-without a word.
+Whole numbers are read too: a client's framework would silently cast them to floats.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ import numpy.typing as npt
 
 from fedaudit.errors import DataError, UsageError
 from fedaudit.protections.guard import no_model
-from fedaudit.protections.guard.tensors import Floats
+from fedaudit.protections.guard.tensors import Weights
 
 TABLE = re.compile(
     r"wte|wpe|pe|pos|shared|mask|tril|cls|(.*_)?"
     r"(tokens?|vocab\w*|emb|embeddings?|positions?|position_\w+|positional\w*|pos_\w+|relative_\w+"
     r"|rotary\w*|inv_freq|freqs?\w*|ids)"
 )
-"""How tensors are called whose rows are looked up by number, or not trained at all."""
+"""Name parts of tensors whose rows are looked up by number or not trained."""
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """What can be read of a model: `tensors` by name, which of them are `tables`, the dtype that
-    each came in, and `unread` names with the reason and the shape."""
+    """The readable part of a model: `tensors` by name, which of them are `tables`, their original
+    dtypes, and `unread` names with reason and shape."""
 
-    tensors: dict[str, Floats]
+    tensors: dict[str, Weights]
     tables: frozenset[str]
     dtypes: dict[str, str]
     unread: dict[str, tuple[str, tuple[int, ...]]]
@@ -40,10 +39,9 @@ class Numbers:
 def numbers(state: Any, what: str = "the model", module: Any = None) -> Numbers:
     """The numbers of a state dict, a torch module, or named arrays.
 
-    Single precision stays as it is, everything else becomes double (half: single). Whole numbers
-    that come with a `.scale` beside them are multiplied by it. `module`, or a module as `state`,
-    says which tensors are buffers or embeddings; names say it otherwise. What is not a model is
-    refused (`no_model`).
+    Single precision stays, half becomes single, everything else double. Whole numbers with a
+    `.scale` entry are multiplied by it. `module`, or a module as `state`, identifies buffers and
+    embeddings; without one their names do. Input that is not a model is refused (`no_model`).
     """
     known = state if hasattr(state, "named_modules") else module
     if hasattr(state, "state_dict"):
@@ -58,12 +56,12 @@ def numbers(state: Any, what: str = "the model", module: Any = None) -> Numbers:
     no_model.refuse_names(state, what)
     raw = {str(name): _array(value) for name, value in state.items()}
     no_model.refuse_arrays({name: array for name, (array, _) in raw.items()}, what)
-    tensors: dict[str, Floats] = {}
+    tensors: dict[str, Weights] = {}
     dtypes, unread = {}, {}
     for name, (array, dtype) in raw.items():
         quantised = name.removesuffix(".scale")
         if quantised != name and quantised in raw and raw[quantised][0].dtype.kind in "iu":
-            continue  # of the tensor that it belongs to
+            continue  # read with its tensor
         if array.dtype.kind not in "fiu":
             if array.ndim >= 2:
                 unread[name] = dtype, array.shape
@@ -79,17 +77,17 @@ def numbers(state: Any, what: str = "the model", module: Any = None) -> Numbers:
     tables = _tables(tensors, known)
     if not any(a.ndim >= 2 and a.size for n, a in tensors.items()):
         raise DataError(
-            f"{what} has nothing that could be checked",
+            f"{what} has no tensor that can be checked",
             expected="at least one tensor of weights with two axes or more",
             got=", ".join(f"{k} {a.shape}" for k, a in list(tensors.items())[:3])
-            or "no such tensor",
-            remedy="hand over the whole state dict of the model that was received",
+            or "no such tensors",
+            remedy="pass the whole state dict of the received model",
         )
     return Numbers(tensors, tables, dtypes, unread)
 
 
 def _array(value: Any) -> tuple[npt.NDArray[Any], str]:
-    """An array, and the name of the dtype it came in."""
+    """An array and the name of its original dtype."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         dtype = str(value.dtype).removeprefix("torch.")
@@ -100,14 +98,14 @@ def _array(value: Any) -> tuple[npt.NDArray[Any], str]:
     return array, str(array.dtype)
 
 
-def _floats(array: npt.NDArray[Any]) -> Floats:
+def _floats(array: npt.NDArray[Any]) -> Weights:
     small = array.dtype.itemsize < 4 or array.dtype == np.float32
     return array.astype(np.float32 if small else np.float64, copy=False)
 
 
-def _tables(tensors: Mapping[str, Floats], module: Any) -> frozenset[str]:
-    """Tensors whose rows are looked up or not trained: buffers, embeddings, positions, and an
-    output layer that is an embedding once more."""
+def _tables(tensors: Mapping[str, Weights], module: Any) -> frozenset[str]:
+    """Tensors whose rows are looked up or not trained: buffers, embeddings, positions, and output
+    layers tied to an embedding."""
     found = set()
     if module is not None:
         from torch import nn
@@ -129,14 +127,14 @@ def _tables(tensors: Mapping[str, Floats], module: Any) -> frozenset[str]:
     return frozenset(n for n in found if n in tensors and tensors[n].ndim >= 2)
 
 
-def check_shapes(now: Mapping[str, Floats], before: Mapping[str, Floats]) -> None:
-    """The last model is the same model: names and shapes agree."""
+def check_shapes(now: Mapping[str, Weights], before: Mapping[str, Weights]) -> None:
+    """Raise if the previous model has other tensor names or shapes."""
     wrong = sorted(set(now) ^ set(before)) or [n for n in now if now[n].shape != before[n].shape]
     if wrong:
         name = wrong[0]
         shapes = [str(t[name].shape) if name in t else "nothing" for t in (now, before)]
         raise DataError(
-            "the previous model does not fit the one that was received",
+            "the previous model does not fit the received one",
             expected="the same tensors of the same shapes",
             got=f"{name}: {shapes[0]} now, {shapes[1]} before",
             remedy="leave the previous model out, and ask the server why the model changed",

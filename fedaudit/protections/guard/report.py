@@ -1,13 +1,14 @@
-"""What a guard reports: the checks that could raise an alarm, and what each layer let them say."""
+"""Guard reports: the checks that could raise an alarm, and what was examined in each layer."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from fedaudit.files import parse_json
+from fedaudit.frames import Row, Tabular
 
 Verdict = Literal["planted", "no_evidence", "not_finite", "nothing_to_say"]
 Reason = Literal["zero", "small", "narrow", "kind", "check", "level", "table", "unread"]
@@ -21,13 +22,13 @@ REASONS: dict[Reason, str] = {
     "table": "rows are looked up, or not trained",
     "unread": "no real numbers",
 }
-"""Why a check has nothing to say on a layer; the last two hold for all that look at rows."""
+"""Why a check cannot raise an alarm on a layer; the last two apply to all checks of rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """One check: its value, the value above which it raises an alarm in this combination, its own
-    p-value among honest runs, and the tensor where it is largest."""
+    """One check: its value, its alarm threshold in this combination, its own p-value among honest
+    runs, and the tensor where it is largest."""
 
     name: str
     value: float
@@ -43,9 +44,9 @@ class CheckResult:
 
 @dataclass(frozen=True, kw_only=True)
 class OutOfReach:
-    """A check that could not have raised an alarm on a layer, whatever its units hold: `most` is
-    the largest value that the layer's shape allows, `threshold` what an alarm takes (None: none).
-    `width` of the rows that were too narrow, and the width `needed`, where width is what lacks."""
+    """A check that cannot raise an alarm on a layer, for any content: `most` is the largest value
+    that the layer's shape allows, `threshold` the value of an alarm (None: none exists). `width`
+    and `needed`: the row width and the width required, if rows are too narrow."""
 
     check: str
     reason: Reason
@@ -64,15 +65,15 @@ class OutOfReach:
 
 
 ANY_SHAPE = ("rewritten", "silent")
-"""Checks that find what was planted in a layer of any shape."""
+"""Checks that can raise an alarm on a layer of any shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerResult:
-    """One tensor of two axes or more: the `checks` that could have raised an alarm on it by some
-    reading, and those that could not by a reading of its units. A check can stand in both: wide
-    columns say nothing of what is planted in narrow rows. `reason`: why its rows were not looked
-    at, if they were not."""
+    """One tensor with two or more axes: the `checks` that could raise an alarm on some reading of
+    it, and those that could not on a reading of its units. A check can be in both: wide columns
+    reveal nothing about units planted in narrow rows. `reason`: why its rows were not examined, if
+    so."""
 
     name: str
     shape: tuple[int, ...]
@@ -82,15 +83,14 @@ class LayerResult:
 
     @property
     def examined(self) -> bool:
-        """Whether every check could have raised an alarm on its units, or one that any shape
-        suits."""
+        """Whether every check, or one for any shape, could raise an alarm on its units."""
         if any(c in ANY_SHAPE for c in self.checks):
             return True
         return bool(self.checks) and not self.out_of_reach and self.reason is None
 
     @property
     def words(self) -> str:
-        """Its name and size, and what was not looked at."""
+        """Its name and size, and what was not examined."""
         why: dict[Reason, list[str]] = {self.reason: []} if self.reason else {}
         for o in self.out_of_reach:
             why.setdefault(o.reason, []).append(o.words)
@@ -99,10 +99,11 @@ class LayerResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GuardReport:
-    """What was found in one model. `p_value` of all checks together, among `runs` honest runs; none
-    where nothing can be ranked: not finite, or no check can raise an alarm. `checks` that could
-    have on some layer; `layers`: which could on each, and which could not."""
+class GuardReport(Tabular):
+    """The findings in one model. `p_value` of all checks together, among `runs` honest runs; None
+    if nothing can be ranked (non-finite values, or no check can raise an alarm). `checks`: those
+    that could raise an alarm on some layer; `layers`: per layer, which could and which could
+    not."""
 
     verdict: Verdict
     p_value: float | None
@@ -114,17 +115,17 @@ class GuardReport:
 
     @property
     def examined(self) -> tuple[LayerResult, ...]:
-        """Layers on whose units every check could have raised an alarm."""
+        """Layers on whose units every check could raise an alarm."""
         return tuple(x for x in self.layers if x.examined)
 
     @property
     def unexamined(self) -> tuple[LayerResult, ...]:
-        """Layers of which "no evidence" cannot be said: something planted may not show."""
+        """Layers for which "no evidence" does not hold: planted units may go unnoticed."""
         return tuple(x for x in self.layers if not x.examined)
 
     @property
     def summary(self) -> str:
-        """The verdict, and how much of the model it speaks of."""
+        """The verdict, and how much of the model it covers."""
         said, unsaid = len(self.examined), len(self.unexamined)
         if self.verdict != "no_evidence":
             return self.verdict.replace("_", " ")
@@ -133,14 +134,18 @@ class GuardReport:
 
     @property
     def flagged(self) -> bool:
-        """Whether a client should not train on this model before somebody has looked at it."""
+        """Whether a person should inspect this model before a client trains on it."""
         return self.verdict in ("planted", "not_finite")
 
     @property
     def alarms(self) -> tuple[CheckResult, ...]:
-        """The checks behind an alarm, the strangest first."""
+        """The checks behind an alarm, the most unusual first."""
         found = [c for c in self.checks if c.alarms]
         return tuple(sorted(found, key=lambda c: c.p)) if self.verdict == "planted" else ()
+
+    def rows(self) -> Sequence[Row]:
+        """One row per check that could have raised an alarm."""
+        return [{"verdict": self.verdict, **asdict(c), "alarms": c.alarms} for c in self.checks]
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, allow_nan=False) + "\n"

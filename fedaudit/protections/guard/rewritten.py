@@ -1,9 +1,9 @@
-"""Rows that have nothing to do with what they were one model ago.
+"""Check for rows that do not resemble themselves in the previous model.
 
-Training moves all rows a little; planting writes some anew. For every row the cosine with itself in
-the previous model, and of all rows the last of those that are needed. A row that was zero had no
-direction, as in output layers that begin that way, and takes no part; nor do low-rank adapters, one
-factor of which begins at zero and has no steady direction for many rounds.
+Training moves all rows a little; planting replaces some. The value is 1 - the cosine of a row with
+itself in the previous model, for the weakest of the rows that must look planted. Rows that were
+zero had no direction (new output layers) and are left out; so are low-rank adapters, of which one
+factor starts at zero and has no steady direction for many rounds.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedaudit.protections.guard.tensors import Floats, Received, Score, kind_of, needed
+from fedaudit.protections.guard.tensors import CheckScore, Received, Weights, kind_of, needed
 
 NAME, UNIT = "rewritten", 0.7
-"""Rows that were written anew lie at 1; a round of large steps turns honest ones by half."""
+"""Replaced rows lie at 1; a round of large steps turns honest ones by half."""
 OPPOSITE = 2.0
-"""1 - cosine of a row that was turned round."""
+"""1 - cosine of a reversed row."""
 _BLOCK = 2048
 
 
-def check(model: Received) -> Iterator[Score]:
-    """1 - cosine, tensor by tensor; nothing without a previous model."""
+def check(model: Received) -> Iterator[CheckScore]:
+    """1 - cosine, tensor by tensor; no scores without a previous model."""
     if model.previous is None:
         return
     for name, now in model.tensors.items():
@@ -33,17 +33,17 @@ def check(model: Received) -> Iterator[Score]:
         blocks = range(0, len(a), _BLOCK)
         apart = np.concatenate([_apart(a[i : i + _BLOCK], b[i : i + _BLOCK]) for i in blocks])
         if not len(apart):
-            yield Score(-math.inf, name, "", reach=-math.inf, layers=(name,))
+            yield CheckScore(-math.inf, name, "", reach=-math.inf, layers=(name,))
             continue
         k = min(len(apart), needed(len(now)))
         value = float(np.sort(apart)[-k])
         words = f"{k} or more rows turned to a cosine of {1 - value:.2f} with what they were"
-        # any row can be turned round, however narrow
-        yield Score(value, name, words, reach=OPPOSITE, layers=(name,))
+        # a row of any width can be reversed
+        yield CheckScore(value, name, words, reach=OPPOSITE, layers=(name,))
 
 
-def _apart(a: Floats, b: Floats) -> Floats:
-    """1 - cosine (r,) of rows a (R, n) with rows b (R, n), without those that are zero in b."""
+def _apart(a: Weights, b: Weights) -> Weights:
+    """1 - cosine (r,) of rows a (R, n) with rows b (R, n), without zero rows of b."""
     tops = [np.abs(t).max(axis=1).astype(np.float64) for t in (a, b)]
     was = tops[1] > 0
     x, y = (
@@ -51,6 +51,6 @@ def _apart(a: Floats, b: Floats) -> Floats:
         for t, top in zip((a, b), tops, strict=True)
     )
     sizes = np.sqrt(np.einsum("ij,ij->i", x, x) * np.einsum("ij,ij->i", y, y))
-    # a row that became zero has no direction: half way between same and opposite
+    # a row that became zero has no direction: half way between equal and opposite
     cosines = np.einsum("ij,ij->i", x, y) / np.where(sizes > 0, sizes, 1.0)
     return np.asarray(1.0 - np.where((a[was] == b[was]).all(axis=1), 1.0, cosines))

@@ -1,7 +1,7 @@
-"""The tensors of a received model by role: matrices of rows, and biases beside them.
+"""The tensors of a received model by role: matrices of rows, and their biases.
 
-Rows are scaled by their largest entry before anything is squared, so that factors like 1e-25, which
-the next layer takes back, hide nothing.
+Rows are divided by their largest entry before squaring, so that factors like 1e-25, which the next
+layer may undo, hide nothing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from torch import nn
 
-Floats = npt.NDArray[np.floating[Any]]
+Weights = npt.NDArray[np.floating[Any]]
 
 FEW = 4
-"""Rows that must look planted before a layer counts: two classes alone mirror each other."""
+"""Least number of rows that must look planted: two classes alone mirror each other."""
 SHARE = 50
-"""And one row in so many."""
+"""At least one row in `SHARE` must look planted."""
 MOST = 4096
-"""Rows of one matrix that are compared with each other: more are thinned out."""
+"""Rows of one matrix compared in pairs; larger matrices are subsampled."""
 WIDE, CLOSE = 64, 0.01
 NEARLY_ZERO = "all rows are zero, or all but a few"
 
@@ -34,14 +34,14 @@ RECURRENT = re.compile(r"(^|[._/])(weight|bias)_(ih|hh)")
 
 
 @dataclass(frozen=True)
-class Score:
-    """What one check measured in one tensor: its value and words for it; the `kind` of layer and
-    the `shape` (rows, width) that was looked at, for checks whose honest values depend on them.
+class CheckScore:
+    """The score of one check on one tensor: its value and a description; the `kind` of layer and
+    the `shape` (rows, width) examined, for checks whose honest values depend on them.
 
-    `reach` is the largest value that any content of this shape can have, -inf where the check is
-    not defined; `value` is -inf where nothing was measured. `layers`: the tensors it speaks of.
-    `zero`: there was nothing but zeros to measure. `aside`: read across the units, where nobody
-    who writes units plants anything: an alarm counts, and that there could be one says nothing.
+    `reach` is the largest value that any content of this shape can have, -inf if the check is
+    undefined; `value` is -inf if nothing was measured. `layers`: the tensors it covers. `zero`:
+    only zeros were there to measure. `aside`: read across the units, where adversaries plant
+    nothing: an alarm counts, but a possible alarm does not make the layer examined.
     """
 
     value: float
@@ -57,12 +57,12 @@ class Score:
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """Rows (R, n) of one tensor: of each unit what it reads, or (`turned`) of each input what
-    reads it, so that layouts (out, in) and (in, out) are looked at alike. `aside`: a bias says that
+    """Rows (R, n) of one tensor: a unit's input weights, or (`turned`) an input's weights to all
+    units, so that layouts (out, in) and (in, out) are both examined. `aside`: a bias shows that
     units are the other axis."""
 
     name: str
-    rows: Floats
+    rows: Weights
     kind: str = "linear"
     turned: bool = False
     aside: bool = False
@@ -76,12 +76,12 @@ class Matrix:
         return len(self.rows), self.rows.shape[1]
 
     @cached_property
-    def units(self) -> Floats:
-        """Rows of length 1 (r, n), without those that are zero."""
+    def units(self) -> Weights:
+        """Rows scaled to length 1 (r, n), without zero rows."""
         return unit_rows(self.rows)
 
-    def score(self, reach: float, value: float = -math.inf, words: str = "") -> Score:
-        return Score(
+    def score(self, reach: float, value: float = -math.inf, words: str = "") -> CheckScore:
+        return CheckScore(
             value,
             self.where,
             words,
@@ -96,23 +96,22 @@ class Matrix:
 
 @dataclass(frozen=True, eq=False)
 class Received:
-    """What a client has: the tensors it was sent by name (`tables` of them are looked up, or not
-    trained), those of the last model if it kept them, and the module with records of its own if it
-    can run it."""
+    """A client's input: the received tensors by name (`tables` are looked up or not trained), those
+    of the previous model if it kept them, and a module with own records if it can run it."""
 
-    tensors: Mapping[str, Floats]
-    previous: Mapping[str, Floats] | None = None
+    tensors: Mapping[str, Weights]
+    previous: Mapping[str, Weights] | None = None
     module: nn.Module | None = None
     records: tuple[Any, Any] | None = field(default=None, repr=False)
     tables: frozenset[str] = frozenset()
 
     def matrices(self) -> Iterator[Matrix]:
-        """One after another: the scaled copies of a whole model are never held at once."""
+        """Yield matrices one by one, so that memory never holds scaled copies of a whole model."""
         for name, t in self.tensors.items():
             if name not in self.tables:
                 yield from _matrices(name, t, self._units(name))
 
-    def biases(self) -> Iterator[tuple[str, Floats, Floats, Score]]:
+    def biases(self) -> Iterator[tuple[str, Weights, Weights, CheckScore]]:
         """(name, bias (R,), lengths (R,) of the rows it is added to, an empty score of the layer).
 
         Lengths and biases are in float64."""
@@ -123,11 +122,11 @@ class Received:
                 rows = weight if 0 in axes else weight.T
                 shape = (len(rows), rows.shape[1])
                 kind = kind_of(name, weight.shape)
-                empty = Score(-math.inf, called, "", kind, shape, layers=(name,))
+                empty = CheckScore(-math.inf, called, "", kind, shape, layers=(name,))
                 yield called, self.tensors[called].astype(np.float64), lengths(rows), empty
 
     def _units(self, name: str) -> tuple[int, ...] | None:
-        """The axes of a matrix that its bias is as long as; None without a bias that fits."""
+        """The axes of a matrix with the length of its bias; None without a fitting bias."""
         weight, bias = self.tensors[name], self.tensors.get(_bias_of(name))
         if _bias_of(name) == name or weight.ndim != 2 or bias is None or bias.ndim != 1:
             return None
@@ -135,22 +134,22 @@ class Received:
 
 
 def _bias_of(name: str) -> str:
-    """What the bias beside a weight is called; the name itself if it is no weight."""
+    """The name of a weight's bias; the name itself if it is not a weight."""
     *parent, last = name.split(".")
     return ".".join([*parent, last.replace("weight", "bias")])
 
 
-def unit_rows(rows: Floats) -> Floats:
-    """Rows (R, n) that are not zero, of length 1 (r, n), in single precision."""
+def unit_rows(rows: Weights) -> Weights:
+    """Non-zero rows of (R, n), scaled to length 1 (r, n), in single precision."""
     top = np.abs(rows).max(axis=1, initial=0.0)
     kept = top > 0
-    # by the largest entry first: squares of very small or large numbers have no place in float32
+    # divide by the largest entry first: squares of very small or large numbers overflow float32
     scaled = np.asarray(rows[kept] / top[kept, None], dtype=np.float32)
     scaled /= np.sqrt(np.einsum("ij,ij->i", scaled, scaled))[:, None]
     return scaled
 
 
-def lengths(rows: Floats) -> Floats:
+def lengths(rows: Weights) -> Weights:
     """Norms (R,) of rows (R, n), at any scale."""
     top = np.abs(rows).max(axis=1, initial=0.0).astype(np.float64)
     scaled = rows / np.where(top > 0, top, 1.0)[:, None]
@@ -158,7 +157,7 @@ def lengths(rows: Floats) -> Floats:
 
 
 def kind_of(name: str, shape: tuple[int, ...]) -> str:
-    """What kind of layer a tensor of weights is: honest values are known per kind and size."""
+    """The kind of layer of a weight tensor: calibration is per kind and size."""
     if RECURRENT.search(name):
         return "recurrent"
     if "lora_" in name:
@@ -170,8 +169,8 @@ def kind_of(name: str, shape: tuple[int, ...]) -> str:
     return "pointwise convolution" if np.prod(shape[2:]) == 1 else "convolution"
 
 
-def extents(tensors: Mapping[str, Floats], tables: frozenset[str]) -> dict[str, tuple[int, int]]:
-    """Per kind of layer the most rows and the widest row of a model, in either reading."""
+def extents(tensors: Mapping[str, Weights], tables: frozenset[str]) -> dict[str, tuple[int, int]]:
+    """The most rows and the widest row of a model per kind of layer, in either reading."""
     out: dict[str, tuple[int, int]] = {}
     for m in Received(tensors, tables=tables).matrices():
         before = out.get(m.kind, (0, 0))
@@ -179,8 +178,8 @@ def extents(tensors: Mapping[str, Floats], tables: frozenset[str]) -> dict[str, 
     return out
 
 
-def _matrices(name: str, tensor: Floats, units: tuple[int, ...] | None) -> Iterator[Matrix]:
-    """Readings of a tensor whose `units` are these axes; without knowing, either may be."""
+def _matrices(name: str, tensor: Weights, units: tuple[int, ...] | None) -> Iterator[Matrix]:
+    """Readings of a tensor with units along the axes `units`; None: along either."""
     if tensor.ndim < 2 or not tensor.size:
         return
     kind = kind_of(name, tensor.shape)
@@ -195,19 +194,20 @@ def _matrices(name: str, tensor: Floats, units: tuple[int, ...] | None) -> Itera
 
 
 def needed(rows: int) -> int:
-    """Rows of a matrix that must look planted."""
+    """Number of rows of a matrix that must look planted."""
     return max(FEW, rows // SHARE)
 
 
 def surprise(
-    squared: Floats | float, dimension: Floats | float, tries: npt.NDArray[Any] | int = 1
-) -> Floats:
-    """How unlikely squared cosines (r,) are between directions without any relation, in nats.
+    squared: Weights | float, dimension: Weights | float, tries: npt.NDArray[Any] | int = 1
+) -> Weights:
+    """How unlikely squared cosines (r,) are between unrelated directions, in nats.
 
     -ln of the bound P(c^2 >= s) <= (1 - s)^((n - 1) / 2) for a random direction in n dimensions,
-    times `tries`. A scale on which matrices of any size can be compared; never below 0. Wide rows
-    count as `WIDE`, where a slight tilt that training gives to all rows would be a surprise; a
-    cosine closer to 1 than `CLOSE` is no more surprising: one entry that is left of a pruned row.
+    times `tries`. Makes matrices of any size comparable; never below 0. Rows wider than `WIDE`
+    count as `WIDE`: otherwise the slight common tilt that training gives all rows would be a
+    surprise. A cosine closer to 1 than `CLOSE` adds no surprise: pruned rows can have a single
+    entry.
     """
     left = np.maximum(1.0 - np.asarray(squared, dtype=np.float64), CLOSE)
     exponent = 0.5 * (np.clip(dimension, 1.0, WIDE) - 1)

@@ -1,10 +1,10 @@
-"""Biases that are large beside the weights, and unlike each other: thresholds for one record.
+"""Check for biases that are large relative to the weights and differ: thresholds for one record.
 
-Standard deviation of b over the units of a layer, times sqrt(n) / |w|: about 1 as layers begin. One
-number for all units is how some layers begin, and counts for nothing (`constant_bias` looks at
-negative ones). Layers of fewer than 16 units take no part: output layers that begin at zero learn
-biases before weights. The step in which values are told apart is wide, a factor of 20: training
-moves biases far, by 3.5 in the queries of a published sentence encoder.
+The value is the standard deviation of b over the units of a layer, times sqrt(n) / |w|: about 1 for
+new layers. Equal biases do not count, since some layers start that way (`constant_bias` checks
+negative ones). Layers of fewer than 16 units are left out: output layers that start at zero learn
+biases before weights. The check's unit is a factor of 20, because training moves biases far: by 3.5
+in the queries of a published sentence encoder.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedaudit.protections.guard.tensors import Received, Score
+from fedaudit.protections.guard.tensors import CheckScore, Received
 
 NAME, UNIT = "bias_size", 3.0
 FEWEST = 16
-"""Units of a layer that counts."""
+"""Least number of units of a layer."""
 
 
 def reach(units: int) -> float:
-    """Of units whose weights are not zero: biases can be as large as numbers go, and weights as
-    small."""
+    """Largest value of units with non-zero weights: any, as biases can be huge and weights tiny."""
     return -math.inf if units < FEWEST else math.inf
 
 
-def check(model: Received) -> Iterator[Score]:
+def check(model: Received) -> Iterator[CheckScore]:
     """The natural logarithm, layer by layer."""
     for _, bias, lengths, empty in model.biases():
         kept = lengths > 0

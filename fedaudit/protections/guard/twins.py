@@ -1,9 +1,9 @@
-"""Rows that are others with the opposite sign ([I; -I]), and rows that stand twice (equal heads).
+"""Checks for mirrored rows ([I; -I]) and repeated rows (equal heads).
 
-For every row its most opposite and its most similar other row in the same matrix, by cosine. How
-surprising that is depends on how many directions the rows have at all: those of an adapter that
-began at zero, of positions or of small filters lie in a few, and are close to each other without
-anybody's doing. [ActiveMembership] Eq. (2), Algorithm 3
+For every row: the most opposite and the most similar other row of the same matrix, by cosine. The
+surprise depends on how many directions the rows span: rows of new adapters, positions or small
+filters span few, and are close to each other in honest models too. [ActiveMembership] Eq. (2),
+Algorithm 3
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fedaudit.protections.guard.tensors import (
     MOST,
     NEARLY_ZERO,
     SHARE,
-    Floats,
+    CheckScore,
     Matrix,
-    Score,
+    Weights,
     needed,
     surprise,
 )
@@ -35,9 +35,9 @@ _BLOCK = 512
 Counts = npt.NDArray[np.integer[Any]]
 
 
-def extremes(rows: Floats) -> tuple[Floats, Floats, float]:
-    """The smallest and the largest cosine (r,) of each row (r, n) of length 1 to another one, and
-    the mean squared cosine of all pairs."""
+def extremes(rows: Weights) -> tuple[Weights, Weights, float]:
+    """The smallest and largest cosine (r,) of each unit row (r, n) with another row, and the mean
+    squared cosine of all pairs."""
     low, high = np.zeros(len(rows)), np.zeros(len(rows))
     total = 0.0
     for start in range(0, len(rows), _BLOCK):
@@ -58,11 +58,11 @@ def extremes(rows: Floats) -> tuple[Floats, Floats, float]:
 
 
 def reach(rows: int, n: int) -> float:
-    """Of R rows of n: as many pairs as are needed, and other rows as far apart as there is room.
+    """Largest value of R rows of n numbers: the required pairs, all other rows far apart.
 
-    Over the number r of rows that are not zero. Two rows with a cosine c weigh in the sum of
-    squared cosines like two directions at right angles, one of 1 + c and one of 1 - c rows;
-    `_least_squares` says how small that sum can be.
+    Maximised over the number r of non-zero rows. Two rows with cosine c contribute to the sum of
+    squared cosines like two orthogonal directions, of 1 + c and of 1 - c rows; `_least_squares`
+    gives the smallest such sum.
     """
     if min(rows, n) < FEW:
         return -math.inf
@@ -73,13 +73,13 @@ def reach(rows: int, n: int) -> float:
     return float(surprise(1.0 - CLOSE, directions, r).max())
 
 
-def _least_squares(r: Counts, pairs: Counts, n: int) -> Floats:
-    """The least sum of squared cosines between different ones of r rows of n, `pairs` of which
-    have a cosine whose square is 1 - CLOSE.
+def _least_squares(r: Counts, pairs: Counts, n: int) -> Weights:
+    """The least sum of squared cosines between distinct rows, of r rows of n numbers with `pairs`
+    pairs whose squared cosine is 1 - CLOSE.
 
-    Weights w (1 + c for a pair, 1, and 1 - c for what is left of a pair) in n dimensions: from the
-    heaviest on, each takes a dimension of its own as long as it is heavier than the mean of what is
-    left, and the rest spreads evenly. Benedetto and Fickus (2003), Casazza et al. (2006).
+    Weights w (1 + c and 1 - c for a pair, 1 for other rows) in n dimensions: from the heaviest on,
+    each gets its own dimension as long as it exceeds the mean of the rest; the rest spreads evenly.
+    Benedetto and Fickus (2003), Casazza et al. (2006).
     """
     c = math.sqrt(1.0 - CLOSE)
     heavy = pairs * (1 + c) ** 2
@@ -94,7 +94,7 @@ def _least_squares(r: Counts, pairs: Counts, n: int) -> Floats:
     return np.asarray(total - r)
 
 
-def both(m: Matrix) -> tuple[Score, Score]:
+def both(m: Matrix) -> tuple[CheckScore, CheckScore]:
     """Mirrored and repeated rows."""
     rows, n = _thinned(m.units), m.shape[1]
     most = reach(*m.shape)
@@ -114,8 +114,8 @@ def both(m: Matrix) -> tuple[Score, Score]:
     return out[0], out[1]
 
 
-def _thinned(rows: Floats) -> Floats:
-    """At most `MOST` rows, drawn alike every time: pairs of them cost the square."""
+def _thinned(rows: Weights) -> Weights:
+    """At most `MOST` rows, the same ones every time: the cost grows with their square."""
     if len(rows) <= MOST:
         return rows
     kept = np.random.default_rng(0).choice(len(rows), MOST, replace=False)

@@ -28,14 +28,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.accounting import check_delta
+from fedaudit.arrays import Floats
 from fedaudit.errors import ConfigError, DataError
-from fedaudit.protections.local_dp.mechanism import (
-    Floats,
-    Report,
-    check_count,
-    check_epsilon,
-    check_shape,
-)
+from fedaudit.protections.local_dp.mechanism import Report, check_count, check_epsilon, check_shape
 
 STEPS = 1 << 20
 """Of the grid between the bounds: a millionth of the width is lost, whole numbers stay exact."""

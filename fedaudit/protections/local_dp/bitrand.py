@@ -20,8 +20,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedaudit.arrays import Floats
 from fedaudit.protections.local_dp.bits import IndependentBits
-from fedaudit.protections.local_dp.mechanism import Codes, Floats, sigmoid
+from fedaudit.protections.local_dp.mechanism import Codes, sigmoid
 from fedaudit.stats.alias import BitWords
 
 

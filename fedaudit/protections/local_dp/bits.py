@@ -15,11 +15,11 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
 from fedaudit.protections.local_dp.mechanism import (
     Codes,
     Decoder,
-    Floats,
     Report,
     check_codes,
     check_count,
@@ -196,9 +196,3 @@ def split_bits(codes: npt.ArrayLike, count: int) -> npt.NDArray[np.uint8]:
     """Codes (...) as bits (..., count), most significant first."""
     shifts = np.arange(count - 1, -1, -1)
     return ((np.asarray(codes, dtype=np.int64)[..., None] >> shifts) & 1).astype(np.uint8)
-
-
-def join_bits(bits: npt.ArrayLike) -> Codes:
-    """The inverse of `split_bits`."""
-    given = np.asarray(bits, dtype=np.int64)
-    return np.asarray((given << np.arange(given.shape[-1] - 1, -1, -1)).sum(axis=-1))

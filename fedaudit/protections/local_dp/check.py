@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit import foreign
+from fedaudit.arrays import Floats
 from fedaudit.errors import ConfigError, DataError, UsageError
 from fedaudit.protections.local_dp.dbitflip import DBitFlip
-from fedaudit.protections.local_dp.mechanism import Floats, Mechanism
+from fedaudit.protections.local_dp.mechanism import Mechanism
 from fedaudit.protections.local_dp.rappor import RAPPOR
 from fedaudit.results import Estimate, Underpowered
 from fedaudit.stats.epsilon import from_scores, lower_bounds
@@ -36,7 +37,7 @@ _ROUNDING = 1e-9  # of a sum of logarithms, relative
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class ClaimCheck:
     """A claim and what speaks for or against it, all per record and at `delta`.
 
     `exact` is None where the law is not known; `permanent` (RAPPOR) is what any number of reports
@@ -82,7 +83,7 @@ def check_mechanism(
     claimed: float | None = None,
     samples: int = SAMPLES,
     confidence: float = 0.95,
-) -> Check:
+) -> ClaimCheck:
     """Hold a mechanism's claim (or another, `claimed`) against its exact budget and draws.
 
     `samples` draws of each of its two worst records.
@@ -100,7 +101,7 @@ def check_mechanism(
     ceiling = most_that_shows(samples - samples // 2, mechanism.delta, confidence)
     draws = _by_draws(measured, claim, ceiling)
     verdict, reason = _judge(claim, exact, measured, draws, ceiling, mechanism.delta)
-    return Check(
+    return ClaimCheck(
         mechanism=mechanism.name,
         settings=_settings(mechanism),
         claimed=claim,
@@ -159,7 +160,7 @@ def check_callable(
     samples: int = SAMPLES,
     confidence: float = 0.95,
     vectorised: bool = False,
-) -> Check:
+) -> ClaimCheck:
     """Hold a claim against draws of `function(x, rng)`, of which nothing else is known.
 
     `inputs` are two or more values of x. `samples` draws of each: on a third of them the pair and
@@ -208,7 +209,7 @@ def check_callable(
             f"random; is this the function that you meant? {reason}"
         )
     told = {"told apart": [repr(inputs[i])[:60], repr(inputs[j])[:60]]}
-    return Check(
+    return ClaimCheck(
         mechanism=name or getattr(function, "__name__", "callable"),
         settings={"inputs": len(inputs), **told},
         claimed=float(claimed),

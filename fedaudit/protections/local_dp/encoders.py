@@ -18,10 +18,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.errors import ConfigError, DataError, UsageError
 from fedaudit.protections.local_dp.additive import check_bounds
 from fedaudit.protections.local_dp.bits import MOST_BITS
-from fedaudit.protections.local_dp.mechanism import Codes, Floats, check_alphabet, check_count
+from fedaudit.protections.local_dp.mechanism import Codes, check_alphabet, check_count
 
 Outside = Literal["refuse", "clip"]
 

@@ -18,10 +18,10 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.protections.local_dp.mechanism import (
     Codes,
     Decoder,
-    Floats,
     Report,
     check_alphabet,
     check_codes,

@@ -16,10 +16,10 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.errors import ConfigError, DataError, UsageError, nearest
 
 Codes = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Report = npt.NDArray[Any]
 Decoder = Literal["likelihood", "published"]
 

@@ -15,9 +15,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedaudit.arrays import Floats
 from fedaudit.errors import ConfigError
 from fedaudit.protections.local_dp.bits import IndependentBits
-from fedaudit.protections.local_dp.mechanism import Floats
 
 
 @dataclass(frozen=True, kw_only=True)

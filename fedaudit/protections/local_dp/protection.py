@@ -70,6 +70,7 @@ class LocalDP(Hook):
     name: ClassVar[str] = "local_dp"
     covers: ClassVar[tuple[str, ...]] = ("parameter", "buffer")
     trust: ClassVar[str] = "nobody but the client itself"
+    fixed_domain: ClassVar[bool] = True
 
     mechanism: Literal["grr", "rappor", "dbitflip", "bitrand", "ome", "laplace", "gaussian"] = "grr"
     epsilon: float = 1.0

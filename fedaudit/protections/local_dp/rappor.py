@@ -24,12 +24,12 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.errors import ConfigError, UsageError
 from fedaudit.protections.local_dp import unary
 from fedaudit.protections.local_dp.mechanism import (
     Codes,
     Decoder,
-    Floats,
     Report,
     all_bits,
     check_alphabet,

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.protections.local_dp.mechanism import Codes, Decoder, Floats
+from fedaudit.arrays import Floats
+from fedaudit.protections.local_dp.mechanism import Codes, Decoder
 
 Bits = npt.NDArray[np.int8]
 

@@ -21,11 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.accounting import Accountant, Exposure, Guarantee, check_delta
+from fedaudit.arrays import Floats, Indices
 from fedaudit.errors import DataError, UsageError, nearest
 from fedaudit.protections.noise_allocation import bounds as bounded
 from fedaudit.protections.noise_allocation import leverage as leverages
 from fedaudit.protections.noise_allocation import solver
-from fedaudit.protections.noise_allocation.bounds import Bounds, Floats, Watch, Whole, Windowed
+from fedaudit.protections.noise_allocation.bounds import Bounds, Watch, Windowed
 
 Objective = Literal["published", "dataset"]
 
@@ -59,8 +60,8 @@ class Allocation:
     budget_weights: Floats | None
     rounds: int
     batch_size: int
-    steps_per_round: Whole
-    sizes: Whole | None
+    steps_per_round: Indices
+    sizes: Indices | None
     delta: float | None
     accountant: Accountant
     epsilon: Floats | None
@@ -74,12 +75,12 @@ class Allocation:
         return int(self.leverage.size)
 
     @property
-    def worse(self) -> Whole:
+    def worse(self) -> Indices:
         """Numbers of the clients with less noise than uniform, hence a larger epsilon."""
         return np.flatnonzero(self.noise_multiplier < self.uniform_noise_multiplier)
 
     @property
-    def low(self) -> Whole:
+    def low(self) -> Indices:
         """Numbers of the clients whose multiplier lies below `LOW_MULTIPLIER`."""
         return np.flatnonzero(self.noise_multiplier < LOW_MULTIPLIER)
 
@@ -380,7 +381,7 @@ def _checked(
     steps_per_round: npt.ArrayLike,
     optimise: str,
     clients: Sequence[str] | None,
-) -> tuple[Floats, Floats | None, Whole, Whole | None]:
+) -> tuple[Floats, Floats | None, Indices, Indices | None]:
     ell = leverages.own(leverage, clients)
     if ell.size < 2:
         raise UsageError(
@@ -435,7 +436,7 @@ def _checked(
 
 def _whole(
     values: npt.ArrayLike, n: int, name: str, what: str, clients: Sequence[str] | None
-) -> Whole:
+) -> Indices:
     """Whole numbers (n,) of at least 1."""
     raw = np.asarray(values)
     if raw.shape != (n,) or raw.dtype.kind not in "iuf":

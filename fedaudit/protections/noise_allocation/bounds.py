@@ -31,10 +31,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.accounting import Accountant, Exposure, check_delta, epsilon
+from fedaudit.arrays import Floats, Indices
 from fedaudit.errors import UsageError
 
-Floats = npt.NDArray[np.float64]
-Whole = npt.NDArray[np.int64]
 Watch = Callable[[int, int], None]
 """(done, total): called as epsilons are computed."""
 
@@ -90,19 +89,9 @@ class Bounds:
     cap: Floats | None
 
     @property
-    def dataset_capped(self) -> Floats:
-        """What can be said: the smaller of the sound bound and all there is to tell."""
-        return self.dataset if self.cap is None else np.minimum(self.dataset, self.cap)
-
-    @property
     def vacuous(self) -> npt.NDArray[np.bool_] | None:
         """(n,) where the sound bound says no more than that p_i is a share; None without sizes."""
         return None if self.cap is None else self.dataset >= self.cap
-
-    @property
-    def published_vacuous(self) -> npt.NDArray[np.bool_] | None:
-        """(n,) where even the published number lies above all there is to tell."""
-        return None if self.cap is None else self.published >= self.cap
 
 
 def bounds(
@@ -144,10 +133,6 @@ class Windowed:
     dataset: Floats
     models: Floats
     cap: Floats | None
-
-    @property
-    def dataset_capped(self) -> Floats:
-        return self.dataset if self.cap is None else np.minimum(self.dataset, self.cap)
 
 
 def windowed(
@@ -256,7 +241,7 @@ def record_epsilons(
     return Epsilons(found[which], factor)
 
 
-def _grouped(rows: Floats, most: int) -> tuple[Floats, Whole, float]:
+def _grouped(rows: Floats, most: int) -> tuple[Floats, Indices, float]:
     """Distinct (q, z, steps), the number of each row's, and the largest factor of a rounding."""
     if len(rows) <= 100_000:
         table, which = np.unique(rows, axis=0, return_inverse=True)

@@ -22,9 +22,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.errors import DataError, UsageError
 
-Floats = npt.NDArray[np.float64]
 Edges = Sequence[tuple[int, int]]
 
 

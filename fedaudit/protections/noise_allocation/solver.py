@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from fedaudit.arrays import Floats
+
 Sums = Callable[[float], tuple[float, float]]
 
 BLOCK = 32_768

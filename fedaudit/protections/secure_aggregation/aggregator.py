@@ -1,15 +1,15 @@
 """`query(round, clients) -> sum`: subset sums through the protocol, refusals, a ledger, the cost.
 
-Every query is a run of its own, since a mask must not be used twice: each of its clients uploads a
-whole masked vector again. What is refused:
+Every query is a separate run, since a mask must not be used twice: each of its clients uploads a
+whole masked vector again. The aggregator refuses:
 
 - fewer clients than the threshold N_sa, always ([FedAttr] Section 3.1);
 - with `refuse_isolating`, a query whose answer, combined with those of the same round, would
-  involve fewer than N_sa clients: two sums that differ in one client are a plaintext. Where the
+  involve fewer than N_sa clients: two sums that differ in one client reveal its update. If the
   search for such a combination ends undecided, the query is refused.
 
-The second rule is the clients' own: they do not reveal shares for such a query. It covers one
-round, since the next one has other updates; what persists across rounds is the audit's business.
+The clients enforce the second rule: they do not reveal shares for such a query. The rule covers one
+round, since the next one has other updates; the audit covers what persists across rounds.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
 from fedaudit.protections.secure_aggregation.protocol import (
     KEY_BYTES,
@@ -39,35 +40,34 @@ from fedaudit.protections.secure_aggregation.protocol import (
     too_few,
 )
 from fedaudit.protections.secure_aggregation.ring import (
-    Quantiser,
     Ring,
     RingOverflow,
+    RingQuantiser,
     ring_dtype,
     subset_sum,
 )
 from fedaudit.protections.secure_aggregation.shamir import SHARE_BYTES
-from fedaudit.rows import space
+from fedaudit.rows import empty_array
 from fedaudit.stats.query_algebra import rank, smallest_support
 
-Floats = npt.NDArray[np.float64]
 Sent = TypeVar("Sent")
 NOBODY: AbstractSet[int] = frozenset()
 
 WORK = 50_000_000
-"""Of the search for a combination that isolates too few, per query: half a second at most."""
+"""Work limit of the search for an isolating combination, per query: half a second at most."""
 
 
 class QueryRefused(UsageError):
-    """A query that would tell too much: it was written to the ledger, and not answered."""
+    """A refused query: it would reveal too much. It is in the ledger without an answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class LedgerEntry:
     """One line of the ledger.
 
-    `asked` the clients of the query, `members` those whose vectors are in the sum (fewer where some
-    dropped out; none if it was not answered), `reason` why it was not. `sent` and `received` are
-    bytes by client; `seconds` on this machine, all parties one after another.
+    `asked`: clients of the query; `members`: clients in the sum (fewer after drop-outs, none
+    without an answer); `reason`: why there was no answer. `sent` and `received`: bytes by client;
+    `seconds` on this machine, all parties one after another.
     """
 
     round: int
@@ -85,12 +85,12 @@ class Entry:
 
 
 class Ledger:
-    """Every query of a federation, answered or not, in the order in which they came."""
+    """Every query of a federation, answered or not, in order."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[LedgerEntry] = []
 
-    def of(self, round_number: int) -> list[Entry]:
+    def of(self, round_number: int) -> list[LedgerEntry]:
         return [e for e in self.entries if e.round == round_number]
 
     def matrix(self, round_number: int, clients: int) -> npt.NDArray[np.uint8]:
@@ -102,7 +102,7 @@ class Ledger:
         return out
 
     def write_csv(self, path: str | os.PathLike[str], names: Sequence[str]) -> None:
-        """A table that `fedaudit plan check` reads: who was in which answer, and what it cost."""
+        """Write a table for `fedaudit plan check`: the clients in each answer, and its cost."""
         with Path(path).open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             head = ["round", "query", "answered", "reason", "bytes_up", "bytes_down", "seconds"]
@@ -121,9 +121,9 @@ class SecureAggregator:
         aggregator.begin(1, {0: x0, 1: x1, ...})
         total = aggregator.query(1, range(10))
 
-    `bound` on the size of a client's numbers; `modulus_bits` 32 or 64; `masks=False` leaves out
-    keys and masks and adds the quantised vectors that are at hand: the same sums to the last bit,
-    the same ledger, no protection (for long simulations).
+    `bound` on the absolute value of a client's numbers; `modulus_bits` 32 or 64; `masks=False`
+    skips keys and masks and adds the quantised vectors: the same sums to the last bit, the same
+    ledger, no protection (for long simulations).
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class SecureAggregator:
     ) -> None:
         if threshold < 2:
             raise UsageError(
-                "a secure sum over one client is its plaintext",
+                "a secure sum over one client reveals its update",
                 expected="a threshold of at least 2",
                 got=str(threshold),
                 remedy="threshold = 5",
@@ -149,16 +149,16 @@ class SecureAggregator:
         self._random = random
         self._round = 0
         self._vectors: dict[int, Ring] = {}
-        self._quantiser = Quantiser(bound, 1, modulus_bits)
+        self._quantiser = RingQuantiser(bound, 1, modulus_bits)
 
     def begin(self, round_number: int, updates: Mapping[int, npt.ArrayLike]) -> None:
-        """The round's clients quantise their updates (d,); RingOverflow names who does not fit.
+        """Start a round: clients quantise their updates (d,), or raise RingOverflow.
 
-        The updates of the round before are gone. Each update is asked for once, and one after the
-        other: a mapping may make them as they are needed.
+        Replaces the updates of the round before. Each update is read once, one after the other, so
+        a mapping may compute them on demand.
         """
         self._vectors, self._round = {}, 0
-        self._quantiser = Quantiser(self.bound, max(1, len(updates)), self.modulus_bits)
+        self._quantiser = RingQuantiser(self.bound, max(1, len(updates)), self.modulus_bits)
         vectors: dict[int, Ring] = {}
         shapes: set[tuple[int, ...]] = set()
         rows: Ring | None = None
@@ -168,7 +168,7 @@ class SecureAggregator:
             if update.ndim != 1 or len(shapes) > 1:
                 break
             if rows is None:
-                rows = space(len(updates), len(update), ring_dtype(self.modulus_bits))
+                rows = empty_array(len(updates), len(update), ring_dtype(self.modulus_bits))
             try:
                 vectors[int(client)] = self._quantiser.encode(update, out=rows[at])
             except RingOverflow as error:
@@ -189,16 +189,16 @@ class SecureAggregator:
 
     @property
     def clients(self) -> tuple[int, ...]:
-        """Who takes part in this round."""
+        """Clients of this round."""
         return tuple(self._vectors)
 
     @property
     def step(self) -> float:
-        """What one unit of the ring stands for in this round."""
+        """The real number that one unit of the ring stands for in this round."""
         return self._quantiser.step
 
     def error(self, clients: int) -> float:
-        """The largest error of any number in a sum over so many clients."""
+        """The largest error of any number in a sum over `clients` clients."""
         return self._quantiser.error(clients)
 
     def query(
@@ -209,10 +209,11 @@ class SecureAggregator:
         gone_before_upload: AbstractSet[int] = NOBODY,
         gone_before_reveal: AbstractSet[int] = NOBODY,
     ) -> Floats:
-        """The sum (d,) of these clients' updates, as far as they have not dropped out.
+        """The sum (d,) of these clients' updates, without those who dropped out.
 
-        QueryRefused for a query that tells too much, TooFewLeft where drop-outs leave fewer than
-        the threshold; both are in the ledger. `ledger.entries[-1].members` says who is in the sum.
+        Raises QueryRefused for a query that reveals too much, TooFewLeft if drop-outs leave fewer
+        than the threshold; the ledger records both. `ledger.entries[-1].members` lists the clients
+        in the sum.
         """
         asked = self._checked(round_number, clients)
         number = len(self.ledger.of(round_number))
@@ -231,10 +232,10 @@ class SecureAggregator:
         asked = tuple(sorted(int(c) for c in clients))
         if round_number != self._round:
             raise UsageError(
-                f"round {round_number} cannot be asked about",
+                f"round {round_number} cannot be queried",
                 expected=f"the round that has begun, {self._round}" if self._round else "begin()",
                 got=str(round_number),
-                remedy="ask while the round's clients are there",
+                remedy="query a round before the next one begins",
             )
         unknown = [c for c in asked if c not in self._vectors]
         if unknown or len(set(asked)) != len(asked):
@@ -242,18 +243,18 @@ class SecureAggregator:
                 "a query names clients that are not in the round, or one of them twice",
                 expected=f"different clients of {', '.join(map(str, sorted(self._vectors)))}",
                 got=", ".join(map(str, asked)),
-                remedy="ask for clients of this round",
+                remedy="query clients of this round",
             )
         return asked
 
     def _refuse(self, members: tuple[int, ...]) -> None:
-        """Raise QueryRefused unless the sum over `members` may be told."""
+        """Raise QueryRefused if the sum over `members` would reveal too much."""
         if len(members) < self.threshold:
             raise QueryRefused(
                 "a query below the threshold was refused",
                 expected=f"at least {self.threshold} clients",
                 got=str(len(members)),
-                remedy="ask for more clients, or lower the threshold",
+                remedy="query more clients, or lower the threshold",
             )
         if not self.refuse_isolating:
             return
@@ -273,19 +274,19 @@ class SecureAggregator:
                 f"{self.threshold} clients",
                 got=f"one of {support.value}: {shown}"
                 if support.value < self.threshold
-                else "a search that ended undecided",
-                remedy="ask for disjoint groups, or set refuse_isolating = false",
+                else "an undecided search",
+                remedy="query disjoint groups, or set refuse_isolating = false",
             )
 
     def _after_upload(self, run: _Run) -> None:
-        """Before masks are taken off: enough clients are left, and their sum may be told."""
+        """Raise, before unmasking, if too few clients are left or their sum reveals too much."""
         if len(run.uploaded) < self.threshold:
             raise too_few(len(run.uploaded), self.threshold, "after the upload")
         if run.uploaded != run.asked:
             self._refuse(run.uploaded)
 
     def _plain_sum(self, run: _Run) -> Ring:
-        """The same sum without masks, and the bytes that the protocol would have cost."""
+        """Sum without masks; charges the bytes that the protocol would have cost."""
         size = len(next(iter(self._vectors.values())))
         run.charge_uploads(size * self.modulus_bits // 8)
         self._after_upload(run)
@@ -305,7 +306,7 @@ class SecureAggregator:
         # 1. public keys
         for c, client in clients.items():
             server.enrol(c, run.up(c, client.advertise(), 2 * KEY_BYTES))
-        # 2. shares of secrets, sealed for each other
+        # 2. shares of secrets, sealed for the other clients
         sealed = {}
         for c, client in clients.items():
             roster: dict[int, PublicKeys] = run.down(
@@ -321,7 +322,7 @@ class SecureAggregator:
             masked = clients[c].upload(self._vectors[c])
             server.accept(c, run.up(c, masked, masked.nbytes))
         self._after_upload(run)
-        # 4. shares that take the masks off
+        # 4. shares that remove the masks
         revealed = {}
         for c in run.revealing:
             uploaded = run.down(c, server.uploaded, _bitmap(len(run.asked)))
@@ -339,7 +340,7 @@ class SecureAggregator:
         reason: str,
     ) -> None:
         self.ledger.entries.append(
-            Entry(
+            LedgerEntry(
                 round=self._round,
                 query=number,
                 asked=asked,
@@ -353,12 +354,12 @@ class SecureAggregator:
 
 
 def _bitmap(clients: int) -> int:
-    """Bytes of a list of those who uploaded."""
+    """Bytes of the list of clients that uploaded."""
     return (clients + 7) // 8
 
 
 class _Run:
-    """Who is there at which step of one run, and the bytes that each client sent and received."""
+    """Clients present at each step of one run, and the bytes each sent and received."""
 
     def __init__(
         self,
@@ -382,7 +383,7 @@ class _Run:
         return what
 
     def charge_uploads(self, vector_bytes: int) -> None:
-        """The bytes of steps 1 to 3, without taking them."""
+        """Charge the bytes of steps 1 to 3 without running them."""
         others = len(self.asked) - 1
         for c in self.asked:
             self.up(c, None, 2 * KEY_BYTES + SEALED_BYTES * others)
@@ -392,7 +393,7 @@ class _Run:
             self.up(c, None, vector_bytes)
 
     def charge_reveals(self) -> None:
-        """The bytes of step 4, without taking it."""
+        """Charge the bytes of step 4 without running it."""
         for c in self.revealing:
             self.down(c, None, _bitmap(len(self.asked)))
             self.up(c, None, SHARE_BYTES * len(self.asked))

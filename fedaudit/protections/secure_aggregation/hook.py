@@ -1,8 +1,8 @@
-"""The protection of a config: uploads leave masked, the server receives sums.
+"""The protection `secure_aggregation` of a config: uploads are masked, the server receives sums.
 
 `[protections.secure_aggregation]` runs the protocol once per round for the training aggregate, and
-once more for every subset that `plan` asks for. What crosses the wire is recorded as it would be
-seen: the questions, the size of every masked upload, the answers.
+once more for every subset of `plan`. The trace records what is visible on the wire: the queries,
+the size of every masked upload, the answers.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Indices
 from fedaudit.errors import ConfigError
-from fedaudit.hooks import Hook, Indices, Leg, Question, Uploads
+from fedaudit.hooks import Hook, Leg, SumQuery, Uploads
 from fedaudit.protections.clip import needs_deltas
 from fedaudit.protections.secure_aggregation.aggregator import (
-    Entry,
+    LedgerEntry,
     QueryRefused,
     SecureAggregator,
 )
 from fedaudit.protections.secure_aggregation.protocol import TooFewLeft
-from fedaudit.protections.secure_aggregation.ring import Quantiser
+from fedaudit.protections.secure_aggregation.ring import RingQuantiser
 from fedaudit.randomness import Seed
 from fedaudit.stats import query_plans
 from fedaudit.trace.schema import AGGREGATOR, ANONYMOUS
@@ -36,7 +37,7 @@ Plan = Literal["none", "groups", "swapped", "partitions", "paired"]
 
 
 class _Weighted(Mapping[int, npt.NDArray[np.float64]]):
-    """Client -> its update times its share, with the weight behind; made when it is asked for."""
+    """Client -> its update times its share, followed by its weight; computed on access."""
 
     def __init__(self, uploads: Uploads, shares: npt.NDArray[np.float64], unit: float) -> None:
         self._rows, self._shares = uploads.rows.numpy(), shares
@@ -58,24 +59,26 @@ class _Weighted(Mapping[int, npt.NDArray[np.float64]]):
 class SecureAggregation(Hook):
     """Mask every upload so that only sums over at least `threshold` clients can be opened.
 
-    `bound` on the size of any number of an update; `modulus_bits` 32 or 64; `dropout` the chance
-    that a client is gone before its upload, and again before masks are taken off.
+    `bound` on the absolute value of any number of an update; `modulus_bits` 32 or 64; `dropout` the
+    probability that a client drops out before its upload, and again before unmasking.
 
-    `plan` asks for subset sums beside the training aggregate: fixed "groups", groups of which a
-    fraction `swap` of the clients changes places every round ("swapped"), fresh random
+    `plan` requests subset sums beside the training aggregate: fixed "groups", groups in which a
+    fraction `swap` of the clients changes groups every round ("swapped"), fresh random
     "partitions", or the published "paired" subsets ([FedAttr] Eq. (3)) with `repeats` of each kind
-    per target.
-    `subset_size` of the groups, or N of the pairs; default: the threshold. With `refuse_isolating`
-    queries are refused that together with others would isolate fewer than `threshold` clients.
+    per target. `subset_size` of the groups, or N of the pairs; default: the threshold.
+    `refuse_isolating` refuses queries that together with others would isolate fewer than
+    `threshold` clients.
 
     `masks = "skipped"` computes the same sums and costs without keys and masks, for long
-    simulations; `record_seconds` adds times to the recording, which then differs from run to run.
+    simulations; `record_seconds` adds times to the trace, which then differs from run to run.
     """
 
     name: ClassVar[str] = "secure_aggregation"
     covers: ClassVar[tuple[str, ...]] = ("parameter", "buffer", "weight", "metadata", "sender")
     trust: ClassVar[str] = "parties that follow the protocol, fewer than the threshold colluding"
     asks: ClassVar[bool] = True
+    only_sums: ClassVar[bool] = True
+    between: ClassVar[str] = AGGREGATOR
 
     threshold: int = 5
     modulus_bits: Literal[32, 64] = 32
@@ -91,7 +94,7 @@ class SecureAggregation(Hook):
 
     def __post_init__(self) -> None:
         checks = (
-            ("threshold", self.threshold >= 2, "at least 2: a sum over one client is no secret"),
+            ("threshold", self.threshold >= 2, "at least 2: a sum over one client is its update"),
             ("bound", 0 < self.bound < float("inf"), "a finite number above 0"),
             ("dropout", 0 <= self.dropout < 1, "from 0 to below 1"),
             ("repeats", self.repeats >= 1, "at least 1"),
@@ -108,7 +111,7 @@ class SecureAggregation(Hook):
                 )
         if self.plan != "none" and self.size < self.threshold:
             raise ConfigError(
-                "the plan asks for subsets below the threshold, all of which would be refused",
+                "the plan requests subsets below the threshold, which would all be refused",
                 expected=f"subset_size of at least threshold = {self.threshold}",
                 got=str(self.size),
                 remedy=f"set threshold = {self.size}, and refuse_isolating = false where the plan "
@@ -132,6 +135,21 @@ class SecureAggregation(Hook):
         }
         return {**super().declare(), **own}
 
+    @property
+    def subset_sums(self) -> bool:
+        return self.plan != "none"
+
+    def queries(self, clients: int) -> int:
+        return 2 * clients * self.repeats if self.plan == "paired" else clients
+
+    def remarks(self) -> tuple[str, ...]:
+        if self.plan != "paired" or not self.refuse_isolating:
+            return ()
+        return (
+            "the published pairs lay every update open: with refuse_isolating = true most of them "
+            "are refused, and little can be attributed",
+        )
+
     def check_clients(self, count: int) -> None:
         self._fits(
             count,
@@ -149,7 +167,7 @@ class SecureAggregation(Hook):
         )
 
     def _fits(self, count: int, problem: str, *, got: str, remedy: str) -> None:
-        """Whether sums over so many clients reach the threshold, and the plan its subsets."""
+        """Raise ConfigError if `count` clients are too few for the threshold or the plan."""
         if count < self.threshold:
             least = f"at least protections.secure_aggregation.threshold = {self.threshold}"
             raise ConfigError(problem, expected=least, got=got, remedy=remedy)
@@ -161,7 +179,7 @@ class SecureAggregation(Hook):
     def subsets(self, count: int, round_number: int, seed: Seed, part: int = 0) -> list[Indices]:
         """The plan of one round: positions among `count` clients, no subset twice.
 
-        `part` tells the regions of a hierarchy apart.
+        `part` distinguishes the regions of a hierarchy.
         """
         fixed = seed.generator("secure_aggregation/plan", 0, part)
         fresh = seed.generator("secure_aggregation/plan", round_number, part)
@@ -193,23 +211,24 @@ class SecureAggregation(Hook):
             refuse_isolating=self.refuse_isolating,
             masks=self.masks == "real",
         )
-        # the weight travels as one more number, in units of the ring, so that their sum is exact
-        unit = Quantiser(self.bound, len(uploads.rows), self.modulus_bits).step
+        # send the weight as one more number, in units of the ring, so that the sum of weights is
+        # exact
+        unit = RingQuantiser(self.bound, len(uploads.rows), self.modulus_bits).step
         aggregator.begin(round_number, _Weighted(uploads, shares, unit))
         gone = self._gone(uploads.origin, round_number, seed)
         names = dict(zip(map(int, uploads.origin), uploads.senders, strict=True))
         everybody = [int(c) for c in uploads.origin]
         total, entry = self._ask(aggregator, round_number, everybody, gone)
-        questions = [self._question(aggregator, entry, None, cap)]
+        queries = [self._sum_query(aggregator, entry, None, cap)]
         legs = _legs(entry, names)
         if total is None:
-            return self._failed(uploads, questions, legs)
+            return self._failed(uploads, queries, legs)
         part = int(uploads.origin.min())
         for subset in self.subsets(len(everybody), round_number, seed, part):
             answer, entry = self._ask(
                 aggregator, round_number, [everybody[i] for i in subset], gone
             )
-            questions.append(self._question(aggregator, entry, answer, cap))
+            queries.append(self._sum_query(aggregator, entry, answer, cap))
             legs += _legs(entry, names)
         return replace(
             uploads,
@@ -219,25 +238,25 @@ class SecureAggregation(Hook):
             origin=np.array([-1], dtype=np.int64),
             total_weight=float(np.rint(total[-1] / unit)),
             kind="sum",
-            metadata=({"query": 0, **questions[0].told},),
+            metadata=({"query": 0, **queries[0].answer_metadata},),
             legs=(*uploads.legs, *legs),
-            questions=tuple(questions),
+            queries=tuple(queries),
         )
 
     def _check(self, uploads: Uploads) -> None:
-        """Refuse what the protocol cannot carry, before anything is masked."""
+        """Raise ConfigError for uploads that the protocol cannot carry, before masking."""
         if ANONYMOUS in uploads.senders:
             raise ConfigError(
-                "secure aggregation needs to know who takes part",
+                "secure aggregation needs named senders",
                 expected="uploads under their senders' names",
                 got="anonymous uploads",
-                remedy="remove the shuffle: behind secure aggregation there is nothing to shuffle",
+                remedy="remove the shuffle: secure aggregation leaves nothing to shuffle",
             )
         self.check_round(len(uploads.rows))
         weights = uploads.weights
         if not (weights > 0).all() or (weights != np.rint(weights)).any():
             raise ConfigError(
-                "secure aggregation needs whole weights",
+                "secure aggregation needs whole-number weights",
                 expected="numbers of examples, or 1 for all",
                 got=f"weights from {weights.min():g} to {weights.max():g}",
                 remedy='federation.weighting = "equal" or "size"',
@@ -246,7 +265,7 @@ class SecureAggregation(Hook):
     def _gone(
         self, clients: Indices, round_number: int, seed: Seed
     ) -> tuple[frozenset[int], frozenset[int]]:
-        """Who drops out of this round before its upload, and who after it."""
+        """Clients that drop out of this round before their upload, and after it."""
         if not self.dropout:
             return frozenset(), frozenset()
         draws = seed.uniform(
@@ -261,33 +280,33 @@ class SecureAggregation(Hook):
         round_number: int,
         clients: list[int],
         gone: tuple[frozenset[int], frozenset[int]],
-    ) -> tuple[Any, Entry]:
-        """The answer (d + 1,) or None, and the line of the ledger that says why."""
+    ) -> tuple[Any, LedgerEntry]:
+        """The answer (d + 1,) or None, and its ledger entry, which gives the reason."""
         total = None
-        with suppress(QueryRefused, TooFewLeft):  # the ledger has the reason; training goes on
+        with suppress(QueryRefused, TooFewLeft):  # the ledger has the reason; training continues
             total = aggregator.query(
                 round_number, clients, gone_before_upload=gone[0], gone_before_reveal=gone[1]
             )
         return total, aggregator.ledger.entries[-1]
 
-    def _question(
-        self, aggregator: SecureAggregator, entry: Entry, answer: Any, cap: float
-    ) -> Question:
-        told: dict[str, float | int | str | bool] = {}
+    def _sum_query(
+        self, aggregator: SecureAggregator, entry: LedgerEntry, answer: Any, cap: float
+    ) -> SumQuery:
+        answer_metadata: dict[str, float | int | str | bool] = {}
         if entry.answered:
             # the largest error of any number of the answer
-            told["error"] = aggregator.error(len(entry.members)) * cap
+            answer_metadata["error"] = aggregator.error(len(entry.members)) * cap
             if self.record_seconds:
-                told["seconds"] = entry.seconds
-        return Question(
+                answer_metadata["seconds"] = entry.seconds
+        return SumQuery(
             clients=np.array(entry.members or entry.asked, dtype=np.int64),
             row=None if answer is None else _tensor(answer[:-1] * cap, None),
             metadata={} if entry.answered else {"unanswered": entry.reason},
-            told=told,
+            answer_metadata=answer_metadata,
         )
 
-    def _failed(self, uploads: Uploads, questions: list[Question], legs: list[Leg]) -> Uploads:
-        """A round without an aggregate: nothing is summed, and the model stays as it is."""
+    def _failed(self, uploads: Uploads, queries: list[SumQuery], legs: list[Leg]) -> Uploads:
+        """Uploads of a round whose sum failed: no row, so the model does not change."""
         return replace(
             uploads,
             rows=uploads.rows[:0],
@@ -298,7 +317,7 @@ class SecureAggregation(Hook):
             kind="sum",
             metadata=(),
             legs=(*uploads.legs, *legs),
-            questions=tuple(questions),
+            queries=tuple(queries),
         )
 
 
@@ -308,8 +327,8 @@ def _tensor(values: Any, like: Tensor | None) -> Tensor:
     return torch.from_numpy(values).to(torch.float32 if like is None else like.dtype)
 
 
-def _legs(entry: Entry, names: dict[int, str]) -> list[Leg]:
-    """What each client sent for a question, and what it received, by size alone."""
+def _legs(entry: LedgerEntry, names: dict[int, str]) -> list[Leg]:
+    """The sealed hops of a query: bytes that each client sent and received."""
     up = [Leg(names[c], AGGREGATOR, n, "masked", entry.query) for c, n in entry.sent.items()]
     down = [Leg(AGGREGATOR, names[c], n, "masked", entry.query) for c, n in entry.received.items()]
     return [*up, *down]

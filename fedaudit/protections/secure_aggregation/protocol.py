@@ -6,12 +6,12 @@
     4 reveal     for each client that uploaded a share of its seed, for each that did not a share of
                  its mask key; never both
 
-The server adds the uploads, takes off the self masks of those who uploaded, and the pairwise masks
-that those who dropped out after step 2 have left behind. Keys are fresh in every run: a mask key
-that is revealed in one run must not open another.
+The server adds the uploads and removes the self masks of clients that uploaded, and the pairwise
+masks left by clients that dropped out after step 2. Keys are fresh in every run: a mask key
+revealed in one run must not open another.
 
-Semi-honest: there are no signatures, and nobody checks that the server shows the same list of
-survivors to all. A server that lies could ask for both kinds of shares.
+Semi-honest: there are no signatures, and clients do not check that the server shows all of them the
+same list of survivors. A dishonest server could ask for both kinds of shares.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SEALED_BYTES = 2 * shamir.SHARE_BYTES + 16  # AES-GCM adds a tag
 
 
 class TooFewLeft(FedauditError):
-    """Fewer clients than the threshold are left: nothing is opened, the run is over."""
+    """Fewer clients than the threshold are left: the run ends without a sum."""
 
 
 def too_few(left: int, threshold: int, when: str) -> TooFewLeft:
@@ -45,13 +45,13 @@ def too_few(left: int, threshold: int, when: str) -> TooFewLeft:
         f"the run failed: too few clients were left {when}",
         expected=f"at least {threshold}",
         got=str(left),
-        remedy="ask again in the next round, or use a lower threshold",
+        remedy="repeat in the next round, or use a lower threshold",
     )
 
 
 @dataclass(frozen=True)
 class PublicKeys:
-    """What a client tells everybody: 32 bytes each."""
+    """A client's two public keys, 32 bytes each."""
 
     mask: bytes
     channel: bytes
@@ -87,10 +87,10 @@ def _self_mask(seed: bytes, run: bytes, number: int) -> bytes:
 
 
 class Client:
-    """One client in one run. Its vector passes through `upload` and is not kept.
+    """One client in one run. It does not store the vector passed to `upload`.
 
-    `number` is its name towards the others, from 0; `run` an identifier that no other run has;
-    `random(n)` gives n random bytes, from the operating system unless a test needs them repeated.
+    `number` identifies it to the others, from 0; `run` is unique to the run; `random(n)` gives n
+    random bytes, from the operating system unless a test needs repeatable ones.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class Client:
         if roster.get(self.number) != self._public or len(set(keys)) != len(keys):
             raise UsageError(
                 "the list of public keys is wrong",
-                expected="every client's own keys, all of them different",
-                got="a key that stands twice, or another key for this client",
+                expected="distinct keys, including this client's own",
+                got="a repeated key, or a different key for this client",
                 remedy="start a new run",
             )
         self._roster = dict(roster)
@@ -140,12 +140,12 @@ class Client:
                 self._held[other] = pair
             else:
                 plain = b"".join(s.to_bytes(shamir.SHARE_BYTES) for s in pair)
-                # this key seals this one message, so that the nonce may be zero
+                # this key seals one message only, so the nonce may be zero
                 out[other] = AESGCM(self._keys[other][0]).encrypt(bytes(12), plain, self.run)
         return out
 
     def _sealing(self, other: int) -> tuple[bytes, bytes]:
-        """Keys of the two directions between this client and another: out, in."""
+        """Keys to and from another client."""
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
         public = X25519PublicKey.from_public_bytes(self._roster[other].channel)
@@ -156,7 +156,7 @@ class Client:
         )
 
     def receive(self, sealed: Mapping[int, bytes]) -> None:
-        """The others' shares for this client, as the server passed them on (after step 2)."""
+        """Store the other clients' shares, as forwarded by the server (after step 2)."""
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -165,7 +165,7 @@ class Client:
                 plain = AESGCM(self._keys[other][1]).decrypt(bytes(12), text, self.run)
             except InvalidTag:
                 raise UsageError(
-                    f"the shares from client {other} were altered on their way",
+                    f"the shares from client {other} were altered in transit",
                     expected="what that client sealed for this one in this run",
                     got="bytes that do not open",
                     remedy="start a new run",
@@ -174,7 +174,7 @@ class Client:
             self._held[other] = (int.from_bytes(plain[:cut]), int.from_bytes(plain[cut:]))
 
     def upload(self, vector: Ring) -> Ring:
-        """Step 3: the masked vector (d,). Masks run between all clients whose shares arrived."""
+        """Step 3: the masked vector (d,). Pairwise masks cover all clients whose shares arrived."""
         if len(self._held) < self.threshold:
             raise too_few(len(self._held), self.threshold, "before the upload")
         streams = [(_self_mask(self._seed, self.run, self.number), 1)]
@@ -188,13 +188,13 @@ class Client:
         return masked
 
     def reveal(self, uploaded: Set[int]) -> dict[int, int]:
-        """Step 4: for everybody whose shares this client holds, the one share that is needed."""
+        """Step 4: for each client whose shares this one holds, the one share that is needed."""
         if len(uploaded) < self.threshold:
             raise too_few(len(uploaded), self.threshold, "after the upload")
         if self._revealed:
             raise UsageError(
-                "a client reveals shares once in a run",
-                expected="one list of those who uploaded",
+                "this client has already revealed its shares in this run",
+                expected="one list of clients that uploaded",
                 got="a second one",
                 remedy="start a new run: both kinds of shares together would open an upload",
             )
@@ -203,9 +203,9 @@ class Client:
 
 
 class Server:
-    """The server in one run: public keys, masked vectors (added up as they come), revealed shares.
+    """The server in one run: public keys, masked vectors (summed on arrival), revealed shares.
 
-    It never holds a client's vector; `masked` is their masked sum until `open` takes the masks off.
+    It never holds a client's vector; `masked` is the masked sum until `open` removes the masks.
     """
 
     def __init__(self, *, threshold: int, run: bytes, size: int, bits: int = 32) -> None:
@@ -219,7 +219,7 @@ class Server:
         self.roster[number] = keys
 
     def pass_on(self, sealed: Mapping[int, Mapping[int, bytes]]) -> dict[int, dict[int, bytes]]:
-        """Sender -> receiver -> sealed shares, turned round; senders alone take part from here."""
+        """Regroup sender -> receiver -> sealed shares by receiver; only these senders continue."""
         self.sharing = set(sealed)
         return {to: {s: sealed[s][to] for s in sealed if s != to} for to in sealed}
 
@@ -228,14 +228,16 @@ class Server:
             raise UsageError(
                 f"client {number} cannot upload now",
                 expected="one upload from each client that has shared its keys",
-                got="a second one" if number in self.uploaded else "a client that has not",
+                got="a second upload"
+                if number in self.uploaded
+                else "a client without shared keys",
                 remedy="start a new run",
             )
         np.add(self.masked, masked, out=self.masked)
         self.uploaded.add(number)
 
     def open(self, revealed: Mapping[int, Mapping[int, int]]) -> Ring:
-        """The sum (d,) over those who uploaded, from who revealed which shares of whom."""
+        """The sum (d,) over clients that uploaded; `revealed` maps revealer -> client -> share."""
         if len(revealed) < self.threshold:
             raise too_few(len(revealed), self.threshold, "to reveal shares")
         helpers = sorted(revealed)[: self.threshold]

@@ -1,9 +1,9 @@
-"""Real numbers as integers modulo 2^b: quantised so that no sum can wrap, masked by AES streams.
+"""Real numbers as integers modulo 2^b: quantised so that sums never wrap, masked by AES streams.
 
 A client's number x becomes round(x / step), with the step a power of two chosen so that `clients`
 numbers of size `bound` stay below half the modulus. Scaling by a power of two is exact, so a
-decoded sum of n numbers is off by at most n step / 2, and by nothing else. A number beyond the
-bound is refused at the client, before anything is masked.
+decoded sum of n numbers is off by at most n step / 2. A client refuses a number beyond the bound
+before masking.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
 
 Ring = npt.NDArray[np.unsignedinteger[Any]]
-Floats = npt.NDArray[np.float64]
 
 CHUNK = 1 << 17
-"""Bytes of a mask made at a time: buffer and sum stay in the cache."""
+"""Bytes of mask per piece: buffer and sum stay in the cache."""
 QUANTISED = 1 << 18
-"""Numbers that are quantised at a time."""
+"""Numbers quantised per piece."""
 _ZEROS = memoryview(bytes(CHUNK))
 _EXACT = 2**52  # integers that a float64 holds exactly, with a bit to spare
 
@@ -38,7 +38,7 @@ def ring_dtype(bits: int) -> np.dtype[np.unsignedinteger[Any]]:
     """Unsigned integers modulo 2^bits, bytes in the order in which they cross the wire."""
     if bits not in (32, 64):
         raise UsageError(
-            "the ring has another modulus",
+            "modulus_bits must be 32 or 64",
             expected="2^32 or 2^64",
             got=f"2^{bits}",
             remedy="modulus_bits = 32",
@@ -47,8 +47,8 @@ def ring_dtype(bits: int) -> np.dtype[np.unsignedinteger[Any]]:
 
 
 @dataclass(frozen=True)
-class Quantiser:
-    """Numbers up to `bound` of up to `clients` clients as integers modulo 2^bits."""
+class RingQuantiser:
+    """Quantises numbers up to `bound`, for sums over up to `clients` clients, modulo 2^bits."""
 
     bound: float
     clients: int
@@ -58,7 +58,7 @@ class Quantiser:
         ring_dtype(self.bits)
         if not (math.isfinite(self.bound) and self.bound > 0) or self.clients < 1:
             raise UsageError(
-                "numbers cannot be quantised so",
+                "the quantiser's settings are out of range",
                 expected="a finite bound above 0, for at least one client",
                 got=f"bound {self.bound}, {self.clients} clients",
                 remedy="bound = 16.0",
@@ -71,7 +71,7 @@ class Quantiser:
 
     @cached_property
     def step(self) -> float:
-        """A power of two: what one unit of the ring stands for."""
+        """The real number that one unit of the ring stands for: a power of two."""
         if not self.largest:
             raise RingOverflow(
                 "the ring is too small for so many clients",
@@ -90,7 +90,7 @@ class Quantiser:
         return clients * self.step / 2
 
     def integers(self, values: npt.ArrayLike) -> Floats:
-        """Whole numbers (as float64, exact) for real ones; RingOverflow beyond the bound."""
+        """Real numbers as whole numbers (exact float64); raises RingOverflow beyond the bound."""
         x = np.asarray(values, dtype=np.float64)
         size = float(np.abs(x).max(initial=0.0))
         if not size <= self.bound:  # also for NaN
@@ -98,7 +98,7 @@ class Quantiser:
                 "an update does not fit the ring",
                 expected=f"finite numbers up to {self.bound:g} in size",
                 got="NaN" if math.isnan(size) else f"{size:g}",
-                remedy="clip updates first, or give a larger bound (with modulus_bits = 64 it "
+                remedy="clip updates first, or set a larger bound (with modulus_bits = 64 it "
                 "costs no precision)",
             )
         whole = np.multiply(x, 1.0 / self.step)  # exact: the step is a power of two
@@ -122,8 +122,8 @@ class Quantiser:
 def add_streams(into: Ring, streams: Iterable[tuple[bytes, int]]) -> None:
     """Add (+1) or subtract (-1) the AES-CTR stream of every key, in place.
 
-    All streams of one piece before the next piece, in buffers made once. A key serves one stream,
-    so the counter starts at zero.
+    Adds all streams of one piece before the next piece, in reused buffers. A key serves one stream
+    only, so the counter starts at zero.
     """
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
@@ -132,7 +132,7 @@ def add_streams(into: Ring, streams: Iterable[tuple[bytes, int]]) -> None:
         for key, sign in streams
     ]
     width = into.dtype.itemsize
-    buffer = bytearray(CHUNK + 15)  # `update_into` asks for a block less one byte beyond the data
+    buffer = bytearray(CHUNK + 15)  # `update_into` needs a block minus one byte beyond the data
     piece = np.frombuffer(buffer, dtype=into.dtype, count=CHUNK // width)
     for start in range(0, len(into), len(piece)):
         part = into[start : start + len(piece)]
@@ -143,7 +143,7 @@ def add_streams(into: Ring, streams: Iterable[tuple[bytes, int]]) -> None:
 
 
 def subset_sum(vectors: Sequence[Ring], out: Ring | None = None) -> Ring:
-    """The sum (d,) of ring vectors at hand; into `out` where one is given."""
+    """The sum (d,) of ring vectors, written to `out` if given."""
     total = np.empty_like(vectors[0]) if out is None else out
     if len(vectors) == 1:
         total[:] = vectors[0]

@@ -1,5 +1,6 @@
-"""Shamir's secret sharing over a prime field: any `threshold` shares restore the secret, fewer are
-uniform and independent of it.
+"""Shamir's secret sharing over a prime field.
+
+Any `threshold` shares restore the secret; fewer are uniform and independent of it.
 
 A share is the value of a random polynomial of degree threshold - 1 at its holder's point (not 0);
 the secret is its value at 0.
@@ -7,7 +8,7 @@ the secret is its value at 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from fedaudit.errors import UsageError
 
@@ -49,12 +50,12 @@ def split(
         )
     if len(set(points)) != len(points) or not all(1 <= x < prime for x in points):
         raise UsageError(
-            "the points of shares are not usable",
+            "the points of the shares are invalid",
             expected="distinct numbers from 1 to below the prime",
             got=", ".join(map(str, points)),
             remedy="number the holders from 1",
         )
-    # 16 bytes more than the field has: the remainder is uniform up to 2^-128
+    # 16 bytes more than the field: the remainder is uniform up to 2^-128
     width = (prime.bit_length() + 7) // 8 + 16
     coefficients = [secret]
     coefficients += [int.from_bytes(random(width)) % prime for _ in range(threshold - 1)]
@@ -62,7 +63,7 @@ def split(
 
 
 def weights_at_zero(points: Sequence[int], prime: int = PRIME) -> list[int]:
-    """Lagrange's weights: the polynomial's value at 0 is their product with its values here."""
+    """Lagrange weights: their dot product with the values at `points` is the value at 0."""
     out = []
     for i, x in enumerate(points):
         above = below = 1
@@ -72,9 +73,3 @@ def weights_at_zero(points: Sequence[int], prime: int = PRIME) -> list[int]:
                 below = below * (x - other) % prime
         out.append(above * pow(below, -1, prime) % prime)
     return out
-
-
-def combine(shares: Mapping[int, int], prime: int = PRIME) -> int:
-    """The secret from point -> share; with fewer than the threshold some other number."""
-    weights = weights_at_zero(list(shares), prime)
-    return sum(w * s for w, s in zip(weights, shares.values(), strict=True)) % prime

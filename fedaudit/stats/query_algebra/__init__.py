@@ -26,17 +26,15 @@ found is verified exactly. That it overlooks a smaller one needs a random projec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.errors import UsageError
+from fedaudit.arrays import Floats
 from fedaudit.stats.query_algebra.elimination import (
     TOLERANCE,
     ZERO,
-    Floats,
     distinct,
     query_matrix,
     rational_echelon,
@@ -51,7 +49,6 @@ __all__ = [
     "Addition",
     "Support",
     "added_by",
-    "combination",
     "condition",
     "query_matrix",
     "rank",
@@ -121,34 +118,6 @@ def condition(queries: npt.ArrayLike) -> float:
     if exact is not None:
         found = rational_echelon(exact).rank
     return float(values[0] / values[found - 1])
-
-
-def combination(queries: npt.ArrayLike, clients: Sequence[int]) -> tuple[Floats, Floats]:
-    """Coefficients (Q,) of answers that together involve `clients` alone, and the weights (K,).
-
-    The one of most weight on them, its largest weight 1. UsageError where there is none.
-    """
-    matrix = query_matrix(queries)
-    inside = np.zeros(matrix.shape[1], dtype=np.bool_)
-    inside[list(clients)] = True
-    # coefficients that cancel everybody else: the left null space of their columns
-    left, values, _ = np.linalg.svd(matrix[:, ~inside], full_matrices=True)
-    limit = TOLERANCE * max(float(np.linalg.norm(matrix, 2)) if matrix.size else 0.0, 1.0)
-    free = left[:, int((values > limit).sum()) :]
-    weights = free.T @ matrix[:, inside]
-    u, sizes, _ = np.linalg.svd(weights, full_matrices=False)
-    if not len(sizes) or sizes[0] <= limit:
-        raise UsageError(
-            "no combination of the answers involves these clients alone",
-            expected="clients of a combination, as smallest_support names them",
-            got=", ".join(map(str, clients)) or "nobody",
-            remedy="ask smallest_support for the fewest",
-        )
-    coefficients = free @ u[:, 0]
-    out = coefficients @ matrix
-    scale = out[np.abs(out).argmax()]
-    out = np.where(inside, out / scale, 0.0)
-    return coefficients / scale, out
 
 
 def added_by(

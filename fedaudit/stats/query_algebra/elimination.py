@@ -10,11 +10,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Bools, Floats, Indices
 from fedaudit.errors import UsageError
-
-Floats = npt.NDArray[np.float64]
-Whole = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 TOLERANCE = 1e-9
 """Relative to the largest singular value; for matrices that are not rational only."""
@@ -55,7 +52,7 @@ def distinct(matrix: Floats) -> Floats:
     return rows[rows.any(axis=1)]
 
 
-def whole(matrix: Floats) -> Whole | None:
+def whole(matrix: Floats) -> Indices | None:
     """The same row space with whole numbers, rows scaled; None if the numbers are not rational."""
     if np.abs(matrix).max(initial=0.0) < _LARGEST and (matrix == np.rint(matrix)).all():
         return matrix.astype(np.int64)
@@ -103,7 +100,7 @@ def _prime(number: int) -> int:
     return n
 
 
-def reduce(matrix: Whole, p: int) -> tuple[Whole, list[int]]:
+def reduce(matrix: Indices, p: int) -> tuple[Indices, list[int]]:
     """Reduced row echelon form (r, K) modulo p, and its pivot columns."""
     left = matrix % p
     pivots: list[int] = []
@@ -125,7 +122,7 @@ def reduce(matrix: Whole, p: int) -> tuple[Whole, list[int]]:
     return left[: len(pivots)], pivots
 
 
-def _minor_bits(matrix: Whole) -> float:
+def _minor_bits(matrix: Indices) -> float:
     """Hadamard: no minor has more bits. The smaller of the bounds by rows and by columns."""
     bits = []
     for axis in (0, 1):
@@ -139,7 +136,7 @@ class Echelon:
     """The reduced echelon form over the rationals: pivot columns, and where it is not zero."""
 
     pivots: tuple[int, ...]
-    support: Mask  # (r, K)
+    support: Bools  # (r, K)
 
     @property
     def rank(self) -> int:
@@ -152,7 +149,7 @@ class Echelon:
         return tuple(c for c, one in zip(self.pivots, single, strict=True) if one)
 
 
-def rational_echelon(matrix: Whole) -> Echelon:
+def rational_echelon(matrix: Indices) -> Echelon:
     """Exact; the last few are kept: rank, shares and supports of the same queries all need it."""
     return _echelon_of(matrix.tobytes(), matrix.shape)
 

@@ -10,12 +10,10 @@ from itertools import combinations, islice
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Bools, Floats, Indices
 from fedaudit.stats.query_algebra.elimination import (
     ZERO,
-    Floats,
-    Mask,
     P,
-    Whole,
     distinct,
     query_matrix,
     rational_echelon,
@@ -67,7 +65,7 @@ def smallest_support(
     return _rational_support(exact, below, work)
 
 
-def _rational_support(matrix: Whole, below: int | None, work: int) -> Support:
+def _rational_support(matrix: Indices, below: int | None, work: int) -> Support:
     echelon = rational_echelon(matrix)
     lightest = int(echelon.support.sum(axis=1).argmin())
     best = tuple(int(c) for c in np.flatnonzero(echelon.support[lightest]))
@@ -94,7 +92,7 @@ def _rational_support(matrix: Whole, below: int | None, work: int) -> Support:
     return Support(value=len(best), floor=min(len(best), *floors), clients=best)
 
 
-def _parts(support: Mask) -> list[list[int]]:
+def _parts(support: Bools) -> list[list[int]]:
     """Rows of an echelon form that share columns, directly or in turn: independent parts."""
     left, parts = list(range(len(support))), []
     while left:
@@ -112,7 +110,7 @@ def _parts(support: Mask) -> list[list[int]]:
     return parts
 
 
-def _together(matrix: Whole, names: npt.NDArray[np.intp]) -> list[list[int]]:
+def _together(matrix: Indices, names: npt.NDArray[np.intp]) -> list[list[int]]:
     """Columns that are multiples of each other: their clients occur together or not at all."""
     scaled = matrix // np.gcd.reduce(matrix, axis=0)
     first = scaled[(scaled != 0).argmax(axis=0), np.arange(scaled.shape[1])]
@@ -123,7 +121,7 @@ def _together(matrix: Whole, names: npt.NDArray[np.intp]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _carries(matrix: Whole, full_rank: int, clients: Sequence[int]) -> bool:
+def _carries(matrix: Indices, full_rank: int, clients: Sequence[int]) -> bool:
     """Whether some combination that is not zero involves these clients alone, exactly."""
     others = np.ones(matrix.shape[1], dtype=np.bool_)
     others[list(clients)] = False
@@ -134,8 +132,8 @@ def _carries(matrix: Whole, full_rank: int, clients: Sequence[int]) -> bool:
 
 
 def _search(
-    code: Whole,
-    weights: Whole,
+    code: Indices,
+    weights: Indices,
     upper: int,
     below: int | None,
     work: int,
@@ -198,8 +196,8 @@ def _search(
 
 
 def _light_words(
-    code: Whole, weights: Whole, rng: np.random.Generator, tries: int = 24
-) -> Iterator[Mask]:
+    code: Indices, weights: Indices, rng: np.random.Generator, tries: int = 24
+) -> Iterator[Bools]:
     """The lightest row of echelon forms with random pivots: the usual way to good upper bounds."""
     n = code.shape[1]
     for turn in range(tries if len(code) > 1 else 1):
@@ -211,7 +209,7 @@ def _light_words(
         yield word
 
 
-def _checks(code: Whole) -> Whole:
+def _checks(code: Indices) -> Indices:
     """Parity checks (n - r, n) of a code in reduced form: both span what the other is blind to."""
     r, n = code.shape
     reduced, pivots = reduce(code, P)
@@ -231,7 +229,7 @@ class _Unlucky(Exception):
     """A random mixture gave a pivot of zero by chance."""
 
 
-def _mixture(matrix: Whole, rows: int, rng: np.random.Generator) -> Whole:
+def _mixture(matrix: Indices, rows: int, rng: np.random.Generator) -> Indices:
     """`rows` random combinations of a matrix's rows modulo p."""
     factors = rng.integers(1, P, size=(rows, len(matrix)), dtype=np.int64)
     out = np.zeros((rows, matrix.shape[1]), dtype=np.int64)
@@ -241,8 +239,8 @@ def _mixture(matrix: Whole, rows: int, rng: np.random.Generator) -> Whole:
 
 
 def _contractions(
-    matrix: Whole, rows: int, *, ordered: bool, rng: np.random.Generator
-) -> Iterator[tuple[Whole, npt.NDArray[np.intp]]]:
+    matrix: Indices, rows: int, *, ordered: bool, rng: np.random.Generator
+) -> Iterator[tuple[Indices, npt.NDArray[np.intp]]]:
     """Contract all sets of rows - 1 columns: ((B, n) what is left, (B, rows - 1) the columns).
 
     `rows` random combinations stand for the matrix. Contracting a column eliminates it by one row.
@@ -260,8 +258,8 @@ def _contractions(
 
 
 def _contract(
-    block: Whole, chosen: npt.NDArray[np.intp], ordered: bool
-) -> Iterator[tuple[Whole, npt.NDArray[np.intp]]]:
+    block: Indices, chosen: npt.NDArray[np.intp], ordered: bool
+) -> Iterator[tuple[Indices, npt.NDArray[np.intp]]]:
     batch, rows, n = block.shape
     if rows == 1:
         yield block[:, 0], chosen

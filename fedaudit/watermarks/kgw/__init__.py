@@ -31,7 +31,7 @@ Shapes: keys (J,), contexts (n, width), tokens (n,), tables (J, n, V).
 from fedaudit.watermarks.kgw.lists import GreenLists, HashedLists, PermutedLists
 from fedaudit.watermarks.kgw.mass import green_mass, likely_mass
 from fedaudit.watermarks.kgw.owner import GreenMarks
-from fedaudit.watermarks.kgw.pairs import Pairs, pairs_of, z_scores
+from fedaudit.watermarks.kgw.pairs import TokenPairs, pairs_of, z_scores
 from fedaudit.watermarks.kgw.readings import GreenScore
 from fedaudit.watermarks.kgw.writing import Bigrams, Marker, marked_text
 
@@ -42,7 +42,7 @@ __all__ = [
     "GreenScore",
     "HashedLists",
     "Marker",
-    "Pairs",
+    "TokenPairs",
     "PermutedLists",
     "green_mass",
     "likely_mass",

@@ -9,11 +9,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Bools
 from fedaudit.errors import UsageError
 from fedaudit.randomness import Seed
 from fedaudit.watermarks.score import Tokens
 
-Booleans = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -31,11 +31,11 @@ class GreenLists(Protocol):
     @property
     def vocabulary(self) -> int: ...
 
-    def green(self, keys: Sequence[int], contexts: Tokens, tokens: Tokens) -> Booleans:
+    def green(self, keys: Sequence[int], contexts: Tokens, tokens: Tokens) -> Bools:
         """(J,), (n, width), (n,) -> (J, n)."""
         ...
 
-    def tables(self, keys: Sequence[int], contexts: Tokens) -> Booleans:
+    def tables(self, keys: Sequence[int], contexts: Tokens) -> Bools:
         """(J,), (n, width) -> (J, n, V)."""
         ...
 
@@ -71,7 +71,7 @@ class HashedLists:
         columns = [contexts[None, :, i] for i in range(self.width)]
         return Seed(0).bits("kgw", mine, *columns)
 
-    def _below(self, z: Words) -> Booleans:
+    def _below(self, z: Words) -> Bools:
         """Finish the hash of z, in place, and compare with gamma.
 
         The finaliser of `randomness`, but for its last line, which no leading bit depends on.
@@ -82,17 +82,17 @@ class HashedLists:
         np.right_shift(z, np.uint64(27), out=spare)
         z ^= spare
         z *= _M2
-        below: Booleans = z < np.uint64(int(self.gamma * 2**64))
+        below: Bools = z < np.uint64(int(self.gamma * 2**64))
         return below
 
-    def green(self, keys: Sequence[int], contexts: Tokens, tokens: Tokens) -> Booleans:
+    def green(self, keys: Sequence[int], contexts: Tokens, tokens: Tokens) -> Bools:
         # many tokens share a context: its word is most of a hash, and made once
         flat = contexts[:, 0] if self.width == 1 else contexts  # numbers sort faster than rows
         different, which = np.unique(flat, axis=0, return_inverse=True)
         z = self._words(keys, different.reshape(-1, self.width))[:, which.reshape(-1)]
         return self._below(z + (tokens.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
 
-    def tables(self, keys: Sequence[int], contexts: Tokens) -> Booleans:
+    def tables(self, keys: Sequence[int], contexts: Tokens) -> Bools:
         every = (np.arange(self.vocabulary, dtype=np.uint64) + np.uint64(1)) * _GOLDEN
         return self._below(self._words(keys, contexts)[:, :, None] + every)
 
@@ -112,7 +112,7 @@ class PermutedLists:
     def __post_init__(self) -> None:
         _check_lists(self.vocabulary, self.gamma, self.width)
 
-    def tables(self, keys: Sequence[int], contexts: Tokens) -> Booleans:
+    def tables(self, keys: Sequence[int], contexts: Tokens) -> Bools:
         import torch
 
         size = int(self.vocabulary * self.gamma)
@@ -126,7 +126,7 @@ class PermutedLists:
             out[j] = lists[which]
         return out
 
-    def green(self, keys: Sequence[int], contexts: Tokens, tokens: Tokens) -> Booleans:
+    def green(self, keys: Sequence[int], contexts: Tokens, tokens: Tokens) -> Bools:
         different, which = np.unique(contexts[:, -1:], axis=0, return_inverse=True)
         lists = self.tables(keys, different)
         return lists[:, which.reshape(-1), tokens]

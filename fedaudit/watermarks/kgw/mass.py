@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.watermarks.kgw.lists import GreenLists, blocks
-from fedaudit.watermarks.score import Floats, Tokens
+from fedaudit.watermarks.score import Tokens
 
 LIKELY = 2e-3
 """Tokens to which a model gives less are left out of its green mass by `GreenMarks`."""

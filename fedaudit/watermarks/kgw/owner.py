@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from fedaudit.arrays import Floats
 from fedaudit.randomness import Seed
 from fedaudit.watermarks.kgw.lists import GreenLists
 from fedaudit.watermarks.kgw.mass import likely_mass
 from fedaudit.watermarks.kgw.readings import GreenScore, Reads
-from fedaudit.watermarks.score import Floats, Reader, check_prompts
+from fedaudit.watermarks.score import Reader, check_prompts
 
 
 @dataclass(frozen=True, kw_only=True)

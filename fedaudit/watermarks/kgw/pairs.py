@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedaudit.arrays import Floats
 from fedaudit.watermarks.kgw.lists import GreenLists, blocks
-from fedaudit.watermarks.score import Floats, Tokens
+from fedaudit.watermarks.score import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs:
+class TokenPairs:
     """Scored (context, token) pairs: `contexts` (n, width), `tokens` (n,)."""
 
     contexts: Tokens
@@ -25,7 +26,7 @@ class Pairs:
         """(n, width + 1), the token last."""
         return np.concatenate([self.contexts, self.tokens[:, None]], axis=1)
 
-    def distinct(self, without: Pairs | None = None) -> Pairs:
+    def distinct(self, without: TokenPairs | None = None) -> TokenPairs:
         """Every pair once, none of those in `without`."""
         own = np.unique(self.whole(), axis=0)
         if without is not None and len(without) and len(own):
@@ -34,10 +35,12 @@ class Pairs:
                 np.concatenate([other, own]), axis=0, return_inverse=True, return_counts=True
             )
             own = own[times[where.reshape(-1)[len(other) :]] == 1]
-        return Pairs(contexts=own[:, :-1], tokens=own[:, -1])
+        return TokenPairs(contexts=own[:, :-1], tokens=own[:, -1])
 
 
-def pairs_of(sequences: Sequence[Sequence[int]], width: int, first: Sequence[int] = ()) -> Pairs:
+def pairs_of(
+    sequences: Sequence[Sequence[int]], width: int, first: Sequence[int] = ()
+) -> TokenPairs:
     """All pairs of token sequences; of sequence i only those whose token stands at `first[i]` or
     later."""
     contexts, tokens = [], []
@@ -47,11 +50,11 @@ def pairs_of(sequences: Sequence[Sequence[int]], width: int, first: Sequence[int
         contexts.append(s[at[:, None] + np.arange(-width, 0)])
         tokens.append(s[at])
     if not contexts:
-        return Pairs(contexts=np.empty((0, width), np.int64), tokens=np.empty(0, np.int64))
-    return Pairs(contexts=np.concatenate(contexts), tokens=np.concatenate(tokens))
+        return TokenPairs(contexts=np.empty((0, width), np.int64), tokens=np.empty(0, np.int64))
+    return TokenPairs(contexts=np.concatenate(contexts), tokens=np.concatenate(tokens))
 
 
-def z_scores(lists: GreenLists, keys: Sequence[int], pairs: Pairs) -> Floats:
+def z_scores(lists: GreenLists, keys: Sequence[int], pairs: TokenPairs) -> Floats:
     """z = (G - gamma T) / sqrt(T gamma (1 - gamma)) of every key, (J,); 0 without any pair.
 
     [FedAttr] Table 4. Standard normal under a random key if, and only if, the pairs are distinct.

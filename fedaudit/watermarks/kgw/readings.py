@@ -13,13 +13,14 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
 from fedaudit.randomness import Seed
 from fedaudit.watermarks.kgw.lists import GreenLists
 from fedaudit.watermarks.kgw.mass import green_mass
-from fedaudit.watermarks.kgw.pairs import Pairs, pairs_of, z_scores
+from fedaudit.watermarks.kgw.pairs import TokenPairs, pairs_of, z_scores
 from fedaudit.watermarks.kgw.writing import check_steps
-from fedaudit.watermarks.score import Floats, Reader, Rows, Tokens, check_prompts
+from fedaudit.watermarks.score import Reader, Rows, Tokens, check_prompts
 
 _READ_AT_ONCE = 1 << 22  # log-probabilities that are held at the same time: they stay in the cache
 
@@ -93,7 +94,7 @@ class GreenScore:
         pairs = scored if scored is not None else self._read(models, asked)
         return lambda keys: np.stack([z_scores(self.lists, keys, own) for own in pairs])
 
-    def _generated(self, models: Rows, asked: list[list[int]]) -> list[Pairs]:
+    def _generated(self, models: Rows, asked: list[list[int]]) -> list[TokenPairs]:
         u = self.seed.generator("kgw/generation").random((len(asked), self.steps))
         made = self.reader.generate(
             models, asked, self.steps, uniforms=u, temperature=self.temperature
@@ -108,7 +109,7 @@ class GreenScore:
             out.append(found.distinct(without=inside) if self.distinct else found)
         return out
 
-    def _read(self, models: Rows, asked: list[list[int]]) -> list[Pairs]:
+    def _read(self, models: Rows, asked: list[list[int]]) -> list[TokenPairs]:
         width = self.lists.width
         inside = pairs_of(asked, width)
         contexts, tokens = [], []
@@ -121,7 +122,7 @@ class GreenScore:
         every, best = np.concatenate(contexts), np.concatenate(tokens, axis=1)
         out = []
         for mine in best:
-            found = Pairs(contexts=every, tokens=mine)
+            found = TokenPairs(contexts=every, tokens=mine)
             out.append(found.distinct(without=inside) if self.distinct else found)
         return out
 

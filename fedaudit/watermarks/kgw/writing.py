@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
 from fedaudit.watermarks.kgw.lists import GreenLists
 from fedaudit.watermarks.kgw.pairs import pairs_of
-from fedaudit.watermarks.score import Floats, Processor, Rows, Tokens, Writer, check_prompts
+from fedaudit.watermarks.score import Processor, Rows, Tokens, Writer, check_prompts
 
 if TYPE_CHECKING:
     from torch import Tensor

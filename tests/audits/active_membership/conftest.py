@@ -4,11 +4,11 @@ import torch
 
 from fedaudit.audits.active_membership import probe
 from fedaudit.audits.active_membership.games import Universe
-from fedaudit.experiment.probing import channel_of
 from fedaudit.federation.engine import Federation
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData
 from fedaudit.federation.rounds import Rounds
+from fedaudit.knowledge.probing import channel_of
 from fedaudit.protections.local_dp.protection import LocalDP
 from fedaudit.randomness import Seed
 from fedaudit.trace import MemoryRecorder

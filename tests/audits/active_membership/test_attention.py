@@ -8,7 +8,11 @@ import pytest
 import torch
 
 from fedaudit.audits.active_membership import attention, games, patterns, probe, theory
-from fedaudit.audits.active_membership.adversary import Attention, logistic_cut, own_patterns
+from fedaudit.audits.active_membership.adversary import (
+    AttentionAdversary,
+    logistic_cut,
+    own_patterns,
+)
 from fedaudit.audits.active_membership.channel import Channel
 from fedaudit.audits.active_membership.games import Universe
 from fedaudit.audits.active_membership.planted import Memory
@@ -60,7 +64,7 @@ def near_orthogonal(rng, count=40, n=3, d=48):
 
 def test_games_through_the_engine_are_decided_alike(play, rng):
     universe = Universe.of(near_orthogonal(rng))
-    adversary = Attention.prepare(universe, patterns.identity(3, 48), 5, rng, simulated=60)
+    adversary = AttentionAdversary.prepare(universe, patterns.identity(3, 48), 5, rng, simulated=60)
     played = games.challenge(len(adversary.universe), 5, 40, rng)
     trace, shown = play(adversary, played, adversary.universe.values, 2)
     answer = probe.read(trace.seen_by("server"), adversary.read)
@@ -192,13 +196,17 @@ def test_a_beta_below_the_theorem_is_refused_with_one_that_would_do(rng):
 
 def test_gamma_and_beta_from_the_theorem(rng):
     universe = Universe.of(np.eye(30).reshape(10, -1))  # no two records share a token
-    made = Attention.prepare(
+    made = AttentionAdversary.prepare(
         universe, patterns.identity(3, 30), 1, rng, threshold="theory", beta=10.0
     )
     assert made.gamma == pytest.approx(2 * theory.retrieval_error(10.0, 1.0, 3, 1.0))
     with pytest.raises(UsageError, match="too small"):
-        Attention.prepare(universe, patterns.identity(3, 30), 1, rng, threshold="theory", beta=0.1)
-    found = Attention.prepare(universe, patterns.identity(3, 30), 1, rng, threshold="theory")
+        AttentionAdversary.prepare(
+            universe, patterns.identity(3, 30), 1, rng, threshold="theory", beta=0.1
+        )
+    found = AttentionAdversary.prepare(
+        universe, patterns.identity(3, 30), 1, rng, threshold="theory"
+    )
     assert found.beta == pytest.approx(theory.smallest_beta(1.0, 3, 1.0), rel=1e-3)
 
 
@@ -216,7 +224,9 @@ def test_the_theorems_own_beta_keeps_its_floor(size):
     for seed in range(12):
         g = np.random.default_rng(seed)
         universe = Universe.of(x, channel)
-        made = Attention.prepare(universe, patterns.identity(n, d), 1, g, threshold="theory")
+        made = AttentionAdversary.prepare(
+            universe, patterns.identity(n, d), 1, g, threshold="theory"
+        )
         own = attention.floor(
             *made.sampled, made.beta, records=1, rng=g, other=made.other, measured=made.measured
         )

@@ -10,13 +10,13 @@ from fedaudit.audits.active_membership import ActiveMembership, scores
 from fedaudit.audits.active_membership.scores import Counts
 from fedaudit.audits.audit import Knowledge
 from fedaudit.errors import ConfigError, NotApplicable
-from fedaudit.experiment.auditing import audit_one
-from fedaudit.experiment.build import build
-from fedaudit.experiment.config import load
-from fedaudit.experiment.knowledge import Desk, of_config
+from fedaudit.knowledge import Desk, of_config
 from fedaudit.randomness import Seed
-from fedaudit.report.findings import judge
+from fedaudit.reporting.findings import judge
 from fedaudit.results import AuditResult, Bound, Estimate, Underpowered
+from fedaudit.setup.config import load
+from fedaudit.setup.prepare import build
+from fedaudit.study.auditing import audit_one
 from fedaudit.trace import MemoryRecorder, MemoryTruth
 
 SMALL = {"games": 300, "recorded": 20, "client_games": 0, "simulated": 300, "universe": 150}

@@ -12,7 +12,7 @@ from fedaudit.audits.active_membership import fc, games, probe
 from fedaudit.audits.active_membership.adversary import FullyConnected
 from fedaudit.audits.active_membership.games import Universe
 from fedaudit.errors import DataError, UsageError
-from fedaudit.experiment.probing import channel_of
+from fedaudit.knowledge.probing import channel_of
 from fedaudit.protections.local_dp.protection import LocalDP
 
 

@@ -6,19 +6,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedaudit.audits.attribution import Attribution, comparison, scoring, theory
+from fedaudit.audits.attribution import Attribution, scoring, theory
 from fedaudit.audits.audit import Knowledge
 from fedaudit.errors import ConfigError, NotApplicable
-from fedaudit.experiment.auditing import audit_one
-from fedaudit.experiment.config import load
-from fedaudit.experiment.knowledge import Desk
-from fedaudit.experiment.run import simulate
+from fedaudit.knowledge import Desk
 from fedaudit.randomness import Seed
-from fedaudit.report.findings import judge
+from fedaudit.reporting.findings import judge
 from fedaudit.results import AuditResult
+from fedaudit.setup.config import load
 from fedaudit.stats import query_plans
+from fedaudit.study.auditing import audit_one
+from fedaudit.study.run import simulate
 from fedaudit.trace import Trace, Truth
 from fedaudit.trace.ledger import asked
+from reproductions.attribution import comparison
 
 BASE = {
     "seed": 1,

@@ -5,13 +5,13 @@ import pytest
 
 from fedaudit.audits.attribution import (
     calibration,
-    comparison,
     leave_out,
     over_rounds,
     ranks,
     scoring,
 )
 from fedaudit.stats import query_plans
+from reproductions.attribution import comparison
 
 K, S, U, D = 10, 3, 199, 60
 

@@ -14,7 +14,7 @@ from fedaudit.audits.topology_inference import regressors as rg
 from fedaudit.audits.topology_inference.audit import best_of, round_grid
 from fedaudit.audits.topology_inference.features import Place
 from fedaudit.errors import ConfigError, FedauditError, NotApplicable, NotObservable
-from fedaudit.report.findings import judge
+from fedaudit.reporting.findings import judge
 from fedaudit.results import AuditResult, Estimate, Underpowered
 from fedaudit.trace import ANONYMOUS, SERVER, WIRETAP, MemoryTruth
 

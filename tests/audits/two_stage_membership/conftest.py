@@ -10,10 +10,10 @@ from torch import nn
 
 from fedaudit.audits.audit import Candidates, Knowledge
 from fedaudit.audits.two_stage_membership import TwoStageMembership
-from fedaudit.experiment.build import build
-from fedaudit.experiment.config import load
-from fedaudit.experiment.knowledge import Records, candidates, noise_of, of_config
+from fedaudit.knowledge import Records, candidates, noise_of, of_config
 from fedaudit.randomness import Seed
+from fedaudit.setup.config import load
+from fedaudit.setup.prepare import build
 from fedaudit.tasks.classifier import Classifier
 from fedaudit.tasks.task import Examples
 from fedaudit.trace import PUBLIC, SERVER, MemoryRecorder, MemoryTruth, Trace

@@ -13,11 +13,11 @@ from fedaudit.audits.two_stage_membership import TwoStageMembership
 from fedaudit.audits.two_stage_membership.scores import statistics_of
 from fedaudit.audits.two_stage_membership.seen import sent_models
 from fedaudit.errors import ConfigError, NotApplicable, NotObservable
-from fedaudit.experiment.build import build
-from fedaudit.experiment.knowledge import Records
+from fedaudit.knowledge import Records
 from fedaudit.layout import Layout
-from fedaudit.report.findings import judge
+from fedaudit.reporting.findings import judge
 from fedaudit.results import AuditResult
+from fedaudit.setup.prepare import build
 from fedaudit.trace import ANONYMOUS, SERVER, MemoryRecorder, MemoryTruth, Recorder, Trace
 
 FEW = {"checked_rounds": 0, "records": 24}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedaudit.audits.two_stage_membership import lemmas
-from fedaudit.report.findings import judge, judge_all
+from fedaudit.reporting.findings import judge, judge_all
 from fedaudit.stats.intervals import wilson
 
 

@@ -22,6 +22,7 @@ def part(party, number, delta, member, evidence, classes):
     return Contribution(
         round=number,
         party=party,
+        client=party,
         row=0,
         survey=SimpleNamespace(stage_one=SimpleNamespace(ratio=np.array([1.0])), threshold=0.1),
         delta=delta,
@@ -167,8 +168,8 @@ def test_the_answer_stands_in_the_terminal_and_in_the_report(tmp_path):
 
     from rich.console import Console
 
-    from fedaudit import experiment
-    from fedaudit.report.text import show_study
+    from fedaudit import study
+    from fedaudit.reporting.text import show_study
 
     config = {
         "data": {"name": "digits"},
@@ -176,7 +177,7 @@ def test_the_answer_stands_in_the_terminal_and_in_the_report(tmp_path):
         "federation": {"clients": 4, "rounds": 2},
         "audits": {"two_stage_membership": {"records": 8, "checked_rounds": 0}},
     }
-    run = experiment.run(config, tmp_path / "run")
+    run = study.run(config, tmp_path / "run")
     (found,) = run.results
     (note,) = [n for n in found.notes if n.startswith("does TS-MIA predict the attack")]
     e = found.estimates[RISK_FORETELLS]

@@ -15,6 +15,7 @@ def part(party, number, delta, member, ratio=1.0):
     return Contribution(
         round=number,
         party=party,
+        client=party,
         row=0,
         survey=SimpleNamespace(stage_one=stage, threshold=0.1, messages=range(16)),
         delta=np.asarray(delta),

@@ -176,10 +176,6 @@ def test_curvature_equals_an_explicit_hessian():
         )
         one = asked.take(torch.tensor([i]))
         torch.testing.assert_close(scorer.hessian_products(model, u, one)[0], hessian @ u)
-        assert float(scorer.hessian_norms(model, u, one)[0]) == pytest.approx(
-            float((hessian @ u).norm())
-        )
-        assert float(scorer.curvatures(model, u, one)[0]) == pytest.approx(float(u @ hessian @ u))
 
 
 def test_a_linear_score_has_no_curvature():
@@ -188,7 +184,7 @@ def test_a_linear_score_has_no_curvature():
     linear = Scorer(task, lambda t, p, x, y, z: (x @ p["weight"].T)[:, 0]).precise()
     asked = Asked(torch.randn(4, 3).double(), torch.zeros(4, dtype=torch.int64), None)
     u = torch.randn(8).double()
-    assert (linear.hessian_norms(task.initial().double(), u, asked) == 0).all()
+    assert (linear.hessian_products(task.initial().double(), u, asked) == 0).all()
     one = Asked(asked.x[None], asked.y[None], None)
     _, slopes = linear.slopes(task.initial().double()[None], u[None], one)
     torch.testing.assert_close(slopes[0], asked.x @ u[:3])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedaudit.audits.two_stage_membership import TwoStageMembership, attack, tables
-from fedaudit.report.findings import judge
+from fedaudit.reporting.findings import judge
 from fedaudit.results import AuditResult
 
 

@@ -10,7 +10,7 @@ from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData, Trainer
 from fedaudit.federation.rounds import Rounds
 from fedaudit.randomness import Seed
-from fedaudit.tasks.lora import DenseLoRA, LoRA
+from fedaudit.tasks.lora import AdapterLoRA, DenseLoRA
 from fedaudit.tasks.models import TinyGPT
 from fedaudit.tasks.task import seeded
 
@@ -65,7 +65,7 @@ def test_flora_adds_the_mean_of_products(ranks):
             with torch.no_grad():
                 for name, value in model.named(weights).items():
                     merged.get_parameter(name).copy_(value)
-            local = LoRA(
+            local = AdapterLoRA(
                 merged,
                 Letters(),
                 L,
@@ -86,7 +86,7 @@ def test_flora_adds_the_mean_of_products(ranks):
 
 
 def test_fedit_averages_adapters_and_is_not_flora():
-    model = task(LoRA)
+    model = task(AdapterLoRA)
     run = federation(model, rounds=1)
     found = run.run()
     start = model.initial()

@@ -193,7 +193,7 @@ def test_persons_are_taken_together() -> None:
         ({"learning_rate": 0.0}, r"training.learning_rate is out of range\n.*above 0"),
         ({"learning_rate": float("nan")}, r"training.learning_rate is out of range"),
         ({"momentum": 1.0}, r"training.momentum is out of range\n.*below 1"),
-        ({"weight_decay": -0.1}, r"training.weight_decay is out of range\n.*0 or more"),
+        ({"weight_decay": -0.1}, r"training.weight_decay is out of range\n.*at least 0"),
         ({"optimizer": "adam", "momentum": 0.5}, "belongs to SGD"),
     ],
 )

@@ -98,7 +98,7 @@ OTHERS = {
     "records of a regression": (lambda: {"x_train": X, "y_train": RNG.random(300)}, "records"),
     "images": (lambda: {"pictures": X.reshape(300, 8, 8), "digit": Y}, "whole number for each"),
     "text": (lambda: {"w": X, "classes": np.array(["a", "b"])}, "text"),
-    "whole numbers": (lambda: {"w": RNG.integers(0, 9, (30, 30))}, "whole numbers alone"),
+    "whole numbers": (lambda: {"w": RNG.integers(0, 9, (30, 30))}, "whole numbers only"),
     "one model per client": (
         lambda: {k: np.stack([v] * 5) for k, v in state(mlp()).items()},
         "5 models or updates",

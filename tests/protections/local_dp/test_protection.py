@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedaudit import experiment
 from fedaudit.accounting import Exposure, Guarantee
 from fedaudit.errors import ConfigError, DataError
 from fedaudit.federation.engine import Federation
@@ -17,6 +16,7 @@ from fedaudit.hooks import PLACES
 from fedaudit.protections.local_dp import GRR, RAPPOR
 from fedaudit.protections.local_dp.protection import LocalDP
 from fedaudit.randomness import Seed
+from fedaudit.study import run
 from fedaudit.tasks.classifier import Classifier
 
 SEED = Seed(3)
@@ -234,7 +234,7 @@ def test_data_that_cannot_be_protected_are_refused():
 def test_a_run_states_claim_and_truth_and_draws_the_same_again(tmp_path):
     settings = {"mechanism": "bitrand", "epsilon": 5.0, "outside": "clip", "integer_bits": 2}
     raw = {**SMALL, "protections": {"local_dp": settings}}
-    first, second = (experiment.run(raw, tmp_path / name) for name in ("a", "b"))
+    first, second = (run(raw, tmp_path / name) for name in ("a", "b"))
     assert first.results[0].trace_sha256 == second.results[0].trace_sha256
     said = next(iter(first.guarantees["local_dp"].values()))
     exact = LocalDP(**settings).of(said_features(said)).worst_case_epsilon()
@@ -263,7 +263,7 @@ def test_more_noise_costs_accuracy_and_little_costs_little(tmp_path):
     reached = {}
     for epsilon in (8.0, 1.0, 0.05):
         protected = {**raw, "protections": {"local_dp": {"epsilon": epsilon}}}
-        done = experiment.run(protected, tmp_path / f"at-{epsilon}")
+        done = run(protected, tmp_path / f"at-{epsilon}")
         reached[epsilon] = done.metrics["accuracy"]
     assert reached[8.0] > 0.85
     assert reached[8.0] > reached[1.0] + 0.05

@@ -160,7 +160,7 @@ def test_an_update_that_does_not_fit_is_refused_before_anything_is_sent():
     aggregator = SecureAggregator(threshold=3, bound=6.0)
     with pytest.raises(RingOverflow, match="client 4 does not fit"):
         aggregator.begin(1, {**updates(), 4: np.full(D, 6.5)})
-    with pytest.raises(UsageError, match="cannot be asked"):
+    with pytest.raises(UsageError, match="cannot be queried"):
         aggregator.query(1, range(4))
 
 
@@ -194,10 +194,10 @@ def test_the_ledger_is_a_table_that_says_who_was_in_which_sum(tmp_path):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: SecureAggregator(threshold=1), "plaintext"),
+        (lambda: SecureAggregator(threshold=1), "reveals its update"),
         (lambda: begun().query(1, [0, 1, 2, 3, 77]), "not in the round"),
         (lambda: begun().query(1, [0, 1, 2, 2, 3]), "twice"),
-        (lambda: begun().query(2, range(K)), "cannot be asked"),
+        (lambda: begun().query(2, range(K)), "cannot be queried"),
         (lambda: begun().begin(2, {}), "fit together"),
         (lambda: begun().begin(2, {0: np.zeros(3), 1: np.zeros(4)}), "fit together"),
         (lambda: SecureAggregator(threshold=3, modulus_bits=16), "modulus"),

@@ -70,20 +70,22 @@ def test_a_plan_is_asked_and_answered(plan):
     given = uploads()
     out = after(hook, given)
     rows = given.rows.numpy()
-    assert out.questions[0].clients.tolist() == list(range(K))
-    assert out.questions[0].row is None  # its answer is the upload itself
-    for question in out.questions[1:]:
+    assert out.queries[0].clients.tolist() == list(range(K))
+    assert out.queries[0].row is None  # its answer is the upload itself
+    for question in out.queries[1:]:
         expected = rows[question.clients].sum(axis=0)
-        assert np.allclose(question.row.numpy(), expected, atol=question.told["error"] + 1e-5)
+        assert np.allclose(
+            question.row.numpy(), expected, atol=question.answer_metadata["error"] + 1e-5
+        )
         assert len(question.clients) >= 3
-    sizes = [len(q.clients) for q in out.questions[1:]]
+    sizes = [len(q.clients) for q in out.queries[1:]]
     if plan == "paired":
         assert set(sizes) == {3, 4}
         assert len(sizes) <= 2 * 5 * K
     else:
         assert sum(sizes) == K
-    queries = np.zeros((len(out.questions), K))
-    for row, question in zip(queries, out.questions, strict=True):
+    queries = np.zeros((len(out.queries), K))
+    for row, question in zip(queries, out.queries, strict=True):
         row[question.clients] = 1
     assert (query_algebra.rank(queries) == K) == (plan == "paired")
     # each subset costs each of its members an upload of its own
@@ -113,7 +115,7 @@ def test_skipping_the_masks_changes_nothing_that_is_seen():
         assert torch.equal(real.rows, quick.rows)
         assert real.legs == quick.legs
         assert real.metadata == quick.metadata
-        for a, b in zip(real.questions, quick.questions, strict=True):
+        for a, b in zip(real.queries, quick.queries, strict=True):
             assert a.clients.tolist() == b.clients.tolist()
             assert a.metadata == b.metadata
             assert (a.row is None and b.row is None) or torch.equal(a.row, b.row)
@@ -124,13 +126,13 @@ def test_refusal_is_on_by_default_and_off_by_name():
     off = after(
         SecureAggregation(threshold=3, plan="paired", repeats=2, refuse_isolating=False), uploads()
     )
-    refused = [q for q in on.questions if q.metadata]
-    assert len(on.questions) == len(off.questions)
-    assert len(refused) > len(on.questions) / 2
+    refused = [q for q in on.queries if q.metadata]
+    assert len(on.queries) == len(off.queries)
+    assert len(refused) > len(on.queries) / 2
     assert all("isolate" in str(q.metadata["unanswered"]) for q in refused)
-    assert not any(q.metadata for q in off.questions)
+    assert not any(q.metadata for q in off.queries)
     told = np.zeros((0, K))
-    for q in (q for q in on.questions if not q.metadata):
+    for q in (q for q in on.queries if not q.metadata):
         told = np.vstack([told, np.isin(np.arange(K), q.clients)])
     assert query_algebra.smallest_support(told).value >= 3
 
@@ -269,9 +271,9 @@ def test_settings_out_of_range_are_refused(settings, words):
 @pytest.mark.parametrize(
     ("hook", "given", "words"),
     [
-        (SecureAggregation(), uploads(senders=("anonymous",) * K), "who takes part"),
+        (SecureAggregation(), uploads(senders=("anonymous",) * K), "named senders"),
         (SecureAggregation(), uploads(clients=4), "fewer clients"),
-        (SecureAggregation(), uploads(weights=np.full(K, 0.5)), "whole weights"),
+        (SecureAggregation(), uploads(weights=np.full(K, 0.5)), "whole-number weights"),
         (SecureAggregation(), uploads(kind="model"), "single updates"),
         (SecureAggregation(bound=0.5), uploads(), "does not fit the ring"),
     ],

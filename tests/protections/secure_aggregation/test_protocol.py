@@ -172,7 +172,7 @@ def test_a_client_reveals_one_kind_of_share_once():
     seeds = {c: pair[1] for c, pair in clients[0]._held.items()}
     keys = {c: pair[0] for c, pair in clients[0]._held.items()}
     assert shares == {0: seeds[0], 1: seeds[1], 2: seeds[2], 3: keys[3]}
-    with pytest.raises(UsageError, match="once"):
+    with pytest.raises(UsageError, match="already revealed"):
         clients[0].reveal({0, 1, 3})
 
 

@@ -9,8 +9,8 @@ from fedaudit.errors import UsageError
 from fedaudit.protections.secure_aggregation import ring
 from fedaudit.protections.secure_aggregation.ring import (
     CHUNK,
-    Quantiser,
     RingOverflow,
+    RingQuantiser,
     add_streams,
     ring_dtype,
     subset_sum,
@@ -21,7 +21,7 @@ from fedaudit.protections.secure_aggregation.ring import (
 @pytest.mark.parametrize("clients", [1, 2, 10, 1000])
 @pytest.mark.parametrize("bound", [1e-3, 1.0, 16.0, 3e4])
 def test_the_largest_sum_does_not_wrap_and_errors_stay_below_half_a_step(bits, clients, bound):
-    q = Quantiser(bound, clients, bits)
+    q = RingQuantiser(bound, clients, bits)
     assert math.frexp(q.step)[0] == 0.5  # a power of two
     extremes = np.array([bound, -bound, 0.0, bound / 3, -bound / 7])
     one = q.encode(extremes)
@@ -36,7 +36,7 @@ def test_the_largest_sum_does_not_wrap_and_errors_stay_below_half_a_step(bits, c
 def test_random_sums_are_within_the_bound_that_is_reported():
     rng = np.random.default_rng(0)
     for bits in (32, 64):
-        q = Quantiser(8.0, 7, bits)
+        q = RingQuantiser(8.0, 7, bits)
         x = rng.uniform(-8, 8, (7, 5000))
         total = subset_sum([q.encode(row) for row in x])
         assert np.abs(q.decode(total) - x.sum(axis=0)).max() <= q.error(7)
@@ -45,7 +45,7 @@ def test_random_sums_are_within_the_bound_that_is_reported():
 
 @pytest.mark.parametrize("wrong", [16.1, -17.0, np.inf, -np.inf, np.nan])
 def test_overflow_is_refused_and_never_wrapped(wrong):
-    q = Quantiser(16.0, 10)
+    q = RingQuantiser(16.0, 10)
     with pytest.raises(RingOverflow, match="does not fit the ring"):
         q.encode([0.0, wrong, 1.0])
 
@@ -53,9 +53,9 @@ def test_overflow_is_refused_and_never_wrapped(wrong):
 @pytest.mark.parametrize("arguments", [(0.0, 2), (np.inf, 2), (1.0, 0), (1.0, 2, 16)])
 def test_rings_that_make_no_sense_are_refused(arguments):
     with pytest.raises(UsageError):
-        Quantiser(*arguments)
+        RingQuantiser(*arguments)
     with pytest.raises(RingOverflow, match="too small"):
-        _ = Quantiser(1.0, 2**31).step
+        _ = RingQuantiser(1.0, 2**31).step
 
 
 @pytest.mark.parametrize("bits", [32, 64])
@@ -91,7 +91,7 @@ def test_a_sum_at_hand_can_be_made_in_a_place_that_exists():
 @pytest.mark.parametrize("bits", [32, 64])
 def test_what_is_quantised_piece_by_piece_is_the_whole(bits, monkeypatch):
     values = np.random.default_rng(3).uniform(-1, 1, size=1000)
-    quantiser = Quantiser(1.0, 10, bits)
+    quantiser = RingQuantiser(1.0, 10, bits)
     whole = quantiser.encode(values)
     monkeypatch.setattr(ring, "QUANTISED", 64)
     place = np.empty(1000, ring.ring_dtype(bits))

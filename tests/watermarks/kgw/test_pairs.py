@@ -4,15 +4,22 @@ import numpy as np
 import pytest
 import torch
 
-from fedaudit.watermarks.kgw import HashedLists, Marker, Pairs, PermutedLists, pairs_of, z_scores
+from fedaudit.watermarks.kgw import (
+    HashedLists,
+    Marker,
+    PermutedLists,
+    TokenPairs,
+    pairs_of,
+    z_scores,
+)
 
 V = 60
 
 
 def test_distinct_pairs_match_a_plain_set():
     rng = np.random.default_rng(0)
-    own = Pairs(contexts=rng.integers(0, 6, (200, 1)), tokens=rng.integers(0, 6, 200))
-    prompt = Pairs(contexts=rng.integers(0, 6, (10, 1)), tokens=rng.integers(0, 6, 10))
+    own = TokenPairs(contexts=rng.integers(0, 6, (200, 1)), tokens=rng.integers(0, 6, 200))
+    prompt = TokenPairs(contexts=rng.integers(0, 6, (10, 1)), tokens=rng.integers(0, 6, 10))
 
     def as_set(p):
         return {tuple(map(int, row)) for row in p.whole()}

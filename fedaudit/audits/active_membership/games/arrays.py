@@ -4,13 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-import numpy.typing as npt
-
-Floats = npt.NDArray[np.float64]
-Indices = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
-
 DRAWN = 1 << 14
 """Features drawn at once: their arrays stay in the cache, and below what malloc maps anew."""
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.audits.active_membership.games.arrays import Indices, Mask, parts
+from fedaudit.arrays import Bools, Indices
+from fedaudit.audits.active_membership.games.arrays import parts
 from fedaudit.audits.active_membership.theory import check_game
 from fedaudit.errors import UsageError
 
@@ -25,7 +26,7 @@ class Challenge:
 
     data: Indices
     target: Indices
-    member: Mask
+    member: Bools
     trial: Indices
 
     def __len__(self) -> int:

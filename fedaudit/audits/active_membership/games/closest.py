@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Bools, Floats, Indices
 from fedaudit.audits.active_membership.channel import Codebook
 from fedaudit.audits.active_membership.draws import Flips, fast
-from fedaudit.audits.active_membership.games.arrays import DRAWN, Floats, Indices, Mask, parts
+from fedaudit.audits.active_membership.games.arrays import DRAWN, parts
 from fedaudit.audits.active_membership.games.challenger import Challenge
 from fedaudit.audits.active_membership.games.universe import Universe
 
@@ -55,7 +56,7 @@ def distances(universe: Universe, games: Challenge, rng: np.random.Generator) ->
     return apart.reshape(len(games), n).min(axis=1) * book.step
 
 
-def decisions(universe: Universe, games: Challenge, tau: float, rng: np.random.Generator) -> Mask:
+def decisions(universe: Universe, games: Challenge, tau: float, rng: np.random.Generator) -> Bools:
     """Whether some protected record lies closer than `tau` to the target (G,).
 
     Exact: features are drawn one group after another, a pair is left as soon as its partial sum
@@ -88,7 +89,7 @@ def _own(
     targets: Indices,
     limit: int,
     rng: np.random.Generator,
-) -> Mask:
+) -> Bools:
     """Whether records (P,) stay within `limit` steps of themselves: most do, so all is drawn."""
     assert universe.codes is not None
     out = np.empty(len(targets), dtype=bool)
@@ -101,13 +102,13 @@ def _own(
 
 
 def lazily(
-    done: Mask,
+    done: Bools,
     features: int,
     limit: int,
     apart: Callable[[Indices, int, int], npt.NDArray[np.signedinteger]],
     *,
     group: int = 1,
-) -> Mask:
+) -> Bools:
     """Whether pairs (P,) are closer than `limit` steps, looking at as little as decides.
 
     `apart(pairs, first, stop)`: distances (p, stop - first) of some pairs in some of their
@@ -141,9 +142,9 @@ class Pairs:
     book: Codebook
     records: Indices
     targets: Indices
-    done: Mask
+    done: Bools
 
-    def within(self, limit: int, rng: np.random.Generator) -> Mask:
+    def within(self, limit: int, rng: np.random.Generator) -> Bools:
         """Whether each distance in steps is below `limit` (G, n), features drawn lazily."""
         flips = self.book.flips
         if flips is None or len(flips.widths) < 2:
@@ -158,7 +159,7 @@ class Pairs:
             found = self._from_above(flips, limit, rng)
         return found.reshape(self.records.shape)
 
-    def _from_above(self, flips: Flips, limit: int, rng: np.random.Generator) -> Mask:
+    def _from_above(self, flips: Flips, limit: int, rng: np.random.Generator) -> Bools:
         """Of codes with many bits the upper ones are drawn first, which bound a distance from
         below; the lower ones only for pairs that this leaves open."""
         r, width = self.universe.features, flips.widths[0]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.audits.active_membership.games.arrays import Floats, Mask
+from fedaudit.arrays import Bools, Floats
 
 
-def midpoint(closest: Floats, member: Mask) -> float:
+def midpoint(closest: Floats, member: Bools) -> float:
     """Halfway between the mean distances of members and of others."""
     return 0.5 * (float(closest[member].mean()) + float(closest[~member].mean()))
 
 
-def best_cut(scores: npt.ArrayLike, member: Mask) -> float:
+def best_cut(scores: npt.ArrayLike, member: Bools) -> float:
     """The cut with the largest TPR + TNR if what scores above it is called a member.
 
     Midway between neighbouring scores; of several equally good ones the middle one.

@@ -9,9 +9,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats, Indices
 from fedaudit.audits.active_membership.channel import OPEN, Channel
 from fedaudit.audits.active_membership.draws import fast
-from fedaudit.audits.active_membership.games.arrays import DRAWN, Floats, Indices, parts
+from fedaudit.audits.active_membership.games.arrays import DRAWN, parts
 from fedaudit.errors import DataError, UsageError
 
 

@@ -67,7 +67,7 @@ def pieces(entries: Sequence[Entry], rows: int) -> Iterator[list[Entry]]:
 
 
 @dataclass(frozen=True)
-class Source:
+class RoundRows:
     """Rows of one round: `clients` (m,) that took part, `row_of` (m,) the row of each of them.
 
     `messages` (k,) of the rows; `bases` (k,) messages with the model each sender had received, or
@@ -121,7 +121,7 @@ class Source:
         return u, np.stack(each)
 
 
-def source_of(view: View, number: int, place: Place, piece: Piece) -> Source:
+def source_of(view: View, number: int, place: Place, piece: Piece) -> RoundRows:
     """Whose rows a round shows: every client's, an organisation's sum, or one sum for all."""
     client_of = {name: i for i, name in enumerate(place.clients)}
     table = dict(view.indexed(number))
@@ -152,7 +152,7 @@ def source_of(view: View, number: int, place: Place, piece: Piece) -> Source:
         seen = "sums"
     sizes = np.bincount(row_of, minlength=len(messages)).astype(np.float32)
     kinds = tuple(table[i].kind for i in messages)
-    return Source(
+    return RoundRows(
         view=view,
         number=number,
         clients=clients,

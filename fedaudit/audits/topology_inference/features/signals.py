@@ -9,12 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.audits.topology_inference.features.names import head_of, signal_names, watched
 from fedaudit.audits.topology_inference.features.place import Place
-from fedaudit.audits.topology_inference.features.rows import Piece, Seen, Source, pieces, source_of
+from fedaudit.audits.topology_inference.features.rows import (
+    Piece,
+    RoundRows,
+    Seen,
+    pieces,
+    source_of,
+)
 from fedaudit.trace import View
 
-Floats = npt.NDArray[np.float64]
 Signals32 = npt.NDArray[np.float32]
 
 
@@ -107,7 +113,9 @@ def _to_mean(gram: Floats, norm: Floats) -> Floats:
     return _cosines(gram.mean(axis=1), norm, np.full(len(norm), length))
 
 
-def _to_neighbours(gram: Floats, norm: Floats, place: Place, source: Source, seen: Seen) -> Floats:
+def _to_neighbours(
+    gram: Floats, norm: Floats, place: Place, source: RoundRows, seen: Seen
+) -> Floats:
     """Mean cosine to the rows of the neighbours that took part, (n,); NaN without any.
 
     Where rows are sums of groups there are no neighbours' own updates.

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Floats
 from fedaudit.audits.topology_inference.features.names import (
     NORM,
     TO_MEAN,
@@ -18,7 +19,6 @@ from fedaudit.audits.topology_inference.features.names import (
 from fedaudit.audits.topology_inference.features.signals import Signals32
 from fedaudit.trace import View
 
-Floats = npt.NDArray[np.float64]
 Which = Literal["all", "published", "own", "neighbours"]
 
 WHOLE_SEQUENCE = (NORM, TO_NEIGHBOURS, UPDATE_NORM, TO_MEAN)

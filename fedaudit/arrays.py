@@ -1,0 +1,12 @@
+"""Names of the array types that signatures use."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.float32]
+"""Updates or models, one flat vector a row: (n, d)."""

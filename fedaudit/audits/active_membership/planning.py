@@ -1,0 +1,66 @@
+"""What games cost, and how many of them are needed."""
+
+from __future__ import annotations
+
+from fedaudit.audits.planning import Aim, SampleSize, for_rate, from_width
+from fedaudit.results import AuditResult
+from fedaudit.stats import power
+
+HEADLINE = "success"
+RULE = "exact power of Clopper-Pearson on both rates"
+
+
+def samples(result: AuditResult, aim: Aim) -> list[SampleSize]:
+    head = result.estimates[HEADLINE]
+    members = result.estimates.get("true positive rate")
+    others = result.estimates.get("true negative rate")
+    by_trial = head.method.startswith("bootstrap")
+    have_others = None
+    if members is None or others is None or by_trial:
+        how = f"set audits.{result.audit}.trials"
+        first = from_width(result, HEADLINE, aim, unit="trials", how=how)
+    else:
+        have_others = others.n
+        wanted = aim.goal(0.5)
+        first = SampleSize(
+            audit=result.audit,
+            measure=HEADLINE,
+            unit="games",
+            chance=0.5,
+            have=members.n + others.n,
+            seen=power.success_seen(members.n, others.n, *aim.level),
+            wanted=wanted,
+            needed=power.games_for_success(wanted, *aim.level),
+            how=f"set audits.{result.audit}.games, or recorded where the record goes through "
+            "the engine",
+            rule=RULE,
+        )
+    have_members = None if members is None else members.n
+    return [
+        first,
+        *(
+            for_rate(result.audit, _rate(r), r, aim, members=have_members, others=have_others)
+            for r in aim.rates[:1]
+        ),
+    ]
+
+
+def samples_before(audit: str, aim: Aim) -> list[SampleSize]:
+    wanted = aim.goal(0.5)
+    return [
+        SampleSize(
+            audit=audit,
+            measure=HEADLINE,
+            unit="games",
+            chance=0.5,
+            wanted=wanted,
+            needed=power.games_for_success(wanted, *aim.level),
+            how=f"set audits.{audit}.games",
+            rule=RULE,
+        ),
+        *(for_rate(audit, _rate(r), r, aim) for r in aim.rates[:1]),
+    ]
+
+
+def _rate(rate: float) -> str:
+    return f"true positive rate at {100 * rate:g} % false positives"

@@ -1,0 +1,73 @@
+"""What shadows cost, what the audit misses in a config, and how many clients it needs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from fedaudit.audits.planning import Aim, SampleSize, Setting, Shape, from_width
+from fedaudit.audits.topology_inference import regressors
+from fedaudit.results import AuditResult, Need
+from fedaudit.stats import power
+
+EXPLAINED = 0.1
+"""Share explained that is to be shown where nobody says another."""
+
+
+def cost(shape: Shape, shadows: int, channels: int) -> float:
+    learning = 0.05 * channels * shadows / 10
+    return 1.0 + 0.2 * shadows * shape.training() + learning
+
+
+def missing(setting: Setting, shadows: int) -> Need | None:
+    if setting.recording:
+        return Need(
+            code="no_shadows",
+            what="it learns from federations that it simulates, and a recording does not say how "
+            "clients train",
+            remedy="rebuild the federation as a config of fedaudit",
+        )
+    if setting.classes < 2:
+        return Need(code="one_class", what="records without classes have no class mix")
+    if setting.hidden and not setting.places_differ and not setting.organisations:
+        return Need(
+            code="no_channels",
+            what="senders are hidden, and all places are alike: an observer has nothing to go by",
+        )
+    federations, rows = regressors.FEWEST_FEDERATIONS, regressors.FEWEST_ROWS
+    if shadows < federations or shadows * setting.clients < rows:
+        return Need(
+            code="too_few_shadows",
+            what=f"too few shadows to learn from: {federations} federations and {rows} clients in "
+            "them at least",
+        )
+    return None
+
+
+def samples(result: AuditResult, aim: Aim) -> SampleSize:
+    assert result.headline is not None
+    found = from_width(result, result.headline, aim, unit="clients", how="", default=EXPLAINED)
+    if found.needed is None or not found.have:
+        return found
+    runs = math.ceil(found.needed / found.have)
+    return replace(
+        found,
+        how=f"{runs} target federations of {found.have} clients, or one of {found.needed:,}; "
+        "more shadows sharpen the guesses, not the interval",
+    )
+
+
+def samples_before(audit: str, aim: Aim) -> SampleSize:
+    wanted = aim.effect if aim.effect is not None else EXPLAINED
+    clients = power.clients_for_explained(wanted, *aim.level)
+    runs = math.ceil(clients / aim.clients)
+    return SampleSize(
+        audit=audit,
+        measure="explained",
+        unit="clients",
+        chance=0.0,
+        wanted=wanted,
+        needed=clients,
+        how=f"{runs} target federations of {aim.clients} clients, or one of {clients:,}",
+        rule="Fisher's deviation of a correlation; the share explained is its square",
+    )

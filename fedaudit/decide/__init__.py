@@ -1,0 +1,1 @@
+"""Decisions on finished runs: gate, diff, power, harden and query plans."""

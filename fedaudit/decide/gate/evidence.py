@@ -1,0 +1,266 @@
+"""What a run directory, or a study of several, has to show for itself."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+from fedaudit.errors import TraceError
+from fedaudit.reporting.names import Renaming, pseudonyms
+from fedaudit.results import AuditResult, Estimate
+from fedaudit.stats.intervals import wilson
+from fedaudit.study.chapters import is_about, purged_on, stored_results
+from fedaudit.study.folders import config_of, entries, is_study, places
+from fedaudit.study.promised import promised
+from fedaudit.study.seal import require_seal
+from fedaudit.study.summary import clients_of
+from fedaudit.trace import Trace, Truth
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """One recorded federation and what its audits said, as stored.
+
+    `purged`: the day on which the recording was removed.
+    `lacking` says why nothing here may be relied on (half finished, not there), or is empty;
+    `stale` audits were made of another state of the trace; `configured` audits were asked for.
+    `names` are what their owner calls the clients, where the truth knows. `held_out` records are
+    behind `metrics`, and `guessing` is what naming class frequencies would give; `about` is the
+    manifest's word on the federation.
+    """
+
+    path: Path
+    purged: str = ""
+    federation: str = ""
+    variant: str = ""
+    lacking: str = ""
+    trace_sha256: str = ""
+    rounds: int = 0
+    clients: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    results: Mapping[str, AuditResult] = field(default_factory=dict)
+    stale: frozenset[str] = frozenset()
+    configured: tuple[str, ...] = ()
+    guarantees: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    held_out: int = 0
+    guessing: Mapping[str, float] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+    task: Mapping[str, Any] = field(default_factory=dict)
+    layout: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    declared: tuple[Mapping[str, Any], ...] = ()
+    data_sha256: str = ""
+
+    @property
+    def label(self) -> str:
+        """How the run is called among others; empty where it is alone."""
+        return ", ".join(part for part in (self.federation, self.variant) if part)
+
+    def renaming(self, names: bool = False) -> Renaming:
+        """Clients as "client 3", in the order of the federation, or by what their owner calls
+        them."""
+        if names:
+            return Renaming({c: n for c, n in self.names.items() if n != c})
+        return Renaming(pseudonyms(self.clients))
+
+    @property
+    def stated(self) -> tuple[str, ...]:
+        """Held-out metrics; the standard error of one is part of it, not another."""
+        return tuple(name for name in self.metrics if not name.endswith("_error"))
+
+    def utility(self, metric: str, confidence: float = 0.95) -> Estimate | None:
+        """A held-out metric with its interval; None where none is stored, or none can be made.
+
+        Accuracy is a share of the held-out records. A mean such as the loss has a standard error
+        beside it, over what was held out. The baseline is what guessing by frequency gives.
+        """
+        value, error = self.metrics.get(metric), self.metrics.get(f"{metric}_error")
+        if value is None or not math.isfinite(value):
+            return None
+        chance = self.guessing.get(metric)
+        if metric == "accuracy" and self.held_out:
+            share = wilson(round(value * self.held_out), self.held_out, confidence)
+            return replace(share, baseline=chance)
+        if error is None or not math.isfinite(error):
+            return None
+        wide = NormalDist().inv_cdf(0.5 + confidence / 2) * error
+        return Estimate(
+            value=value,
+            low=value - wide,
+            high=value + wide,
+            n=self.held_out,
+            confidence=confidence,
+            baseline=chance,
+            method="mean over held-out examples, normal",
+        )
+
+
+def gather(path: str | os.PathLike[str]) -> list[Evidence]:
+    """The evidence of a run, or of every run of a study."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise TraceError(
+            f"there is no run {folder}",
+            expected="a folder that `fedaudit run` wrote",
+            got="no such folder" if not folder.exists() else "a file",
+            remedy="fedaudit run --out FOLDER",
+        )
+    if not is_study(folder):
+        return [of_run(folder)]
+    require_seal(folder)
+    out = []
+    for entry in entries(folder):
+        place = entry.path
+        try:
+            found = of_run(place)
+        except TraceError as error:
+            if place.exists() and not _is_empty(place):
+                raise  # torn or foreign: say so rather than call it missing
+            found = Evidence(path=place, lacking=f"the run is not there: {error.what}")
+        out.append(replace(found, federation=entry.federation, variant=entry.variant))
+    return out
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
+
+
+def of_run(folder: Path) -> Evidence:
+    """The evidence of one run directory, every file as it was sealed."""
+    _refuse_trace(folder)
+    require_seal(folder)
+    trace_at, truth_at = places(folder)
+    config = config_of(folder)
+    configured = tuple(config.get("audits", {}))
+    if not (trace_at / "manifest.json").is_file():
+        on = purged_on(folder)
+        if on or (folder / "run.json").is_file():
+            return Evidence(
+                path=folder,
+                purged=on,
+                config=config,
+                configured=configured,
+                lacking=f"its recording was purged on {on}"
+                if on
+                else "the run is half finished: nothing is recorded yet",
+            )
+        raise TraceError(
+            f"{folder} is no run",
+            expected="a folder with trace/ and results/",
+            got="an empty folder" if _is_empty(folder) else "neither",
+            remedy="fedaudit run --out FOLDER, or fedaudit audit TRACE",
+        )
+    trace = Trace.open(trace_at)
+    truth = Truth.open(truth_at) if (truth_at / "truth.json").exists() else None
+    results = {r.audit: r for r in stored_results(folder)}
+    facts: Mapping[str, Any] = {} if truth is None else truth.facts
+    rounds = len(trace.rounds)
+    return Evidence(
+        path=folder,
+        lacking=_lacking(trace, config),
+        trace_sha256=trace.sha256,
+        rounds=rounds,
+        clients=tuple(clients_of(trace)),
+        names={
+            client: str(about.get("name") or client)
+            for client, about in dict(facts.get("clients", {})).items()
+        },
+        results=results,
+        stale=frozenset(
+            name
+            for name, r in results.items()
+            # an audit that never began has no hash
+            if not is_about(r, trace) and (r.trace_sha256 or r.headline is not None)
+        ),
+        configured=configured,
+        guarantees=promised(folder, trace, truth),
+        metrics=truth.metrics(rounds) if truth is not None and rounds else {},
+        held_out=int(facts.get("held_out", 0)),
+        guessing=dict(facts.get("guessing", {})),
+        config=config,
+        about=dict(trace.manifest.federation),
+        task=dict(trace.manifest.task),
+        layout=tuple((e.name, tuple(e.shape)) for e in trace.layout.entries),
+        declared=tuple(trace.manifest.declared),
+        data_sha256=str(facts.get("data_sha256", "")),
+    )
+
+
+def _lacking(trace: Trace, config: Mapping[str, Any]) -> str:
+    if trace.manifest.complete:
+        return ""
+    wanted = config.get("federation", {}).get("rounds")
+    many = f"{len(trace.rounds)} of {wanted}" if wanted else f"{len(trace.rounds)}"
+    return f"the run is half finished: {many} rounds are recorded"
+
+
+def _refuse_trace(folder: Path) -> None:
+    """A trace alone has no results to hold against anything."""
+    if (folder / "manifest.json").is_file() and not (folder / "trace").is_dir():
+        raise TraceError(
+            f"{folder} is a trace, not a run",
+            expected="the folder with the results of its audits",
+            got="a trace alone",
+            remedy=f"fedaudit audit {folder}, then name the folder that it writes",
+        )
+
+
+def nothing_left(metric: str, runs: Sequence[Evidence]) -> bool:
+    """The one rule by which an audit that is not applicable counts as good news.
+
+    Linking needs updates of single clients. Where the observer receives none in any run, and no
+    algebra of the sums gives one back, no link is left to be made. It goes by the code of the need
+    and by stored evidence on the sums: `query_plan` from the same vantage, or a config whose only
+    way for uploads is one ideal sum.
+    """
+    if not metric.startswith("fingerprint."):
+        return False
+    for e in runs:
+        result = e.results.get("fingerprint")
+        if e.lacking or result is None or _code(result) != "no_single_updates":
+            return False
+        sums = e.results.get("query_plan")
+        if sums is None or sums.vantage != result.vantage or "query_plan" in e.stale:
+            in_force = e.config.get("protections", {})
+            if "secure_sum" not in in_force or "secure_aggregation" in in_force:
+                return False
+            continue
+        found = sums.estimates.get("recoverable_updates")
+        if found is None or found.high > 0:
+            return False
+    return True
+
+
+NOTHING_LEFT = (
+    "met by rule: nothing is left to link. No single client's update reaches the observer, and "
+    "the sums that do cannot be taken apart"
+)
+
+
+def _code(result: AuditResult) -> str:
+    return "" if result.need is None else result.need.code
+
+
+def need_results(evidence: Sequence[Evidence]) -> None:
+    """Refuse runs that have nothing to compare or to plan by."""
+    for e in evidence:
+        if e.purged:
+            raise TraceError(
+                f"the recording of {e.path} was purged on {e.purged}",
+                expected="a run whose recording is there",
+                got="its results alone: nobody can check any more what they rest on",
+                remedy=f"fedaudit report {e.path} prints what was found",
+            )
+        if not e.results:
+            raise TraceError(
+                f"{e.path} has no results yet",
+                expected="results/*.json",
+                got=e.lacking or "none that can be read",
+                remedy=f"fedaudit audit {e.path}",
+            )

@@ -1,0 +1,339 @@
+"""A hardening as terminal table, Markdown, CSV, JSON, and one figure per risk."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fedaudit.decide.gate.outcome import LimitCheck
+from fedaudit.decide.gate.page import statement
+from fedaudit.decide.harden.outcome import Hardened, Point
+from fedaudit.decide.harden.tradeoff import figure_names, in_points
+from fedaudit.reporting import environment
+from fedaudit.reporting.findings import interval, number
+from fedaudit.results import Estimate
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# -- words ---------------------------------------------------------------------------------------
+
+
+def summary(found: Hardened) -> list[str]:
+    """The outcome in a few sentences."""
+    out = []
+    if found.confirmed is not None:
+        point = found.confirmed
+        out.append(
+            f"{point.label} keeps every limit at the least cost that was found: "
+            f"{cost_text(point, found.measure)}. It trusts {point.who}."
+        )
+        out.append(_honesty(found))
+        out += [f"{c.title}: {statement(c)}" for c in point.checks]
+        if found.config:
+            out.append(f"written: {found.config}; as limits for the gate: {found.policy}")
+    elif found.chosen is not None and not found.rejected:
+        out.append(
+            f"{found.chosen.label} kept every limit in the search, and the time was up before it "
+            "could be measured on fresh seeds: its figures are those of the best of "
+            f"{found.searched} and flatter it." + (f" Written: {found.config}" * bool(found.config))
+        )
+    else:
+        out += _cannot(found)
+    out += [
+        f"{p.label} kept every limit in the search, but not on fresh seeds: "
+        + "; ".join(f"{c.title}: {statement(c)}" for c in p.broken)
+        for p in found.rejected
+    ]
+    if found.stopped:
+        out.append(found.stopped)
+    if found.seeds == 2 and not found.succeeded:
+        out.append(
+            "An interval over two seeds is very wide (Student's t with one degree of freedom): "
+            "use one seed, whose runs have intervals of their own, or at least three."
+        )
+    return out
+
+
+def _honesty(found: Hardened) -> str:
+    tries = len(found.rejected) + 1
+    return (
+        f"The best of {found.searched} measured protections looks better than it is. These "
+        f"figures are from {_seeds(found.seeds)} that the search had not seen"
+        + (f" (try {tries})." if tries > 1 else ".")
+    )
+
+
+def _seeds(count: int) -> str:
+    return "one fresh seed" if count == 1 else f"{count} fresh seeds"
+
+
+def _cannot(found: Hardened) -> list[str]:
+    rules = dict(found.limits)
+    out = []
+    for names in found.conflicts:
+        listed = " and ".join(f"{n} ({rules[n]})" if n in rules else n for n in names)
+        out.append(
+            f"nothing that was measured keeps {listed}" + (" together." if len(names) > 1 else ".")
+        )
+    if not found.points:
+        return ["nothing could be measured in the time that was given."]
+    if not found.conflicts and not found.rejected:
+        out.append("nothing that was measured keeps all limits.")
+    if found.nearest is not None:
+        near = found.nearest
+        out.append(
+            f"nearest: {near.label}, {cost_text(near, found.measure)}. It trusts {near.who}. It "
+            "would take: " + "; ".join(_relaxed(c) for c in near.broken)
+        )
+        if found.config:
+            out.append(f"written: {found.config}")
+    for name, point in found.instead.items():
+        if found.nearest is None or point.label != found.nearest.label:
+            out.append(
+                f"if {name} may give way: {point.label}, {cost_text(point, found.measure)}: "
+                + "; ".join(_relaxed(c) for c in point.broken)
+            )
+    return out
+
+
+def _relaxed(check: LimitCheck) -> str:
+    """The limit that this measurement would have kept."""
+    known = [r for r in check.readings if r.bound is not None and not r.kept]
+    if not known:
+        lacking = {r.missing for r in check.readings}
+        same = len(lacking) == 1 and check.readings[0].who
+        why = f"every client: {lacking.pop()}" if same else statement(check)
+        return f"{check.title} to be dropped ({why})"
+    worst = max(known, key=lambda r: r.distance)
+    assert worst.bound is not None
+    assert worst.limit is not None
+    bound, most = (in_points(check.metric, v) for v in (worst.bound, worst.limit))
+    text = f"{check.title} {worst.side} {bound} instead of {most}"
+    value = None if worst.estimate is None else worst.estimate.value
+    if value is None or replace(worst, bound=value).kept is False:
+        return text
+    shown = in_points(check.metric, value)
+    return f"{text} (its value {shown} keeps the limit, its interval does not)"
+
+
+def cost_text(point: Point, measure: str) -> str:
+    if point.cost is None:
+        return f"cost in {measure} unknown"
+    if measure == "accuracy":
+        e = point.cost
+        ends = "exact" if e.confidence >= 1 else f"at {100 * e.confidence:g} %"
+        value, _, within = _points(e).partition(" ")
+        return f"{value} points of accuracy lost {within}, {ends}"
+    return f"{measure} higher by {interval(point.cost)}"
+
+
+def _points(e: Estimate) -> str:
+    """A difference of shares in points of a hundred: value [low, high]."""
+    value, low, high = (f"{round(100 * x, 1) + 0.0:.1f}" for x in (e.value, e.low, e.high))
+    return f"{value} [{low}, {high}]"
+
+
+def _mark(point: Point, found: Hardened) -> str:
+    if point.failed:
+        return "failed"
+    if found.chosen is not None and point.label == found.chosen.label:
+        return "chosen" if found.confirmed is not None else "best so far"
+    if found.nearest is not None and point.label == found.nearest.label:
+        return "nearest"
+    return "kept" if point.met else "broken"
+
+
+def _row(point: Point, found: Hardened) -> list[str]:
+    cost = ""
+    if point.failed:
+        cost = point.failed.splitlines()[0]
+    elif point.cost is not None:
+        cost = _points(point.cost) if found.measure == "accuracy" else _short(point.cost)
+    return [
+        _mark(point, found),
+        point.label,
+        cost,
+        *(_short(point.risks[m]) if m in point.risks else "" for m in found.metrics),
+        "" if point.epsilon is None else f"{number(point.epsilon)} {point.promise}".rstrip(),
+        "" if point.failed else point.who,
+        ", ".join(c.title for c in point.broken),
+    ]
+
+
+def _short(e: Estimate) -> str:
+    return f"{number(e.value)} [{number(e.low)}, {number(e.high)}]"
+
+
+def _head(found: Hardened) -> list[str]:
+    cost = "points of accuracy lost" if found.measure == "accuracy" else f"{found.measure} gained"
+    risks = [f"{m.replace('.', ' ').replace('_', ' ')}{_chance(found, m)}" for m in found.metrics]
+    return ["", "protection", cost, *risks, "largest epsilon", "trusts", "breaks"]
+
+
+def _chance(found: Hardened, metric: str) -> str:
+    known = {number(p.risks[metric].baseline or 0.0) for p in found.points if metric in p.risks}
+    none = any(p.risks[metric].baseline is None for p in found.points if metric in p.risks)
+    return "" if none or len(known) != 1 else f" (chance {known.pop()})"
+
+
+def show(console: Console, found: Hardened) -> None:
+    """Table and outcome in a terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_edge=False, pad_edge=False)
+    for name in _head(found):
+        table.add_column(name, overflow="fold")
+    for point in found.points:
+        style = {"chosen": "bold green", "broken": "dim"}.get(_mark(point, found), "")
+        table.add_row(*(Text(cell, style=style) for cell in _row(point, found)))
+    console.print(table)
+    console.print(Text("value [low, high]: intervals at 95 % unless said otherwise", style="dim"))
+    console.print()
+    for label, why in found.left_out:
+        console.print(Text(f"not tried: {label}: {why}", style="dim"))
+    for n, line in enumerate(summary(found)):
+        console.print(
+            Text(line, style="" if n else "bold green" if found.succeeded else "bold red")
+        )
+
+
+def markdown(found: Hardened) -> str:
+    """Table and outcome as a Markdown page with its figures."""
+    made = (
+        environment.markdown()
+        .get_template("harden.md")
+        .render(
+            outcome=summary(found),
+            limits=found.limits,
+            head=_head(found),
+            rows=[_row(point, found) for point in found.points],
+            left_out=found.left_out,
+            figures=figure_names(found),
+        )
+    )
+    return made.rstrip() + "\n"
+
+
+def csv_text(found: Hardened) -> str:
+    """One row per protection and number, with all digits."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for p in _all(found):
+        about = {
+            "protection": p.label,
+            "series": p.series,
+            "level": p.level,
+            "noise": p.noise,
+            "met": p.met,
+            "trusts": p.who,
+            "promise": p.promise,
+            "runs": p.runs,
+            "folders": " ".join(p.folders),
+        }
+        for name, e in _numbers(p, found.measure).items():
+            own = {"value": e.value, "low": e.low, "high": e.high, "confidence": e.confidence}
+            chance = "" if e.baseline is None else e.baseline
+            writer.writerow({**about, "number": name, **own, "chance": chance})
+    return text.getvalue()
+
+
+COLUMNS = (
+    "protection",
+    "series",
+    "level",
+    "noise",
+    "met",
+    "trusts",
+    "promise",
+    "number",
+    "value",
+    "low",
+    "high",
+    "confidence",
+    "chance",
+    "runs",
+    "folders",
+)
+
+
+def _numbers(p: Point, measure: str) -> dict[str, Estimate]:
+    """Everything that was measured of one protection."""
+    out = dict(p.risks)
+    if p.cost is not None:
+        out[f"{measure} {'lost' if measure == 'accuracy' else 'gained'}"] = p.cost
+    if p.utility is not None:
+        out[measure] = p.utility
+    if p.epsilon is not None:
+        spent = p.epsilon
+        out["epsilon"] = Estimate(value=spent, low=spent, high=spent, n=0, confidence=1.0)
+    return out
+
+
+def _all(found: Hardened) -> list[Point]:
+    fresh = [found.confirmed] if found.confirmed is not None else []
+    return [*found.points, *found.rejected, *fresh]
+
+
+def plain(found: Hardened) -> dict[str, Any]:
+    """Everything as JSON types."""
+    return {
+        "succeeded": found.succeeded,
+        "outcome": summary(found),
+        "limits": [{"name": name, "rule": rule} for name, rule in found.limits],
+        "measure": found.measure,
+        "chosen": None if found.chosen is None else found.chosen.label,
+        "confirmed": None if found.confirmed is None else _plain_point(found.confirmed),
+        "rejected": [_plain_point(p) for p in found.rejected],
+        "nearest": None if found.nearest is None else found.nearest.label,
+        "conflicts": [list(names) for names in found.conflicts],
+        "instead": {name: p.label for name, p in found.instead.items()},
+        "points": [_plain_point(p) for p in found.points],
+        "left_out": [{"what": what, "why": why} for what, why in found.left_out],
+        "stopped": found.stopped,
+        "seeds": found.seeds,
+        "searched": found.searched,
+        "reused": found.reused,
+        "config": found.config,
+        "policy": found.policy,
+    }
+
+
+def _plain_point(p: Point) -> dict[str, Any]:
+    return {
+        "label": p.label,
+        "series": p.series,
+        "level": p.level,
+        "noise": p.noise,
+        "trusts": list(p.trusted),
+        "met": p.met,
+        "failed": p.failed,
+        "cost": _plain_estimate(p.cost),
+        "utility": _plain_estimate(p.utility),
+        "risks": {name: _plain_estimate(e) for name, e in p.risks.items()},
+        "epsilon": _number(p.epsilon),
+        "promise": p.promise,
+        "checks": [
+            {"limit": c.limit, "rule": c.rule, "status": c.status, "found": statement(c)}
+            for c in p.checks
+        ],
+        "runs": p.runs,
+        "folders": list(p.folders),
+    }
+
+
+def _number(value: float | None) -> float | str | None:
+    """JSON has no infinity."""
+    return "inf" if value is not None and math.isinf(value) else value
+
+
+def _plain_estimate(e: Estimate | None) -> dict[str, Any] | None:
+    if e is None:
+        return None
+    ends = {name: _number(getattr(e, name)) for name in ("value", "low", "high", "baseline")}
+    return {**ends, "confidence": e.confidence, "n": e.n, "method": e.method}

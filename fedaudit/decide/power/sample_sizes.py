@@ -1,0 +1,85 @@
+"""How many rounds, records or queries audits need before they can conclude.
+
+Of a run: what its results rest on, the smallest leak they would have shown, and what a wanted one
+takes. Of an audit alone: the same, before anything is recorded. Each audit answers for itself
+(`Audit.samples`, `Audit.samples_before`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fedaudit.audits.planning import Aim, Recorded, SampleSize, counted_headline
+from fedaudit.decide.gate.evidence import Evidence, gather, need_results
+from fedaudit.errors import UsageError
+from fedaudit.reporting.findings import number
+from fedaudit.results import AuditResult
+from fedaudit.setup.catalogue import AUDITS, find
+
+
+def power_of_run(
+    run: str | os.PathLike[str], *, audits: Sequence[str] = (), aim: Aim | None = None
+) -> list[SampleSize]:
+    """What the results of a run (or study) rest on, and what they would need."""
+    aim = aim or Aim()
+    found = gather(run)
+    need_results(found)
+    for name in audits:
+        find(AUDITS, "audit", name)
+    out = []
+    for e in found:
+        for name in audits or e.results:
+            if name not in e.results:
+                raise UsageError(
+                    f"{e.path} has no result of {name}",
+                    expected="one of: " + ", ".join(e.results),
+                    got=name,
+                    remedy=f"fedaudit audit {e.path} --only {name}, or plan without a run: "
+                    f"fedaudit power --audit {name}",
+                )
+            result = e.results[name]
+            old = "made of another trace, audit again; " if name in e.stale else ""
+            out += [
+                replace(n, run=e.label, how=old + n.how, rule=_beside_the_report(n, result, aim))
+                for n in _of_result(result, e, aim)
+            ]
+    return out
+
+
+def _of_result(result: AuditResult, e: Evidence, aim: Aim) -> list[SampleSize]:
+    if result.headline is None:
+        how = str(result.need)
+        return [SampleSize(audit=result.audit, measure="nothing was measured", how=how)]
+    if result.known:
+        return [counted_headline(result)]
+    audit = find(AUDITS, "audit", result.audit)
+    found: list[SampleSize] = audit.samples(
+        result, Recorded(rounds=e.rounds, results=e.results), aim
+    )
+    return found
+
+
+def _beside_the_report(found: SampleSize, result: AuditResult, aim: Aim) -> str:
+    """The rule of a sample size, and how its "saw from" goes with the figure in the report.
+
+    A report says from which *measured* value on the result would have read as a leak. A true leak
+    of just that size measures more or less, and is seen about every second time. What is seen with
+    the power asked for lies further out.
+    """
+    if found.measure != result.headline or result.detectable is None or found.seen is None:
+        return found.rule
+    if found.exact or found.seen == result.detectable:
+        return found.rule
+    return (
+        f"{found.rule}; the report's {number(result.detectable)} is the measured value from which "
+        "on this would have read as a leak, which a true leak of that size reaches about every "
+        f"second time; one of {number(found.seen)} does in {100 * aim.power:g} of 100"
+    )
+
+
+def power_of_audit(audit: str, aim: Aim | None = None) -> list[SampleSize]:
+    """What an audit needs, before anything is recorded."""
+    found: list[SampleSize] = find(AUDITS, "audit", audit).samples_before(aim or Aim())
+    return found

@@ -1,0 +1,133 @@
+"""`fedaudit.guard`: look at received models before training on them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedaudit.errors import UsageError
+from fedaudit.frames import Row, Tabular
+from fedaudit.protections.guard import Calibration, GuardReport
+from fedaudit.protections.guard import guard as guard_model
+from fedaudit.protections.guard.files import Seen, check_trace, is_trace, read_model
+from fedaudit.study.seal import open_trace
+from fedaudit.trace import Trace
+
+Place = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class ReceivedModels(Tabular):
+    """Every model that clients of a trace received, and what was found in each."""
+
+    seen: tuple[Seen, ...]
+
+    @property
+    def flagged(self) -> tuple[Seen, ...]:
+        """The models in which something was found."""
+        return tuple(s for s in self.seen if s.report.flagged)
+
+    @property
+    def unsaid(self) -> tuple[Seen, ...]:
+        """The models of which nothing can be said."""
+        return tuple(s for s in self.seen if s.report.verdict == "nothing_to_say")
+
+    def rows(self) -> Sequence[Row]:
+        return [
+            {
+                "client": s.party,
+                "round": s.round,
+                "sender": s.sender,
+                "verdict": s.report.verdict,
+                "p_value": s.report.p_value,
+            }
+            for s in self.seen
+        ]
+
+
+def guard(
+    model: Any,
+    previous: Any = None,
+    *,
+    data: Any = None,
+    module: Any = None,
+    label: str | None = None,
+    clients: Sequence[str] = (),
+    level: float = 0.01,
+    calibration: Calibration | Place | None = None,
+) -> GuardReport | ReceivedModels:
+    """Is something planted in a model that was received?
+
+    `model`: a .safetensors or .npz file, a state dict, a torch module, or a trace, of which every
+    model that a client received is looked at (`clients`: of these only). `previous`: the model
+    before it. `data`: own records, a file (with its `label` column) or (x, y), which `module`
+    reads: a torch module or "package.module:function". `level`: the share of honest runs that may
+    be flagged. `calibration`: honest runs of your own, or the file that holds them.
+    """
+    own = own_records(data, module, label)
+    table = (
+        calibration
+        if calibration is None or isinstance(calibration, Calibration)
+        else Calibration.read(Path(calibration))
+    )
+    if isinstance(model, Trace) or (isinstance(model, str | os.PathLike) and is_trace(Path(model))):
+        if previous is not None:
+            raise UsageError(
+                "a trace holds the models before",
+                expected="a previous model beside a single model",
+                got="a previous model beside a trace",
+                remedy="leave it out (--previous)",
+            )
+        trace = model if isinstance(model, Trace) else open_trace(Path(model))
+
+        def check(state: Any, before: Any) -> GuardReport:
+            # messages of a trace say what they are
+            return guard_model(
+                state, before, level=level, calibration=table, sent_as_model=True, **own
+            )
+
+        return ReceivedModels(tuple(check_trace(trace, check, clients)))
+    if clients:
+        raise UsageError(
+            "one model has no clients",
+            expected="clients of a trace",
+            got=", ".join(clients),
+            remedy="leave them out (--client)",
+        )
+    return guard_model(_loaded(model), _loaded(previous), level=level, calibration=table, **own)
+
+
+def _loaded(model: Any) -> Any:
+    return read_model(model) if isinstance(model, str | os.PathLike) else model
+
+
+def own_records(data: Any, module: Any, label: str | None = None) -> dict[str, Any]:
+    """Own records (x, y) and the module that reads them, from files or as they are."""
+    if data is None and module is None:
+        return {}
+    if data is None or module is None:
+        raise UsageError(
+            "own records and a model that reads them go together",
+            expected="--data FILE --model package.module:function, or neither",
+            got="--data alone" if module is None else "--model alone",
+            remedy="give both",
+        )
+    if isinstance(data, tuple):
+        return {"data": data, "module": module}
+    import torch
+
+    from fedaudit.data.files import read
+    from fedaudit.tasks.catalogue import build_own
+    from fedaudit.tasks.classifier import Classifier
+
+    built = build_own(module) if isinstance(module, str) else module
+    records = read(data, label=label, one_class=True)
+    examples = Classifier(built).encode(records)
+    y = examples.y
+    if records.classes and all(c.isdecimal() for c in records.classes):
+        # one client may not have every class: a number is the class that it names
+        y = torch.tensor([int(c) for c in records.classes])[y]
+    return {"data": (examples.x, y), "module": built}

@@ -1,0 +1,11 @@
+"""The name under which Flower apps import `fedaudit.recorders.flower`: one module, two names."""
+
+import sys
+
+from fedaudit.recorders import flower
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fedaudit.recorders.flower import *  # noqa: F403
+
+sys.modules[__name__] = flower

@@ -1,0 +1,70 @@
+"""Results as tables: for pandas, and for a notebook that shows an object by its last line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Row = Mapping[str, Any]
+
+
+class Tabular:
+    """A result that reads as a table. Subclasses say `rows()`, one mapping a row."""
+
+    def rows(self) -> Sequence[Row]:
+        raise NotImplementedError
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows as a pandas frame, columns in the order of the first row."""
+        import pandas as pd
+
+        rows = self.rows()
+        return pd.DataFrame.from_records(rows, columns=columns_of(rows))
+
+    def _repr_html_(self) -> str:
+        rows = self.rows()
+        names = columns_of(rows)
+        head = "".join(f"<th>{escape(name)}</th>" for name in names)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{escape(cell(row.get(name)))}</td>" for name in names) + "</tr>"
+            for row in rows
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def columns_of(rows: Sequence[Row]) -> list[str]:
+    """Every key of the rows, in the order in which they first occur."""
+    return list(dict.fromkeys(key for row in rows for key in row))
+
+
+def cell(value: Any) -> str:
+    """A value as a table shows it: four digits, and nothing where there is none."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One drawing as SVG. A notebook shows it; `save` writes it to a file."""
+
+    svg: str
+    caption: str = ""
+
+    def _repr_html_(self) -> str:
+        return f"<figure>{self.svg}<figcaption>{escape(self.caption)}</figcaption></figure>"
+
+    def save(self, path: str | Path) -> Path:
+        """Write the drawing to a file and return its path."""
+        file = Path(path)
+        file.write_text(self.svg, encoding="utf-8")
+        return file

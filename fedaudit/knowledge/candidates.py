@@ -1,0 +1,164 @@
+"""Records to ask about: members and non-members that nothing but membership tells apart.
+
+A membership audit asks, for every client, about records of two kinds that nothing but membership
+tells apart: some that the client trained on, and as many that nobody trained on, matched one to one
+by class (and by natural owner, where clients are owners). A record is asked about once: of a text
+that gives several examples, one is drawn, since examples of one text are no independent evidence.
+Without the matching an attack would score by telling one class from another.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.arrays import Indices
+from fedaudit.audits.audit import Candidates
+from fedaudit.errors import NotApplicable, NothingToSay
+from fedaudit.knowledge.records import Records
+from fedaudit.randomness import Seed
+
+if TYPE_CHECKING:
+    from fedaudit.data.dataset import Dataset
+    from fedaudit.tasks.task import Examples
+
+Members = dict[str, npt.NDArray[np.bool_]]
+
+MOST_DOUBLES = 0.2
+"""Above this share of held-out records that somebody trained on, the file is the wrong one."""
+
+
+def candidates(
+    records: Records, per_client: int, seed: Seed
+) -> tuple[dict[str, Candidates], Members, tuple[str, ...]]:
+    """Members and non-members of every client, matched one to one, in random order; and notes."""
+    import torch
+
+    others, doubles = _strangers(records)
+    rng = seed.generator("candidates")
+    task = records.task
+    theirs = _one_each(task.encode(others), rng)
+    encoded = {party: _one_each(task.encode(data), rng) for party, data in records.own.items()}
+    matched = _matched(
+        {
+            party: [(records.owner.get(party), label) for label in own.y.tolist()]
+            for party, own in encoded.items()
+        },
+        _strata(others, theirs.record.numpy(), theirs.y.numpy(), records.owner),
+        per_client,
+        rng,
+    )
+    pools, members = {}, {}
+    for party, (inside, outside) in matched.items():
+        mine, none = encoded[party].take(torch.tensor(inside)), theirs.take(torch.tensor(outside))
+        x_none = 1.0 - none.x if party in records.inverted else none.x
+        order = torch.from_numpy(rng.permutation(2 * len(mine)))
+        pools[party] = Candidates(
+            torch.cat([mine.x, x_none])[order], torch.cat([mine.y, none.y])[order]
+        )
+        members[party] = (order < len(mine)).numpy()
+    if not pools:
+        raise NothingToSay(
+            "no record of a client can be matched with one that nobody trained on",
+            code="no_matched_records",
+            expected="held-out records of the clients' classes (and owners)",
+            got=f"{len(theirs)} held-out records, none of a fitting class",
+            remedy="hold out more records with data.test_fraction",
+        )
+    notes = [f"{doubles} held-out records that a client trained on too were left out"]
+    left = [p for p in encoded if p not in pools]
+    if left:
+        notes.append(f"{len(left)} clients have no record that could be matched: not asked about")
+    return pools, members, (*records.notes, *notes[0 if doubles else 1 :])
+
+
+def _one_each(examples: Examples, rng: np.random.Generator) -> Examples:
+    """One example of every record, drawn at random."""
+    import torch
+
+    order = rng.permutation(len(examples))
+    _, first = np.unique(examples.record.numpy()[order], return_index=True)
+    return examples if len(first) == len(order) else examples.take(torch.from_numpy(order[first]))
+
+
+def _matched(
+    wanted: Mapping[str, list[Any]],
+    strata: Mapping[Any, Indices],
+    per_client: int,
+    rng: np.random.Generator,
+) -> dict[str, tuple[list[int], list[int]]]:
+    """Party -> numbers of its own examples, and as many of nobody's, of the same strata.
+
+    `wanted` party -> stratum of each of its examples. Clients draw in turn, so that none takes all
+    held-out records of a class, and each its own examples in random order, so that the classes
+    asked about are those that it holds.
+    """
+    free = {key: rng.permutation(numbers).tolist() for key, numbers in strata.items()}
+    queue = {party: rng.permutation(len(own)).tolist() for party, own in wanted.items()}
+    out: dict[str, tuple[list[int], list[int]]] = {party: ([], []) for party in wanted}
+    active = [str(party) for party in rng.permutation(list(wanted))]
+    while active:
+        still = []
+        for party in active:
+            inside, outside = out[party]
+            while queue[party]:
+                number = queue[party].pop()
+                if others := free.get(wanted[party][number]):
+                    inside.append(number)
+                    outside.append(others.pop())
+                    still.append(party)
+                    break
+        active = [party for party in still if len(out[party][0]) < per_client]
+    return {party: pair for party, pair in out.items() if pair[0]}
+
+
+def _strata(
+    dataset: Dataset, record: Indices, y: Indices, owner: Mapping[str, str]
+) -> dict[Any, Indices]:
+    """(owner or None, class) -> numbers of the examples."""
+    if owner and dataset.client is not None:
+        whose: list[str | None] = [dataset.client[i] for i in record]
+    else:
+        whose = [None] * len(record)
+    found = defaultdict(list)
+    for i, key in enumerate(zip(whose, y.tolist(), strict=True)):
+        found[key].append(i)
+    return {k: np.array(v) for k, v in found.items()}
+
+
+def _strangers(records: Records) -> tuple[Dataset, int]:
+    """Held-out records that nobody trained on, and how many others were left out.
+
+    A few doubles occur in honest data (a record typed twice) and are no non-members; where they
+    are many, the wrong file was given.
+    """
+
+    def keys(data: Dataset, *, inverted: bool = False) -> list[Any]:
+        if isinstance(data.x, tuple):
+            return list(data.x)
+        x = 1.0 - data.x if inverted else data.x
+        # + 0.0: minus zero is zero
+        flat = np.ascontiguousarray(x + np.float32(0)).reshape(len(data), -1)
+        return [row.tobytes() for row in flat]
+
+    trained: set[Any] = set()
+    mirrored: set[Any] = set()
+    for party, own in records.own.items():
+        (mirrored if party in records.inverted else trained).update(keys(own))
+    fresh = np.array([key not in trained for key in keys(records.others)])
+    if mirrored:
+        fresh &= [key not in mirrored for key in keys(records.others, inverted=True)]
+    doubles = int((~fresh).sum())
+    if doubles > MOST_DOUBLES * len(fresh):
+        raise NotApplicable(
+            "non-members overlap members",
+            code="overlapping_records",
+            expected="held-out records that no client trained on",
+            got=f"{doubles} of {len(fresh)} held-out records are also records of a client",
+            remedy="hold out other records",
+        )
+    return records.others.take(np.flatnonzero(fresh)), doubles

@@ -1,0 +1,205 @@
+"""The noise in force, which is public: of declared protections, and of rounding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedaudit.audits.audit import Noise
+from fedaudit.knowledge.records import NO_CLIENT
+from fedaudit.setup.config import Config
+from fedaudit.trace import ANONYMOUS, Trace, Truth
+from fedaudit.trace.recorder import MODEL
+
+RINGS = {"2^32": 32, "2^64": 64}
+"""Moduli of a secure sum, as they are declared -> bits."""
+
+PLAIN_UPLOADS = frozenset({"update_noise", "shuffle", "secure_sum"})
+"""Protections that change nothing of an update but what `update_noise` declares, and its name."""
+
+
+def noise_of(
+    trace: Trace, truth: Truth | None = None, config: Config | None = None
+) -> Noise | None:
+    """The noise that declared protections put on the mean over clients, and what rounding adds:
+    of a secure sum's ring, and of a trace in half precision. None if there is none."""
+    shares, present = _shares(trace)
+    uploads: dict[str, float] = {}
+    ring: dict[str, float] = {}
+    on_sum = on_mean = 0.0
+    rules, complete = [], True
+    for d in trace.manifest.declared:
+        z, clip = d.get("noise_multiplier"), float(d.get("clip") or 0.0)
+        name = d.get("name")
+        if name == "secure_aggregation" and d.get("bound") and d.get("modulus") in RINGS:
+            rules.append(_add_ring_rounding(ring, d, present, _examples(trace, truth), config))
+            continue
+        if not z:
+            continue
+        if name == "central_dp":
+            z = d.get("mean_multiplier", z)  # of the mean alone, where more is released
+            on_sum = math.hypot(on_sum, float(z) * clip)
+            rules.append(f"central_dp: {z:g} x {clip:g} / {max(len(present), 1)} clients")
+        elif name == "update_noise":
+            _add(uploads, dict.fromkeys(shares, float(z) * clip))
+            rules.append(f"update_noise: {z:g} x {clip:g} on every upload")
+        elif name == "dp_sgd" and config is not None and _is_plain(config):
+            many = list(z) if isinstance(z, list | tuple) else [float(z)] * len(shares)
+            _add(uploads, _training_noise(many, clip, shares, _examples(trace, truth), config))
+            rules.append("dp_sgd: rate x multiplier x clip x sqrt(steps) / batch, to first order")
+        else:
+            complete = False
+            rules.append(f"{name}: of unknown size")
+    recorded = trace.manifest.layouts.get(MODEL)
+    if recorded is not None and recorded.dtype == "float16" and len(trace.rounds):
+        rounded, sent = _recorded_rounding(trace, shares)
+        _add(uploads, rounded)
+        # both models of a step are rounded; noise is stated before the server's rate
+        rate = 1.0 if config is None else float(config.federation.server_learning_rate)
+        on_mean = math.sqrt(2.0) * sent / rate
+        rules.append("quantisation: recorded in float16, rounding step / sqrt(12)")
+    own = {p: shares.get(p, 1.0 / len(uploads)) * size for p, size in uploads.items()}
+    _add(own, ring)
+    # who stays away adds no noise
+    squared = on_mean**2 + (on_sum / max(len(present), 1)) ** 2
+    squared += sum(own.get(party, 0.0) ** 2 for party in present or own)
+    if complete and squared == 0:
+        return None
+    return Noise(
+        aggregate=math.sqrt(squared),
+        own=own,
+        rule="; ".join(rules),
+        complete=complete,
+        uploads=uploads,
+        on_sum=on_sum,
+        on_mean=on_mean,
+        clip=_clipped_to(trace),
+    )
+
+
+def _add(deviations: dict[str, float], more: Mapping[str, float]) -> None:
+    """Independent noise on top of what there is."""
+    for party, size in more.items():
+        deviations[party] = math.hypot(deviations.get(party, 0.0), size)
+
+
+def _clipped_to(trace: Trace) -> float | None:
+    """The norm of an update at most before `update_noise` noised it; None where more was done."""
+    declared = trace.manifest.declared
+    names = [str(d.get("name")) for d in declared]
+    if names.count("update_noise") != 1 or not {*names} <= PLAIN_UPLOADS:
+        return None
+    bound = declared[names.index("update_noise")].get("clip")
+    return float(bound) if bound else None
+
+
+def _shares(trace: Trace) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Party -> its share in the mean of a round it takes part in, and who did in the first.
+
+    From the weights of the first round: the typical one for those who were not there, equal ones
+    where they did not cross the wire.
+    """
+    parties = list(trace.manifest.federation.get("clients", ()))
+    first = trace.messages(1) if len(trace.rounds) else ()
+    seen = {m.sender: m.weight for m in first if m.sender in set(parties)}
+    if not seen:
+        seen = dict.fromkeys(parties, 1.0)
+    total = sum(seen.values()) or 1.0
+    typical = total / max(len(seen), 1)
+    return {p: seen.get(p, typical) / total for p in parties}, tuple(seen)
+
+
+def _add_ring_rounding(
+    own: dict[str, float],
+    declared: Mapping[str, Any],
+    present: tuple[str, ...],
+    sizes: Mapping[str, int],
+    config: Config | None,
+) -> str:
+    """Rounding to whole numbers of a secure sum's ring, uniform within a step; the rule it follows.
+
+    Every client rounds its update times its weight over the largest weight: in the mean that is
+    the step times the largest share, whoever it is.
+    """
+    from fedaudit.protections.secure_aggregation.ring import RingQuantiser
+
+    count = max(len(present), 1)
+    step = RingQuantiser(float(declared["bound"]), count, RINGS[declared["modulus"]]).step
+    largest = 1.0 / count
+    if config is not None and config.federation.weighting == "size" and set(present) <= {*sizes}:
+        weights = [sizes[party] for party in present]
+        largest = max(weights) / sum(weights)
+    for party in present:
+        own[party] = math.hypot(own.get(party, 0.0), largest * step / math.sqrt(12.0))
+    return f"quantisation: secure_aggregation in steps of {step:.3g}, step / sqrt(12) per client"
+
+
+def _recorded_rounding(trace: Trace, shares: Mapping[str, float]) -> tuple[dict[str, float], float]:
+    """Deviation that half precision puts on every client's upload, from the rows of the first
+    round, the typical one for those who were not there; and that on the model which was sent.
+
+    Rounding is uniform within a step, which grows with the number.
+    """
+    block, messages = trace.block(1), [m for m in trace.messages(1) if MODEL in m.parts]
+
+    def deviation(row: int) -> float:
+        values = block[row][np.isfinite(block[row])]
+        steps = np.spacing(np.abs(values)).astype(np.float64)
+        return math.sqrt(float(np.square(steps).mean()) / 12.0) if len(steps) else 0.0
+
+    hubs = {*trace.manifest.federation.get("hubs", ()), *NO_CLIENT}
+    down = [m.parts[MODEL] for m in messages if m.kind == "model" and m.sender in hubs]
+    sent = deviation(down[0]) if down else 0.0
+    found: dict[str, float] = {}
+    sizes = []
+    for m in messages:
+        if m.sender in hubs and m.sender != ANONYMOUS:
+            continue
+        # a model is read as the difference from the one that was sent
+        size = math.hypot(deviation(m.parts[MODEL]), sent if m.kind == "model" else 0.0)
+        sizes.append(size)
+        if m.sender != ANONYMOUS:
+            found[m.sender] = size
+    if sizes:
+        typical = math.sqrt(float(np.square(sizes).mean()))
+        found = {**dict.fromkeys(shares, typical), **found}
+    return found, sent
+
+
+def _training_noise(
+    multipliers: list[float],
+    clip: float,
+    shares: Mapping[str, float],
+    sizes: Mapping[str, int],
+    config: Config,
+) -> dict[str, float]:
+    """Noise of DP-SGD in an update: independent steps add up, each divided by the batch."""
+    training = replace(config.training, sampling="poisson")
+    out = {}
+    for party, z in zip(shares, multipliers, strict=True):
+        n = sizes.get(party)
+        if n is None:
+            continue
+        steps, batch = training.steps_for(n), training.expected_batch(n)
+        out[party] = training.learning_rate * z * clip * math.sqrt(steps) / batch
+    return out
+
+
+def _is_plain(config: Config) -> bool:
+    """Whether local steps only add up: Adam and momentum reshape the noise."""
+    return config.training.optimizer == "sgd" and not config.training.momentum
+
+
+def _examples(trace: Trace, truth: Truth | None) -> dict[str, int]:
+    """Party -> examples, from the truth, or as far as counts crossed the wire."""
+    if truth is not None and truth.clients:
+        return {p: int(c["examples"]) for p, c in truth.clients.items() if "examples" in c}
+    return {
+        m.sender: int(m.metadata["examples"])
+        for m in trace.messages(1)
+        if m.metadata and "examples" in m.metadata
+    }

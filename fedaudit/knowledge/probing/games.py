@@ -1,0 +1,295 @@
+"""A table of games: data and coins are dealt first, then games are played through the engine.
+
+`Games` is the `Table` that the audit asks; what it dealt is told to the truth alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedaudit.arrays import Bools, Floats, Indices
+from fedaudit.audits.active_membership import games, patterns
+from fedaudit.audits.active_membership.audit import ActiveMembership, Played
+from fedaudit.audits.active_membership.games import Challenge, Universe
+from fedaudit.audits.active_membership.probe import gain_for
+from fedaudit.hooks import Hook
+from fedaudit.knowledge.probing.protections import for_clients
+from fedaudit.randomness import Seed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedaudit.audits.active_membership.adversary import Adversary
+    from fedaudit.federation.engine import Federation
+
+
+HELD_BYTES = 1 << 26
+"""Of planted models that are trained at once; a few copies of them exist."""
+MOST_NUMBERS = 1 << 31
+"""Parameters of all planted models together: a wide model is played fewer times."""
+LEAST_PLAYED = 20
+MOST_MARKED = 200
+"""Games that ask who holds a record: each takes a detector for every client."""
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Challenges with their bits: what only the truth is told."""
+
+    figure: Challenge
+    own: Mapping[str, Challenge]
+    recorded: Challenge
+    marked: Challenge
+    holder: Indices  # (M,) which client holds the target of a marked game, -1: none
+
+
+@dataclass
+class Games:
+    """A `Table` with the records, the clients and the protections of a run.
+
+    `raw` (N, r) and `labels` (N,) of the universe's records, before any protection; `parties` ->
+    numbers of their records; `protections` of a game, the local mechanism first.
+    """
+
+    audit: ActiveMembership
+    universe: Universe
+    raw: Floats
+    labels: Indices
+    shape: tuple[int, ...]
+    words: int
+    given: patterns.Embedding | None
+    records: int
+    classes: int
+    parties: Mapping[str, Indices]
+    protections: tuple[Hook, ...]
+    seed: Seed
+    remarks: tuple[str, ...] = ()
+    mixed: bool = field(init=False)
+    noisy: bool = field(init=False)
+    step_noise: float = field(init=False)
+    upload_noise: float = field(init=False)
+    dealt: Dealt = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.mixed = any("sender" in p.covers for p in self.protections)
+        noise = {d["name"]: d.get("noise_multiplier", 0.0) for d in self._declared()}
+        self.step_noise = float(np.min(noise.get("dp_sgd", 0.0)))
+        self.upload_noise = float(np.min(noise.get("update_noise", 0.0)))
+        self.noisy = any(np.max(noise.get(name, 0.0)) > 0 for name in ("dp_sgd", "update_noise"))
+        self.dealt = self._deal()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if self.played < self.audit.recorded:
+            few = f"{self.played} games through the engine: the planted model is wide"
+            return (*self.remarks, few)
+        return self.remarks
+
+    def _declared(self) -> list[dict[str, Any]]:
+        return [p.declare() for p in self.protections]
+
+    # -- dealing -----------------------------------------------------------------------------
+
+    def _deal(self) -> Dealt:
+        """All data and coins, before the adversary does anything."""
+        a, size = self.audit, len(self.universe)
+        rng = self.seed.generator("games/deal")
+        figure = (
+            games.trials(size, self.records, a.trials, a.games, rng)
+            if a.trials > 1
+            else games.challenge(size, self.records, a.games, rng)
+        )
+        own = {
+            party: games.on_client(size, mine, a.client_games, rng)
+            for party, mine in self.parties.items()
+            if a.client_games and 2 <= len(mine) < size
+        }
+        recorded = games.challenge(size, self.together, self.played, rng)
+        whose = min(self.played, MOST_MARKED) if self.asks_whose else 0
+        marked = games.challenge(size, self.records_in_sum * self.clients, whose, rng)
+        at = (marked.data == marked.target[:, None]).argmax(axis=1) // self.records_in_sum
+        return Dealt(figure, own, recorded, marked, np.where(marked.member, at, -1))
+
+    @property
+    def clients(self) -> int:
+        return max(2, len(self.parties))
+
+    @property
+    def records_in_sum(self) -> int:
+        """Records of each client where all clients of a federation play one game."""
+        return max(1, min(self.records, (len(self.universe) - 1) // self.clients))
+
+    @property
+    def together(self) -> int:
+        """Records behind one answer through the engine."""
+        return self.records_in_sum * self.clients if self.mixed else self.records
+
+    @property
+    def asks_whose(self) -> bool:
+        """Whether there is a client to be told apart from the others."""
+        return self.mixed and self.audit.adversary == "fc"
+
+    @cached_property
+    def played(self) -> int:
+        """Games through the engine: as asked for, fewer where planted models are wide."""
+        r = self.universe.features
+        d = self.audit.dimension if self.given is None else self.given.dimension
+        width = 2 * r * r if self.audit.adversary == "fc" else 20 * d * d
+        each = width * (self.clients if self.mixed else 1)
+        return min(self.audit.recorded, max(LEAST_PLAYED, MOST_NUMBERS // each))
+
+    @property
+    def members(self) -> dict[str, Bools]:
+        """The coins, for the truth."""
+        d = self.dealt
+        return {
+            "figure": d.figure.member,
+            **{f"own/{party}": c.member for party, c in d.own.items()},
+            "recorded": d.recorded.member,
+            "marked": d.holder[:, None] == np.arange(self.clients),
+        }
+
+    # -- closed form -------------------------------------------------------------------------
+
+    def figure(self, adversary: Adversary) -> tuple[Floats, Indices]:
+        played = self.dealt.figure
+        return adversary.scores(played, self.seed.generator("games/figure")), played.trial
+
+    def own(self, adversary: Adversary) -> dict[str, Floats]:
+        return {
+            party: adversary.scores(c, self.seed.generator("games/own", i))
+            for i, (party, c) in enumerate(self.dealt.own.items())
+        }
+
+    # -- through the engine ------------------------------------------------------------------
+
+    def recorded(self, adversary: Adversary, probing: ActiveMembership) -> Iterator[Played]:
+        c = self.dealt.recorded
+        if self.mixed:
+            yield from self._together(c, adversary, probing, mark=False)
+            return
+        step = self.clients * self._at_once(adversary, 1)
+        for low in range(0, len(c), step):
+            yield from self._alone(c.part(slice(low, low + step)), low, adversary, probing)
+
+    def marked(self, adversary: Adversary, probing: ActiveMembership) -> Iterator[Played]:
+        if self.asks_whose:
+            yield from self._together(self.dealt.marked, adversary, probing, mark=True)
+
+    def _at_once(self, adversary: Adversary, detectors: int) -> int:
+        """Federations that are trained together."""
+        width = adversary.task(classes=self.classes, detectors=detectors).layout.width
+        return max(1, HELD_BYTES // (4 * width * self.clients))
+
+    def _gain(self, adversary: Adversary, records: int) -> float:
+        """Of the planted output, for clients with so many records."""
+        rate = adversary.rate(records, self.classes)
+        return gain_for(self._declared(), self.classes, records=records, rate=rate)
+
+    def _alone(
+        self, c: Challenge, first: int, adversary: Adversary, probing: ActiveMembership
+    ) -> Iterator[Played]:
+        """Every client plays a game of its own."""
+        groups = [c.part(slice(low, low + self.clients)) for low in range(0, len(c), self.clients)]
+        gain = self._gain(adversary, c.data.shape[1])
+        setups = []
+        for i, group in enumerate(groups):
+            hook = probing.probe(adversary, group.target, classes=self.classes, gain=gain)
+            setups.append((group.data, hook, group.target, first + i * self.clients))
+        yield from self._play(setups, adversary, detectors=1)
+
+    def _together(
+        self, c: Challenge, adversary: Adversary, probing: ActiveMembership, *, mark: bool
+    ) -> Iterator[Played]:
+        """All clients of a federation play one game."""
+        detectors = self.clients if mark else 1
+        gain = self._gain(adversary, self.records_in_sum)
+        step = self._at_once(adversary, detectors)
+        for low in range(0, len(c), step):
+            setups = []
+            for g in range(low, min(len(c), low + step)):
+                target = c.target[g : g + 1]
+                hook = probing.probe(
+                    adversary,
+                    target,
+                    classes=self.classes,
+                    mark=self.clients if mark else 0,
+                    gain=gain,
+                )
+                data = c.data[g].reshape(self.clients, -1)
+                setups.append((data, hook, target, g + (1 << 20) * (1 + mark)))
+            yield from self._play(setups, adversary, detectors=detectors)
+
+    def _play(
+        self,
+        setups: Sequence[tuple[Indices, Hook, Indices, int]],
+        adversary: Adversary,
+        *,
+        detectors: int,
+    ) -> Iterator[Played]:
+        """Run federations of (data (K, n), probe, targets, address) in step with each other.
+
+        A last group of fewer clients runs by itself: federations of one batch are alike.
+        """
+        from fedaudit.federation.many import run_many
+        from fedaudit.trace import MemoryRecorder
+
+        task = adversary.task(classes=self.classes, detectors=detectors)
+        n = setups[0][0].shape[1]
+        rate = adversary.rate(n, self.classes)
+        for size in sorted({len(data) for data, *_ in setups}, reverse=True):
+            alike = [s for s in setups if len(s[0]) == size]
+            built = [self._federation(task, s, rate) for s in alike]
+            recorders = [
+                MemoryRecorder(
+                    layouts=f.layouts(),
+                    federation=f.describe(),
+                    declared=[p.declare() for p in f.protections],
+                )
+                for f in built
+            ]
+            run_many(built, recorders)
+            for f, recorder, (data, _, target, _) in zip(built, recorders, alike, strict=True):
+                shown = f.clients_data.x.double().numpy().reshape(*data.shape, -1)
+                if len(target) == len(data):
+                    closed = adversary.answers(shown, target)
+                else:  # the closest record of all clients
+                    closed = adversary.answers(shown.reshape(1, -1, shown.shape[-1]), target)
+                yield Played(
+                    view=recorder.trace().seen_by("server"),
+                    target=target,
+                    names=f.party,
+                    closed=closed,
+                    rate=rate,
+                    records=n,
+                )
+
+    def _federation(
+        self, task: Any, setup: tuple[Indices, Hook, Indices, int], rate: float
+    ) -> Federation:
+        import torch
+
+        from fedaudit.federation.engine import Federation
+        from fedaudit.federation.local.schedule import Training
+        from fedaudit.federation.local.trainer import ClientData
+        from fedaudit.federation.rounds import Rounds
+
+        data, hook, _, address = setup
+
+        def client(rows: Indices) -> tuple[Tensor, Tensor]:
+            return torch.from_numpy(self.raw[rows]).float(), torch.from_numpy(self.labels[rows])
+
+        return Federation(
+            task=task,
+            data=ClientData.join([client(rows) for rows in data]),
+            rounds=Rounds(clients=len(data), rounds=1),
+            training=Training(learning_rate=rate, steps=1, batch_size=0),
+            seed=Seed(self.seed.key("games/federation", address)),
+            protections=tuple(for_clients(p, len(data)) for p in self.protections),
+            probe=hook,
+        )

@@ -1,0 +1,472 @@
+"""Shadow federations: what an adversary trains at home to learn what a class mix looks like.
+
+Same task, rounds, training, protections, graph and organisations as the target (an observer of the
+wire knows them all), begun from the model that the target's clients were first sent, on records
+that no client of the target trained on. Nothing of the target's seed, records or labels goes in.
+
+**The corpus** is the held-out part of the run's data and whatever was dealt to nobody, or a file of
+the adversary's own. It is usually smaller than the target's data, so every shadow draws as many
+records as the target's clients hold together with replacement: within a federation a record may
+stand with two clients, or twice with one.
+
+**The prior** says how a shadow deals these records out: as the target did (matched), or by
+Dirichlet shares whatever the target did (mismatched: what is left to an adversary who does not know
+how places and classes hang together).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from fedaudit.arrays import Indices
+from fedaudit.errors import DataError, FedauditError, NotApplicable, NothingToSay
+from fedaudit.knowledge.records import same_data
+from fedaudit.randomness import Seed
+from fedaudit.setup.config import Config
+from fedaudit.setup.prepare import deal
+from fedaudit.trace import WIRETAP, MemoryRecorder, MemoryTruth, Trace, Truth, View
+from fedaudit.trace.recorder import MODEL
+from fedaudit.workers import Failed, chosen, fan_out
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedaudit.data.dataset import Dataset
+    from fedaudit.federation.engine import Federation
+    from fedaudit.hooks import Hook
+    from fedaudit.tasks.task import Task
+
+Prior = Literal["auto", "matched", "dirichlet"]
+
+AT_ONCE_BYTES = 256 << 20
+"""Recorded updates of the shadows that are held at the same time."""
+MOST_AT_ONCE = 32
+FEWEST_OF_A_CLASS = 5
+UNKNOWABLE = ("by_owner",)
+"""Partitions that no adversary could repeat: owners are what the target's records say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShadowFederations:
+    """`count` federations, trained when they are asked for and dropped when they were looked at.
+
+    Each pass trains the same ones anew, in blocks, so that memory does not grow with their number.
+    `edges` and `organisations` are those that each federation runs with; `position` (n,) are the
+    organisations by which the prior ties classes to places, which rewiring leaves as they were.
+    """
+
+    task: Task
+    corpus: Dataset
+    records: int
+    config: Config
+    protections: tuple[Hook, ...]
+    clients: tuple[str, ...]
+    edges: tuple[tuple[tuple[int, int], ...], ...]
+    organisations: tuple[tuple[int, ...] | None, ...]
+    position: tuple[int, ...] | None
+    partition: Any
+    count: int
+    vantage: str
+    seed: Seed
+    topology: str
+    prior: str
+    coupled: bool
+    classes: int
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return self.count
+
+    def rewired(
+        self,
+        *,
+        edges: Sequence[Sequence[tuple[int, int]]],
+        organisations: Sequence[Sequence[int] | None],
+    ) -> ShadowFederations:
+        """The same clients with the same records, joined or labelled in another way."""
+        return replace(
+            self,
+            edges=tuple(tuple(sorted(e)) for e in edges),
+            organisations=tuple(None if o is None else tuple(o) for o in organisations),
+        )
+
+    def __iter__(self) -> Iterator[tuple[View, Truth]]:
+        for together in self._blocks():
+            yield from self._trained(together)
+
+    def each(self, look: Callable[[int, View, Truth], Any]) -> Iterator[Any]:
+        """look(number, view, truth) of every shadow, by the command's `--workers` if it has some.
+
+        Whoever trains them, the same ones are trained together: nothing depends on the number of
+        workers.
+        """
+        workers = chosen()
+        blocks = self._blocks()
+        if workers is None:
+            for together in blocks:
+                yield from _looked_at(self, look, together)
+            return
+        jobs = {i: (self, look, together) for i, together in enumerate(blocks)}
+        found: dict[int, list[Any]] = {}
+        with closing(fan_out(_looked_at, jobs, workers)) as outcomes:
+            for i, outcome in outcomes:
+                if isinstance(outcome, Failed):
+                    raise FedauditError(
+                        "a worker could not train its shadow federations",
+                        expected=f"{len(jobs[i][2])} federations from one of the workers",
+                        got=outcome.why,
+                        remedy="without --workers this process trains them all",
+                    )
+                found[i] = outcome
+        for i in range(len(blocks)):
+            yield from found[i]
+
+    def _blocks(self) -> list[range]:
+        """Shadows that are trained as one computation."""
+        block = self._at_once()
+        ends = range(block, self.count + block, block)
+        return [range(end - block, min(end, self.count)) for end in ends]
+
+    def _trained(self, numbers: range) -> Iterator[tuple[View, Truth]]:
+        from fedaudit.federation.many import run_many
+
+        made = [self._one(s) for s in numbers]
+        federations = [f for f, _ in made]
+        declared = [p.declare() for p in self.protections]
+        recorders = [
+            MemoryRecorder(
+                layouts=f.layouts(),
+                federation={**f.describe(), "topology": self.topology},
+                declared=declared,
+                task=f.task.settings,
+            )
+            for f in federations
+        ]
+        truths = [truth for _, truth in made]
+        run_many(federations, recorders, truths)
+        del made, federations
+        while recorders:
+            # dropped here as soon as the caller asks for the next one
+            yield recorders.pop(0).trace().seen_by(*self.vantage.split("+")), truths.pop(0)
+
+    def _at_once(self) -> int:
+        rounds = self.config.federation.rounds
+        each = 4 * self.task.layout.width * (len(self.clients) + 2) * rounds
+        return int(min(MOST_AT_ONCE, max(1, AT_ONCE_BYTES // each)))
+
+    def _one(self, number: int) -> tuple[Federation, MemoryTruth]:
+        """Shadow number `number`, and the labels that its owner knows."""
+        from fedaudit.federation.engine import Federation
+        from fedaudit.federation.local.trainer import ClientData
+        from fedaudit.federation.topology import Topology
+
+        seed = Seed(self.seed.key("shadow", number))
+        sample, origin = self._sample(seed)
+        position = None if self.position is None else np.array(self.position)
+        parts = self.partition.partition(sample, len(self.clients), seed, position=position)
+        clients, groups = self._encoded(sample, origin, parts)
+        groups_of = self.organisations[number]
+        region = None if groups_of is None else np.array(groups_of)
+        federation = Federation(
+            task=self.task,
+            data=ClientData.join(clients, groups),
+            rounds=replace(self.config.federation, clients=len(self.clients)),
+            training=self.config.training,
+            seed=seed,
+            topology=Topology(
+                kind=self.topology,
+                n=len(self.clients),
+                edges=self.edges[number],
+                organisations=groups_of,
+            ),
+            region=region,
+            protections=self.protections,
+            party=self.clients,
+        )
+        histograms = parts.class_histograms(sample.y, self.classes)
+        facts = {
+            "clients": {
+                party: {
+                    "classes": histograms[c].tolist(),
+                    "organisation": None if region is None else int(region[c]),
+                }
+                for c, party in enumerate(self.clients)
+            }
+        }
+        return federation, MemoryTruth(facts)
+
+    def _sample(self, seed: Seed) -> tuple[Dataset, Indices]:
+        """As many records as the target has, whole persons where there are persons; their numbers
+        in the corpus. A person that is drawn twice becomes two."""
+        from fedaudit.data import prepare
+
+        rng = seed.generator("shadow/records")
+        if self.corpus.person is None:
+            rows = np.sort(rng.integers(0, len(self.corpus), size=self.records))
+            return self.corpus.take(rows), rows
+        unit = prepare.units(self.corpus)
+        order, sizes = np.argsort(unit, kind="stable"), np.bincount(unit)
+        starts = np.cumsum(sizes) - sizes
+        drawn: list[Indices] = []
+        names: list[str] = []
+        while sum(map(len, drawn)) < self.records:
+            u = int(rng.integers(len(sizes)))
+            drawn.append(order[starts[u] : starts[u] + sizes[u]])
+            names += [f"{len(drawn)}"] * int(sizes[u])
+        rows = np.concatenate(drawn)
+        return replace(self.corpus.take(rows), person=tuple(names)), rows
+
+    def _encoded(
+        self, sample: Dataset, origin: Indices, parts: Any
+    ) -> tuple[list[tuple[Tensor, Tensor]], list[Tensor] | None]:
+        """Examples of every client, and the unit of privacy of each where that is not itself."""
+        import torch
+
+        x, y, first, length = self._examples()
+        units = {p.clip_unit for p in self.protections if p.clip_norm is not None}
+        clients, groups = [], []
+        for c, rows in enumerate(parts.clients):
+            mine = origin[rows]
+            ids = np.concatenate([np.arange(first[r], first[r] + length[r]) for r in mine])
+            if not len(ids):
+                raise DataError(
+                    f"shadow client {c} has no examples",
+                    expected="at least one example per client",
+                    got="0 (its documents are shorter than one window)",
+                    remedy="a larger shadow corpus, or fewer clients",
+                )
+            index = torch.from_numpy(ids)
+            clients.append((1.0 - x[index] if parts.inverted[c] else x[index], y[index]))
+            if "person" in units and sample.person is not None:
+                number = np.unique([sample.person[r] for r in rows], return_inverse=True)[1]
+                groups.append(torch.from_numpy(np.repeat(number, length[mine])))
+            elif "record" in units and len(ids) != len(rows):
+                groups.append(torch.from_numpy(np.repeat(np.arange(len(rows)), length[mine])))
+        return clients, groups if len(groups) == len(clients) else None
+
+    def _examples(self) -> tuple[Tensor, Tensor, Indices, Indices]:
+        """Examples of the corpus, the first one of every record, and how many it has."""
+        if "_encoded_corpus" not in self.__dict__:
+            import torch
+
+            own = self.task.encode(self.corpus)
+            order = torch.argsort(own.record, stable=True)
+            length = np.bincount(own.record.numpy(), minlength=len(self.corpus)).astype(np.int64)
+            found = (own.x[order], own.y[order], np.cumsum(length) - length, length)
+            self.__dict__["_encoded_corpus"] = found  # frozen for readers: this is a cache
+        cached: tuple[Tensor, Tensor, Indices, Indices] = self.__dict__["_encoded_corpus"]
+        return cached
+
+
+def _looked_at(
+    shadows: ShadowFederations, look: Callable[[int, View, Truth], Any], numbers: range
+) -> list[Any]:
+    trained = shadows._trained(numbers)
+    return [
+        look(number, view, truth) for number, (view, truth) in zip(numbers, trained, strict=True)
+    ]
+
+
+# -- from a run to its shadows ---------------------------------------------------------------------
+
+
+def of_run(
+    config: Config,
+    trace: Trace,
+    seed: Seed,
+    *,
+    count: int,
+    vantage: str,
+    prior: Prior = "auto",
+    protected: bool = True,
+    corpus: str = "held_out",
+    data_sha256: str | None = None,
+) -> ShadowFederations:
+    """The shadows of a recorded run: its config and what its trace shows, none of its records."""
+    from fedaudit.audits.audit import columns_for
+
+    own = Seed(config.seed)
+    train, test = same_data(config, own, data_sha256)
+    dealt = deal(config, train, own)
+    task = config.task.build(train, own)
+    columns = columns_for(task.layout, trace.layout)
+    notes = []
+    given = np.concatenate(dealt.parts.clients)
+    if corpus == "held_out":
+        theirs = _others(train, given, test)
+        notes.append(
+            f"shadows draw {len(given):,} records each, with replacement, from {len(theirs):,} "
+            "that no client trained on"
+        )
+    else:
+        theirs = _own_file(config, corpus, train)
+        notes.append(f"shadows draw {len(given):,} records each, with replacement, from {corpus}")
+    classes = max(len(train.classes), int(train.y.max()) + 1)
+    about = trace.manifest.federation
+    clients = tuple(str(c) for c in about["clients"])
+    largest = int(dealt.parts.sizes.max())
+    check_corpus(theirs, classes=classes, largest=largest)
+    start_from(task, trace, columns)
+    groups = about.get("organisations")
+    organisations = None if groups is None else tuple(int(g) for g in groups)
+    partition, name, coupled, said = choose_prior(config, prior)
+    hooks = [as_declared(h, trace) for h in config.protections.values()] if protected else []
+    if not protected and config.protections:
+        without = ", ".join(config.protections)
+        notes.append(f"MISMATCH by choice: shadows run without {without}, which the target has")
+    return ShadowFederations(
+        task=task,
+        corpus=theirs,
+        records=len(given),
+        config=config,
+        protections=tuple(hooks),
+        clients=clients,
+        edges=(tuple((int(i), int(j)) for i, j in about.get("edges") or ()),) * count,
+        organisations=(organisations,) * count,
+        position=organisations,
+        partition=partition,
+        count=count,
+        vantage=vantage,
+        seed=seed,
+        topology=str(about.get("topology", "star")),
+        prior=name,
+        coupled=coupled,
+        classes=classes,
+        notes=(*notes, said),
+    )
+
+
+def _others(train: Dataset, given: Indices, test: Dataset) -> Dataset:
+    """Held-out records and those that were dealt to nobody; owners are not passed on.
+
+    A held-out record that equals one of the target's (typed twice) is left out.
+    """
+    rest = np.setdiff1d(np.arange(len(train)), given)
+    trained = set(_keys(train.take(given)))
+    fresh = [i for i, key in enumerate(_keys(test)) if key not in trained]
+    if not fresh:
+        raise NotApplicable(
+            "the held-out records are the clients' own",
+            code="no_held_out_records",
+            expected="records that no client trained on",
+            got=f"{len(test)} held-out records, all of them also with a client",
+            remedy="hold out other records, or name a file with audits.topology_inference.corpus",
+        )
+    test = test.take(fresh)
+    person = None
+    if test.person is not None and train.person is not None:
+        person = (*test.person, *(train.person[i] for i in rest))
+    if isinstance(test.x, tuple) or isinstance(train.x, tuple):
+        assert isinstance(test.x, tuple)
+        assert isinstance(train.x, tuple)
+        x: Any = (*test.x, *(train.x[i] for i in rest))
+    else:
+        x = np.concatenate([test.x, train.x[rest]])
+    y = np.concatenate([test.y, train.y[rest]])
+    return replace(test, x=x, y=y, person=person, client=None, organisation=None, test=None)
+
+
+def _keys(data: Dataset) -> list[Any]:
+    """Something that equal records share."""
+    if isinstance(data.x, tuple):
+        return list(data.x)
+    return [row.tobytes() for row in np.ascontiguousarray(data.x).reshape(len(data), -1)]
+
+
+def _own_file(config: Config, path: str, train: Dataset) -> Dataset:
+    """A file of the adversary's, read with the column names of the run's own file."""
+    from fedaudit.data import files, prepare
+    from fedaudit.settings import argument_names
+
+    known = set(argument_names(files.read))
+    asked = {k: v for k, v in config.data.items() if k in known}
+    found = files.read(path, **asked)
+    if found.kind != train.kind or len(found.classes) != len(train.classes):
+        raise DataError(
+            f"{path} does not fit the run's data",
+            expected=f"{train.kind} with {len(train.classes)} classes",
+            got=f"{found.kind} with {len(found.classes)} classes",
+            remedy="a file with the columns and classes of the run's data",
+        )
+    if config.data.get("standardise", prepare.is_table(found)):
+        found = prepare.standardise(found, found)[0]
+    return replace(found, client=None, organisation=None, test=None)
+
+
+def check_corpus(corpus: Dataset, *, classes: int, largest: int) -> None:
+    """Refuse a corpus that cannot stand for the target's data."""
+    need = max(classes * FEWEST_OF_A_CLASS, largest)
+    counts = np.bincount(corpus.y, minlength=classes)
+    rarest = int(counts.argmin())
+    if len(corpus) < need or counts[rarest] < FEWEST_OF_A_CLASS:
+        raise NothingToSay(
+            "the shadow corpus is too small",
+            code="too_few_records",
+            expected=f"{need} records or more, at least {FEWEST_OF_A_CLASS} of every class (the "
+            f"target's largest client holds {largest})",
+            got=f"{len(corpus)} records, {counts[rarest]} of class {rarest}",
+            remedy="hold out more with data.test_fraction, or name a file with "
+            "audits.topology_inference.corpus",
+        )
+
+
+def choose_prior(config: Config, prior: Prior) -> tuple[Any, str, bool, str]:
+    """The partition of the shadows, its name, whether it ties classes to places, and a note."""
+    from fedaudit.data import partition as partitions
+
+    given = dict(config.partition)
+    kind = str(given.pop("kind"))
+    if prior == "matched" and kind in UNKNOWABLE:
+        raise NotApplicable(
+            "nobody can repeat how these clients came to their records",
+            code="no_prior",
+            expected='a partition that draws (prior = "matched" repeats the draw)',
+            got=f"partition.kind = {kind!r}",
+            remedy='prior = "dirichlet"',
+        )
+    if prior == "dirichlet" or kind in UNKNOWABLE:
+        chosen: Any = partitions.Dirichlet()
+        said = f"MISMATCHED prior: shadows deal by Dirichlet shares, the target by {kind!r}"
+        return chosen, "dirichlet", False, said
+    chosen = partitions.from_settings(kind, given)
+    coupled = kind == "by_label" or (kind == "coupled" and chosen.eta > 0)
+    shown = ", ".join(f"{k} = {v}" for k, v in given.items())
+    said = f"matched prior: shadows deal as the target does ({kind}{': ' if shown else ''}{shown})"
+    return chosen, f"matched ({kind})", coupled, said
+
+
+def as_declared(hook: Hook, trace: Trace) -> Hook:
+    """A protection with the noise that the trace announces, where the config names a target or
+    noise by client: the trace has it in the order of its clients."""
+    from fedaudit.protections.dp_sgd import DPSGD
+
+    if not isinstance(hook, DPSGD):
+        return hook
+    if hook.epsilon is None and not isinstance(hook.noise_multiplier, tuple):
+        return hook
+    told = next(d for d in trace.manifest.declared if d.get("name") == hook.name)
+    z = told["noise_multiplier"]
+    many = tuple(float(v) for v in z) if isinstance(z, list | tuple) else float(z)
+    return replace(hook, noise_multiplier=many, epsilon=None)
+
+
+def start_from(task: Task, trace: Trace, columns: Indices | None) -> None:
+    """Let the task begin with the model that the target's clients were first sent."""
+    import torch
+
+    for i, m in enumerate(trace.messages(1)):
+        if m.kind == "model" and m.step == 0 and MODEL in m.parts:
+            row = np.array(trace.seen_by(WIRETAP).payload(1, i), dtype=np.float32)
+            break
+    else:
+        return  # gossip that others recorded may show none: own initial weights serve as well
+    flat = torch.from_numpy(row if columns is None else row[columns])
+    own = {**dict(task.module.named_parameters()), **dict(task.module.named_buffers())}
+    with torch.no_grad():
+        for name, values in task.named(flat).items():
+            own[name].copy_(values)

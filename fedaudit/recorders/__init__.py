@@ -1,0 +1,1 @@
+"""Other frameworks write our trace: one package per framework, each an extra."""

@@ -1,0 +1,105 @@
+"""Audit the federation people already run: Flower.
+
+    strategy = RecordingStrategy(FedAvg(), "trace")        # on the server: every message of it
+    app = ClientApp(mods=[record_mod("trace")])             # at a client: its own messages only
+
+Nothing of a run changes: what goes in and out of a strategy passes through untouched, and a trace
+is written beside it. `fedaudit audit trace` then does the rest. See docs/flower.md.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedaudit.recorders.flower.data import protect_data
+    from fedaudit.recorders.flower.inprocess import run_in_process
+    from fedaudit.recorders.flower.legacy import RecordingLegacyStrategy
+    from fedaudit.recorders.flower.mods import allocated_noise_mod, guard_mod, update_noise_mod
+    from fedaudit.recorders.flower.recording import RecordingStrategy, record_mod
+    from fedaudit.recorders.flower.secagg import RecordingSecAggWorkflow
+
+__all__ = [
+    "QUIET",
+    "RecordingLegacyStrategy",
+    "RecordingSecAggWorkflow",
+    "RecordingStrategy",
+    "allocated_noise_mod",
+    "guard_mod",
+    "protect_data",
+    "record_mod",
+    "require",
+    "run_in_process",
+    "update_noise_mod",
+]
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""Set before Flower is imported, and handed to every process that is started: no telemetry, no
+update check, nothing installed at run time."""
+
+SUPPORTED = ((1, 41), (1, 42))
+"""From the first version, below the second."""
+
+
+_HOME = {
+    "RecordingLegacyStrategy": "legacy",
+    "RecordingSecAggWorkflow": "secagg",
+    "RecordingStrategy": "recording",
+    "allocated_noise_mod": "mods",
+    "guard_mod": "mods",
+    "protect_data": "data",
+    "record_mod": "recording",
+    "run_in_process": "inprocess",
+    "update_noise_mod": "mods",
+}
+
+
+def require() -> str:
+    """The installed version, if it is one that this was tested with; silences Flower first."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    from fedaudit.errors import UsageError
+
+    for key, value in QUIET.items():
+        os.environ.setdefault(key, value)
+    low, high = SUPPORTED
+    wanted = f"{low[0]}.{low[1]} or later, below {high[0]}.{high[1]}"
+    try:
+        found = version("flwr")
+    except PackageNotFoundError:
+        raise UsageError(
+            "Flower is not installed",
+            expected=f"flwr {wanted}",
+            got="no such package",
+            remedy='pip install "fedaudit[flower]"',
+        ) from None
+    if not is_supported(found):
+        raise UsageError(
+            "this version of Flower is not supported",
+            expected=f"flwr {wanted}",
+            got=found,
+            remedy='pip install "fedaudit[flower]"',
+        )
+    return found
+
+
+def is_supported(version: str) -> bool:
+    """Whether a version of Flower is one that this was tested with."""
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    low, high = SUPPORTED
+    return len(numbers) == 2 and low <= numbers < high
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require()
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,0 +1,85 @@
+"""All files of an app together: its kind, its strategies, mods and rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedaudit.recorders.flower.doctor.source import Call, SourceFile
+from fedaudit.recorders.flower.protections import CENTRAL
+
+STRATEGIES = {"flwr.serverapp.strategy": "message", "flwr.server.strategy": "legacy"}
+OURS = ("RecordingStrategy", "RecordingLegacyStrategy", "RecordingSecAggWorkflow", "record_mod")
+OWN = "fedaudit.flower."
+WITHOUT_MEAN = {
+    "FedXgbBagging": "trees, not tensors of one shape",
+    "FedXgbCyclic": "trees, not tensors of one shape",
+}
+
+
+class App:
+    """What all files together say.
+
+    `strategies` outermost first, of which `wrappers` add noise; `own_strategies` classes that the
+    app derives; `mods` (name in full, the call that makes it, line).
+    """
+
+    def __init__(self, sources: Sequence[SourceFile], config: Mapping[str, Any]) -> None:
+        calls = [c for s in sources for c in s.calls()]
+        self.recorded = any(c.short in OURS and c.name.startswith("fedaudit") for c in calls)
+        found = [c for c in calls if family(c.name)]
+        self.wrappers = [c for c in found if c.short.startswith(CENTRAL)]
+        self.strategies = self.wrappers + [c for c in found if c not in self.wrappers]
+        classes = {k: v for s in sources for k, v in s.classes.items()}
+        self.own_strategies = [k for k, v in classes.items() if any(family(b) for b in v)]
+        self.mods = [m for s in sources for m in s.mods()]
+        self.kind = self._kind(calls, classes)
+        self.secagg = [c for c in calls if c.short in ("SecAggPlusWorkflow", "SecAggWorkflow")]
+        self.opacus = [c for c in calls if c.short in ("make_private", "make_private_with_epsilon")]
+        self.rounds = _rounds(calls, config)
+        self.trees = [c.short for c in found if c.short in WITHOUT_MEAN]
+        self.config = config
+        self.records = [c for c in calls if c.name.startswith(OWN) and c.short == "protect_data"]
+        self.fields = tuple(dict.fromkeys(k for s in sources for k in s.told()))
+
+    @property
+    def summed(self) -> bool:
+        """Whether the server opens sums alone: SecAgg+, where it works."""
+        return bool(self.secagg) and self.kind == "legacy"
+
+    @property
+    def local_noise(self) -> list[tuple[Call, int]]:
+        """Every LocalDpMod given to the clients, and the line where."""
+        return [
+            (call, line)
+            for name, call, line in self.mods
+            if name.endswith(".LocalDpMod") and call is not None
+        ]
+
+    @property
+    def mod_names(self) -> set[str]:
+        """Last parts of the mods' names; an empty one is a mod that cannot be read."""
+        return {m.rsplit(".", 1)[-1] for m, _, _ in self.mods}
+
+    def _kind(self, calls: Sequence[Call], classes: Mapping[str, Sequence[str]]) -> str:
+        bases = [b for v in classes.values() for b in v]
+        families = {family(c.name) for c in self.strategies} | {family(b) for b in bases}
+        if "message" in families:
+            return "message"
+        numpy_clients = any(b.rsplit(".", 1)[-1] in ("NumPyClient", "Client") for b in bases)
+        by_function = any(c.short == "ServerApp" and "server_fn" in c.arguments for c in calls)
+        return "legacy" if "legacy" in families or numpy_clients or by_function else "loop"
+
+
+def family(name: str) -> str:
+    """Which kind of strategy a full name belongs to; empty if to none."""
+    return next((v for k, v in STRATEGIES.items() if name.startswith(k + ".")), "")
+
+
+def _rounds(calls: Sequence[Call], config: Mapping[str, Any]) -> int | None:
+    for call in calls:
+        value = call.arguments.get("num_rounds")
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    value = config.get("num-server-rounds")
+    return value if isinstance(value, int) else None

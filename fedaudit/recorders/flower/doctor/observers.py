@@ -1,0 +1,92 @@
+"""Who would see what of an app, and what a recording of it could be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedaudit.audits.planning import Setting
+from fedaudit.recorders.flower.doctor.app import WITHOUT_MEAN, App
+from fedaudit.recorders.flower.doctor.diagnosis import Protection
+from fedaudit.recorders.flower.protections import CENTRAL
+from fedaudit.results import Need
+from fedaudit.setup.catalogue import AUDITS, find
+
+MANY = 20
+"""Clients and rounds of an app that does not write them down: enough for every audit."""
+
+
+def sees(app: App, protections: Sequence[Protection]) -> dict[str, str]:
+    """Observer -> what it would see."""
+    noisy = any(p.name.startswith(CENTRAL) for p in protections)
+    noised = any(p.name in ("LocalDpMod", "update_noise_mod") for p in protections)
+    single = (
+        "every client's model by node, clipped and with noise"
+        if noised
+        else ("every client's model by node, in the clear")
+    )
+    if app.records:
+        single += ", trained on randomised features"
+    server = "sums of models, and masked ones by node" if app.summed else single
+    released = "with noise" if noisy else "as it was averaged"
+    return {
+        "server": f"{server}; metrics and numbers of examples by node",
+        "client": f"its own messages, and the model of every round ({released})",
+        "public": f"the last model ({released})",
+        "network": "who talks when, and how much; without TLS, all that the server sees",
+    }
+
+
+def secure_aggregation(app: App) -> str:
+    """Whether Flower's own is in use, or could be."""
+    if app.summed:
+        return f"in use ({app.secagg[0].short}); RecordingSecAggWorkflow records it"
+    if app.kind == "legacy":
+        return (
+            "available, not in use: DefaultWorkflow(fit_workflow=SecAggPlusWorkflow(...)) at "
+            "the server, secaggplus_mod at the clients"
+        )
+    return (
+        "not available to this app: Flower has SecAgg+ for the older API alone "
+        "(NumPyClient and a strategy of flwr.server.strategy)"
+    )
+
+
+def audits(app: App) -> dict[str, tuple[bool, str]]:
+    """Every audit -> whether a recording of the app meets its needs, and how to ask it, or what is
+    missing."""
+    setting = Setting(
+        clients=MANY,
+        rounds=app.rounds or MANY,
+        sums_by="SecAgg+" if app.summed else "",
+        recording=True,
+        no_tensors=WITHOUT_MEAN[app.trees[0]] if app.trees else "",
+    )
+    out = {}
+    for name in sorted(AUDITS):
+        audit = find(AUDITS, "audit", name)()
+        missing = audit.missing(setting)
+        out[name] = (missing is None, audit.on_recording if missing is None else _said(missing))
+    return out
+
+
+def _said(missing: Need) -> str:
+    return f"{missing.what}: {missing.remedy}" if missing.remedy else missing.what
+
+
+def lines(app: App) -> tuple[str, ...]:
+    """What to change to record the app."""
+    if app.kind == "loop":
+        return (
+            "from fedaudit.flower import record_mod",
+            'app = ClientApp(mods=[record_mod("traces")])',
+        )
+    if app.summed:
+        return (
+            "from fedaudit.flower import RecordingSecAggWorkflow",
+            f'fit_workflow=RecordingSecAggWorkflow({app.secagg[0].short}(...), "trace")',
+        )
+    name = "RecordingStrategy" if app.kind == "message" else "RecordingLegacyStrategy"
+    return (
+        f"from fedaudit.flower import {name}",
+        f'strategy = {name}(strategy, "trace")',
+    )

@@ -1,0 +1,85 @@
+"""Protections that do not work together, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fedaudit.recorders.flower.doctor.app import OWN, App
+from fedaudit.recorders.flower.doctor.protections import local_settings
+from fedaudit.recorders.flower.doctor.source import number
+from fedaudit.recorders.flower.protections import CENTRAL
+
+OUR_MODS = ("record_mod", "guard_mod", "update_noise_mod", "allocated_noise_mod")
+
+
+def problems_of(app: App) -> list[str]:
+    """What does not do what it seems to."""
+    return [*_local_noise(app), *_strategies(app), *_secure_aggregation(app), *_ours(app)]
+
+
+def _local_noise(app: App) -> Iterator[str]:
+    """Where LocalDpMod does not keep the epsilon it is set to."""
+    for call, _ in app.local_noise:
+        settings = local_settings(call)
+        if settings is None or app.rounds is None:
+            continue  # no epsilon is told that could fail to hold
+        clip, sensitivity, each, _ = settings
+        if sensitivity < 2 * clip:
+            yield (
+                f"LocalDpMod: sensitivity {sensitivity:g} is below twice the clipping norm "
+                f"{clip:g}, by which replacing a client's data can move its update: "
+                f"epsilon {each:g} per message does not hold"
+            )
+        if each > 1:
+            yield (
+                f"LocalDpMod: its formula for the noise is proven for epsilon up to 1, "
+                f"not for {each:g}"
+            )
+
+
+def _strategies(app: App) -> Iterator[str]:
+    """Clipping at clients without its other half, noise of zero, a loop without a strategy."""
+    names = app.mod_names
+    for side, mod in (("Fixed", "fixedclipping_mod"), ("Adaptive", "adaptiveclipping_mod")):
+        wrapper = f"{CENTRAL}ClientSide{side}Clipping"
+        used = any(c.short == wrapper for c in app.wrappers)
+        if used and mod not in names and "" not in names:
+            yield f"{wrapper} without {mod} at the clients: nobody clips, nothing is promised"
+        if mod in names and not used:
+            yield f"{mod} without {wrapper} at the server: every message is answered by an error"
+    for call in app.wrappers:
+        if number(call.arguments, "noise_multiplier", 1) == 0:
+            yield f"{call.short} with a noise multiplier of 0 promises nothing"
+    if app.kind == "loop":
+        yield (
+            "no strategy was found: an app that talks to the grid by itself is recorded at "
+            "its clients, by record_mod"
+        )
+
+
+def _secure_aggregation(app: App) -> Iterator[str]:
+    """SecAgg+ has two halves, and a place where it works."""
+    names = app.mod_names
+    mods = names & {"secaggplus_mod", "secagg_mod"}
+    if mods and not app.secagg:
+        yield f"{min(mods)} without SecAggPlusWorkflow at the server"
+    if app.secagg and not mods and "" not in names:
+        yield (
+            f"{app.secagg[0].short} without secaggplus_mod at the clients: they cannot "
+            "answer, and no round is aggregated"
+        )
+    if app.kind != "legacy" and (app.secagg or mods):
+        yield "SecAgg+ works with the older API alone: it does nothing for this app's strategy"
+
+
+def _ours(app: App) -> Iterator[str]:
+    """Our own mods, as they are meant."""
+    own = [(name.rsplit(".", 1)[-1], call) for name, call, _ in app.mods if name.startswith(OWN)]
+    for name, call in own:
+        if call is None and name in OUR_MODS:
+            yield f"{name} is not called: mods=[{name}(...)]"
+    order = [name for name, _ in own]
+    if {"guard_mod", "record_mod"} <= set(order) and order.index("guard_mod") < order.index(
+        "record_mod"
+    ):
+        yield "guard_mod before record_mod: rounds that it refuses are not on record"

@@ -1,0 +1,413 @@
+"""Rounds of a Flower run on their way into a trace: what was sent, what came back, what came out.
+
+A round is written before the strategy sees its replies: what the server received stays on record
+even if it cannot make anything of it. Names, shapes and layouts are those of the first model.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.errors import TraceError, UsageError
+from fedaudit.layout import Layout
+from fedaudit.recorders.flower.arrays import Content, Named, misfit, weight_of, whole
+from fedaudit.trace import PUBLIC, SERVER, Recorder
+from fedaudit.trace.recorder import INTEGERS, MODEL, RoundWriter, layouts_like
+from fedaudit.trace.schema import AGAIN, FAILED, JOINED, LATE, LEFT_OUT, REFUSED, ROUNDED
+from fedaudit.trace.store import read_manifest
+
+Sends = Literal["model", "delta", "gradient"]
+
+WEIGHT = "num-examples"
+"""Where Flower's strategies look for a reply's weight, unless they are told otherwise."""
+SKETCH = "sketch"
+
+
+def party(node: int | str) -> str:
+    """A node's name in a trace: its identifier, which Flower draws at random."""
+    return f"node-{node}"
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A model on its way to a node; `number` of the message, once it has one."""
+
+    node: int | str
+    content: Content
+    message: Any = None
+
+    @property
+    def number(self) -> str:
+        return "" if self.message is None else str(self.message.metadata.message_id)
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A reply: its content, or None and why (`failed`); `answers` the number of a message."""
+
+    node: int | str
+    content: Content | None
+    failed: str = ""
+    answers: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keep:
+    """What of a run goes into its trace.
+
+    `tensors` those that match, all by default; `dtype` "float16" halves the space; `sketch` the
+    width of a random projection that is kept **instead of** the updates, models are left out:
+    enough to link updates, not to invert them. The signs are drawn from the operating system and
+    forgotten. `purpose` and `retention` stand in the manifest: why, and until when.
+    """
+
+    tensors: str | Sequence[str] = "*"
+    dtype: str | None = None
+    sketch: int | None = None
+    purpose: str = ""
+    retention: str = ""
+
+    def __post_init__(self) -> None:
+        if self.sketch is not None and (self.sketch < 2 or self.tensors != "*"):
+            raise UsageError(
+                "a sketch is of whole updates",
+                expected="a width of at least 2, and no choice of tensors",
+                got=f"sketch={self.sketch}, tensors={self.tensors!r}",
+                remedy="sketch=8191, or tensors= alone",
+            )
+
+
+class Tape:
+    """Writes the rounds of one strategy into the folder `path`."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        keep: Keep,
+        *,
+        about: Mapping[str, Any],
+        declared: Sequence[Mapping[str, Any]] = (),
+        task: Mapping[str, Any] | None = None,
+        weight_key: str = WEIGHT,
+        sends: Sends = "model",
+        name_by: str | None = None,
+        resume: bool = False,
+    ) -> None:
+        self.path, self.keep, self.resume = Path(path), keep, resume
+        if (self.path / "manifest.json").exists() and not resume:
+            raise TraceError(
+                f"{self.path} already holds a trace",
+                expected="a new folder for every run",
+                got="manifest.json",
+                remedy="choose another folder, or pass resume=True to go on with this one",
+            )
+        self._about, self._declared, self._task = dict(about), declared, dict(task or {})
+        self._weight_key, self._sends, self._name_by = weight_key, sends, name_by
+        self._recorder: Recorder | None = None
+        self._names: dict[int | str, str] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._beside: dict[str, dict[str, tuple[int, ...]]] = {}
+        self._whole: set[str] = set()
+        self._nodes: list[int | str] = []
+        self._sent: list[Sent] = []
+        self._earlier: dict[str, int] = {}
+        self._first, self._next = 0, 1  # rounds before this start; the one that is due
+        self._fold: Any = None
+
+    @property
+    def like(self) -> Mapping[str, tuple[int, ...]]:
+        """Names and shapes of the model."""
+        return self._shapes
+
+    @property
+    def heard(self) -> int:
+        """Rounds of this start that were heard to their end."""
+        return self._next - 1
+
+    def about(self, key: str, value: Any) -> None:
+        """One more word about the federation, before anything is written."""
+        if self._recorder is None:
+            self._about[key] = value
+
+    # -- names -----------------------------------------------------------------------------------
+
+    def name(self, node: int | str) -> str:
+        """A node's name: the same in every round."""
+        return self._names.setdefault(node, party(node))
+
+    def _learn_names(self, heard: Iterable[Heard]) -> None:
+        """Nodes that say who they are, before they are first written down."""
+        if self._name_by is None:
+            return
+        for reply in heard:
+            own = None if reply.content is None else reply.content.told.get(self._name_by)
+            if own is None or reply.node in self._names:
+                continue
+            name = own if isinstance(own, str) else f"client-{own}"
+            if name not in self._names.values():
+                self._names[reply.node] = name
+
+    # -- rounds ----------------------------------------------------------------------------------
+
+    def begin(
+        self,
+        number: int,
+        sent: Sequence[Sent],
+        nodes: Iterable[int | str] = (),
+        model: Content | None = None,
+    ) -> None:
+        """A round's models are about to leave. `model` stands for them where nobody was chosen."""
+        if number == 1 and self.resume and self._recorder is not None:
+            self._first, self._next = self._recorder.rounds, 1
+        if number != self._next:
+            raise TraceError(
+                f"round {number} does not follow round {self._next - 1} of the trace",
+                expected=f"round {self._next}",
+                got=str(number),
+                remedy="record every start of a strategy into a folder of its own, or pass "
+                "resume=True",
+            )
+        self._sent = list(sent)
+        self._nodes = list(dict.fromkeys([*nodes, *(s.node for s in sent)]))
+        first = sent[0].content if sent else model
+        if not self._shapes and first is not None:
+            self._shapes = {k: a.shape for k, a in first.model.items()}
+            self._whole = {k for k, a in first.model.items() if a.dtype.kind != "f"}
+            layouts_like(first.model)  # refused before anything is sent, not after
+
+    def hear(self, heard: Sequence[Heard]) -> None:
+        """The replies of the round, which is written now."""
+        self._next += 1
+        if not self._shapes:
+            return  # no model was ever there: there is nothing to record
+        self._learn_names(heard)
+        recorder = self._writer(heard)
+        asked = {s.number: s.node for s in self._sent if s.number}
+        chosen = {s.node for s in self._sent}
+        late = [
+            r.node not in chosen or (r.answers in self._earlier and r.answers not in asked)
+            for r in heard
+        ]
+        with recorder.round() as wire:
+            # a late reply is to an earlier model: it comes before this round's
+            at = 1 if any(late) else 0
+            for reply in (r for r, is_late in zip(heard, late, strict=True) if is_late):
+                self._write_reply(wire, reply, 0, {LATE: True}, None)
+            models = self._write_models(wire, at)
+            seen: set[int | str] = set()
+            for reply in (r for r, is_late in zip(heard, late, strict=True) if not is_late):
+                # it answered twice: both are on record
+                again: dict[str, Any] = {AGAIN: True} if reply.node in seen else {}
+                seen.add(reply.node)
+                self._write_reply(wire, reply, at + 1, again, models.get(reply.node))
+            for silent in (s for s in self._sent if s.node not in seen):
+                why = {FAILED: "no answer in time"}
+                reply = Heard(silent.node, None)
+                self._write_reply(wire, reply, at + 1, why, None)
+        self._earlier |= dict.fromkeys(asked, recorder.rounds)
+        self._sent = []
+
+    def _write_models(self, wire: RoundWriter, step: int) -> dict[int | str, Named]:
+        """The model to every node; equal ones are laid out once."""
+        written: dict[int, int] = {}
+        for s in self._sent:
+            known, who = written.get(id(s.content)), self.name(s.node)
+            if known is not None:
+                same = wire.messages[known]
+                notes = {k: v for k, v in same.notes.items() if k != JOINED}
+                notes |= self._newcomer(who)
+                wire.messages.append(replace(same, receiver=who, notes=notes))
+                continue
+            wrong = self._misfit(s.content, f"the model for {who} is")
+            payload, notes = ({}, {REFUSED: wrong}) if wrong else self._payload(s.content)
+            hidden = bool(wrong) or self.keep.sketch is not None
+            written[id(s.content)] = wire.send(
+                "model",
+                SERVER,
+                who,
+                None if hidden else payload,
+                step=step,
+                size=s.content.size,
+                metadata=s.content.told,
+                notes={**notes, **self._newcomer(who)},
+            )
+        return {
+            s.node: s.content.model for s in self._sent if not misfit(s.content.model, self._shapes)
+        }
+
+    def _write_reply(
+        self,
+        wire: RoundWriter,
+        reply: Heard,
+        step: int,
+        notes: Mapping[str, Any],
+        model: Named | None,
+    ) -> None:
+        who, content = self.name(reply.node), reply.content
+        notes = {**notes, **self._newcomer(who)}
+        if content is None:
+            notes = {FAILED: reply.failed, **notes}
+            wire.send(self._sends, who, SERVER, None, step=step, notes=notes)
+            return
+        kind: str = self._sends
+        payload: Named | None = None
+        weight = 1.0
+        wrong = self._misfit(content, f"the tensors of {who} are")
+        if wrong:
+            notes = {**notes, REFUSED: wrong}
+        else:
+            weight = weight_of(content.told, self._weight_key)
+        if not wrong and self.keep.sketch is not None:
+            row = self._sketched(content.model, model)
+            if row is not None:
+                kind, payload = "delta", {SKETCH: row}
+        elif not wrong:
+            payload, more = self._payload(content)
+            notes = {**notes, **more}
+        wire.send(
+            kind,
+            who,
+            SERVER,
+            payload,
+            step=step,
+            weight=weight,
+            size=content.size,
+            metadata=content.told,
+            notes=notes,
+        )
+
+    def _newcomer(self, who: str) -> dict[str, Any]:
+        """A note about a node that joined after the manifest had listed all of them."""
+        about = {} if self._recorder is None else self._recorder.manifest.federation
+        listed = about.get("clients") or about.get("parties")
+        return {JOINED: True} if listed and who not in listed else {}
+
+    def _misfit(self, content: Content, what: str) -> str:
+        """What of a message is not as in the first model; then its size alone is on record."""
+        wrong = misfit(content.model, self._shapes)
+        if wrong:
+            warnings.warn(f"{what} not recorded: {wrong}", stacklevel=2)
+        return wrong
+
+    def _payload(self, content: Content) -> tuple[Named, dict[str, Any]]:
+        """All arrays of a message by their names in the trace, and notes on what was not kept."""
+        rounded = [k for k in self._whole if content.model[k].dtype.kind == "f"]
+        payload = dict(content.model)
+        for name in rounded:
+            payload[name] = whole(payload[name])
+        notes: dict[str, Any] = {ROUNDED: ", ".join(sorted(rounded))} if rounded else {}
+        left = []
+        for key, arrays in content.beside.items():
+            if key in self._beside and not misfit(arrays, self._beside[key]):
+                payload |= {f"{key}/{name}": a for name, a in arrays.items()}
+            else:
+                left.append(f"{key} ({sum(a.nbytes for a in arrays.values())} bytes)")
+        if left:
+            notes[LEFT_OUT] = ", ".join(left)
+        return payload, notes
+
+    def _sketched(self, reply: Named, model: Named | None) -> npt.NDArray[np.float32] | None:
+        """The random projection (m,) of an update; None where its model is not known."""
+        if model is None and self._sends == "model":
+            return None
+        layout = layouts_like({k: a for k, a in reply.items() if k not in self._whole})[MODEL]
+        row = layout.flatten({k: reply[k] for k in layout.names}).astype(np.float32)
+        if self._sends == "model" and model is not None:
+            row -= layout.flatten({k: model[k] for k in layout.names})
+        elif self._sends == "gradient":
+            row *= -1
+        if self._fold is None:
+            from fedaudit.audits.fingerprint.features import Fold
+
+            width = min(int(self.keep.sketch or 0), layout.width)
+            self._fold = Fold(layout.width, width, np.random.default_rng())
+        out = np.zeros((1, self._fold.width), dtype=np.float32)
+        self._fold.add(out, row[None], 0)
+        return out[0]
+
+    # -- the file --------------------------------------------------------------------------------
+
+    def _writer(self, heard: Sequence[Heard]) -> Recorder:
+        if self._recorder is not None:
+            return self._recorder
+        contents = [*(s.content for s in self._sent), *(r.content for r in heard if r.content)]
+        layouts = self._layouts(contents)
+        everyone = [self.name(n) for n in self._nodes if n in self._names or not self._name_by]
+        about = {**self._about, "hubs": [SERVER]}
+        if everyone and len(everyone) == len(self._nodes):
+            about |= {"clients": sorted(everyone), "parties": [SERVER, *sorted(everyone)]}
+        if self.keep.sketch is not None:
+            about["recorded"] = "random projections of updates, no models"
+        declared, task = tuple(self._declared), self._task
+        old = self.path / "manifest.json"
+        if self.resume and old.exists():
+            # nodes get new identifiers when a run is started again: the first list stands
+            manifest, _ = read_manifest(old)
+            about, declared = dict(manifest.federation), manifest.declared
+            task = dict(manifest.task)
+        self._recorder = Recorder(
+            self.path,
+            layouts=layouts,
+            federation=about,
+            declared=declared,
+            task=task,
+            tensors="*" if self.keep.sketch is not None else self.keep.tensors,
+            dtype=self.keep.dtype,
+            purpose=self.keep.purpose,
+            retention=self.keep.retention,
+            resume=self.resume,
+        )
+        self._first = self._recorder.rounds
+        return self._recorder
+
+    def _layouts(self, contents: Sequence[Content]) -> dict[str, Layout]:
+        """Of the model, of its whole numbers, and of every further record of the first round."""
+        if self.keep.sketch is not None:
+            floats = sum(int(np.prod(s)) for k, s in self._shapes.items() if k not in self._whole)
+            return {MODEL: Layout.of([(SKETCH, (min(self.keep.sketch, floats),))])}
+        first = {
+            k: np.zeros(s, dtype=np.int64 if k in self._whole else np.float32)
+            for k, s in self._shapes.items()
+        }
+        layouts = layouts_like(first)
+        for content in contents:
+            for key, arrays in content.beside.items():
+                if key in self._beside or not arrays:
+                    continue
+                self._beside[key] = {k: a.shape for k, a in arrays.items()}
+                own = layouts_like({f"{key}/{name}": a for name, a in arrays.items()})
+                names = {MODEL: f"record-{key}", INTEGERS: f"record-{key}-{INTEGERS}"}
+                layouts |= {names[k]: v for k, v in own.items()}
+        return layouts
+
+    def close(self, released: Named | None = None) -> None:
+        """Mark the trace complete. `released`: the model that left the federation at the end."""
+        recorder = self._recorder
+        if recorder is None or recorder.manifest.complete:
+            return
+        fits = released is not None and not misfit(released, self._shapes)
+        if fits and released is not None and recorder.rounds > self._first:
+            self._release(recorder, released)
+        recorder.close()
+
+    def _release(self, recorder: Recorder, released: Named) -> None:
+        """The last round again, with the model that came out of it."""
+        payload, notes = self._payload(Content(released))
+        with recorder.last_round() as wire:
+            wire.send(
+                "model",
+                SERVER,
+                PUBLIC,
+                None if self.keep.sketch is not None else payload,
+                step=max((m.step for m in wire.messages), default=-1) + 1,
+                size=sum(a.nbytes for a in released.values()),
+                notes=notes,
+            )

@@ -1,0 +1,395 @@
+"""What the page says of one audit: answers, figures and tables, variants side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from fedaudit.reporting import curves
+from fedaudit.reporting.chapter import Chapter
+from fedaudit.reporting.findings import words_for
+from fedaudit.reporting.overview import FederationOverview, QuestionRow, VariantAnswer
+from fedaudit.reporting.rules import label_of
+from fedaudit.reporting.tables import MOST, UNDRAWN, ClientRow, ClientTable, dot, left_out
+from fedaudit.reporting.terms import column_meaning
+from fedaudit.reporting.text import aligned, figures
+from fedaudit.results import AuditResult, Bound, Estimate
+
+VALUES = ("share", "value", "estimate", "AUC", "auc", "part")
+"""Columns that are drawn per client where `low` and `high` stand beside them."""
+
+DOTS = 100
+"""Clients up to which every row has a drawing of its own."""
+
+Of = Sequence[tuple[str, Chapter, AuditResult]]
+"""Results of one audit in one federation: (variant, chapter, result)."""
+
+
+@dataclass(frozen=True)
+class AnswerLine:
+    """One answer in a sentence, how it was measured, and what it needs if it was not."""
+
+    verdict: str
+    label: str
+    statement: str
+    how: str
+    needed: str
+
+
+@dataclass(frozen=True)
+class ScoreCell:
+    """One score of one variant: `value [low, high]`, its drawing, chance and method in words."""
+
+    value: str
+    drawing: Markup
+    words: str
+
+
+@dataclass(frozen=True)
+class ClientsView:
+    """The clients of one variant; `meanings`: columns that were not explained before."""
+
+    heading: str
+    first: bool
+    meanings: Mapping[str, str]
+    table: ClientTable
+
+
+@dataclass(frozen=True)
+class AuditInFederation:
+    """One audit in one federation. `scores`: (name, one cell per variant or None).
+
+    `notes` and `settings` are (variants, text), the variants empty where all share the text.
+    `figures` are rows of (CSS class, figures).
+    """
+
+    heading: str
+    several: bool
+    answers: list[AnswerLine]
+    remedies: list[str]
+    notes: list[tuple[str, str]]
+    figures: list[tuple[str, list[curves.Figure]]]
+    score_head: list[tuple[str, bool]]
+    scores: list[tuple[str, list[ScoreCell | None]]]
+    bounds: list[tuple[str, str, Bound]]
+    clients: list[ClientsView]
+    settings: list[tuple[str, str]]
+
+    @property
+    def bound_head(self) -> list[tuple[str, bool]]:
+        names = ["bound", "kind", "value", "of", "source", "holds if"]
+        head = [(name, name == "value") for name in names]
+        return [("variant", False), *head] if self.several else head
+
+
+@dataclass(frozen=True)
+class AuditSection:
+    """One audit in all federations, with the card that its author wrote."""
+
+    question: str
+    asked: Sequence[str]
+    who_looks: Sequence[str]
+    about: str
+    federations: list[AuditInFederation]
+    grounds: str
+    assumed: list[str]
+    papers: list[tuple[str, Sequence[str]]]
+
+
+def by_audit(divided: Sequence[FederationOverview]) -> Iterator[AuditSection]:
+    """One section per audit, in the order of the first screen."""
+    for audit in dict.fromkeys(q.audit for part in divided for q in part.questions):
+        asked = [
+            (i, part, q)
+            for i, part in enumerate(divided)
+            for q in part.questions
+            if q.audit == audit
+        ]
+        chapters = [c for _, part, _ in asked for c in part.chapters]
+        card = next((c.cards[audit] for c in chapters if audit in c.cards), {})
+        yield AuditSection(
+            question=asked[0][2].text,
+            asked=card.get("Question", ()),
+            who_looks=card.get("Vantage", ())[:1],
+            about=_about(audit, chapters),
+            federations=[
+                _in_federation(f"{group}", part, q, heading=part.federation * (len(divided) > 1))
+                for group, part, q in asked
+            ],
+            grounds="Assumptions, and where this differs from the paper"
+            if "Paper" in card
+            else "Assumptions",
+            assumed=_assumed(audit, chapters),
+            papers=_papers(card),
+        )
+
+
+def _about(audit: str, chapters: Sequence[Chapter]) -> str:
+    sources = dict.fromkeys(
+        r.source for c in chapters for r in c.results if r.audit == audit and r.source
+    )
+    named = f"audit {audit}, measured: {words_for(audit).measure}"
+    return f"{named}; source: {'; '.join(sources)}" if sources else named
+
+
+def _assumed(audit: str, chapters: Sequence[Chapter]) -> list[str]:
+    """What the bounds rest on, without repeats."""
+    every = (r for c in chapters for r in c.results if r.audit == audit)
+    bounds = (b for r in every for b in r.bounds.values() if b.assumes)
+    return list(dict.fromkeys(f"{b.source}: {b.assumes}" for b in bounds))
+
+
+def _papers(card: Mapping[str, Sequence[str]]) -> list[tuple[str, Sequence[str]]]:
+    """The paper, and where the method departs from it; without a paper it departs from none."""
+    titles = {"Paper": "Paper", "Differs": "Where this differs from the paper"}
+    return [
+        (title, card[key]) for key, title in titles.items() if "Paper" in card and card.get(key)
+    ]
+
+
+def _in_federation(
+    group: str, part: FederationOverview, question: QuestionRow, heading: str
+) -> AuditInFederation:
+    of = [
+        (variant, chapter, r)
+        for variant, chapter in zip(part.variants, part.chapters, strict=True)
+        for r in chapter.results
+        if r.audit == question.audit
+    ]
+    answers = [
+        _answer_line(f"{variant}: " * (len(part.chapters) > 1), a)
+        for variant, answers in zip(part.variants, question.answers, strict=True)
+        for a in answers
+    ]
+    return AuditInFederation(
+        heading=heading,
+        several=len(of) > 1,
+        answers=answers,
+        remedies=question.remedies(part.variants),
+        notes=_notes(part, question),
+        figures=_figures(group, of),
+        score_head=[("score", False), *((variant, False) for variant, _, _ in of)],
+        scores=_scores(of),
+        bounds=[(variant, name, b) for variant, _, r in of for name, b in r.bounds.items()],
+        clients=_clients(group, of, many=len(part.chapters) > 1),
+        settings=_settings(of),
+    )
+
+
+def _answer_line(name: str, a: VariantAnswer) -> AnswerLine:
+    f = a.finding
+    how = f"Rests on {f.rests_on}. " if f.rests_on else ""
+    how += f"Rule {f.cited}."
+    if f.estimate is not None and f.estimate.method:
+        how += f" Interval: {f.estimate.method}, n = {f.estimate.n}."
+    return AnswerLine(f.verdict, name + label_of(f).words, f.statement, how, a.needed)
+
+
+def _notes(part: FederationOverview, question: QuestionRow) -> list[tuple[str, str]]:
+    """What the audit noted: the same words once, with the variants that they are about."""
+    about: dict[str, dict[str, None]] = {}
+    noting: dict[str, None] = {}
+    for variant, answers in zip(part.variants, question.answers, strict=True):
+        for r in [a.result for a in answers[-1:] if a.result is not None]:
+            noting[variant] = None
+            for note in [*r.notes, *r.recording, *map(str, r.underpowered)]:
+                about.setdefault(note, {})[variant] = None
+    return [
+        ("" if len(own) == len(noting) else " / ".join(own), note) for note, own in about.items()
+    ]
+
+
+# -- figures --------------------------------------------------------------------------------------
+
+
+def _figures(group: str, of: Of) -> list[tuple[str, list[curves.Figure]]]:
+    """Rows of (CSS class, figures): figures of one kind stand side by side, one per variant."""
+    single = len({variant for variant, _, _ in of}) == 1
+    kinds = dict.fromkeys(n for _, _, r in of for n in r.curves)
+    several = {name: [(v, r) for v, _, r in of if name in r.curves] for name in kinds}
+    own = [(variant, c, r) for variant, c, r in of if _client_rows(r)]
+    together = sum(map(len, several.values())) + len(own)
+    rows: list[list[curves.Figure | None]] = []
+    for name, drawn in several.items():
+        size = _size(together if single else len(drawn))
+        rows.append(
+            [
+                curves.figure(
+                    name if single else f"{name}: {v}", r.curves[name], kind=name, size=size
+                )
+                for v, r in drawn
+            ]
+        )
+    # one scale for all variants: a reader compares what stands side by side
+    every = [v for _, _, r in own for _, *row in _client_rows(r) for v in row]
+    size = _size(together if single else len(own))
+    rows.append(
+        [_client_figure(group, "" if single else f": {v}", c, r, every, size) for v, c, r in own]
+    )
+    rows = [[f for row in rows for f in row]] if single else rows
+    shown = [[f for f in row if f is not None] for row in rows]
+    return [("two" if _size(len(row)) == curves.WIDE else "three", row) for row in shown if row]
+
+
+def _size(beside: int) -> curves.Size:
+    """One, two or four figures stand in rows of two, any other number in rows of three."""
+    return curves.WIDE if beside in (1, 2, 4) else curves.NORMAL
+
+
+def _client_rows(r: AuditResult) -> list[tuple[str, float, float, float]]:
+    """(client, value, low, high) of every client that has all three, at most MOST."""
+    column = _drawn(r)
+    if not column:
+        return []
+    out = []
+    for name, row in list(r.per_client.items())[:MOST]:
+        plain = _triple(row.get(column), row.get("low"), row.get("high"))
+        if plain is not None:
+            out.append((name, *plain))
+    return out
+
+
+def _client_figure(
+    group: str,
+    variant: str,
+    chapter: Chapter,
+    r: AuditResult,
+    every: Sequence[float],
+    size: curves.Size,
+) -> curves.Figure | None:
+    place = _places(chapter, r)
+    drawn = curves.clients(
+        [(place[name], name, v, low, high) for name, v, low, high in _client_rows(r)],
+        group=group,
+        label=_drawn(r),
+        chance=_chance(r),
+        total=min(len(place), MOST),
+        beside=every,
+        size=size,
+    )
+    return curves.Figure(f"Per client{variant}", Markup(drawn)) if drawn else None
+
+
+def _chance(r: AuditResult) -> float | None:
+    """The chance level of the drawn column; of a "part" there is none."""
+    known = r.headline is not None and _drawn(r) != "part"
+    return r.estimates[r.headline].baseline if r.headline is not None and known else None
+
+
+def _places(chapter: Chapter, r: AuditResult) -> dict[str, int]:
+    """Client -> its number in the federation; clients that are not in it come after."""
+    every = dict.fromkeys([*chapter.clients, *r.per_client])
+    return {name: i for i, name in enumerate(every, 1)}
+
+
+def _drawn(r: AuditResult) -> str:
+    """The column that is drawn per client, or an empty text."""
+    columns = {c for row in r.per_client.values() for c in row}
+    return next((c for c in VALUES if {c, "low", "high"} <= columns), "")
+
+
+def _triple(*values: object) -> tuple[float, float, float] | None:
+    """Value, low and high where all three are numbers."""
+    plain = [float(v) for v in values if isinstance(v, int | float)]
+    return (plain[0], min(plain[1:]), max(plain[1:])) if len(plain) == 3 else None
+
+
+# -- tables ---------------------------------------------------------------------------------------
+
+
+def _scores(of: Of) -> list[tuple[str, list[ScoreCell | None]]]:
+    """Scores down, variants across."""
+    out = []
+    for name in dict.fromkeys(n for _, _, r in of for n in r.estimates):
+        own = [(r, r.estimates.get(name)) for _, _, r in of]
+        cells = [None if e is None else _score(r, name, e) for r, e in own]
+        out.append((name.replace("_", " "), cells))
+    return out
+
+
+def _score(r: AuditResult, name: str, e: Estimate) -> ScoreCell:
+    value, low, high, base = figures(e)
+    # guessing has no score of zero: there the baseline is what no leak would give
+    label = "chance" if e.baseline else "without a leak"
+    label = words_for(r.audit).against if name == r.headline else label
+    words = f"{label} {base}; " if base else ""
+    words += f"n = {e.n}" + (f"; {e.method}" if e.method else "")
+    drawing = dot(e, bounds=[b for b in r.bounds.values() if b.of == name])
+    return ScoreCell(f"{value} [{low}, {high}]", drawing, words)
+
+
+def _clients(group: str, of: Of, *, many: bool) -> list[ClientsView]:
+    """A table of clients per variant; a column is explained before the first table it is in."""
+    out = []
+    explained: set[str] = set()
+    for i, (variant, chapter, r) in enumerate(of):
+        if not r.per_client:
+            continue
+        what = "What was guessed" if r.headline is None else "Per client"
+        name = f"{what}: {variant}" if many else what
+        columns = _columns(r)
+        meant = {c.replace("_", " "): column_meaning(c) for c in columns if c not in explained}
+        explained.update(columns)
+        out.append(
+            ClientsView(
+                heading=f"{name} ({len(r.per_client)})",
+                first=i == 0,
+                meanings={c: words for c, words in meant.items() if words},
+                table=_client_table(group, variant, chapter, r),
+            )
+        )
+    return out
+
+
+def _columns(r: AuditResult) -> list[str]:
+    return list(dict.fromkeys(c for row in r.per_client.values() for c in row))
+
+
+def _client_table(group: str, variant: str, chapter: Chapter, r: AuditResult) -> ClientTable:
+    columns = _columns(r)
+    column = _drawn(r) if len(r.per_client) <= DOTS else ""
+    place = _places(chapter, r)
+    shown = list(r.per_client.items())[:MOST]
+    written = {c: aligned([row.get(c) for _, row in shown]) for c in columns}
+    words = {c for c in columns if any(isinstance(row.get(c), str) for _, row in shown)} - {"SNR"}
+    return ClientTable(
+        title=f"Every client on its own: {chapter.federation}, {variant}",
+        head=(("client", False), *((c.replace("_", " "), c not in words) for c in columns)),
+        rows=tuple(
+            ClientRow(
+                key=f"{group}-{place[name]}",
+                cells=(name, *(written[c][i] for c in columns)),
+                drawing=_client_dot(r, [row.get(c) for c in (column, "low", "high")]),
+            )
+            for i, (name, row) in enumerate(shown)
+        ),
+        drawn=bool(column),
+        left_out=left_out(len(r.per_client)),
+    )
+
+
+def _client_dot(r: AuditResult, values: Sequence[object]) -> Markup:
+    plain = _triple(*values)
+    if plain is None:
+        return UNDRAWN
+    value, low, high = plain
+    own = Estimate(value=value, low=low, high=high, n=0, baseline=_chance(r))
+    percent = words_for(r.audit).percent and r.headline is not None and _drawn(r) != "part"
+    return dot(own, percent=percent, width=120, labels=False)
+
+
+def _settings(of: Of) -> list[tuple[str, str]]:
+    """(variants, settings): equal settings once, the variants empty where there is only one."""
+    lines: dict[str, list[str]] = {}
+    for variant, _, r in of:
+        text = ", ".join(f"{k} = {_word(v)}" for k, v in r.settings.items() if v is not None)
+        lines.setdefault(text, []).append(variant)
+    several = len(of) > 1
+    return [(" / ".join(own) if several else "", text) for text, own in lines.items() if text]
+
+
+def _word(value: object) -> str:
+    """A setting as text."""
+    return " ".join(map(str, value)) or "none" if isinstance(value, list | tuple) else str(value)

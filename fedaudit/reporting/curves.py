@@ -1,0 +1,281 @@
+"""How the curves of a result are drawn: by what `DRAWINGS` says of their name, else as lines.
+
+A curve is a table of equally long columns; lines run over the first of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from markupsafe import Markup
+
+from fedaudit.reporting import plots
+from fedaudit.stats.intervals import wilson
+
+Columns = Mapping[str, Sequence[float]]
+
+NORMAL, WIDE = (416, 280), (608, 300)
+"""Sizes of a figure: three of them stand side by side, or two."""
+Size = tuple[int, int]
+CANCELLED = 0.3
+"""An update counts as cancelled where the sum is shorter than this share of it."""
+
+
+REFERENCES = ("chance", "possible")
+"""Columns that others are compared with, whatever the figure."""
+
+
+def lines(columns: Columns, size: Size = NORMAL, dashed: Sequence[str] = ()) -> str:
+    """All columns over the first; those of `dashed`, what others are compared with, dashed. Columns
+    "a", "a low" and "a high" are one line with a band."""
+    first, *others = columns
+    xs = columns[first]
+    if len(xs) < 2 or not all(map(math.isfinite, xs)):
+        return ""
+    values = [v for name in others for v in columns[name]]
+    banded = {n for n in others if {f"{n} low", f"{n} high"} <= {*others}}
+    ends = {f"{n} {end}" for n in banded for end in ("low", "high")}
+    others = [name for name in others if name not in ends]
+    drawn: list[plots.Layer] = []
+    for name in others:
+        title = name.replace("_", " ") if len(others) > 1 else ""
+        if name in banded:
+            of = (columns[n] for n in (first, name, f"{name} low", f"{name} high"))
+            points = tuple(r for r in zip(*of, strict=True) if all(map(math.isfinite, r)))
+            drawn.append(plots.Band(title, points))
+            continue
+        points_of = tuple(zip(xs, columns[name], strict=True))
+        dash = name in dashed or name in REFERENCES
+        drawn.append(plots.Polyline(title, points_of, dashed=dash))
+    if others[1:] == ["low", "high"]:
+        rows = zip(*(columns[name] for name in (first, *others)), strict=True)
+        drawn = [plots.Band("", tuple(r for r in rows if all(map(math.isfinite, r))))]
+        others = others[:1]
+    return plots.draw(
+        plots.PlotAxis.around(first, xs),
+        plots.PlotAxis.around(others[0] if len(others) == 1 else "", values, zero=True),
+        drawn,
+        width=size[0],
+        height=size[1],
+        inline=True,
+        # rounds are counted: there is no round 2.5
+        marks=xs if len(xs) <= 12 and all(float(x).is_integer() for x in xs) else None,
+    )
+
+
+def receiver(columns: Columns, size: Size = NORMAL) -> str:
+    """True over false positives, both logarithmic: few false alarms are what an attack is for."""
+    xs, ys = columns["false positives"], columns["true positives"]
+    low = min((v for v in (*xs, *ys) if v > 0), default=0.1) / 1.2
+    return plots.draw(
+        plots.PlotAxis("false positives", low, 1.0, log=True),
+        plots.PlotAxis("true positives", low, 1.0, log=True),
+        [plots.Guide("chance"), plots.Polyline("", tuple(zip(xs, ys, strict=True)))],
+        width=size[0],
+        height=size[1],
+        inline=True,
+    )
+
+
+REMAINDER, BOUND, ERROR = "remainder", "L |u|^2 / 2", "its error"
+
+
+def against_bound(columns: Columns, size: Size = NORMAL) -> str:
+    """Every remainder against its bound, both logarithmic: what lies above the line breaks it."""
+    xs, ys = columns[BOUND], columns[REMAINDER]
+    both = [*xs, *ys]
+    return plots.draw(
+        plots.PlotAxis.around(BOUND, both, log=True),
+        plots.PlotAxis.around(REMAINDER, both, log=True),
+        [plots.Guide("equal"), plots.Dots("", tuple(zip(xs, ys, strict=True)))],
+        width=size[0],
+        height=size[1],
+        inline=True,
+    )
+
+
+def violations(columns: Columns) -> str:
+    """How many remainders lie above their bound by more than their numerical error."""
+    error = columns.get(ERROR, [0.0] * len(columns[REMAINDER]))
+    rows = list(zip(columns[REMAINDER], columns[BOUND], error, strict=True))
+    over = sum(m > b + e for m, b, e in rows)
+    rate = wilson(over, len(rows))
+    return (
+        f"{over} of {len(rows)} remainders lie above their bound: {100 * rate.value:.1f} % "
+        f"[{100 * rate.low:.1f}, {100 * rate.high:.1f}] (Wilson, 95 %)."
+    )
+
+
+def survival_map(
+    x: plots.PlotAxis, y: plots.PlotAxis, grid: tuple[int, int] = (72, 48)
+) -> plots.Cells:
+    """SUR = 1 / sqrt(1 + r^2 + 2 r lambda) over alignment x and magnitude ratio y.
+
+    [TwoStage] Eq. (9)
+    """
+    across, up = grid
+
+    def ratio(lam: float, r: float) -> float:
+        return 1.0 / math.sqrt(max((1.0 - r) ** 2 + 2.0 * r * (1.0 + lam), 1e-12))
+
+    values = tuple(
+        tuple(ratio(x.value((j + 0.5) / across), y.value((i + 0.5) / up)) for j in range(across))
+        for i in range(up)
+    )
+    return plots.Cells(values, plots.PlotAxis("SUR", 0.03, 10.0, log=True))
+
+
+def cancellation(within: float = CANCELLED) -> plots.Outline:
+    """Where |dW| < within |u|: a lens at lambda = -1, r = 1. [TwoStage] Section 6.1.1"""
+    rs = [1.0 - within + 2.0 * within * i / 40 for i in range(41)]
+    edge = [(max(-1.0, (within**2 - 1.0 - r * r) / (2.0 * r)), r) for r in rs]
+    return plots.Outline(f"|dW| < {within:g} |u|", (*edge, (-1.0, rs[-1]), (-1.0, rs[0])))
+
+
+def over_survival(columns: Columns, size: Size = NORMAL) -> str:
+    """Updates on the map of SUR."""
+    lam, r = columns["lambda"], columns["r"]
+    x = plots.PlotAxis("alignment lambda", -1.0, 1.0)
+    y = plots.PlotAxis("r = |B| / |u|", min(0.2, *r), max(10.0, *r) * 1.05, log=True)
+    dots = plots.Dots("updates", tuple(zip(lam, r, strict=True)), ink="#ffffff")
+    layers: list[plots.Layer] = [survival_map(x, y), cancellation(), dots]
+    return plots.draw(x, y, layers, width=size[0], height=size[1], inline=True)
+
+
+def cancelled(columns: Columns) -> str:
+    lost = sum(v > 1.0 / CANCELLED for v in columns["SUR"])
+    more = " SUR rises there, although the update is no easier to find." if lost else ""
+    return f"{lost} of {len(columns['SUR'])} updates are cancelled by the others.{more}"
+
+
+PROXY = "mean of phi(<H(0), u>)"
+
+
+def against_proxy(columns: Columns, size: Size = NORMAL) -> str:
+    """J of every checked update against its linear proxy. [TwoStage] Eq. (23)"""
+    xs, ys = columns[PROXY], columns["J"]
+    both = [*xs, *ys]
+    return plots.draw(
+        plots.PlotAxis.around(PROXY, both, zero=True),
+        plots.PlotAxis.around("J", both, zero=True),
+        [plots.Guide("equal"), plots.Dots("", tuple(zip(xs, ys, strict=True)))],
+        width=size[0],
+        height=size[1],
+        inline=True,
+    )
+
+
+def not_drawn(columns: Columns, size: Size = NORMAL) -> str:
+    """Nothing: some tables are there to be computed with."""
+    return ""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How one curve is drawn, the columns that takes, and what stands below it."""
+
+    draw: Callable[[Columns, Size], str]
+    columns: tuple[str, ...]
+    words: Callable[[Columns], str] = lambda _: ""
+
+
+DRAWINGS = {
+    "ROC": Drawing(
+        receiver,
+        ("false positives", "true positives"),
+        lambda _: "Both axes are logarithmic: few false alarms stand at the left.",
+    ),
+    "risk by round": Drawing(
+        partial(lines, dashed=("J of nobody's", "TS-MIA of nobody's")), ("round",)
+    ),
+    "survival": Drawing(over_survival, ("lambda", "r", "SUR"), cancelled),
+    "bound check": Drawing(against_bound, (REMAINDER, BOUND), violations),
+    # one row per update: figures to compute with, which lines over rounds would tangle
+    "stages by client and round": Drawing(not_drawn, ("round", "client")),
+    "checked updates by client and round": Drawing(
+        against_proxy,
+        ("client", PROXY, "J"),
+        lambda _: "J of single updates against what their slope foretells; equal on the line.",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing with its title and the words below it."""
+
+    title: str
+    svg: Markup
+    words: str = ""
+
+
+def figure(
+    name: str, columns: Columns, *, kind: str | None = None, size: Size = NORMAL
+) -> Figure | None:
+    """Draw one curve; None where there is nothing to draw.
+
+    `kind` selects the drawing where the title `name` says more.
+    """
+    known = DRAWINGS.get(kind or name)
+    if known is None or not {*known.columns} <= {*columns}:
+        known = Drawing(lines, ())
+    whole = _whole(columns, known.columns)
+    if not whole or not len(next(iter(whole.values()))):
+        return None
+    drawn = known.draw(whole, size)
+    title = (name[:1].upper() + name[1:]).replace("_", " ")
+    return Figure(title, Markup(drawn), known.words(whole)) if drawn else None
+
+
+def clients(
+    rows: Sequence[tuple[int, str, float, float, float]],
+    *,
+    group: str,
+    label: str,
+    chance: float | None,
+    total: int,
+    beside: Sequence[float] = (),
+    size: Size = NORMAL,
+) -> str:
+    """Every client's own value: (place, name, value, low, high) of `total` places.
+
+    `group`: the federation, within which a place is one client. `beside`: values of the figures
+    that stand beside this one, which share its scale.
+    """
+    values = [v for row in rows for v in row[2:] if math.isfinite(v)]
+    if not values:
+        return ""
+    finite = [row for row in rows if all(map(math.isfinite, row[2:]))]
+    layers: list[plots.Layer] = [] if chance is None else [plots.Guide("chance", chance)]
+    layers.append(
+        plots.ClientDots(
+            tuple((place, v, low, high) for place, _, v, low, high in finite),
+            tuple(row[1] for row in finite),
+            tuple(f"{group}-{row[0]}" for row in finite),
+        )
+    )
+    around = [*values, *(v for v in beside if math.isfinite(v))]
+    around += [] if chance is None else [chance]
+    every = max(1, -(-total // 10))
+    return plots.draw(
+        plots.PlotAxis("client", 0.5, max(total, 1) + 0.5),
+        plots.PlotAxis.around(label, around, zero=True),
+        layers,
+        width=size[0],
+        height=size[1],
+        inline=True,
+        marks=list(range(1, total + 1, every)),
+    )
+
+
+def _whole(columns: Columns, needed: Sequence[str]) -> dict[str, list[float]]:
+    """The rows that have all of the needed columns."""
+    rows = [
+        row
+        for row in zip(*columns.values(), strict=True)
+        if all(math.isfinite(v) for name, v in zip(columns, row, strict=True) if name in needed)
+    ]
+    return {name: [row[i] for row in rows] for i, name in enumerate(columns)}

@@ -1,0 +1,464 @@
+"""From results to verdicts and sentences, by the table in `rules`. Nothing else judges.
+
+    disagreement    the interval of an estimate lies beyond an upper (or below a lower) bound:
+                    theory and measurement disagree, and that is the top finding
+    leak            the interval of the headline lies wholly on the bad side of its baseline
+                    or that of single clients does, after correction for their number; or what is
+                    asked about is known outright
+    attributed      the same of attribution: an owner found who trained on marked records
+    no_evidence     it does not; the smallest effect that would have been seen is stated
+    nothing_to_say  hardly any effect would have been seen, or too little was recorded
+    unscored        the attack guessed, and there is no truth to score it with
+    not_applicable  the question does not arise; the need is named
+    failed          the audit ended in an error
+
+A verdict follows from `status`, numbers and `rules.FACTS`, never from words. There is no "safe".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import Any
+
+from fedaudit.reporting.rules import (
+    FACTS,
+    GENERIC,
+    GUESSED,
+    POWER,
+    RULES,
+    UNMEASURED,
+    VERDICTS,
+    WEAK,
+    WORDS,
+    Facts,
+    Words,
+    words_of_need,
+)
+from fedaudit.results import AuditResult, Bound, Estimate, Finding, Need
+
+ORDER = {verdict: i for i, verdict in enumerate(VERDICTS)}
+
+
+def number(value: float, percent: bool = False) -> str:
+    """A number as a report prints it."""
+    if math.isinf(value):
+        return "infinite" if value > 0 else "minus infinity"
+    if percent:
+        # a small negative number is no "-0.0"
+        return f"{round(100 * value, 1) + 0.0:.1f} %"
+    return f"{value:.0f}" if float(value).is_integer() and abs(value) < 1e6 else f"{value:.3g}"
+
+
+def interval(e: Estimate, percent: bool = False) -> str:
+    """`value [low, high]` with the confidence where it is not exact."""
+    text = f"{number(e.value, percent)} [{number(e.low, percent)}, {number(e.high, percent)}]"
+    return f"{text}, exact" if e.confidence >= 1 else f"{text} at {100 * e.confidence:g} %"
+
+
+def against(e: Estimate, percent: bool = False) -> str:
+    """The baseline in words: what no leak at all would give, where the design has such a value."""
+    return "none" if e.baseline is None else number(e.baseline, percent)
+
+
+def words_for(audit: str) -> Words:
+    return WORDS.get(audit, GENERIC)
+
+
+def facts_for(audit: str) -> Facts:
+    return FACTS.get(audit, Facts())
+
+
+def contradicts(bound: Bound, estimate: Estimate) -> bool:
+    """Whether the whole interval lies beyond the bound."""
+    if bound.kind == "upper":
+        return estimate.low > bound.value
+    return bound.kind == "lower" and estimate.high < bound.value
+
+
+def judge(result: AuditResult, in_force: Collection[str] | None = None) -> list[Finding]:
+    """All findings of one result: disagreements with theory first.
+
+    `in_force`: names of the protections that are, so that nothing is advised that is done already.
+    """
+    words = words_for(result.audit)
+    shared = {
+        "audit": result.audit,
+        "vantage": result.vantage,
+        "question": words.question(result.question, in_force),
+        "arrived": result.arrived,
+        "expected": result.expected,
+    }
+    found = []
+    for name, bound in result.bounds.items():
+        estimate = result.estimates.get(bound.of)
+        if estimate is not None and contradicts(bound, estimate):
+            found.append(
+                _finding(
+                    "D1" if bound.kind == "upper" else "D2",
+                    shared,
+                    statement=f"{bound.of} was measured at {interval(estimate)}, beyond the "
+                    f"{bound.kind} bound {name} = {number(bound.value)}.",
+                    measure=bound.of,
+                    estimate=estimate,
+                    source=bound.source,
+                    remedy=f"check the bound's assumption: {bound.assumes or 'none stated'}",
+                )
+            )
+    if result.headline is None:
+        return [*found, _unmeasured(result, shared)]
+    headline = _headline(result, words, shared, in_force)
+    if headline.verdict in ("no_evidence", "nothing_to_say"):
+        found += _beside(result, words, shared, in_force)
+        found += _single_clients(result, words, shared, in_force)
+    return [*found, headline]
+
+
+def settled(result: AuditResult) -> AuditResult:
+    """The same result, of status "nothing_to_say" where its numbers could not have alarmed."""
+    if result.status != "ok":
+        return result
+    worst = judge_all([result])[0]
+    if worst.verdict != "nothing_to_say":
+        return result
+    need = Need(
+        code="underpowered",
+        what=worst.because,
+        remedy=f"fedaudit power RUN --audit {result.audit}",
+    )
+    return replace(result, status="nothing_to_say", need=need)
+
+
+def _finding(rule: str, shared: Mapping[str, Any], because: str = "", **about: Any) -> Finding:
+    """A finding by a rule, which says of this result why it applies."""
+    made = RULES[rule]
+    return Finding(
+        verdict=made.verdict, rule=rule, because=because or made.said(), **shared, **about
+    )
+
+
+def _unmeasured(result: AuditResult, shared: Mapping[str, Any]) -> Finding:
+    """What is said where there is no number: by the status, with the words of the need."""
+    assert result.need is not None
+    missing, remedy = words_of_need(result.need, result.vantage)
+    if result.status == "blind" and result.per_client:
+        missing = GUESSED
+    return _finding(
+        UNMEASURED[result.status],
+        shared,
+        statement=missing[:1].upper() + missing[1:] + ("" if missing.endswith(".") else "."),
+        code=result.need.code,
+        source=result.source,
+        remedy=remedy,
+    )
+
+
+def _headline(
+    result: AuditResult,
+    words: Words,
+    shared: Mapping[str, Any],
+    in_force: Collection[str] | None,
+) -> Finding:
+    assert result.headline is not None
+    estimate, more = result.estimates[result.headline], result.greater_is_leak
+    baseline = estimate.baseline if estimate.baseline is not None else 0.0
+    rule, weak = _rule(result)
+    filled = {
+        "value": number(estimate.value, words.percent),
+        "baseline": number(baseline, words.percent),
+        "notes": "; ".join(result.notes) or "nothing that was named",
+        "first": result.notes[0] if result.notes else "nothing that was named",
+    }
+    found = RULES[rule].verdict in ("leak", "attributed")
+    text = words.known if rule == "K1" else words.leak if found else words.no_evidence
+    power = "" if weak is None else weak.said(words)
+    if result.need is not None:
+        power = result.need.what if weak is None else power
+    because = RULES[rule].said(
+        baseline=filled["baseline"],
+        power=power,
+        end="low" if more else "high",
+        side="above" if more else "below",
+    )
+    return _finding(
+        rule,
+        shared,
+        because=because,
+        statement=text.format(**filled) + ("" if found else _seen(result, words, weak)),
+        measure=result.headline,
+        known=rule == "K1",
+        estimate=estimate,
+        source=result.source,
+        remedy=words.advised(in_force, known=rule == "K1") if found else "",
+    )
+
+
+def _rule(result: AuditResult) -> tuple[str, Powerless | None]:
+    """The rule that decides a result with a headline, and why it could not have alarmed."""
+    assert result.headline is not None
+    if result.known:
+        return "K1", None
+    estimate, more = result.estimates[result.headline], result.greater_is_leak
+    baseline = estimate.baseline if estimate.baseline is not None else 0.0
+    beyond = estimate.low > baseline if more else estimate.high < baseline
+    if beyond and result.status == "ok":
+        attributed = facts_for(result.audit).found == "attributed"
+        return ("T1" if attributed else "L1" if more else "L2"), None
+    weak = powerless(result)
+    if weak is not None or result.status == "nothing_to_say":
+        return "N1", weak
+    return ("E1" if more else "E2"), None
+
+
+# -- power ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Powerless:
+    """Why a result could hardly have shown a leak: the kind (of `rules.POWER`), from which value on
+    it would have, the most that is possible, and on which side that is."""
+
+    kind: str
+    seen: float = math.nan
+    most: float = math.nan
+    side: str = "above"
+    low: float = math.nan
+    high: float = math.nan
+
+    def said(self, words: Words) -> str:
+        figures = {k: getattr(self, k) for k in ("seen", "most", "low", "high")}
+        filled = {k: number(v, words.percent) for k, v in figures.items() if not math.isnan(v)}
+        return POWER[self.kind].format(side=self.side, **filled)
+
+
+def powerless(result: AuditResult) -> Powerless | None:
+    """Why a result that shows no leak could hardly have shown one; None where it could.
+
+    A count has all the power there is where the first number beyond the baseline would have been
+    seen. An exact value leaves nothing to be seen, an exact range on both sides of the baseline
+    leaves everything open. Distances count towards the bad side, whichever that is.
+    """
+    assert result.headline is not None
+    estimate, seen = result.estimates[result.headline], result.detectable
+    if result.undecided:
+        return Powerless("undecided", low=estimate.low, high=estimate.high)
+    counts, exact = facts_for(result.audit).counts, estimate.confidence >= 1
+    if seen is None:
+        return Powerless("unknown") if counts or not exact else None
+    worse = 1 if result.greater_is_leak else -1
+    if seen == worse * math.inf:
+        return Powerless("nothing")
+    baseline = estimate.baseline if estimate.baseline is not None else 0.0
+    reach = worse * (seen - baseline)
+    if reach <= 1 if counts else exact:
+        return None
+    kind = "upper" if worse > 0 else "lower"
+    bounds = [
+        worse * (b.value - baseline)
+        for b in result.bounds.values()
+        if b.of == result.headline and b.kind == kind
+    ]
+    values = (baseline, estimate.low, estimate.high, seen)
+    if worse > 0:
+        scale = [] if counts or max(values) > 1 else [1.0 - baseline]
+    else:
+        scale = [] if min(values) < 0 else [baseline]
+    most = min([*bounds, *scale], default=math.inf)
+    side = "above" if worse > 0 else "below"
+    weak = Powerless("beyond", seen=seen, most=baseline + worse * most, side=side)
+    if bounds and reach >= min(bounds):
+        return weak
+    return replace(weak, kind="large") if most > 0 and reach >= WEAK * most else None
+
+
+def _seen(result: AuditResult, words: Words, weak: Powerless | None) -> str:
+    """What would have been seen where nothing was, as the end of a statement."""
+    seen = result.detectable
+    if seen is None:
+        return " How small a leak would have been seen is not known."
+    if math.isinf(seen):
+        return " No leak of any size would have been seen: the audit cannot say."
+    most = "smallest" if result.greater_is_leak else "largest"
+    text = (
+        f" The {most} value that would have been seen as a leak is {number(seen, words.percent)}."
+    )
+    far = [float(v) for row in result.per_client.values() if (v := row.get("named_from"))]
+    if far:  # a count says nothing of how strong a mark has to be
+        text = (
+            f" Clients are named whose mark stands out by {max(far):.1f} deviations of unused keys "
+            "or more; weaker marks may have gone unseen."
+        )
+    if result.undecided:
+        e = result.estimates[result.headline or ""]
+        ends = f"{number(e.low, words.percent)} to {number(e.high, words.percent)}"
+        return f" The search ended undecided: it may be anything from {ends}.{text}"
+    if weak is not None:
+        text += " That is so much that the audit could hardly have found anything."
+    return text
+
+
+def _beside(
+    result: AuditResult, words: Words, shared: Mapping[str, Any], in_force: Collection[str] | None
+) -> list[Finding]:
+    """Measures other than the headline that show a leak of their own."""
+    out = []
+    for measure, column in facts_for(result.audit).beside.items():
+        e = result.estimates.get(measure)
+        if e is None or e.low <= (e.baseline or 0.0):
+            continue
+        exposed = [name for name, row in result.per_client.items() if _is_one(row.get(column))]
+        text = words.beside.get(measure, f"{measure} is {{value}}.")
+        who = f" Among them: {', '.join(exposed[:NAMED])}." if exposed else ""
+        out.append(
+            _finding(
+                "L4",
+                shared,
+                because=RULES["L4"].said(
+                    measure=measure.replace("_", " "), baseline=number(e.baseline or 0.0)
+                ),
+                statement=text.format(value=number(e.value, True)) + who,
+                measure=measure,
+                client=exposed[0] if len(exposed) == 1 else None,
+                estimate=e,
+                source=result.source,
+                remedy=words.advised(in_force),
+            )
+        )
+    return out
+
+
+def _is_one(value: float | int | str | None) -> bool:
+    return isinstance(value, int | float) and math.isclose(value, 1.0, rel_tol=1e-9)
+
+
+# -- single clients -------------------------------------------------------------------------------
+
+NAMED = 5
+"""Clients that a statement names."""
+
+
+def _single_clients(
+    result: AuditResult, words: Words, shared: Mapping[str, Any], in_force: Collection[str] | None
+) -> list[Finding]:
+    """Clients that lie above chance on their own where the federation as a whole does not."""
+    own = clients_above(result)
+    if not own:
+        return []
+    first = next(iter(own.values()))[0]
+    base = number(first.baseline or 0.0, words.percent)
+    many = sum(_client(result, row) is not None for row in result.per_client.values())
+    names = list(own)[:NAMED]
+    each = [
+        f"{name}: {interval(own[name][0], words.percent)} (p = {own[name][1]:.2g} after Holm's "
+        "correction)"
+        for name in names
+    ]
+    more = f" and {len(own) - NAMED} more" if len(own) > NAMED else ""
+    several = len(own) > 1
+    lie = f"on {'their' if several else 'its'} own {'lie' if several else 'lies'}"
+    return [
+        _finding(
+            "L3",
+            shared,
+            because=RULES["L3"].said(
+                clients=f"{', '.join(names)}{more} {lie}", baseline=base, many=str(many)
+            ),
+            statement=f"The federation as a whole shows no leak, but {len(own)} of {many} clients "
+            f"{lie} above {words.against} ({base}). {'; '.join(each)}{more}.",
+            measure=result.headline,
+            client=names[0],
+            estimate=first,
+            source=result.source,
+            remedy=words.advised(in_force),
+        )
+    ]
+
+
+def clients_above(result: AuditResult) -> dict[str, tuple[Estimate, float]]:
+    """Client -> (its own value, p after Holm's correction), the most striking first.
+
+    A client counts as the federation does by rule L1: at the error that its interval leaves above
+    its low end, which Holm's correction divides among all clients that have an interval.
+    """
+    facts = facts_for(result.audit)
+    if not facts.own or facts.unlike in result.estimates or not result.greater_is_leak:
+        return {}
+    known = {name: _client(result, row) for name, row in result.per_client.items()}
+    own = {name: e for name, e in known.items() if e is not None}
+    if not own:
+        return {}
+    from fedaudit.stats.combine import holm
+
+    raw = [_p_value(e, facts, result.per_client[name]) for name, e in own.items()]
+    adjusted = dict(zip(own, map(float, holm(raw)), strict=True))
+    limit = {name: (1 - e.confidence) / 2 for name, e in own.items()}
+    above = [
+        name
+        for name, e in own.items()
+        if e.low > (e.baseline or 0.0) and adjusted[name] <= limit[name]
+    ]
+    return {name: (own[name], adjusted[name]) for name in sorted(above, key=adjusted.__getitem__)}
+
+
+def _client(result: AuditResult, row: Mapping[str, float | int | str | None]) -> Estimate | None:
+    """A client's own value of the headline's measure, where it has one with an interval."""
+    assert result.headline is not None
+    headline, facts = result.estimates[result.headline], facts_for(result.audit)
+    value, low, high = (row.get(c) for c in (facts.own, "low", "high"))
+    if not all(isinstance(v, int | float) for v in (value, low, high)):
+        return None
+    asked, chance = row.get(facts.asked), row.get("chance")
+    return Estimate(
+        value=float(value or 0.0),
+        low=float(low or 0.0),
+        high=float(high or 0.0),
+        n=int(asked) * (1 + facts.ranked) if isinstance(asked, int | float) else 0,
+        confidence=headline.confidence,
+        baseline=float(chance) if isinstance(chance, int | float) else headline.baseline,
+        method="of one client",
+    )
+
+
+def _p_value(e: Estimate, facts: Facts, row: Mapping[str, float | int | str | None]) -> float:
+    """How often chance alone would give a client so much, or more; never zero.
+
+    Exact (binomial) from counts. Otherwise from the interval: normal in the distance to its low
+    end; at the end of the scale, where that end is error^(1/m) for m disjoint pairs, chance^m. An
+    interval from few records is too narrow: an AUC must also stand out by its deviation without a
+    leak, sqrt((2 m + 1) / 12) / m for m members and as many others (Mann and Whitney 1947).
+    """
+    baseline = e.baseline or 0.0
+    if e.value <= baseline:
+        return 1.0
+    found, tried = (row.get(c) for c in facts.hits) if facts.hits is not None else (None, None)
+    if isinstance(found, int) and isinstance(tried, int) and 0 < baseline < 1:
+        from scipy.special import bdtrc
+
+        return max(float(bdtrc(found - 1, tried, baseline)) if found else 1.0, LEAST)
+    error, normal = (1 - e.confidence) / 2, NormalDist()
+    if e.value <= e.low:
+        p = error  # an interval without width says how sure it claims to be, no more
+    elif e.value >= 1.0 and 0 < e.low < 1 and 0 < baseline < 1:
+        p = float(baseline ** (math.log(error) / math.log(e.low)))
+    else:
+        deviation = (e.value - e.low) / normal.inv_cdf(1 - error)
+        p = normal.cdf(-(e.value - baseline) / deviation)
+    asked = row.get(facts.asked)
+    if facts.ranked and isinstance(asked, int) and asked > 0:
+        deviation = math.sqrt((2 * asked + 1) / 12) / asked
+        p = max(p, normal.cdf(-(e.value - baseline) / deviation))
+    return max(p, LEAST)
+
+
+LEAST = 1e-300
+"""The smallest p-value that is told from none."""
+
+
+def judge_all(
+    results: Iterable[AuditResult], in_force: Collection[str] | None = None
+) -> list[Finding]:
+    """Findings of all results, worst first, otherwise in the order given."""
+    found = [f for result in results for f in judge(result, in_force)]
+    return sorted(found, key=lambda f: ORDER[f.verdict])

@@ -1,0 +1,260 @@
+"""One row per question and one answer per variant: what every form of the report begins with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedaudit.reporting.chapter import Chapter
+from fedaudit.reporting.findings import ORDER, against, interval, number, words_for
+from fedaudit.reporting.rules import NOTHING_MEASURED, NOTHING_TO_CHANGE, VERDICTS, observer
+from fedaudit.results import AuditResult, Bound, Finding
+
+
+@dataclass(frozen=True)
+class VariantAnswer:
+    """One finding of one chapter, with the result behind it."""
+
+    chapter: Chapter
+    finding: Finding
+    result: AuditResult | None
+
+    @property
+    def percent(self) -> bool:
+        return words_for(self.finding.audit).percent and self.finding.verdict != "disagreement"
+
+    @property
+    def value(self) -> str:
+        """`value [low, high] at 95 %`, a count with what it counts, or "not measured"."""
+        e = self.finding.estimate
+        if e is None:
+            return "not measured"
+        if self.finding.client is not None:
+            return f"{self.finding.client}: {interval(e, self.percent)}"
+        counted = words_for(self.finding.audit).counted
+        other = self.result is not None and self.finding.measure != self.result.headline
+        if counted is None or other or self.finding.verdict == "disagreement":
+            return interval(e, self.percent)
+        text = f"{number(e.value)} {counted[e.value != 1]}"
+        if e.confidence >= 1 and e.low == e.high:
+            return f"{text}, counted exactly"
+        return text + interval(e).removeprefix(number(e.value))
+
+    @property
+    def n(self) -> str:
+        """How many independent observations the value rests on; a count needs none."""
+        e = self.finding.estimate
+        return "" if e is None or e.confidence >= 1 or not e.n else f"n = {e.n:,}"
+
+    @property
+    def chance(self) -> str:
+        e = self.finding.estimate
+        return "" if e is None else against(e, self.percent)
+
+    @property
+    def against(self) -> str:
+        """What the value is held against: chance, or a threshold."""
+        return words_for(self.finding.audit).against
+
+    @property
+    def bounds(self) -> list[Bound]:
+        """What theory says of the measured value, tightest first, theorems before references."""
+        r, measure = self.result, self.finding.measure
+        if r is None or measure is None:
+            return []
+        wanted = "upper" if r.greater_is_leak else "lower"
+        sign = 1 if r.greater_is_leak else -1
+        fit = [b for b in r.bounds.values() if b.of == measure and b.kind in (wanted, "reference")]
+        return sorted(fit, key=lambda b: (b.kind == "reference", sign * b.value))
+
+    @property
+    def bound(self) -> str:
+        """The tightest that applies, in words."""
+        if self.finding.estimate is None:
+            return ""
+        if not self.bounds:
+            return "none known"
+        best = self.bounds[0]
+        if math.isinf(best.value):
+            return f"none that is finite ({best.source})"
+        kind = "no guarantee, " if best.kind == "reference" else ""
+        most = "" if kind else "at most " if best.kind == "upper" else "at least "
+        return f"{most}{number(best.value, self.percent)} ({kind}{best.source})"
+
+    @property
+    def visible(self) -> str:
+        """From where on a leak would have been seen, where none was."""
+        r, e = self.result, self.finding.estimate
+        quiet = self.finding.verdict in ("no_evidence", "nothing_to_say")
+        if not quiet or r is None or e is None:
+            return ""
+        if r.detectable is None:
+            known = self.finding.verdict == "no_evidence"
+            return "" if known else "at a size that is not known"
+        if math.isinf(r.detectable):
+            return "at no size"
+        ends = "from {} on" if r.greater_is_leak else "up to {}"
+        return ends.format(number(r.detectable, self.percent))
+
+    @property
+    def needed(self) -> str:
+        """What it would take to measure, where nothing was."""
+        return self.finding.remedy if self.finding.estimate is None else ""
+
+    @property
+    def trusted(self) -> str:
+        """Who must be honest for the federation to keep what this question is about."""
+        f, held = (
+            self.finding,
+            [f"{who} ({name})" for name, who in self.chapter.trust.items() if who],
+        )
+        if f.estimate is None:
+            return ""
+        others = ", ".join(held)
+        if f.verdict in ("no_evidence", "nothing_to_say"):
+            return others or f"{observer(f.vantage)}, as no protection is declared"
+        besides = f"; {others}" if others else ""
+        return f"the good will of {observer(f.vantage)}{besides}"
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """What a measured value is held against: (label, text)."""
+        shown = [("a leak would show", self.visible)] if self.visible else []
+        return [
+            (self.against, ", ".join(t for t in (self.chance, self.n) if t)),
+            *shown,
+            ("bound", self.bound),
+            ("trust", self.trusted),
+        ]
+
+
+@dataclass(frozen=True)
+class QuestionRow:
+    """A question and its answers: per chapter, worst first; none where it was not asked."""
+
+    audit: str
+    text: str
+    answers: tuple[tuple[VariantAnswer, ...], ...]
+
+    @property
+    def every(self) -> list[VariantAnswer]:
+        return [a for of in self.answers for a in of]
+
+    def remedies(self, variants: Sequence[str]) -> list[str]:
+        """What changes it, without repeats, where something was found; worst first.
+
+        `variants` name the chapters: advice that is not for all that leak says for which it is.
+        """
+        found = [
+            (a.finding, name)
+            for name, own in zip(variants, self.answers, strict=True)
+            for a in own
+            if a.finding.estimate is not None and a.finding.remedy
+        ]
+        ranked = sorted(found, key=lambda pair: ORDER[pair[0].verdict])
+        per: dict[str, dict[str, None]] = {}
+        for f, name in ranked:
+            per.setdefault(f.remedy, {})[name] = None
+        if len(per) == 1:
+            return list(per)
+        return [f"{' / '.join(names)}: {text}" for text, names in per.items()]
+
+    @property
+    def asked_of(self) -> str:
+        """The audit that asks, and the observers whose view it takes."""
+        seen = ", ".join(dict.fromkeys(a.finding.vantage for a in self.every))
+        return self.audit.replace("_", " ") + (f", seen by {seen}" if self.every else "")
+
+    @property
+    def unchanged(self) -> str:
+        """Why nothing stands where remedies would."""
+        measured = any(a.finding.estimate is not None for a in self.every)
+        return NOTHING_TO_CHANGE if measured else NOTHING_MEASURED
+
+    @property
+    def sources(self) -> list[str]:
+        """Where the method is published, without repeats."""
+        every = dict.fromkeys(a.finding.source for a in self.every if a.finding.source)
+        # what another one says in full need not be said in short
+        return [s for s in every if not any(o != s and o.startswith(s) for o in every)]
+
+
+@dataclass(frozen=True)
+class FederationOverview:
+    """One federation: its chapters side by side, and the questions put to them."""
+
+    federation: str
+    chapters: tuple[Chapter, ...]
+    questions: tuple[QuestionRow, ...]
+
+    @property
+    def line(self) -> str:
+        """The federation in one line."""
+        first = self.chapters[0].summary
+        lines = dict.fromkeys(c.summary.get("federation", "") for c in self.chapters)
+        said = [
+            first.get("data", ""),
+            " / ".join(line for line in lines if line),
+            first.get("model", ""),
+        ]
+        return "; ".join(text for text in said if text)
+
+    @property
+    def counts(self) -> list[tuple[str, int, str]]:
+        """(verdict, how often, in words) of every verdict that was given."""
+        found = [a.finding.verdict for q in self.questions for a in q.every]
+        count = ((v, found.count(v), label.words) for v, label in VERDICTS.items())
+        return [(verdict, n, words) for verdict, n, words in count if n]
+
+    @property
+    def noted(self) -> list[str]:
+        """What was noted about the data, without repeats."""
+        return list(
+            dict.fromkeys(c.summary["noted"] for c in self.chapters if "noted" in c.summary)
+        )
+
+    @property
+    def variants(self) -> list[str]:
+        """A heading per chapter, never empty."""
+        return [c.variant or "as recorded" for c in self.chapters]
+
+
+def parts(chapters: Sequence[Chapter]) -> list[FederationOverview]:
+    """Chapters by federation, in the order in which they come; questions worst first."""
+    out = []
+    for federation in dict.fromkeys(c.federation for c in chapters):
+        own = tuple(c for c in chapters if c.federation == federation)
+        audits = dict.fromkeys(
+            audit
+            for c in own
+            for audit in [*(r.audit for r in c.results), *(f.audit for f in c.findings)]
+        )
+        questions = [_question(audit, own) for audit in audits]
+        worst = sorted(
+            questions, key=lambda q: min((ORDER[a.finding.verdict] for a in q.every), default=9)
+        )
+        out.append(FederationOverview(federation, own, tuple(worst)))
+    return out
+
+
+def _question(audit: str, chapters: Sequence[Chapter]) -> QuestionRow:
+    answers, texts = [], []
+    for chapter in chapters:
+        results = [r for r in chapter.results if r.audit == audit]
+        found = [f for f in chapter.findings if f.audit == audit]
+        asked = [*(f.question for f in found), *(r.question for r in results)]
+        texts.append(next((question for question in asked if question), ""))
+        answers.append(tuple(VariantAnswer(chapter, f, _behind(f, results)) for f in found))
+    # where variants differ in a piece of the question, the whole of it is asked
+    return QuestionRow(audit, max(texts, key=len, default="") or audit, tuple(answers))
+
+
+def _behind(finding: Finding, results: Sequence[AuditResult]) -> AuditResult | None:
+    """The result that a finding speaks of."""
+    for r in results:
+        if finding.measure is None and r.headline is None:
+            return r
+        if finding.measure is not None and finding.measure in r.estimates:
+            return r
+    return results[0] if results else None

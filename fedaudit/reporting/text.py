@@ -1,0 +1,272 @@
+"""The terminal report: one line per finding with value, interval, baseline, source; then why, and
+what each client gave away. Everything is wrapped to the width of the console."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fedaudit.reporting.chapter import Chapter, notices_of
+from fedaudit.reporting.findings import against, interval, number, words_for
+from fedaudit.reporting.rules import label_of
+from fedaudit.results import AuditResult, Estimate, Finding
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedaudit.reporting.overview import VariantAnswer
+
+_MARGIN = 16
+
+
+def show_study(
+    console: Console, chapters: Sequence[Chapter], *, details: bool = True, most_clients: int = 20
+) -> None:
+    """Print the report of one or several chapters; of several, a table of questions first.
+
+    Without `details`, one chapter is printed without its tables, and several as that table alone.
+    Clients are named as the chapters name them: see `names.renamed`.
+    """
+    from rich.text import Text
+
+    several = len(chapters) > 1
+    if several:
+        _overview(console, chapters)
+        console.print()
+    for title, notice in notices_of(chapters):
+        _line(console, "NOTE", f"{title}: {notice}" if title else notice, "bold yellow")
+    for chapter in chapters:
+        if several and details:
+            console.print()
+            console.rule(Text(clean(chapter.title), style="bold"), align="left", characters="-")
+        if details or not several:
+            results = chapter.results if details else ()
+            show(console, chapter.summary, chapter.findings, results, most_clients=most_clients)
+
+
+def _overview(console: Console, chapters: Sequence[Chapter]) -> None:
+    """Federations in a line, what sets their variants apart, and each question with its answers."""
+    from rich.text import Text
+
+    from fedaudit.reporting.overview import parts
+
+    for part in parts(chapters):
+        console.print()
+        console.print(Text(clean(part.federation), style="bold underline"))
+        _line(console, "", part.line, "", margin=0)
+        for noted in part.noted:
+            _line(console, "", f"Noted: {noted}.", "", margin=0)
+        wide = min(max(len("what helps"), *map(len, part.variants)) + 2, 26)
+        for variant, chapter in zip(part.variants, part.chapters, strict=True):
+            known = [
+                k
+                for k in ("arrived", "protected by", "promised", "held out")
+                if k in chapter.summary
+            ]
+            about = "; ".join(f"{k}: {chapter.summary[k]}" for k in known)
+            _line(console, f"  {variant:<{wide}}", about, "dim", margin=wide + 2)
+        for q in part.questions:
+            console.print()
+            _line(console, "", q.text, "", margin=0)
+            for variant, answers in zip(part.variants, q.answers, strict=True):
+                for a in answers:
+                    style = label_of(a.finding).style
+                    _line(console, f"  {variant:<{wide}}", told(a), style, margin=wide + 2)
+            for remedy in q.remedies(part.variants):
+                _line(console, f"  {'what helps':<{wide}}", remedy, "dim", margin=wide + 2)
+            for source in q.sources:
+                _line(console, f"  {'source':<{wide}}", source, "dim", margin=wide + 2)
+
+
+def told(a: VariantAnswer) -> str:
+    """One answer in a sentence: verdict and rule; value, baseline, n, power, bound, trust."""
+    f = a.finding
+    said = label_of(f).mark
+    if f.estimate is None:
+        needed = f" To measure it: {a.needed}." if a.needed else ""
+        rests = f" Rests on {f.rests_on}." if f.rests_on else ""
+        return f"{said}: {f.statement}{needed}{rests} Rule {f.cited}."
+    facts = [f"{a.value}, {a.against} {a.chance}" + (f", {a.n}" if a.n else "")]
+    if a.visible:
+        facts.append(f"a leak would show {a.visible}")
+    facts += [f"bound: {a.bound}", f"trust: {a.trusted}"]
+    facts += [f"rests on {f.rests_on}"] if f.rests_on else []
+    facts.append(f"rule {f.cited}")
+    return f"{said}: {'; '.join(facts)}."
+
+
+def show(
+    console: Console,
+    summary: Mapping[str, str],
+    findings: Sequence[Finding],
+    results: Sequence[AuditResult],
+    *,
+    most_clients: int = 20,
+) -> None:
+    """Print a report: the findings, and the tables of `results`."""
+    console.print()
+    for label, value in summary.items():
+        _line(console, label, value, "bold")
+    console.print()
+    for f in findings:
+        verdict = label_of(f)
+        _line(console, verdict.mark, headline(f), verdict.style)
+    for f in findings:
+        _explain(console, f)
+    for result in results:
+        _details(console, result, most_clients)
+
+
+def headline(f: Finding) -> str:
+    """One finding in one line: what was measured, interval, baseline, source."""
+    if f.estimate is None or f.measure is None:
+        return f"{f.audit}: not measured: {f.statement} {f.source}".rstrip()
+    percent = words_for(f.audit).percent and f.verdict != "disagreement"
+    of = f" of {f.client}" if f.client is not None else ""
+    return (
+        f"{f.audit}: {f.measure}{of} {interval(f.estimate, percent)}, "
+        f"baseline {against(f.estimate, percent)}, n = {f.estimate.n}; {f.source}"
+    )
+
+
+def _line(console: Console, label: str, text: str, style: str, margin: int = _MARGIN) -> None:
+    """`label`, then `text` wrapped beside it."""
+    from rich.text import Text
+
+    width = max(console.width, margin + 20)
+    label, text = clean(label), clean(text)
+    # a number stays on the line of its unit; no control code is left that could be meant
+    tied = text.replace(" %", "\0%").replace(" n = ", " n\0=\0")
+    wrapped = textwrap.wrap(tied, width - margin, break_on_hyphens=False) or [""]
+    lines = [line.replace("\0", " ") for line in wrapped]
+    console.print(Text.assemble((f"{label:<{margin}}", style), lines[0]), soft_wrap=True)
+    for line in lines[1:]:
+        console.print(Text(" " * margin + line), soft_wrap=True)
+
+
+def _explain(console: Console, f: Finding) -> None:
+    from rich.text import Text
+
+    console.print()
+    for line in textwrap.wrap(clean(f.question), max(console.width, 20)):
+        console.print(Text(line, style="bold"), soft_wrap=True)
+    _line(console, "  answer", f.statement, "dim")
+    if f.rests_on:
+        _line(console, "  rests on", f.rests_on, "dim")
+    _line(console, "  rule", f"{f.cited}; seen by {f.vantage}", "dim")
+    if f.estimate is not None and f.estimate.method:
+        _line(console, "  interval", f.estimate.method, "dim")
+    if f.remedy:
+        label = "to measure" if f.estimate is None else "what helps"
+        _line(console, f"  {label}", f.remedy, "dim")
+
+
+def _details(console: Console, result: AuditResult, most_clients: int) -> None:
+    from rich.text import Text
+
+    if result.notes or result.recording:
+        console.print()
+        console.print(Text(clean(f"{result.audit}: noted"), style="bold"))
+        for note in (*result.notes, *result.recording):
+            _line(console, "  -", note, "", margin=4)
+    for missing in result.underpowered:
+        _line(console, f"{result.audit}:", str(missing), "yellow", margin=len(result.audit) + 2)
+    if len(result.estimates) > 1:
+        table = _table("score", ["value", "low", "high", "baseline"])
+        table.add_column("interval by", overflow="fold")
+        for name, e in result.estimates.items():
+            scored = (wrappable(name), *figures(e), e.method)
+            table.add_row(*(Text(clean(c)) for c in scored))
+        _titled(console, f"{result.audit}: all scores", table)
+    if result.per_client:
+        every = list(dict.fromkeys(c for row in result.per_client.values() for c in row))
+        columns = fitting(every, max(map(len, result.per_client)), console.width)
+        table = _table("client", columns)
+        shown = list(result.per_client.items())[:most_clients]
+        written = {c: aligned([row.get(c) for _, row in shown]) for c in columns}
+        for i, (name, _) in enumerate(shown):
+            cells = (name, *(written[c][i] for c in columns))
+            table.add_row(*(Text(clean(c)) for c in cells))
+        _titled(console, f"{result.audit}: per client", table)
+        left = len(result.per_client) - most_clients
+        hidden = every[len(columns) :]
+        if left > 0 or hidden:
+            more = [f"{left} more clients"] if left > 0 else []
+            more += [", ".join(hidden)] if hidden else []
+            _line(console, "and", " and ".join(more) + ": see report.html", "dim", margin=4)
+
+
+def fitting(columns: Sequence[str], name: int, width: int) -> list[str]:
+    """As many columns as a terminal shows without breaking their numbers, at least one."""
+    used = name
+    for i, column in enumerate(columns):
+        used += 3 + max(8, max(map(len, column.split()), default=0))
+        if used > width and i:
+            return list(columns[:i])
+    return list(columns)
+
+
+def _table(first: str, numeric: Sequence[str]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column(first, overflow="fold", min_width=9)
+    for column in numeric:
+        table.add_column(Text(wrappable(clean(column))), justify="right", overflow="fold")
+    return table
+
+
+def wrappable(text: str, most: int = 16) -> str:
+    """A text whose long names are words: one that a narrow column breaks in two cannot be read."""
+    return " ".join(w.replace("_", " ") if len(w) > most else w for w in text.split(" "))
+
+
+def unbroken(texts: Iterable[str], most: int = 32) -> int:
+    """A width at which no word of the texts is broken in two; `most` for those that have none."""
+    return min(max((len(w) for text in texts for w in text.split()), default=0), most)
+
+
+def _titled(console: Console, title: str, table: Table) -> None:
+    from rich.text import Text
+
+    console.print()
+    console.print(Text(clean(title), style="bold"))
+    console.print(table)
+
+
+def clean(text: str) -> str:
+    """Without control codes: a foreign trace must not drive the reader's terminal."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+
+
+def figures(e: Estimate) -> tuple[str, str, str, str]:
+    """Value, low, high and baseline as table cells; a count has no decimals."""
+    if e.confidence >= 1 and all(float(v).is_integer() for v in (e.value, e.low, e.high)):
+        base = "" if e.baseline is None else number(e.baseline)
+        return number(e.value), number(e.low), number(e.high), base
+    return cell(e.value), cell(e.low), cell(e.high), cell(e.baseline)
+
+
+def cell(value: float | int | str | None) -> str:
+    """One table cell."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.3f}" if value == 0 or 1e-3 <= abs(value) < 1e6 else f"{value:.3g}"
+    return str(value)
+
+
+def aligned(values: Sequence[float | int | str | None]) -> list[str]:
+    """The cells of one column: numbers that cannot be read with three decimals get more, all of
+    them alike, so that an eye can compare them."""
+    small = [abs(v) for v in values if isinstance(v, float) and 0 < abs(v) < 1e-3]
+    large = any(isinstance(v, float) and abs(v) >= 1e6 for v in values)
+    if not small or large or min(small) < 1e-6:
+        return [cell(v) for v in values]
+    decimals = math.ceil(-math.log10(min(small))) + 1
+    return [f"{v:.{decimals}f}" if isinstance(v, float) else cell(v) for v in values]

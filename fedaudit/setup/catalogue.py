@@ -1,0 +1,25 @@
+"""What a config can name, and where it lives. Modules are imported when they are used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from fedaudit.audits import AUDITS
+from fedaudit.errors import ConfigError, nearest
+from fedaudit.protections import PROTECTIONS
+
+__all__ = ["AUDITS", "PROTECTIONS", "find"]
+
+
+def find(table: dict[str, str], kind: str, name: str) -> Any:
+    """The class behind a name; an unknown name is refused with the nearest."""
+    if name not in table:
+        raise ConfigError(
+            f"unknown {kind} {name!r}",
+            expected=f"the name of {'an' if kind[0] in 'aeiou' else 'a'} {kind}",
+            got=repr(name),
+            remedy=nearest(name, table),
+        )
+    module, _, attribute = table[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)

@@ -1,0 +1,531 @@
+"""One TOML file is one experiment. Every key is known, or refused with the nearest valid name."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import itertools
+import json
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fedaudit import settings
+from fedaudit.errors import ConfigError, UsageError, nearest
+from fedaudit.files import parse_toml
+from fedaudit.settings import Fraction, checked
+from fedaudit.setup import seeds
+from fedaudit.setup.catalogue import AUDITS, PROTECTIONS, find
+from fedaudit.setup.toml import NAMING, overlaid, override, parsed, read, toml_value
+from fedaudit.trace.retention import check_retention
+
+DEFAULT = """\
+# The built-in experiment: real handwritten digits, twenty clients with unequal class mixes,
+# uploads shuffled on their way to a curious server.
+
+[data]
+name = "digits"
+
+[partition]
+kind = "dirichlet"
+alpha = 0.3
+
+[task]
+kind = "mlp"
+hidden = [128]
+
+[federation]
+clients = 20
+rounds = 10
+
+[training]
+learning_rate = 0.1
+epochs = 2
+batch_size = 16
+
+[protections.shuffle]
+
+[audits.coverage]
+
+[audits.fingerprint]
+"""
+
+SECTIONS = (
+    "seed",
+    "data",
+    "partition",
+    "task",
+    "topology",
+    "federation",
+    "training",
+    "marks",
+    "protections",
+    "allocation",
+    "audits",
+    "trace",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked("trace")
+class Recording:
+    """What is written down: tensors by name pattern, their dtype, and raw updates for the truth."""
+
+    tensors: tuple[str, ...] = ("*",)
+    dtype: Literal["float32", "float16"] = "float32"
+    raw_updates: bool = False
+    purpose: str = ""
+    retention: str = ""
+
+    def __post_init__(self) -> None:
+        try:
+            check_retention(self.retention)
+        except UsageError as error:
+            raise ConfigError(
+                "trace.retention cannot be read",
+                expected=error.expected,
+                got=error.got,
+                remedy=error.remedy,
+            ) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseOwners:
+    """Whose noise multiplier stands where: a name for each of `protections.dp_sgd`, in that order,
+    or how many clients there are, of a table without names."""
+
+    clients: tuple[str, ...] | int = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return () if isinstance(self.clients, int) else self.clients
+
+    def check_noise(self, noise: float | tuple[float, ...]) -> None:
+        """Every multiplier needs a name of its own."""
+        if not self.names or not isinstance(noise, tuple):
+            return
+        if not len(set(self.names)) == len(self.names) == len(noise):
+            raise ConfigError(
+                "allocation.clients does not fit protections.dp_sgd.noise_multiplier",
+                expected=f"{len(noise)} names, each once",
+                got=f"{len(self.names)} names, {len(set(self.names))} of them different",
+                remedy="write the file anew: fedaudit allocate CLIENTS.csv ...",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole experiment, checked. `data`, `partition`, `topology` keep their words until the
+    objects they name are built, because some checks need the data.
+
+    `raw` holds the same as plain values with every default filled in: what reruns it. `drawn`: the
+    seed is not from the config, but was drawn, now or when the run began.
+    """
+
+    seed: int
+    data: Mapping[str, Any]
+    partition: Mapping[str, Any]
+    task: Any
+    topology: Mapping[str, Any]
+    federation: Any
+    training: Any
+    protections: Mapping[str, Any]
+    audits: Mapping[str, Any]
+    trace: Recording
+    raw: Mapping[str, Any] = field(repr=False)
+    marks: Any = None
+    allocation: NoiseOwners = NoiseOwners()
+    drawn: bool = field(default=False, compare=False)
+
+    def with_seed(self, seed: int, *, drawn: bool) -> Config:
+        """The same experiment with another seed."""
+        return dataclasses.replace(self, seed=seed, raw={**self.raw, "seed": seed}, drawn=drawn)
+
+    @property
+    def sha256(self) -> str:
+        """Identity of the run but for seed, keys and names: a hash of a small one gives it away.
+
+        Audits do not count: they can be added later.
+        """
+        run = {k: v for k, v in self._keyless().items() if k not in ("seed", "audits")}
+        # where records lie does not count: what they are does (identity.py)
+        run["data"] = {k: v for k, v in run["data"].items() if k != "path"}
+        return hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def full_sha256(self) -> str:
+        """Identity with seed and audits: for private places only."""
+        return hashlib.sha256(json.dumps(self.raw, sort_keys=True).encode()).hexdigest()
+
+    def _keyless(self) -> dict[str, Any]:
+        """All values but the keys of marks (short ones could be found by trying) and the names of
+        sites."""
+        marks = {k: v for k, v in self.raw.get("marks", {}).items() if k != "keys"}
+        plain = {k: v for k, v in self.raw.items() if k != ALLOCATED}
+        return {**plain, **({"marks": marks} if marks else {})}
+
+    def public(self) -> dict[str, Any]:
+        """What may stand beside a trace: neither the seed, nor a key, nor anybody's name or
+        folder."""
+        plain = {k: v for k, v in self._keyless().items() if k != "seed"}
+        if "path" in plain["data"]:
+            plain["data"] = {**plain["data"], "path": Path(plain["data"]["path"]).name}
+        plain["topology"] = {k: v for k, v in plain["topology"].items() if k != "clients"}
+        return plain
+
+
+def load(
+    path: str | Path | Mapping[str, Any] | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    seed: int | None = None,
+    thorough: bool = False,
+) -> Config:
+    """Read a config (or the built-in one), apply `section.key=value` overrides, check all of it.
+
+    An override of what a section names (`task.kind`, `data.name`, ...) comes first and drops the
+    section's other settings: they belonged to what was named before. Of a config that compares
+    variants (see `load_variants`) this is the first.
+    """
+    return next(
+        iter(load_variants(path, overrides=overrides, seed=seed, thorough=thorough).values())
+    )
+
+
+COMPARE, THOROUGH = "compare", "thorough"
+ALLOCATED = "allocation"
+"""The section that names whose multiplier stands where. Names of sites stay out of the public
+config of a run: they are kept in truth/."""
+
+
+def load_variants(
+    path: str | Path | Mapping[str, Any] | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    seed: int | None = None,
+    thorough: bool = False,
+) -> dict[str, Config]:
+    """All variants of a federation that one config asks for, by name; the plain one first.
+
+        [compare]
+        base = "unprotected"                    # what the plain one is called
+        [compare."DP-SGD".protections.dp_sgd]   # the same federation, but for this
+        noise_multiplier = 1.0
+
+    A table is laid over the plain config key by key; `false` in place of a section takes it away.
+    `[thorough]` holds changes of the same form that count only where they are asked for. Without
+    `[compare]` there is one variant, and its name is empty.
+    """
+    if path is None:
+        raw, where = parse_toml(DEFAULT), "the built-in config"
+    elif isinstance(path, Mapping):
+        raw, where = copy.deepcopy(dict(path)), "the config"
+    else:
+        raw, where = read(Path(path)), str(path)
+    compare, more = (_table(raw.pop(name, {}), name) for name in (COMPARE, THOROUGH))
+    if thorough and not more:
+        raise ConfigError(
+            f"--thorough changes nothing: {where} has no [thorough]",
+            expected="a section with the settings of a thorough run",
+            got="none",
+            remedy="add for example [thorough.federation] rounds = 50, or leave --thorough out",
+        )
+    base = compare.pop("base", "as configured" if compare else "")
+    if not isinstance(base, str) or base in compare:
+        raise ConfigError(
+            "compare.base is not a name of its own",
+            expected="text in quotes for the plain config, which names no other variant",
+            got=f"{base!r}, which is a variant too" if isinstance(base, str) else repr(base),
+            remedy=f"base = {toml_value(_free_name(compare))}",
+        )
+    changes = [parsed(text) for text in overrides]
+    out = {}
+    shared = seeds.draw()  # variants differ in what they say, not in their luck
+    for name, change in {base: {}, **compare}.items():
+        own = overlaid(raw, _table(change, f"{COMPARE}.{name}"))
+        if thorough:
+            own = overlaid(own, more)
+        for key, value in sorted(changes, key=lambda change: change[0] not in NAMING):
+            override(own, key, value)
+        if seed is not None:
+            own["seed"] = seed
+        made = check(own, f"{where}, {name}" if name else where)
+        out[name] = made.with_seed(shared, drawn=True) if made.drawn else made
+    return out
+
+
+def _free_name(taken: Container[str]) -> str:
+    """A name for the plain config that says nothing of its protections, and that is not taken."""
+    numbered = (f"base {n}" for n in itertools.count(2))
+    return next(n for n in itertools.chain(("as configured", "base"), numbered) if n not in taken)
+
+
+def _table(found: Any, name: str) -> dict[str, Any]:
+    if not isinstance(found, Mapping):
+        raise ConfigError(
+            f"{name} is a section, not a value",
+            expected=f"[{name}]",
+            got=repr(found),
+            remedy=f"write [{name}] on a line of its own",
+        )
+    return dict(found)
+
+
+def check(given: Mapping[str, Any], where: str = "the config") -> Config:
+    """A checked config from plain values; without a seed, one is drawn."""
+    from fedaudit.federation.local.schedule import Training
+    from fedaudit.federation.rounds import Rounds
+    from fedaudit.tasks.catalogue import CATALOGUE
+
+    raw = copy.deepcopy(dict(given))
+    for key in raw:
+        if key not in SECTIONS:
+            raise ConfigError(
+                f"unknown section {key!r} in {where}",
+                expected="a section of a config",
+                got=repr(key),
+                remedy=nearest(key, SECTIONS),
+            )
+    drawn = "seed" not in raw
+    seed = raw.setdefault("seed", seeds.draw())
+    if not seeds.is_seed(seed):
+        raise ConfigError(
+            "seed is out of range" if isinstance(seed, int) else "seed is not a whole number",
+            expected="a whole number from 0 to 2^64 - 1",
+            got=repr(seed),
+            remedy="leave it out: then one is drawn that nobody guesses",
+        )
+    for section in SECTIONS[1:]:
+        if not isinstance(raw.setdefault(section, {}), dict):
+            raise ConfigError(
+                f"{section} is a section, not a value",
+                expected=f"[{section}]",
+                got=repr(raw[section]),
+                remedy=f"write [{section}] on a line of its own",
+            )
+    if raw[ALLOCATED] and not raw["data"]:
+        raise ConfigError(
+            f"{where} allocates noise to clients and names no data",
+            expected="[data], the records of these clients",
+            got="[allocation] without [data]",
+            remedy="let the allocation name your config: fedaudit allocate ... --config CONFIG",
+        )
+    if not raw["data"]:
+        raw["data"] = {"name": "digits"}
+    raw["partition"].setdefault("kind", "iid")
+    raw["topology"].setdefault("kind", "star")
+    raw["task"].setdefault("kind", "gpt" if _is_text(raw["data"]) else "mlp")
+    if not raw["audits"]:
+        raw["audits"] = {"coverage": {}, "fingerprint": {}}
+    if "secure_aggregation" in raw["protections"]:
+        raw["audits"].setdefault("query_plan", {})  # whatever is asked for leaves a ledger
+    data = _check_data(raw["data"])
+    kind = _kind_of(raw["task"], CATALOGUE, "task")
+    task = settings.check(CATALOGUE[kind], _rest(raw["task"]), "task", also=("kind",))
+    partition = _check_partition(raw["partition"])
+    federation = settings.check(Rounds, raw["federation"], "federation")
+    training = settings.check(Training, raw["training"], "training")
+    protections = _named(raw["protections"], PROTECTIONS, "protection", "protections")
+    if "local_dp" in protections:
+        data = _as_it_is(data)
+    audits = _named(raw["audits"], AUDITS, "audit", "audits")
+    recording = settings.check(Recording, raw["trace"], "trace")
+    marks = _check_marks(raw["marks"], kind)
+    topology = _check_topology(raw["topology"])
+    allocation = settings.check(NoiseOwners, raw[ALLOCATED], ALLOCATED)
+    if "dp_sgd" in protections:
+        allocation.check_noise(protections["dp_sgd"].noise_multiplier)
+    resolved: dict[str, Any] = {
+        "seed": seed,
+        "data": data,
+        "partition": {"kind": partition.kind, **plain(partition)},
+        "task": {"kind": kind, **plain(task)},
+        "topology": topology,
+        "federation": plain(federation),
+        "training": plain(training),
+        "protections": {name: plain(p) for name, p in protections.items()},
+        "audits": {name: plain(a) for name, a in audits.items()},
+        "trace": plain(recording),
+    }
+    if marks is not None:
+        resolved["marks"] = plain(marks)
+    if raw[ALLOCATED]:
+        resolved[ALLOCATED] = plain(allocation)
+    return Config(
+        seed=seed,
+        data=data,
+        partition=resolved["partition"],
+        task=task,
+        topology=topology,
+        federation=federation,
+        training=training,
+        protections=protections,
+        audits=audits,
+        trace=recording,
+        raw=resolved,
+        marks=marks,
+        allocation=allocation,
+        drawn=drawn,
+    )
+
+
+def _as_it_is(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Data for clients that randomise their own records: columns are not standardised.
+
+    Means and deviations of all clients' records would have to be known before anything is
+    randomised, and every client's codes would depend on every record.
+    """
+    if data.get("standardise"):
+        raise ConfigError(
+            "standardised columns do not go with protections.local_dp",
+            expected="features within bounds that are fixed beforehand",
+            got="data.standardise = true: means and deviations of all clients' records",
+            remedy="data.standardise = false, and protections.local_dp.low and high for the "
+            "features as they are",
+        )
+    return {**data, "standardise": False}
+
+
+def plain(settings_object: Any) -> dict[str, Any]:
+    """The settings of a dataclass as JSON types; what is None is left out, as TOML has no word
+    for it."""
+    values = {
+        f.name: getattr(settings_object, f.name)
+        for f in dataclasses.fields(settings_object)
+        if f.init
+    }
+    out: dict[str, Any] = json.loads(json.dumps({k: v for k, v in values.items() if v is not None}))
+    return out
+
+
+def _rest(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in section.items() if k != "kind"}
+
+
+def _kind_of(section: Mapping[str, Any], table: Iterable[str], what: str) -> str:
+    kind = section["kind"]
+    if not isinstance(kind, str) or kind not in table:
+        raise ConfigError(
+            f"unknown {what} {kind!r}",
+            expected=f"the name of a {what}",
+            got=repr(kind),
+            remedy=nearest(str(kind), table),
+        )
+    return kind
+
+
+def _is_text(data: Mapping[str, Any]) -> bool:
+    path = str(data.get("path", "")).lower().removesuffix(".gz")
+    known = data.get("name") in ("docs", "newsgroups", "spam", "sotu")
+    return known or path.endswith((".jsonl", ".ndjson"))
+
+
+def _named(
+    given: Mapping[str, Any], table: dict[str, str], kind: str, section: str
+) -> dict[str, Any]:
+    out = {}
+    for name, values in given.items():
+        cls = find(table, kind, name)
+        if not isinstance(values, dict):
+            raise ConfigError(
+                f"{section}.{name} is a section, not a value",
+                expected=f"[{section}.{name}]",
+                got=repr(values),
+                remedy=f"write [{section}.{name}] on a line of its own",
+            )
+        out[name] = settings.check(cls, values, f"{section}.{name}")
+    return out
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked("data")
+class Held:
+    """Settings of [data] that do not depend on where the data come from."""
+
+    test_fraction: Fraction | None = None
+    standardise: bool | None = None
+
+
+DATA_KEYS = ("name", "path", "test_fraction", "standardise")
+
+
+def _check_data(data: Mapping[str, Any]) -> dict[str, Any]:
+    from fedaudit.data import builtin
+
+    rest = {k: v for k, v in data.items() if k not in DATA_KEYS}
+    if ("name" in data) == ("path" in data):
+        if "name" not in data:
+            from fedaudit.data import files
+
+            settings.refuse_unknown(
+                rest, settings.argument_names(files.read), "data", also=DATA_KEYS
+            )
+        raise ConfigError(
+            "data needs a source",
+            expected="either data.name (built in or fetched) or data.path (your own file)",
+            got="both" if "name" in data else "neither",
+            remedy='data.name = "digits", or data.path = "mydata.csv"',
+        )
+    held = settings.check(
+        Held, {k: data[k] for k in ("test_fraction", "standardise") if k in data}, "data"
+    )
+    if "name" in data:
+        name = data["name"]
+        known = builtin.check_settings(str(name), {})
+        settings.refuse_unknown(rest, known, "data", also=DATA_KEYS)
+        return {"name": name, **builtin.check_settings(str(name), rest), **plain(held)}
+    if not isinstance(data["path"], str):
+        raise ConfigError(
+            f"data.path cannot be {data['path']!r}",
+            expected="text in quotes",
+            got=repr(data["path"]),
+            remedy='data.path = "mydata.csv"',
+        )
+    from fedaudit.data import files
+
+    settings.check_arguments(files.read, rest, "data", also=DATA_KEYS)
+    return {"path": data["path"], **rest, **plain(held)}
+
+
+def _check_partition(given: Mapping[str, Any]) -> Any:
+    from fedaudit.data import partition
+
+    kind = _kind_of(given, partition.KINDS, "partition")
+    return settings.check(partition.KINDS[kind], _rest(given), "partition", also=("kind",))
+
+
+def _check_marks(given: Mapping[str, Any], task: str) -> Any:
+    """Marked records that some clients train on; None where the section is empty."""
+    from fedaudit.watermarks.marking import FITTING, GreenMarking, Marking
+
+    if not given:
+        return None
+    if task not in FITTING:
+        raise ConfigError(
+            f"marks cannot be planted for task.kind = {task!r}",
+            expected=f"task.kind of {', '.join(FITTING)}",
+            got=repr(task),
+            remedy="remove [marks], or use another task",
+        )
+    kind = given.get("kind", FITTING[task][0])
+    cls = GreenMarking if kind == "kgw" else Marking
+    checked = settings.check(cls, {**given, "kind": kind}, "marks")
+    if checked.kind not in FITTING[task]:
+        raise ConfigError(
+            f"{checked.kind} marks do not fit task.kind = {task!r}",
+            expected="canary for classifiers, kgw or fictitious for language models",
+            got=f"marks.kind = {checked.kind!r}",
+            remedy=f'marks.kind = "{FITTING[task][0]}"',
+        )
+    return checked
+
+
+def _check_topology(given: Mapping[str, Any]) -> dict[str, Any]:
+    from fedaudit.federation import topology
+
+    kind = _kind_of(given, topology.KINDS, "topology")
+    build = topology.KINDS[kind].build
+    settings.check_arguments(build, _rest(given), "topology", also=("kind",))
+    return dict(given)

@@ -1,0 +1,67 @@
+"""Everything a config can name, with its settings: what `fedaudit list` prints."""
+
+from __future__ import annotations
+
+import inspect
+
+from fedaudit import settings
+from fedaudit.data import builtin, fetch, files, partition
+from fedaudit.federation import topology
+from fedaudit.federation.local.schedule import Training
+from fedaudit.federation.rounds import Rounds
+from fedaudit.setup.catalogue import AUDITS, PROTECTIONS, find
+from fedaudit.setup.config import Held, Recording
+from fedaudit.tasks.catalogue import CATALOGUE
+from fedaudit.watermarks.marking import GreenMarking, Marking
+
+
+def summary(cls: type) -> str:
+    """The first line of a docstring."""
+    return (inspect.getdoc(cls) or "").split("\n")[0]
+
+
+def listing() -> dict[str, list[tuple[str, str, dict[str, tuple[str, str]]]]]:
+    """Everything a config can name: section -> [(name, one line, setting -> (type, default))]."""
+    datasets = [
+        (b.name, b.summary, {s.name: (s.meaning, str(s.default)) for s in b.settings})
+        for b in builtin.BUILTIN.values()
+    ]
+    fetched = {s.name: (s.meaning, str(s.default)) for s in builtin.FETCHED_SETTINGS}
+    gettable = {n: f"{s.summary} (after `fedaudit data get {n}`)" for n, s in fetch.SOURCES.items()}
+    models = [name for name, source in fetch.SOURCES.items() if source.kind == "model"]
+    datasets += [(name, words, fetched) for name, words in gettable.items() if name not in models]
+    own = {"path": ("text in quotes", settings.REQUIRED), **settings.describe_arguments(files.read)}
+    del own["name"]  # in a config this word names a data set
+    return {
+        "datasets": datasets,
+        "own data": [
+            ("path", "CSV, TSV, NPZ, JSONL, IDX or a folder of images", own),
+            ("held out", "what holds for every data set", settings.describe(Held)),
+        ],
+        "partitions": [
+            (name, summary(cls), settings.describe(cls)) for name, cls in partition.KINDS.items()
+        ],
+        "tasks": [(name, summary(c), settings.describe(c)) for name, c in CATALOGUE.items()],
+        "models": [(name, gettable[name], {}) for name in models],
+        "topologies": [
+            (name, kind.summary, {k: (v, "") for k, v in kind.settings.items()})
+            for name, kind in topology.KINDS.items()
+        ],
+        "federation": [
+            ("federation", summary(Rounds), settings.describe(Rounds)),
+            ("training", summary(Training), settings.describe(Training)),
+            ("trace", summary(Recording), settings.describe(Recording)),
+            ("marks", summary(Marking), settings.describe(Marking)),
+            ("marks, kgw", summary(GreenMarking), settings.describe(GreenMarking)),
+        ],
+        "protections": [
+            (name, summary(cls), settings.describe(cls))
+            for name in PROTECTIONS
+            for cls in [find(PROTECTIONS, "protection", name)]
+        ],
+        "audits": [
+            (name, summary(cls), settings.describe(cls))
+            for name in AUDITS
+            for cls in [find(AUDITS, "audit", name)]
+        ],
+    }

@@ -1,0 +1,281 @@
+"""From a checked config to a federation, and the facts that only the truth knows."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.errors import ConfigError, DataError
+from fedaudit.matching import MOST, listed, match_clients
+from fedaudit.protections.dp_sgd import DPSGD
+from fedaudit.randomness import Seed
+from fedaudit.settings import check_arguments
+from fedaudit.setup import seeds
+from fedaudit.setup.config import Config
+from fedaudit.setup.identity import digest
+from fedaudit.setup.marks import plant
+from fedaudit.setup.toml import toml_value
+
+if TYPE_CHECKING:
+    from fedaudit.data.dataset import Dataset
+    from fedaudit.data.partition import Partition
+    from fedaudit.federation.engine import Federation
+    from fedaudit.federation.topology import Topology
+    from fedaudit.hooks import Hook
+    from fedaudit.layout import Layout
+
+
+CLASSIFIERS = ("mlp", "cnn", "vit", "module")
+OWNED = "by_owner"
+"""The partition whose clients are named by the data."""
+
+
+def load_data(config: Config, seed: Seed) -> tuple[Dataset, Dataset]:
+    """Training and held-out records of a config."""
+    from fedaudit.data import builtin, files, prepare
+
+    given = dict(config.data)
+    fraction = given.pop("test_fraction", None)
+    standardise = given.pop("standardise", None)
+    if "path" in given:
+        path = given.pop("path")
+        dataset = files.read(path, **check_arguments(files.read, given, "data"))
+    else:
+        dataset = builtin.load(given.pop("name"), seed=seed, **given)
+    if fraction is None and dataset.test is None:
+        fraction = 0.2
+    train, test = prepare.split(dataset, test_fraction=fraction, seed=seed)
+    if standardise or (standardise is None and prepare.is_table(dataset)):
+        train, test = prepare.standardise(train, test)
+    return train, test
+
+
+def client_count(config: Config, train: Dataset) -> int:
+    """Clients as asked for; by default one per owner, or twenty."""
+    if config.federation.clients is not None:
+        return int(config.federation.clients)
+    if config.partition["kind"] == OWNED and train.client is not None:
+        return len(set(train.client))
+    return 20
+
+
+def _one_client_each(train: Dataset, parts: Partition) -> None:
+    """A promise per person is a client's own: refuse persons whose records lie with several."""
+    if train.person is None:
+        return
+    where: dict[str, set[int]] = {}
+    for c, rows in enumerate(parts.clients):
+        for i in rows:
+            where.setdefault(train.person[i], set()).add(c)
+    spread = sum(len(found) > 1 for found in where.values())
+    if spread:
+        raise DataError(
+            "persons have records with several clients",
+            expected="every person with one client, where the unit of privacy is a person",
+            got=f"{spread} of {len(where)} persons with two clients or more",
+            remedy='use unit = "record", or another partition than by_owner',
+        )
+
+
+def promises(federation: Federation) -> dict[str, dict[str, Any]]:
+    """Protection -> client -> what it is promised over the whole run."""
+    exposures = federation.exposures()
+    out: dict[str, dict[str, Any]] = {}
+    for hook in federation.protections:
+        for c, party in enumerate(federation.party):
+            given = hook.guarantee(c, exposures[c])
+            if given is not None:
+                out.setdefault(hook.name, {})[party] = given.to_dict()
+    return out
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Who sits where and holds what: the graph, the records of each client, its organisation."""
+
+    topology: Topology
+    parts: Partition
+    region: npt.NDArray[np.int64] | None
+
+
+def deal(config: Config, train: Dataset, seed: Seed) -> Dealt:
+    """Deal the training records out to the clients."""
+    from fedaudit.data import partition as partitions
+    from fedaudit.federation import topology as topologies
+
+    wanted = dict(config.topology)
+    count = client_count(config, train)
+    kind = str(wanted.pop("kind"))
+    chosen = dict(config.partition)
+    split = partitions.from_settings(str(chosen.pop("kind")), chosen)
+    if wanted.get("clients") is not None and split.kind == OWNED:
+        # edges go by name: number the names as the partition numbers the owners
+        names = split.partition(train, count, seed).names
+        wanted["clients"] = match_clients(
+            {name: name for name in wanted["clients"]},
+            names,
+            what="the edges",
+            values_in="topology.clients",
+            clients_in="the data",
+        )
+    topology = topologies.build(kind, count, seed, **wanted)
+    region = None if topology.organisations is None else np.array(topology.organisations)
+    parts = split.partition(train, count, seed, position=region)
+    if len(parts) != count:
+        raise DataError(
+            "the partition does not give the clients that were asked for",
+            expected=f"federation.clients = {count}",
+            got=f"{len(parts)} clients",
+            remedy=f"set federation.clients = {len(parts)}",
+        )
+    if region is None and parts.organisations is not None:
+        groups = sorted(set(parts.organisations))
+        region = np.array([groups.index(o) for o in parts.organisations])
+    return Dealt(topology, parts, region)
+
+
+def assigned(config: Config, parts: Partition) -> tuple[Hook, ...]:
+    """The protections of a config, noise per client in the order of the partition's clients."""
+    return tuple(
+        replace(hook, noise_multiplier=_own_noise(config, hook, parts))
+        if isinstance(hook, DPSGD) and isinstance(hook.noise_multiplier, tuple)
+        else hook
+        for hook in config.protections.values()
+    )
+
+
+def _own_noise(config: Config, hook: DPSGD, parts: Partition) -> tuple[float, ...]:
+    """One multiplier per client: by name, or in order where clients are mere numbers."""
+    assert isinstance(hook.noise_multiplier, tuple)
+    names = config.allocation.names
+    if names:
+        return match_clients(
+            dict(zip(names, hook.noise_multiplier, strict=True)),
+            parts.names,
+            what="the allocated noise",
+            values_in="allocation.clients",
+            clients_in="the data" if parts.kind == OWNED else f'partition.kind = "{parts.kind}"',
+        )
+    if parts.kind == OWNED:
+        raise ConfigError(
+            "noise per client is given without the clients' names",
+            expected="[allocation] clients: whose multiplier stands where",
+            got=f"{len(hook.noise_multiplier)} multipliers for {listed(parts.names)}",
+            remedy="name the clients in the order of protections.dp_sgd.noise_multiplier: "
+            f"[allocation] clients = {toml_value(parts.names[:MOST])}",
+        )
+    return hook.noise_multiplier
+
+
+def check_recorded(config: Config, layout: Layout) -> None:
+    """Let every audit refuse tensors that a model of this `layout` does not have, or that are not
+    recorded."""
+    recorded = layout.restrict(config.trace.tensors)
+    for audit in config.audits.values():
+        audit.check_recorded(recorded)
+
+
+def build(config: Config) -> tuple[Federation, dict[str, Any]]:
+    """The federation of a config, and the facts that only the truth knows."""
+    import torch
+
+    from fedaudit.data.shortage import shortage
+    from fedaudit.federation.engine import Federation
+    from fedaudit.federation.local.trainer import ClientData
+
+    seed = Seed(config.seed)
+    train, test = load_data(config, seed)
+    dealt = deal(config, train, seed)
+    topology, parts, region = dealt.topology, dealt.parts, dealt.region
+    count = len(parts)
+
+    classes = max(len(train.classes), int(train.y.max()) + 1)
+    if classes < 2 and train.kind != "text" and config.task.kind in CLASSIFIERS:
+        raise DataError(
+            f"dataset {train.name!r} has one class only: there is nothing to tell apart",
+            expected="at least two classes",
+            got=f"{classes} class in {len(train)} training records",
+            remedy='name another label, or use task.kind = "vae", which needs no classes',
+        )
+    rounds = replace(config.federation, clients=count)
+    task = config.task.build(train, seed)
+    check_recorded(config, task.layout)
+    units = {p.clip_unit for p in config.protections.values() if p.clip_norm is not None}
+    if "person" in units:
+        _one_client_each(train, parts)
+    planted = plant(config, task, train, test, count, seed)
+    clients, sizes, groups = [], [], []
+    for c in range(count):
+        mine = parts.client_data(train, c)
+        own = task.encode(mine)
+        if planted is not None and len(own):
+            own = planted.added_to(own, c)
+        clients.append((own.x, own.y))
+        if "person" in units and mine.person is not None:
+            numbers = np.unique(np.array(mine.person), return_inverse=True)[1]
+            # a marked record is about nobody: each is a person of its own
+            strangers = numbers.max() + 1 + np.arange(int(own.record.max()) + 1 - len(mine))
+            groups.append(torch.from_numpy(np.append(numbers, strangers))[own.record])
+        elif "record" in units and len(own.record.unique()) != len(own):
+            groups.append(own.record)  # several examples were cut from one record
+        sizes.append(len(own))
+    for c, n in enumerate(sizes):
+        if n == 0:
+            raise DataError(
+                f"client {c} has no examples",
+                expected="at least one example per client",
+                got="0 (its documents are shorter than one window)",
+                remedy="use fewer clients, or a shorter task.length",
+            )
+    federation = Federation(
+        task=task,
+        data=ClientData.join(clients, groups if len(groups) == count else None),
+        rounds=rounds,
+        training=config.training,
+        seed=seed,
+        topology=topology,
+        region=region,
+        protections=assigned(config, parts),
+        test=task.encode(test),
+    )
+    exposures = federation.exposures()
+    federation = replace(
+        federation,
+        protections=tuple(p.resolved(exposures) for p in federation.protections),
+    )
+    histograms = parts.class_histograms(train.y, classes)
+    facts = {
+        "seed": config.seed,
+        "seed_drawn": config.drawn,
+        "clients": {
+            party: {
+                "name": parts.names[c],
+                "records": parts.clients[c].tolist(),
+                "examples": int(sizes[c]),
+                "classes": histograms[c].tolist(),
+                "organisation": None if region is None else int(region[c]),
+                "inverted": bool(parts.inverted[c]),
+            }
+            for c, party in enumerate(federation.party)
+        },
+        "guarantees": promises(federation),
+        "held_out": len(test),
+        "guessing": guessing(test.y, classes) if config.task.kind in CLASSIFIERS else {},
+        "data_sha256": digest(train, test),
+        "notes": [*train.notes, *parts.notes, *([] if config.drawn else [seeds.BY_HAND])],
+        "shortage": asdict(shortage(train, parts, config.training.batch_size)),
+        "torch": str(torch.__version__),
+    }
+    if planted is not None:
+        facts["marked"] = {federation.party[c]: key for c, key in planted.marked.items()}
+    return federation, facts
+
+
+def guessing(y: npt.NDArray[np.int64], classes: int) -> dict[str, float]:
+    """Accuracy of always naming the commonest class, and the loss of stating class frequencies."""
+    share = np.bincount(y, minlength=classes) / len(y)
+    seen = share[share > 0]
+    return {"accuracy": float(share.max()), "loss": float(-(seen * np.log(seen)).sum())}

@@ -1,0 +1,173 @@
+"""At the server: a trace in, guesses out. No truth is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedaudit import __version__
+from fedaudit.errors import NotApplicable, UsageError
+from fedaudit.randomness import Seed
+from fedaudit.settings import check
+from fedaudit.setup.catalogue import AUDITS, find
+from fedaudit.setup.config import plain
+from fedaudit.sites.files import (
+    AT_SITES,
+    GUESSES,
+    LINKS,
+    MEMBERS,
+    VERSION,
+    read_asked,
+    sha256,
+    write,
+)
+from fedaudit.sites.recordings import digest
+from fedaudit.study.recording import examined
+from fedaudit.trace import Trace
+from fedaudit.trace.recorder import MODEL
+
+
+def attack(
+    trace: Trace,
+    out: str | os.PathLike[str],
+    audits: Sequence[str] | None = None,
+    *,
+    asked: Sequence[str | os.PathLike[str]] = (),
+    model: str | None = None,
+    seed: int = 1,
+) -> dict[str, Any]:
+    """Guess, and write the guesses to the file `out`. Needs no truth, and looks for none.
+
+    `asked` are the sites' files of records, for membership, and `model` the
+    "package.module:function" that builds the torch module. By default: membership if records are
+    asked about, linkage otherwise.
+    """
+    health = examined(trace)
+    found = {}
+    for name in audits or ([MEMBERS] if asked else [LINKS]):
+        if name not in AT_SITES:
+            raise UsageError(
+                f"{name} cannot be scored at sites",
+                expected=", ".join(AT_SITES),
+                got=name,
+                remedy="score it where its truth is: fedaudit audit",
+            )
+        audit = check(find(AUDITS, "audit", name), {}, f"audits.{name}")
+        view = trace.seen_by(*audit.vantage.split("+"))
+        rng = Seed(seed).generator("attack/" + name)
+        told = (
+            _linked(audit, view, trace, rng)
+            if name == LINKS
+            else _surveyed(audit, view, trace, rng, asked, model)
+        )
+        about = {"question": audit.question, "source": audit.source, "vantage": view.vantage}
+        found[name] = {"settings": plain(audit), **about, **told}
+    raw = {
+        "format": GUESSES,
+        "version": VERSION,
+        "fedaudit": __version__,
+        "trace_sha256": trace.sha256,
+        "layout": trace.layout.to_dict(),
+        "federation": f"{len(trace.rounds)} rounds",
+        "arrived": health.arrived,
+        "expected": health.expected,
+        "audits": found,
+    }
+    write(out, raw)
+    return raw
+
+
+def _linked(audit: Any, view: Any, trace: Trace, rng: np.random.Generator) -> dict[str, Any]:
+    """Labels of all messages, which are named by their digests."""
+    from fedaudit.audits.audit import Knowledge
+
+    guess = audit.attack(view, Knowledge(), rng)
+    if guess.named:
+        raise NotApplicable(
+            f"{view.vantage} knows who sent what: there is nothing for sites to count",
+            code="senders_known",
+            expected="anonymous uploads",
+            got=f"{len(guess.named)} uploads with their senders' names",
+            remedy="fedaudit audit TRACE says it outright",
+        )
+    block = {number: trace.block(number) for number in guess.rounds}
+    messages = {number: trace.messages(number) for number in guess.rounds}
+    return {
+        "settings": {**plain(audit), "clients": guess.clients},
+        "rounds": list(guess.rounds),
+        "messages": [
+            [digest(block[n][messages[n][i].parts[MODEL]], trace.sha256) for i in own]
+            for n, own in zip(guess.rounds, guess.messages, strict=True)
+        ],
+        "methods": list(guess.labels),
+        "labels": {m: [list(own) for own in v] for m, v in guess.labels.items()},
+    }
+
+
+def _surveyed(
+    audit: Any,
+    view: Any,
+    trace: Trace,
+    rng: np.random.Generator,
+    asked: Sequence[str | os.PathLike[str]],
+    model: str | None,
+) -> dict[str, Any]:
+    """One number per record that was asked about: greater means that its site trained on it."""
+    import torch
+
+    from fedaudit.audits.audit import Candidates, Knowledge
+    from fedaudit.audits.two_stage_membership.scores import statistics_of
+    from fedaudit.data.dataset import Dataset
+    from fedaudit.knowledge import fits, noise_of
+    from fedaudit.tasks.catalogue import Module
+
+    if not asked or model is None:
+        raise NotApplicable(
+            "no records to ask about",
+            code="no_records",
+            expected="files that sites wrote with `fedaudit ask`, and the model",
+            got=f"{len(asked)} files, model {model!r}",
+            remedy="--asked FILE, once per site, and --model package.module:function",
+        )
+    pools: dict[str, Candidates] = {}
+    files: dict[str, str] = {}
+    classes: tuple[str, ...] = ()
+    for file in asked:
+        party, x, y, own = read_asked(file)
+        classes = classes or own
+        if own != classes:
+            raise UsageError(
+                "sites number their classes differently",
+                expected=", ".join(classes),
+                got=f"{', '.join(own)} ({file})",
+                remedy="give every site's table at least one record of every class",
+            )
+        if party in pools:
+            raise UsageError(
+                f"{party} asks twice",
+                expected="one file per site",
+                got=str(file),
+                remedy="leave one out",
+            )
+        pools[party] = Candidates(torch.from_numpy(x), torch.from_numpy(y))
+        files[party] = sha256(file)
+    together = Dataset(
+        name="records that sites ask about",
+        kind="image" if next(iter(pools.values())).x.ndim > 2 else "features",
+        classes=classes,
+        x=np.concatenate([p.x.numpy() for p in pools.values()]),
+        y=np.concatenate([p.y.numpy() for p in pools.values()]),
+    )
+    task = Module(factory=model).build(together, Seed(0))
+    fits(task, trace)
+    known = Knowledge(task=task, candidates=pools, noise=noise_of(trace))
+    guess = audit.attack(view, known, rng)
+    name, values = next(iter(statistics_of(guess).items()))
+    scored = {}
+    for at, party in enumerate(guess.parties):
+        own = values[at][guess.present[at]]
+        scored[files[party]] = [float(v) if np.isfinite(v) else None for v in own]
+    return {"statistic": name, "scores": scored}

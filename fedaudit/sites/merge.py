@@ -1,0 +1,287 @@
+"""Anywhere: guesses and the counts of the sites in, a report out."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedaudit import __version__
+from fedaudit.errors import FormatError, TraceError, UsageError
+from fedaudit.files import unwritable, write_atomically
+from fedaudit.reporting.chapter import Chapter
+from fedaudit.reporting.findings import judge_all, settled
+from fedaudit.results import AuditResult, Estimate, Need
+from fedaudit.sites.files import COUNTS, GUESSES, LINKS, MEMBERS, read, sha256
+from fedaudit.study.chapters import Run, write_study
+
+
+@dataclass(frozen=True)
+class Site:
+    """The counts of one site, as they came back."""
+
+    name: str
+    audits: Mapping[str, Any]
+
+
+def merge(
+    guesses: str | os.PathLike[str],
+    counts: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    *,
+    confidence: float = 0.95,
+    names: bool = False,
+) -> Run:
+    """The report of all sites that answered; under pseudonyms unless `names`."""
+    raw = read(guesses, GUESSES)
+    about = sha256(guesses)
+    sites: dict[str, Site] = {}
+    for file in counts:
+        one = read(file, COUNTS)
+        if one["guesses_sha256"] != about:
+            raise TraceError(
+                f"{file} counts other guesses",
+                expected=f"guesses of sha256 {about[:16]}...",
+                got=f"{str(one['guesses_sha256'])[:16]}...",
+                remedy="score the same file of guesses at every site",
+            )
+        if one["site"] in sites:
+            raise UsageError(
+                f"the site {one['site']!r} answered twice",
+                expected="one file of counts per site",
+                got=str(file),
+                remedy="leave one out, or give sites different names",
+            )
+        _refuse_other_methods(file, raw["audits"], one["audits"])
+        sites[one["site"]] = Site(one["site"], one["audits"])
+    if not sites:
+        raise UsageError(
+            "no site has answered", expected="counts", got="none", remedy="fedaudit score ..."
+        )
+    merged = {LINKS: _merged, MEMBERS: _merged_members}
+    results = []
+    for name, guess in raw["audits"].items():
+        answered = [s for s in sites.values() if name in s.audits]
+        result = settled(merged[name](name, guess, answered, raw, confidence))
+        counted = _counted(raw)
+        results.append(
+            replace(result, arrived=counted.get("arrived"), expected=counted.get("expected"))
+        )
+    return _report(Path(out), raw, results, list(sites), names)
+
+
+def _counted(raw: Mapping[str, Any]) -> dict[str, int]:
+    """How many answers the guesses rest on; empty in files that do not say it."""
+    arrived, expected = raw.get("arrived"), raw.get("expected")
+    whole = all(isinstance(n, int) and not isinstance(n, bool) for n in (arrived, expected))
+    if not whole or not 0 <= (arrived or 0) <= (expected or 0):
+        return {}
+    return {"arrived": arrived or 0, "expected": expected or 0}
+
+
+def _refuse_other_methods(
+    file: str | os.PathLike[str], guesses: Mapping[str, Any], counts: Mapping[str, Any]
+) -> None:
+    """Counts of every method that was guessed with, for the audits that the site scored."""
+    for name, counted in counts.items():
+        guess = guesses.get(name, {})
+        wanted = guess.get("methods") or [guess.get("statistic")]
+        lacking = [str(m) for m in wanted if m not in counted]
+        if lacking:
+            raise FormatError(
+                f"{file} does not count what was guessed",
+                expected=f"counts of {', '.join(map(str, wanted))} for {name}",
+                got=", ".join(counted) or "none",
+                remedy="score the file of guesses again at that site",
+            )
+
+
+def _merged(
+    name: str,
+    guess: Mapping[str, Any],
+    sites: Sequence[Site],
+    raw: Mapping[str, Any],
+    confidence: float,
+) -> AuditResult:
+    from fedaudit.stats import intervals
+
+    shared: dict[str, Any] = {
+        "audit": name,
+        "question": guess["question"],
+        "vantage": guess["vantage"],
+        "settings": guess["settings"],
+        "source": guess["source"],
+        "trace_sha256": raw["trace_sha256"],
+    }
+    methods = guess["methods"]
+    estimates: dict[str, Estimate] = {}
+    linked = [s for s in sites if s.audits[name][methods[0]]["links"]]
+    if not linked:
+        lack = Need(code="too_few_rounds", what="no site took part in two rounds")
+        return AuditResult(**shared, status="nothing_to_say", need=lack)
+    for method in methods:
+        of = [s.audits[name][method] for s in linked]
+        hits, tries = [c["found"] for c in of], [c["links"] for c in of]
+        chance = sum(c["expected"] for c in of) / sum(tries)
+        suffix = "" if method == methods[0] else f" ({method})"
+        estimates[f"linkage_accuracy{suffix}"] = intervals.clustered_share(
+            hits, tries, confidence=confidence, baseline=chance
+        )
+    own = [s.audits[name][methods[0]] for s in linked]
+    hits, tries = [c["found"] for c in own], [c["links"] for c in own]
+    headline = estimates["linkage_accuracy"]
+    baseline = float(headline.baseline or 0.0)
+    everything = intervals.wilson(len(tries), len(tries), confidence=confidence)
+    effective = max(1, int(sum(tries) / intervals.design_effect(hits, tries)))
+    per_client: dict[str, dict[str, float | int | str | None]] = {}
+    for site, c in zip(linked, own, strict=True):
+        share = intervals.wilson(c["found"], c["links"], confidence=confidence)
+        per_client[site.name] = {
+            "links": c["links"],
+            "found": c["found"],
+            "share": share.value,
+            "low": share.low,
+            "high": share.high,
+        }
+    absent = int(guess["settings"].get("clients") or 0) - len(linked)
+    notes = [f"counted by {len(linked)} sites, each against its own records"]
+    if absent > 0:
+        notes.append(f"{absent} of {absent + len(linked)} clients did not answer: not counted")
+    return AuditResult(
+        **shared,
+        headline="linkage_accuracy",
+        estimates=estimates,
+        per_client=per_client,
+        detectable=intervals.smallest_share_above(baseline, effective, confidence=confidence)
+        if everything.low > baseline
+        else None,
+        notes=tuple(notes),
+    )
+
+
+def _merged_members(
+    name: str,
+    guess: Mapping[str, Any],
+    sites: Sequence[Site],
+    raw: Mapping[str, Any],
+    confidence: float,
+) -> AuditResult:
+    """AUC over all pairs within sites: Hanley and McNeil's interval of the records, or that of the
+    sites' own AUCs where it is wider."""
+    from scipy.stats import norm
+    from scipy.stats import t as student
+
+    shared: dict[str, Any] = {
+        "audit": name,
+        "question": guess["question"],
+        "vantage": guess["vantage"],
+        "settings": guess["settings"],
+        "source": f"{guess['source']}; the attack ({guess['statistic']}) is ours",
+        "trace_sha256": raw["trace_sha256"],
+    }
+    counted = [(s.name, s.audits[name][guess["statistic"]]) for s in sites]
+    counted = [(n, c) for n, c in counted if c["members"] and c["others"]]
+    if not counted:
+        lack = Need(code="no_matched_records", what="no site had records of both kinds")
+        return AuditResult(**shared, status="nothing_to_say", need=lack)
+    pairs = np.array([c["members"] * c["others"] for _, c in counted], dtype=np.float64)
+    own = np.array([c["ordered"] for _, c in counted]) / pairs
+    share = pairs / pairs.sum()
+    auc = float(share @ own)
+    errors = np.array([_hanley(a, c) for a, (_, c) in zip(own, counted, strict=True)])
+    reach = float(norm.ppf(0.5 + confidence / 2)) * float(np.sqrt(share**2 @ errors**2))
+    method, k = "Hanley and McNeil over records", len(counted)
+    if k >= 3:
+        spread = float(np.sqrt((share**2 @ (own - auc) ** 2) * k / (k - 1)))
+        wider = float(student.ppf(0.5 + confidence / 2, k - 1)) * spread
+        if wider > reach:
+            reach, method = wider, "t interval over sites"
+    low, high = max(0.0, auc - reach), min(1.0, auc + reach)
+    records = sum(c["members"] + c["others"] for _, c in counted)
+    estimate = Estimate(
+        value=auc,
+        low=low,
+        high=high,
+        n=records,
+        confidence=confidence,
+        baseline=0.5,
+        method=method,
+    )
+    per_client: dict[str, dict[str, float | int | str | None]] = {
+        n: {"members": c["members"], "others": c["others"], "auc": float(a)}
+        for a, (n, c) in zip(own, counted, strict=True)
+    }
+    return AuditResult(
+        **shared,
+        headline="membership_auc",
+        estimates={"membership_auc": estimate},
+        per_client=per_client,
+        detectable=min(1.0, 0.5 + reach) if reach > 0 else None,
+        notes=(f"counted by {k} sites, each with a key of its own",),
+    )
+
+
+def _hanley(auc: float, c: Mapping[str, Any]) -> float:
+    """Standard error of an AUC (Hanley and McNeil 1982); never zero at the ends of the scale."""
+    m, n = c["members"], c["others"]
+    a = min(max(auc, 0.5 / (m * n)), 1 - 0.5 / (m * n))
+    first, second = a / (2 - a), 2 * a * a / (1 + a)
+    variance = a * (1 - a) + (m - 1) * (first - a * a) + (n - 1) * (second - a * a)
+    return float(np.sqrt(max(variance, 0.0) / (m * n)))
+
+
+def _report(
+    path: Path,
+    raw: Mapping[str, Any],
+    results: Sequence[AuditResult],
+    sites: Sequence[str],
+    names: bool,
+) -> Run:
+    findings, counted = judge_all(results), _counted(raw)
+    summary = {
+        "federation": f"{raw['federation']}, {len(sites)} sites answered: {', '.join(sites)}",
+        "truth": "stayed at the sites: counts alone came back",
+    }
+    evidence = {
+        "trace sha256": str(raw["trace_sha256"]),
+        "fedaudit": __version__,
+        "again": "fedaudit merge GUESSES COUNTS...",
+    }
+    try:
+        (path / "results").mkdir(parents=True, exist_ok=True)
+        for result in results:
+            write_atomically(path / "results" / f"{result.audit}.json", result.to_json())
+        dumped = json.dumps([f.to_dict() for f in findings], indent=1, allow_nan=False) + "\n"
+        write_atomically(path / "findings.json", dumped)
+    except OSError as error:
+        raise unwritable(path, error) from None
+    (shown,) = write_study(
+        path,
+        [
+            Chapter(
+                federation="this federation",
+                summary=summary,
+                findings=findings,
+                results=tuple(results),
+                evidence=evidence,
+                clients=tuple(sites),
+                arrived=counted.get("arrived"),
+                expected=counted.get("expected"),
+            )
+        ],
+        names=names,
+    )
+    return Run(
+        path=path,
+        results=tuple(results),
+        findings=tuple(findings),
+        summary=summary,
+        metrics={},
+        guarantees={},
+        chapter=shown,
+    )

@@ -1,0 +1,579 @@
+"""From stored results to a report: report.html, report.md, results.json and findings.json.
+
+A chapter is one recorded federation; a study is several of them on one page. findings.json and
+results/ are logs beside the truth and keep the names of the trace; in everything else clients have
+pseudonyms unless names are asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import platform
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from fedaudit import __version__, shapes
+from fedaudit.data.shortage import Shortage
+from fedaudit.errors import TraceError, UsageError
+from fedaudit.files import Unreadable, read_object, unreadable, unwritable, write_atomically
+from fedaudit.reporting.chapter import Chapter
+from fedaudit.reporting.findings import judge_all
+from fedaudit.reporting.machine import machine
+from fedaudit.reporting.markdown import markdown
+from fedaudit.reporting.names import renamed
+from fedaudit.reporting.page import page
+from fedaudit.results import AuditResult, Finding, Need, OldResult
+from fedaudit.setup.catalogue import AUDITS, find
+from fedaudit.study.folders import AUDITED, Command, commands, config_text, places
+from fedaudit.study.promised import promised
+from fedaudit.study.seal import REMAINS, gone, require_seal
+from fedaudit.study.summary import (
+    clients_of,
+    listed,
+    not_rerun,
+    summarise,
+    table_of,
+)
+from fedaudit.trace import Trace, Truth
+from fedaudit.trace.health import examine
+
+"""(stage, done, total, note): called as work goes on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A finished run: where it is, and what was found.
+
+    With its truth: held-out `metrics` of the last model, and `guarantees`, protection -> client ->
+    what was promised. `chapter` is what its report shows, clients named as there.
+    """
+
+    path: Path
+    results: tuple[AuditResult, ...]
+    findings: tuple[Finding, ...]
+    summary: Mapping[str, str]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    guarantees: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    chapter: Chapter | None = None
+
+
+ALLOCATION = "allocation.json"
+TRUTHLESS = ("coverage", "query_plan")
+"""Audits that read the recording alone: nothing of theirs is scored."""
+
+# -- chapters -------------------------------------------------------------------------------------
+
+
+def chapter_of(
+    path: Path,
+    trace: Trace,
+    truth: Truth | None,
+    results: Sequence[AuditResult],
+    *,
+    federation: str | None = None,
+    variant: str = "",
+) -> Chapter:
+    """What a report says of one run or audited trace, under the names of the trace."""
+    guarantees = promised(path, trace, truth)
+    known = {} if truth is None else truth.facts.get("clients", {})
+    config = config_text(path)
+    given = asked_with_records(path)
+    health = examine(trace, payloads=False)
+    return Chapter(
+        federation=federation or _name(path, trace, config),
+        variant=variant,
+        summary=summarise(
+            trace,
+            truth,
+            guarantees,
+            config,
+            members_given=any(r.estimates and r.audit in given for r in results),
+        ),
+        findings=[
+            replace(f, variant=variant)
+            for f in judge_all(results, {str(d.get("name", "?")) for d in trace.manifest.declared})
+        ],
+        results=tuple(results),
+        guarantees=guarantees,
+        evidence=_evidence(path, trace, truth),
+        config=_without_folders(config),
+        clients=tuple(clients_of(trace)),
+        notices=[*_notices(trace, truth, results, config, given), *_short_of_records(truth)],
+        trust={str(d.get("name", "?")): str(d.get("trust", "")) for d in trace.manifest.declared},
+        cards={r.audit: card(r.audit) for r in results if r.audit in AUDITS},
+        names={
+            party: str(about["name"])
+            for party, about in known.items()
+            if isinstance(about, Mapping) and about.get("name")
+        }
+        | {alias: name for name, alias in _absent(truth).items()},
+        allocation=_allocation(path / ALLOCATION),
+        arrived=health.arrived,
+        expected=health.expected,
+    )
+
+
+def _allocation(file: Path) -> dict[str, Any] | None:
+    """What noise per client would change, where a run worked it out."""
+    try:
+        return read_object(file, shapes.ALLOCATION)
+    except Unreadable as error:
+        if error.absent:
+            return None
+        raise
+
+
+def chapter_at(
+    path: str | os.PathLike[str], *, federation: str | None = None, variant: str = ""
+) -> Chapter:
+    """The chapter of a folder with a run or an audited trace, from what is stored there."""
+    folder = Path(path)
+    if purged_on(folder):
+        return _purged_chapter(folder, federation, variant)
+    return chapter_of(folder, *_stored(folder), federation=federation, variant=variant)
+
+
+def purged_on(folder: Path) -> str:
+    """The day on which the recording of a run was purged; empty where it was not."""
+    there = (places(folder)[0] / "manifest.json").exists()
+    return "" if there else str(gone(folder).get("trace", {}).get("on", ""))
+
+
+def remains_of(folder: Path) -> dict[str, Any]:
+    """What has to be kept of a recording so that its report can be written without it."""
+    c = chapter_at(folder)
+    return {
+        "federation": c.federation,
+        "summary": dict(c.summary),
+        "guarantees": {k: dict(v) for k, v in c.guarantees.items()},
+        "evidence": dict(c.evidence),
+        "clients": list(c.clients),
+        "notices": list(c.notices),
+        "trust": dict(c.trust),
+        "arrived": c.arrived,
+        "expected": c.expected,
+    }
+
+
+def _purged_chapter(folder: Path, federation: str | None, variant: str) -> Chapter:
+    """The chapter of a run whose recording was purged: every stored finding, marked as such."""
+    require_seal(folder)
+    file = folder / REMAINS
+    kept = read_object(file, shapes.REMAINS) if file.is_file() else {}
+    results = tuple(stored_results(folder))
+    if not results:
+        raise TraceError(
+            f"the recording of {folder} was purged on {purged_on(folder)}, and nothing was found",
+            expected="results/*.json",
+            got="none",
+            remedy="run it again: fedaudit run CONFIG --fresh",
+        )
+    mark = (
+        f"Purged: the recording was removed on {purged_on(folder)}. What was found of it before "
+        "stands here; it cannot be audited again."
+    )
+    trust = dict(kept.get("trust", {}))
+    found = judge_all(results, set(trust) if kept else None)
+    return Chapter(
+        federation=federation or str(kept.get("federation", folder.resolve().name)),
+        variant=variant,
+        summary={**kept.get("summary", {}), "state": f"purged on {purged_on(folder)}"},
+        findings=[replace(f, variant=variant) for f in found],
+        results=results,
+        guarantees=kept.get("guarantees", {}),
+        evidence=kept.get("evidence", {}),
+        config=_without_folders(config_text(folder)),
+        clients=tuple(kept.get("clients", ())),
+        notices=[mark, *kept.get("notices", ())],
+        trust=trust,
+        cards={r.audit: card(r.audit) for r in results if r.audit in AUDITS},
+        allocation=_allocation(folder / ALLOCATION),
+        arrived=kept.get("arrived"),
+        expected=kept.get("expected"),
+    )
+
+
+def _name(path: Path, trace: Trace, config: str) -> str:
+    """What to call a federation that was not given a name: after its data, or its folder."""
+    data = table_of(config, "data")
+    if data.get("name"):
+        return str(data["name"])
+    if data.get("path"):
+        return Path(str(data["path"])).stem
+    folder = trace.path.resolve()
+    return folder.name if folder.name != "trace" else path.resolve().name
+
+
+def _without_folders(config: str) -> str:
+    """Where a file lies on one's disk is nobody's business: its name is enough."""
+    return re.sub(r'^(\s*path = ")[^"\n]*[/\\]([^"/\\\n]+")', r"\1\2", config, flags=re.MULTILINE)
+
+
+def _notices(
+    trace: Trace,
+    truth: Truth | None,
+    results: Sequence[AuditResult],
+    config: str,
+    given: Collection[str],
+) -> list[str]:
+    """What must be known before the first number. `given`: audits by records that were handed
+    over, whose clients tell members without a truth."""
+    # files were read when the trace was audited: what was torn in them stands in the results
+    torn = dict.fromkeys([*examine(trace, payloads=False).summary(), *_recorded(results)])
+    out = [f"Recording: {line}." for line in torn]
+    if torn:
+        out[-1] += " See fedaudit verify."
+    if not trace.manifest.complete:
+        planned = table_of(config, "federation").get("rounds")
+        of = f" of {planned}" if isinstance(planned, int) else ""
+        out.append(
+            f"Unfinished: {len(trace.rounds)}{of} rounds are recorded so far. Everything below "
+            "rests on these alone."
+        )
+    done = {r.audit for r in results}
+    missing = [name for name in table_of(config, "audits") if name not in done]
+    if missing:
+        out.append(f"Unfinished: no result yet of {', '.join(missing)}.")
+    out += [f"Failed: {r.audit}: {r.need}" for r in results if r.status == "failed"]
+    if truth is not None:
+        return out
+    results = [r for r in results if not r.known]  # what needs no attack needs no truth
+    scored = [r for r in results if r.estimates and r.audit not in TRUTHLESS]
+    if any(r.audit not in given for r in scored):
+        out.append("The truth has been removed since: scores are as they were stored.")
+    else:
+        lost = [r.audit for r in results if r.audit in given and r.headline is None]
+        out.append(_blind(results, [r.audit for r in scored], lost))
+    return out
+
+
+def _recorded(results: Sequence[AuditResult]) -> list[str]:
+    return [line for r in results for line in r.recording]
+
+
+def _shortage(truth: Truth | None) -> Shortage:
+    told = None if truth is None else truth.facts.get("shortage")
+    return Shortage() if told is None else Shortage.from_plain(told)
+
+
+def _short_of_records(truth: Truth | None) -> list[str]:
+    """Which clients lost records or have few, by their names in the trace."""
+    parties = {} if truth is None else truth.clients
+    alias = {str(about.get("name")): party for party, about in parties.items()} | _absent(truth)
+    return [f"{line}." for line in _shortage(truth).lines(lambda c: alias.get(c, c))]
+
+
+def _absent(truth: Truth | None) -> dict[str, str]:
+    """Clients of the data that are not in the trace, and what a report calls them."""
+    found = _shortage(truth)
+    names = [*found.lost, *found.left_out]
+    return {name: f"absent-{i}" for i, name in enumerate(names, 1)}
+
+
+def _blind(
+    results: Sequence[AuditResult], by_records: Collection[str] = (), lost: Collection[str] = ()
+) -> str:
+    """What a trace without truth still tells: which attacks were scored by the records that were
+    given, which guessed, and which could not run, the records notwithstanding (`lost`)."""
+    told = {*by_records, *lost}
+    attacks = [r for r in results if r.audit not in TRUTHLESS and r.audit not in told]
+    guessed = [r.audit.replace("_", " ") for r in attacks if _guessed(r)]
+    others = [r.audit.replace("_", " ") for r in attacks if not _guessed(r)]
+    said = "Blind: there is no truth beside the trace, so that no attack can be scored."
+    if by_records:
+        names = listed([name.replace("_", " ") for name in by_records])
+        was = "was" if len(by_records) == 1 else "were"
+        said = (
+            f"No truth beside the trace: {names} {was} scored by the records that were given "
+            "(--data), which say whose they are; no other attack can be scored."
+        )
+    elif lost:
+        names = listed([name.replace("_", " ") for name in lost])
+        said = (
+            f"Records were given (--data), and {names} did not run on them: what stands in the way "
+            "is said beside it. No truth lies beside the trace, so that no other attack can be "
+            "scored."
+        )
+    if guessed:
+        said += f" What {listed(guessed)} guessed is shown below; it may be right."
+    if others:
+        said += f" {listed(others)} did not run: what each needs is said beside it."
+    return said
+
+
+def _guessed(r: AuditResult) -> bool:
+    return r.status == "blind"
+
+
+def asked_with_records(folder: Path) -> set[str]:
+    """Audits whose stored result is about records that were handed over (--data)."""
+    out = set()
+    for name in AUDITS:
+        file = folder / "results" / f"{name}.json"
+        if file.exists() and read_result(file)[0].get("records", {}).get("data_sha256"):
+            out.add(name)
+    return out
+
+
+LIBRARIES = ("numpy", "torch", "scipy", "scikit-learn", "dp-accounting")
+
+
+def _evidence(path: Path, trace: Trace, truth: Truth | None) -> dict[str, str]:
+    """Hashes, versions, and how to do it again."""
+    out = {"trace sha256": trace.sha256}
+    if (path / "run.json").exists():  # a foreign trace has no config of ours
+        out["config sha256"] = read_object(path / "run.json", shapes.RUN)["config_sha256"]
+    for name in AUDITS:
+        file = path / "results" / f"{name}.json"
+        if file.is_file():
+            out[f"result of {name}, sha256"] = result_sha256(file)
+    out["fedaudit"] = __version__
+    if truth is not None and truth.facts.get("torch"):
+        out["recorded with"] = f"torch {truth.facts['torch']}"
+    out["reported with"] = ", ".join([f"Python {platform.python_version()}", *_versions()])
+    out["again"] = _again(path, trace)
+    return out
+
+
+RUN_AGAIN = "fedaudit run truth/config.toml --out NEW (it holds seed and keys)"
+
+
+def _again(path: Path, trace: Trace) -> str:
+    """The commands that led to a report: the run, where it was one, and audits with arguments."""
+    done = list(dict.fromkeys(c.command for c in commands(path)))
+    ran = (path / "run.json").is_file() and trace.path.resolve() == (path / "trace").resolve()
+    if ran:
+        # what the run itself asks is asked again by it
+        return "; then ".join([RUN_AGAIN, *(c for c in done if c != "fedaudit audit RUN")])
+    if not done:  # written before commands were kept: what the trace says of itself
+        applied = [str(d.get("name")) for d in trace.manifest.declared if "applied" in d]
+        done = [" ".join(["fedaudit audit TRACE", *(f"--as {name}" for name in applied)])]
+    return "; then ".join(done)
+
+
+def result_sha256(file: Path) -> str:
+    """Of a stored result: of what was found, as JSON with sorted keys and no blanks.
+
+    What it was asked for holds a keyed hash, which is another in every run.
+    """
+    plain = json.dumps(
+        read_object(file, shapes.RESULT)["result"], sort_keys=True, separators=(",", ":")
+    )
+    return hashlib.sha256(plain.encode()).hexdigest()
+
+
+def _versions() -> list[str]:
+    out = []
+    for name in LIBRARIES:
+        try:
+            out.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return out
+
+
+HEADINGS = ("Question", "Vantage", "Paper", "Differs", "Shapes")
+
+
+PARTIES = {"SERVER": "the server", "WIRETAP": "a wiretap"}
+"""How a card writes who looks, and how a report does."""
+
+
+def card(audit: str) -> dict[str, tuple[str, ...]]:
+    """The card of an audit, from the docstring of its module: heading -> paragraphs."""
+    module = find(AUDITS, "audit", audit).__module__
+    for name in (module, module.rpartition(".")[0]):
+        text = importlib.import_module(name).__doc__ or ""
+        if re.search(r"^Differs:", text, re.MULTILINE):
+            return read_card(text)
+    return {}
+
+
+def read_card(text: str) -> dict[str, tuple[str, ...]]:
+    """Headings of a docstring and what stands below them; lists of files are left out."""
+    pieces = re.split(rf"^({'|'.join(HEADINGS)}):", text, flags=re.MULTILINE)
+    out = {}
+    for heading, inside in zip(pieces[1::2], pieces[2::2], strict=True):
+        paragraphs = []
+        for block in re.split(r"\n\s*\n", inside):
+            if not block.strip() or re.match(r"\n*    \S", block) or block.startswith("Read "):
+                continue
+            for item in re.split(r"(?:^|\n)- |\s(?=\(\d\) )", block):
+                plain = " ".join(item.split()).replace(" One file per part:", "").replace("`", "")
+                for party, words in PARTIES.items():
+                    plain = plain.replace(party, words)
+                if plain:
+                    paragraphs.append(plain[0].upper() + plain[1:])
+        out[heading] = tuple(paragraphs)
+    return out
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def write_report(
+    path: Path,
+    trace: Trace,
+    truth: Truth | None,
+    results: Sequence[AuditResult],
+    *,
+    names: bool = False,
+    done_by: Sequence[Command] | None = None,
+) -> Run:
+    """Judge the results and write findings.json and the report in all its forms.
+
+    `done_by`: the commands that asked for the results; None: as they are stored already.
+    """
+    done = commands(path) if done_by is None else done_by
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        about: dict[str, Any] = {}
+        if trace.path.resolve() != (path / "trace").resolve():
+            about["trace"] = os.path.relpath(trace.path, path)
+            if truth is not None:
+                about["truth"] = os.path.relpath(truth.path, path)
+        if done:
+            about["done_by"] = [asdict(c) for c in done]
+        if about or (path / AUDITED).exists():
+            write_atomically(path / AUDITED, json.dumps(about, indent=1) + "\n")
+    except OSError as error:
+        raise unwritable(path, error) from None
+    chapter = chapter_of(path, trace, truth, results)
+    try:
+        found = [f.to_dict() for f in chapter.findings]
+        dumped = json.dumps(found, indent=1, allow_nan=False) + "\n"
+        write_atomically(path / "findings.json", dumped)
+    except OSError as error:
+        raise unwritable(path, error) from None
+    (shown,) = write_study(path, [chapter], names=names)
+    return Run(
+        path=path,
+        results=tuple(results),
+        findings=tuple(chapter.findings),
+        summary=chapter.summary,
+        metrics=truth.metrics(trace.rounds[-1])
+        if truth is not None and len(trace.rounds) and not not_rerun(trace)
+        else {},
+        guarantees=chapter.guarantees,
+        chapter=shown,
+    )
+
+
+def write_study(
+    path: str | os.PathLike[str],
+    chapters: Sequence[Chapter],
+    *,
+    names: bool = False,
+    notices: Sequence[str] = (),
+) -> list[Chapter]:
+    """Write report.html, report.md and results.json of one or several chapters.
+
+    `notices` are about all of them: what is not in the report, and why. Clients are pseudonymised
+    unless `names`. Back come the chapters as they are shown.
+    """
+    if not chapters:
+        raise UsageError(
+            "there is nothing to report",
+            expected="at least one audited run",
+            got="none",
+            remedy="fedaudit run, then fedaudit report RUN",
+        )
+    folder, shown = Path(path), [renamed(c, names) for c in chapters]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "results.json", machine(shown, notices))
+        write_atomically(folder / "report.md", markdown(shown, notices))
+        write_atomically(folder / "report.html", page(shown, notices=notices))
+    except OSError as error:
+        raise unwritable(folder, error) from None
+    return shown
+
+
+def report(path: str | os.PathLike[str], *, names: bool = False) -> Run:
+    """Write the report of a run again from its stored results."""
+    folder = Path(path)
+    if purged_on(folder):
+        chapter = chapter_at(folder)
+        (shown,) = write_study(folder, [chapter], names=names)
+        return Run(
+            path=folder,
+            results=tuple(chapter.results),
+            findings=tuple(chapter.findings),
+            summary=chapter.summary,
+            guarantees=chapter.guarantees,
+            chapter=shown,
+        )
+    return write_report(folder, *_stored(folder), names=names)
+
+
+def _stored(folder: Path) -> tuple[Trace, Truth | None, list[AuditResult]]:
+    """What a folder holds; refused where nothing was recorded or audited."""
+    require_seal(folder)
+    recorded, known = places(folder)
+    trace = Trace.open(recorded)
+    truth = Truth.open(known) if (known / "truth.json").exists() else None
+    if not len(trace.rounds):
+        raise TraceError(
+            f"{folder} is empty: nothing was recorded yet",
+            expected="at least one recorded round",
+            got="none",
+            remedy=f"fedaudit run config.toml --out {folder}",
+        )
+    results = []
+    for result in stored_results(folder):
+        if not is_about(result, trace):
+            note = "these results belong to another state of the trace: audit again"
+            result = replace(result, notes=(*result.notes, note))
+        results.append(result)
+    if not results:
+        raise TraceError(
+            f"{folder} has no results yet",
+            expected="results/*.json",
+            got="none that can be read",
+            remedy=f"fedaudit audit {folder}",
+        )
+    return trace, truth, results
+
+
+def stored_results(folder: Path) -> list[AuditResult]:
+    """The results of a folder, in the order of the catalogue; a torn one is an error."""
+    files = (folder / "results" / f"{name}.json" for name in AUDITS)
+    return [read_result(file)[1] for file in files if file.exists()]
+
+
+def read_result(file: Path) -> tuple[dict[str, Any], AuditResult]:
+    """A stored result, and what it was asked for."""
+    again = f"remove results/{file.name} and audit again"
+    try:
+        stamped = read_object(file, shapes.RESULT)
+        result = AuditResult.from_json(json.dumps(stamped["result"]))
+        if result.audit != file.stem:
+            raise ValueError(f"a result of {result.audit}")
+        return stamped["asked"], result
+    except OldResult as error:
+        need = Need(code="old_result", what=str(error), remedy=again)
+        return stamped["asked"], _unread(file.stem, need)
+    except ValueError as error:
+        found = unreadable(file, f"a result of {file.stem} as an audit stores it", str(error))
+    except Unreadable as error:
+        found = error
+    raise found.as_error(Unreadable, remedy=again)
+
+
+def _unread(audit: str, need: Need) -> AuditResult:
+    """In place of a stored result that says nothing."""
+    question = find(AUDITS, "audit", audit).question
+    return AuditResult(
+        audit=audit, question=question, vantage="unknown", status="failed", need=need
+    )
+
+
+def is_about(result: AuditResult, trace: Trace) -> bool:
+    return result.trace_sha256 == trace.sha256

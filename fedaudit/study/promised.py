@@ -1,0 +1,93 @@
+"""Guarantees that come from elsewhere: a user's own training loop, beside a trace of ours.
+
+A federation that trains with Opacus keeps one accountant per client; its state says which noise was
+added how often. From that the epsilon of every client is composed anew and stands in the report
+beside what was linked:
+
+    json.dump({name: engine.accountant.state_dict() for name, engine in engines.items()}, file)
+
+or the state of one accountant alone, if all clients did the same steps. What Flower's DP wrappers
+promise is worked out from the recording (`noisy_means`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedaudit import shapes
+from fedaudit.accounting import from_opacus
+from fedaudit.errors import UsageError
+from fedaudit.files import Unreadable, read_object, unreadable, unwritable, write_atomically
+from fedaudit.matching import match_clients
+from fedaudit.study import noisy_means
+from fedaudit.study.noisy_means import EVERYONE
+from fedaudit.trace import Trace, Truth
+
+FILE = "promised.json"
+
+
+def read_opacus(file: Path, delta: float, clients: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Client -> guarantee, from a JSON file with the state of one accountant or one per client."""
+    try:
+        raw = read_object(file)
+        if not raw:
+            raise unreadable(file, "an object", "an empty one")
+    except Unreadable as error:
+        raise UsageError(
+            f"{file} could not be read",
+            expected="a JSON file with accountant.state_dict(), or client -> state_dict()",
+            got=error.got,
+            remedy="json.dump(privacy_engine.accountant.state_dict(), file)",
+        ) from None
+    if "history" in raw:
+        shared = from_opacus(raw, delta).to_dict()
+        return dict.fromkeys(clients or (EVERYONE,), shared)
+    if clients:
+        match_clients(
+            raw,
+            clients,
+            what="the accountants' states",
+            values_in=str(file),
+            clients_in="the trace",
+            error=UsageError,
+        )
+    return {name: from_opacus(state, delta).to_dict() for name, state in raw.items()}
+
+
+def hand_over(
+    folder: Path, trace: Trace, name: str, given: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Keep guarantees with a report, under the name of who promised."""
+    kept = {"trace_sha256": trace.sha256, "guarantees": {name: dict(given)}}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / FILE, json.dumps(kept, indent=1, allow_nan=False) + "\n")
+    except OSError as error:
+        raise unwritable(folder, error) from None
+
+
+def promised(folder: Path, trace: Trace, truth: Truth | None) -> dict[str, Any]:
+    """Who promised -> client -> guarantee: of the run itself (ours, or a recorded one of Flower),
+    and what was handed over."""
+    own = {} if truth is None else dict(truth.facts.get("guarantees", {}))
+    recorded = noisy_means.promise(trace)
+    if recorded:
+        own["central_dp"] = recorded
+    try:
+        kept = read_object(folder / FILE, shapes.PROMISED)
+    except Unreadable as error:
+        if error.absent:
+            return own  # nothing was handed over
+        raise
+    return own | kept["guarantees"] if kept["trace_sha256"] == trace.sha256 else own
+
+
+def knowing(folder: Path, trace: Trace, truth: Truth | None) -> Truth | None:
+    """The truth with what was handed over, so that a score can stand beside it."""
+    if truth is None:
+        return None
+    facts = {**truth.facts, "guarantees": promised(folder, trace, truth)}
+    return Truth(truth.path, facts, truth.members)

@@ -1,0 +1,240 @@
+"""The first lines of a report: data, federation, model, what protected it, how good it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+from fedaudit.files import parse_toml
+from fedaudit.results import rests_on
+from fedaudit.stats.intervals import wilson
+from fedaudit.study.folders import NOT_RERUN
+from fedaudit.trace import AGGREGATOR, ANONYMOUS, PUBLIC, SERVER, SHUFFLER, Trace, Truth
+from fedaudit.trace.health import examine
+
+UNNAMED = (ANONYMOUS, AGGREGATOR)
+"""Senders that name nobody."""
+
+
+def summarise(
+    trace: Trace,
+    truth: Truth | None,
+    guarantees: Mapping[str, Any] | None = None,
+    config: str = "",
+    members_given: bool = False,
+) -> dict[str, str]:
+    """The federation in a few lines; `guarantees` as in `Run`, by default those of the truth.
+
+    `config`: the settings of the run as TOML, which name the data and what is learnt from it.
+    `members_given`: whether membership was scored by records that were handed over (--data).
+    """
+    about = trace.manifest.federation
+    health = examine(trace, payloads=False)
+    clients = clients_of(trace)
+    how = " on a ".join(
+        text
+        for text in (
+            str(about.get("aggregation", "")),
+            f"{about['topology']} topology" if "topology" in about else "",
+        )
+        if text
+    )
+    about_data = _data(trace, truth, config)
+    lines = {"data": about_data} if about_data else {}
+    lines |= {
+        "federation": f"{len(clients)} clients, {len(trace.rounds)} rounds"
+        + (f", {how}" if how else ""),
+        "arrived": rests_on(health.arrived, health.expected),
+        "model": f"{_model(trace)}, {trace.layout.width:,} recorded numbers per message",
+        "protected by": ", ".join(_named(d) for d in trace.manifest.declared)
+        or "nothing that was declared",
+    }
+    if guarantees is None:
+        guarantees = {} if truth is None else truth.facts.get("guarantees", {})
+    said = [_promise(name, list(given.values())) for name, given in guarantees.items() if given]
+    if said:
+        lines["promised"] = "; ".join(said)
+    if truth is not None and truth.facts.get("notes"):
+        lines["noted"] = "; ".join(_noted(str(n)) for n in truth.facts["notes"])
+    if truth is None:
+        lines["truth"] = (
+            "none beside the trace: membership is scored by the records that were given (--data); "
+            "other attacks run blind, their guesses are not scored"
+            if members_given
+            else "none beside the trace: attacks run blind, their guesses are not scored"
+        )
+    elif not_rerun(trace):
+        lines["held out"] = (
+            f"not known: the model was trained without {listed(not_rerun(trace))}, and training "
+            "was not rerun"
+        )
+    elif len(trace.rounds):
+        metrics = truth.metrics(trace.rounds[-1])
+        if metrics:
+            lines["held out"] = _held_out(
+                metrics,
+                int(truth.facts.get("held_out", 0)),
+                truth.facts.get("guessing", {}),
+                vocabulary_of(trace),
+            )
+    if not trace.manifest.complete:
+        lines["state"] = "unfinished: what was recorded so far"
+    return lines
+
+
+def not_rerun(trace: Trace) -> list[str]:
+    """Protections that were applied to the stored trace and would have changed its model: what the
+    recorded model is worth says nothing of a model under them."""
+    return [
+        str(d.get("name", "?")) for d in trace.manifest.declared if d.get("applied") == NOT_RERUN
+    ]
+
+
+def _promise(name: str, given: Sequence[Mapping[str, Any]]) -> str:
+    """What a protection promises its clients over the whole run."""
+    one = given[0]
+    spent = [float(g["epsilon"]) for g in given]
+    low, high = f"{min(spent):,.4g}", f"{max(spent):,.4g}"
+    text = f"{name}: epsilon {low if low == high else f'{low} to {high}'} per {one['unit']}"
+    if one.get("delta"):
+        text += f" at delta {one['delta']:g}"
+    covers = {str(g.get("covers", "")) for g in given}
+    return text + (f" ({covers.pop()})" if len(covers) == 1 and covers != {""} else "")
+
+
+def clients_of(trace: Trace) -> list[str]:
+    """Who takes part: as the manifest says, or as the messages show."""
+    return list(trace.manifest.federation.get("clients") or _speakers(trace))
+
+
+def _speakers(trace: Trace) -> list[str]:
+    """Who takes part in a trace whose manifest does not say so."""
+    others = {*trace.manifest.federation.get("hubs", (SERVER,)), *UNNAMED, PUBLIC, SHUFFLER}
+    return [party for party in trace.parties() if party not in others]
+
+
+MODELS = {
+    "mlp": "a fully connected network (mlp)",
+    "cnn": "a convolutional network (cnn)",
+    "vit": "a vision transformer (vit)",
+    "vae": "a variational autoencoder (vae)",
+    "gpt": "a small language model (gpt)",
+    "lora": "low-rank adapters on a frozen language model (lora)",
+    "module": "a network of the user's own (module)",
+}
+
+
+def _model(trace: Trace) -> str:
+    kind = str(trace.manifest.task.get("kind", "a model of unknown kind"))
+    return MODELS.get(kind, kind)
+
+
+LEARNT = {
+    "gpt": "continue its texts",
+    "lora": "continue its texts",
+    "vae": "draw records like it",
+}
+"""What a model of each kind learns from the data; any other, a class or label."""
+
+
+def _data(trace: Trace, truth: Truth | None, config: str) -> str:
+    """Which data there is, how much of it, and what is learnt from it; empty if nobody knows."""
+    given, kind = table_of(config, "data"), str(trace.manifest.task.get("kind", ""))
+    if given.get("name"):
+        from fedaudit.data.builtin import BUILTIN
+        from fedaudit.data.fetch import SOURCES
+
+        name = str(given["name"])
+        known = BUILTIN.get(name) or SOURCES.get(name)
+        text = f"{known.summary} ({name})" if known is not None and known.summary else name
+    elif given.get("path"):
+        text = Path(str(given["path"]).replace("\\", "/")).name
+    else:
+        return ""
+    if truth is not None:
+        own = [c.get("records", ()) for c in truth.facts.get("clients", {}).values()]
+        text += f", {sum(map(len, own)):,} records with the clients"
+        if truth.facts.get("held_out"):
+            text += f" and {int(truth.facts['held_out']):,} held out"
+    label = f"predict {given['label']}" if given.get("label") else "predict its class"
+    return f"{text}; to {LEARNT.get(kind, label)}" if kind else text
+
+
+POOLED = {
+    "missing values filled over all records": "filling",
+    "columns standardised over all training records": "standardising",
+}
+"""Notes on what looks at everybody's records, and what to call it."""
+
+
+def _noted(note: str) -> str:
+    """A note on the data; what looked at everybody's records says that nothing covers it."""
+    for start, doing in POOLED.items():
+        if note.startswith(start):
+            return f"{note} ({doing} looks at the records of all clients; no epsilon covers that)"
+    return note
+
+
+def vocabulary_of(trace: Trace) -> int | None:
+    """How many tokens a language model of ours chooses from; None for any other."""
+    task = trace.manifest.task
+    if task.get("kind") == "gpt":
+        for entry in trace.layout.entries:
+            if entry.name == "tokens.weight":
+                return int(entry.shape[0])
+    known = task.get("kind") == "gpt" or (task.get("kind") == "lora" and not task.get("model"))
+    size = task.get("vocabulary_size")
+    return size if known and isinstance(size, int) and size > 1 else None
+
+
+def _held_out(
+    metrics: Mapping[str, float],
+    records: int,
+    guessing: Mapping[str, float] | None = None,
+    vocabulary: int | None = None,
+) -> str:
+    """Held-out metrics of the last model with intervals, and what guessing gives: by the
+    frequency of classes, or (`vocabulary`) with every token alike."""
+    parts = []
+    for name, value in metrics.items():
+        if name.endswith("_error"):
+            continue
+        text = f"{name} {value:.3f}"
+        if name == "accuracy" and records:
+            e = wilson(round(value * records), records)
+            text += f" [{e.low:.3f}, {e.high:.3f}] at 95 % (Wilson, n = {records})"
+        elif f"{name}_error" in metrics and math.isfinite(value):
+            wide = NormalDist().inv_cdf(0.975) * metrics[f"{name}_error"]
+            of = f"n = {records}" if vocabulary is None else f"over the windows of {records} texts"
+            how = f"normal interval, {of}" if records else "normal interval"
+            text += f" [{value - wide:.3f}, {value + wide:.3f}] at 95 % ({how})"
+        if guessing and name in guessing:
+            text += f", by guessing {guessing[name]:.3f}"
+        elif name == "loss" and vocabulary is not None:
+            text += f", by guessing among {vocabulary:,} tokens alike {math.log(vocabulary):.3f}"
+        parts.append(text)
+    return "; ".join(parts)
+
+
+def _named(declared: Mapping[str, Any]) -> str:
+    """A declared protection, what it says of itself, and how it came to be there if it was not in
+    force."""
+    name = str(declared.get("name", "?"))
+    if isinstance(declared.get("note"), str):
+        name += f" ({declared['note']})"
+    applied = declared.get("applied")
+    if applied == "exactly":
+        return f"{name} (as if: applied to the stored trace)"
+    return name if applied is None else f"{name} (as if: {applied})"
+
+
+def table_of(config: str, name: str) -> dict[str, Any]:
+    found = parse_toml(config).get(name, {})
+    return found if isinstance(found, dict) else {}
+
+
+def listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

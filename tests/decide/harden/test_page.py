@@ -1,0 +1,180 @@
+"""A search in words, tables and a figure: every number with its interval, nothing claimed twice."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+
+from fedaudit.decide.gate.outcome import LimitCheck, LimitReading
+from fedaudit.decide.harden import page as words
+from fedaudit.decide.harden import tradeoff
+from fedaudit.decide.harden.outcome import Hardened, Point
+from fedaudit.results import Estimate
+
+RISK = "fingerprint.linkage_accuracy"
+
+
+def estimate(value, half, **more):
+    return Estimate(value=value, low=value - half, high=value + half, n=40, **more)
+
+
+def check(limit, bound, most):
+    return LimitCheck(
+        limit=limit,
+        metric=limit,
+        rule=f"at most {most}",
+        status="passed" if bound <= most else "failed",
+        readings=(LimitReading(bound=bound, limit=most),),
+    )
+
+
+def point(label, risk, cost, level=0.0, **more):
+    return Point(
+        label=label,
+        series=label.partition(" (")[0],
+        level=level,
+        trusted=("the shuffler",),
+        checks=(check(RISK, risk + 0.1, 0.5), check("accuracy_loss", cost + 0.02, 0.1)),
+        cost=estimate(cost, 0.02),
+        utility=estimate(0.9 - cost, 0.03),
+        risks={RISK: estimate(risk, 0.1, baseline=0.2)},
+        runs=2,
+        folders=("ab12",),
+        **more,
+    )
+
+
+PROMISE = "per person at delta 1e-05"
+POINTS = (
+    point("shuffle", 0.9, 0.0),
+    point("shuffle, DP-SGD (z = 1)", 0.35, 0.05, 1.0, epsilon=4.0, promise=PROMISE, noise="z = 1"),
+    point("shuffle, DP-SGD (z = 8)", 0.2, 0.4, 8.0, epsilon=float("inf")),
+    Point(label="secure sum", series="secure sum", failed="it needs deltas\n  got: models"),
+)
+FRESH = point("shuffle, DP-SGD (z = 1)", 0.38, 0.06, 1.0, epsilon=4.0)
+FOUND = Hardened(
+    path="out",
+    limits=((RISK, "at most 0.5"), ("accuracy_loss", "at most 0.1")),
+    points=POINTS,
+    chosen=POINTS[1],
+    confirmed=FRESH,
+    searched=3,
+    seeds=2,
+    config="out/hardened.toml",
+    policy="out/policy.toml",
+)
+LOST = replace(
+    FOUND,
+    chosen=None,
+    confirmed=None,
+    nearest=POINTS[2],
+    conflicts=((RISK, "accuracy_loss"),),
+    instead={RISK: POINTS[0]},
+)
+
+
+def test_the_outcome_states_fresh_figures_and_that_the_best_of_many_flatters():
+    text = "\n".join(words.summary(FOUND))
+    assert "6.0 points of accuracy lost [4.0, 8.0], at 95 %" in text  # not the search's 5.0
+    assert "best of 3 measured protections looks better than it is" in text
+    assert "2 fresh seeds" in text
+    assert "trusts the shuffler" in text
+
+
+def test_what_cannot_be_had_together_is_named_with_what_it_would_take():
+    text = "\n".join(words.summary(LOST))
+    assert f"nothing that was measured keeps {RISK} (at most 0.5) and accuracy_loss" in text
+    assert "accuracy_loss at most 42 points instead of 10 points" in text
+    assert f"if {RISK} may give way: shuffle" in text
+    assert f"{RISK} at most 1 instead of 0.5" in text
+
+
+def test_a_candidate_that_was_not_confirmed_is_called_so():
+    unsure = replace(FOUND, confirmed=None, stopped="The time budget was spent.")
+    text = "\n".join(words.summary(unsure))
+    assert "before it could be measured on fresh seeds" in text
+    assert not unsure.succeeded
+    assert "two seeds is very wide" in text
+    empty = replace(LOST, points=(), nearest=None, conflicts=(), instead={}, seeds=1)
+    assert words.summary(empty) == ["nothing could be measured in the time that was given."]
+
+
+def test_tables_hold_every_point_with_its_interval():
+    page = words.markdown(FOUND)
+    row = r"| chosen | shuffle, DP-SGD (z = 1) | 5.0 \[3.0, 7.0\] | 0.35 \[0.25, 0.45\] | 4"
+    assert f"{row} per person at delta 1e-05 |" in page
+    assert "| failed | secure sum | it needs deltas |" in page
+    assert "(chance 0.2)" in page
+    assert "tradeoff.svg" in page
+    rows = list(csv.DictReader(io.StringIO(words.csv_text(FOUND))))
+    (risk,) = [r for r in rows if r["number"] == RISK and r["level"] == "8.0"]
+    ends = [float(risk[name]) for name in ("value", "low", "high")]
+    assert ends == pytest.approx([0.2, 0.1, 0.3])
+    # search and fresh figures are both there
+    assert len([r for r in rows if r["number"] == RISK and r["level"] == "1.0"]) == 2
+    plain = json.loads(json.dumps(words.plain(FOUND), allow_nan=False))
+    assert plain["points"][2]["epsilon"] == "inf"
+    assert plain["points"][1]["promise"] == PROMISE
+    assert {r["promise"] for r in rows if r["number"] == "epsilon"} == {PROMISE, ""}
+    assert plain["confirmed"]["risks"][RISK]["value"] == 0.38
+
+
+def test_the_figure_has_both_intervals_the_limits_and_the_choice():
+    assert tradeoff.figure_names(FOUND) == {"tradeoff.svg": RISK}
+    drawing = tradeoff.figure(FOUND, RISK)
+    root = ElementTree.fromstring(drawing)
+    texts = [t.text for t in root.iter("{http://www.w3.org/2000/svg}text")]
+    named = {"chance", "at most 0.5", "at most 10 points", "chosen", "chosen, on fresh seeds"}
+    assert named <= {*texts}
+    assert {"fingerprint: linkage accuracy", "points of held-out accuracy lost"} <= {*texts}
+    # one cross per point with a risk, and the fresh one
+    crosses = [p for p in root.iter("{http://www.w3.org/2000/svg}path") if "V" in p.get("d")]
+    assert len(crosses) == 4
+    assert all("H" in p.get("d") for p in crosses)
+    with pytest.raises(ValueError, match="nothing was measured"):
+        tradeoff.figure(FOUND, "epsilon")
+
+
+def test_what_is_missing_is_further_off_than_any_number():
+    none = LimitCheck(limit="epsilon", metric="epsilon", rule="", status="missing", missing="none")
+    lacking = Point(label="x", series="x", checks=(none,))
+    assert lacking.excess > POINTS[2].excess > POINTS[1].excess == 0
+
+
+def test_the_terminal_shows_the_table_and_the_outcome():
+    from rich.console import Console
+
+    console = Console(width=200, file=io.StringIO())
+    words.show(console, LOST)
+    text = console.file.getvalue()
+    assert "nearest" in text
+    assert "0.35 [0.25, 0.45]" in text
+    assert "instead of 10 points" in text
+
+
+def test_the_figure_calls_nothing_chosen_that_was_not_confirmed():
+    def legend(found):
+        root = ElementTree.fromstring(tradeoff.figure(found, RISK))
+        return {t.text for t in root.iter("{http://www.w3.org/2000/svg}text")}
+
+    unsure = legend(replace(FOUND, confirmed=None))
+    assert "best so far, not confirmed" in unsure
+    assert "chosen" not in unsure
+    lost = legend(LOST)
+    assert "nearest, breaks limits" in lost
+    assert "chosen" not in lost
+
+
+def test_no_interval_ends_at_the_edge_of_the_figure():
+    root = ElementTree.fromstring(tradeoff.figure(FOUND, RISK))
+    ends = [
+        float(p.get("d").rpartition("H")[2])
+        for p in root.iter("{http://www.w3.org/2000/svg}path")
+        if "H" in p.get("d")
+    ]
+    lines = root.iter("{http://www.w3.org/2000/svg}line")
+    edge = max(float(line.get("x2")) for line in lines)
+    assert max(ends) < edge - 5

@@ -1,0 +1,268 @@
+"""A study in a real browser: everything is drawn, it is silent, it asks the network for nothing.
+
+Screenshots go to the folder FEDAUDIT_SCREENSHOTS, or to the test's own. axe-core is not part of the
+package: `make browser` fetches it.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedaudit.study import run
+from fedaudit.study.chapters import chapter_at, write_study
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+AXE = Path(os.environ.get("FEDAUDIT_AXE", Path(__file__).parents[2] / ".cache/axe/axe.min.js"))
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium binary on this machine (apt-get install chromium)"
+)
+
+AUDITS = {
+    "coverage": {},
+    "fingerprint": {},
+    "query_plan": {},
+    "two_stage_membership": {"records": 8, "references": 2, "checked_rounds": 1},
+}
+VARIANTS = {
+    "unprotected": {"shuffle": {}},
+    "DP-SGD": {"shuffle": {}, "dp_sgd": {"noise_multiplier": 1.0}},
+    "secure aggregation": {"secure_aggregation": {"threshold": 2}},
+}
+DATA = {
+    "mixture": {"name": "gaussian-mixture", "records": 160, "dimension": 6},
+    "digits": {"name": "digits"},
+}
+SHAPES = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """Two federations, one of them in three variants, with several audits each."""
+    home = tmp_path_factory.mktemp("study")
+    chapters = []
+    for data, variant in [*(("mixture", v) for v in VARIANTS), ("digits", "unprotected")]:
+        config = {
+            "seed": 5,
+            "data": DATA[data],
+            "task": {"kind": "mlp", "hidden": [6], "activation": "gelu"},
+            "federation": {"clients": 5, "rounds": 3},
+            "protections": VARIANTS[variant],
+            "audits": AUDITS,
+        }
+        folder = home / f"{data} {variant}"
+        run(config, folder)
+        chapters.append(chapter_at(folder, federation=data, variant=variant))
+    write_study(home / "study", chapters)
+    return home / "study" / "report.html"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as p:
+        opened = p.chromium.launch(
+            executable_path=CHROMIUM,
+            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
+        )
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def visit(browser, study):
+    """Opens the study: width, scheme and other options of a browser context."""
+    contexts = []
+
+    def opened(width=1280, scheme="light", **more):
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, **more
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.said, page.asked = [], []
+        page.on("console", lambda message: page.said.append(message.text))
+        page.on("pageerror", lambda error: page.said.append(str(error)))
+        page.on("request", lambda request: page.asked.append(request.url))
+        page.goto(study.resolve().as_uri())
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
+def open_all(page):
+    page.evaluate("for (const d of document.querySelectorAll('details')) d.open = true")
+
+
+@pytest.mark.parametrize(("width", "scheme"), SHAPES)
+def test_it_shows_quietly_at_any_width_and_in_any_light(visit, study, tmp_path, width, scheme):
+    page = visit(width, scheme)
+    shots = Path(os.environ.get("FEDAUDIT_SCREENSHOTS", tmp_path))
+    shots.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=shots / f"first-{width}-{scheme}.png")
+    assert page.locator("table.overview").first.is_visible()
+    open_all(page)
+    for part in ("audit-0", "audit-1", "audit-2", "protections"):
+        page.evaluate("part => document.getElementById(part).scrollIntoView()", part)
+        page.screenshot(path=shots / f"{part}-{width}-{scheme}.png")
+    assert page.said == []
+    assert page.asked == [study.resolve().as_uri()]
+    across = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+    assert across[0] <= across[1] == width
+    ink, paper = page.evaluate(
+        "(s => [s.color, s.backgroundColor])(getComputedStyle(document.body))"
+    )
+    assert ink != paper
+    dark = sum(int(v) for v in paper[4:-1].split(",")) < 3 * 128
+    assert dark is (scheme == "dark")
+
+
+DRAWN = """svgs => svgs.map(svg => {
+  const box = svg.getBoundingClientRect();
+  const marks = [...svg.querySelectorAll("polyline, path, circle, polygon")].filter(m => {
+    const b = m.getBBox({stroke: true}), s = getComputedStyle(m);
+    return Math.max(b.width, b.height) > 0 && (s.stroke !== "none" || s.fill !== "none");
+  });
+  return [svg.getAttribute("aria-label"), box.width, box.height, marks.length];
+})"""
+
+
+def test_every_figure_is_drawn(visit):
+    page = visit()
+    open_all(page)
+    figures = page.locator("figure svg").evaluate_all(DRAWN)
+    assert len(figures) >= 12
+    assert page.locator("figure").count() == len(figures)
+    dots = page.locator("td svg, .answer svg").evaluate_all(DRAWN)
+    assert len(dots) >= 30
+    for what, width, height, marks in [*figures, *dots]:
+        assert width > 100, what
+        assert height > 15, what
+        assert marks >= 1, what
+
+
+def column(table, at):
+    return [float(t) for t in table.locator(f"tbody td:nth-child({at})").all_inner_texts()]
+
+
+def test_tables_are_sorted_with_the_mouse_and_the_keyboard(visit):
+    page = visit()
+    open_all(page)
+    table = page.locator("table.sortable", has=page.locator("th", has_text="share")).first
+    heads = [t.strip() for t in table.locator("thead th").all_inner_texts()]
+    at = heads.index("share") + 1
+    before = column(table, at)
+    head = table.locator(f"thead tr > :nth-child({at})")
+    head.locator("button").click()
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert column(table, at) == sorted(before)
+    head.locator("button").focus()
+    page.keyboard.press("Enter")
+    assert head.get_attribute("aria-sort") == "descending"
+    assert column(table, at) == sorted(before, reverse=True)
+    # back to the clients' own order, by the space bar; 10 comes after 9
+    table.locator("thead th").first.locator("button").focus()
+    page.keyboard.press("Space")
+    names = table.locator("tbody td:first-child").all_inner_texts()
+    assert names == [f"client {i}" for i in range(1, 6)]
+    assert head.get_attribute("aria-sort") is None
+
+
+def test_a_client_lights_up_wherever_it_stands(visit):
+    page = visit()
+    open_all(page)
+    page.locator("button.name", has_text="client 2").first.click()
+    page.mouse.move(0, 0)
+    lit = page.locator(".lit").evaluate_all("es => es.map(e => [e.tagName, e.dataset.client])")
+    assert {key for _, key in lit} == {"0-2"}
+    assert {"TR", "g"} <= {tag for tag, _ in lit}
+    assert len(lit) >= 6
+    page.locator("button.name[aria-pressed=true]").first.press("Enter")
+    page.mouse.move(0, 0)
+    assert page.locator(".lit").count() == 0
+
+
+def test_figures_read_out_their_values(visit):
+    page = visit()
+    figure = page.locator("figure", has=page.locator("g.who")).first
+    svg, told = figure.locator("svg"), figure.locator("output")
+    assert told.inner_text() == ""
+    svg.focus()
+    page.keyboard.press("ArrowRight")
+    assert told.inner_text().startswith("client 1: ")
+    page.keyboard.press("ArrowRight")
+    assert told.inner_text().startswith("client 2: ")
+    svg.evaluate("e => e.blur()")
+    assert told.inner_text() == ""
+    figure.locator("circle").nth(2).hover()
+    assert told.inner_text().startswith("client 3: ")
+
+
+def test_without_the_script_everything_still_reads(visit):
+    page = visit(java_script_enabled=False)
+    assert page.locator("table.overview").first.is_visible()
+    assert page.locator("button").count() == 0
+    assert page.locator("table.sortable tbody tr").count() >= 10
+    assert page.locator(".terms dfn").count() >= 15
+
+
+def test_no_other_script_runs(visit):
+    page = visit()
+    page.evaluate(
+        "document.body.append(Object.assign(document.createElement('script'),"
+        " {textContent: 'window.planted = 1'}))"
+    )
+    assert page.evaluate("window.planted") is None
+    assert any("Content Security Policy" in said for said in page.said)
+
+
+def test_the_keyboard_gets_past_the_head_of_the_page(visit):
+    page = visit()
+    page.keyboard.press("Tab")
+    skip = page.locator(":focus")
+    assert skip.inner_text() == "Skip to the findings"
+    box = skip.bounding_box()
+    assert box["x"] >= 0
+    page.keyboard.press("Enter")
+    assert page.evaluate("location.hash") == "#main"
+
+
+def test_paper_shows_everything_and_no_controls(visit, tmp_path):
+    page = visit(scheme="dark")
+    shut = page.locator("details:not([open])")
+    assert shut.count() >= 3
+    page.emulate_media(media="print")
+    assert page.locator("nav").is_hidden()
+    inside = "ds => ds.map(d => d.lastElementChild.getBoundingClientRect().height)"
+    assert min(shut.evaluate_all(inside)) > 0
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert paper == "rgb(255, 255, 255)"
+    arrow = "getComputedStyle(document.querySelector('th button'), '::after').content"
+    assert page.evaluate(arrow) == "none"
+    shots = Path(os.environ.get("FEDAUDIT_SCREENSHOTS", tmp_path))
+    page.pdf(path=shots / "print.pdf", format="A4")
+    assert (shots / "print.pdf").stat().st_size > 10_000
+
+
+@pytest.mark.skipif(not AXE.exists(), reason=f"{AXE.name} is missing (make browser)")
+@pytest.mark.parametrize(("width", "scheme"), [SHAPES[0], SHAPES[-1]])
+def test_axe_finds_nothing_serious(visit, width, scheme):
+    # the page's policy would refuse axe itself
+    page = visit(width, scheme, bypass_csp=True)
+    open_all(page)
+    page.add_script_tag(path=AXE)
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+    bad = [
+        (v["id"], v["impact"], v["nodes"][0]["html"][:200], v["nodes"][0].get("failureSummary"))
+        for v in found
+        if v["impact"] in ("serious", "critical")
+    ]
+    assert bad == []
+
+
+def test_it_is_small(study):
+    assert study.stat().st_size < 5_000_000

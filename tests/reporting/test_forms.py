@@ -1,0 +1,141 @@
+"""The other forms of a report: Markdown for people, JSON for machines."""
+
+import json
+import math
+import re
+from dataclasses import replace
+
+from fedaudit.reporting.chapter import Chapter
+from fedaudit.reporting.environment import code, said
+from fedaudit.reporting.findings import judge_all
+from fedaudit.reporting.machine import FORMAT, machine
+from fedaudit.reporting.markdown import markdown
+from fedaudit.reporting.rules import RULES
+from fedaudit.results import NO_TRUTH, AuditResult, Estimate, Finding, Need
+
+
+def chapter(variant="unprotected", value=0.7, **more):
+    e = Estimate(value=value, low=value - 0.1, high=value + 0.1, n=20, baseline=0.25, method="m")
+    rows = [
+        AuditResult(
+            audit="fingerprint",
+            question="Can it | be?",
+            vantage="server",
+            headline="s",
+            estimates={"s": e},
+            source="[X] Eq. (1)",
+            detectable=0.35,
+        ),
+        AuditResult(
+            audit="query_plan",
+            question="?",
+            vantage="server",
+            status="not_applicable",
+            need=Need(code="none", what="no sums", remedy="ask for some"),
+        ),
+    ]
+    plain = {
+        "federation": "digits",
+        "variant": variant,
+        "summary": {"federation": "3 clients", "promised": "dp_sgd: epsilon 2"},
+        "findings": judge_all(rows),
+        "results": rows,
+        "guarantees": {"dp_sgd": {"client 1": {"epsilon": math.inf, "delta": 1e-5}}},
+        "evidence": {"trace sha256": "ab12"},
+        "config": "[data]\n",
+        "clients": ("client 1",),
+        "notices": ("Unfinished: 1 round",),
+    }
+    return Chapter(**{**plain, **more})
+
+
+def study():
+    return [chapter(), chapter("DP-SGD", 0.3)]
+
+
+def test_the_table_has_a_row_per_question_and_a_column_per_variant():
+    text = markdown(study())
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert rows[0] == "| question | unprotected | DP-SGD |"
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {4}
+    assert rows[2] == (
+        "| Can it \\| be?<br>source: \\[X\\] Eq. (1) "
+        "| **leak** 70.0 % \\[60.0 %, 80.0 %\\] at 95 %, chance 25.0 %, n = 20<br>"
+        "bound: none known<br>trust: the good will of the server<br>"
+        "rule L1: the low end of the interval is above 25.0 % "
+        "| **no evidence** 30.0 % \\[20.0 %, 40.0 %\\] at 95 %, chance 25.0 %, n = 20<br>"
+        "a leak would show from 35.0 % on<br>bound: none known<br>"
+        "trust: the server, as no protection is declared<br>"
+        "rule E1: the low end of the interval is not above 25.0 % |"
+    )
+    assert rows[3].startswith(
+        "| ? | **not applicable**: No sums.<br>to measure it: ask for some<br>rule A1: "
+    )
+    assert "Unfinished: 1 round" in text.split("## digits")[0]
+    assert RULES["L1"].text in text
+    assert "`ab12`" in text
+
+
+def test_what_a_blind_attack_guessed_is_listed():
+    row = AuditResult(
+        audit="fingerprint",
+        question="Can it?",
+        vantage="server",
+        status="blind",
+        need=NO_TRUTH,
+        per_client={"group 1": {"updates": 2, "messages (round:number)": "1:4 2:7"}},
+        notes=("a group is said to be one client",),
+    )
+    text = markdown([chapter(results=[row], findings=judge_all([row]))])
+    assert "| group 1 | 2 | 1:4 2:7 |" in text
+    assert "a group is said to be one client" in text
+    assert "listed below" in text
+
+
+def test_notes_and_held_out_figures_reach_a_pull_request():
+    summary = {"data": "patients.csv", "noted": "values were filled", "held out": "loss 2.7"}
+    text = markdown([chapter(summary=summary)])
+    assert text.count("values were filled") == 1
+    assert "patients.csv" in text
+    assert "Held out:" in text
+    assert "- unprotected: loss 2.7" in text
+
+
+def test_hostile_text_stays_text_in_markdown():
+    evil = "<img src=x> [a](javascript:b) @team `x` **y** | \n# z \x1b[2J"
+    need = Need(code=evil, what=evil, remedy=evil)
+    row = AuditResult(audit=evil, question=evil, vantage=evil, status="not_applicable", need=need)
+    text = markdown(
+        [chapter(federation=evil, results=[row], findings=judge_all([row]), notices=(evil,))]
+    )
+    assert "<img" not in text
+    assert "\x1b" not in text
+    assert not re.search(r"(?<!\\)\[a", text)
+    assert "@team" not in text
+    assert not re.search(r"^# z", text, re.MULTILINE)
+    assert said("a|b") == "a\\|b"
+    assert code("a`b") == "`` a`b ``"
+
+
+def test_machines_get_strict_json_with_everything():
+    def refuse(word):
+        raise AssertionError(word)
+
+    told = json.loads(machine(study()), parse_constant=refuse)
+    assert (told["format"], told["version"]) == (FORMAT, 2)
+    first, second = told["chapters"]
+    assert (first["federation"], first["variant"]) == ("digits", "unprotected")
+    assert first["guarantees"]["dp_sgd"]["client 1"]["epsilon"] == "inf"
+    assert first["evidence"] == {"trace sha256": "ab12"}
+    for given, chapter_ in zip((first, second), study(), strict=True):
+        assert [Finding.from_dict(f) for f in given["findings"]] == list(chapter_.findings)
+        back = [AuditResult.from_json(json.dumps(r)) for r in given["results"]]
+        assert back == list(chapter_.results)
+        for f in given["findings"]:
+            assert told["rules"][f["rule"].partition(":")[0]]["verdict"] == f["verdict"]
+
+
+def test_a_guarantee_that_is_no_number_is_left_open():
+    odd = replace(chapter(), guarantees={"x": {"a": {"epsilon": math.nan, "list": (1, -math.inf)}}})
+    told = json.loads(machine([odd]))["chapters"][0]["guarantees"]["x"]["a"]
+    assert told == {"epsilon": None, "list": [1, "-inf"]}
