@@ -138,7 +138,7 @@ def test_what_cannot_be_looked_at_is_refused_and_no_error_of_the_mod(caplog):
         assert not trained
         assert reply.error.code == ErrorCode.MOD_FAILED_PRECONDITION
     assert "does not fit" in caplog.text
-    assert "nothing that could be checked" in caplog.text
+    assert "no tensor that can be checked" in caplog.text
     assert send(mod, honest(0), context)[1]
     assert send(guard_mod(action="warn"), {"bias": np.zeros(4, np.float32)}, node())[1]
 
