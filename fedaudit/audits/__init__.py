@@ -7,7 +7,10 @@ are first used, so that a list of names costs nothing.
 from __future__ import annotations
 
 import importlib
+from functools import cache
 from typing import TYPE_CHECKING, Any
+
+from fedaudit.audits.facts import AuditFacts
 
 if TYPE_CHECKING:
     from fedaudit.audits.active_membership import ActiveMembership
@@ -38,6 +41,7 @@ __all__ = [
     "QueryPlan",
     "TopologyInference",
     "TwoStageMembership",
+    "facts_of",
 ]
 
 
@@ -47,3 +51,13 @@ def __getattr__(name: str) -> Any:
         if found == name:
             return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@cache
+def facts_of(audit: str) -> AuditFacts:
+    """The facts of an audit by its name; the defaults for an audit that is not registered."""
+    if audit not in AUDITS:
+        return AuditFacts()
+    module, _, name = AUDITS[audit].partition(":")
+    found: AuditFacts = getattr(importlib.import_module(module), name).facts
+    return found

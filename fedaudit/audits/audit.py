@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.audits.facts import AuditFacts
 from fedaudit.audits.planning import (
     CHEAP,
     Aim,
@@ -151,8 +152,8 @@ class Knowledge:
 class Audit(Protocol):
     """A frozen keyword-only dataclass that is its own config. Audits derive from it.
 
-    `needs` names the parts of `Knowledge` that it cannot do without; `on_recording` says how it is
-    asked about a recording of other software.
+    `needs` names the parts of `Knowledge` that it cannot do without; `facts` declares its measures,
+    verdicts and words; `on_recording` says how it is asked about a recording of other software.
 
     What a run plans with has defaults here: `cost`, `missing`, `check_recorded`, `samples` and
     `samples_before`. An audit overrides those about which it can say more.
@@ -162,6 +163,7 @@ class Audit(Protocol):
     question: ClassVar[str]
     source: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ()
+    facts: ClassVar[AuditFacts] = AuditFacts()
     on_recording: ClassVar[str] = "with fedaudit audit TRACE"
 
     @property

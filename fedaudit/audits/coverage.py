@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedaudit.audits.audit import Audit, Knowledge
+from fedaudit.audits.facts import GREATER, Advice, AuditFacts, Decision, Measure, Words
 from fedaudit.audits.outright import need_uploads
 from fedaudit.audits.planning import Aim, Recorded, SampleSize, counted, counted_headline
 from fedaudit.layout import Layout
@@ -69,6 +70,28 @@ class CoverageGuess:
     vantage: str
 
 
+FACTS = AuditFacts(
+    measures=(
+        Measure(
+            "kinds_outside_protection",
+            GREATER,
+            "kinds of data",
+            "kinds of data that left a client outside every declared protection",
+        ),
+    ),
+    decision=Decision(counts=True),
+    words=Words(
+        measure="kinds of data that left a client outside every declared protection",
+        leak="Outside every declared protection left: {notes}.",
+        no_evidence="Everything that left a client falls under a declared protection.",
+        advice=(Advice("declare a protection that covers them"), Advice("stop sending them")),
+        against="with full protection",
+        counted=("kind of data", "kinds of data"),
+    ),
+    needs_truth=False,
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Coverage(Audit):
     """What left a client outside the declared protection, by name."""
@@ -76,6 +99,7 @@ class Coverage(Audit):
     name: ClassVar[str] = "coverage"
     question: ClassVar[str] = "What left a client outside the declared protection?"
     source: ClassVar[str] = "count over the message tables of the trace"
+    facts: ClassVar[AuditFacts] = FACTS
     on_recording: ClassVar[str] = "what left a client outside of every declared protection"
     vantage: str = "wiretap"
 

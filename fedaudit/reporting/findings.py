@@ -12,7 +12,8 @@
     not_applicable  the question does not arise; the need is named
     failed          the audit ended in an error
 
-A verdict follows from `status`, numbers and `rules.FACTS`, never from words. There is no "safe".
+A verdict follows from `status`, numbers and the `Decision` that the audit declares, never from
+words. There is no "safe".
 """
 
 from __future__ import annotations
@@ -23,18 +24,15 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
+from fedaudit.audits import facts_of
+from fedaudit.audits.facts import Decision, Words
 from fedaudit.reporting.rules import (
-    FACTS,
-    GENERIC,
     GUESSED,
     POWER,
     RULES,
     UNMEASURED,
     VERDICTS,
     WEAK,
-    WORDS,
-    Facts,
-    Words,
     words_of_need,
 )
 from fedaudit.results import AuditResult, Bound, Estimate, Finding, Need
@@ -64,11 +62,11 @@ def against(e: Estimate, percent: bool = False) -> str:
 
 
 def words_for(audit: str) -> Words:
-    return WORDS.get(audit, GENERIC)
+    return facts_of(audit).words
 
 
-def facts_for(audit: str) -> Facts:
-    return FACTS.get(audit, Facts())
+def decision_for(audit: str) -> Decision:
+    return facts_of(audit).decision
 
 
 def contradicts(bound: Bound, estimate: Estimate) -> bool:
@@ -204,7 +202,7 @@ def _rule(result: AuditResult) -> tuple[str, Powerless | None]:
     baseline = estimate.baseline if estimate.baseline is not None else 0.0
     beyond = estimate.low > baseline if more else estimate.high < baseline
     if beyond and result.status == "ok":
-        attributed = facts_for(result.audit).found == "attributed"
+        attributed = decision_for(result.audit).found == "attributed"
         return ("T1" if attributed else "L1" if more else "L2"), None
     weak = powerless(result)
     if weak is not None or result.status == "nothing_to_say":
@@ -244,7 +242,7 @@ def powerless(result: AuditResult) -> Powerless | None:
     estimate, seen = result.estimates[result.headline], result.detectable
     if result.undecided:
         return Powerless("undecided", low=estimate.low, high=estimate.high)
-    counts, exact = facts_for(result.audit).counts, estimate.confidence >= 1
+    counts, exact = decision_for(result.audit).counts, estimate.confidence >= 1
     if seen is None:
         return Powerless("unknown") if counts or not exact else None
     worse = 1 if result.greater_is_leak else -1
@@ -284,12 +282,10 @@ def _seen(result: AuditResult, words: Words, weak: Powerless | None) -> str:
     text = (
         f" The {most} value that would have been seen as a leak is {number(seen, words.percent)}."
     )
-    far = [float(v) for row in result.per_client.values() if (v := row.get("named_from"))]
-    if far:  # a count says nothing of how strong a mark has to be
-        text = (
-            f" Clients are named whose mark stands out by {max(far):.1f} deviations of unused keys "
-            "or more; weaker marks may have gone unseen."
-        )
+    strength = decision_for(result.audit).strength
+    far = [float(v) for row in result.per_client.values() if (v := row.get(strength))]
+    if far:  # a count does not say how strong a signal must be
+        text = " " + words.weak.format(strength=f"{max(far):.1f}")
     if result.undecided:
         e = result.estimates[result.headline or ""]
         ends = f"{number(e.low, words.percent)} to {number(e.high, words.percent)}"
@@ -304,7 +300,7 @@ def _beside(
 ) -> list[Finding]:
     """Measures other than the headline that show a leak of their own."""
     out = []
-    for measure, column in facts_for(result.audit).beside.items():
+    for measure, column in decision_for(result.audit).beside.items():
         e = result.estimates.get(measure)
         if e is None or e.low <= (e.baseline or 0.0):
             continue
@@ -382,7 +378,7 @@ def clients_above(result: AuditResult) -> dict[str, tuple[Estimate, float]]:
     A client counts as the federation does by rule L1: at the error that its interval leaves above
     its low end, which Holm's correction divides among all clients that have an interval.
     """
-    facts = facts_for(result.audit)
+    facts = decision_for(result.audit)
     if not facts.own or facts.unlike in result.estimates or not result.greater_is_leak:
         return {}
     known = {name: _client(result, row) for name, row in result.per_client.items()}
@@ -405,7 +401,7 @@ def clients_above(result: AuditResult) -> dict[str, tuple[Estimate, float]]:
 def _client(result: AuditResult, row: Mapping[str, float | int | str | None]) -> Estimate | None:
     """A client's own value of the headline's measure, where it has one with an interval."""
     assert result.headline is not None
-    headline, facts = result.estimates[result.headline], facts_for(result.audit)
+    headline, facts = result.estimates[result.headline], decision_for(result.audit)
     value, low, high = (row.get(c) for c in (facts.own, "low", "high"))
     if not all(isinstance(v, int | float) for v in (value, low, high)):
         return None
@@ -421,7 +417,7 @@ def _client(result: AuditResult, row: Mapping[str, float | int | str | None]) ->
     )
 
 
-def _p_value(e: Estimate, facts: Facts, row: Mapping[str, float | int | str | None]) -> float:
+def _p_value(e: Estimate, facts: Decision, row: Mapping[str, float | int | str | None]) -> float:
     """How often chance alone would give a client so much, or more; never zero.
 
     Exact (binomial) from counts. Otherwise from the interval: normal in the distance to its low

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 
 from fedaudit import settings
+from fedaudit.audits import facts_of
+from fedaudit.audits.facts import GREATER, LESS, UNKNOWN
 from fedaudit.data import builtin, fetch, files, partition
 from fedaudit.federation import topology
 from fedaudit.federation.local.schedule import Training
@@ -64,4 +66,15 @@ def listing() -> dict[str, list[tuple[str, str, dict[str, tuple[str, str]]]]]:
             for name in AUDITS
             for cls in [find(AUDITS, "audit", name)]
         ],
+        "measures": [
+            (name, "what a policy may limit, as audit.measure", _measures(name)) for name in AUDITS
+        ],
+    }
+
+
+def _measures(audit: str) -> dict[str, tuple[str, str]]:
+    """Measure of an audit -> (its words, unit and direction, no default)."""
+    worse = {GREATER: "more is worse", LESS: "less is worse", UNKNOWN: "neither way is worse"}
+    return {
+        m.name: (f"{m.words} ({m.unit}; {worse[m.worse]})", "") for m in facts_of(audit).measures
     }

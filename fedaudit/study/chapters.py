@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit import __version__, shapes
+from fedaudit.audits import facts_of
 from fedaudit.data.shortage import Shortage
 from fedaudit.errors import TraceError, UsageError
 from fedaudit.files import Unreadable, read_object, unreadable, unwritable, write_atomically
@@ -65,8 +66,6 @@ class Run:
 
 
 ALLOCATION = "allocation.json"
-TRUTHLESS = ("coverage", "query_plan")
-"""Audits that read the recording alone: nothing of theirs is scored."""
 
 # -- chapters -------------------------------------------------------------------------------------
 
@@ -245,7 +244,7 @@ def _notices(
     if truth is not None:
         return out
     results = [r for r in results if not r.known]  # what needs no attack needs no truth
-    scored = [r for r in results if r.estimates and r.audit not in TRUTHLESS]
+    scored = [r for r in results if r.estimates and facts_of(r.audit).needs_truth]
     if any(r.audit not in given for r in scored):
         out.append("The truth has been removed since: scores are as they were stored.")
     else:
@@ -283,7 +282,7 @@ def _blind(
     """What a trace without truth still tells: which attacks were scored by the records that were
     given, which guessed, and which could not run, the records notwithstanding (`lost`)."""
     told = {*by_records, *lost}
-    attacks = [r for r in results if r.audit not in TRUTHLESS and r.audit not in told]
+    attacks = [r for r in results if facts_of(r.audit).needs_truth and r.audit not in told]
     guessed = [r.audit.replace("_", " ") for r in attacks if _guessed(r)]
     others = [r.audit.replace("_", " ") for r in attacks if not _guessed(r)]
     said = "Blind: there is no truth beside the trace, so that no attack can be scored."

@@ -197,7 +197,7 @@ def _fc(piece: Piece, scale: Scale) -> Result:
         found = scores.by_trial(closest, played.member, played.trial, made.cut, 0.95, rng)
         out[how] = _triple(found["success"])
         out[f"tau {how}"] = round(made.tau, 4)
-        out["AUC"] = _triple(found["AUC"])
+        out["AUC"] = _triple(found["auc"])
     return out | _bounds(universe, scale, rng) | _utility(data, universe, hook, rng)
 
 
@@ -338,7 +338,7 @@ def _attention(piece: Piece, scale: Scale) -> Result:
         "beta": round(made.beta, 5),
         "gamma": round(made.gamma, 4),
         "success": _triple(found["success"]),
-        "AUC": _triple(found["AUC"]),
+        "AUC": _triple(found["auc"]),
         **_corners(values, played),
     }
 
@@ -358,7 +358,7 @@ def _beta(piece: Piece, scale: Scale) -> Result:
         rng = DRAWS.generator(piece.key + "/played")
         values = made.scores(played, rng)
         found = scores.by_trial(values, played.member, played.trial, made.cut, 0.95, rng)
-        out[f"{beta:g}"] = {"success": _triple(found["success"]), "AUC": _triple(found["AUC"])}
+        out[f"{beta:g}"] = {"success": _triple(found["success"]), "AUC": _triple(found["auc"])}
     clean, shown = made.sample(DRAWS.generator(piece.key + "/measured"), 1 << 22)
     m = attention.measure(clean, shown)
     enough = theory.smallest_beta(m.separation, m.patterns, m.bound)
@@ -403,7 +403,9 @@ def _text(piece: Piece, scale: Scale) -> Result:
         **about,
         "universe": len(universe),
         "claimed": round(channel.claimed_epsilon, 4) if finite else None,
-        **{name: _triple(found[name]) for name in ("success", "F1", "AUC")},
+        "success": _triple(found["success"]),
+        "F1": _triple(found["f1"]),
+        "AUC": _triple(found["auc"]),
         **_corners(values, played),
         "ROC": _curve(values, played),
     }

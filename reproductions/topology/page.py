@@ -264,10 +264,14 @@ def figures_5_6(m: Measured, scale: Measured, published: Measured) -> str:
         for c in CHANNELS
     ]
     text += "All features:\n\n" + table(["", *etas], rows) + "\n"
-    names = ("topology contribution", "structure's part", "organisation's part")
+    names = {
+        "topology contribution": "topology_contribution",
+        "structure's part": "structure_part",
+        "organisation's part": "organisation_part",
+    }
     rows = [
-        [n, *(number(cell["published"]["contribution"].get(n)) for cell in cells.values())]
-        for n in names
+        [title, *(number(cell["published"]["contribution"].get(n)) for cell in cells.values())]
+        for title, n in names.items()
     ]
     text += "No lift with the paper's features, p-values over runs after Holm's correction:\n\n"
     adjusted = [

@@ -30,7 +30,7 @@ from reproductions.two_stage.results import (
 )
 from reproductions.two_stage.setting import SCENARIOS, TAU
 
-SURVIVES = "stage I: share of updates that survive"
+SURVIVES = "stage_1_survival"
 WORDS = {"trajectory": "whole batch", "many": "clients:", "noise": "noise z ="}
 TABLED = (1, 5, 10, 15, 20)  # rounds that stand in a table
 
@@ -305,8 +305,8 @@ def batches_section(r: Results) -> str:
                         mean_text(table(found, "j")[:, -1], ".4f", (-0.5, 0.5)),
                         mean_text(table(found, "j others")[:, -1], ".4f", (-0.5, 0.5)),
                         estimate(found, ATTACK),
-                        estimate(found, "rank correlation of J with the attack's AUC", -1.0),
-                        estimate(found, "rank correlation of TS-MIA with the attack's AUC", -1.0),
+                        estimate(found, "rank_correlation (J)", -1.0),
+                        estimate(found, "rank_correlation (TS-MIA)", -1.0),
                     ]
                 )
     head = [
@@ -362,7 +362,7 @@ def noise_section(r: Results) -> str:
     for z in levels:
         found = r.of("noise", name, z)
         snr = [[v for row in one["rounds"]["snr"] for v in row] for one in found]
-        power = "power to find an update at 5 % false positives"
+        power = "update_detection_power (at 5 %)"
         trials = r.scale["clients"] * r.scale["rounds"]
         rows.append(
             [
@@ -390,11 +390,11 @@ def noise_section(r: Results) -> str:
 
 READINGS = {
     "membership_auc": "calibrated, all rounds",
-    "auc, own model against other clients', last round": "calibrated, last round",
-    "auc, update on top of the others, all rounds (Eq. 16)": "on top of the others (Eq. 16)",
-    "auc, update alone, all rounds (Eq. 11)": "update alone (Eq. 11)",
-    "auc, what the model moved by, all rounds (Eq. 12)": "what the model moved by (Eq. 12)",
-    "auc, score of the final model": "final model",
+    "auc (own model against other clients', last round)": "calibrated, last round",
+    "auc (update on top of the others, all rounds (Eq. 16))": "on top of the others (Eq. 16)",
+    "auc (update alone, all rounds (Eq. 11))": "update alone (Eq. 11)",
+    "auc (what the model moved by, all rounds (Eq. 12))": "what the model moved by (Eq. 12)",
+    "auc (score of the final model)": "final model",
 }
 """Estimates of the audit on named updates, and what the page calls them."""
 

@@ -115,8 +115,8 @@ def _predicts(r: Results) -> list[str]:
     """Does TS-MIA, or J, rank clients and rounds as the attack on other records does?"""
     out = []
     for words, name in (
-        ("J", "rank correlation of J with the attack's AUC"),
-        ("TS-MIA", "rank correlation of TS-MIA with the attack's AUC"),
+        ("J", "rank_correlation (J)"),
+        ("TS-MIA", "rank_correlation (TS-MIA)"),
     ):
         own = [
             one["estimates"][name]

@@ -66,7 +66,7 @@ def test_the_state_of_one_accountant_stands_beside_what_was_linked(command, fore
     right = spent(1.1, 40, 1e-6)
     assert set(result["per_client"]) == set(CLIENTS)
     for row in result["per_client"].values():
-        assert row["epsilon per record"] == pytest.approx(right, rel=1e-6)
+        assert row["epsilon (record)"] == pytest.approx(right, rel=1e-6)
     notes = " ".join(result["notes"])
     assert "opacus spends epsilon" in notes
     assert "void" in notes  # this trace is linkable
@@ -89,13 +89,13 @@ def test_every_client_has_its_own_state_and_another_state_is_another_score(
     (tmp_path / "state.json").write_text(json.dumps(own))
     asked = ["audit", "trace", "--as", "shuffle", "--only", "fingerprint", "--out", "seen"]
     assert command(*asked)[0] == 0
-    assert "epsilon per record" not in one_result(tmp_path / "seen")["per_client"][CLIENTS[0]]
+    assert "epsilon (record)" not in one_result(tmp_path / "seen")["per_client"][CLIENTS[0]]
     code, _, err = command(*asked, "--opacus", "state.json")
     assert code == 0, err
     rows = one_result(tmp_path / "seen")["per_client"]
     for c, name in enumerate(CLIENTS):
         right = spent(1.0, 10 * (c + 1), 1e-5)
-        assert rows[name]["epsilon per record"] == pytest.approx(right, rel=1e-6)
+        assert rows[name]["epsilon (record)"] == pytest.approx(right, rel=1e-6)
 
 
 def test_without_truth_the_promise_is_in_the_report_alone(command, tmp_path):

@@ -11,6 +11,8 @@ import pytest
 import scipy.stats
 
 import fedaudit
+from fedaudit.audits import AUDITS, facts_of
+from fedaudit.audits.facts import Words
 from fedaudit.reporting import findings, rules
 from fedaudit.reporting.findings import interval, judge, judge_all, number, settled
 from fedaudit.results import AuditResult, Bound, Estimate, Finding, Need
@@ -201,8 +203,8 @@ def test_no_wording_changes_a_verdict(monkeypatch):
         result(bounds={"u": upper}),
         *(result(low=0.0, detectable=d) for d in (0.2, 0.9, None)),
         result(low=0.0, detectable=0.2, per_client=clients()),
-        *(result(audit=a, low=low) for a in rules.WORDS for low in (0.2, 0.0)),
-        *(replace(result(0, 0, 0, baseline=0, audit=a), detectable=1.0) for a in rules.WORDS),
+        *(result(audit=a, low=low) for a in AUDITS for low in (0.2, 0.0)),
+        *(replace(result(0, 0, 0, baseline=0, audit=a), detectable=1.0) for a in AUDITS),
         *(unmeasured(s, Need(code=c, what="x")) for s in rules.UNMEASURED for c in rules.NEEDS),
     ]
 
@@ -210,7 +212,7 @@ def test_no_wording_changes_a_verdict(monkeypatch):
         return [(f.verdict, f.rule, f.client, f.measure, f.code) for f in judge_all(every)]
 
     before = facts()
-    monkeypatch.setattr(findings, "WORDS", {})
+    monkeypatch.setattr(findings, "words_for", lambda audit: Words(measure="", leak="", known=""))
     monkeypatch.setattr(rules, "NEEDS", {})
     monkeypatch.setattr(findings, "POWER", dict.fromkeys(rules.POWER, ""))
     other = {k: replace(r, of_one="") for k, r in rules.RULES.items()}
@@ -246,13 +248,14 @@ def test_no_verdict_says_safe():
     words = re.compile(r"\b(safe|safely|secure\b(?! sum)|harmless|no risk|guaranteed)", re.I)
     said = [
         text
-        for w in [*rules.WORDS.values(), rules.GENERIC]
-        for text in (w.leak, w.no_evidence, w.remedy, w.measure)
+        for w in [*(facts_of(a).words for a in AUDITS), Words()]
+        for text in (w.leak, w.no_evidence, w.known, w.weak, w.remedy, w.measure)
     ]
     said += [r.text + r.of_one for r in rules.RULES.values()]
     said += [label.words for label in rules.VERDICTS.values()]
     assert [text for text in said if words.search(text)] == []
-    sources = (Path(fedaudit.__file__).parent / "report").glob("*.py")
+    sources = [*(Path(fedaudit.__file__).parent / "reporting").glob("*.py")]
+    assert len(sources) > 10
     for file in sources:
         code = file.read_text(encoding="utf-8").replace('There is no "safe".', "")
         assert not re.search(r"\bsafe\b", code, re.I), file
@@ -455,7 +458,8 @@ def test_nothing_is_advised_that_is_done_already():
     assert "add noise at the clients (DP-SGD)" in summed.remedy
     assert "more noise in DP-SGD" in noisy.remedy
     assert "add noise at the clients" not in noisy.remedy
-    for audit, words in rules.WORDS.items():
+    for audit in AUDITS:
+        words = facts_of(audit).words
         for known in ((), ("dp_sgd",), ("local_dp",), ("secure_sum", "dp_sgd", "local_dp")):
             assert words.advised(known), audit
 

@@ -358,7 +358,7 @@ def test_every_term_has_a_page_wide_unique_place():
         ("40 games through the engine", "engine"),
         ("universe of 1,797 records", "universe"),
         ("what_if = none", "what_if"),
-        ("AUROC (A2-topo)", "A0, A1, A2"),
+        ("auroc (A2-topo)", "A0, A1, A2"),
         ("coupled: eta = 0.6, alpha = 0.5", "eta, alpha"),
         ("regressor = lightgbm", "lightgbm"),
         ("vantage = wiretap", "vantage"),

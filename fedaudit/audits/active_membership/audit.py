@@ -24,9 +24,11 @@ from fedaudit.audits.active_membership.adversary import (
     FullyConnected,
     Threshold,
 )
+from fedaudit.audits.active_membership.facts import FACTS
 from fedaudit.audits.active_membership.games import Outside, Universe
 from fedaudit.audits.active_membership.probe import Answer, Noise
 from fedaudit.audits.audit import Audit, Knowledge
+from fedaudit.audits.facts import AuditFacts
 from fedaudit.audits.planning import Aim, Recorded, SampleSize, Setting, Shape
 from fedaudit.errors import ConfigError, NotApplicable, UsageError
 from fedaudit.hooks import Hook
@@ -153,6 +155,7 @@ class ActiveMembership(Audit):
     )
     source: ClassVar[str] = "[ActiveMembership] Figures 11 and 12"
     needs: ClassVar[tuple[str, ...]] = ("games",)
+    facts: ClassVar[AuditFacts] = FACTS
     on_recording: ClassVar[str] = (
         "with --model package.module:function and --data FILE: games with a server that plants "
         "weights"

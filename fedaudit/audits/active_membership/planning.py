@@ -12,8 +12,8 @@ RULE = "exact power of Clopper-Pearson on both rates"
 
 def samples(result: AuditResult, aim: Aim) -> list[SampleSize]:
     head = result.estimates[HEADLINE]
-    members = result.estimates.get("true positive rate")
-    others = result.estimates.get("true negative rate")
+    members = result.estimates.get("true_positive_rate")
+    others = result.estimates.get("true_negative_rate")
     by_trial = head.method.startswith("bootstrap")
     have_others = None
     if members is None or others is None or by_trial:
@@ -63,4 +63,4 @@ def samples_before(audit: str, aim: Aim) -> list[SampleSize]:
 
 
 def _rate(rate: float) -> str:
-    return f"true positive rate at {100 * rate:g} % false positives"
+    return f"true_positive_rate (at {100 * rate:g} %)"

@@ -97,16 +97,16 @@ def independent(
     out: Estimates = {"success": success(c, confidence)}
     if c.members and c.others:
         # who does not look says yes to members as often as to others
-        out["true positive rate"] = clopper_pearson(
+        out["true_positive_rate"] = clopper_pearson(
             c.found, c.members, confidence, baseline=1.0 - c.cleared / c.others
         )
-        out["true negative rate"] = clopper_pearson(
+        out["true_negative_rate"] = clopper_pearson(
             c.cleared, c.others, confidence, baseline=1.0 - c.found / c.members
         )
-    out["F1"] = f1(c, confidence)
-    out["AUC"] = roc.auc(values, member, confidence=confidence)
+    out["f1"] = f1(c, confidence)
+    out["auc"] = roc.auc(values, member, confidence=confidence)
     if corner:
-        out["true positive rate at 1 % false positives"] = roc.true_positive_rate_at(
+        out["true_positive_rate (at 1 %)"] = roc.true_positive_rate_at(
             values, member, 0.01, confidence=confidence
         )
     return out
@@ -152,14 +152,14 @@ def by_trial(
     tpr, tnr = (float(rate[0]) for rate in rates(counts[None]))
     out: Estimates = {
         "success": made_of(lambda p, q: 0.5 * (p + q), 0.5),
-        "true positive rate": made_of(lambda p, q: p, 1.0 - tnr),
-        "true negative rate": made_of(lambda p, q: q, 1.0 - tpr),
-        "F1": made_of(lambda p, q: 2.0 * p / (p + 2.0 - q), ALWAYS_YES),
+        "true_positive_rate": made_of(lambda p, q: p, 1.0 - tnr),
+        "true_negative_rate": made_of(lambda p, q: q, 1.0 - tpr),
+        "f1": made_of(lambda p, q: 2.0 * p / (p + 2.0 - q), ALWAYS_YES),
     }
     area = bootstrap(np.array(areas), rng=rng, confidence=confidence, baseline=0.5)
     if isinstance(area, Estimate):
         area = replace(area, method=f"mean over trials, bootstrap over {len(areas)} of them")
-    out["AUC"] = area
+    out["auc"] = area
     return out
 
 
@@ -311,9 +311,9 @@ def _which(marked: Floats, whose: Bools, confidence: float, *, noisy: bool) -> E
     right = (marked.argmax(axis=1) == whose.argmax(axis=1)) & (noisy | (marked.max(axis=1) > 0))
     k = whose.shape[1]
     if not inside.any():
-        return {"right client named": Underpowered(what="who holds a record", have=0, needed=1)}
+        return {"right_client_named": Underpowered(what="who holds a record", have=0, needed=1)}
     return {
-        "right client named": clopper_pearson(
+        "right_client_named": clopper_pearson(
             int(right[inside].sum()), int(inside.sum()), confidence, baseline=1.0 / k
         )
     }

@@ -44,10 +44,12 @@ from fedaudit.audits.attribution.answers import (
     uploads_of,
     was_in,
 )
+from fedaudit.audits.attribution.facts import FACTS
 from fedaudit.audits.attribution.guess import AttributionGuess
 from fedaudit.audits.attribution.scores import scored
 from fedaudit.audits.attribution.scoring import Marks
 from fedaudit.audits.audit import Audit, Knowledge, columns_for
+from fedaudit.audits.facts import AuditFacts
 from fedaudit.audits.planning import Aim, Recorded, SampleSize, Setting, Shape
 from fedaudit.errors import ConfigError, NotApplicable, NothingToSay
 from fedaudit.results import AuditResult, Need
@@ -82,6 +84,7 @@ class Attribution(Audit):
     question: ClassVar[str] = "Which client trained on marked records, seen only through sums?"
     source: ClassVar[str] = "[FedAttr] Section 4"
     needs: ClassVar[tuple[str, ...]] = ("marks",)
+    facts: ClassVar[AuditFacts] = FACTS
 
     vantage: str = "server"
     error: float = 0.05

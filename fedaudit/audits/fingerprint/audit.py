@@ -12,8 +12,10 @@ import numpy as np
 
 from fedaudit.accounting import Shuffled, shuffled
 from fedaudit.audits.audit import Audit, Knowledge
+from fedaudit.audits.facts import AuditFacts
 from fedaudit.audits.fingerprint import planning, scores
 from fedaudit.audits.fingerprint.directions import Directions
+from fedaudit.audits.fingerprint.facts import FACTS
 from fedaudit.audits.fingerprint.features import (
     Features,
     collect,
@@ -78,6 +80,7 @@ class Fingerprint(Audit):
     name: ClassVar[str] = "fingerprint"
     question: ClassVar[str] = "Can the server re-link shuffled updates to the same client?"
     source: ClassVar[str] = "[Fingerprint] Section 3.2"
+    facts: ClassVar[AuditFacts] = FACTS
     on_recording: ClassVar[str] = (
         "the trace names senders: ask what a shuffler would change, --as shuffle"
     )
@@ -390,7 +393,7 @@ class Fingerprint(Audit):
             for of_protection in promised.values():
                 if name in of_protection:
                     given = of_protection[name]
-                    row[f"epsilon per {given['unit']}"] = float(given["epsilon"])
+                    row[f"epsilon ({given['unit']})"] = float(given["epsilon"])
             out[name] = row
         return out
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedaudit.arrays import Floats
 from fedaudit.audits.audit import Audit, Knowledge, Shadows
+from fedaudit.audits.facts import AuditFacts
 from fedaudit.audits.planning import Aim, Recorded, SampleSize, Setting, Shape
 from fedaudit.audits.topology_inference import (
     channels,
@@ -20,6 +21,7 @@ from fedaudit.audits.topology_inference import (
     scores,
 )
 from fedaudit.audits.topology_inference.channels import Channel, Corpus, Tables
+from fedaudit.audits.topology_inference.facts import FACTS
 from fedaudit.audits.topology_inference.features import Observed, Place
 from fedaudit.errors import ConfigError, NotApplicable, NotObservable
 from fedaudit.results import NO_TRUTH, AuditResult, Estimate, Need, Underpowered
@@ -82,6 +84,7 @@ class TopologyInference(Audit):
     )
     source: ClassVar[str] = "[TopologyAwareDP] Algorithm 1, Table I"
     needs: ClassVar[tuple[str, ...]] = ("shadows",)
+    facts: ClassVar[AuditFacts] = FACTS
     vantage: str = "wiretap"
     sensitive: tuple[int, ...] = (0,)
     channels: tuple[Channel, ...] = EVERY
@@ -452,7 +455,7 @@ class TopologyInference(Audit):
             out[f"lift ({c})"] = scores.lift_over_clients(g, p, **level)
         for c, g in outcome.guesses.items():
             gain = (outcome.shadow_mean - p) ** 2 - (g - p) ** 2
-            out[f"lift over the shadow mean ({c})"] = scores.mean_over_clients(
+            out[f"lift_over_shadow_mean ({c})"] = scores.mean_over_clients(
                 gain, baseline=0.0, **level
             )
         for name, (less, more) in scores.CONTRIBUTIONS.items():
@@ -461,39 +464,39 @@ class TopologyInference(Audit):
                 out[name] = scores.mean_over_clients(gain, baseline=0.0, **level)
         constant = {"A0": np.full(n, p.mean()), "A0, shadow mean": np.full(n, outcome.shadow_mean)}
         for c, g in {**constant, **outcome.guesses}.items():
-            out[f"calibration loss ({c})"] = scores.mean_over_clients(
+            out[f"calibration_loss ({c})"] = scores.mean_over_clients(
                 (g - p) ** 2, baseline=float(p.var()), **level
             )
         k = min(self.top or max(1, round(n / 10)), n)
         threshold = float(p.mean()) if self.threshold is None else self.threshold
         lacking: dict[str, Underpowered] = {}
         for c, g in outcome.guesses.items():
-            out[f"top-{k} recovery ({c})"] = scores.top_over_clients(g, p, k, **level)
+            out[f"top_recovery ({k}, {c})"] = scores.top_over_clients(g, p, k, **level)
         for c, g in outcome.guesses.items():
             found = scores.auroc(g, p, threshold, self.confidence)
             if isinstance(found, Estimate):
-                out[f"AUROC ({c})"] = found
+                out[f"auroc ({c})"] = found
             else:
-                lacking[found.what] = replace(found, measure="AUROC (*)")
+                lacking[found.what] = replace(found, measure="auroc")
         if guess.through_sums is not None:
             out["lift (A1, sums only)"] = scores.lift_over_clients(
                 guess.through_sums[0], p, **level
             )
-            out["shadow lift (A1, sums only)"] = scores.over_federations(
+            out["shadow_lift (A1, sums only)"] = scores.over_federations(
                 guess.through_sums[1], **level
             )
         for c, lifts in guess.learnt.items():
-            out[f"shadow lift ({c})"] = scores.over_federations(lifts, **level)
+            out[f"shadow_lift ({c})"] = scores.over_federations(lifts, **level)
         for how, by_channel in guess.rewired.items():
             for c, lifts in by_channel.items():
-                out[f"shadow lift ({c}), {how}"] = scores.over_federations(lifts, **level)
+                out[f"shadow_lift ({c}, {how})"] = scores.over_federations(lifts, **level)
             if "A2-full" in by_channel and "A2-full" in guess.learnt:
                 change = by_channel["A2-full"] - guess.learnt["A2-full"]
-                out[f"change of shadow lift (A2-full), {how}"] = scores.over_federations(
+                out[f"shadow_lift_change (A2-full, {how})"] = scores.over_federations(
                     change, **level
                 )
         for c, lifts in guess.null.items():
-            out[f"null lift ({c})"] = scores.over_federations(
+            out[f"null_lift ({c})"] = scores.over_federations(
                 lifts, what="shadows, p dealt at random", **level
             )
         return out, tuple(lacking.values())

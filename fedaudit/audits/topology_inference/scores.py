@@ -34,9 +34,9 @@ FEWEST_FOR_AUROC = 20
 RESAMPLES = 2000
 
 CONTRIBUTIONS = {
-    "topology contribution": ("A1", "A2-full"),
-    "structure's part": ("A2-org", "A2-full"),
-    "organisation's part": ("A2-topo", "A2-full"),
+    "topology_contribution": ("A1", "A2-full"),
+    "structure_part": ("A2-org", "A2-full"),
+    "organisation_part": ("A2-topo", "A2-full"),
 }
 """L(first) - L(second): what knowing more lowers the loss by. [TopologyAwareDP] Section III-D"""
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.arrays import Bools, Floats
+from fedaudit.audits.two_stage_membership.facts import ROWS_LINKED
 from fedaudit.results import Estimate, Underpowered
 from fedaudit.trace import Truth
 
@@ -301,7 +302,7 @@ def linkage(guess: Survey, truth: Truth, audit: TwoStageMembership) -> dict[str,
     if not right:
         return {}
     return {
-        "rows linked to their client by its candidates": intervals.clustered_share(
+        ROWS_LINKED: intervals.clustered_share(
             [sum(hits) for hits in right.values()],
             [len(hits) for hits in right.values()],
             audit.confidence,
@@ -321,7 +322,7 @@ def true_positive_rates(
         found = roc.true_positive_rate_at(
             statistic[usable], member[usable], rate, confidence=audit.confidence
         )
-        measure = f"true_positive_rate at {100 * rate:g} %"
+        measure = f"true_positive_rate (at {100 * rate:g} %)"
         if isinstance(found, Underpowered):
             short.append(replace(found, measure=measure))
         else:

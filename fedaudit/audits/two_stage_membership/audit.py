@@ -14,8 +14,10 @@ import numpy.typing as npt
 from fedaudit import foreign
 from fedaudit.arrays import Floats
 from fedaudit.audits.audit import Audit, Knowledge, Noise, columns_for
+from fedaudit.audits.facts import AuditFacts
 from fedaudit.audits.planning import Aim, Recorded, SampleSize, Setting, Shape
 from fedaudit.audits.two_stage_membership import planning, scores, survival
+from fedaudit.audits.two_stage_membership.facts import FACTS
 from fedaudit.audits.two_stage_membership.pools import flat, padded, pools_of
 from fedaudit.audits.two_stage_membership.seen import (
     Unusable,
@@ -59,6 +61,7 @@ class TwoStageMembership(Audit):
     )
     source: ClassVar[str] = "[TwoStage] Eqs. (8), (30), (32)"
     needs: ClassVar[tuple[str, ...]] = ("records",)
+    facts: ClassVar[AuditFacts] = FACTS
     on_recording: ClassVar[str] = "with --model package.module:function and --data FILE"
     vantage: str = "server"
     records: int = 64

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedaudit.arrays import Floats
+from fedaudit.audits.two_stage_membership.facts import POWER
 from fedaudit.audits.two_stage_membership.theory import detection_power
 from fedaudit.errors import FedauditError
 from fedaudit.results import Estimate, Underpowered
@@ -172,7 +173,7 @@ def power(
 
 
 def power_name(audit: TwoStageMembership) -> str:
-    return f"power to find an update at {100 * audit.false_positive_rate:g} % false positives"
+    return f"{POWER} (at {100 * audit.false_positive_rate:g} %)"
 
 
 def note(of: Strength, audit: TwoStageMembership) -> str:

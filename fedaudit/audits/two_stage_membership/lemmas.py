@@ -15,6 +15,12 @@ import numpy.typing as npt
 
 from fedaudit.arrays import Bools
 from fedaudit.audits.two_stage_membership import theory
+from fedaudit.audits.two_stage_membership.facts import (
+    BEYOND_LEMMA_6,
+    BEYOND_LEMMA_7,
+    BEYOND_THEOREM_1,
+    SHARE_BEYOND_LEMMA_6,
+)
 from fedaudit.results import Bound, Estimate
 
 if TYPE_CHECKING:
@@ -46,9 +52,9 @@ def bound_checks(guess: Survey, member: Bools) -> tuple[dict[str, Estimate], dic
                 concentrated.append((abs(j - float(theory.phi(mean))) - wide, error))
     estimates, bounds = {}, {}
     for name, found, source in (
-        ("J beyond Theorem 1", theorem, "[TwoStage] Eq. (23), Theorem 1"),
-        ("J beyond Lemma 7", concentrated, "[TwoStage] Lemma 7"),
-        ("increment beyond Lemma 6", lemma, "[TwoStage] Eq. (19), Lemma 6"),
+        (BEYOND_THEOREM_1, theorem, "[TwoStage] Eq. (23), Theorem 1"),
+        (BEYOND_LEMMA_7, concentrated, "[TwoStage] Lemma 7"),
+        (BEYOND_LEMMA_6, lemma, "[TwoStage] Eq. (19), Lemma 6"),
     ):
         if not found:
             continue
@@ -101,7 +107,7 @@ def violations(guess: Survey, audit: TwoStageMembership) -> dict[str, Estimate]:
         ]
         if beyond:
             # records of one update share its segment; a bound that holds leaves none beyond
-            out[f"increments beyond Lemma 6 with {name}"] = intervals.clustered_share(
+            out[f"{SHARE_BEYOND_LEMMA_6} ({name})"] = intervals.clustered_share(
                 [int(one.sum()) for one in beyond],
                 [len(one) for one in beyond],
                 audit.confidence,

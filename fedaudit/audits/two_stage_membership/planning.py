@@ -84,4 +84,4 @@ def samples_before(audit: str, aim: Aim) -> list[SampleSize]:
 
 
 def _rate(rate: float) -> str:
-    return f"true_positive_rate at {100 * rate:g} %"
+    return f"true_positive_rate (at {100 * rate:g} %)"

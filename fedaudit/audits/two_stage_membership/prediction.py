@@ -17,6 +17,7 @@ import numpy.typing as npt
 from fedaudit.arrays import Bools, Floats
 from fedaudit.audits.two_stage_membership import theory
 from fedaudit.audits.two_stage_membership.attack import plain_auc
+from fedaudit.audits.two_stage_membership.facts import RANK_CORRELATION
 from fedaudit.audits.two_stage_membership.risk import (
     RESAMPLES,
     Contribution,
@@ -58,7 +59,7 @@ def prediction(
 
 
 def correlation_name(risk_name: str) -> str:
-    return f"rank correlation of {risk_name} with the attack's AUC"
+    return f"{RANK_CORRELATION} ({risk_name})"
 
 
 def answer(estimates: Mapping[str, Estimate]) -> str:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from fedaudit.arrays import Bools, Floats
 from fedaudit.audits.two_stage_membership import theory
 from fedaudit.audits.two_stage_membership.attack import round_statistics
+from fedaudit.audits.two_stage_membership.facts import ADVANTAGE, FROM_TRUE, ON_MEMBERS, SURVIVAL
 from fedaudit.results import Estimate
 from fedaudit.trace import Truth
 
@@ -137,16 +138,16 @@ def risk(
     # equal and unrelated updates stand at right angles
     apart = np.array([1.0 / math.sqrt(len(c.survey.messages)) for c in parts])
     floors = np.array([c.survey.threshold for c in parts])
-    add("stage I: share of updates that survive", survived, float((apart > floors).mean()))
+    add(SURVIVAL, survived, float((apart > floors).mean()))
     held = survived > 0
     given = float(outside[held].mean()) if held.any() else None
-    add("stage II: share of draws with J > 0, given survival", inside, given, held)
-    add("J on members", advantage, float(foreign.mean()), share=False)
+    add(ADVANTAGE, inside, given, held)
+    add(ON_MEMBERS, advantage, float(foreign.mean()), share=False)
     if all(c.deviation is not None for c in parts):
         off = np.array([_deviation(c, c.member) for c in parts])
         abroad = float(np.mean([_deviation(c, ~c.member) for c in parts]))
-        add("empirical from true score advantage (Eqs. 11, 12)", off, abroad, share=False)
-    add("SUR", ratio, float(apart.mean()), share=False)
+        add(FROM_TRUE, off, abroad, share=False)
+    add("sur", ratio, float(apart.mean()), share=False)
     return out
 
 

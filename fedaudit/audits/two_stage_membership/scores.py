@@ -55,7 +55,7 @@ def scored(
     bounds: dict[str, Bound] = {}
     for name, statistic in statistics.items():
         found = membership_auc(statistic, member, guess.present, guess.classes, audit.confidence)
-        measure = "membership_auc" if name == headline else f"auc, {name}"
+        measure = "membership_auc" if name == headline else f"auc ({name})"
         if isinstance(found, Underpowered):
             short.append(replace(found, measure=measure))
         else:

@@ -11,6 +11,8 @@ from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
+from fedaudit.audits import facts_of
+from fedaudit.audits.facts import GREATER, LESS, UNKNOWN
 from fedaudit.decide.diff.outcome import (
     SIGNIFICANCE,
     Change,
@@ -26,15 +28,7 @@ from fedaudit.decide.gate.evidence import (
     need_results,
     nothing_left,
 )
-from fedaudit.decide.gate.measures import (
-    COLUMNS,
-    GREATER,
-    LESS,
-    UNKNOWN,
-    UTILITY,
-    direction,
-    has_non_member_baseline,
-)
+from fedaudit.decide.gate.measures import UTILITY
 from fedaudit.errors import UsageError
 from fedaudit.reporting.findings import judge_all
 from fedaudit.results import AuditResult, Estimate, Finding
@@ -326,14 +320,15 @@ def _worse(result: AuditResult, measure: str) -> int:
     """From the table; a headline's direction is what the audit itself says."""
     if measure == result.headline:
         return GREATER if result.greater_is_leak else LESS
-    return direction(result.audit, measure)
+    return facts_of(result.audit).direction(measure)
 
 
 def _pair(
     result: AuditResult, measure: str, first: Estimate, second: Estimate, headline: bool
 ) -> Pair:
     worse = _worse(result, measure)
-    if has_non_member_baseline(result.audit, measure):
+    declared = facts_of(result.audit).measure(measure)
+    if declared is not None and declared.above_non_members:
         one, two = _above_baseline(first), _above_baseline(second)
         if one is None or two is None:
             worse = UNKNOWN
@@ -427,7 +422,8 @@ def _per_client(a: Evidence, b: Evidence, names: Sequence[str]) -> list[ClientCh
     out = []
     for name in names:
         one, two = a.results[name], b.results[name]
-        for title, about in COLUMNS.get(name, {}).items():
+        for about in facts_of(name).columns:
+            title = about.name
             if not about.has_interval:
                 continue
             found = []

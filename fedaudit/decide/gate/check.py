@@ -15,12 +15,11 @@ from fedaudit import __version__
 from fedaudit.decide.gate.evidence import NOTHING_LEFT, Evidence, gather, nothing_left
 from fedaudit.decide.gate.measures import (
     EPSILON,
-    EXACT_COLUMNS,
     LOSS,
     UTILITY,
     VERDICT,
     column,
-    matches,
+    covers,
 )
 from fedaudit.decide.gate.outcome import Gate, LimitCheck, LimitReading
 from fedaudit.decide.gate.page import statement
@@ -266,7 +265,7 @@ def _too_unsure(estimate: Estimate, policy: Policy) -> str:
 
 def _unstated(limit: Limit, result: AuditResult, blank: LimitCheck) -> LimitCheck:
     """An estimate that the audit left out: because it is underpowered, or for another reason."""
-    short = [u for u in result.underpowered if u.measure and matches(u.measure, limit.measure)]
+    short = [u for u in result.underpowered if u.measure and covers(u.measure, limit.measure)]
     if short:
         u = short[0]
         return replace(
@@ -351,7 +350,7 @@ def _of_clients(
                 continue
             low, high = (float(x) for x in ends if isinstance(x, int | float))
             method, exact = "of this client alone", confidence
-        elif not limit.point_value and limit.measure not in EXACT_COLUMNS.get(limit.audit, ()):
+        elif not limit.point_value and not about.exact:
             out.append(
                 LimitReading(
                     who=client, missing="has no interval (point_value = true takes it anyway)"

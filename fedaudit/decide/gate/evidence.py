@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
+from fedaudit.audits import facts_of
 from fedaudit.errors import TraceError
 from fedaudit.reporting.names import Renaming, pseudonyms
 from fedaudit.results import AuditResult, Estimate
@@ -214,15 +215,16 @@ def _refuse_trace(folder: Path) -> None:
 def nothing_left(metric: str, runs: Sequence[Evidence]) -> bool:
     """The one rule by which an audit that is not applicable counts as good news.
 
-    Linking needs updates of single clients. Where the observer receives none in any run, and no
-    algebra of the sums gives one back, no link is left to be made. It goes by the code of the need
-    and by stored evidence on the sums: `query_plan` from the same vantage, or a config whose only
-    way for uploads is one ideal sum.
+    An audit may need updates of single clients (linking does). If the observer receives none in any
+    run, and no algebra of the sums gives one back, nothing is left to find. The rule goes by the
+    code of the need and by stored evidence on the sums: `query_plan` from the same vantage, or a
+    config whose only way for uploads is one ideal sum.
     """
-    if not metric.startswith("fingerprint."):
+    audit = metric.partition(".")[0]
+    if not facts_of(audit).decision.single_updates_only:
         return False
     for e in runs:
-        result = e.results.get("fingerprint")
+        result = e.results.get(audit)
         if e.lacking or result is None or _code(result) != "no_single_updates":
             return False
         sums = e.results.get("query_plan")

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fedaudit.accounting import Unit
+from fedaudit.audits import AUDITS
 from fedaudit.decide.gate.measures import (
     EPSILON,
-    ESTIMATES,
     LOSS,
     UTILITY,
     VERDICT,
@@ -114,7 +114,7 @@ class Policy:
 
     def _check_names(self, names: Iterable[str], where: str) -> None:
         valid = [limit.name for limit in self.limits]
-        parts = [expanded(x.name, a) for x in self.limits if x.metric == VERDICT for a in ESTIMATES]
+        parts = [expanded(x.name, a) for x in self.limits if x.metric == VERDICT for a in AUDITS]
         for name in names:
             if name not in valid and name not in parts:
                 raise ConfigError(
@@ -181,7 +181,7 @@ def read_limit(text: str) -> dict[str, Any]:
     """One line as a `[[limit]]`: the metric, "<=" or ">=" (or in words), and what it is held to.
 
         fingerprint.linkage_accuracy <= 1.5 x chance
-        two_stage_membership.true_positive_rate at 1 % at most 2 %
+        two_stage_membership.true_positive_rate (at 1 %) at most 2 %
         epsilon <= 8 per record
         accuracy_loss <= 2 points
         coverage.verdict                                  (neither a leak nor a disagreement)
@@ -433,7 +433,7 @@ at_most = 0.6
 
 [[limit]]
 name = "membership at 1 % false positives"
-metric = "two_stage_membership.true_positive_rate at 1 %"
+metric = "two_stage_membership.true_positive_rate (at 1 %)"
 at_most = 0.05
 
 # What was promised: the largest epsilon of every client, over all that was promised to it.

@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.arrays import Floats
+from fedaudit.audits.facts import GREATER
 from fedaudit.decide.gate.evidence import Evidence
-from fedaudit.decide.gate.measures import GREATER, UTILITY
+from fedaudit.decide.gate.measures import UTILITY
 from fedaudit.errors import NotObservable
 from fedaudit.results import Estimate
 from fedaudit.trace import PUBLIC, Trace

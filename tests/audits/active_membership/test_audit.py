@@ -97,7 +97,7 @@ def test_noise_that_drowns_everything_raises_alarms_at_most_at_the_stated_rate(p
 
 def test_more_noise_never_reads_as_more_leak(plain):
     areas = [
-        plain.audit(recorded=0, games=600, local_dp=local(e)).estimates["AUC"]
+        plain.audit(recorded=0, games=600, local_dp=local(e)).estimates["auc"]
         for e in (4.0, 2.0, 1.0, 0.1)
     ]
     for weaker, stronger in zip(areas[1:], areas, strict=False):
@@ -180,8 +180,8 @@ def test_published_trials_resample_whole_trials(plain):
 def test_baselines_are_what_is_reached_without_looking(plain):
     for settings in ({}, {"trials": 6, "games": 50}):
         e = plain.audit(recorded=0, local_dp=local(0.5), **settings).estimates
-        assert e["F1"].baseline == pytest.approx(2 / 3)
-        tpr, tnr = e["true positive rate"], e["true negative rate"]
+        assert e["f1"].baseline == pytest.approx(2 / 3)
+        tpr, tnr = e["true_positive_rate"], e["true_negative_rate"]
         assert tpr.baseline == pytest.approx(1 - tnr.value)
         assert tnr.baseline == pytest.approx(1 - tpr.value)
         # who says yes half of the time finds half of the members: no evidence of anything

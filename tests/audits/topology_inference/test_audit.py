@@ -147,7 +147,7 @@ def test_a_leak_through_the_organisation_is_found_without_parameters(audited):
     guess, result, _ = audited(2, parameters=0.0, organisation=0.9)
     assert result.estimates["explained (org)"].low > 0.2
     assert result.estimates["lift (A1)"].low <= 0
-    assert result.estimates["topology contribution"].low > 0
+    assert result.estimates["topology_contribution"].low > 0
     assert guess.best in ("A2-full", "A2-org", "A2-topo", "org", "topo")
     assert judge(result)[-1].verdict == "leak"
     # class 0 lives in the first organisation
@@ -173,7 +173,7 @@ def test_rewiring_hides_the_place_and_not_the_rest(audited):
     assert guess.rewired["random_regular"]["org"].mean() > 0.01
     assert guess.rewired["split_organisation"]["org"].mean() > 0.01
     assert "without the edge" in guess.in_words["drop_edge"]
-    assert "change of shadow lift (A2-full), random_regular" in result.estimates
+    assert "shadow_lift_change (A2-full, random_regular)" in result.estimates
 
 
 # -- monotone -------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ def test_runs_are_compared_in_pairs_and_corrected():
     assert few["lift (A2-full)"].p_value == pytest.approx(7 / 16)  # four runs of one sign
     assert one.estimate.high < 0
     assert one.p_value == 1.0
-    gained = found["topology contribution"].values
+    gained = found["topology_contribution"].values
     each = [
         scores.loss(o.guesses["A1"], o.p) - scores.loss(o.guesses["A2-full"], o.p) for o in runs
     ]

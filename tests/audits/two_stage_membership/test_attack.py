@@ -166,8 +166,8 @@ def test_rates_are_stated_only_with_enough_records():
     audit = SimpleNamespace(confidence=0.95)
     values, member, guess = matched(rng, 5, 10, 20, shift=1.0)
     found, short = attack.true_positive_rates(values, member, guess.present, audit)
-    assert [*found] == ["true_positive_rate at 1 %"]
-    assert found["true_positive_rate at 1 %"].value > 0.02
+    assert [*found] == ["true_positive_rate (at 1 %)"]
+    assert found["true_positive_rate (at 1 %)"].value > 0.02
     assert [s.needed for s in short] == [10_000]
     few, lacking = attack.true_positive_rates(values[:1], member[:1], guess.present[:1], audit)
     assert not few

@@ -176,7 +176,7 @@ def test_models_that_differ_by_client_are_each_ones_own(by_hand, kind):
     result = hand.audit()
     assert any("sent different models in 2 rounds (1, 2)" in n for n in result.notes)
     assert "own model against other clients'" in result.source
-    assert not {"ts_mia", "SUR"} & {*result.estimates}
+    assert not {"ts_mia", "sur"} & {*result.estimates}
     assert not any("moved by" in name for name in result.estimates)
     assert AuditResult.from_json(result.to_json()) == result
 
@@ -209,7 +209,7 @@ def test_a_round_without_asked_about_senders_takes_nothing_from_the_others(by_ha
         del hand.members[name]
     result = hand.audit()
     assert "own model against other clients'" in result.source
-    assert {"ts_mia", "SUR"} <= {*result.estimates}
+    assert {"ts_mia", "sur"} <= {*result.estimates}
     assert result.curves["risk by round"]["round"] == (1, 3)
     assert any(n.startswith("round 2 was left out: fewer than two senders") for n in result.notes)
     assert not any("not observable" in n for n in result.notes)
@@ -256,8 +256,8 @@ def test_an_overfitted_classifier_leaks_and_rounds_add_up(play):
     assert finding.verdict == "leak"
     assert "AUC" in finding.statement
     # all rounds beat the last one, and both what a server behind a secure sum could do
-    last = result.estimates["auc, own model against other clients', last round"]
-    aggregate = result.estimates["auc, what the model moved by, all rounds (Eq. 12)"]
+    last = result.estimates["auc (own model against other clients', last round)"]
+    aggregate = result.estimates["auc (what the model moved by, all rounds (Eq. 12))"]
     assert auc.value > last.value > aggregate.value
     # TS-MIA alone tells little: it is nearly as high for records of nobody
     risk = result.estimates["ts_mia"]
@@ -276,7 +276,7 @@ def test_an_overfitted_autoencoder_leaks(play):
 def test_shuffling_does_not_hide_what_candidates_give_away(play):
     """Rows are linked by a client's candidates, and then attacked as if they bore names."""
     named, hidden = play().audit(**FEW), play(protections={"shuffle": {}}).audit(**FEW)
-    linked = hidden.estimates["rows linked to their client by its candidates"]
+    linked = hidden.estimates["rows_linked"]
     assert linked.value > 0.8
     assert linked.baseline == pytest.approx(1 / 6)
     assert hidden.estimates["membership_auc"].value == pytest.approx(
@@ -296,7 +296,7 @@ def test_more_noise_never_reads_as_more_leak(play):
         noisy = {"dp_sgd": {"noise_multiplier": z}}
         result = play(protections=noisy, training=one).audit(**FEW, threshold="noise")
         values.append(result.estimates["membership_auc"].value)
-        name = "power to find an update at 5 % false positives"
+        name = "update_detection_power (at 5 %)"
         found = result.estimates.get(name)
         # where noise hides even the updates' length, no power is stated
         powers.append(0.05 if found is None else found.value)
@@ -314,12 +314,12 @@ def test_behind_a_secure_sum_only_the_aggregate_can_be_attacked(play):
     result = play(protections={"secure_sum": {}}).audit(**FEW)
     assert result.headline == "membership_auc"
     assert "what the model moved by" in result.source
-    assert not any(name.startswith(("ts_mia", "SUR", "stage")) for name in result.estimates)
+    assert not any(name.startswith(("ts_mia", "sur", "stage")) for name in result.estimates)
     assert any("not observable" in n for n in result.notes)
     named = play().audit(**FEW)
     # what the server computes there is what it computed of the aggregate before
     assert result.estimates["membership_auc"].value == pytest.approx(
-        named.estimates["auc, what the model moved by, all rounds (Eq. 12)"].value, abs=1e-3
+        named.estimates["auc (what the model moved by, all rounds (Eq. 12))"].value, abs=1e-3
     )
 
 
@@ -473,7 +473,7 @@ def test_a_client_without_records_is_background_only(by_hand):
     del hand.members["client-03"]
     result = hand.audit()
     assert list(result.per_client) == ["client-00", "client-01", "client-02", "client-04"]
-    assert result.estimates["SUR"].n == 4
+    assert result.estimates["sur"].n == 4
     for name in ("client-00", "client-01", "client-02"):
         del hand.pools[name]
     with pytest.raises(NotApplicable, match="fewer than two senders"):
@@ -495,8 +495,8 @@ def test_an_unreleased_model_is_what_the_updates_add_up_to(by_hand):
     updates = some_updates()
     a = by_hand(updates).audit()
     b = by_hand(updates, released=False).audit()
-    assert a.estimates["J on members"].value == pytest.approx(
-        b.estimates["J on members"].value, abs=1e-4
+    assert a.estimates["j_on_members"].value == pytest.approx(
+        b.estimates["j_on_members"].value, abs=1e-4
     )
 
 
@@ -504,8 +504,8 @@ def test_uploads_of_models_are_not_taken_for_downlinks(by_hand):
     updates = some_updates()
     sent = by_hand(updates, kind="model").audit()
     same = by_hand(updates).audit()
-    assert sent.estimates["J on members"].value == pytest.approx(
-        same.estimates["J on members"].value, abs=1e-4
+    assert sent.estimates["j_on_members"].value == pytest.approx(
+        same.estimates["j_on_members"].value, abs=1e-4
     )
     with pytest.raises(NotApplicable, match="no model that was sent"):
         by_hand(updates, kind="model", downlinks=False).audit()
@@ -578,8 +578,8 @@ def test_a_score_of_ones_own(by_hand, own_code):
     result = hand.audit(score_by=f"{own_code}:margin", **CHECKED)
     plain = hand.audit()
     # it is the log-likelihood: the same increments; nobody knows whether it is smooth
-    assert result.estimates["J on members"].value == pytest.approx(
-        plain.estimates["J on members"].value, abs=1e-5
+    assert result.estimates["j_on_members"].value == pytest.approx(
+        plain.estimates["j_on_members"].value, abs=1e-5
     )
     assert not result.bounds
     assert any(f"{own_code}:margin" in n for n in result.notes)
@@ -634,7 +634,7 @@ def test_relu_has_no_smoothness_and_says_so(play):
     result = play(task=relu, training={"epochs": 1}).audit(records=8, **CHECKED)
     assert not result.bounds
     assert any("smoothness is not applicable" in n and "ReLU" in n for n in result.notes)
-    assert "increments beyond Lemma 6 with the published L" in result.estimates
+    assert "increments_beyond_lemma_6 (the published L)" in result.estimates
 
 
 class Own(nn.Module):
@@ -664,7 +664,7 @@ def test_a_module_of_ones_own_has_bounds_where_it_is_said_to_be_smooth(by_hand, 
     # the same numbers as of the same layers in a row, which are known to be smooth
     plain = nn.Sequential(hand.task.module.one, nn.Tanh(), hand.task.module.two)
     same = by_hand(some_updates(size=1.0), task=plain_task(plain)).audit(**CHECKED)
-    name = "J beyond Theorem 1"
+    name = "j_beyond_theorem_1"
     assert result.estimates[name].value == pytest.approx(same.estimates[name].value, rel=1e-6)
 
 
@@ -703,13 +703,13 @@ def test_rounding_alone_gives_a_threshold_and_its_rule(play, tmp_path):
     (tau,) = [n for n in result.notes if n.startswith("tau = ")]
     assert "quantisation: recorded in float16" in tau
     assert 0 < float(tau.split()[2]) < 0.01
-    assert result.estimates["stage I: share of updates that survive"].value == 1.0
+    assert result.estimates["stage_1_survival"].value == 1.0
     exact = played.audit(**FEW, threshold="noise")
     assert any(n.startswith("tau = 0 (") and "no noise is known of" in n for n in exact.notes)
 
 
 def test_noise_takes_the_power_of_stage_one(by_hand):
-    hand, name = by_hand(some_updates()), "power to find an update at 5 % false positives"
+    hand, name = by_hand(some_updates()), "update_detection_power (at 5 %)"
     powers = [
         hand.audit(noise=Noise(aggregate=s, rule="known")).estimates[name].value
         for s in (1e-4, 0.05, 0.2, 50.0)

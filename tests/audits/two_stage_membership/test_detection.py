@@ -9,7 +9,7 @@ from fedaudit.audits.two_stage_membership.survival import contributions, surviva
 from fedaudit.audits.two_stage_membership.theory import detection_power
 from fedaudit.results import Estimate, Underpowered
 
-POWER = "power to find an update at 5 % false positives"
+POWER = "update_detection_power (at 5 %)"
 CLIENTS = 5
 
 

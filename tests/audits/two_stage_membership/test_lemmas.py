@@ -31,7 +31,7 @@ def scored(audit, guess, truth):
 def test_the_bounds_hold_on_a_smooth_model(surveyed):
     audit, guess, truth = surveyed
     result = scored(audit, guess, truth)
-    names = {"J beyond Theorem 1", "J beyond Lemma 7", "increment beyond Lemma 6"}
+    names = {"j_beyond_theorem_1", "j_beyond_lemma_7", "increment_beyond_lemma_6"}
     assert set(result.bounds) == names
     for name in names:
         assert result.estimates[name].high < 0
@@ -43,7 +43,7 @@ def test_the_bounds_hold_on_a_smooth_model(surveyed):
     # the curvature along u bounds it more sharply
     along = np.array(curve["sup |u' Hess u| / 2"])
     assert (along < curve["L |u|^2 / 2"]).all()
-    beyond = result.estimates["increments beyond Lemma 6 with the curvature along u"]
+    beyond = result.estimates["increments_beyond_lemma_6 (the curvature along u)"]
     assert beyond.n == len(along) // 4  # four records of each update
     over = np.array(curve["remainder"]) > along + np.array(curve["its error"])
     assert beyond.value == pytest.approx(over.mean())
@@ -91,14 +91,14 @@ def test_the_worst_is_what_is_surely_outside(surveyed):
     found, _ = lemmas.bound_checks(
         replace(guess, rounds=(survey, *others)), np.ones_like(guess.present)
     )
-    assert found["increment beyond Lemma 6"].low == pytest.approx(1.0, abs=1e-3)
-    assert found["J beyond Theorem 1"].low > 0
+    assert found["increment_beyond_lemma_6"].low == pytest.approx(1.0, abs=1e-3)
+    assert found["j_beyond_theorem_1"].low > 0
 
 
 def test_violations_of_the_published_constant_are_counted_by_update(surveyed):
     audit, guess, _ = surveyed
     tight = with_paths(guess, lambda p: replace(p, calibrated=0.0 * p.calibrated))
-    published = "increments beyond Lemma 6 with the published L"
+    published = "increments_beyond_lemma_6 (the published L)"
     found = lemmas.violations(tight, audit)[published]
     assert (found.value, found.n) == (1.0, 6)  # updates: four records of one share a segment
     loose = with_paths(guess, lambda p: replace(p, calibrated=1e6 + 0 * p.calibrated))
@@ -107,7 +107,7 @@ def test_violations_of_the_published_constant_are_counted_by_update(surveyed):
     assert found.high == pytest.approx(wilson(0, 6).high)
     assert found.baseline == 0.0
     flat = with_paths(guess, lambda p: replace(p, directional=0 * p.directional))
-    along = lemmas.violations(flat, audit)["increments beyond Lemma 6 with the curvature along u"]
+    along = lemmas.violations(flat, audit)["increments_beyond_lemma_6 (the curvature along u)"]
     assert (along.value, along.n) == (1.0, 6)
     rough = with_paths(guess, lambda p: replace(p, directional=None, smoothness=None))
     assert [*lemmas.violations(rough, audit)] == [published]

@@ -12,9 +12,7 @@ from fedaudit.audits.two_stage_membership import attack, prediction, theory
 from fedaudit.audits.two_stage_membership.risk import Contribution
 from fedaudit.results import Estimate
 
-J_FORETELLS, RISK_FORETELLS = (
-    f"rank correlation of {risk} with the attack's AUC" for risk in ("J", "TS-MIA")
-)
+J_FORETELLS, RISK_FORETELLS = (f"rank_correlation ({risk})" for risk in ("J", "TS-MIA"))
 
 
 def part(party, number, delta, member, evidence, classes):

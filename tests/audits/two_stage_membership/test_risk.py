@@ -56,15 +56,15 @@ def test_risk_is_survival_times_attribution():
     found = risk.risk(fake_audit(), parts, rng)
     assert found["ts_mia"].value == pytest.approx(2 / 4)
     assert found["ts_mia"].baseline == 0.0
-    survive = found["stage I: share of updates that survive"]
-    attribute = found["stage II: share of draws with J > 0, given survival"]
+    survive = found["stage_1_survival"]
+    attribute = found["stage_2_advantage"]
     assert survive.value == pytest.approx(3 / 4)
     assert attribute.value == pytest.approx(2 / 3)
     # Pr(S and A) = Pr(S) Pr(A | S)
     assert found["ts_mia"].value == pytest.approx(survive.value * attribute.value)
     expected = np.mean([theory.phi(1.0), theory.phi(1.0), theory.phi(-1.0), theory.phi(1.0)])
-    assert found["J on members"].value == pytest.approx(float(expected))
-    assert found["J on members"].baseline == pytest.approx(float(theory.phi(-1.0)))
+    assert found["j_on_members"].value == pytest.approx(float(expected))
+    assert found["j_on_members"].baseline == pytest.approx(float(theory.phi(-1.0)))
     # 16 equal updates at right angles: SUR 1/4, above the floor of 0.1
-    assert (found["SUR"].baseline, survive.baseline) == (0.25, 1.0)
+    assert (found["sur"].baseline, survive.baseline) == (0.25, 1.0)
     assert risk.risk(fake_audit(), parts[-1:], rng) == {}

@@ -46,7 +46,7 @@ def test_the_headline_is_made_of_the_rounds_that_risk_is_held_against(surveyed):
 def test_deviation_of_the_empirical_from_the_true_advantage(surveyed):
     audit, guess, truth = surveyed
     result = scored(audit, guess, truth)
-    found = result.estimates["empirical from true score advantage (Eqs. 11, 12)"]
+    found = result.estimates["empirical_from_true_advantage"]
     means = []
     for survey in guess.rounds:
         for i, party in enumerate(guess.parties):

@@ -299,7 +299,7 @@ def test_a_ratio_that_rises_under_cancellation_is_not_worse(plain_run):
 
     low = Estimate(value=0.2, low=0.19, high=0.21, n=50)
     high = Estimate(value=3.0, low=2.9, high=3.1, n=50)
-    for name in ("SUR", "stage I: share of updates that survive"):
+    for name in ("SUR", "stage_1_survival"):
         c = compare(made(**{name: low}), made(**{name: high}))
         assert of(c, name).change == "changed"
         assert not c.worse

@@ -366,8 +366,8 @@ def test_budgets_are_read_in_their_units():
     [
         (LINKS, {"metric": "fingerprint.linkage_accuracy", "at_most_times_chance": 1.5}),
         (
-            "two_stage_membership.true_positive_rate at 1 % at most 2 %",
-            {"metric": "two_stage_membership.true_positive_rate at 1 %", "at_most": 0.02},
+            "two_stage_membership.true_positive_rate (at 1 %) at most 2 %",
+            {"metric": "two_stage_membership.true_positive_rate (at 1 %)", "at_most": 0.02},
         ),
         ("epsilon <= 8 per client", {"metric": "epsilon", "at_most": 8.0, "per": "client"}),
         ("epsilon at most 8 per record", {"metric": "epsilon", "at_most": 8.0, "unit": "record"}),
@@ -609,7 +609,7 @@ def test_noise_does_not_make_records_or_rounds():
             limit="x", metric=metric, rule="", status="missing", missing=why, code=code
         )
 
-    rate = "two_stage_membership.true_positive_rate at 1 %"
+    rate = "two_stage_membership.true_positive_rate (at 1 %)"
     few = "a true-positive rate needs 1,000, has 359"
     assert limits.beyond_noise([lacking(rate, few, "underpowered")], []) == f"x: {few}"
     assert limits.beyond_noise([lacking(rate, few)], []) == ""

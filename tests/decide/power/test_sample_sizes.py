@@ -157,7 +157,7 @@ def test_a_larger_effect_needs_less_and_more_power_more(finished):
 
 def test_membership_tells_what_rates_need(finished):
     found = by_measure(power_of_run(finished, audits=["two_stage_membership"]))
-    rate = found["two_stage_membership.true_positive_rate at 0.1 %"]
+    rate = found["two_stage_membership.true_positive_rate (at 0.1 %)"]
     assert rate.needed == 10_000
     assert rate.seen is None
     assert rate.enough is False
@@ -176,8 +176,8 @@ def test_when_non_members_suffice_members_decide(finished, tmp_path):
     run = Path(shutil.copytree(finished, tmp_path / "run"))
     made = of_run(run).results["active_membership"]
     rates = {
-        "true positive rate": Estimate(value=0.5, low=0.4, high=0.6, n=100),
-        "true negative rate": Estimate(value=0.5, low=0.4, high=0.6, n=2000),
+        "true_positive_rate": Estimate(value=0.5, low=0.4, high=0.6, n=100),
+        "true_negative_rate": Estimate(value=0.5, low=0.4, high=0.6, n=2000),
     }
     store(run, replace(made, estimates={**made.estimates, **rates}))
     *_, need = power_of_run(run, audits=["active_membership"])

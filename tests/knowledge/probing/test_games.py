@@ -13,7 +13,7 @@ def test_a_sum_or_a_shuffle_hides_neither_membership_nor_whose(audited, how):
     result = audited({"recorded": 30}, **{how: {}})
     assert result.estimates["success"].value == 1.0
     assert result.estimates["success"].n == 30
-    named = result.estimates["right client named"]
+    named = result.estimates["right_client_named"]
     assert named.value == 1.0
     assert named.baseline == pytest.approx(1 / 6)
     assert any("as one sum or without names" in note for note in result.notes)
@@ -42,7 +42,7 @@ def test_dp_sgd_leaves_what_one_gaussian_step_allows(audited):
     ]
     assert max(bare["true positive rate"]) == 1.0
     x, y = (np.array(drawn[f"{which} positive rate"]) for which in ("false", "true"))
-    assert np.trapezoid(y, x) == pytest.approx(result.estimates["AUC"].value, abs=0.02)
+    assert np.trapezoid(y, x) == pytest.approx(result.estimates["auc"].value, abs=0.02)
     assert not result.per_client
 
 
@@ -50,13 +50,13 @@ def test_dp_sgd_leaves_what_one_gaussian_step_allows(audited):
 def test_a_shuffler_beside_noise_is_read_by_all_rows(audited, noise, least):
     """The largest of K noisy uploads is always large: rows are weighed by their likelihood."""
     result = audited({"recorded": 400}, dp_sgd={"noise_multiplier": noise}, shuffle={}).estimates
-    success, area = result["success"], result["AUC"]
+    success, area = result["success"], result["auc"]
     assert success.value >= least
     # of scores with this AUC that are normal, the best cut is right so often
     implied = stats.norm.cdf(stats.norm.ppf(area.value) / math.sqrt(2))
     assert success.low - 0.02 <= implied <= success.high + 0.02
-    assert abs(result["true positive rate"].value - result["true negative rate"].value) < 0.25
-    assert result["right client named"].low > 1 / 6
+    assert abs(result["true_positive_rate"].value - result["true_negative_rate"].value) < 0.25
+    assert result["right_client_named"].low > 1 / 6
 
 
 def test_a_shuffler_beside_noise_that_drowns_everything_is_chance(audited):
@@ -64,7 +64,7 @@ def test_a_shuffler_beside_noise_that_drowns_everything_is_chance(audited):
     result = audited({"recorded": 400}, dp_sgd={"noise_multiplier": 20.0}, shuffle={})
     e = result.estimates["success"]
     assert e.low <= 0.5 <= e.high
-    assert 0.05 < result.estimates["true positive rate"].value < 0.95
+    assert 0.05 < result.estimates["true_positive_rate"].value < 0.95
     assert any("any adversary can reach" in u.what for u in result.underpowered)
 
 
@@ -81,7 +81,7 @@ def test_noise_on_updates_leaves_what_one_gaussian_allows(audited, mixed):
 
 def test_more_noise_in_training_never_reads_as_more_leak(audited):
     areas = [
-        audited({"recorded": 120}, dp_sgd={"noise_multiplier": z}).estimates["AUC"]
+        audited({"recorded": 120}, dp_sgd={"noise_multiplier": z}).estimates["auc"]
         for z in (0.2, 1.0, 5.0)
     ]
     assert areas[1].low <= areas[0].high

@@ -37,7 +37,7 @@ def test_a_config_with_a_bad_mechanism_is_refused(audited):
 def test_what_if_protections_stand_before_the_server_in_games_too(audited):
     added = {"name": "secure_sum", "covers": ["sender"], "applied": "exactly"}
     result = audited({"recorded": 20}, as_if=[added])
-    assert "right client named" in result.estimates
+    assert "right_client_named" in result.estimates
     assert any("behind secure_sum, as if" in note for note in result.notes)
 
 

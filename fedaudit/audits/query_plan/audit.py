@@ -1,18 +1,4 @@
-"""What does a set of secure-aggregation queries give away on its own?
-
-Question: a server may ask for sums over subsets. Which single clients, or groups below the
-threshold, can it solve for from the answers together?
-Vantage: SERVER (whoever asked), from the ledger: which clients are in which sum. The values of the
-sums do not matter for what can be solved; they are read only to show that it works.
-Paper: [FedAttr] Sections 3.1, 4.1 and 5: the subset queries, and the claim that they keep what
-secure aggregation promises.
-Differs: Theorem 4 there speaks of one released estimate alone. Here all answers of a round count
-together, the training aggregate among them: one round of the published 2MK sums has rank K, so
-every update can be solved for. Across rounds updates change; stacked rounds say what could be
-solved of the part that persists, as if a client sent the same update every time, and a guess that
-knows better shows how close one comes.
-Shapes: queries (Q, K); sums (Q, d); estimates (K, d).
-"""
+"""The audit of a query plan: its settings, its attack on the ledger, its score."""
 
 from __future__ import annotations
 
@@ -25,6 +11,7 @@ import numpy.typing as npt
 
 from fedaudit.arrays import Floats, Rows
 from fedaudit.audits.audit import Audit, Knowledge
+from fedaudit.audits.facts import AuditFacts
 from fedaudit.audits.outright import single_updates
 from fedaudit.audits.planning import (
     Aim,
@@ -34,6 +21,8 @@ from fedaudit.audits.planning import (
     counted,
     counted_headline,
 )
+from fedaudit.audits.query_plan.facts import FACTS
+from fedaudit.audits.query_plan.theory import PlanAudit, aligned, audit_plan, in_the_clear, solution
 from fedaudit.errors import ConfigError, NotApplicable, NothingToSay, NotObservable, TraceError
 from fedaudit.results import AuditResult, Estimate, Need, Underpowered
 from fedaudit.stats import intervals, query_algebra
@@ -43,96 +32,6 @@ from fedaudit.trace.ledger import Asked, asked
 
 PERSISTENCE = 2 / 3
 """What the best linear guess takes to stay of an update from round to round."""
-
-# -- theory: what any answers to these queries determine -------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanAudit:
-    """What (Q, K) queries determine, whatever the answers are.
-
-    `rank` independent combinations; `recoverable` clients that can be solved for; `min_support` the
-    fewest clients in any combination that is not zero (`smallest` are those of one such), proven to
-    be the fewest if `min_support_exact`, otherwise an upper bound with the proven
-    `min_support_floor` below it; `condition` of the distinct queries; `share` (K,) of every client
-    in the row space, 1 for those that can be solved for.
-    """
-
-    rank: int
-    recoverable: tuple[int, ...]
-    min_support: int
-    min_support_exact: bool
-    condition: float
-    share: tuple[float, ...]
-    queries: int
-    clients: int
-    min_support_floor: int
-    smallest: tuple[int, ...]
-
-
-def audit_plan(queries: npt.ArrayLike, *, work: int = query_algebra.WORK) -> PlanAudit:
-    """Audit a (Q, K) matrix of 0/1 or real queries; `work` bounds the search for `min_support`.
-
-    Rational entries are treated exactly, others up to a tolerance: see `stats.query_algebra`.
-    """
-    matrix = query_algebra.query_matrix(queries)
-    support = query_algebra.smallest_support(matrix, work=work)
-    return PlanAudit(
-        rank=query_algebra.rank(matrix),
-        recoverable=query_algebra.recoverable(matrix),
-        min_support=support.value,
-        min_support_exact=support.exact,
-        condition=query_algebra.condition(matrix),
-        share=tuple(float(s) for s in query_algebra.share(matrix)),
-        queries=len(matrix),
-        clients=matrix.shape[1],
-        min_support_floor=support.floor,
-        smallest=support.clients,
-    )
-
-
-def in_the_clear(alone: Sequence[int], clients: int) -> PlanAudit:
-    """What updates that arrive one by one determine: all of these clients, each by itself."""
-    inside = set(alone)
-    return PlanAudit(
-        rank=len(inside),
-        recoverable=tuple(sorted(inside)),
-        min_support=1,
-        min_support_exact=True,
-        condition=1.0,
-        share=tuple(float(k in inside) for k in range(clients)),
-        queries=len(inside),
-        clients=clients,
-        min_support_floor=1,
-        smallest=(min(inside),),
-    )
-
-
-# -- attack: solving for what can be solved --------------------------------------------------------
-
-
-def solution(queries: npt.ArrayLike) -> Floats:
-    """Coefficients (K, Q) of the answers in the least-squares estimate of every client's vector.
-
-    Exact for recoverable clients; for the others the guess of smallest norm.
-    """
-    matrix = query_algebra.query_matrix(queries)
-    inverse: Floats = np.linalg.pinv(matrix, rcond=query_algebra.TOLERANCE).astype(np.float64)
-    return inverse
-
-
-def aligned(rounds: Sequence[Asked]) -> tuple[tuple[str, ...], list[Floats]]:
-    """All clients' names, and the answered queries of every round in these columns."""
-    names = tuple(dict.fromkeys(name for a in rounds for name in a.clients))
-    out = []
-    for a in rounds:
-        matrix = np.zeros((len(a.answered), len(names)))
-        matrix[:, [names.index(name) for name in a.clients]] = a.answered
-        out.append(matrix)
-    return names, out
-
-
-# -- audit -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +68,7 @@ class QueryPlan(Audit):
     name: ClassVar[str] = "query_plan"
     question: ClassVar[str] = "What do the sums that were asked for give away together?"
     source: ClassVar[str] = "row space of the ledger's queries; [FedAttr] Section 4.1"
+    facts: ClassVar[AuditFacts] = FACTS
     on_recording: ClassVar[str] = "on the sums that were asked for"
     vantage: str = "server"
     threshold: int | None = None

@@ -1,0 +1,60 @@
+"""Measures, client table, verdict and words of the active membership audit."""
+
+from __future__ import annotations
+
+from fedaudit.audits.facts import (
+    GREATER,
+    NOISE,
+    Advice,
+    AuditFacts,
+    Column,
+    Decision,
+    Measure,
+    Words,
+)
+
+FACTS = AuditFacts(
+    measures=(
+        Measure(
+            "success",
+            GREATER,
+            "share of games",
+            "share of games in which the server was right, members and others alike",
+        ),
+        Measure(
+            "true_positive_rate", GREATER, "share of members", "members that the server recognised"
+        ),
+        Measure(
+            "true_negative_rate", GREATER, "share of others", "non-members that the server cleared"
+        ),
+        Measure("f1", GREATER, "score from 0 to 1", "F1 of the answer 'member'"),
+        Measure("auc", GREATER, "area from 0 to 1", "area under the ROC curve of the games"),
+        Measure(
+            "right_client_named",
+            GREATER,
+            "share of federations",
+            "federations in which the holder of the record was named",
+        ),
+    ),
+    columns=(
+        Column("share", GREATER, has_interval=True),
+        Column("members found", GREATER),
+        Column("others cleared", GREATER),
+        Column("games", exact=True),
+    ),
+    decision=Decision(own="share", asked="games", unlike="success (gradient in the clear)"),
+    words=Words(
+        measure="share of games in which the server was right, members and others alike",
+        leak="With planted weights the server is right about a record in {value} of games (chance "
+        "{baseline}): one gradient tells whether the record is in a client's data.",
+        no_evidence="With planted weights the server is right about a record in {value} of games, "
+        "which chance ({baseline}) can explain.",
+        advice=(
+            Advice("check received models before training (fedaudit guard)"),
+            *NOISE,
+            Advice("give local DP a smaller exact budget", only=("local_dp",)),
+        ),
+        percent=True,
+        only_with={", even under local DP": "local_dp"},
+    ),
+)

@@ -1,0 +1,185 @@
+"""What an audit declares about itself: its measures, its client table, its verdicts, its words.
+
+An audit class has `facts: ClassVar[AuditFacts]`. Gate, diff, findings and report ask for them by
+the audit's name (`audits.facts_of`) and have no tables of their own. `Measure`, `Column` and
+`Decision` hold what a verdict depends on. `Words` hold how it reads; they change no verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from fedaudit.results import Verdict
+
+GREATER, LESS, UNKNOWN = 1, -1, 0
+"""Direction in which a measure gets worse for the people whose data it is about."""
+
+
+# -- measures -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One number that an audit states.
+
+    `name` is in snake_case. An estimate bears it alone, or with a qualifier in brackets: the
+    method, channel or rate it was measured with, as in "explained (weights)". `worse` is the
+    direction in which it gets worse, `unit` what it counts, `words` the measure in plain English.
+    `above_non_members`: only the part above its baseline says anything, because the same number
+    on records that nobody trained on can rise along with it.
+    """
+
+    name: str
+    worse: int
+    unit: str
+    words: str
+    above_non_members: bool = False
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of an audit's client table.
+
+    `worse` as for a measure. `has_interval`: `low` and `high` of the same row are its interval.
+    `exact`: a count or an algebraic fact of the recording, which has no error.
+    """
+
+    name: str
+    worse: int = UNKNOWN
+    has_interval: bool = False
+    exact: bool = False
+
+
+def base_name(name: str) -> str:
+    """The name without its qualifier: "explained (weights)" -> "explained"."""
+    base, bracket, qualifier = name.partition(" (")
+    return base if bracket and qualifier.endswith(")") and len(qualifier) > 1 else name
+
+
+# -- verdicts -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What the verdict on an audit's headline depends on.
+
+    `found`: the verdict if the interval lies beyond the baseline. `counts`: the headline is a
+    number of things. `own`: the column with a client's own value of the headline; `hits` the
+    columns (found, tried) behind it; `asked` the column with its sample size; `ranked` if it is an
+    AUC over `asked` records and as many others. A result with the estimate `unlike` has a
+    different headline than the column. `beside`: measure -> column; the measure can show a leak
+    if the headline shows none, and an exposed client has a 1 in the column. `strength`: the
+    column that says how strong a signal must be to be found. `single_updates_only`: if the
+    observer gets no single update, nothing is left to find, and a limit is met.
+    """
+
+    found: Verdict = "leak"
+    counts: bool = False
+    own: str = ""
+    hits: tuple[str, str] | None = None
+    asked: str = ""
+    ranked: bool = False
+    unlike: str = ""
+    beside: Mapping[str, str] = field(default_factory=dict)
+    strength: str = ""
+    single_updates_only: bool = False
+
+
+# -- words ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A remedy; it holds `unless`, or `only` if, one of these protections is in force."""
+
+    text: str
+    unless: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+
+    def fits(self, in_force: Collection[str] | None) -> bool:
+        """Whether it can be followed. If the protections in force are unknown, all advice fits."""
+        if in_force is None:
+            return True
+        asked = not self.only or any(name in in_force for name in self.only)
+        return asked and not any(name in in_force for name in self.unless)
+
+
+SUMS = ("secure_aggregation", "secure_sum")
+ONLY_SUMS = Advice("let only a secure sum leave", unless=SUMS)
+NOISE = (
+    Advice("add noise at the clients (DP-SGD)", unless=("dp_sgd",)),
+    Advice("add more noise in DP-SGD", only=("dp_sgd",)),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """How an audit's headline reads.
+
+    `measure` describes the headline. Templates take `{value}`, `{baseline}`, `{notes}` (the
+    result's remarks) and `{first}` (the first remark). `against` names the baseline; `counted`
+    names what a count counts (singular, plural). `known`: the statement if no attack is needed;
+    `known_advice` its remedies, since noise does not help there. `beside`: measure -> statement
+    (`Decision.beside`). `only_with`: part of the question -> the protection it mentions; the part
+    is dropped if that protection is not in force. `weak`: the statement, with `{strength}`, of how
+    strong a signal must be (`Decision.strength`).
+    """
+
+    measure: str = "headline estimate"
+    leak: str = "The estimate {value} lies beyond what no leak would give ({baseline})."
+    no_evidence: str = "The estimate {value} is compatible with no leak ({baseline})."
+    advice: tuple[Advice, ...] = (Advice("see the audit's page"),)
+    percent: bool = False
+    against: str = "chance"
+    counted: tuple[str, str] | None = None
+    known: str = "Known outright, without an attack: {notes}."
+    known_advice: tuple[Advice, ...] = ()
+    beside: Mapping[str, str] = field(default_factory=dict)
+    only_with: Mapping[str, str] = field(default_factory=dict)
+    weak: str = ""
+
+    def advised(self, in_force: Collection[str] | None = None, *, known: bool = False) -> str:
+        """The remedies that fit the protections in force, as one phrase."""
+        advice = (self.known_advice if known else ()) or self.advice
+        *others, last = [a.text for a in advice if a.fits(in_force)] or [advice[0].text]
+        return f"{', '.join(others)}, or {last}" if others else last
+
+    @property
+    def remedy(self) -> str:
+        return self.advised()
+
+    def question(self, text: str, in_force: Collection[str] | None = None) -> str:
+        for piece, protection in self.only_with.items():
+            if in_force is not None and protection not in in_force:
+                text = text.replace(piece, "")
+        return text
+
+
+# -- one audit ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditFacts:
+    """All that other rooms may ask an audit about itself. The defaults fit any audit."""
+
+    measures: tuple[Measure, ...] = ()
+    columns: tuple[Column, ...] = ()
+    decision: Decision = Decision()
+    words: Words = Words()
+    needs_truth: bool = True
+
+    def measure(self, name: str) -> Measure | None:
+        """The measure that an estimate of this name states."""
+        base = base_name(name)
+        return next((m for m in self.measures if m.name == base), None)
+
+    def column(self, name: str) -> Column | None:
+        """The declared column; "guess (A1)" is a column "guess"."""
+        base = base_name(name)
+        return next((c for c in self.columns if c.name in (name, base)), None)
+
+    def direction(self, name: str) -> int:
+        """Which way an estimate gets worse; UNKNOWN for one that is not declared."""
+        found = self.measure(name)
+        return UNKNOWN if found is None else found.worse

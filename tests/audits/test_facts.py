@@ -1,0 +1,47 @@
+"""What audits declare: names, directions and words that other rooms rely on."""
+
+import re
+
+import pytest
+
+from fedaudit.audits import AUDITS, facts_of
+from fedaudit.audits.facts import GREATER, LESS, UNKNOWN, AuditFacts, base_name
+
+
+@pytest.mark.parametrize("audit", AUDITS)
+def test_measures_are_in_snake_case_and_said_in_words(audit):
+    facts = facts_of(audit)
+    names = [m.name for m in facts.measures]
+    assert names
+    assert len(set(names)) == len(names)
+    for m in facts.measures:
+        assert re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", m.name)
+        assert m.worse in (GREATER, LESS, UNKNOWN)
+        assert m.words
+        assert m.unit
+
+
+@pytest.mark.parametrize("audit", AUDITS)
+def test_a_decision_names_declared_measures_and_columns(audit):
+    facts = facts_of(audit)
+    decision = facts.decision
+    columns = {decision.own, decision.asked, decision.strength, *(decision.hits or ())} - {""}
+    for name in [*columns, *decision.beside.values()]:
+        assert facts.column(name) is not None, name
+    for name in [*decision.beside, *([decision.unlike] if decision.unlike else [])]:
+        assert facts.measure(name) is not None, name
+    assert set(facts.words.beside) == set(decision.beside)
+    assert bool(facts.words.weak) == bool(decision.strength)
+
+
+def test_a_qualifier_stands_in_brackets():
+    assert base_name("explained (A1)") == "explained"
+    assert base_name("auc (update alone, all rounds (Eq. 11))") == "auc"
+    assert base_name("explained") == "explained"
+    assert base_name("explained (") == "explained ("
+    assert base_name("explained ()") == "explained ()"
+
+
+def test_an_audit_that_is_not_registered_has_the_defaults():
+    assert facts_of("of one's own") == AuditFacts()
+    assert AuditFacts().direction("anything") == UNKNOWN
