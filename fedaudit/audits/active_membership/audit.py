@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import numpy as np
+from annotated_types import Ge
 
 from fedaudit.arrays import Bools, Floats, Indices
 from fedaudit.audits.active_membership import (
@@ -33,6 +34,7 @@ from fedaudit.audits.planning import Aim, Recorded, SampleSize, Setting, Shape
 from fedaudit.errors import ConfigError, NotApplicable, UsageError
 from fedaudit.hooks import Hook
 from fedaudit.results import NO_TRUTH, AuditResult, Need
+from fedaudit.settings import AtLeastTwo, Count, Fraction, Positive, Whole, checked
 from fedaudit.trace import Truth, View
 
 # -- the other side of the table ------------------------------------------------------------------
@@ -134,7 +136,11 @@ class Guess:
 # -- the audit ------------------------------------------------------------------------------------
 
 
+Games = Annotated[int, Ge(20)]
+
+
 @dataclass(frozen=True, kw_only=True)
+@checked("audits.active_membership")
 class ActiveMembership(Audit):
     """Whether a server that plants weights can tell that a record is in a client's data.
 
@@ -163,41 +169,21 @@ class ActiveMembership(Audit):
     vantage: str = "server"
     adversary: Literal["fc", "attention"] = "fc"
     threshold: Threshold = "tuned"
-    games: int = 2400
-    trials: int = 1
-    recorded: int = 400
-    client_games: int = 200
-    simulated: int = 1000
-    records: int | None = None
-    universe: int = 2000
+    games: Games = 2400
+    trials: Count = 1
+    recorded: Whole = 400
+    client_games: Whole = 200
+    simulated: Games = 1000
+    records: Count | None = None
+    universe: AtLeastTwo = 2000
     local_dp: dict[str, Any] | None = None
-    patch: int = 4
-    dimension: int = 64
+    patch: Count = 4
+    dimension: AtLeastTwo = 64
     embedding: Literal["fourier", "linear", "one_hot", "model"] = "fourier"
-    beta: float | None = None
-    confidence: float = 0.95
+    beta: Positive | None = None
+    confidence: Fraction = 0.95
 
     def __post_init__(self) -> None:
-        for key, fine, expected in (
-            ("games", self.games >= 20, "at least 20"),
-            ("trials", self.trials >= 1, "at least 1"),
-            ("recorded", self.recorded >= 0, "0 or more"),
-            ("client_games", self.client_games >= 0, "0 or more"),
-            ("simulated", self.simulated >= 20, "at least 20"),
-            ("records", self.records is None or self.records >= 1, "at least 1"),
-            ("universe", self.universe >= 2, "at least 2"),
-            ("patch", self.patch >= 1, "at least 1"),
-            ("dimension", self.dimension >= 2, "at least 2"),
-            ("beta", self.beta is None or self.beta > 0, "above 0"),
-            ("confidence", 0 < self.confidence < 1, "between 0 and 1"),
-        ):
-            if not fine:
-                raise ConfigError(
-                    f"audits.active_membership.{key} is out of range",
-                    expected=expected,
-                    got=str(getattr(self, key)),
-                    remedy="leave it out for its default",
-                )
         if self.beta is not None and self.adversary != "attention":
             raise ConfigError(
                 "audits.active_membership.beta belongs to attention",

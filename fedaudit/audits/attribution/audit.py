@@ -24,10 +24,11 @@ or (R, S + S U) where every key has a null of its own.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge, Gt, Lt, MinLen
 
 from fedaudit.arrays import Floats
 from fedaudit.audits.attribution import calibration, estimator, over_rounds, planning, scoring
@@ -51,8 +52,9 @@ from fedaudit.audits.attribution.scoring import Marks
 from fedaudit.audits.audit import Audit, Knowledge, columns_for
 from fedaudit.audits.facts import AuditFacts
 from fedaudit.audits.planning import Aim, Recorded, SampleSize, Setting, Shape
-from fedaudit.errors import ConfigError, NotApplicable, NothingToSay
+from fedaudit.errors import NotApplicable, NothingToSay
 from fedaudit.results import AuditResult, Need
+from fedaudit.settings import Count, Fraction, Positive, checked
 from fedaudit.trace import Truth, View
 from fedaudit.trace.ledger import asked
 
@@ -68,6 +70,7 @@ AT_ONCE = 2**26
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("audits.attribution")
 class Attribution(Audit):
     """Which clients trained on a corpus owner's marked records, from secure sums alone.
 
@@ -86,41 +89,16 @@ class Attribution(Audit):
     needs: ClassVar[tuple[str, ...]] = ("marks",)
     facts: ClassVar[AuditFacts] = FACTS
 
-    vantage: str = "server"
-    error: float = 0.05
-    unused_keys: int = 999
-    threshold: float = 4.0
-    confidence: float = 0.95
+    vantage: Annotated[str, MinLen(1), "a party that receives sums"] = "server"
+    error: Annotated[float, Gt(0), Lt(0.5)] = 0.05
+    unused_keys: Annotated[
+        int, Ge(29), "a third may tell the noise, and fewer ranks give no p-value of 0.05"
+    ] = 999
+    threshold: Positive = 4.0
+    confidence: Fraction = 0.95
     score_by: ScoreBy = "default"
-    prompts: int = 48
-    steps: int | None = None
-
-    def __post_init__(self) -> None:
-        checks = (
-            ("prompts", self.prompts >= 1, "at least 1: without a prompt there is nothing to ask"),
-            (
-                "steps",
-                self.steps is None or self.steps >= 2,
-                "at least 2: more than the context of the watermark",
-            ),
-            ("vantage", bool(self.vantage), "the name of a party that receives sums"),
-            ("error", 0 < self.error < 0.5, "between 0 and 0.5"),
-            (
-                "unused_keys",
-                self.unused_keys >= 29,
-                "at least 29: a third may tell the noise, and fewer ranks give no p-value of 0.05",
-            ),
-            ("threshold", self.threshold > 0, "above 0"),
-            ("confidence", 0 < self.confidence < 1, "between 0 and 1"),
-        )
-        for name, fine, expected in checks:
-            if not fine:
-                raise ConfigError(
-                    f"audits.attribution.{name} is out of range",
-                    expected=expected,
-                    got=repr(getattr(self, name)),
-                    remedy="correct the value, or leave it out for its default",
-                )
+    prompts: Count = 48
+    steps: Annotated[int, Ge(2), "more than the context of the watermark"] | None = None
 
     # -- planning ------------------------------------------------------------------------------
 

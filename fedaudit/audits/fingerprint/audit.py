@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from annotated_types import MinLen
 
 from fedaudit.accounting import Shuffled, shuffled
 from fedaudit.audits.audit import Audit, Knowledge
@@ -29,9 +30,10 @@ from fedaudit.audits.fingerprint.linkers import LINKERS, Labels, chain, embed, m
 from fedaudit.audits.outright import Carried, Recurring, recurring, single_updates
 from fedaudit.audits.outright import roster as known_parties
 from fedaudit.audits.planning import Aim, Recorded, SampleSize, Setting, Shape
-from fedaudit.errors import ConfigError, NothingToSay
+from fedaudit.errors import NothingToSay
 from fedaudit.layout import Layout
 from fedaudit.results import NO_TRUTH, AuditResult, Estimate, Need
+from fedaudit.settings import AtLeastTwo, EachOnce, Fraction, Whole, checked
 from fedaudit.trace import Truth, View
 
 PUBLISHED = ("greedy", "spectral", "kmeans", "random")
@@ -68,6 +70,7 @@ class Linkage:
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("audits.fingerprint")
 class Fingerprint(Audit):
     """Link anonymous updates across rounds by their content.
 
@@ -85,35 +88,12 @@ class Fingerprint(Audit):
         "the trace names senders: ask what a shuffler would change, --as shuffle"
     )
     vantage: str = "server"
-    methods: tuple[Method, ...] = ("joint", "greedy")
+    methods: Annotated[tuple[Method, ...], MinLen(1), EachOnce()] = ("joint", "greedy")
     features: tuple[str, ...] = ()
     normalise: Literal["unit", "column"] = "unit"
-    sketch: int | None = None
-    clients: int | None = None
-    confidence: float = 0.95
-
-    def __post_init__(self) -> None:
-        if not self.methods or len(set(self.methods)) != len(self.methods):
-            raise ConfigError(
-                "audits.fingerprint.methods needs names, each once",
-                expected=", ".join(LINKERS),
-                got=str(list(self.methods)),
-                remedy='methods = ["greedy"]',
-            )
-        for key, fine in (
-            ("sketch", self.sketch is None or self.sketch >= 0),
-            ("clients", self.clients is None or self.clients >= 2),
-            ("confidence", 0 < self.confidence < 1),
-        ):
-            if not fine:
-                raise ConfigError(
-                    f"audits.fingerprint.{key} is out of range",
-                    expected={"sketch": "0 or a width", "clients": "at least 2"}.get(
-                        key, "between 0 and 1"
-                    ),
-                    got=str(getattr(self, key)),
-                    remedy="leave it out for its default",
-                )
+    sketch: Whole | None = None
+    clients: AtLeastTwo | None = None
+    confidence: Fraction = 0.95
 
     # -- planning --------------------------------------------------------------------------------
 

@@ -23,8 +23,9 @@ from fedaudit.audits.planning import (
 )
 from fedaudit.audits.query_plan.facts import FACTS
 from fedaudit.audits.query_plan.theory import PlanAudit, aligned, audit_plan, in_the_clear, solution
-from fedaudit.errors import ConfigError, NotApplicable, NothingToSay, NotObservable, TraceError
+from fedaudit.errors import NotApplicable, NothingToSay, NotObservable, TraceError
 from fedaudit.results import AuditResult, Estimate, Need, Underpowered
+from fedaudit.settings import Count, Fraction, Whole, checked
 from fedaudit.stats import intervals, query_algebra
 from fedaudit.stats.plan_design import best_guess
 from fedaudit.trace import Truth, View
@@ -57,6 +58,7 @@ class PlanGuess:
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("audits.query_plan")
 class QueryPlan(Audit):
     """Which clients can be solved for from the sums that were asked for, round by round.
 
@@ -71,26 +73,10 @@ class QueryPlan(Audit):
     facts: ClassVar[AuditFacts] = FACTS
     on_recording: ClassVar[str] = "on the sums that were asked for"
     vantage: str = "server"
-    threshold: int | None = None
-    solve: int = 20
-    numbers: int = 50_000_000
-    confidence: float = 0.95
-
-    def __post_init__(self) -> None:
-        checks = (
-            ("threshold", self.threshold is None or self.threshold >= 1, "at least 1"),
-            ("solve", self.solve >= 0, "at least 0"),
-            ("numbers", self.numbers >= 0, "at least 0"),
-            ("confidence", 0 < self.confidence < 1, "between 0 and 1"),
-        )
-        for name, fine, expected in checks:
-            if not fine:
-                raise ConfigError(
-                    f"audits.query_plan.{name} is out of range",
-                    expected=expected,
-                    got=str(getattr(self, name)),
-                    remedy="correct the value, or leave it out for its default",
-                )
+    threshold: Count | None = None
+    solve: Whole = 20
+    numbers: Whole = 50_000_000
+    confidence: Fraction = 0.95
 
     def missing(self, setting: Setting) -> Need | None:
         if setting.sums_by:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from annotated_types import Ge, MinLen
 
 from fedaudit.arrays import Floats
 from fedaudit.audits.audit import Audit, Knowledge, Shadows
@@ -25,6 +26,7 @@ from fedaudit.audits.topology_inference.facts import FACTS
 from fedaudit.audits.topology_inference.features import Observed, Place
 from fedaudit.errors import ConfigError, NotApplicable, NotObservable
 from fedaudit.results import NO_TRUTH, AuditResult, Estimate, Need, Underpowered
+from fedaudit.settings import Count, EachOnce, Fraction, ShareBelowOne, Whole, checked
 from fedaudit.stats import intervals, query_algebra
 from fedaudit.trace import Truth, View
 
@@ -65,6 +67,7 @@ class Inference:
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("audits.topology_inference")
 class TopologyInference(Audit):
     """Guess each client's share of sensitive classes from updates, position and organisation.
 
@@ -86,54 +89,21 @@ class TopologyInference(Audit):
     needs: ClassVar[tuple[str, ...]] = ("shadows",)
     facts: ClassVar[AuditFacts] = FACTS
     vantage: str = "wiretap"
-    sensitive: tuple[int, ...] = (0,)
-    channels: tuple[Channel, ...] = EVERY
+    sensitive: Annotated[tuple[Whole, ...], MinLen(1), EachOnce(), "class numbers"] = (0,)
+    channels: Annotated[tuple[Channel, ...], MinLen(1), EachOnce()] = EVERY
     regressor: regressors.Kind = "lightgbm"
     features: Literal["all", "published"] = "all"
-    shadows: int = 60
+    shadows: Annotated[int, Ge(regressors.FEWEST_FEDERATIONS)] = 60
     corpus: str = "held_out"
     prior: Literal["auto", "matched", "dirichlet"] = "auto"
     protected: bool = True
-    seed: int = 0
-    top: int | None = None
-    threshold: float | None = None
+    seed: Whole = 0
+    top: Count | None = None
+    threshold: ShareBelowOne | None = None
     by_rounds: bool = True
     sums: bool = True
-    what_if: tuple[rewiring.WhatIf, ...] = ()
-    confidence: float = 0.95
-
-    def __post_init__(self) -> None:
-        for key, fine, expected in (
-            (
-                "sensitive",
-                self.sensitive
-                and len(set(self.sensitive)) == len(self.sensitive)
-                and min(self.sensitive) >= 0,
-                "class numbers from 0, each once",
-            ),
-            (
-                "channels",
-                self.channels and len(set(self.channels)) == len(self.channels),
-                f"names, each once: {', '.join(EVERY)}",
-            ),
-            (
-                "shadows",
-                self.shadows >= regressors.FEWEST_FEDERATIONS,
-                f"at least {regressors.FEWEST_FEDERATIONS}",
-            ),
-            ("seed", self.seed >= 0, "0 or more"),
-            ("top", self.top is None or self.top >= 1, "at least 1"),
-            ("threshold", self.threshold is None or 0 <= self.threshold < 1, "from 0 to below 1"),
-            ("what_if", len(set(self.what_if)) == len(self.what_if), "names, each once"),
-            ("confidence", 0 < self.confidence < 1, "between 0 and 1"),
-        ):
-            if not fine:
-                raise ConfigError(
-                    f"audits.topology_inference.{key} is out of range",
-                    expected=str(expected),
-                    got=str(getattr(self, key)),
-                    remedy="leave it out for its default",
-                )
+    what_if: Annotated[tuple[rewiring.WhatIf, ...], EachOnce()] = ()
+    confidence: Fraction = 0.95
 
     # -- planning --------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from fedaudit.audits.two_stage_membership.seen import (
 from fedaudit.audits.two_stage_membership.survey import Inquiry, RoundSurvey, Survey
 from fedaudit.errors import ConfigError, FedauditError, NotApplicable, NothingToSay, NotObservable
 from fedaudit.results import NO_TRUTH, AuditResult, Need
+from fedaudit.settings import AtLeastTwo, Count, Fraction, Positive, Whole, checked
 from fedaudit.trace import ANONYMOUS, Truth, View
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("audits.two_stage_membership")
 class TwoStageMembership(Audit):
     """Whether a client's update survives the sum and raises the scores of its own records.
 
@@ -64,43 +66,18 @@ class TwoStageMembership(Audit):
     facts: ClassVar[AuditFacts] = FACTS
     on_recording: ClassVar[str] = "with --model package.module:function and --data FILE"
     vantage: str = "server"
-    records: int = 64
-    threshold: float | Literal["noise"] = 0.1
-    sample: int = 16
-    noise_draws: int = 4
-    references: int = 8
-    false_positive_rate: float = 0.05
-    checked_rounds: int = 2
-    checked_clients: int = 3
-    checked_records: int = 8
+    records: AtLeastTwo = 64
+    threshold: Positive | Literal["noise"] = 0.1
+    sample: Count = 16
+    noise_draws: Count = 4
+    references: AtLeastTwo = 8
+    false_positive_rate: Fraction = 0.05
+    checked_rounds: Whole = 2
+    checked_clients: Count = 3
+    checked_records: AtLeastTwo = 8
     score_by: str | None = None
     smooth: bool = False
-    confidence: float = 0.95
-
-    def __post_init__(self) -> None:
-        for key, fine, expected in (
-            ("records", self.records >= 2, "at least 2"),
-            (
-                "threshold",
-                self.threshold == "noise" or self.threshold > 0,
-                'a positive number, or "noise"',
-            ),
-            ("sample", self.sample >= 1, "at least 1"),
-            ("noise_draws", self.noise_draws >= 1, "at least 1"),
-            ("references", self.references >= 2, "at least 2"),
-            ("false_positive_rate", 0 < self.false_positive_rate < 1, "between 0 and 1"),
-            ("checked_rounds", self.checked_rounds >= 0, "0 or more"),
-            ("checked_clients", self.checked_clients >= 1, "at least 1"),
-            ("checked_records", self.checked_records >= 2, "at least 2"),
-            ("confidence", 0 < self.confidence < 1, "between 0 and 1"),
-        ):
-            if not fine:
-                raise ConfigError(
-                    f"audits.two_stage_membership.{key} is out of range",
-                    expected=expected,
-                    got=str(getattr(self, key)),
-                    remedy="leave it out for its default",
-                )
+    confidence: Fraction = 0.95
 
     # -- planning --------------------------------------------------------------------------------
 
