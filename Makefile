@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 RUN    ?= fedaudit-run
 # one test process per core, one thread each
 WORKERS ?= -n auto --maxprocesses 4 --dist loadfile
+# make test COVERAGE="--cov --cov-report=term:skip-covered" prints what the tests reach
+COVERAGE ?=
 
 # bytecode is written at first use instead of at installation, which halves the set-up time
 unexport PYTHONDONTWRITEBYTECODE
@@ -16,7 +18,7 @@ audit: $(VENV)/core.stamp  ## environment, the built-in experiment, a report
 	$(BIN)/fedaudit run --out $(RUN)
 
 test: $(VENV)/dev.stamp browser check  ## environment, lint, types, tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) -m "not nightly and not network"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) $(COVERAGE) -m "not nightly and not network"
 
 check: $(VENV)/dev.stamp  ## lint, types, generated pages
 	$(BIN)/ruff check .
