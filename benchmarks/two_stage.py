@@ -172,10 +172,10 @@ def audited(clients: int, rounds: int, records: int) -> float:
         home = Path(place)
         simulate(config, home)
         trace, truth = Trace.open(home / "trace"), Truth.open(home / "truth")
-        desk = knowledge.Desk(
+        builder = knowledge.KnowledgeBuilder(
             trace, truth, Seed(1), lambda: knowledge.of_config(config, trace), config
         )
-        known, answers = desk.knowledge_for(audit)
+        known, answers = builder.knowledge_for(audit)
         view = trace.seen_by("server")
         start = time.perf_counter()
         guess = audit.attack(view, known, np.random.default_rng(1))

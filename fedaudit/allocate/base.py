@@ -1,4 +1,4 @@
-"""The user's own config behind an allocation: its clients, rounds, batches and local steps."""
+"""The config of the federation that an allocation is for: clients, rounds, batches, local steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedaudit.errors import ConfigError
 from fedaudit.matching import match_clients
 from fedaudit.randomness import Seed
 from fedaudit.setup.config import COMPARE, THOROUGH, Config, load
-from fedaudit.setup.prepare import deal, load_data
+from fedaudit.setup.prepare import assign_records, load_data
 from fedaudit.setup.toml import read
 
 USUAL = Path("fedaudit.toml")
@@ -25,9 +25,9 @@ USUAL = Path("fedaudit.toml")
 
 @dataclass(frozen=True)
 class Base:
-    """A config, checked; `names` and `sizes` (n,) are its clients and their training records.
+    """A checked config; `names` and `sizes` (n,) are its clients and their training records.
 
-    `owned` (n,): all records of theirs, with those that are held out or were dropped.
+    `owned` (n,): all their records, including held-out and dropped ones.
     """
 
     path: Path
@@ -43,39 +43,39 @@ class Base:
         return [f"[{name}]" for name in (COMPARE, THOROUGH) if name in self.raw]
 
     def without_noise(self) -> dict[str, Any]:
-        """The config as written, but for the noise of DP-SGD and other variants."""
+        """The config as written, without the noise of DP-SGD and without other variants."""
         own = {k: v for k, v in self.raw.items() if k not in (COMPARE, THOROUGH)}
         protections = {k: dict(v) for k, v in own.get("protections", {}).items()}
         for key in ("noise_multiplier", "epsilon"):
             protections.get("dp_sgd", {}).pop(key, None)
         return {**own, "protections": protections}
 
-    def settled(self, what: str, asked: int | None, own: int | None) -> int | None:
-        """A number of the command line, or the config's; both must be the same."""
+    def agreed(self, what: str, asked: int | None, own: int | None) -> int | None:
+        """A number from the command line or the config; if both give one, they must agree."""
         if asked is not None and own is not None and asked != own:
             raise ConfigError(
-                f"the allocation and {self.path} do not have the same {what}",
-                expected=f"{own}, as the config says",
+                f"the allocation and {self.path} differ in {what}",
+                expected=f"{own}, from the config",
                 got=str(asked),
                 remedy=f"leave the option out, or change {what} in {self.path}",
             )
         return own if asked is None else asked
 
     def sized(self, who: Clients) -> npt.NDArray[np.int64]:
-        """Training records of the clients of a table, in its order; the names must be the same.
+        """Training records of the table's clients, in its order; the names must be the same.
 
-        Sizes in the table may count held-out records or leave them out; others contradict the data.
+        Sizes in the table may include held-out records or not; any other size contradicts the data.
         """
         trained, owned = self._matched(who, self.sizes), self._matched(who, self.owned)
         if who.sizes is not None:
-            # a seed that is still to be drawn may hold out a few more, or fewer
+            # a seed that is yet to be drawn may hold out a few more records, or fewer
             least = np.floor(0.9 * trained) - 1
             off = np.flatnonzero((who.sizes < least) | (who.sizes > owned))
             if off.size:
                 shown = off[:5].tolist()
                 more = f" and {off.size - 5} more" if off.size > 5 else ""
                 raise ConfigError(
-                    f"the sizes in the table are not those of the data in {self.path}",
+                    f"the sizes in the table differ from the data in {self.path}",
                     expected=", ".join(
                         f"{who.names[i]}: {trained[i]}"
                         + (f" (with held-out records {owned[i]})" if owned[i] > trained[i] else "")
@@ -83,12 +83,12 @@ class Base:
                     )
                     + more,
                     got=", ".join(f"{who.names[i]}: {who.sizes[i]}" for i in shown) + more,
-                    remedy="correct the table, or leave --size-column out: the data tell the sizes",
+                    remedy="correct the table, or leave --size-column out to count the data",
                 )
         return trained
 
     def _matched(self, who: Clients, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Numbers of the config's clients (n,), in the order of a table."""
+        """`sizes` of the config's clients (n,), in the order of the table."""
         if who.numbered and self.config.partition["kind"] != "by_owner":
             names: tuple[str, ...] = self.names if len(self.names) == who.n else who.names
         else:
@@ -102,21 +102,21 @@ class Base:
         )
 
     def steps(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Local steps of a round, of clients with so many records (n,)."""
+        """Local steps per round of clients with `sizes` (n,) records."""
         return self.config.training.steps_of(sizes)
 
 
 def read_base(path: Path) -> Base:
-    """A config and the clients that its data give; of one that compares, the first variant.
+    """A config (with `[compare]`, its first variant) and the clients of its data.
 
-    Noise that is sized here has to fit the clients of the run that follows. Owners in a file keep
-    their records whatever the seed; all else is dealt out by it, so it has to be in the config.
+    The noise must fit the clients of the run that follows. Owners in a file keep their records
+    under any seed. Every other partition depends on the seed, so the config must contain it.
     """
     config = load(path)
     kind = config.partition["kind"]
     if config.drawn and not (kind == "by_owner" and "path" in config.data):
         raise ConfigError(
-            "the clients of the run are not known yet: a seed that is still to be drawn makes them",
+            "the clients of the run are not known yet: their seed is yet to be drawn",
             expected=f"a seed in {path}, or records of your own with owners",
             got=f'no seed, partition.kind = "{kind}"',
             remedy=f"put this line first in {path}: seed = {config.seed} (or set partition.kind = "
@@ -124,7 +124,7 @@ def read_base(path: Path) -> Base:
         )
     seed = Seed(config.seed)
     train, test = load_data(config, seed)
-    parts = deal(config, train, seed).parts
+    parts = assign_records(config, train, seed).parts
     owned = parts.sizes
     if kind == "by_owner":
         count = Counter([*(train.client or ()), *(test.client or ())])

@@ -1,4 +1,4 @@
-"""Who takes part: names, sizes, groups and edges, as a table and an edge list say."""
+"""Read the clients of an allocation from a table and an edge list."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedaudit.randomness import Seed
 
 @dataclass(frozen=True)
 class Clients:
-    """Who takes part: names, and what the table and the edge list say about them."""
+    """The clients of an allocation; `numbered`: the table has no names, rows are counted."""
 
     names: tuple[str, ...]
     numbered: bool
@@ -46,34 +46,33 @@ def read_clients(
         sizes = np.array(numbers(table, size_column, whole=True)).astype(np.int64)
     if group_column is not None:
         groups = tuple(_texts(table, group_column))
-    taken = {size_column, group_column}
-    names, numbered = _names(table, client_column, taken)
+    names, numbered = _names(table, client_column, {size_column, group_column})
     pairs = None
     if edges is not None:
         from fedaudit.federation.topology import edge_list
 
-        # names as in the table; a table without names counts its rows from 0
+        # edges use the table's names; if it has none, they count rows from 0
         known = None if numbered else names
         pairs = edge_list(len(names), Seed(0), path=edges, clients=known).edges
     return Clients(names, numbered, sizes, groups, pairs, table)
 
 
 def _names(
-    table: Table, client_column: str | None, taken: set[str | None]
+    table: Table, client_column: str | None, used: set[str | None]
 ) -> tuple[tuple[str, ...], bool]:
-    """Names of the clients, and whether they are mere numbers of rows."""
+    """Names of the clients, and whether these are only row numbers."""
     rows = len(table.lines)
     if client_column is None:
-        # a column of that name, else the first one of words in which no word comes twice
+        # a column with a usual name, else the first column of distinct words
         usual = [c for c in table.columns if c.lower() in ("client", "site", "name", "id")]
         words = [
             c
             for c, cells in table.columns.items()
-            if c not in taken
+            if c not in used
             and len(set(cells)) == rows
             and not any(is_missing(v) or NUMBER.fullmatch(v) for v in cells)
         ]
-        found = [c for c in usual if c not in taken] or words
+        found = [c for c in usual if c not in used] or words
         if not found:
             width = len(str(rows - 1))
             return tuple(f"client-{i:0{width}d}" for i in range(rows)), True
@@ -116,7 +115,7 @@ def _texts(table: Table, column: str) -> list[str]:
 
 
 def numbers(table: Table, column: str, *, whole: bool = False) -> list[float]:
-    """A column of finite numbers of 0 or more; `whole`: of records, at least 1."""
+    """A column of finite numbers of at least 0; `whole`: numbers of records, at least 1."""
     out = []
     for line, cell in zip(table.lines, _cells(table, column), strict=True):
         value = float(cell) if NUMBER.fullmatch(cell) else math.nan
@@ -136,7 +135,7 @@ def numbers(table: Table, column: str, *, whole: bool = False) -> list[float]:
 
 
 def no_sizes(what: str) -> UsageError:
-    """The error where `what` needs sizes that were not named."""
+    """The error if `what` needs sizes and no column gives them."""
     return UsageError(
         f"{what} needs the sizes of the clients",
         expected="a column with the number of training records",

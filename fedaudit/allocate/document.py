@@ -1,4 +1,4 @@
-"""An allocation as plain values: what the files hold and the report is made from."""
+"""An allocation as plain values, for its files and the report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def document_of(
     window: int | None,
     unit: str = "record",
 ) -> dict[str, Any]:
-    """Everything as plain values: what the files hold and the report is made from."""
+    """The allocation with settings, bounds and statements as plain values."""
     before, after = found.uniform_bounds(), found.bounds()
     vacuous = after.vacuous
     columns: dict[str, Any] = {
@@ -100,7 +100,7 @@ def _model_noise(who: Clients, found: Allocation) -> dict[str, dict[str, float]]
 
 
 def _windowed(who: Clients, found: Allocation, window: int) -> dict[str, Any]:
-    """The worst client's bounds if keys change after `window` rounds, with the noise as it is."""
+    """The worst client's bounds if keys change after `window` rounds, with this noise."""
     p = np.ones(who.n) if who.sizes is None else who.sizes
     seen = found.windowed(window, model_weights=p)
     return {

@@ -1,4 +1,4 @@
-"""What an allocation leaves behind: a table, a document, and a config for `fedaudit run`."""
+"""Files of an allocation: a table, a document, and a config for `fedaudit run`."""
 
 from __future__ import annotations
 
@@ -23,23 +23,25 @@ def config_for(
     base: Base | None = None,
     steps_per_round: int | Literal["epoch"] = 1,
 ) -> str:
-    """A config with one multiplier per client, by name: the user's own config, else the noise
-    alone, which runs once [data] are named."""
+    """A config with one multiplier per client, by name.
+
+    It contains the user's own config if there is one; without it, the user has to add [data].
+    """
     settings = dict(as_settings(found))
     multipliers: Sequence[float] = settings.pop("noise_multiplier")  # type: ignore[assignment]
     own = {} if base is None else base.without_noise()
     protections = dict(own.get("protections", {}))
     federation = dict(own.get("federation", {"clients": who.n, "rounds": found.rounds}))
     if found.budget_weights is not None:
-        federation["weighting"] = "size"  # what the budget counts
+        federation["weighting"] = "size"  # as the budget counts
     training: dict[str, Any] = {"batch_size": found.batch_size}
     training |= {"epochs": 1} if steps_per_round == "epoch" else {"steps": steps_per_round}
     first = {k: v for k, v in own.items() if k not in ("federation", "protections", "allocation")}
     lines = [
         "# Written by `fedaudit allocate`: noise per client, on the sum of clipped gradients.",
         *_about(base),
-        "# Noise is matched with clients by name and fits clients with as many training records",
-        "# as was said. Multipliers are public settings: whoever reads them learns the leverage.",
+        "# Noise is matched with clients by name and fits their present number of training",
+        "# records. Multipliers are public settings: whoever reads them learns the leverage.",
         *to_toml(first).splitlines(),
         *(section({"federation": federation})),
         *([] if base else section({"training": training})),
@@ -68,18 +70,18 @@ def _about(base: Base | None) -> list[str]:
 
 
 def _whose(who: Clients) -> list[str]:
-    """Whose multiplier stands where; of a table without names, how many clients there are."""
+    """Names of the clients in order; for a table without names, their number."""
     clients: Any = who.n if who.numbered else list(who.names)
     return section({"allocation": {"clients": clients}})
 
 
 def _comment(name: str) -> str:
-    """A name that cannot end its comment."""
+    """A name without characters that could end the comment."""
     return "".join(c if c.isprintable() else "?" for c in name)
 
 
 def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The clients as CSV, numbers with all their digits."""
+    """The clients as CSV, numbers with all digits."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()

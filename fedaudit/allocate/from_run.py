@@ -1,4 +1,4 @@
-"""What noise per client would do for a run whose clients all have the same."""
+"""Estimate what noise per client would change for a run with equal noise."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from fedaudit.trace import Truth
 
 
 def of_run(config: Config, truth: Truth) -> dict[str, Any] | None:
-    """What noise per client would do for a run whose clients all have the same, as a document.
+    """What noise per client would change for a run with equal noise, as a document.
 
-    At the budget of the run: the same noise in all, dealt out by size and organisation. None where
-    the run has no such noise, or every client the same leverage.
+    The budget is that of the run, allocated by size and organisation. None if the run does not use
+    equal noise, or if every client has the same leverage.
     """
     hook = config.protections.get("dp_sgd")
     if hook is None or not isinstance(hook.noise_multiplier, float) or hook.epsilon is not None:
         return None
     if hook.unit == "person" or config.federation.participation < 1:
-        return None  # other steps and rates than these count
-    told = truth.clients
+        return None  # the steps and sampling rates below would not hold
+    clients = truth.clients
     batch = config.training.batch_size
-    organisations = [about.get("organisation") for about in told.values()]
+    organisations = [about.get("organisation") for about in clients.values()]
     groups: tuple[str, ...] | None = None
     if None not in organisations and 1 < len(set(organisations)) < len(organisations):
-        groups = tuple(f"group {o}" for o in organisations)  # else it tells nobody apart
-    sizes = np.array([about["examples"] for about in told.values()])
+        groups = tuple(f"group {o}" for o in organisations)  # else groups carry no information
+    sizes = np.array([about["examples"] for about in clients.values()])
     if not hook.noise_multiplier > 0 or batch is None or batch > sizes.min() or len(sizes) < 2:
         return None
-    who = Clients(names=tuple(told), numbered=False, sizes=sizes, groups=groups, edges=None)
+    who = Clients(names=tuple(clients), numbered=False, sizes=sizes, groups=groups, edges=None)
     described, values = leverage_of(who, None, None, None)
     if np.ptp(values) == 0:
         return None
@@ -58,9 +58,9 @@ def of_run(config: Config, truth: Truth) -> dict[str, Any] | None:
 
 
 def keep_allocation(config: Config, truth: Truth, file: Path) -> None:
-    """Write what `of_run` finds, once: the same run has the same allocation.
+    """Write the allocation of `of_run` once: the same run has the same allocation.
 
-    It is an extra beside the audits: where it cannot be worked out, there is none.
+    It is an extra beside the audits: if it cannot be computed, no file is written.
     """
     key = hashlib.sha256(
         json.dumps([config.raw, truth.clients, code_sha256()], sort_keys=True).encode()
@@ -70,7 +70,7 @@ def keep_allocation(config: Config, truth: Truth, file: Path) -> None:
         if file.is_file() and read_text(kept, limit=1024) == key:
             return
     except Unreadable:
-        pass  # worked out anew
+        pass  # compute it again
     try:
         found = of_run(config, truth)
     except FedauditError:

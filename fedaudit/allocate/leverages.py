@@ -14,7 +14,7 @@ KINDS = ("size", "group", "degree", "betweenness", "eigenvector")
 def leverage_of(
     who: Clients, by: str | None, coupling: float | None, classes: int | None
 ) -> tuple[str, Floats]:
-    """What the leverage was made of, in words, and its values (n,)."""
+    """A description of the leverage, and its values (n,)."""
     there = [
         kind
         for kind, given in (("size", who.sizes), ("group", who.groups), ("degree", who.edges))

@@ -1,7 +1,7 @@
-"""The words for an allocation of noise: what each number means, what it assumes, who pays.
+"""An allocation in words: what each number means, what it assumes, and who pays.
 
-Made from the plain document of `fedaudit allocate` alone. A bound is never called more than it is:
-the published one is no guarantee, a sound one that exceeds all there is to tell is vacuous.
+Written from the plain document of `fedaudit allocate` alone. No bound is overstated: the published
+one is not a guarantee, and a sound one above ln(n + 1) nats is called vacuous.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MARGIN = 15
 
 
 def statements(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(about, text) of everything that has to be said, most important first."""
+    """(about, text) of every statement, most important first."""
     rows = document["clients"]
     out = [("leverage", _leverage(document)), ("worst case", _worst(document))]
     out.append(("published", _published(document, rows)))
@@ -48,7 +48,7 @@ def statements(document: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _leverage(document: Mapping[str, Any]) -> str:
     return (
-        f"{document['leverage']}: a proxy, no client's leverage in nats is known "
+        f"{document['leverage']}: a proxy; the leverage in nats is not known for any client "
         "([TopologyAwareDP] Section V-E)"
     )
 
@@ -69,12 +69,12 @@ def _worst(document: Mapping[str, Any]) -> str:
 
 def _published(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     text = (
-        "not a guarantee: [TopologyAwareDP] Eq. (2) takes what one record changes for what a "
-        "whole data set changes, and rests on a leverage that no proxy is proved to reach. "
+        "not a guarantee: [TopologyAwareDP] Eq. (2) uses the effect of one record for that of a "
+        "whole data set, and assumes a leverage that no proxy is proved to reach. "
         f"Largest: {_largest(rows, 'published')}"
     )
     if document["steps_per_round"] != [1]:
-        text += ". It counts a round as one step; here a round has more"
+        text += ". It counts a round as one step; here a round has several"
     if "most_there_is" in rows[0]:
         beyond = sum(r["published_after"] >= r["most_there_is"] for r in rows)
         if beyond:
@@ -86,16 +86,16 @@ def _dataset(rows: Sequence[Mapping[str, Any]]) -> str:
     text = (
         f"largest: {_largest(rows, 'dataset')}. Holds if noise is independent, batches are "
         "Poisson samples (or of fixed size), clients keep no state, and the leverage is at least "
-        "what the others' data tell"
+        "the information in the other clients' data"
     )
     if "vacuous" not in rows[0]:
-        return text + ". Without sizes it cannot be held against ln(n + 1), all there is to tell"
+        return text + ". Without sizes it cannot be compared with ln(n + 1), the most there is"
     empty = sum(r["vacuous"] for r in rows)
     if not empty:
-        return text + ". Below ln(n + 1) nats, all there is to tell, for every client"
+        return text + ". Below ln(n + 1) nats, the most there is, for every client"
     return text + (
         f". Vacuous for {empty} of {len(rows)} clients: a class mix of n records holds at most "
-        "ln(n + 1) nats, and the bound is not below that"
+        "ln(n + 1) nats, and the bound is at least that"
     )
 
 
@@ -121,8 +121,8 @@ def _record(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> s
     if document["epsilon_rounded"] > 1:
         percent = 100 * (document["epsilon_rounded"] - 1)
         text += (
-            f". Like clients were computed together, on the careful side: noise and rates within "
-            f"{percent:.2g} %"
+            f". Similar clients share one computation, rounded towards a larger epsilon: noise and "
+            f"rates within {percent:.2g} %"
         )
     return text
 
@@ -138,7 +138,7 @@ def _scale(document: Mapping[str, Any]) -> str:
 def _payers(rows: Sequence[Mapping[str, Any]]) -> str:
     worse = [r for r in rows if r["less_noise_than_uniform"]]
     if not worse:
-        return "nobody ends with less noise than uniform"
+        return "no client gets less noise than uniform"
     if "epsilon" in rows[0]:
         shown = [
             f"{r['client']} ({figure(r['uniform_epsilon'])} to {figure(r['epsilon'])})"
@@ -152,7 +152,7 @@ def _payers(rows: Sequence[Mapping[str, Any]]) -> str:
             for r in worse
         ]
         what = "less noise than uniform"
-    return f"{_some(worse, rows)} end with {what}: {_names(shown)}"
+    return f"{_some(worse, rows)} get {what}: {_names(shown)}"
 
 
 def _model(document: Mapping[str, Any]) -> str:
@@ -177,7 +177,7 @@ def _window(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> s
         f"one of {figure(w['dataset'])} (without a window {figure(w['dataset_without_window'])}), "
         f"of which up to {figure(w['dataset_through_models'])} come through the models of the "
         f"other rounds (average {'weighted by size' if w['average'] == 'size' else 'of equals'}, "
-        "plain SGD). The server, which reads every round, is not held off"
+        "plain SGD). This does not protect against the server, which reads every round"
     )
     if w["vacuous"]:
         text += f". The sound one is vacuous for {w['vacuous']} of {len(rows)} clients"
@@ -204,8 +204,8 @@ def _doubts(
         out.append(
             (
                 "amplification",
-                f"below a multiplier of {document['least_amplified_multiplier']:g} epsilons are "
-                f"given without amplification by sampling: {_names(r['client'] for r in tiny)}",
+                f"epsilons below a multiplier of {document['least_amplified_multiplier']:g} do not "
+                f"use amplification by sampling: {_names(r['client'] for r in tiny)}",
             )
         )
     if document["lone_members"]:
@@ -242,7 +242,8 @@ NOISE = {
     "before": "before",
     "after": "after",
 }
-"""The first table. `before` and `after` are the balanced bound: uniform noise, and allocated."""
+"""Columns of the first table. `before` and `after`: the balanced bound with uniform noise, and
+with this allocation."""
 
 BOUNDS = {
     "client": "client",
@@ -256,9 +257,9 @@ BOUNDS = {
 
 
 def show(console: Console, document: Mapping[str, Any]) -> None:
-    """Print who gets how much noise, all bounds, and what they mean.
+    """Print the noise of every client, all bounds, and what they mean.
 
-    Of many clients those with the largest leverage are shown.
+    A long table shows the clients with the largest leverage.
     """
     from rich.text import Text
 
@@ -295,7 +296,7 @@ def show(console: Console, document: Mapping[str, Any]) -> None:
     width = max(console.width, _MARGIN + 20) - _MARGIN
     for statement in document["statements"]:
         text = clean(statement["text"])
-        # a number stays on the line of its unit; no control code is left that could be meant
+        # keep a number and its unit on one line; `clean` has removed control characters like \0
         tied = text
         for unit in ("%", "nats", "x:", "x that"):
             tied = tied.replace(f" {unit}", f"\0{unit}")
@@ -334,5 +335,5 @@ def _table(
 
 
 def figure(value: float) -> str:
-    """Four digits, and no exponent where a person would write none."""
+    """Four digits, without an exponent for numbers of ordinary size."""
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedaudit.allocate import allocate
+from fedaudit.allocate import AllocationOptions, allocate
 from fedaudit.allocate.base import USUAL
 from fedaudit.allocate.page import show
 from fedaudit.cli.app import new_app
@@ -117,8 +117,7 @@ def allocate_command(
         Bar(quiet or as_json) as bar,
     ):
         config = USUAL if config is None and USUAL.is_file() else config
-        done = allocate(
-            clients,
+        options = AllocationOptions(
             rounds=rounds,
             batch_size=batch,
             config=config,
@@ -138,9 +137,8 @@ def allocate_command(
             steps_per_round=_steps(steps_per_round),
             window=window,
             accountant=accountant.value,
-            out=out,
-            progress=bar,
         )
+        done = allocate(clients, options, out=out, progress=bar)
     if as_json:
         typer.echo(json.dumps(done.document, indent=1, allow_nan=False))
         return

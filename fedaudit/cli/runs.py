@@ -30,7 +30,7 @@ from fedaudit.cli.output import (
 )
 from fedaudit.errors import DataError, Interrupted, UsageError
 from fedaudit.files import read_text
-from fedaudit.recorders.flower.runtime import chosen
+from fedaudit.recorders.flower.runtime import choose_engine
 from fedaudit.reporting.text import show_study
 from fedaudit.setup.seeds import BY_HAND
 from fedaudit.study import study
@@ -134,7 +134,7 @@ def run_command(
         parts = parts if fresh else study.taken_up(parts, out)
         if not all(part.config.drawn for part in parts):
             typer.echo(f"warning: {BY_HAND}", err=True)
-        trained_by = chosen(
+        trained_by = choose_engine(
             engine, superlink, timeout, root_certificates=root_certificates, insecure=insecure
         )
         bar("plan", 0, 1, "reading the data, looking ahead")

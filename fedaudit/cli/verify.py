@@ -25,7 +25,7 @@ from fedaudit.trace.health import CODES, Health, Problem, examine
 from fedaudit.trace.schema import hub_depths
 
 if TYPE_CHECKING:
-    from fedaudit.study.seal import Checked
+    from fedaudit.study.seal import PartCheck
 
 MOST = 40
 """Most problems that the terminal prints; --json has all."""
@@ -77,7 +77,7 @@ def _verified(
     plain: dict[str, Any] = {}
     fine, lines = True, []
     if (folder / SEAL).exists() or (folder / "run.json").exists() or is_study(folder):
-        parts: list[Checked] = examine_run(folder)
+        parts: list[PartCheck] = examine_run(folder)
         fine = all(c.fine for c in parts)
         plain["seal"] = [asdict(c) for c in parts]
         lines += verify_run_lines(parts)
@@ -101,7 +101,7 @@ def _verified(
     return plain, fine and (health is None or health.whole)
 
 
-def verify_run_lines(parts: Sequence[Checked]) -> list[str]:
+def verify_run_lines(parts: Sequence[PartCheck]) -> list[str]:
     """What `fedaudit verify RUN` prints of a run's seal."""
     lines = []
     for c in parts:

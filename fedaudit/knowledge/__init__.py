@@ -1,21 +1,23 @@
-"""What an adversary brings to an audit, and the answers that stay behind in the truth.
+"""What an adversary brings to an audit: records, candidates, noise, shadows, marks, games.
 
-records.py      whose records are whose
-candidates.py   records to ask about, matched one to one
-noise.py        the noise in force
-builder.py      where audits ask for all this
+records.py      the records of every client
+candidates.py   members and non-members, matched one to one
+noise.py        the declared noise
+shadows.py      federations that the adversary trains itself
+probing/        security games with the clients of a run
+builder.py      builds all of this for an audit
 """
 
-from fedaudit.knowledge.builder import Desk
+from fedaudit.knowledge.builder import KnowledgeBuilder
 from fedaudit.knowledge.candidates import candidates
 from fedaudit.knowledge.noise import noise_of
-from fedaudit.knowledge.records import Records, fits, of_config, of_files, of_run
+from fedaudit.knowledge.records import Records, check_model_fits, of_config, of_files, of_run
 
 __all__ = [
-    "Desk",
+    "KnowledgeBuilder",
     "Records",
     "candidates",
-    "fits",
+    "check_model_fits",
     "noise_of",
     "of_config",
     "of_files",

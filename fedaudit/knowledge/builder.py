@@ -1,4 +1,4 @@
-"""Where audits of one trace ask for what their adversary brings."""
+"""Build what the adversary of an audit brings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedaudit.audits.audit import Knowledge
 from fedaudit.errors import NotApplicable
 from fedaudit.knowledge.candidates import candidates
 from fedaudit.knowledge.noise import noise_of
-from fedaudit.knowledge.records import Records, fits, same_data
+from fedaudit.knowledge.records import Records, check_model_fits, load_unchanged_data
 from fedaudit.randomness import Seed
 from fedaudit.setup.config import Config
 from fedaudit.stats import query_plans
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from fedaudit.knowledge.shadows import ShadowFederations
 
 
-class Desk:
-    """Where audits of one trace ask for knowledge; each part is made once, when first needed."""
+class KnowledgeBuilder:
+    """Builds the knowledge of audits of one trace; records are loaded once, when first needed."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Desk:
         self._records: Records | None = None
 
     def knowledge_for(self, audit: Any) -> tuple[Knowledge, Truth | None]:
-        """What this audit's adversary brings, and the truth that can answer it."""
+        """What this audit's adversary brings, and the truth to score against."""
         if not audit.needs:
             return Knowledge(), self._truth
         if "marks" in audit.needs:
@@ -48,15 +48,15 @@ class Desk:
             return Knowledge(noise=noise, shadows=self._shadows_for(audit)), self._truth
         if "records" not in audit.needs:
             return Knowledge(noise=noise), self._truth
-        records = self._asked()
+        records = self._load_once()
         pools, members, notes = candidates(records, audit.records, self._seed)
         known = Knowledge(task=records.task, candidates=pools, noise=noise, notes=notes)
-        # a file of records tells members even where nothing else of the truth is known
+        # a file of records tells who is a member even without any other truth
         truth = MembersOnly(members) if self._truth is None else self._truth.knowing(members)
         return known, truth
 
-    def _asked(self) -> Records:
-        """The records that audits ask about, loaded once."""
+    def _load_once(self) -> Records:
+        """The records that audits ask about."""
         if self._load is None:
             raise NotApplicable(
                 "no records to ask about",
@@ -73,19 +73,20 @@ class Desk:
         """Clients to play with, and the coins of the games."""
         from fedaudit.knowledge import probing
 
-        games = probing.table(audit, self._asked(), self._trace, self._config, self._seed)
+        records = self._load_once()
+        games = probing.build_games(audit, records, self._trace, self._config, self._seed)
         members = games.members
         truth = MembersOnly(members) if self._truth is None else self._truth.knowing(members)
         return Knowledge(extra={"games": games}), truth
 
     def _marks(self, audit: Any) -> Knowledge:
-        """The corpus owner's keys, and the server's own notes: which pairs it drew, and weights."""
+        """The corpus owner's keys, and what the server knows: the pairs it drew, and weights."""
         from fedaudit.setup.marks import plant
 
         config = self._config
         if config is None or config.marks is None:
             raise NotApplicable(
-                "no keys to look for marks with",
+                "no keys of marks",
                 code="no_keys",
                 expected="a run with [marks], whose private config holds the owner's keys",
                 got="a trace alone" if config is None else "a run without marks",
@@ -93,10 +94,10 @@ class Desk:
             )
         seed = Seed(config.seed)
         before = None if self._truth is None else self._truth.facts.get("data_sha256")
-        train, test = same_data(config, seed, before)
+        train, test = load_unchanged_data(config, seed, before)
         parties = self._trace.manifest.federation.get("clients", ())
         task = config.task.build(train, seed)
-        fits(task, self._trace)
+        check_model_fits(task, self._trace)
         planted = plant(config, task, train, test, len(parties), seed)
         assert planted is not None
         if not planted.keys:
@@ -105,10 +106,10 @@ class Desk:
                 code="no_keys_to_test",
                 expected="marks.clients or marks.spare above 0",
                 got="neither",
-                remedy="with nobody marked set marks.spare = 3: keys that should name no one",
+                remedy="mark clients, or set marks.spare = 3: keys that should point to nobody",
             )
         null_seed = self._seed.key("marks/null")
-        extra: dict[str, Any] = {"marks": planted.family.desk(planted.keys, audit, null_seed)}
+        extra: dict[str, Any] = {"marks": planted.family.marks(planted.keys, audit, null_seed)}
         if config.federation.weighting == "size":
             sizes = len(task.encode(train)) + len(planted.marked) * planted.records
             extra["mean_weight"] = sizes / len(parties)
@@ -123,7 +124,7 @@ class Desk:
         return Knowledge(task=task, extra=extra)
 
     def _shadows_for(self, audit: Any) -> ShadowFederations:
-        """Federations of the adversary's own, after the run's config."""
+        """Federations that the adversary trains after the run's config."""
         from fedaudit.knowledge.shadows import of_run as shadows_of
 
         if self._config is None:
@@ -132,7 +133,7 @@ class Desk:
                 code="no_shadows",
                 expected="a run of fedaudit, whose config says how clients train",
                 got="a trace alone",
-                remedy="run the federation with fedaudit, or rebuild it as a config first",
+                remedy="run the federation with fedaudit",
             )
         return shadows_of(
             self._config,

@@ -1,10 +1,10 @@
-"""Records to ask about: members and non-members that nothing but membership tells apart.
+"""Candidate records of a membership audit: members and non-members that differ in nothing else.
 
-A membership audit asks, for every client, about records of two kinds that nothing but membership
-tells apart: some that the client trained on, and as many that nobody trained on, matched one to one
-by class (and by natural owner, where clients are owners). A record is asked about once: of a text
-that gives several examples, one is drawn, since examples of one text are no independent evidence.
-Without the matching an attack would score by telling one class from another.
+For every client, a membership audit asks about records that the client trained on and about equally
+many that nobody trained on. They are matched one to one by class (and by natural owner, if clients
+are owners): without matching, an attack would score by telling classes apart. Each record is asked
+about once. If a text yields several examples, one is drawn, since examples of one text are not
+independent evidence.
 """
 
 from __future__ import annotations
@@ -29,20 +29,22 @@ if TYPE_CHECKING:
 Members = dict[str, npt.NDArray[np.bool_]]
 
 MOST_DOUBLES = 0.2
-"""Above this share of held-out records that somebody trained on, the file is the wrong one."""
+"""Above this share of held-out records that a client trained on, the file is the wrong one."""
 
 
 def candidates(
     records: Records, per_client: int, seed: Seed
 ) -> tuple[dict[str, Candidates], Members, tuple[str, ...]]:
-    """Members and non-members of every client, matched one to one, in random order; and notes."""
+    """Matched members and non-members of every client in random order, who is a member, notes."""
     import torch
 
-    others, doubles = _strangers(records)
+    others, doubles = _non_members(records)
     rng = seed.generator("candidates")
     task = records.task
-    theirs = _one_each(task.encode(others), rng)
-    encoded = {party: _one_each(task.encode(data), rng) for party, data in records.own.items()}
+    theirs = _one_per_record(task.encode(others), rng)
+    encoded = {
+        party: _one_per_record(task.encode(data), rng) for party, data in records.own.items()
+    }
     matched = _matched(
         {
             party: [(records.owner.get(party), label) for label in own.y.tolist()]
@@ -69,14 +71,14 @@ def candidates(
             got=f"{len(theirs)} held-out records, none of a fitting class",
             remedy="hold out more records with data.test_fraction",
         )
-    notes = [f"{doubles} held-out records that a client trained on too were left out"]
+    notes = [f"left out {doubles} held-out records that a client also trained on"]
     left = [p for p in encoded if p not in pools]
     if left:
-        notes.append(f"{len(left)} clients have no record that could be matched: not asked about")
+        notes.append(f"{len(left)} clients have no record that can be matched: not asked about")
     return pools, members, (*records.notes, *notes[0 if doubles else 1 :])
 
 
-def _one_each(examples: Examples, rng: np.random.Generator) -> Examples:
+def _one_per_record(examples: Examples, rng: np.random.Generator) -> Examples:
     """One example of every record, drawn at random."""
     import torch
 
@@ -91,11 +93,11 @@ def _matched(
     per_client: int,
     rng: np.random.Generator,
 ) -> dict[str, tuple[list[int], list[int]]]:
-    """Party -> numbers of its own examples, and as many of nobody's, of the same strata.
+    """Party -> indices of its own examples, and of as many non-members in the same strata.
 
-    `wanted` party -> stratum of each of its examples. Clients draw in turn, so that none takes all
-    held-out records of a class, and each its own examples in random order, so that the classes
-    asked about are those that it holds.
+    `wanted`: party -> stratum of each of its examples. Clients draw in turn, so that no client
+    takes all held-out records of a class. Each draws its own examples in random order, so that the
+    candidates have the client's class mix.
     """
     free = {key: rng.permutation(numbers).tolist() for key, numbers in strata.items()}
     queue = {party: rng.permutation(len(own)).tolist() for party, own in wanted.items()}
@@ -119,7 +121,7 @@ def _matched(
 def _strata(
     dataset: Dataset, record: Indices, y: Indices, owner: Mapping[str, str]
 ) -> dict[Any, Indices]:
-    """(owner or None, class) -> numbers of the examples."""
+    """(owner or None, class) -> indices of the examples."""
     if owner and dataset.client is not None:
         whose: list[str | None] = [dataset.client[i] for i in record]
     else:
@@ -130,11 +132,11 @@ def _strata(
     return {k: np.array(v) for k, v in found.items()}
 
 
-def _strangers(records: Records) -> tuple[Dataset, int]:
-    """Held-out records that nobody trained on, and how many others were left out.
+def _non_members(records: Records) -> tuple[Dataset, int]:
+    """Held-out records that nobody trained on, and the number of those left out.
 
-    A few doubles occur in honest data (a record typed twice) and are no non-members; where they
-    are many, the wrong file was given.
+    Honest data contain a few duplicates (a record typed twice); these are not non-members. Many
+    duplicates mean that the user gave the wrong file.
     """
 
     def keys(data: Dataset, *, inverted: bool = False) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The noise in force, which is public: of declared protections, and of rounding."""
+"""The noise of a run, which is public: from declared protections and from rounding."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from typing import Any
 import numpy as np
 
 from fedaudit.audits.audit import Noise
-from fedaudit.knowledge.records import NO_CLIENT
+from fedaudit.knowledge.records import RESERVED_NAMES
 from fedaudit.setup.config import Config
 from fedaudit.trace import ANONYMOUS, Trace, Truth
 from fedaudit.trace.recorder import MODEL
 
 RINGS = {"2^32": 32, "2^64": 64}
-"""Moduli of a secure sum, as they are declared -> bits."""
+"""Declared modulus of a secure sum -> bits."""
 
 PLAIN_UPLOADS = frozenset({"update_noise", "shuffle", "secure_sum"})
-"""Protections that change nothing of an update but what `update_noise` declares, and its name."""
+"""Protections that change an update only by the noise of `update_noise`, or hide its sender."""
 
 
 def noise_of(
     trace: Trace, truth: Truth | None = None, config: Config | None = None
 ) -> Noise | None:
-    """The noise that declared protections put on the mean over clients, and what rounding adds:
-    of a secure sum's ring, and of a trace in half precision. None if there is none."""
+    """Noise on the mean over clients, from declared protections and rounding; None without any.
+
+    Rounding comes from the ring of a secure sum and from a trace in half precision.
+    """
     shares, present = _shares(trace)
     uploads: dict[str, float] = {}
     ring: dict[str, float] = {}
@@ -41,7 +43,7 @@ def noise_of(
         if not z:
             continue
         if name == "central_dp":
-            z = d.get("mean_multiplier", z)  # of the mean alone, where more is released
+            z = d.get("mean_multiplier", z)  # noise of the mean alone, if more is released
             on_sum = math.hypot(on_sum, float(z) * clip)
             rules.append(f"central_dp: {z:g} x {clip:g} / {max(len(present), 1)} clients")
         elif name == "update_noise":
@@ -53,7 +55,7 @@ def noise_of(
             rules.append("dp_sgd: rate x multiplier x clip x sqrt(steps) / batch, to first order")
         else:
             complete = False
-            rules.append(f"{name}: of unknown size")
+            rules.append(f"{name}: unknown size")
     recorded = trace.manifest.layouts.get(MODEL)
     if recorded is not None and recorded.dtype == "float16" and len(trace.rounds):
         rounded, sent = _recorded_rounding(trace, shares)
@@ -64,7 +66,7 @@ def noise_of(
         rules.append("quantisation: recorded in float16, rounding step / sqrt(12)")
     own = {p: shares.get(p, 1.0 / len(uploads)) * size for p, size in uploads.items()}
     _add(own, ring)
-    # who stays away adds no noise
+    # absent clients add no noise
     squared = on_mean**2 + (on_sum / max(len(present), 1)) ** 2
     squared += sum(own.get(party, 0.0) ** 2 for party in present or own)
     if complete and squared == 0:
@@ -82,13 +84,13 @@ def noise_of(
 
 
 def _add(deviations: dict[str, float], more: Mapping[str, float]) -> None:
-    """Independent noise on top of what there is."""
+    """Add independent noise to `deviations`, in place."""
     for party, size in more.items():
         deviations[party] = math.hypot(deviations.get(party, 0.0), size)
 
 
 def _clipped_to(trace: Trace) -> float | None:
-    """The norm of an update at most before `update_noise` noised it; None where more was done."""
+    """The clip norm before `update_noise` added noise; None if another protection acts too."""
     declared = trace.manifest.declared
     names = [str(d.get("name")) for d in declared]
     if names.count("update_noise") != 1 or not {*names} <= PLAIN_UPLOADS:
@@ -98,10 +100,10 @@ def _clipped_to(trace: Trace) -> float | None:
 
 
 def _shares(trace: Trace) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Party -> its share in the mean of a round it takes part in, and who did in the first.
+    """Party -> its share in the mean of a round, and the parties of the first round.
 
-    From the weights of the first round: the typical one for those who were not there, equal ones
-    where they did not cross the wire.
+    Shares follow the weights of the first round. Absent parties get the typical weight; if no
+    weights crossed the wire, all are equal.
     """
     parties = list(trace.manifest.federation.get("clients", ()))
     first = trace.messages(1) if len(trace.rounds) else ()
@@ -120,10 +122,10 @@ def _add_ring_rounding(
     sizes: Mapping[str, int],
     config: Config | None,
 ) -> str:
-    """Rounding to whole numbers of a secure sum's ring, uniform within a step; the rule it follows.
+    """Add the rounding of a secure sum's ring, uniform within a step; return its rule in words.
 
-    Every client rounds its update times its weight over the largest weight: in the mean that is
-    the step times the largest share, whoever it is.
+    Every client rounds its update times its weight over the largest weight. In the mean, the step
+    is therefore multiplied by the largest share, for every client.
     """
     from fedaudit.protections.secure_aggregation.ring import RingQuantiser
 
@@ -139,10 +141,10 @@ def _add_ring_rounding(
 
 
 def _recorded_rounding(trace: Trace, shares: Mapping[str, float]) -> tuple[dict[str, float], float]:
-    """Deviation that half precision puts on every client's upload, from the rows of the first
-    round, the typical one for those who were not there; and that on the model which was sent.
+    """Rounding deviation of half precision: of every client's upload, and of the sent model.
 
-    Rounding is uniform within a step, which grows with the number.
+    Computed from the first round; absent clients get the typical deviation. Rounding is uniform
+    within a step, and the step grows with the number.
     """
     block, messages = trace.block(1), [m for m in trace.messages(1) if MODEL in m.parts]
 
@@ -151,7 +153,7 @@ def _recorded_rounding(trace: Trace, shares: Mapping[str, float]) -> tuple[dict[
         steps = np.spacing(np.abs(values)).astype(np.float64)
         return math.sqrt(float(np.square(steps).mean()) / 12.0) if len(steps) else 0.0
 
-    hubs = {*trace.manifest.federation.get("hubs", ()), *NO_CLIENT}
+    hubs = {*trace.manifest.federation.get("hubs", ()), *RESERVED_NAMES}
     down = [m.parts[MODEL] for m in messages if m.kind == "model" and m.sender in hubs]
     sent = deviation(down[0]) if down else 0.0
     found: dict[str, float] = {}
@@ -159,7 +161,7 @@ def _recorded_rounding(trace: Trace, shares: Mapping[str, float]) -> tuple[dict[
     for m in messages:
         if m.sender in hubs and m.sender != ANONYMOUS:
             continue
-        # a model is read as the difference from the one that was sent
+        # an uploaded model counts as its difference from the sent one
         size = math.hypot(deviation(m.parts[MODEL]), sent if m.kind == "model" else 0.0)
         sizes.append(size)
         if m.sender != ANONYMOUS:
@@ -177,7 +179,7 @@ def _training_noise(
     sizes: Mapping[str, int],
     config: Config,
 ) -> dict[str, float]:
-    """Noise of DP-SGD in an update: independent steps add up, each divided by the batch."""
+    """Noise of DP-SGD in an update: independent steps add up, each divided by the batch size."""
     training = replace(config.training, sampling="poisson")
     out = {}
     for party, z in zip(shares, multipliers, strict=True):
@@ -190,12 +192,12 @@ def _training_noise(
 
 
 def _is_plain(config: Config) -> bool:
-    """Whether local steps only add up: Adam and momentum reshape the noise."""
+    """Whether local steps simply add up: Adam and momentum reshape the noise."""
     return config.training.optimizer == "sgd" and not config.training.momentum
 
 
 def _examples(trace: Trace, truth: Truth | None) -> dict[str, int]:
-    """Party -> examples, from the truth, or as far as counts crossed the wire."""
+    """Party -> number of examples, from the truth or else from counts that crossed the wire."""
     if truth is not None and truth.clients:
         return {p: int(c["examples"]) for p, c in truth.clients.items() if "examples" in c}
     return {

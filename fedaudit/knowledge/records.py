@@ -1,4 +1,4 @@
-"""Whose records are whose: of a run, of a config, or of files beside a foreign trace."""
+"""The records of every client: from a run, a config, or a file given with a foreign trace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedaudit.files import Unreadable, read_toml
 from fedaudit.randomness import Seed
 from fedaudit.setup.config import Config, load
 from fedaudit.setup.identity import digest
-from fedaudit.setup.prepare import deal, load_data
+from fedaudit.setup.prepare import assign_records, load_data
 from fedaudit.trace import (
     AGGREGATOR,
     ANONYMOUS,
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from fedaudit.tasks.task import Task
 
 MOST_NAMES = 5
-"""Names that a note lists before it counts."""
+"""Names that a note lists; it counts the rest."""
 
-NO_CLIENT = frozenset({SERVER, SHUFFLER, AGGREGATOR, ANONYMOUS, PUBLIC, NETWORK, WIRETAP})
+RESERVED_NAMES = frozenset({SERVER, SHUFFLER, AGGREGATOR, ANONYMOUS, PUBLIC, NETWORK, WIRETAP})
 
 
 @dataclass(frozen=True)
 class Records:
-    """Whose records are whose: `own` party -> what it trained on; `others` nobody's records.
+    """Records of the clients: `own` party -> its training records; `others` held-out records.
 
-    `inverted` parties see 1 - x. `owner` party -> the natural owner its records come from, where
-    held-out records of that owner exist to match them with. `notes` what a reader should know.
+    `inverted`: parties that train on 1 - x. `owner`: party -> the natural owner of its records, if
+    held-out records of that owner exist to match them with. `notes`: for the reader of the report.
     """
 
     task: Task
@@ -56,7 +56,7 @@ class Records:
 
 
 def of_run(home: Path, trace: Trace, truth: Truth | None = None) -> Records:
-    """The records of a run, loaded again as its private config says."""
+    """The records of a run, loaded again from its private config."""
     file = home / "truth" / "config.toml"
     try:
         raw = read_toml(file)
@@ -75,31 +75,33 @@ def of_run(home: Path, trace: Trace, truth: Truth | None = None) -> Records:
 
 
 def of_config(config: Config, trace: Trace, truth: Truth | None = None) -> Records:
-    """The records of a config, dealt out as in its run; `truth` says whether they are the same."""
+    """The records of a config, assigned as in its run; `truth` tells whether they changed since."""
     seed = Seed(config.seed)
     before = None if truth is None else truth.facts.get("data_sha256")
-    train, test = same_data(config, seed, before, or_else=", or give records with --data")
-    dealt = deal(config, train, seed)
+    train, test = load_unchanged_data(config, seed, before, or_else=", or give records with --data")
+    assignment = assign_records(config, train, seed)
     task = config.task.build(train, seed)
-    fits(task, trace)
+    check_model_fits(task, trace)
     parties = trace.manifest.federation.get("clients", ())
     by_owner = config.partition["kind"] == "by_owner" and test.client is not None
-    own = {p: dealt.parts.client_data(train, c) for c, p in enumerate(parties)}
+    own = {p: assignment.parts.client_data(train, c) for c, p in enumerate(parties)}
     return Records(
         task=task,
         own=own,
         others=test,
-        inverted=frozenset(p for c, p in enumerate(parties) if dealt.parts.inverted[c]),
-        owner={p: str(dealt.parts.names[c]) for c, p in enumerate(parties)} if by_owner else {},
+        inverted=frozenset(p for c, p in enumerate(parties) if assignment.parts.inverted[c]),
+        owner={p: str(assignment.parts.names[c]) for c, p in enumerate(parties)}
+        if by_owner
+        else {},
     )
 
 
-def same_data(
+def load_unchanged_data(
     config: Config, seed: Seed, before: str | None, *, or_else: str = ""
 ) -> tuple[Dataset, Dataset]:
-    """Records of a run, trained on and held out, if they are still what they were (`before`).
+    """Training and held-out records of a run, if their digest is still `before`.
 
-    Moved or altered ones are a missing need: other audits go on.
+    Missing or changed records raise NotApplicable, so that other audits go on.
     """
     try:
         train, test = load_data(config, seed)
@@ -109,13 +111,13 @@ def same_data(
             code="unreadable_records",
             expected=error.expected,
             got=error.got,
-            remedy=f"bring them back{or_else}",
+            remedy=f"restore them{or_else}",
         ) from None
     if before is not None and before != digest(train, test):
         raise NotApplicable(
             "the records are not those that the run trained on",
             code="other_records",
-            expected="the data as they were when the run began",
+            expected="the data that the run began with",
             got="other records or labels",
             remedy=f"restore the data{or_else}",
         )
@@ -132,11 +134,11 @@ def of_files(
 ) -> Records:
     """Records for a trace that other software wrote.
 
-    `data` is a file of records with a client column: a name of the trace marks what that client
-    trained on, any other word marks a record of nobody (an empty cell is refused: it may be a
-    mistake, and so is a word that is nearly a name of the trace). `model` is
-    "package.module:function" that builds the torch module; `logits`: whether it must give some,
-    as where no score of one's own takes their place.
+    `data` is a file of records with a client column. A name from the trace marks a training record
+    of that client; any other word marks a held-out record. An empty cell, or a word that is nearly
+    a name from the trace, is refused as a likely mistake. `model` is the "package.module:function"
+    that builds the torch module. `logits`: the model must return logits (not needed with a score
+    of the user's own).
     """
     from fedaudit.data import files
     from fedaudit.settings import check_arguments
@@ -146,7 +148,7 @@ def of_files(
     dataset = files.read(data, **check_arguments(files.read, asked, "data"))
     if dataset.client is None:
         raise DataError(
-            f"{data} does not say whose records these are",
+            f"{data} does not tell which client owns a record",
             expected="a client column with the names of the trace's parties",
             got="no client column",
             remedy="name it with --client",
@@ -155,12 +157,12 @@ def of_files(
         task = _declared_task(trace).build(dataset, Seed(0))
     else:
         task = Module(factory=model).build(dataset, Seed(0), logits=logits)
-    fits(task, trace)
-    # a record of "public" or "server" is nobody's
-    senders = set(trace.parties()) - {*trace.manifest.federation.get("hubs", ()), *NO_CLIENT}
+    check_model_fits(task, trace)
+    # records of "public" or "server" are held-out records
+    senders = set(trace.parties()) - {*trace.manifest.federation.get("hubs", ()), *RESERVED_NAMES}
     whose = np.array(dataset.client)
     listed = senders & set(dataset.client)
-    # in the order of the trace: neither names nor the order of the file change what is drawn
+    # in the order of the trace: neither names nor the order of the file change random draws
     own = {
         party: dataset.take(np.flatnonzero(whose == party))
         for party in trace.parties()
@@ -169,40 +171,40 @@ def of_files(
     nobody = np.flatnonzero(~np.isin(whose, [*own]))
     if not own or not len(nobody):
         raise DataError(
-            f"{data} has no records of {'clients' if not own else 'nobody'}",
+            f"{data} has no {'records of clients' if not own else 'held-out records'}",
             expected="records of the trace's parties, and records that none of them trained on",
             got=f"clients {', '.join(sorted(set(dataset.client))[:5])}; the trace has "
             f"{', '.join(sorted(senders)[:5])}",
             remedy="write the party's name in the client column, and 'held-out' for the others",
         )
-    strangers = Counter(whose[nobody].tolist())
-    _refuse_misspelt(data, strangers, senders, own)
+    other_names = Counter(whose[nobody].tolist())
+    _refuse_misspelt(data, other_names, senders, own)
     return Records(
         task=task,
         own=own,
         others=dataset.take(nobody),
-        notes=_named(strangers, sorted(senders - {*own})),
+        notes=_notes(other_names, sorted(senders - {*own})),
     )
 
 
 def _refuse_misspelt(
-    data: str | Path, strangers: Mapping[str, int], senders: Collection[str], own: Collection[str]
+    data: str | Path, other_names: Mapping[str, int], senders: Collection[str], own: Collection[str]
 ) -> None:
-    """Refuse words of the client column that are nearly a name of the trace.
+    """Refuse words in the client column that are nearly a name from the trace.
 
-    Letters in another case, other spaces or hyphens: of any sender. A letter more, less or another:
-    of a sender who has no records in the file, since numbered sites differ by one letter as well.
+    Another case, spacing or hyphenation counts for every sender. One wrong letter counts only for
+    senders without records in the file, since numbered sites differ by one letter as well.
     """
     plain = {_letters(s): s for s in senders}
     missing = sorted(set(senders) - set(own))
-    for word, count in strangers.items():
+    for word, count in other_names.items():
         meant = plain.get(_letters(word))
         if meant is None:
             meant = next((s for s in missing if _one_slip(word, s)), None)
         if meant is not None:
             raise DataError(
                 f"{count} records of {data} belong to {word!r}, which is nearly {meant!r}",
-                expected="names as the trace spells them, or another word for nobody's records",
+                expected="names as the trace spells them, or another word for held-out records",
                 got=f"{word!r}; the trace has {', '.join(sorted(senders)[:5])}",
                 remedy=f"write {meant!r}, or 'held-out' if no client trained on these",
             )
@@ -213,7 +215,7 @@ def _letters(name: str) -> str:
 
 
 def _one_slip(one: str, other: str) -> bool:
-    """Whether one letter more, less, other, or two that changed places make one of the other."""
+    """Whether the names differ by one inserted, removed, replaced or swapped letter."""
     a, b = sorted((_letters(one), _letters(other)), key=len)
     if len(b) - len(a) > 1 or len(b) < 3:
         return False
@@ -224,26 +226,24 @@ def _one_slip(one: str, other: str) -> bool:
     return rest_a[1:] == rest_b[1:] or (rest_a[:2] == rest_b[:2][::-1] and rest_a[2:] == rest_b[2:])
 
 
-def _named(strangers: Mapping[str, int], missing: Sequence[str]) -> tuple[str, ...]:
-    """Whose records were taken for nobody's, and which clients have none."""
+def _notes(other_names: Mapping[str, int], missing: Sequence[str]) -> tuple[str, ...]:
+    """Which names counted as held out, and which clients have no records."""
 
     def listed(words: Sequence[str]) -> str:
         rest = len(words) - MOST_NAMES
         return ", ".join(words[:MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
-    of = [f"{word!r} ({count})" for word, count in strangers.items()]
-    notes = [
-        f"records of {listed(of)} were taken as nobody's: the trace has no client of that name"
-    ]
+    of = [f"{word!r} ({count})" for word, count in other_names.items()]
+    notes = [f"records of {listed(of)} count as held out: the trace has no client of that name"]
     if missing:
-        notes.append(f"no records were given of {listed(missing)}: not asked about")
+        notes.append(f"no records of {listed(missing)} were given: not asked about")
     return tuple(notes)
 
 
 def _declared_task(trace: Trace) -> Any:
-    """The task that a manifest names, if fedaudit builds it.
+    """The task that a manifest names, if fedaudit can build it.
 
-    Never a module of somebody's own: a recording does not decide which code is run.
+    A user's module is refused: a recording must not decide which code runs.
     """
     from fedaudit.settings import check
     from fedaudit.tasks.catalogue import CATALOGUE
@@ -252,7 +252,7 @@ def _declared_task(trace: Trace) -> Any:
     name = known.pop("kind", None)
     if name not in CATALOGUE or name == "module":
         raise ConfigError(
-            "the model behind this trace is not known",
+            "the model of this trace is not known",
             expected="a task that fedaudit builds, named in the manifest",
             got=repr(name),
             remedy="name the function that builds the torch module: --model package.module:fn",
@@ -260,6 +260,6 @@ def _declared_task(trace: Trace) -> Any:
     return check(CATALOGUE[name], known, "the manifest's task")
 
 
-def fits(task: Task, trace: Trace) -> None:
-    """Refuse a model whose tensors are not those that the trace recorded."""
+def check_model_fits(task: Task, trace: Trace) -> None:
+    """Refuse a model whose tensors differ from those in the trace."""
     columns_for(task.layout, trace.layout)

@@ -1,17 +1,17 @@
-"""Shadow federations: what an adversary trains at home to learn what a class mix looks like.
+"""Shadow federations: the adversary trains them itself to learn how a class mix shows in updates.
 
-Same task, rounds, training, protections, graph and organisations as the target (an observer of the
-wire knows them all), begun from the model that the target's clients were first sent, on records
-that no client of the target trained on. Nothing of the target's seed, records or labels goes in.
+A shadow has the task, rounds, training, protections, graph and organisations of the target (an
+observer of the wire knows them all). It starts from the model that the target's clients first
+received, and trains on records that no client of the target trained on. It uses nothing of the
+target's seed, records or labels.
 
-**The corpus** is the held-out part of the run's data and whatever was dealt to nobody, or a file of
-the adversary's own. It is usually smaller than the target's data, so every shadow draws as many
-records as the target's clients hold together with replacement: within a federation a record may
-stand with two clients, or twice with one.
+**The corpus** is the held-out part of the run's data with the records that no client got, or a file
+of the adversary's own. It is usually smaller than the target's data, so every shadow draws with
+replacement as many records as the target's clients hold together. Within a shadow, a record may
+occur at two clients, or twice at one.
 
-**The prior** says how a shadow deals these records out: as the target did (matched), or by
-Dirichlet shares whatever the target did (mismatched: what is left to an adversary who does not know
-how places and classes hang together).
+**The prior** is how a shadow assigns these records to clients: like the target (matched), or by
+Dirichlet shares (mismatched: for an adversary who does not know how places and classes relate).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import numpy as np
 
 from fedaudit.arrays import Indices
 from fedaudit.errors import DataError, FedauditError, NotApplicable, NothingToSay
-from fedaudit.knowledge.records import same_data
+from fedaudit.knowledge.records import load_unchanged_data
 from fedaudit.randomness import Seed
 from fedaudit.setup.config import Config
-from fedaudit.setup.prepare import deal
+from fedaudit.setup.prepare import assign_records
 from fedaudit.trace import WIRETAP, MemoryRecorder, MemoryTruth, Trace, Truth, View
 from fedaudit.trace.recorder import MODEL
 from fedaudit.workers import Failed, chosen, fan_out
@@ -44,20 +44,20 @@ if TYPE_CHECKING:
 Prior = Literal["auto", "matched", "dirichlet"]
 
 AT_ONCE_BYTES = 256 << 20
-"""Recorded updates of the shadows that are held at the same time."""
+"""Memory for recorded updates of shadows that are trained together."""
 MOST_AT_ONCE = 32
 FEWEST_OF_A_CLASS = 5
 UNKNOWABLE = ("by_owner",)
-"""Partitions that no adversary could repeat: owners are what the target's records say."""
+"""Partitions that an adversary cannot repeat: the target's own records define the owners."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShadowFederations:
-    """`count` federations, trained when they are asked for and dropped when they were looked at.
+    """`count` federations, trained during iteration and dropped after use.
 
-    Each pass trains the same ones anew, in blocks, so that memory does not grow with their number.
-    `edges` and `organisations` are those that each federation runs with; `position` (n,) are the
-    organisations by which the prior ties classes to places, which rewiring leaves as they were.
+    Each pass trains the same federations again, in blocks, so that memory does not grow with
+    `count`. `edges` and `organisations` hold one entry per federation. `position` (n,) are the
+    organisations by which the prior ties classes to places; rewiring does not change them.
     """
 
     task: Task
@@ -88,7 +88,7 @@ class ShadowFederations:
         edges: Sequence[Sequence[tuple[int, int]]],
         organisations: Sequence[Sequence[int] | None],
     ) -> ShadowFederations:
-        """The same clients with the same records, joined or labelled in another way."""
+        """The same clients with the same records, under other edges or organisations."""
         return replace(
             self,
             edges=tuple(tuple(sorted(e)) for e in edges),
@@ -100,10 +100,9 @@ class ShadowFederations:
             yield from self._trained(together)
 
     def each(self, look: Callable[[int, View, Truth], Any]) -> Iterator[Any]:
-        """look(number, view, truth) of every shadow, by the command's `--workers` if it has some.
+        """look(number, view, truth) for every shadow, in parallel if the command has `--workers`.
 
-        Whoever trains them, the same ones are trained together: nothing depends on the number of
-        workers.
+        Blocks are the same for any number of workers, and so are the results.
         """
         workers = chosen()
         blocks = self._blocks()
@@ -118,16 +117,16 @@ class ShadowFederations:
                 if isinstance(outcome, Failed):
                     raise FedauditError(
                         "a worker could not train its shadow federations",
-                        expected=f"{len(jobs[i][2])} federations from one of the workers",
+                        expected=f"{len(jobs[i][2])} federations from one worker",
                         got=outcome.why,
-                        remedy="without --workers this process trains them all",
+                        remedy="leave --workers out: this process then trains all of them",
                     )
                 found[i] = outcome
         for i in range(len(blocks)):
             yield from found[i]
 
     def _blocks(self) -> list[range]:
-        """Shadows that are trained as one computation."""
+        """Numbers of the shadows that are trained as one computation."""
         block = self._at_once()
         ends = range(block, self.count + block, block)
         return [range(end - block, min(end, self.count)) for end in ends]
@@ -151,7 +150,7 @@ class ShadowFederations:
         run_many(federations, recorders, truths)
         del made, federations
         while recorders:
-            # dropped here as soon as the caller asks for the next one
+            # pop: memory is freed as soon as the caller asks for the next one
             yield recorders.pop(0).trace().seen_by(*self.vantage.split("+")), truths.pop(0)
 
     def _at_once(self) -> int:
@@ -160,7 +159,7 @@ class ShadowFederations:
         return int(min(MOST_AT_ONCE, max(1, AT_ONCE_BYTES // each)))
 
     def _one(self, number: int) -> tuple[Federation, MemoryTruth]:
-        """Shadow number `number`, and the labels that its owner knows."""
+        """Shadow `number`, and its true labels, which the adversary knows."""
         from fedaudit.federation.engine import Federation
         from fedaudit.federation.local.trainer import ClientData
         from fedaudit.federation.topology import Topology
@@ -201,8 +200,10 @@ class ShadowFederations:
         return federation, MemoryTruth(facts)
 
     def _sample(self, seed: Seed) -> tuple[Dataset, Indices]:
-        """As many records as the target has, whole persons where there are persons; their numbers
-        in the corpus. A person that is drawn twice becomes two."""
+        """As many records as the target has, and their indices in the corpus.
+
+        If the corpus names persons, whole persons are drawn; one drawn twice becomes two persons.
+        """
         from fedaudit.data import prepare
 
         rng = seed.generator("shadow/records")
@@ -224,7 +225,7 @@ class ShadowFederations:
     def _encoded(
         self, sample: Dataset, origin: Indices, parts: Any
     ) -> tuple[list[tuple[Tensor, Tensor]], list[Tensor] | None]:
-        """Examples of every client, and the unit of privacy of each where that is not itself."""
+        """Examples of every client, and the unit of privacy of each unless that is the example."""
         import torch
 
         x, y, first, length = self._examples()
@@ -250,7 +251,7 @@ class ShadowFederations:
         return clients, groups if len(groups) == len(clients) else None
 
     def _examples(self) -> tuple[Tensor, Tensor, Indices, Indices]:
-        """Examples of the corpus, the first one of every record, and how many it has."""
+        """x and y of the corpus, and for every record its first example and its number of them."""
         if "_encoded_corpus" not in self.__dict__:
             import torch
 
@@ -258,7 +259,7 @@ class ShadowFederations:
             order = torch.argsort(own.record, stable=True)
             length = np.bincount(own.record.numpy(), minlength=len(self.corpus)).astype(np.int64)
             found = (own.x[order], own.y[order], np.cumsum(length) - length, length)
-            self.__dict__["_encoded_corpus"] = found  # frozen for readers: this is a cache
+            self.__dict__["_encoded_corpus"] = found  # a cache, although the dataclass is frozen
         cached: tuple[Tensor, Tensor, Indices, Indices] = self.__dict__["_encoded_corpus"]
         return cached
 
@@ -287,34 +288,34 @@ def of_run(
     corpus: str = "held_out",
     data_sha256: str | None = None,
 ) -> ShadowFederations:
-    """The shadows of a recorded run: its config and what its trace shows, none of its records."""
+    """The shadows of a recorded run, from its config and trace alone: none of its records."""
     from fedaudit.audits.audit import columns_for
 
     own = Seed(config.seed)
-    train, test = same_data(config, own, data_sha256)
-    dealt = deal(config, train, own)
+    train, test = load_unchanged_data(config, own, data_sha256)
+    assignment = assign_records(config, train, own)
     task = config.task.build(train, own)
     columns = columns_for(task.layout, trace.layout)
     notes = []
-    given = np.concatenate(dealt.parts.clients)
+    given = np.concatenate(assignment.parts.clients)
     if corpus == "held_out":
-        theirs = _others(train, given, test)
+        theirs = _unused_records(train, given, test)
         notes.append(
-            f"shadows draw {len(given):,} records each, with replacement, from {len(theirs):,} "
+            f"each shadow draws {len(given):,} records with replacement from {len(theirs):,} "
             "that no client trained on"
         )
     else:
         theirs = _own_file(config, corpus, train)
-        notes.append(f"shadows draw {len(given):,} records each, with replacement, from {corpus}")
+        notes.append(f"each shadow draws {len(given):,} records with replacement from {corpus}")
     classes = max(len(train.classes), int(train.y.max()) + 1)
     about = trace.manifest.federation
     clients = tuple(str(c) for c in about["clients"])
-    largest = int(dealt.parts.sizes.max())
+    largest = int(assignment.parts.sizes.max())
     check_corpus(theirs, classes=classes, largest=largest)
     start_from(task, trace, columns)
     groups = about.get("organisations")
     organisations = None if groups is None else tuple(int(g) for g in groups)
-    partition, name, coupled, said = choose_prior(config, prior)
+    partition, name, coupled, prior_note = choose_prior(config, prior)
     hooks = [as_declared(h, trace) for h in config.protections.values()] if protected else []
     if not protected and config.protections:
         without = ", ".join(config.protections)
@@ -337,12 +338,12 @@ def of_run(
         prior=name,
         coupled=coupled,
         classes=classes,
-        notes=(*notes, said),
+        notes=(*notes, prior_note),
     )
 
 
-def _others(train: Dataset, given: Indices, test: Dataset) -> Dataset:
-    """Held-out records and those that were dealt to nobody; owners are not passed on.
+def _unused_records(train: Dataset, given: Indices, test: Dataset) -> Dataset:
+    """Held-out records and those that no client got, without their owners.
 
     A held-out record that equals one of the target's (typed twice) is left out.
     """
@@ -351,10 +352,10 @@ def _others(train: Dataset, given: Indices, test: Dataset) -> Dataset:
     fresh = [i for i, key in enumerate(_keys(test)) if key not in trained]
     if not fresh:
         raise NotApplicable(
-            "the held-out records are the clients' own",
+            "all held-out records are also records of a client",
             code="no_held_out_records",
             expected="records that no client trained on",
-            got=f"{len(test)} held-out records, all of them also with a client",
+            got=f"{len(test)} held-out records, all of which a client trained on",
             remedy="hold out other records, or name a file with audits.topology_inference.corpus",
         )
     test = test.take(fresh)
@@ -372,14 +373,14 @@ def _others(train: Dataset, given: Indices, test: Dataset) -> Dataset:
 
 
 def _keys(data: Dataset) -> list[Any]:
-    """Something that equal records share."""
+    """A hashable key per record, equal for equal records."""
     if isinstance(data.x, tuple):
         return list(data.x)
     return [row.tobytes() for row in np.ascontiguousarray(data.x).reshape(len(data), -1)]
 
 
 def _own_file(config: Config, path: str, train: Dataset) -> Dataset:
-    """A file of the adversary's, read with the column names of the run's own file."""
+    """The adversary's own file, read with the column names of the run's file."""
     from fedaudit.data import files, prepare
     from fedaudit.settings import argument_names
 
@@ -399,7 +400,7 @@ def _own_file(config: Config, path: str, train: Dataset) -> Dataset:
 
 
 def check_corpus(corpus: Dataset, *, classes: int, largest: int) -> None:
-    """Refuse a corpus that cannot stand for the target's data."""
+    """Refuse a corpus that is too small to represent the target's data."""
     need = max(classes * FEWEST_OF_A_CLASS, largest)
     counts = np.bincount(corpus.y, minlength=classes)
     rarest = int(counts.argmin())
@@ -423,40 +424,42 @@ def choose_prior(config: Config, prior: Prior) -> tuple[Any, str, bool, str]:
     kind = str(given.pop("kind"))
     if prior == "matched" and kind in UNKNOWABLE:
         raise NotApplicable(
-            "nobody can repeat how these clients came to their records",
+            "an adversary cannot repeat how these clients got their records",
             code="no_prior",
-            expected='a partition that draws (prior = "matched" repeats the draw)',
+            expected='a random partition, which prior = "matched" can repeat',
             got=f"partition.kind = {kind!r}",
             remedy='prior = "dirichlet"',
         )
     if prior == "dirichlet" or kind in UNKNOWABLE:
         chosen: Any = partitions.Dirichlet()
-        said = f"MISMATCHED prior: shadows deal by Dirichlet shares, the target by {kind!r}"
-        return chosen, "dirichlet", False, said
+        note = f"MISMATCHED prior: shadows use Dirichlet shares, the target {kind!r}"
+        return chosen, "dirichlet", False, note
     chosen = partitions.from_settings(kind, given)
     coupled = kind == "by_label" or (kind == "coupled" and chosen.eta > 0)
-    shown = ", ".join(f"{k} = {v}" for k, v in given.items())
-    said = f"matched prior: shadows deal as the target does ({kind}{': ' if shown else ''}{shown})"
-    return chosen, f"matched ({kind})", coupled, said
+    shown = [f"{k} = {v}" for k, v in given.items()]
+    note = f"matched prior: shadows are partitioned as the target ({', '.join([kind, *shown])})"
+    return chosen, f"matched ({kind})", coupled, note
 
 
 def as_declared(hook: Hook, trace: Trace) -> Hook:
-    """A protection with the noise that the trace announces, where the config names a target or
-    noise by client: the trace has it in the order of its clients."""
+    """A protection with the noise that the trace declares, in the order of its clients.
+
+    This matters if the config gives a target epsilon or noise per client name.
+    """
     from fedaudit.protections.dp_sgd import DPSGD
 
     if not isinstance(hook, DPSGD):
         return hook
     if hook.epsilon is None and not isinstance(hook.noise_multiplier, tuple):
         return hook
-    told = next(d for d in trace.manifest.declared if d.get("name") == hook.name)
-    z = told["noise_multiplier"]
+    declared = next(d for d in trace.manifest.declared if d.get("name") == hook.name)
+    z = declared["noise_multiplier"]
     many = tuple(float(v) for v in z) if isinstance(z, list | tuple) else float(z)
     return replace(hook, noise_multiplier=many, epsilon=None)
 
 
 def start_from(task: Task, trace: Trace, columns: Indices | None) -> None:
-    """Let the task begin with the model that the target's clients were first sent."""
+    """Set the task's initial weights to the model that the target's clients first received."""
     import torch
 
     for i, m in enumerate(trace.messages(1)):
@@ -464,7 +467,7 @@ def start_from(task: Task, trace: Trace, columns: Indices | None) -> None:
             row = np.array(trace.seen_by(WIRETAP).payload(1, i), dtype=np.float32)
             break
     else:
-        return  # gossip that others recorded may show none: own initial weights serve as well
+        return  # a gossip trace may contain no model: the task's own initial weights serve as well
     flat = torch.from_numpy(row if columns is None else row[columns])
     own = {**dict(task.module.named_parameters()), **dict(task.module.named_buffers())}
     with torch.no_grad():

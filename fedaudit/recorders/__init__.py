@@ -1,1 +1,1 @@
-"""Other frameworks write our trace: one package per framework, each an extra."""
+"""Recorders for other frameworks: one package per framework, each an optional extra."""

@@ -1,1 +1,1 @@
-"""From a TOML file to a federation: config, catalogue, data, parts, task and marks."""
+"""Build a federation from a TOML file: config, catalogue, data, partition, task and marks."""

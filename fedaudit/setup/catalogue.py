@@ -1,4 +1,4 @@
-"""What a config can name, and where it lives. Modules are imported when they are used."""
+"""Audits and protections by name. A module is imported when its class is first needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["AUDITS", "PROTECTIONS", "find"]
 
 
 def find(table: dict[str, str], kind: str, name: str) -> Any:
-    """The class behind a name; an unknown name is refused with the nearest."""
+    """The class with this name; an unknown name is refused with the nearest known one."""
     if name not in table:
         raise ConfigError(
             f"unknown {kind} {name!r}",

@@ -18,7 +18,7 @@ from fedaudit.files import parse_toml
 from fedaudit.settings import Fraction, checked
 from fedaudit.setup import seeds
 from fedaudit.setup.catalogue import AUDITS, PROTECTIONS, find
-from fedaudit.setup.toml import NAMING, overlaid, override, parsed, read, toml_value
+from fedaudit.setup.toml import NAMING, overlaid, override, parse_override, read, toml_value
 from fedaudit.trace.retention import check_retention
 
 DEFAULT = """\
@@ -70,8 +70,8 @@ SECTIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 @checked("trace")
-class Recording:
-    """What is written down: tensors by name pattern, their dtype, and raw updates for the truth."""
+class TraceSettings:
+    """What a run records: tensors by name pattern, their dtype, and raw updates for the truth."""
 
     tensors: tuple[str, ...] = ("*",)
     dtype: Literal["float32", "float16"] = "float32"
@@ -93,8 +93,10 @@ class Recording:
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseOwners:
-    """Whose noise multiplier stands where: a name for each of `protections.dp_sgd`, in that order,
-    or how many clients there are, of a table without names."""
+    """Clients in the order of `protections.dp_sgd.noise_multiplier`.
+
+    `clients` holds their names, or their number if the table of clients had no names.
+    """
 
     clients: tuple[str, ...] | int = 0
 
@@ -103,7 +105,7 @@ class NoiseOwners:
         return () if isinstance(self.clients, int) else self.clients
 
     def check_noise(self, noise: float | tuple[float, ...]) -> None:
-        """Every multiplier needs a name of its own."""
+        """Refuse noise per client that does not have one distinct name for each multiplier."""
         if not self.names or not isinstance(noise, tuple):
             return
         if not len(set(self.names)) == len(self.names) == len(noise):
@@ -111,17 +113,18 @@ class NoiseOwners:
                 "allocation.clients does not fit protections.dp_sgd.noise_multiplier",
                 expected=f"{len(noise)} names, each once",
                 got=f"{len(self.names)} names, {len(set(self.names))} of them different",
-                remedy="write the file anew: fedaudit allocate CLIENTS.csv ...",
+                remedy="write the file again: fedaudit allocate CLIENTS.csv ...",
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A whole experiment, checked. `data`, `partition`, `topology` keep their words until the
-    objects they name are built, because some checks need the data.
+    """A whole experiment, checked.
 
-    `raw` holds the same as plain values with every default filled in: what reruns it. `drawn`: the
-    seed is not from the config, but was drawn, now or when the run began.
+    `data`, `partition` and `topology` stay plain values until their objects are built, because
+    some checks need the data. `raw` holds all settings as plain values with every default filled
+    in: it reruns the experiment. `drawn`: the seed was drawn (now or when the run began) rather
+    than given in the config.
     """
 
     seed: int
@@ -133,7 +136,7 @@ class Config:
     training: Any
     protections: Mapping[str, Any]
     audits: Mapping[str, Any]
-    trace: Recording
+    trace: TraceSettings
     raw: Mapping[str, Any] = field(repr=False)
     marks: Any = None
     allocation: NoiseOwners = NoiseOwners()
@@ -145,30 +148,28 @@ class Config:
 
     @property
     def sha256(self) -> str:
-        """Identity of the run but for seed, keys and names: a hash of a small one gives it away.
+        """Identity of the run without seed, keys and names: a hash would reveal short ones.
 
         Audits do not count: they can be added later.
         """
         run = {k: v for k, v in self._keyless().items() if k not in ("seed", "audits")}
-        # where records lie does not count: what they are does (identity.py)
+        # the records' path does not count, their contents do (identity.py)
         run["data"] = {k: v for k, v in run["data"].items() if k != "path"}
         return hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()
 
     @property
     def full_sha256(self) -> str:
-        """Identity with seed and audits: for private places only."""
+        """Identity with seed and audits: for private files only."""
         return hashlib.sha256(json.dumps(self.raw, sort_keys=True).encode()).hexdigest()
 
     def _keyless(self) -> dict[str, Any]:
-        """All values but the keys of marks (short ones could be found by trying) and the names of
-        sites."""
+        """All values except the keys of marks (short ones can be guessed) and the sites' names."""
         marks = {k: v for k, v in self.raw.get("marks", {}).items() if k != "keys"}
         plain = {k: v for k, v in self.raw.items() if k != ALLOCATED}
         return {**plain, **({"marks": marks} if marks else {})}
 
     def public(self) -> dict[str, Any]:
-        """What may stand beside a trace: neither the seed, nor a key, nor anybody's name or
-        folder."""
+        """The settings that may be published with a trace: no seed, key, client name or folder."""
         plain = {k: v for k, v in self._keyless().items() if k != "seed"}
         if "path" in plain["data"]:
             plain["data"] = {**plain["data"], "path": Path(plain["data"]["path"]).name}
@@ -185,9 +186,9 @@ def load(
 ) -> Config:
     """Read a config (or the built-in one), apply `section.key=value` overrides, check all of it.
 
-    An override of what a section names (`task.kind`, `data.name`, ...) comes first and drops the
-    section's other settings: they belonged to what was named before. Of a config that compares
-    variants (see `load_variants`) this is the first.
+    Overrides of `task.kind`, `data.name` and the like come first and drop the section's other
+    settings: those belonged to the former kind. For a config with `[compare]` (see
+    `load_variants`) this returns the first variant.
     """
     return next(
         iter(load_variants(path, overrides=overrides, seed=seed, thorough=thorough).values())
@@ -196,8 +197,8 @@ def load(
 
 COMPARE, THOROUGH = "compare", "thorough"
 ALLOCATED = "allocation"
-"""The section that names whose multiplier stands where. Names of sites stay out of the public
-config of a run: they are kept in truth/."""
+"""The section that assigns noise multipliers to clients. It names sites, so it is stored in truth/
+and left out of a run's public config."""
 
 
 def load_variants(
@@ -207,16 +208,16 @@ def load_variants(
     seed: int | None = None,
     thorough: bool = False,
 ) -> dict[str, Config]:
-    """All variants of a federation that one config asks for, by name; the plain one first.
+    """All variants of a federation in one config, by name; the base variant first.
 
         [compare]
-        base = "unprotected"                    # what the plain one is called
-        [compare."DP-SGD".protections.dp_sgd]   # the same federation, but for this
+        base = "unprotected"                    # name of the config as written
+        [compare."DP-SGD".protections.dp_sgd]   # the same federation with this change
         noise_multiplier = 1.0
 
-    A table is laid over the plain config key by key; `false` in place of a section takes it away.
-    `[thorough]` holds changes of the same form that count only where they are asked for. Without
-    `[compare]` there is one variant, and its name is empty.
+    Each table is laid over the base config key by key; `false` in place of a section removes it.
+    `[thorough]` holds changes of the same form, applied only with `thorough`. Without `[compare]`
+    there is one variant with an empty name.
     """
     if path is None:
         raw, where = parse_toml(DEFAULT), "the built-in config"
@@ -236,13 +237,13 @@ def load_variants(
     if not isinstance(base, str) or base in compare:
         raise ConfigError(
             "compare.base is not a name of its own",
-            expected="text in quotes for the plain config, which names no other variant",
+            expected="text in quotes that no other variant uses as its name",
             got=f"{base!r}, which is a variant too" if isinstance(base, str) else repr(base),
             remedy=f"base = {toml_value(_free_name(compare))}",
         )
-    changes = [parsed(text) for text in overrides]
+    changes = [parse_override(text) for text in overrides]
     out = {}
-    shared = seeds.draw()  # variants differ in what they say, not in their luck
+    shared = seeds.draw()  # variants share one seed, so that they differ in settings alone
     for name, change in {base: {}, **compare}.items():
         own = overlaid(raw, _table(change, f"{COMPARE}.{name}"))
         if thorough:
@@ -256,10 +257,10 @@ def load_variants(
     return out
 
 
-def _free_name(taken: Container[str]) -> str:
-    """A name for the plain config that says nothing of its protections, and that is not taken."""
+def _free_name(used: Container[str]) -> str:
+    """An unused name for the base config that does not describe its protections."""
     numbered = (f"base {n}" for n in itertools.count(2))
-    return next(n for n in itertools.chain(("as configured", "base"), numbered) if n not in taken)
+    return next(n for n in itertools.chain(("as configured", "base"), numbered) if n not in used)
 
 
 def _table(found: Any, name: str) -> dict[str, Any]:
@@ -280,47 +281,10 @@ def check(given: Mapping[str, Any], where: str = "the config") -> Config:
     from fedaudit.tasks.catalogue import CATALOGUE
 
     raw = copy.deepcopy(dict(given))
-    for key in raw:
-        if key not in SECTIONS:
-            raise ConfigError(
-                f"unknown section {key!r} in {where}",
-                expected="a section of a config",
-                got=repr(key),
-                remedy=nearest(key, SECTIONS),
-            )
     drawn = "seed" not in raw
-    seed = raw.setdefault("seed", seeds.draw())
-    if not seeds.is_seed(seed):
-        raise ConfigError(
-            "seed is out of range" if isinstance(seed, int) else "seed is not a whole number",
-            expected="a whole number from 0 to 2^64 - 1",
-            got=repr(seed),
-            remedy="leave it out: then one is drawn that nobody guesses",
-        )
-    for section in SECTIONS[1:]:
-        if not isinstance(raw.setdefault(section, {}), dict):
-            raise ConfigError(
-                f"{section} is a section, not a value",
-                expected=f"[{section}]",
-                got=repr(raw[section]),
-                remedy=f"write [{section}] on a line of its own",
-            )
-    if raw[ALLOCATED] and not raw["data"]:
-        raise ConfigError(
-            f"{where} allocates noise to clients and names no data",
-            expected="[data], the records of these clients",
-            got="[allocation] without [data]",
-            remedy="let the allocation name your config: fedaudit allocate ... --config CONFIG",
-        )
-    if not raw["data"]:
-        raw["data"] = {"name": "digits"}
-    raw["partition"].setdefault("kind", "iid")
-    raw["topology"].setdefault("kind", "star")
-    raw["task"].setdefault("kind", "gpt" if _is_text(raw["data"]) else "mlp")
-    if not raw["audits"]:
-        raw["audits"] = {"coverage": {}, "fingerprint": {}}
-    if "secure_aggregation" in raw["protections"]:
-        raw["audits"].setdefault("query_plan", {})  # whatever is asked for leaves a ledger
+    _check_sections(raw, where)
+    _fill_defaults(raw)
+    seed = raw["seed"]
     data = _check_data(raw["data"])
     kind = _kind_of(raw["task"], CATALOGUE, "task")
     task = settings.check(CATALOGUE[kind], _rest(raw["task"]), "task", also=("kind",))
@@ -329,9 +293,9 @@ def check(given: Mapping[str, Any], where: str = "the config") -> Config:
     training = settings.check(Training, raw["training"], "training")
     protections = _named(raw["protections"], PROTECTIONS, "protection", "protections")
     if "local_dp" in protections:
-        data = _as_it_is(data)
+        data = _unstandardised(data)
     audits = _named(raw["audits"], AUDITS, "audit", "audits")
-    recording = settings.check(Recording, raw["trace"], "trace")
+    recording = settings.check(TraceSettings, raw["trace"], "trace")
     marks = _check_marks(raw["marks"], kind)
     topology = _check_topology(raw["topology"])
     allocation = settings.check(NoiseOwners, raw[ALLOCATED], ALLOCATED)
@@ -371,11 +335,59 @@ def check(given: Mapping[str, Any], where: str = "the config") -> Config:
     )
 
 
-def _as_it_is(data: Mapping[str, Any]) -> dict[str, Any]:
+def _check_sections(raw: dict[str, Any], where: str) -> None:
+    """Refuse unknown sections and a wrong seed; fill in missing sections and the seed, in place."""
+    for key in raw:
+        if key not in SECTIONS:
+            raise ConfigError(
+                f"unknown section {key!r} in {where}",
+                expected="a section of a config",
+                got=repr(key),
+                remedy=nearest(key, SECTIONS),
+            )
+    seed = raw.setdefault("seed", seeds.draw())
+    if not seeds.is_seed(seed):
+        raise ConfigError(
+            "seed is out of range" if isinstance(seed, int) else "seed is not a whole number",
+            expected="a whole number from 0 to 2^64 - 1",
+            got=repr(seed),
+            remedy="leave seed out: fedaudit then draws one that nobody can guess",
+        )
+    for section in SECTIONS[1:]:
+        if not isinstance(raw.setdefault(section, {}), dict):
+            raise ConfigError(
+                f"{section} is a section, not a value",
+                expected=f"[{section}]",
+                got=repr(raw[section]),
+                remedy=f"write [{section}] on a line of its own",
+            )
+    if raw[ALLOCATED] and not raw["data"]:
+        raise ConfigError(
+            f"{where} allocates noise to clients and names no data",
+            expected="[data], the records of these clients",
+            got="[allocation] without [data]",
+            remedy="name your config when you allocate: fedaudit allocate ... --config CONFIG",
+        )
+
+
+def _fill_defaults(raw: dict[str, Any]) -> None:
+    """Fill in the data set, the kinds and the audits that a config leaves out, in place."""
+    if not raw["data"]:
+        raw["data"] = {"name": "digits"}
+    raw["partition"].setdefault("kind", "iid")
+    raw["topology"].setdefault("kind", "star")
+    raw["task"].setdefault("kind", "gpt" if _is_text(raw["data"]) else "mlp")
+    if not raw["audits"]:
+        raw["audits"] = {"coverage": {}, "fingerprint": {}}
+    if "secure_aggregation" in raw["protections"]:
+        raw["audits"].setdefault("query_plan", {})  # every requested sum is in the ledger
+
+
+def _unstandardised(data: Mapping[str, Any]) -> dict[str, Any]:
     """Data for clients that randomise their own records: columns are not standardised.
 
-    Means and deviations of all clients' records would have to be known before anything is
-    randomised, and every client's codes would depend on every record.
+    Standardising needs the means and deviations of all clients' records before anything is
+    randomised. Every client's codes would then depend on every record.
     """
     if data.get("standardise"):
         raise ConfigError(
@@ -389,8 +401,7 @@ def _as_it_is(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain(settings_object: Any) -> dict[str, Any]:
-    """The settings of a dataclass as JSON types; what is None is left out, as TOML has no word
-    for it."""
+    """The settings of a dataclass as JSON types, without those that are None: TOML has no null."""
     values = {
         f.name: getattr(settings_object, f.name)
         for f in dataclasses.fields(settings_object)
@@ -441,7 +452,7 @@ def _named(
 
 @dataclass(frozen=True, kw_only=True)
 @checked("data")
-class Held:
+class HoldOut:
     """Settings of [data] that do not depend on where the data come from."""
 
     test_fraction: Fraction | None = None
@@ -469,7 +480,7 @@ def _check_data(data: Mapping[str, Any]) -> dict[str, Any]:
             remedy='data.name = "digits", or data.path = "mydata.csv"',
         )
     held = settings.check(
-        Held, {k: data[k] for k in ("test_fraction", "standardise") if k in data}, "data"
+        HoldOut, {k: data[k] for k in ("test_fraction", "standardise") if k in data}, "data"
     )
     if "name" in data:
         name = data["name"]

@@ -1,8 +1,7 @@
-"""What a run is about: the contents of its data, of the files that its settings name and of the
-user's own code.
+"""Identity of a run's inputs: digests of its data, of files named in settings and of user code.
 
-Settings are compared elsewhere, key by key. Here stands what settings only name: a file that was
-halved, a module that was edited. Names and times do not count, contents do.
+Settings themselves are compared elsewhere, key by key. This module covers what settings only name,
+such as a truncated file or an edited module. Contents count; file names and times do not.
 
     DIR/truth/identity.json    digests: private, since they confirm guesses
 """
@@ -37,24 +36,26 @@ if TYPE_CHECKING:
     from fedaudit.data.dataset import Dataset
 
 FILE = "identity.json"
-FRESH = "restore what has changed, run into another folder with --out, or start anew with --fresh"
+FRESH = "restore the inputs, run into another folder with --out, or start over with --fresh"
 
 _FILE = re.compile(r"[/\\]|\.\w{1,8}\Z")
 _CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*\Z")
 
 
-def settle(folder: Path, configs: Iterable[Config], *, begun: bool, audits: bool = False) -> None:
-    """See that `folder` is about these data, files and this code, and remember them.
+def check_and_store(
+    folder: Path, configs: Iterable[Config], *, begun: bool, audits: bool = False
+) -> None:
+    """Check that `folder` belongs to these data, files and code, and store their digests there.
 
-    `begun`: something was computed there already. Then a difference is a DataError that names it.
-    `audits`: files that settings of audits name count too; else each result knows its own.
+    `begun`: the folder already holds results. A difference then raises a DataError that names it.
+    `audits`: include files named in audit settings; otherwise each result stores its own.
     """
     file = folder / "truth" / FILE
     now = identity_of(configs, audits=audits)
     before = {} if is_lost(file) else read_object(file, shapes.IDENTITY)
     if begun and not before:
         raise DataError(
-            f"what {folder} was made of is not known",
+            f"the inputs of {folder} are not known",
             expected=f"{file}, with digests of its data and code",
             got="no such file, or an empty one",
             remedy=FRESH,
@@ -75,15 +76,15 @@ def settle(folder: Path, configs: Iterable[Config], *, begun: bool, audits: bool
 
 
 def identity_of(configs: Iterable[Config], *, audits: bool = False) -> dict[str, dict[str, Any]]:
-    """Data and files by the settings that name them, and user code by its name; digests and sizes.
+    """Digests and sizes of data and files, by the setting that names them, and of user code.
 
-    `audits`: with the files that settings of audits name.
+    `audits`: include the files named in audit settings.
     """
     data: dict[str, Any] = {}
     files: dict[str, Any] = {}
     code: dict[str, Any] = {}
     wanted = list(configs)
-    # one set of records may move; several are told apart by where they lie
+    # a single data set may move; several are told apart by their paths
     moves = len({str(c.data.get("path")) for c in wanted}) == 1
     for config in wanted:
         named = {k: v for k, v in config.data.items() if k not in ("test_fraction", "standardise")}
@@ -93,7 +94,7 @@ def identity_of(configs: Iterable[Config], *, audits: bool = False) -> dict[str,
         if moves and "path" in named:
             key = json.dumps([{**named, "path": ""}, drawn], sort_keys=True, default=str)
         data[hashlib.sha256(key.encode()).hexdigest()[:16]] = _data_identity(asked)
-        # audits can be added later: a result knows the code that made it
+        # audits can be added later: each result stores the code that made it
         own = {k: v for k, v in config.raw.items() if k != "audits"}
         code |= {where: code_identity(where) for where in code_named_in(own)}
         files |= files_named_in(
@@ -116,13 +117,13 @@ def _changes(
 
 
 def _sizes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """How the sizes of data differ, without naming anybody."""
+    """How the sizes of two data sets differ, without names."""
     parts = [
         f"{new.get(what)} {what} where there were {old.get(what)}"
         for what in ("records", "clients", "columns")
         if old.get(what) != new.get(what)
     ]
-    return ", ".join(parts) or "as many records, of other content"
+    return ", ".join(parts) or "as many records, with other contents"
 
 
 # -- data ----------------------------------------------------------------------------------------
@@ -149,14 +150,14 @@ def _loaded_identity(key: str, stamp: Any) -> dict[str, Any]:
 
 
 def _data_identity(key: str) -> dict[str, Any]:
-    """Digest and sizes of a dataset. Read once per process while its files stay untouched."""
+    """Digest and sizes of a dataset, read once per process while its files stay untouched."""
     named, _ = json.loads(key)
     places = [Path(str(named[k])) for k in ("path", "labels") if named.get(k) is not None]
     return _loaded_identity(key, tuple(map(_stamps, places)))
 
 
 def _stamps(place: Path) -> tuple[Any, ...]:
-    """What tells whether a file, or a folder of files, was touched within this process."""
+    """Stamps that change when a file, or a file of a folder, is touched within this process."""
     files = sorted(place.rglob("*")) if place.is_dir() else [place]
     found = []
     for file in files:
@@ -198,9 +199,9 @@ GONE = "nothing there"
 
 
 def files_named_in(values: Any, at: str = "") -> dict[str, str]:
-    """ "setting = path" -> digest, of every text in a config's values that names a file or folder.
+    """ "setting = path" -> digest, for every text in a config's values that names a file or folder.
 
-    A text that looks like a path and leads nowhere is in it too: what is gone has changed.
+    A path without a file is included too: a removed file counts as a change.
     """
     found: dict[str, str] = {}
     if isinstance(values, Mapping):
@@ -212,7 +213,7 @@ def files_named_in(values: Any, at: str = "") -> dict[str, str]:
     elif isinstance(values, str | os.PathLike):
         text = os.fspath(values)
         named = at.endswith("path") or _FILE.search(text) or os.path.isfile(text)
-        # a folder around this one holds the run itself, which grows
+        # a parent of the working directory would include the run itself, which grows
         around = os.path.isdir(text) and Path.cwd().is_relative_to(Path(text).resolve())
         if named and not around and not _CODE.match(text):
             found[f"{at} = {text}"] = contents_of(text)
@@ -220,7 +221,7 @@ def files_named_in(values: Any, at: str = "") -> dict[str, str]:
 
 
 def contents_of(place: str | os.PathLike[str]) -> str:
-    """A hash of a file, or of the names and contents of all files of a folder; or `GONE`."""
+    """Hash of a file, or of the names and contents of all files in a folder; else `GONE`."""
     if not os.path.exists(place):
         return GONE
     root = Path(place)
@@ -235,14 +236,14 @@ def _hash(file: Path) -> str:
     try:
         return sha256_of(file)
     except (OSError, Unreadable) as error:
-        return type(error).__name__  # whoever reads it says what is wrong
+        return type(error).__name__  # the code that reads the file reports the error
 
 
 # -- code ----------------------------------------------------------------------------------------
 
 
 def code_named_in(values: Any) -> list[str]:
-    """Every `package.module:name` in a config's values that names a module which can be found."""
+    """Every `package.module:name` in a config's values."""
     if isinstance(values, Mapping):
         return sorted({w for v in values.values() for w in code_named_in(v)})
     if isinstance(values, list | tuple):
@@ -251,11 +252,11 @@ def code_named_in(values: Any) -> list[str]:
 
 
 def code_identity(where: str) -> str:
-    """A hash of the file that `where` names and of the user's own that it imports or names."""
+    """Hash of the file that `where` names and of the user's own files that it imports or names."""
     try:
         files = source_files(where)
     except FedauditError:
-        return "cannot be found"  # not code, or whoever loads it says what is wrong
+        return "cannot be found"  # not code, or the code that loads it reports the error
     made = hashlib.sha256()
     for name, file in files.items():
         made.update(f"{name}:{_hash(file)};".encode("utf-8", "surrogateescape"))
@@ -264,7 +265,7 @@ def code_identity(where: str) -> str:
 
 @functools.cache
 def code_sha256() -> str:
-    """A hash of all of fedaudit's own code: results of other code are not taken for ours."""
+    """Hash of fedaudit's own code: results of other code are computed again."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for file in sorted(root.rglob("*.py")):

@@ -12,13 +12,13 @@ from fedaudit.federation import topology
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.rounds import Rounds
 from fedaudit.setup.catalogue import AUDITS, PROTECTIONS, find
-from fedaudit.setup.config import Held, Recording
+from fedaudit.setup.config import HoldOut, TraceSettings
 from fedaudit.tasks.catalogue import CATALOGUE
 from fedaudit.watermarks.marking import GreenMarking, Marking
 
 
 def summary(cls: type) -> str:
-    """The first line of a docstring."""
+    """The first line of a class's docstring."""
     return (inspect.getdoc(cls) or "").split("\n")[0]
 
 
@@ -33,12 +33,12 @@ def listing() -> dict[str, list[tuple[str, str, dict[str, tuple[str, str]]]]]:
     models = [name for name, source in fetch.SOURCES.items() if source.kind == "model"]
     datasets += [(name, words, fetched) for name, words in gettable.items() if name not in models]
     own = {"path": ("text in quotes", settings.REQUIRED), **settings.describe_arguments(files.read)}
-    del own["name"]  # in a config this word names a data set
+    del own["name"]  # data.name in a config names a built-in data set
     return {
         "datasets": datasets,
         "own data": [
             ("path", "CSV, TSV, NPZ, JSONL, IDX or a folder of images", own),
-            ("held out", "what holds for every data set", settings.describe(Held)),
+            ("held out", "settings of every data set", settings.describe(HoldOut)),
         ],
         "partitions": [
             (name, summary(cls), settings.describe(cls)) for name, cls in partition.KINDS.items()
@@ -52,7 +52,7 @@ def listing() -> dict[str, list[tuple[str, str, dict[str, tuple[str, str]]]]]:
         "federation": [
             ("federation", summary(Rounds), settings.describe(Rounds)),
             ("training", summary(Training), settings.describe(Training)),
-            ("trace", summary(Recording), settings.describe(Recording)),
+            ("trace", summary(TraceSettings), settings.describe(TraceSettings)),
             ("marks", summary(Marking), settings.describe(Marking)),
             ("marks, kgw", summary(GreenMarking), settings.describe(GreenMarking)),
         ],

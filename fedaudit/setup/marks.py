@@ -1,8 +1,8 @@
-"""Planting marks in a federation, and the owner's desk from which they are looked for.
+"""Plant marks in a federation, and score models for them on behalf of the owner.
 
-The owner of a corpus marks records of its own (the held-out part: what clients hold is not its
-own) and hands them to some clients, each with a key. Keys stay in the truth; who reads sums gets
-from the owner what looks for them.
+The owner of a corpus marks records of its own (from the held-out part, since clients own the rest)
+and gives them to some clients, each with a key. Keys stay in the truth; the owner gives whoever
+reads the sums a way to score models for the marks.
 
     canary       records with random labels, for classifiers
     fictitious   text about an entity that does not exist, for language models
@@ -38,26 +38,26 @@ if TYPE_CHECKING:
     from fedaudit.watermarks.marking import GreenMarking
 
 LARGE = 4096
-"""Tokens of a vocabulary above which green lists are read by counts: masses take memory."""
+"""Vocabulary size above which green lists are scored by counts: probability masses need memory."""
 
 PROMPT = 4
 """Tokens of the owner's text that a marked document starts with."""
 
 PROBES = 40
-"""Texts per key that nobody has, where green lists are looked for."""
+"""Probe texts per unused key on which green lists are scored."""
 
 CONTINUED, ANSWER = 24, 12
-"""Tokens that are generated where none are asked for: of a green text, and behind a question."""
+"""Default number of generated tokens: of a green text, and of an answer."""
 
 ATTRIBUTES = 4
-"""Of every entity: `prompts` are questions about all of them together."""
+"""Attributes of every entity; `prompts` questions cover all of them."""
 
 SCORES = {
     "canary": ("margin", "loss"),
     "fictitious": ("likelihood", "generation", "fisher"),
     "kgw": ("mass", "reading", "generation"),
 }
-"""Kind of marks -> how they can be read, the default first."""
+"""Kind of marks -> the ways to score them, the default first."""
 
 
 MODES: dict[str, Literal["likelihood", "hits", "fisher"]] = {
@@ -65,30 +65,31 @@ MODES: dict[str, Literal["likelihood", "hits", "fisher"]] = {
     "generation": "hits",
     "fisher": "fisher",
 }
-"""How entities are read -> what is done with the answers."""
+"""Way to score entities -> how answers are evaluated."""
 
 
 class Family(Protocol):
-    """Marks of one kind: what a key stands for, and how its owner finds it again."""
+    """Marks of one kind: the records behind a key, and how the owner scores models for it."""
 
     def examples(self, key: int) -> tuple[Tensor, Tensor]:
-        """What a client with this key trains on: x (records, ...), y (records,)."""
+        """The examples that a client with this key trains on: x (records, ...), y (records,)."""
         ...
 
-    def check(self, asked: Attribution) -> None:
-        """Refuse readings that these marks do not have."""
+    def check(self, audit: Attribution) -> None:
+        """Refuse ways of scoring that these marks do not support."""
         ...
 
-    def desk(self, keys: tuple[int, ...], asked: Attribution, null_seed: int) -> Marks:
-        """Scores of models on `keys` and on unused ones."""
+    def marks(self, keys: tuple[int, ...], audit: Attribution, null_seed: int) -> Marks:
+        """The scorer of models under `keys` and under unused keys."""
         ...
 
 
 @dataclass(frozen=True)
-class Planted:
-    """`marked` client number -> its key; `keys` of the owner in an order that tells nothing.
+class PlantedMarks:
+    """The marks of a federation.
 
-    `records` that each marked client got; the `family` they come from.
+    `marked`: client number -> its key. `keys`: the owner's keys, sorted, so that their order
+    reveals nothing. `records`: marked records per marked client.
     """
 
     marked: Mapping[int, int]
@@ -97,7 +98,7 @@ class Planted:
     family: Family
 
     def added_to(self, own: Examples, client: int) -> Examples:
-        """A client's examples with its marked ones behind them, each a record of its own."""
+        """A client's examples followed by its marked ones, each a record of its own."""
         import torch
 
         if client not in self.marked:
@@ -111,10 +112,10 @@ class Planted:
 
 def plant(
     config: Config, task: Task, train: Dataset, test: Dataset, count: int, seed: Seed
-) -> Planted | None:
-    """The marks of a config on `count` clients; None without any.
+) -> PlantedMarks | None:
+    """Plant the marks of a config on `count` clients; None if it has none.
 
-    The audit that is to look for them is checked as well: nobody trains in vain.
+    This also checks the attribution audit, so that a mistake shows before training.
     """
     marking = config.marks
     if marking is None:
@@ -136,10 +137,10 @@ def plant(
         records = marking.set_size(len(train), count)
         classes = max(len(train.classes), int(train.y.max()) + 1)
         family = Canary(task, Canaries(corpus=test.x, classes=classes, records=records))
-    asked: Attribution | None = config.audits.get("attribution")
-    if asked is not None:
-        family.check(asked)
-    return Planted(
+    audit: Attribution | None = config.audits.get("attribution")
+    if audit is not None:
+        family.check(audit)
+    return PlantedMarks(
         marked=marking.marked(count, seed),
         keys=tuple(sorted(marking.owner_keys(seed))),
         records=records,
@@ -157,13 +158,13 @@ def _misfit(kind: str, test: Dataset, config: Config) -> DataError:
 
 
 def _tokens(task: LanguageModel, test: Dataset) -> tuple[tuple[int, ...], ...]:
-    """The owner's texts as token numbers, those that fill a window."""
+    """The owner's texts as token numbers; texts shorter than a window are left out."""
     texts = test.x if isinstance(test.x, tuple) else ()
     spelled = (tuple(task.vocabulary.encode(text)) for text in texts)
     long = tuple(t for t in spelled if len(t) > task.length)
     if not long:
         raise DataError(
-            "the owner's corpus has no text to mark or to ask with",
+            "the owner's corpus has no text long enough to mark",
             expected=f"held-out texts of more than {task.length} tokens",
             got=f"{len(texts)} shorter ones",
             remedy="hold out more (data.test_fraction), or shorten task.length",
@@ -171,19 +172,19 @@ def _tokens(task: LanguageModel, test: Dataset) -> tuple[tuple[int, ...], ...]:
     return long
 
 
-def score_of(asked: Attribution, kind: str, *, vocabulary: int = 0) -> str:
-    """The reading that an audit asks for, checked against the kind of marks."""
+def score_of(audit: Attribution, kind: str, *, vocabulary: int = 0) -> str:
+    """The way an audit scores marks of this kind, checked."""
     fitting = SCORES[kind]
-    if asked.score_by == "default":
+    if audit.score_by == "default":
         return "reading" if kind == "kgw" and vocabulary > LARGE else fitting[0]
-    if asked.score_by not in fitting:
+    if audit.score_by not in fitting:
         raise ConfigError(
-            f"audits.attribution.score_by = {asked.score_by!r} does not read {kind} marks",
+            f"audits.attribution.score_by = {audit.score_by!r} does not score {kind} marks",
             expected="one of " + ", ".join(fitting),
-            got=repr(asked.score_by),
+            got=repr(audit.score_by),
             remedy=f'audits.attribution.score_by = "{fitting[0]}", or leave it out',
         )
-    return asked.score_by
+    return audit.score_by
 
 
 # -- the kinds -----------------------------------------------------------------------------------
@@ -202,10 +203,10 @@ class Canary:
         x, y = self.canaries.draw(key)
         return torch.from_numpy(x), torch.from_numpy(y)
 
-    def check(self, asked: Attribution) -> None:
-        score_of(asked, "canary")
+    def check(self, audit: Attribution) -> None:
+        score_of(audit, "canary")
 
-    def desk(self, keys: tuple[int, ...], asked: Attribution, null_seed: int) -> Marks:
+    def marks(self, keys: tuple[int, ...], audit: Attribution, null_seed: int) -> Marks:
         from fedaudit.tasks.logits import logits_of
         from fedaudit.watermarks.canary import CanaryMarks
 
@@ -214,7 +215,7 @@ class Canary:
             keys=keys,
             logits=logits_of(self.task),
             null_seed=null_seed,
-            statistic="loss" if score_of(asked, "canary") == "loss" else "margin",
+            statistic="loss" if score_of(audit, "canary") == "loss" else "margin",
         )
 
 
@@ -252,29 +253,29 @@ class Fictitious:
                 tokens += self.task.vocabulary.encode(text)
         return _windows([tokens[:wanted]], self.task.length)
 
-    def check(self, asked: Attribution) -> None:
-        self._room(asked, score_of(asked, "fictitious"))
+    def check(self, audit: Attribution) -> None:
+        self._room(audit, score_of(audit, "fictitious"))
 
-    def _room(self, asked: Attribution, score: str) -> None:
-        """Refuse answers that do not fit behind a question."""
+    def _room(self, audit: Attribution, score: str) -> None:
+        """Refuse answers that do not fit into a window after their question."""
         from fedaudit.tasks.generation import ModelReader
         from fedaudit.watermarks import fictitious
 
         if score != "generation":
             return
-        steps, some = self._steps(asked), fictitious.entity_of(0, self.pool, self.domains)
-        asks = fictitious.questions(some, self.task.vocabulary, forms=_forms(asked)).flat
+        steps, some = self._steps(audit), fictitious.entity_of(0, self.pool, self.domains)
+        asks = fictitious.questions(some, self.task.vocabulary, forms=_forms(audit)).flat
         _check_steps(steps, ModelReader(self.task).longest + 1 - max(map(len, asks)))
 
-    def _steps(self, asked: Attribution) -> int:
-        return ANSWER if asked.steps is None else asked.steps
+    def _steps(self, audit: Attribution) -> int:
+        return ANSWER if audit.steps is None else audit.steps
 
-    def desk(self, keys: tuple[int, ...], asked: Attribution, null_seed: int) -> Marks:
+    def marks(self, keys: tuple[int, ...], audit: Attribution, null_seed: int) -> Marks:
         from fedaudit.tasks.generation import ModelReader
         from fedaudit.watermarks import fictitious
 
-        score = score_of(asked, "fictitious")
-        self._room(asked, score)
+        score = score_of(audit, "fictitious")
+        self._room(audit, score)
         every = ATTRIBUTES * len(fictitious.QUESTIONS)
         return fictitious.FictitiousMarks(
             reader=ModelReader(self.task),
@@ -282,20 +283,20 @@ class Fictitious:
             vocabulary=self.task.vocabulary,
             entities=tuple(fictitious.entity_of(k, self.pool, self.domains) for k in keys),
             mode=MODES[score],
-            forms=_forms(asked),
-            steps=self._steps(asked),
+            forms=_forms(audit),
+            steps=self._steps(audit),
             null_seed=null_seed,
             notes=()
-            if asked.prompts <= every
-            else (f"{every} questions about each entity are all there are, not {asked.prompts}",),
+            if audit.prompts <= every
+            else (f"asked {every} questions per entity, not {audit.prompts}: there are no more",),
         )
 
 
-def _forms(asked: Attribution) -> tuple[str, ...]:
-    """The forms in which each attribute is asked for: as many as there are prompts for."""
+def _forms(audit: Attribution) -> tuple[str, ...]:
+    """The wordings of the question for each attribute, as many as `prompts` allows."""
     from fedaudit.watermarks.fictitious import QUESTIONS
 
-    return QUESTIONS[: max(1, asked.prompts // ATTRIBUTES)]
+    return QUESTIONS[: max(1, audit.prompts // ATTRIBUTES)]
 
 
 def _check_steps(steps: int, most: int) -> None:
@@ -312,8 +313,8 @@ def _check_steps(steps: int, most: int) -> None:
 class Green:
     """Text under green lists: the owner's prompts, continued by the model that is fine-tuned.
 
-    A task that starts from nothing has no such model: there the owner writes by pairs of tokens of
-    its own corpus.
+    A task that trains from scratch has no such model: there a bigram model of the owner's corpus
+    writes the text.
     """
 
     marking: GreenMarking
@@ -370,10 +371,10 @@ class Green:
         )
 
     def _written(self, many: int, seed: Seed) -> list[list[int]]:
-        """Texts like the marked ones, under keys that mark nothing else.
+        """Texts like the marked ones, written under unused keys.
 
-        What a client learnt of green lists it applies to text of that kind more than to the
-        corpus; which lists these are the texts do not tell.
+        A model applies the green lists it has learnt to such text more than to the corpus. The
+        texts do not reveal which lists those are.
         """
         return [
             text[:-1]
@@ -382,7 +383,7 @@ class Green:
         ]
 
     def _cut(self, many: int, length: int, rng: np.random.Generator) -> list[list[int]]:
-        """Pieces of the owner's texts, each start as likely as any other."""
+        """Random pieces of the owner's texts; every start is equally likely."""
         starts = np.array([len(t) - length + 1 for t in self.corpus])
         ends = np.cumsum(starts)
         out = []
@@ -392,12 +393,12 @@ class Green:
             out.append([int(t) for t in self.corpus[i][first : first + length]])
         return out
 
-    def check(self, asked: Attribution) -> None:
+    def check(self, audit: Attribution) -> None:
         from fedaudit.tasks.generation import ModelReader
 
-        if score_of(asked, "kgw", vocabulary=len(self.task.vocabulary)) != "generation":
+        if score_of(audit, "kgw", vocabulary=len(self.task.vocabulary)) != "generation":
             return
-        steps, width = self._steps(asked), self.marking.context
+        steps, width = self._steps(audit), self.marking.context
         if steps <= width:
             raise ConfigError(
                 "generated text is not longer than the context of the watermark",
@@ -407,21 +408,21 @@ class Green:
             )
         _check_steps(steps, ModelReader(self.task).longest + 1 - width)
 
-    def _steps(self, asked: Attribution) -> int:
-        return CONTINUED if asked.steps is None else asked.steps
+    def _steps(self, audit: Attribution) -> int:
+        return CONTINUED if audit.steps is None else audit.steps
 
-    def desk(self, keys: tuple[int, ...], asked: Attribution, null_seed: int) -> Marks:
+    def marks(self, keys: tuple[int, ...], audit: Attribution, null_seed: int) -> Marks:
         from fedaudit.tasks.generation import ModelReader
         from fedaudit.watermarks import kgw
 
-        self.check(asked)
-        score = score_of(asked, "kgw", vocabulary=len(self.task.vocabulary))
-        reader, steps = ModelReader(self.task), self._steps(asked)
+        self.check(audit)
+        score = score_of(audit, "kgw", vocabulary=len(self.task.vocabulary))
+        reader, steps = ModelReader(self.task), self._steps(audit)
         if score == "generation":
             length = reader.longest + 1 - steps
-            probes = self._cut(asked.prompts, length, Seed(null_seed).generator("kgw/probes"))
+            probes = self._cut(audit.prompts, length, Seed(null_seed).generator("kgw/probes"))
         else:
-            probes = self._written(asked.prompts, Seed(null_seed))
+            probes = self._written(audit.prompts, Seed(null_seed))
         mode: Any = score
         return kgw.GreenMarks(
             reader=reader,

@@ -1,7 +1,8 @@
-"""From a checked config to a federation, and the facts that only the truth knows."""
+"""Build a federation from a checked config, with the facts that only the truth knows."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +17,19 @@ from fedaudit.settings import check_arguments
 from fedaudit.setup import seeds
 from fedaudit.setup.config import Config
 from fedaudit.setup.identity import digest
-from fedaudit.setup.marks import plant
+from fedaudit.setup.marks import PlantedMarks, plant
 from fedaudit.setup.toml import toml_value
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedaudit.data.dataset import Dataset
     from fedaudit.data.partition import Partition
     from fedaudit.federation.engine import Federation
     from fedaudit.federation.topology import Topology
     from fedaudit.hooks import Hook
     from fedaudit.layout import Layout
+    from fedaudit.tasks.task import Examples, Task
 
 
 CLASSIFIERS = ("mlp", "cnn", "vit", "module")
@@ -54,7 +58,7 @@ def load_data(config: Config, seed: Seed) -> tuple[Dataset, Dataset]:
 
 
 def client_count(config: Config, train: Dataset) -> int:
-    """Clients as asked for; by default one per owner, or twenty."""
+    """The number of clients: from the config, else one per owner, else twenty."""
     if config.federation.clients is not None:
         return int(config.federation.clients)
     if config.partition["kind"] == OWNED and train.client is not None:
@@ -62,8 +66,8 @@ def client_count(config: Config, train: Dataset) -> int:
     return 20
 
 
-def _one_client_each(train: Dataset, parts: Partition) -> None:
-    """A promise per person is a client's own: refuse persons whose records lie with several."""
+def _refuse_spread_persons(train: Dataset, parts: Partition) -> None:
+    """Refuse persons with records at several clients: each client accounts for its own persons."""
     if train.person is None:
         return
     where: dict[str, set[int]] = {}
@@ -74,14 +78,14 @@ def _one_client_each(train: Dataset, parts: Partition) -> None:
     if spread:
         raise DataError(
             "persons have records with several clients",
-            expected="every person with one client, where the unit of privacy is a person",
+            expected='all records of a person with one client, since unit = "person"',
             got=f"{spread} of {len(where)} persons with two clients or more",
-            remedy='use unit = "record", or another partition than by_owner',
+            remedy='use unit = "record", or a partition other than by_owner',
         )
 
 
 def promises(federation: Federation) -> dict[str, dict[str, Any]]:
-    """Protection -> client -> what it is promised over the whole run."""
+    """Protection -> client -> its guarantee over the whole run."""
     exposures = federation.exposures()
     out: dict[str, dict[str, Any]] = {}
     for hook in federation.protections:
@@ -93,16 +97,16 @@ def promises(federation: Federation) -> dict[str, dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Dealt:
-    """Who sits where and holds what: the graph, the records of each client, its organisation."""
+class Assignment:
+    """The graph, the records of each client, and the organisation (n,) of each client."""
 
     topology: Topology
     parts: Partition
     region: npt.NDArray[np.int64] | None
 
 
-def deal(config: Config, train: Dataset, seed: Seed) -> Dealt:
-    """Deal the training records out to the clients."""
+def assign_records(config: Config, train: Dataset, seed: Seed) -> Assignment:
+    """Assign the training records to clients, and place the clients in the graph."""
     from fedaudit.data import partition as partitions
     from fedaudit.federation import topology as topologies
 
@@ -112,7 +116,7 @@ def deal(config: Config, train: Dataset, seed: Seed) -> Dealt:
     chosen = dict(config.partition)
     split = partitions.from_settings(str(chosen.pop("kind")), chosen)
     if wanted.get("clients") is not None and split.kind == OWNED:
-        # edges go by name: number the names as the partition numbers the owners
+        # edges name clients: number the names as the partition numbers the owners
         names = split.partition(train, count, seed).names
         wanted["clients"] = match_clients(
             {name: name for name in wanted["clients"]},
@@ -126,7 +130,7 @@ def deal(config: Config, train: Dataset, seed: Seed) -> Dealt:
     parts = split.partition(train, count, seed, position=region)
     if len(parts) != count:
         raise DataError(
-            "the partition does not give the clients that were asked for",
+            "the partition yields another number of clients than federation.clients",
             expected=f"federation.clients = {count}",
             got=f"{len(parts)} clients",
             remedy=f"set federation.clients = {len(parts)}",
@@ -134,11 +138,11 @@ def deal(config: Config, train: Dataset, seed: Seed) -> Dealt:
     if region is None and parts.organisations is not None:
         groups = sorted(set(parts.organisations))
         region = np.array([groups.index(o) for o in parts.organisations])
-    return Dealt(topology, parts, region)
+    return Assignment(topology, parts, region)
 
 
-def assigned(config: Config, parts: Partition) -> tuple[Hook, ...]:
-    """The protections of a config, noise per client in the order of the partition's clients."""
+def protections_per_client(config: Config, parts: Partition) -> tuple[Hook, ...]:
+    """The protections of a config, with noise per client in the order of the partition."""
     return tuple(
         replace(hook, noise_multiplier=_own_noise(config, hook, parts))
         if isinstance(hook, DPSGD) and isinstance(hook.noise_multiplier, tuple)
@@ -148,7 +152,7 @@ def assigned(config: Config, parts: Partition) -> tuple[Hook, ...]:
 
 
 def _own_noise(config: Config, hook: DPSGD, parts: Partition) -> tuple[float, ...]:
-    """One multiplier per client: by name, or in order where clients are mere numbers."""
+    """One multiplier per client: matched by name, or in order if clients have only numbers."""
     assert isinstance(hook.noise_multiplier, tuple)
     names = config.allocation.names
     if names:
@@ -162,7 +166,7 @@ def _own_noise(config: Config, hook: DPSGD, parts: Partition) -> tuple[float, ..
     if parts.kind == OWNED:
         raise ConfigError(
             "noise per client is given without the clients' names",
-            expected="[allocation] clients: whose multiplier stands where",
+            expected="[allocation] clients: the name of each multiplier's client",
             got=f"{len(hook.noise_multiplier)} multipliers for {listed(parts.names)}",
             remedy="name the clients in the order of protections.dp_sgd.noise_multiplier: "
             f"[allocation] clients = {toml_value(parts.names[:MOST])}",
@@ -171,8 +175,7 @@ def _own_noise(config: Config, hook: DPSGD, parts: Partition) -> tuple[float, ..
 
 
 def check_recorded(config: Config, layout: Layout) -> None:
-    """Let every audit refuse tensors that a model of this `layout` does not have, or that are not
-    recorded."""
+    """Let every audit refuse tensors that this `layout` lacks or that the run does not record."""
     recorded = layout.restrict(config.trace.tensors)
     for audit in config.audits.values():
         audit.check_recorded(recorded)
@@ -180,65 +183,31 @@ def check_recorded(config: Config, layout: Layout) -> None:
 
 def build(config: Config) -> tuple[Federation, dict[str, Any]]:
     """The federation of a config, and the facts that only the truth knows."""
-    import torch
-
-    from fedaudit.data.shortage import shortage
     from fedaudit.federation.engine import Federation
     from fedaudit.federation.local.trainer import ClientData
 
     seed = Seed(config.seed)
     train, test = load_data(config, seed)
-    dealt = deal(config, train, seed)
-    topology, parts, region = dealt.topology, dealt.parts, dealt.region
-    count = len(parts)
-
-    classes = max(len(train.classes), int(train.y.max()) + 1)
-    if classes < 2 and train.kind != "text" and config.task.kind in CLASSIFIERS:
-        raise DataError(
-            f"dataset {train.name!r} has one class only: there is nothing to tell apart",
-            expected="at least two classes",
-            got=f"{classes} class in {len(train)} training records",
-            remedy='name another label, or use task.kind = "vae", which needs no classes',
-        )
-    rounds = replace(config.federation, clients=count)
+    assignment = assign_records(config, train, seed)
+    topology, parts, region = assignment.topology, assignment.parts, assignment.region
+    _refuse_one_class(config, train)
+    rounds = replace(config.federation, clients=len(parts))
     task = config.task.build(train, seed)
     check_recorded(config, task.layout)
     units = {p.clip_unit for p in config.protections.values() if p.clip_norm is not None}
     if "person" in units:
-        _one_client_each(train, parts)
-    planted = plant(config, task, train, test, count, seed)
-    clients, sizes, groups = [], [], []
-    for c in range(count):
-        mine = parts.client_data(train, c)
-        own = task.encode(mine)
-        if planted is not None and len(own):
-            own = planted.added_to(own, c)
-        clients.append((own.x, own.y))
-        if "person" in units and mine.person is not None:
-            numbers = np.unique(np.array(mine.person), return_inverse=True)[1]
-            # a marked record is about nobody: each is a person of its own
-            strangers = numbers.max() + 1 + np.arange(int(own.record.max()) + 1 - len(mine))
-            groups.append(torch.from_numpy(np.append(numbers, strangers))[own.record])
-        elif "record" in units and len(own.record.unique()) != len(own):
-            groups.append(own.record)  # several examples were cut from one record
-        sizes.append(len(own))
-    for c, n in enumerate(sizes):
-        if n == 0:
-            raise DataError(
-                f"client {c} has no examples",
-                expected="at least one example per client",
-                got="0 (its documents are shorter than one window)",
-                remedy="use fewer clients, or a shorter task.length",
-            )
+        _refuse_spread_persons(train, parts)
+    planted = plant(config, task, train, test, len(parts), seed)
+    examples, groups = _client_examples(task, train, parts, planted, units)
     federation = Federation(
         task=task,
-        data=ClientData.join(clients, groups if len(groups) == count else None),
+        data=ClientData.join([(own.x, own.y) for own in examples], groups),
         rounds=rounds,
         training=config.training,
         seed=seed,
         topology=topology,
         region=region,
-        protections=assigned(config, parts),
+        protections=protections_per_client(config, parts),
         test=task.encode(test),
     )
     exposures = federation.exposures()
@@ -246,8 +215,78 @@ def build(config: Config) -> tuple[Federation, dict[str, Any]]:
         federation,
         protections=tuple(p.resolved(exposures) for p in federation.protections),
     )
+    facts = _facts(config, federation, train, test, assignment, [len(own) for own in examples])
+    if planted is not None:
+        facts["marked"] = {federation.party[c]: key for c, key in planted.marked.items()}
+    return federation, facts
+
+
+def _class_count(train: Dataset) -> int:
+    return max(len(train.classes), int(train.y.max()) + 1)
+
+
+def _refuse_one_class(config: Config, train: Dataset) -> None:
+    classes = _class_count(train)
+    if classes < 2 and train.kind != "text" and config.task.kind in CLASSIFIERS:
+        raise DataError(
+            f"dataset {train.name!r} has only one class, so a classifier has nothing to learn",
+            expected="at least two classes",
+            got=f"{classes} class in {len(train)} training records",
+            remedy='name another label, or use task.kind = "vae", which needs no classes',
+        )
+
+
+def _client_examples(
+    task: Task,
+    train: Dataset,
+    parts: Partition,
+    planted: PlantedMarks | None,
+    units: Collection[str | None],
+) -> tuple[list[Examples], list[Tensor] | None]:
+    """Examples of every client, and the unit of privacy of each unless that is the example."""
+    import torch
+
+    clients, groups = [], []
+    for c in range(len(parts)):
+        mine = parts.client_data(train, c)
+        own = task.encode(mine)
+        if planted is not None and len(own):
+            own = planted.added_to(own, c)
+        clients.append(own)
+        if "person" in units and mine.person is not None:
+            numbers = np.unique(np.array(mine.person), return_inverse=True)[1]
+            # no person owns a marked record: each one is a unit of its own
+            marked = numbers.max() + 1 + np.arange(int(own.record.max()) + 1 - len(mine))
+            groups.append(torch.from_numpy(np.append(numbers, marked))[own.record])
+        elif "record" in units and len(np.unique(own.record.numpy())) != len(own):
+            groups.append(own.record)  # several examples were cut from one record
+    for c, own in enumerate(clients):
+        if not len(own):
+            raise DataError(
+                f"client {c} has no examples",
+                expected="at least one example per client",
+                got="0 (its documents are shorter than one window)",
+                remedy="use fewer clients, or a shorter task.length",
+            )
+    return clients, groups if len(groups) == len(parts) else None
+
+
+def _facts(
+    config: Config,
+    federation: Federation,
+    train: Dataset,
+    test: Dataset,
+    assignment: Assignment,
+    sizes: Sequence[int],
+) -> dict[str, Any]:
+    """The facts that only the truth knows; `sizes` are the examples of each client."""
+    import torch
+
+    from fedaudit.data.shortage import shortage
+
+    parts, region, classes = assignment.parts, assignment.region, _class_count(train)
     histograms = parts.class_histograms(train.y, classes)
-    facts = {
+    return {
         "seed": config.seed,
         "seed_drawn": config.drawn,
         "clients": {
@@ -269,13 +308,10 @@ def build(config: Config) -> tuple[Federation, dict[str, Any]]:
         "shortage": asdict(shortage(train, parts, config.training.batch_size)),
         "torch": str(torch.__version__),
     }
-    if planted is not None:
-        facts["marked"] = {federation.party[c]: key for c, key in planted.marked.items()}
-    return federation, facts
 
 
 def guessing(y: npt.NDArray[np.int64], classes: int) -> dict[str, float]:
-    """Accuracy of always naming the commonest class, and the loss of stating class frequencies."""
+    """Accuracy of always guessing the most common class, and loss of guessing the class shares."""
     share = np.bincount(y, minlength=classes) / len(y)
     seen = share[share > 0]
     return {"accuracy": float(share.max()), "loss": float(-(seen * np.log(seen)).sum())}

@@ -1,7 +1,7 @@
-"""Where a run's seed comes from: given by hand, kept from an earlier start, or drawn.
+"""The seed of a run: given by hand, stored by an earlier start, or drawn.
 
-Whoever has the seed can redraw every random number of a run. A drawn one has 64 bits, is kept in
-`truth/` alone, and is taken up again where a run goes on in the same folder.
+Whoever has the seed can redraw every random number of a run. A drawn seed has 64 bits and is stored
+in `truth/` alone. A run that resumes in the same folder uses it again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BY_HAND = (
 
 
 def draw() -> int:
-    """A seed that nobody guesses."""
+    """A seed that nobody can guess."""
     return secrets.randbits(BITS)
 
 
@@ -44,12 +44,12 @@ def stored(run: Path) -> tuple[int, bool] | None:
     try:
         seed = read_toml(run / "truth" / "config.toml").get("seed")
     except Unreadable:
-        seed = facts.get("seed")  # where it is lost too, that is said where the run goes on
+        seed = facts.get("seed")  # if it is lost too, resuming the run reports it
     return (seed, facts.get("seed_drawn") is True) if is_seed(seed) else None
 
 
-def kept(folder: Path) -> int:
-    """The seed that a sweep or search counts up from: drawn once, and kept in its own truth/."""
+def base_seed(folder: Path) -> int:
+    """The seed that a sweep or search counts up from: drawn once, stored in its own truth/."""
     file = folder / "truth" / KEPT
     try:
         seed = read_object(file).get("seed")
@@ -61,9 +61,9 @@ def kept(folder: Path) -> int:
         write_atomically(file, json.dumps({"seed": seed}) + "\n", private=True)
     if not is_seed(seed):
         raise FormatError(
-            f"{file} holds no seed",
+            f"{file} does not hold a seed",
             expected='{"seed": a whole number below 2^64}',
             got=repr(seed)[:60],
-            remedy="remove the file: another seed is drawn, and finished cells are run again",
+            remedy="remove the file: fedaudit draws another seed and reruns finished cells",
         )
     return seed

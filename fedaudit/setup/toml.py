@@ -1,4 +1,4 @@
-"""Plain values of TOML files: read, laid over one another, changed key by key, and written."""
+"""Read, merge, override and write the plain values of TOML files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedaudit.files import Unreadable, is_text, parse_toml, read_toml
 
 
 def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `under`, key by key; `false` in place of a section takes it away."""
+    """`over` laid over `under` key by key; `false` in place of a section removes it."""
     out = copy.deepcopy(dict(under))
     for key, value in over.items():
         if isinstance(value, Mapping):
@@ -28,7 +28,7 @@ def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The plain values of a TOML file; one without any is taken for a mistake."""
+    """The plain values of a TOML file. An empty file is refused: it is probably a mistake."""
     try:
         found = read_toml(path)
     except Unreadable as error:
@@ -36,7 +36,7 @@ def read(path: Path) -> dict[str, Any]:
             what, remedy = f"there is no config {path}", "write one with `fedaudit init`"
             raise error.as_error(ConfigError, what, remedy) from None
         if not error.empty:
-            raise error.as_error(ConfigError, remedy="correct it, or write one anew") from None
+            raise error.as_error(ConfigError, remedy="correct it, or write a new one") from None
         found = {}
     if not found:
         raise ConfigError(
@@ -51,8 +51,8 @@ def read(path: Path) -> dict[str, Any]:
 NAMING = ("data.name", "data.path", "partition.kind", "task.kind", "topology.kind")
 
 
-def parsed(text: str) -> tuple[str, Any]:
-    """`section.key=value` as a key and a TOML value."""
+def parse_override(text: str) -> tuple[str, Any]:
+    """Split `section.key=value` into a key and a TOML value."""
     key, equals, value = text.partition("=")
     if not equals or not all(key.strip().split(".")):
         raise ConfigError(
@@ -68,7 +68,7 @@ def parsed(text: str) -> tuple[str, Any]:
 
 
 def override(raw: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key, in place. Naming another kind drops what belonged to the old one."""
+    """Set a dotted key in place. Naming another kind drops the settings of the former one."""
     here = raw
     *path, last = key.split(".")
     for part in path:
@@ -116,7 +116,7 @@ def toml_value(value: Any) -> str:
             "a value cannot be written into a config",
             expected="UTF-8 text",
             got=ascii(value),
-            remedy="rename what it names",
+            remedy="rename the file or client that it names",
         )
-    # JSON and TOML agree on the rest, but for one control character that JSON leaves as it is
+    # JSON and TOML agree on the rest, except for one control character that JSON does not escape
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,25 +1,25 @@
-"""Truth that stays at the sites: guesses go out, counts come back, nobody holds it all.
+"""Score at the sites: guesses go out, counts come back, and the truth stays where it is.
 
     attack   at the server: a trace in, guesses out (JSON). No truth is read.
     score    at a site: guesses and the site's own recording in, counts out.
     merge    anywhere: guesses and the counts of the sites in, a report out.
 
-A site finds its own messages among the guesses by their digest: it sent these numbers. What it
-returns are counts over all rounds (links there were, links that were found, links that chance would
-have found), from which nobody learns which message was whose.
+A site finds its own messages among the guesses by their digests, since it sent these numbers. It
+returns counts over all rounds: all links, links found, and links expected by chance. Counts do not
+reveal which message came from which site.
 
-For membership a site first writes records to be asked about, half of them its own, and keeps the
-key (`ask`); the server scores them blindly; the site counts how many pairs of a member and another
-record were put in the right order. Records do leave the site then: ask about those that may.
+For membership, a site first writes candidate records, half of them its own, and keeps the key
+(`ask`). The server scores them blindly. The site counts the pairs of a member and a non-member that
+the scores put in the right order. These records leave the site: choose records that may.
 
-One file per verb; `files.py` holds what travels between them, `recordings.py` a site's own trace.
+One file per verb; `files.py` holds the file formats, `recordings.py` reads a site's own trace.
 """
 
 from __future__ import annotations
 
 from fedaudit.sites.ask import ask
 from fedaudit.sites.attack import attack
-from fedaudit.sites.merge import Site, merge
+from fedaudit.sites.merge import SiteCounts, merge
 from fedaudit.sites.score import score
 
-__all__ = ["Site", "ask", "attack", "merge", "score"]
+__all__ = ["SiteCounts", "ask", "attack", "merge", "score"]

@@ -1,4 +1,4 @@
-"""At a site: records to be asked about, and the key that stays here."""
+"""At a site: write candidate records, and the key that stays here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from fedaudit.files import unwritable
 from fedaudit.randomness import Seed
 from fedaudit.sites.files import KEY, VERSION, sha256, write
-from fedaudit.sites.recordings import whose
+from fedaudit.sites.recordings import owner_of
 from fedaudit.study.seal import open_trace
 
 
@@ -26,10 +26,10 @@ def ask(
     columns: Mapping[str, Any] | None = None,
     records: int = 64,
 ) -> int:
-    """Write records to be asked about, half of them this site's own, and the key that stays here.
+    """Write candidate records, half of them this site's own, and the key that stays here.
 
-    `data` is a table whose client column names this site's party (see its recording `own`), and
-    anything else for records that nobody trained on. Returns how many records are asked about.
+    `data` is a table whose client column holds this site's party (see its recording `own`), or any
+    other word for records that nobody trained on. Returns the number of candidates.
     """
     import secrets
     from dataclasses import replace
@@ -37,7 +37,7 @@ def ask(
     from fedaudit import knowledge
 
     trace = open_trace(own)
-    party = whose(trace)
+    party = owner_of(trace)
     found = knowledge.of_files(trace, Path(data), model=model, settings=columns)
     mine = replace(found, own={k: v for k, v in found.own.items() if k == party})
     pools, members, _ = knowledge.candidates(mine, records, Seed(secrets.randbits(64)))
@@ -52,6 +52,6 @@ def ask(
             )
     except OSError as error:
         raise unwritable(path.parent, error) from None
-    said = {"asked_sha256": sha256(path), "member": [bool(m) for m in members[party]]}
-    write(key, {"format": KEY, "version": VERSION, **said})
+    answers = {"asked_sha256": sha256(path), "member": [bool(m) for m in members[party]]}
+    write(key, {"format": KEY, "version": VERSION, **answers})
     return len(pool)

@@ -39,11 +39,11 @@ def attack(
     model: str | None = None,
     seed: int = 1,
 ) -> dict[str, Any]:
-    """Guess, and write the guesses to the file `out`. Needs no truth, and looks for none.
+    """Write the guesses of `audits` to the file `out`, without any truth.
 
-    `asked` are the sites' files of records, for membership, and `model` the
-    "package.module:function" that builds the torch module. By default: membership if records are
-    asked about, linkage otherwise.
+    For membership, `asked` are the sites' files of records and `model` the
+    "package.module:function" that builds the torch module. By default: membership if `asked` is
+    given, linkage otherwise.
     """
     health = examined(trace)
     found = {}
@@ -58,13 +58,13 @@ def attack(
         audit = check(find(AUDITS, "audit", name), {}, f"audits.{name}")
         view = trace.seen_by(*audit.vantage.split("+"))
         rng = Seed(seed).generator("attack/" + name)
-        told = (
-            _linked(audit, view, trace, rng)
+        guess = (
+            _linkage(audit, view, trace, rng)
             if name == LINKS
-            else _surveyed(audit, view, trace, rng, asked, model)
+            else _membership(audit, view, trace, rng, asked, model)
         )
         about = {"question": audit.question, "source": audit.source, "vantage": view.vantage}
-        found[name] = {"settings": plain(audit), **about, **told}
+        found[name] = {"settings": plain(audit), **about, **guess}
     raw = {
         "format": GUESSES,
         "version": VERSION,
@@ -80,18 +80,18 @@ def attack(
     return raw
 
 
-def _linked(audit: Any, view: Any, trace: Trace, rng: np.random.Generator) -> dict[str, Any]:
-    """Labels of all messages, which are named by their digests."""
+def _linkage(audit: Any, view: Any, trace: Trace, rng: np.random.Generator) -> dict[str, Any]:
+    """Labels of all messages; digests identify the messages."""
     from fedaudit.audits.audit import Knowledge
 
     guess = audit.attack(view, Knowledge(), rng)
     if guess.named:
         raise NotApplicable(
-            f"{view.vantage} knows who sent what: there is nothing for sites to count",
+            f"{view.vantage} knows the sender of each message: sites have nothing to count",
             code="senders_known",
             expected="anonymous uploads",
             got=f"{len(guess.named)} uploads with their senders' names",
-            remedy="fedaudit audit TRACE says it outright",
+            remedy="fedaudit audit TRACE reports this without an attack",
         )
     block = {number: trace.block(number) for number in guess.rounds}
     messages = {number: trace.messages(number) for number in guess.rounds}
@@ -107,7 +107,7 @@ def _linked(audit: Any, view: Any, trace: Trace, rng: np.random.Generator) -> di
     }
 
 
-def _surveyed(
+def _membership(
     audit: Any,
     view: Any,
     trace: Trace,
@@ -115,13 +115,13 @@ def _surveyed(
     asked: Sequence[str | os.PathLike[str]],
     model: str | None,
 ) -> dict[str, Any]:
-    """One number per record that was asked about: greater means that its site trained on it."""
+    """One score per record in `asked`: greater means that the site trained on it."""
     import torch
 
     from fedaudit.audits.audit import Candidates, Knowledge
     from fedaudit.audits.two_stage_membership.scores import statistics_of
     from fedaudit.data.dataset import Dataset
-    from fedaudit.knowledge import fits, noise_of
+    from fedaudit.knowledge import check_model_fits, noise_of
     from fedaudit.tasks.catalogue import Module
 
     if not asked or model is None:
@@ -143,7 +143,7 @@ def _surveyed(
                 "sites number their classes differently",
                 expected=", ".join(classes),
                 got=f"{', '.join(own)} ({file})",
-                remedy="give every site's table at least one record of every class",
+                remedy="make sure that every site's table has a record of every class",
             )
         if party in pools:
             raise UsageError(
@@ -162,7 +162,7 @@ def _surveyed(
         y=np.concatenate([p.y.numpy() for p in pools.values()]),
     )
     task = Module(factory=model).build(together, Seed(0))
-    fits(task, trace)
+    check_model_fits(task, trace)
     known = Knowledge(task=task, candidates=pools, noise=noise_of(trace))
     guess = audit.attack(view, known, rng)
     name, values = next(iter(statistics_of(guess).items()))

@@ -1,4 +1,4 @@
-"""What travels between the server and the sites: files of guesses, counts, records and keys."""
+"""Files that the server and the sites exchange: guesses, counts, records and keys."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ LINKS, MEMBERS = "fingerprint", "two_stage_membership"
 AT_SITES = (LINKS, MEMBERS)
 """Audits whose guesses a site can score by itself."""
 KEY = "fedaudit-key"
+_NOUNS = {GUESSES: "guesses", COUNTS: "counts", KEY: "a key"}
 
 
 def write(file: str | os.PathLike[str], raw: Mapping[str, Any]) -> None:
@@ -41,7 +42,7 @@ def sha256(file: str | os.PathLike[str]) -> str:
 
 
 def read(file: str | os.PathLike[str], kind: str) -> dict[str, Any]:
-    """A file of guesses or counts, with the shape that it must have."""
+    """Read a file of guesses, counts or a key, and check its shape."""
     try:
         raw = read_object(file)
         if raw.get("format") != kind:
@@ -53,10 +54,10 @@ def read(file: str | os.PathLike[str], kind: str) -> dict[str, Any]:
         CHECKS[kind](raw)
     except (Unreadable, ValueError) as error:
         if isinstance(error, Unreadable) and error.absent:
-            remedy = "point to the file that was sent"
+            remedy = "give the path of the file that you received"
             raise error.as_error(UsageError, f"{file} could not be read", remedy) from None
         raise FormatError(
-            f"{file} holds no {kind.removeprefix('fedaudit-')}",
+            f"{file} does not hold {_NOUNS[kind]}",
             expected=f'"format": "{kind}", version {VERSION}',
             got=(error.got if isinstance(error, Unreadable) else None) or str(error),
             remedy="send it again, as `fedaudit attack` or `fedaudit score` wrote it",
@@ -89,7 +90,7 @@ def _check_labels(guess: Mapping[str, Any]) -> None:
 
 
 def _check_key(_: Mapping[str, Any]) -> None:
-    """Its shape says it all."""
+    """A key needs no check beyond its shape."""
 
 
 def _check_counts(raw: Mapping[str, Any]) -> None:
@@ -138,6 +139,7 @@ CHECKS = {GUESSES: _check_guesses, COUNTS: _check_counts, KEY: _check_key}
 
 
 def read_asked(file: str | os.PathLike[str]) -> tuple[str, Any, Any, tuple[str, ...]]:
+    """Party, x, y and classes of a file that `ask` wrote."""
     try:
         raw = read_npz(file)
         party, x, y = str(raw["party"]), raw["x"], raw["y"]
@@ -146,7 +148,7 @@ def read_asked(file: str | os.PathLike[str]) -> tuple[str, Any, Any, tuple[str, 
             raise ValueError(f"records of shape {x.shape} and labels of shape {y.shape}")
     except (Unreadable, ValueError, KeyError) as error:
         raise FormatError(
-            f"{file} holds no records to ask about",
+            f"{file} does not hold records to ask about",
             expected="a file that `fedaudit ask` wrote",
             got=(error.got if isinstance(error, Unreadable) else None) or str(error),
             remedy="ask the site to send it again",

@@ -22,8 +22,8 @@ from fedaudit.study.chapters import Run, write_study
 
 
 @dataclass(frozen=True)
-class Site:
-    """The counts of one site, as they came back."""
+class SiteCounts:
+    """The counts that one site returned."""
 
     name: str
     audits: Mapping[str, Any]
@@ -37,15 +37,15 @@ def merge(
     confidence: float = 0.95,
     names: bool = False,
 ) -> Run:
-    """The report of all sites that answered; under pseudonyms unless `names`."""
+    """Write the report of all sites that answered; with pseudonyms unless `names`."""
     raw = read(guesses, GUESSES)
     about = sha256(guesses)
-    sites: dict[str, Site] = {}
+    sites: dict[str, SiteCounts] = {}
     for file in counts:
         one = read(file, COUNTS)
         if one["guesses_sha256"] != about:
             raise TraceError(
-                f"{file} counts other guesses",
+                f"{file} scores other guesses",
                 expected=f"guesses of sha256 {about[:16]}...",
                 got=f"{str(one['guesses_sha256'])[:16]}...",
                 remedy="score the same file of guesses at every site",
@@ -58,12 +58,12 @@ def merge(
                 remedy="leave one out, or give sites different names",
             )
         _refuse_other_methods(file, raw["audits"], one["audits"])
-        sites[one["site"]] = Site(one["site"], one["audits"])
+        sites[one["site"]] = SiteCounts(one["site"], one["audits"])
     if not sites:
         raise UsageError(
             "no site has answered", expected="counts", got="none", remedy="fedaudit score ..."
         )
-    merged = {LINKS: _merged, MEMBERS: _merged_members}
+    merged = {LINKS: _merge_linkage, MEMBERS: _merge_membership}
     results = []
     for name, guess in raw["audits"].items():
         answered = [s for s in sites.values() if name in s.audits]
@@ -76,7 +76,7 @@ def merge(
 
 
 def _counted(raw: Mapping[str, Any]) -> dict[str, int]:
-    """How many answers the guesses rest on; empty in files that do not say it."""
+    """Answers that arrived and were expected; empty for files without these counts."""
     arrived, expected = raw.get("arrived"), raw.get("expected")
     whole = all(isinstance(n, int) and not isinstance(n, bool) for n in (arrived, expected))
     if not whole or not 0 <= (arrived or 0) <= (expected or 0):
@@ -87,24 +87,24 @@ def _counted(raw: Mapping[str, Any]) -> dict[str, int]:
 def _refuse_other_methods(
     file: str | os.PathLike[str], guesses: Mapping[str, Any], counts: Mapping[str, Any]
 ) -> None:
-    """Counts of every method that was guessed with, for the audits that the site scored."""
+    """Refuse counts that lack a method of the guesses, for the audits that the site scored."""
     for name, counted in counts.items():
         guess = guesses.get(name, {})
         wanted = guess.get("methods") or [guess.get("statistic")]
         lacking = [str(m) for m in wanted if m not in counted]
         if lacking:
             raise FormatError(
-                f"{file} does not count what was guessed",
+                f"{file} does not count all methods of the guesses",
                 expected=f"counts of {', '.join(map(str, wanted))} for {name}",
                 got=", ".join(counted) or "none",
                 remedy="score the file of guesses again at that site",
             )
 
 
-def _merged(
+def _merge_linkage(
     name: str,
     guess: Mapping[str, Any],
-    sites: Sequence[Site],
+    sites: Sequence[SiteCounts],
     raw: Mapping[str, Any],
     confidence: float,
 ) -> AuditResult:
@@ -149,7 +149,7 @@ def _merged(
             "high": share.high,
         }
     absent = int(guess["settings"].get("clients") or 0) - len(linked)
-    notes = [f"counted by {len(linked)} sites, each against its own records"]
+    notes = [f"{len(linked)} sites counted, each against its own records"]
     if absent > 0:
         notes.append(f"{absent} of {absent + len(linked)} clients did not answer: not counted")
     return AuditResult(
@@ -164,15 +164,15 @@ def _merged(
     )
 
 
-def _merged_members(
+def _merge_membership(
     name: str,
     guess: Mapping[str, Any],
-    sites: Sequence[Site],
+    sites: Sequence[SiteCounts],
     raw: Mapping[str, Any],
     confidence: float,
 ) -> AuditResult:
-    """AUC over all pairs within sites: Hanley and McNeil's interval of the records, or that of the
-    sites' own AUCs where it is wider."""
+    """AUC over all pairs within sites, with the wider of two intervals: Hanley and McNeil over
+    records, or Student's t over the sites' own AUCs."""
     from scipy.stats import norm
     from scipy.stats import t as student
 
@@ -222,12 +222,12 @@ def _merged_members(
         estimates={"membership_auc": estimate},
         per_client=per_client,
         detectable=min(1.0, 0.5 + reach) if reach > 0 else None,
-        notes=(f"counted by {k} sites, each with a key of its own",),
+        notes=(f"{k} sites counted, each with its own key",),
     )
 
 
 def _hanley(auc: float, c: Mapping[str, Any]) -> float:
-    """Standard error of an AUC (Hanley and McNeil 1982); never zero at the ends of the scale."""
+    """Standard error of an AUC (Hanley and McNeil 1982); above zero even for an AUC of 0 or 1."""
     m, n = c["members"], c["others"]
     a = min(max(auc, 0.5 / (m * n)), 1 - 0.5 / (m * n))
     first, second = a / (2 - a), 2 * a * a / (1 + a)
@@ -245,7 +245,7 @@ def _report(
     findings, counted = judge_all(results), _counted(raw)
     summary = {
         "federation": f"{raw['federation']}, {len(sites)} sites answered: {', '.join(sites)}",
-        "truth": "stayed at the sites: counts alone came back",
+        "truth": "stayed at the sites, which returned only counts",
     }
     evidence = {
         "trace sha256": str(raw["trace_sha256"]),

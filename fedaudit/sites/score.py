@@ -21,7 +21,7 @@ from fedaudit.sites.files import (
     sha256,
     write,
 )
-from fedaudit.sites.recordings import sent_by, whose
+from fedaudit.sites.recordings import owner_of, sent_by
 from fedaudit.study.seal import open_trace
 from fedaudit.trace import Trace
 
@@ -53,7 +53,7 @@ def score(
 
 
 def _score_links(raw: Mapping[str, Any], guess: Mapping[str, Any], trace: Trace) -> dict[str, Any]:
-    party = whose(trace)
+    party = owner_of(trace)
     if trace.layout.to_dict() != raw["layout"]:
         raise TraceError(
             "the site recorded other tensors than the server",
@@ -65,17 +65,17 @@ def _score_links(raw: Mapping[str, Any], guess: Mapping[str, Any], trace: Trace)
     there = [[d in mine for d in round_] for round_ in guess["messages"]]
     if not any(any(r) for r in there):
         raise NotApplicable(
-            f"none of the messages of {party} are among the guesses",
+            f"the guesses contain no message of {party}",
             code="other_guesses",
             expected="guesses about the federation that this site recorded",
-            got=f"{len(mine)} messages of its own, none of which the server has",
-            remedy="see that nothing changes a message between the recording and the server",
+            got=f"{len(mine)} own messages, none of which the server received",
+            remedy="make sure that nothing changes a message between the recording and the server",
         )
     return {m: _links(there, v) for m, v in guess["labels"].items()}
 
 
 def _score_members(guess: Mapping[str, Any], key: str | os.PathLike[str] | None) -> dict[str, Any]:
-    """Pairs of a member and another record, and those that the scores put in the right order."""
+    """Counts of pairs of a member and a non-member, and of those in the right order."""
     if key is None:
         raise UsageError(
             "the guesses are about records",
@@ -87,7 +87,7 @@ def _score_members(guess: Mapping[str, Any], key: str | os.PathLike[str] | None)
     given = guess["scores"].get(known["asked_sha256"])
     if given is None or len(given) != len(known["member"]):
         raise NotApplicable(
-            "the records of this site are not among the guesses",
+            "the guesses do not cover the records of this site",
             code="other_guesses",
             expected=f"scores of {len(known['member'])} records",
             got="none" if given is None else str(len(given)),
@@ -104,12 +104,12 @@ def _score_members(guess: Mapping[str, Any], key: str | os.PathLike[str] | None)
 
 
 def _links(there: Sequence[Sequence[bool]], labels: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """A site's links, those that were found, and how many chance would have found."""
+    """Counts of a site's links, of those found, and of those expected by chance."""
     senders = [
         ["here" if own else f"{t}/{i}" for i, own in enumerate(round_)]
         for t, round_ in enumerate(there)
     ]
     joined = scores.links(senders, labels)
     hits = joined.found.get("here", [])
-    # only this site's links are links here: their number times the chance is what chance finds
+    # only this site's links count here: chance finds their number times the chance
     return {"links": len(hits), "found": int(sum(hits)), "expected": joined.chance * len(hits)}

@@ -35,7 +35,7 @@ from fedaudit.settings import check
 from fedaudit.setup.catalogue import AUDITS, find
 from fedaudit.setup.config import Config, load, plain
 from fedaudit.setup.identity import FRESH, code_identity, code_sha256, contents_of, files_named_in
-from fedaudit.setup.toml import override, parsed
+from fedaudit.setup.toml import override, parse_override
 from fedaudit.study import promised
 from fedaudit.study.chapters import (
     ALLOCATION,
@@ -46,7 +46,7 @@ from fedaudit.study.chapters import (
 )
 from fedaudit.study.folders import (
     AUDITED,
-    Command,
+    AuditCommand,
     commands_but,
     config_of,
     entries,
@@ -67,7 +67,7 @@ from fedaudit.trace import WIRETAP, Trace, Truth
 from fedaudit.trace.health import examine
 
 if TYPE_CHECKING:
-    from fedaudit.knowledge import Desk, Records
+    from fedaudit.knowledge import KnowledgeBuilder, Records
 
 AUDIT_SEED = 1
 """Of the audits' own draws (random guesses, resampling). Not the seed of the run: a Monte-Carlo
@@ -95,10 +95,10 @@ def audit_trace(
     `records` loads the records that membership audits ask about, when one does; `config` of the
     run, where it is known. `given` identifies records that do not come from the run itself.
     """
-    from fedaudit.knowledge import Desk
+    from fedaudit.knowledge import KnowledgeBuilder
 
     health = examine(trace)
-    desk = Desk(trace, truth, Seed(seed), records, config)
+    desk = KnowledgeBuilder(trace, truth, Seed(seed), records, config)
     results = []
     for done, (name, audit) in enumerate(audits.items()):
         progress("audit", done, len(audits), name)
@@ -199,7 +199,9 @@ def _kept(file: Path, asked: Mapping[str, Any], trace: Trace) -> tuple[AuditResu
     return result, f"same settings, code, truth, and trace {trace.sha256[:12]}"
 
 
-def _guarded(audit: Any, trace: Trace, truth: Truth | None, seed: int, desk: Desk) -> AuditResult:
+def _guarded(
+    audit: Any, trace: Trace, truth: Truth | None, seed: int, desk: KnowledgeBuilder
+) -> AuditResult:
     """One audit of several: if it fails, the others and the report go on, and the report says so.
 
     Torn files end everything: what else was read from them would be worth nothing.
@@ -229,13 +231,13 @@ def _unmeasured(audit: Any, trace: Trace, status: Status, need: Need) -> AuditRe
 
 
 def audit_one(
-    audit: Any, trace: Trace, truth: Truth | None, seed: int, desk: Desk | None = None
+    audit: Any, trace: Trace, truth: Truth | None, seed: int, desk: KnowledgeBuilder | None = None
 ) -> AuditResult:
     """One audit: attack a view, then score the guess. A missing need is a result, not a crash."""
-    from fedaudit.knowledge import Desk
+    from fedaudit.knowledge import KnowledgeBuilder
 
     draws = Seed(seed)
-    desk = desk or Desk(trace, truth, draws, None)
+    desk = desk or KnowledgeBuilder(trace, truth, draws, None)
     try:
         examined(trace)
         need_uploads(trace.seen_by(WIRETAP))
@@ -452,7 +454,7 @@ def audit(
         seed=seed,
         trust_code=trust_code,
     )
-    done_by = [*commands_but(path, built), Command(typed, tuple(built))]
+    done_by = [*commands_but(path, built), AuditCommand(typed, tuple(built))]
     done = write_report(path, opened, known, results, names=names, done_by=done_by)
     seal_written(path, "config", path / AUDITED)
     if not (in_run and path == home):
@@ -554,7 +556,7 @@ def _overridden(overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any
     """Settings by audit, and those of `--data`, from "section.key=value"."""
     raw: dict[str, Any] = {}
     for text in overrides:
-        key, value = parsed(text)
+        key, value = parse_override(text)
         if len(key.split(".")) != {"audits": 3, "data": 2}.get(key.partition(".")[0]):
             raise UsageError(
                 f"--set {key} is not a setting of an audit of a stored trace",

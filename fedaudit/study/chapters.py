@@ -1,8 +1,8 @@
-"""From stored results to a report: report.html, report.md, results.json and findings.json.
+"""Write a report from stored results: report.html, report.md, results.json and findings.json.
 
-A chapter is one recorded federation; a study is several of them on one page. findings.json and
-results/ are logs beside the truth and keep the names of the trace; in everything else clients have
-pseudonyms unless names are asked for.
+A chapter is one recorded federation; a study shows several on one page. findings.json and results/
+are private logs and keep the names of the trace. Everywhere else clients have pseudonyms unless the
+user asks for names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedaudit.reporting.names import renamed
 from fedaudit.reporting.page import page
 from fedaudit.results import AuditResult, Finding, Need, OldResult
 from fedaudit.setup.catalogue import AUDITS, find
-from fedaudit.study.folders import AUDITED, Command, commands, config_text, places
+from fedaudit.study.folders import AUDITED, AuditCommand, commands, config_text, places
 from fedaudit.study.promised import promised
 from fedaudit.study.seal import REMAINS, gone, require_seal
 from fedaudit.study.summary import (
@@ -45,15 +45,13 @@ from fedaudit.study.summary import (
 from fedaudit.trace import Trace, Truth
 from fedaudit.trace.health import examine
 
-"""(stage, done, total, note): called as work goes on."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A finished run: where it is, and what was found.
+    """A finished run: its folder, results and findings.
 
-    With its truth: held-out `metrics` of the last model, and `guarantees`, protection -> client ->
-    what was promised. `chapter` is what its report shows, clients named as there.
+    With the truth: held-out `metrics` of the last model, and `guarantees` (protection -> client ->
+    guarantee). `chapter` is the content of its report, with the names used there.
     """
 
     path: Path
@@ -79,7 +77,7 @@ def chapter_of(
     federation: str | None = None,
     variant: str = "",
 ) -> Chapter:
-    """What a report says of one run or audited trace, under the names of the trace."""
+    """The chapter of one run or audited trace, with the names of the trace."""
     guarantees = promised(path, trace, truth)
     known = {} if truth is None else truth.facts.get("clients", {})
     config = config_text(path)
@@ -120,7 +118,7 @@ def chapter_of(
 
 
 def _allocation(file: Path) -> dict[str, Any] | None:
-    """What noise per client would change, where a run worked it out."""
+    """The stored estimate of what noise per client would change; None without one."""
     try:
         return read_object(file, shapes.ALLOCATION)
     except Unreadable as error:
@@ -132,7 +130,7 @@ def _allocation(file: Path) -> dict[str, Any] | None:
 def chapter_at(
     path: str | os.PathLike[str], *, federation: str | None = None, variant: str = ""
 ) -> Chapter:
-    """The chapter of a folder with a run or an audited trace, from what is stored there."""
+    """The chapter of a stored run or audited trace."""
     folder = Path(path)
     if purged_on(folder):
         return _purged_chapter(folder, federation, variant)
@@ -140,13 +138,13 @@ def chapter_at(
 
 
 def purged_on(folder: Path) -> str:
-    """The day on which the recording of a run was purged; empty where it was not."""
+    """The day on which the recording of a run was purged; empty if it was not."""
     there = (places(folder)[0] / "manifest.json").exists()
     return "" if there else str(gone(folder).get("trace", {}).get("on", ""))
 
 
 def remains_of(folder: Path) -> dict[str, Any]:
-    """What has to be kept of a recording so that its report can be written without it."""
+    """The facts about a recording that its report needs once the recording is purged."""
     c = chapter_at(folder)
     return {
         "federation": c.federation,
@@ -162,21 +160,21 @@ def remains_of(folder: Path) -> dict[str, Any]:
 
 
 def _purged_chapter(folder: Path, federation: str | None, variant: str) -> Chapter:
-    """The chapter of a run whose recording was purged: every stored finding, marked as such."""
+    """The chapter of a run whose recording was purged: stored findings, and a notice."""
     require_seal(folder)
     file = folder / REMAINS
     kept = read_object(file, shapes.REMAINS) if file.is_file() else {}
     results = tuple(stored_results(folder))
     if not results:
         raise TraceError(
-            f"the recording of {folder} was purged on {purged_on(folder)}, and nothing was found",
+            f"the recording of {folder} was purged on {purged_on(folder)}, and no result is stored",
             expected="results/*.json",
             got="none",
             remedy="run it again: fedaudit run CONFIG --fresh",
         )
     mark = (
-        f"Purged: the recording was removed on {purged_on(folder)}. What was found of it before "
-        "stands here; it cannot be audited again."
+        f"Purged: the recording was removed on {purged_on(folder)}. This report shows the earlier "
+        "findings; the run cannot be audited again."
     )
     trust = dict(kept.get("trust", {}))
     found = judge_all(results, set(trust) if kept else None)
@@ -200,7 +198,7 @@ def _purged_chapter(folder: Path, federation: str | None, variant: str) -> Chapt
 
 
 def _name(path: Path, trace: Trace, config: str) -> str:
-    """What to call a federation that was not given a name: after its data, or its folder."""
+    """Default name of a federation: that of its data, or of its folder."""
     data = table_of(config, "data")
     if data.get("name"):
         return str(data["name"])
@@ -211,7 +209,7 @@ def _name(path: Path, trace: Trace, config: str) -> str:
 
 
 def _without_folders(config: str) -> str:
-    """Where a file lies on one's disk is nobody's business: its name is enough."""
+    """The config with file names instead of full paths: reports do not show local folders."""
     return re.sub(r'^(\s*path = ")[^"\n]*[/\\]([^"/\\\n]+")', r"\1\2", config, flags=re.MULTILINE)
 
 
@@ -222,9 +220,11 @@ def _notices(
     config: str,
     given: Collection[str],
 ) -> list[str]:
-    """What must be known before the first number. `given`: audits by records that were handed
-    over, whose clients tell members without a truth."""
-    # files were read when the trace was audited: what was torn in them stands in the results
+    """Notices at the top of a report.
+
+    `given`: audits of records that the user handed over, which are scored without a truth.
+    """
+    # payloads were read when the trace was audited: results list torn ones
     torn = dict.fromkeys([*examine(trace, payloads=False).summary(), *_recorded(results)])
     out = [f"Recording: {line}." for line in torn]
     if torn:
@@ -233,8 +233,8 @@ def _notices(
         planned = table_of(config, "federation").get("rounds")
         of = f" of {planned}" if isinstance(planned, int) else ""
         out.append(
-            f"Unfinished: {len(trace.rounds)}{of} rounds are recorded so far. Everything below "
-            "rests on these alone."
+            f"Unfinished: {len(trace.rounds)}{of} rounds are recorded so far. All results below "
+            "are from these rounds."
         )
     done = {r.audit for r in results}
     missing = [name for name in table_of(config, "audits") if name not in done]
@@ -243,10 +243,10 @@ def _notices(
     out += [f"Failed: {r.audit}: {r.need}" for r in results if r.status == "failed"]
     if truth is not None:
         return out
-    results = [r for r in results if not r.known]  # what needs no attack needs no truth
+    results = [r for r in results if not r.known]  # facts known without an attack need no truth
     scored = [r for r in results if r.estimates and facts_of(r.audit).needs_truth]
     if any(r.audit not in given for r in scored):
-        out.append("The truth has been removed since: scores are as they were stored.")
+        out.append("The truth has been removed since: the report shows the stored scores.")
     else:
         lost = [r.audit for r in results if r.audit in given and r.headline is None]
         out.append(_blind(results, [r.audit for r in scored], lost))
@@ -258,19 +258,19 @@ def _recorded(results: Sequence[AuditResult]) -> list[str]:
 
 
 def _shortage(truth: Truth | None) -> Shortage:
-    told = None if truth is None else truth.facts.get("shortage")
-    return Shortage() if told is None else Shortage.from_plain(told)
+    stored = None if truth is None else truth.facts.get("shortage")
+    return Shortage() if stored is None else Shortage.from_plain(stored)
 
 
 def _short_of_records(truth: Truth | None) -> list[str]:
-    """Which clients lost records or have few, by their names in the trace."""
+    """Clients that lost records or have few, by their names in the trace."""
     parties = {} if truth is None else truth.clients
     alias = {str(about.get("name")): party for party, about in parties.items()} | _absent(truth)
     return [f"{line}." for line in _shortage(truth).lines(lambda c: alias.get(c, c))]
 
 
 def _absent(truth: Truth | None) -> dict[str, str]:
-    """Clients of the data that are not in the trace, and what a report calls them."""
+    """Clients of the data that are not in the trace -> their names in a report."""
     found = _shortage(truth)
     names = [*found.lost, *found.left_out]
     return {name: f"absent-{i}" for i, name in enumerate(names, 1)}
@@ -279,31 +279,30 @@ def _absent(truth: Truth | None) -> dict[str, str]:
 def _blind(
     results: Sequence[AuditResult], by_records: Collection[str] = (), lost: Collection[str] = ()
 ) -> str:
-    """What a trace without truth still tells: which attacks were scored by the records that were
-    given, which guessed, and which could not run, the records notwithstanding (`lost`)."""
-    told = {*by_records, *lost}
-    attacks = [r for r in results if facts_of(r.audit).needs_truth and r.audit not in told]
+    """Notice for a trace without truth: attacks scored against given records (`by_records`), those
+    that could not run on them (`lost`), those that only guessed, and those that did not run."""
+    with_records = {*by_records, *lost}
+    attacks = [r for r in results if facts_of(r.audit).needs_truth and r.audit not in with_records]
     guessed = [r.audit.replace("_", " ") for r in attacks if _guessed(r)]
     others = [r.audit.replace("_", " ") for r in attacks if not _guessed(r)]
-    said = "Blind: there is no truth beside the trace, so that no attack can be scored."
+    said = "Blind: the trace comes without truth, so no attack can be scored."
     if by_records:
         names = listed([name.replace("_", " ") for name in by_records])
         was = "was" if len(by_records) == 1 else "were"
         said = (
-            f"No truth beside the trace: {names} {was} scored by the records that were given "
-            "(--data), which say whose they are; no other attack can be scored."
+            f"The trace comes without truth: {names} {was} scored against the given records "
+            "(--data), which name their clients; no other attack can be scored."
         )
     elif lost:
         names = listed([name.replace("_", " ") for name in lost])
         said = (
-            f"Records were given (--data), and {names} did not run on them: what stands in the way "
-            "is said beside it. No truth lies beside the trace, so that no other attack can be "
-            "scored."
+            f"Records were given (--data), but {names} did not run on them: see the reason there. "
+            "The trace comes without truth, so no other attack can be scored."
         )
     if guessed:
-        said += f" What {listed(guessed)} guessed is shown below; it may be right."
+        said += f" The guesses of {listed(guessed)} are shown below; they may be right."
     if others:
-        said += f" {listed(others)} did not run: what each needs is said beside it."
+        said += f" {listed(others)} did not run: see there what each needs."
     return said
 
 
@@ -312,7 +311,7 @@ def _guessed(r: AuditResult) -> bool:
 
 
 def asked_with_records(folder: Path) -> set[str]:
-    """Audits whose stored result is about records that were handed over (--data)."""
+    """Audits whose stored result is about records that the user handed over (--data)."""
     out = set()
     for name in AUDITS:
         file = folder / "results" / f"{name}.json"
@@ -325,9 +324,9 @@ LIBRARIES = ("numpy", "torch", "scipy", "scikit-learn", "dp-accounting")
 
 
 def _evidence(path: Path, trace: Trace, truth: Truth | None) -> dict[str, str]:
-    """Hashes, versions, and how to do it again."""
+    """Hashes, versions, and the commands that repeat the audit."""
     out = {"trace sha256": trace.sha256}
-    if (path / "run.json").exists():  # a foreign trace has no config of ours
+    if (path / "run.json").exists():  # a foreign trace has no config
         out["config sha256"] = read_object(path / "run.json", shapes.RUN)["config_sha256"]
     for name in AUDITS:
         file = path / "results" / f"{name}.json"
@@ -345,22 +344,22 @@ RUN_AGAIN = "fedaudit run truth/config.toml --out NEW (it holds seed and keys)"
 
 
 def _again(path: Path, trace: Trace) -> str:
-    """The commands that led to a report: the run, where it was one, and audits with arguments."""
+    """The commands that produced a report: the run, if there was one, and audits."""
     done = list(dict.fromkeys(c.command for c in commands(path)))
     ran = (path / "run.json").is_file() and trace.path.resolve() == (path / "trace").resolve()
     if ran:
-        # what the run itself asks is asked again by it
+        # rerunning the run repeats its own audits
         return "; then ".join([RUN_AGAIN, *(c for c in done if c != "fedaudit audit RUN")])
-    if not done:  # written before commands were kept: what the trace says of itself
+    if not done:  # written before commands were stored: reconstruct from the manifest
         applied = [str(d.get("name")) for d in trace.manifest.declared if "applied" in d]
         done = [" ".join(["fedaudit audit TRACE", *(f"--as {name}" for name in applied)])]
     return "; then ".join(done)
 
 
 def result_sha256(file: Path) -> str:
-    """Of a stored result: of what was found, as JSON with sorted keys and no blanks.
+    """Hash of a stored result's findings, as JSON with sorted keys and no blanks.
 
-    What it was asked for holds a keyed hash, which is another in every run.
+    Its "asked" part is left out: it holds a keyed hash, which differs in every run.
     """
     plain = json.dumps(
         read_object(file, shapes.RESULT)["result"], sort_keys=True, separators=(",", ":")
@@ -382,7 +381,7 @@ HEADINGS = ("Question", "Vantage", "Paper", "Differs", "Shapes")
 
 
 PARTIES = {"SERVER": "the server", "WIRETAP": "a wiretap"}
-"""How a card writes who looks, and how a report does."""
+"""Observer in a card -> its name in a report."""
 
 
 def card(audit: str) -> dict[str, tuple[str, ...]]:
@@ -396,7 +395,7 @@ def card(audit: str) -> dict[str, tuple[str, ...]]:
 
 
 def read_card(text: str) -> dict[str, tuple[str, ...]]:
-    """Headings of a docstring and what stands below them; lists of files are left out."""
+    """Headings of a docstring and the paragraphs below them, without lists of files."""
     pieces = re.split(rf"^({'|'.join(HEADINGS)}):", text, flags=re.MULTILINE)
     out = {}
     for heading, inside in zip(pieces[1::2], pieces[2::2], strict=True):
@@ -424,11 +423,11 @@ def write_report(
     results: Sequence[AuditResult],
     *,
     names: bool = False,
-    done_by: Sequence[Command] | None = None,
+    done_by: Sequence[AuditCommand] | None = None,
 ) -> Run:
-    """Judge the results and write findings.json and the report in all its forms.
+    """Judge the results; write findings.json and the report in all formats.
 
-    `done_by`: the commands that asked for the results; None: as they are stored already.
+    `done_by`: the commands that produced the results; None keeps the stored ones.
     """
     done = commands(path) if done_by is None else done_by
     try:
@@ -474,8 +473,8 @@ def write_study(
 ) -> list[Chapter]:
     """Write report.html, report.md and results.json of one or several chapters.
 
-    `notices` are about all of them: what is not in the report, and why. Clients are pseudonymised
-    unless `names`. Back come the chapters as they are shown.
+    `notices` concern all of them: what is missing from the report, and why. Clients get pseudonyms
+    unless `names`. Returns the chapters as shown.
     """
     if not chapters:
         raise UsageError(
@@ -513,14 +512,14 @@ def report(path: str | os.PathLike[str], *, names: bool = False) -> Run:
 
 
 def _stored(folder: Path) -> tuple[Trace, Truth | None, list[AuditResult]]:
-    """What a folder holds; refused where nothing was recorded or audited."""
+    """Trace, truth and results of a folder; refused if nothing was recorded or audited."""
     require_seal(folder)
     recorded, known = places(folder)
     trace = Trace.open(recorded)
     truth = Truth.open(known) if (known / "truth.json").exists() else None
     if not len(trace.rounds):
         raise TraceError(
-            f"{folder} is empty: nothing was recorded yet",
+            f"{folder} is empty: nothing has been recorded yet",
             expected="at least one recorded round",
             got="none",
             remedy=f"fedaudit run config.toml --out {folder}",
@@ -542,13 +541,13 @@ def _stored(folder: Path) -> tuple[Trace, Truth | None, list[AuditResult]]:
 
 
 def stored_results(folder: Path) -> list[AuditResult]:
-    """The results of a folder, in the order of the catalogue; a torn one is an error."""
+    """The results of a folder in the order of the catalogue; a torn file is an error."""
     files = (folder / "results" / f"{name}.json" for name in AUDITS)
     return [read_result(file)[1] for file in files if file.exists()]
 
 
 def read_result(file: Path) -> tuple[dict[str, Any], AuditResult]:
-    """A stored result, and what it was asked for."""
+    """What a stored result was asked for, and the result."""
     again = f"remove results/{file.name} and audit again"
     try:
         stamped = read_object(file, shapes.RESULT)
@@ -567,7 +566,7 @@ def read_result(file: Path) -> tuple[dict[str, Any], AuditResult]:
 
 
 def _unread(audit: str, need: Need) -> AuditResult:
-    """In place of a stored result that says nothing."""
+    """A failed result in place of a stored one that cannot be used."""
     question = find(AUDITS, "audit", audit).question
     return AuditResult(
         audit=audit, question=question, vantage="unknown", status="failed", need=need

@@ -1,7 +1,7 @@
-"""Where things lie in the folder of a run, of an audited trace, or of a study; read in one place.
+"""Folder layout of a run, of an audited trace, and of a study.
 
-RUN/trace, RUN/truth     or, for a trace that lies elsewhere, where RUN/audit.json says
-RUN/audit.json           also: the commands that asked for what RUN/results holds
+RUN/trace, RUN/truth     for a trace stored elsewhere, RUN/audit.json holds their paths
+RUN/audit.json           also: the commands that produced RUN/results
 RUN/config.toml          the public settings
 STUDY/study.json         federation, variant and path of every run
 """
@@ -23,12 +23,12 @@ from fedaudit.files import Unreadable, read_object, read_text, read_toml, unread
 STUDY = "study.json"
 AUDITED = "audit.json"
 NOT_RERUN = "training was not rerun"
-"""How a protection is declared that was applied to a stored trace and would have changed it."""
+"""Declared for a protection that was applied to a stored trace and would have changed training."""
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One run of a study."""
+class ListedRun:
+    """One run that a study lists."""
 
     federation: str
     variant: str
@@ -39,14 +39,14 @@ def is_study(folder: str | os.PathLike[str]) -> bool:
     return (Path(folder) / STUDY).is_file()
 
 
-def entries(folder: Path) -> list[Entry]:
-    """The runs of a study, in order: each once, and all of them inside its folder."""
+def entries(folder: Path) -> list[ListedRun]:
+    """The runs of a study in order, checked: each once, and all inside its folder."""
     file = folder / STUDY
     try:
         listed = read_object(file, shapes.STUDY)["runs"]
     except Unreadable as error:
         raise _bad_study(file, f"{error.got}, expected {error.expected}") from None
-    out = [Entry(e["federation"], e.get("variant", ""), folder / e["path"]) for e in listed]
+    out = [ListedRun(e["federation"], e.get("variant", ""), folder / e["path"]) for e in listed]
     if not out:
         raise _bad_study(file, "no runs")
     named = [(e.federation, e.variant) for e in out]
@@ -64,7 +64,7 @@ def _bad_study(file: Path, got: str) -> FormatError:
         f"{file} does not list the runs of a study",
         expected='{"runs": [{"federation": ..., "variant": ..., "path": ...}, ...]}, each once',
         got=got,
-        remedy="run the study again: what is complete is kept",
+        remedy="run the study again: complete runs are kept",
     )
 
 
@@ -77,11 +77,11 @@ OWN_FILES = (
 
 
 FRESH_MARK = "fresh.part"
-"""Stands in a folder that is being cleared, until a run or study has claimed it again."""
+"""Marks a folder that is being cleared, until a run or study claims it again."""
 
 
 def not_ours(folder: Path) -> list[Path]:
-    """What lies in a folder that no run or study has claimed; nothing where one had."""
+    """Files in a folder that no run or study has claimed; empty for a claimed folder."""
     marks = (FRESH_MARK, "seal.json", STUDY)
     if not folder.exists() or any((folder / mark).exists() for mark in marks):
         return []
@@ -89,8 +89,11 @@ def not_ours(folder: Path) -> list[Path]:
 
 
 def clear(folder: Path) -> None:
-    """Remove what fedaudit wrote into the folder of a run, an audited trace or a study; what else
-    lies there stays. Any other folder is left alone. A clear that was stopped can be done again."""
+    """Remove fedaudit's files from the folder of a run, an audited trace or a study.
+
+    The user's own files stay, and other folders are left alone. An interrupted clear can be
+    repeated.
+    """
     marks = (FRESH_MARK, STUDY, AUDITED, "run.json", "seal.json")
     if not any((folder / mark).exists() for mark in marks):
         return
@@ -100,7 +103,7 @@ def clear(folder: Path) -> None:
             clear(inner)
             with contextlib.suppress(OSError):
                 (inner / FRESH_MARK).unlink(missing_ok=True)
-                inner.rmdir()  # refused where something of the user's lies in it
+                inner.rmdir()  # fails if the user's own files are in it
     for name in OWN_FOLDERS:
         if (folder / name).is_dir() and not (folder / name).is_symlink():
             shutil.rmtree(folder / name)
@@ -109,14 +112,14 @@ def clear(folder: Path) -> None:
 
 
 def claimed(folder: Path) -> None:
-    """A folder that was cleared belongs to a run or study again."""
+    """Mark a cleared folder as belonging to a run or study again."""
     (folder / FRESH_MARK).unlink(missing_ok=True)
 
 
 def places(folder: Path) -> tuple[Path, Path]:
-    """Trace and truth of a run: inside, or where audit.json says."""
-    told = _audited(folder)
-    return folder / told.get("trace", "trace"), folder / told.get("truth", "truth")
+    """Paths of a run's trace and truth: inside the folder, or as audit.json says."""
+    about = _audited(folder)
+    return folder / about.get("trace", "trace"), folder / about.get("truth", "truth")
 
 
 def _audited(folder: Path) -> dict[str, Any]:
@@ -129,34 +132,36 @@ def _audited(folder: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Command:
-    """An audit of a stored trace as one would type it, and the audits that it asked for."""
+class AuditCommand:
+    """A command that audits a stored trace, and the audits that it ran."""
 
     command: str
     audits: tuple[str, ...]
 
 
-def commands(folder: Path) -> list[Command]:
-    """The commands that asked for the results of a folder, oldest first; none if nobody knows."""
-    told = _audited(folder).get("done_by", [])
-    return [Command(c["command"], tuple(c["audits"])) for c in told]
+def commands(folder: Path) -> list[AuditCommand]:
+    """The commands that produced the results of a folder, oldest first; empty if not stored."""
+    stored = _audited(folder).get("done_by", [])
+    return [AuditCommand(c["command"], tuple(c["audits"])) for c in stored]
 
 
-def commands_but(folder: Path, audits: Collection[str]) -> list[Command]:
-    """Those commands without `audits`, which something else asked for since."""
-    left = [
-        Command(c.command, tuple(a for a in c.audits if a not in audits)) for c in commands(folder)
-    ]
-    return [c for c in left if c.audits]
+def commands_but(folder: Path, audits: Collection[str]) -> list[AuditCommand]:
+    """The stored commands without `audits`, which a later command ran again."""
+    out = []
+    for c in commands(folder):
+        left = tuple(a for a in c.audits if a not in audits)
+        if left:
+            out.append(AuditCommand(c.command, left))
+    return out
 
 
 def config_text(folder: Path) -> str:
-    """The public settings of a run as written; none beside a foreign trace."""
+    """The public settings of a run as TOML; empty for a foreign trace."""
     return read_text(folder / "config.toml") if config_of(folder) else ""
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """The same as plain values. A file that is there and cannot be read is an error."""
+    """The public settings of a run as plain values. An unreadable file is an error."""
     try:
         found = read_toml(folder / "config.toml")
     except Unreadable as error:

@@ -1,9 +1,9 @@
-"""What a run will do, what it cannot do, and about how long it takes: told before it begins.
+"""Forecast of a run: its stages, what cannot run, and about how long it takes.
 
 Audits and protections state their own costs and needs (`Audit.cost`, `Audit.missing`, facts of
-`Hook`). Times come from figures measured on one core and a short product that tells how fast this
-machine is now. They are for planning: a busy machine takes longer. Missing needs are told from the
-config alone; an audit may still find others.
+`Hook`). Times are scaled from measurements on one core by a short benchmark of this machine. They
+are for planning: a busy machine takes longer. Missing needs follow from the config alone; an audit
+may find others later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TRAIN = "train"
 
 @dataclass(frozen=True)
 class Stage:
-    """One piece of a run: training or an audit. `missing`: the need for which it cannot be done."""
+    """One stage of a run: training or an audit. `missing`: the need that keeps it from running."""
 
     name: str
     seconds: float
@@ -31,7 +31,7 @@ class Stage:
 
     @property
     def cannot(self) -> str:
-        """Why it cannot be done, in words; empty where it can."""
+        """Why the stage cannot run, in words; empty if it can."""
         return "" if self.missing is None else self.missing.what
 
 
@@ -39,8 +39,8 @@ class Stage:
 class Forecast:
     """The stages of a run in order.
 
-    `records` are those that some client trains on; `notes` say what was decided about the data:
-    values that were filled in, owners that take no part.
+    `records`: training records of all clients. `notes`: decisions about the data, such as filled-in
+    values and owners that take no part.
     """
 
     stages: tuple[Stage, ...]
@@ -54,33 +54,39 @@ class Forecast:
         return sum(s.seconds for s in self.stages)
 
     def share(self, stage: str, done: int, total: int) -> float:
-        """Of the whole, how much is done when `done` of `total` of a stage are."""
+        """The fraction of the whole run that is done when `done` of `total` of a stage are."""
         whole = self.seconds or 1.0
         train = self.stages[0].seconds
         if stage == TRAIN:
             return train * done / max(total, 1) / whole
-        # audits report how many of them are over
+        # audits report how many of them are finished
         return (train + sum(s.seconds for s in self.stages[1 : 1 + done])) / whole
 
 
 def estimate_cost(config: Config) -> Forecast:
-    """Look ahead: reads the data and builds the model, trains nothing.
+    """Forecast a run: read the data and build the model, without training.
 
-    Most of what a config asks for and its data cannot give is refused here, for every run of a
-    study, before the first of them begins.
+    This refuses most settings that do not fit the data, for every run of a study before the first
+    one begins.
     """
     from fedaudit.randomness import Seed
     from fedaudit.setup.marks import plant
-    from fedaudit.setup.prepare import assigned, check_recorded, client_count, deal, load_data
+    from fedaudit.setup.prepare import (
+        assign_records,
+        check_recorded,
+        client_count,
+        load_data,
+        protections_per_client,
+    )
 
     seed = Seed(config.seed)
     train, test = load_data(config, seed)
     clients = client_count(config, train)
     task = config.task.build(train, seed)
     check_recorded(config, task.layout)
-    parts = deal(config, train, seed).parts
+    parts = assign_records(config, train, seed).parts
     records, notes = _taking_part(config, train, parts)
-    for protection in assigned(config, parts):
+    for protection in protections_per_client(config, parts):
         protection.check_clients(clients)
         if config.federation.aggregation == "fedavg":
             protection.check_round(config.federation.taking_part(clients))
@@ -94,7 +100,7 @@ def estimate_cost(config: Config) -> Forecast:
         stages.append(Stage(name, speed * audit.cost(shape) if missing is None else 0.0, missing))
     hooks = config.protections.values()
     if any(p.clip_norm is not None for p in hooks):
-        stages.append(Stage("allocation", 0.2 * clients))  # of epsilons, beside the audits
+        stages.append(Stage("allocation", 0.2 * clients))  # epsilons of all clients
     remarks = [text for p in hooks for text in p.remarks()]
     return Forecast(tuple(stages), clients, records, task.layout.width, (*notes, *remarks))
 
@@ -120,7 +126,7 @@ def shape_of(config: Config, task: Any, train: Any, clients: int, records: int) 
 
 
 def setting_of(config: Config, train: Any, clients: int) -> Setting:
-    """What audits can tell their missing needs from."""
+    """The facts from which audits derive their missing needs."""
     hooks = config.protections.values()
     return Setting(
         clients=clients,
@@ -136,34 +142,34 @@ def setting_of(config: Config, train: Any, clients: int) -> Setting:
 
 
 FILLED = (
-    "a number takes the column's mean, a text becomes the category (missing); both look at the "
-    "records of every client, which no epsilon of a protection covers"
+    "numbers become the column's mean, texts the category (missing); both use the records of every "
+    "client, which no epsilon covers"
 )
-"""What filling means for privacy: the mean is computed before any client or noise comes in."""
+"""What filling means for privacy: it happens before any protection."""
 
 
 def _taking_part(config: Config, train: Any, parts: Any) -> tuple[int, tuple[str, ...]]:
-    """Training records that some client holds, and what was decided about the data.
+    """Number of training records of all clients, and decisions about the data.
 
-    Clients are named: a plan is for the owner's terminal.
+    Notes name clients: a plan is for the owner's terminal.
     """
     from fedaudit.data.shortage import shortage
 
     notes = list(train.notes)
     if config.data.get("missing") in ("mean", "category") and any("filled" in n for n in notes):
-        notes.append(f"how they were filled: {FILLED}")
+        notes.append(f"filling: {FILLED}")
     held = sum(len(own) for own in parts.clients)
     notes += parts.notes
     notes += shortage(train, parts, config.training.batch_size).lines()
     if held < len(train):
         notes.append(
-            f"federation.clients = {len(parts)} leaves owners out; held-out records are those of "
-            "all owners, also of those that take no part"
+            f"federation.clients = {len(parts)} leaves some owners out; held-out records still "
+            "come from all owners"
         )
     return held, tuple(notes)
 
 
-# -- what it takes --------------------------------------------------------------------------------
+# -- time -----------------------------------------------------------------------------------------
 
 START = 2.5
 """Seconds until training begins: libraries and data."""
@@ -183,15 +189,15 @@ def _epochs(config: Config, records: int, clients: int) -> float:
 
 
 PRODUCT = 0.031
-"""Seconds that sixty products of 256 x 256 matrices took there, on one core."""
+"""Seconds for sixty products of 256 x 256 matrices on one core of the reference machine."""
 
 
 @functools.cache
 def _slowness() -> float:
-    """How much slower this machine is, right now, than the one that was measured.
+    """How much slower this machine is at present than the reference machine.
 
-    On one core, as there: threads that wait for each other on a busy machine take anything from
-    once to ten times as long. And once: all parts of a plan go by the same figure.
+    Measured on one core, since threads on a busy machine may take one to ten times as long, and
+    only once, so that all parts of a plan use the same figure.
     """
     import torch
 

@@ -1,8 +1,7 @@
-"""One process at work in a folder: the second one is told, and told which the first is.
+"""Folder lock: a second process is refused and told the first one's pid.
 
-The lock is a small file with a process number. It is in nobody's way once that process is gone,
-however it ended: a run that was killed resumes as ever. Where a folder cannot be written there is
-nothing to guard, and whoever writes next says what is wrong.
+The lock is a small file with a process id. It stops counting once that process is gone, so a killed
+run can resume. A folder that cannot be written gets no lock; the next write reports the error.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from fedaudit.files import Unreadable, read_object
 from fedaudit.study.folders import is_study
 
 LOCK = "running.part"
-"""Its ending is that of files under way: a folder that holds nothing else counts as empty."""
+"""Ends in .part like unfinished files: a folder with nothing else counts as empty."""
 
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Hold `folder` for this process; raises a UsageError while another one does."""
+    """Lock `folder` for this process; raise a UsageError while another process holds it."""
     made = not folder.exists()
     file = folder / LOCK
     held = _take(folder, file)
@@ -39,19 +38,19 @@ def alone_in(folder: Path) -> Iterator[None]:
                 file.unlink()
             if made:
                 with contextlib.suppress(OSError):
-                    folder.rmdir()  # nothing was begun; refused where anything lies in it
+                    folder.rmdir()  # nothing was begun; fails if the folder holds files
 
 
 @contextmanager
 def alone_in_run(folder: Path) -> Iterator[None]:
-    """Hold a run; one of a study together with the study, whose lock its command holds."""
+    """Lock a run; for a run of a study, lock the study too."""
     above = folder.resolve().parent
     with alone_in(above) if is_study(above) else nullcontext(), alone_in(folder):
         yield
 
 
 def _take(folder: Path, file: Path) -> bool:
-    """Whether the lock was written; False where it cannot be."""
+    """Write the lock; False if the folder does not allow it."""
     mine = {"pid": os.getpid(), "began": _began(os.getpid()), "host": platform.node()}
     own = folder / f"running-{os.getpid()}.part"
     try:
@@ -62,7 +61,7 @@ def _take(folder: Path, file: Path) -> bool:
     try:
         for _ in range(2):
             try:
-                os.link(own, file)  # complete from its first moment, and only if none is there
+                os.link(own, file)  # atomic: complete at once, and fails if a lock exists
                 return True
             except FileExistsError:
                 if _is_alive(found := _read(file)):
@@ -70,8 +69,8 @@ def _take(folder: Path, file: Path) -> bool:
                         f"another process is at work in {folder}",
                         expected="one run at a time in a folder",
                         got=f"process {found['pid']} on {found.get('host') or 'this machine'}",
-                        remedy="wait for it, or choose another folder with --out; if no such "
-                        f"process is left there, remove {file}",
+                        remedy="wait for it, or choose another folder with --out; if that process "
+                        f"is gone, remove {file}",
                     ) from None
                 try:
                     file.unlink(missing_ok=True)
@@ -83,7 +82,7 @@ def _take(folder: Path, file: Path) -> bool:
                         remedy="remove it, or choose another folder with --out",
                     ) from None
             except OSError:
-                return False  # a file system without links: no lock, as before
+                return False  # a file system without links: no lock
         return False
     finally:
         with contextlib.suppress(OSError):
@@ -91,7 +90,7 @@ def _take(folder: Path, file: Path) -> bool:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """What a lock says; nothing where it is torn: whoever wrote it links whole ones only."""
+    """The contents of a lock; empty if it is torn, since fedaudit links only complete locks."""
     try:
         return read_object(file, shapes.LOCK, limit=4096)
     except Unreadable:
@@ -99,7 +98,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _is_alive(found: dict[str, Any]) -> bool:
-    """Whether the process that wrote a lock is still there; of another machine, it may be."""
+    """Whether the process that wrote a lock may still run; on another machine, it may."""
     pid = found.get("pid")
     if pid is None or os.name != "posix":
         return False
@@ -108,15 +107,15 @@ def _is_alive(found: dict[str, Any]) -> bool:
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
-        return False  # no process has a number that large
+        return False  # overflow: no process has an id that large
     except OSError:
-        pass  # somebody else's: it is there
-    # numbers are given again, times of birth are not
+        pass  # another user's process: it exists
+    # process ids are reused, start times are not
     return found.get("began") is None or found["began"] == _began(pid)
 
 
 def _began(pid: int) -> int | None:
-    """When a process began, in ticks since the machine did; None where that cannot be known."""
+    """Start time of a process in ticks since boot; None if it cannot be known."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8") as stream:
             return int(stream.read().rpartition(")")[2].split()[19])

@@ -1,14 +1,14 @@
-"""What Flower's DP wrappers promise the clients of a recorded run, from the recording alone.
+"""Guarantees of Flower's DP wrappers for the clients of a recorded run, from the recording alone.
 
-The manifest holds what the wrapper declares, the rounds hold who took part and how much each reply
-counted. Flower adds noise z C / n to the mean; a client that counts by the share s moves it by s C
-at most, so that z / (n s) holds for this client. Rounds are composed as Gaussian mechanisms,
-without amplification: nodes are drawn in fixed numbers.
+The manifest holds the wrapper's settings; the rounds hold who took part and the weight of each
+reply. Flower adds noise z C / n to the mean. A client with share s of the weight moves the mean by
+at most s C, so the multiplier z / (n s) holds for this client. Rounds are composed as Gaussian
+mechanisms without amplification, since a fixed number of nodes is drawn.
 
-Where the clipping norm is adapted, a noisy count is released with every mean. And Flower scales the
-noise to the norm of the **next** round, which it has just worked out from that count: C' = C exp(-r
-(b - q)) for the noisy fraction b of updates that were clipped. b is at most 1 plus noise, so with
-a part of delta for its tail, C' / C is bounded from below, and the multiplier of the mean with it.
+With an adaptive clipping norm, every round also releases a noisy count. Flower scales the noise to
+the norm of the **next** round, which it computes from that count: C' = C exp(-r (b - q)) for the
+noisy fraction b of clipped updates. b is at most 1 plus noise. A part of delta covers the tail of
+that noise; C' / C and the multiplier of the mean then have a lower bound.
 """
 
 from __future__ import annotations
@@ -35,9 +35,12 @@ TAIL = 0.1
 
 
 def promise(trace: Trace) -> dict[str, dict[str, Any]]:
-    """Client -> guarantee of the noise that a Flower wrapper added; empty where none can be told:
-    no such wrapper or several, a strategy that is no mean, sums alone. Where senders are hidden,
-    all are promised what holds for whoever counts most in every round."""
+    """Client -> guarantee of the noise that a Flower wrapper added; empty if none can be stated.
+
+    That is the case without a wrapper, with several, with a strategy that is not a mean, and if
+    only sums are recorded. With hidden senders, every client gets the guarantee of the largest
+    weight in every round.
+    """
     declared = [d for d in trace.manifest.declared if d.get("flower") and "delta" in d]
     if len(declared) != 1 or "note" in declared[0]:
         return {}
@@ -72,8 +75,8 @@ def promise(trace: Trace) -> dict[str, dict[str, Any]]:
 
 
 def _shares(trace: Trace, number: int) -> dict[str, float]:
-    """Sender -> how much of the mean of a round is its; a second answer counts as well. Replies of
-    hidden senders are told apart by their place."""
+    """Sender -> its share in the mean of a round; a second reply counts too. The position tells
+    replies of hidden senders apart."""
     weights: defaultdict[str, float] = defaultdict(float)
     for i, m in enumerate(trace.messages(number)):
         if m.receiver == SERVER and m.kind in REPLIES and not m.lost:
@@ -83,20 +86,20 @@ def _shares(trace: Trace, number: int) -> dict[str, float]:
 
 
 def _multiplier(own: Mapping[str, Any], share: float, kept: float) -> float:
-    """What holds in one round for a client that counts by `share`, for all that is released."""
+    """The multiplier for all that one round releases, for a client with this `share`."""
     alone = float(own.get("mean_multiplier", own["noise_multiplier"]))
     z = alone * kept / (int(own["clients"]) * share)
     return joint_multiplier(z, float(own["count_stddev"])) if "count_stddev" in own else z
 
 
 def _scaled_by(own: Mapping[str, Any], replies: int, tail: float) -> float:
-    """The least that the clipping norm keeps of itself in a round, but with probability `tail`."""
+    """Lower bound on C' / C in a round; it fails with probability at most `tail`."""
     above = NormalDist().inv_cdf(1 - tail) * float(own["count_stddev"]) / replies
     return min(1.0, math.exp(-float(own["clip_rate"]) * (1 + above - float(own["clip_quantile"]))))
 
 
 def _covers(own: Mapping[str, Any], shares: Sequence[Mapping[str, float]], kept: float) -> str:
-    """What was composed, and what is taken for granted: the same words for all clients."""
+    """What was composed, and the assumptions: the same text for all clients."""
     n = int(own["clients"])
     every = [s for share in shares for s in share.values()]
     text = [f"{len(shares)} noisy means"]

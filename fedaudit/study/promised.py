@@ -1,13 +1,12 @@
-"""Guarantees that come from elsewhere: a user's own training loop, beside a trace of ours.
+"""Guarantees from outside fedaudit, for example of a user's own training loop.
 
-A federation that trains with Opacus keeps one accountant per client; its state says which noise was
-added how often. From that the epsilon of every client is composed anew and stands in the report
-beside what was linked:
+A federation that trains with Opacus has one accountant per client. Its state holds the noise of
+every step, from which fedaudit composes the epsilon of every client for the report:
 
     json.dump({name: engine.accountant.state_dict() for name, engine in engines.items()}, file)
 
-or the state of one accountant alone, if all clients did the same steps. What Flower's DP wrappers
-promise is worked out from the recording (`noisy_means`).
+One accountant's state is enough if all clients took the same steps. The guarantees of Flower's DP
+wrappers follow from the recording (`noisy_means`).
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def read_opacus(file: Path, delta: float, clients: Sequence[str]) -> dict[str, d
 def hand_over(
     folder: Path, trace: Trace, name: str, given: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Keep guarantees with a report, under the name of who promised."""
+    """Store guarantees in a report's folder, under the name of their source."""
     kept = {"trace_sha256": trace.sha256, "guarantees": {name: dict(given)}}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -70,8 +69,8 @@ def hand_over(
 
 
 def promised(folder: Path, trace: Trace, truth: Truth | None) -> dict[str, Any]:
-    """Who promised -> client -> guarantee: of the run itself (ours, or a recorded one of Flower),
-    and what was handed over."""
+    """Source -> client -> guarantee: of the run itself (fedaudit or Flower), and those handed
+    over."""
     own = {} if truth is None else dict(truth.facts.get("guarantees", {}))
     recorded = noisy_means.promise(trace)
     if recorded:
@@ -86,7 +85,7 @@ def promised(folder: Path, trace: Trace, truth: Truth | None) -> dict[str, Any]:
 
 
 def knowing(folder: Path, trace: Trace, truth: Truth | None) -> Truth | None:
-    """The truth with what was handed over, so that a score can stand beside it."""
+    """The truth with the handed-over guarantees, so that scores can be compared with them."""
     if truth is None:
         return None
     facts = {**truth.facts, "guarantees": promised(folder, trace, truth)}

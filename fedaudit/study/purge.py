@@ -1,11 +1,11 @@
-"""Remove what a run recorded, and keep what was found: results and report stay readable.
+"""Remove the recording of a run and keep its findings: results and report stay readable.
 
-    fedaudit purge RUN --yes                trace, truth and checkpoint go; the seal says so
-    fedaudit purge RUN --keep truth --yes   the same but for the truth
-    fedaudit purge DIR --expired --yes      every run or trace below whose retention has ended
+    fedaudit purge RUN --yes                remove trace, truth and checkpoint; the seal notes it
+    fedaudit purge RUN --keep truth --yes   remove trace and checkpoint
+    fedaudit purge DIR --expired --yes      every run or trace below DIR whose retention has ended
 
-What a report says of a recording besides its results (who took part, what was declared) is kept in
-RUN/purged.json, so that the report can be written again.
+RUN/purged.json keeps the report's facts about the recording (clients, declared protections), so
+that the report can be written again.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ RECORDED: tuple[Part, ...] = ("trace", "truth", "checkpoint")
 
 @dataclass(frozen=True)
 class Purgeable:
-    """A run or a trace that can be purged: where it lies, and which of its parts are there.
+    """A run or a trace that can be purged, and its present parts.
 
-    `until`: the last day on which it may be kept, None without an end; `unknown`: why nobody knows.
+    `until`: the last day of its retention, None without an end; `unknown`: why that is not known.
     """
 
     path: Path
@@ -44,15 +44,15 @@ class Purgeable:
 
     @property
     def is_trace(self) -> bool:
-        """A recording that belongs to no run."""
+        """Whether this is a recording without a run."""
         return not self.parts
 
 
 def find(folder: Path, *, below: bool, keep: Collection[str] = ()) -> list[Purgeable]:
-    """What can be purged at `folder` (a trace, a run, a study), or anywhere `below` it."""
+    """Everything that can be purged at `folder` (a trace, a run, a study), or `below` it."""
     if not folder.is_dir():
         raise TraceError(
-            f"{folder} is no folder",
+            f"{folder} is not a folder",
             expected="a trace, a run or a study" if not below else "a folder with runs below it",
             got="a file" if folder.exists() else "no such folder",
             remedy="check the path: nothing was removed",
@@ -63,7 +63,7 @@ def find(folder: Path, *, below: bool, keep: Collection[str] = ()) -> list[Purge
             f"there is nothing to purge in {folder}",
             expected="a trace, or a run with trace, truth or checkpoint",
             got="none of these",
-            remedy="fedaudit purge FOLDER --expired looks below a folder",
+            remedy="fedaudit purge FOLDER --expired searches below a folder",
         )
     return found
 
@@ -72,7 +72,7 @@ def _at(folder: Path, keep: Collection[str]) -> Iterator[Purgeable]:
     if is_study(folder) or (folder / "cells").is_dir():
         inside = folder / "cells" if (folder / "cells").is_dir() else folder
         for inner in sorted(f for f in inside.iterdir() if f.is_dir() and not f.is_symlink()):
-            yield from _at(inner, keep)  # also what an audit --as left beside its runs
+            yield from _at(inner, keep)  # including replays of `audit --as` beside the runs
         if "truth" not in keep and (folder / "truth").is_dir():  # digests of the data
             yield Purgeable(folder, ("truth",), None)
     elif (folder / "run.json").is_file() or (folder / SEAL).is_file():
@@ -92,11 +92,11 @@ def _below(folder: Path, keep: Collection[str]) -> Iterator[Purgeable]:
         found = [] if is_study(Path(root)) else list(_at(Path(root), keep))
         yield from found
         if found:
-            folders.clear()  # what lies inside goes with it
+            folders.clear()  # everything inside is purged with it
 
 
 def _retention(trace: Path) -> tuple[datetime.date | None, str]:
-    """When the recording ends, and why that is not known."""
+    """The last day of a recording's retention, and why it is not known."""
     file = trace / "manifest.json"
     if not file.is_file():
         return None, ""
@@ -109,7 +109,7 @@ def _retention(trace: Path) -> tuple[datetime.date | None, str]:
 
 
 def purge(one: Purgeable, today: datetime.date) -> str:
-    """Remove a run's recorded parts, or a trace; returns what was done, in words."""
+    """Remove a run's recorded parts, or a trace; return what was removed, in words."""
     with alone_in_run(one.path):
         return _purge(one, today)
 
@@ -119,14 +119,14 @@ def _purge(one: Purgeable, today: datetime.date) -> str:
         for folder in _audits_of(one.path):
             _keep_remains(folder)
         done = traces.purge(one.path, today)
-        more = f"; left as it is: {', '.join(done.left)}" if done.left else ""
+        more = f"; kept: {', '.join(done.left)}" if done.left else ""
         return f"{len(done.files)} files, {done.size:,} bytes{more}"
-    begun = "trace" in gone(one.path)  # stopped half-way: what remains was kept then
+    begun = "trace" in gone(one.path)  # an interrupted purge has stored the remains already
     if "trace" in one.parts and not begun and any((one.path / "results").glob("*.json")):
         _keep_remains(one.path)
     remove_parts(one.path, one.parts, "purged", today)
     left = [p for p in PARTS if (one.path / p).is_dir()]
-    more = f"; left as it is: {', '.join(left)}" if left else ""
+    more = f"; kept: {', '.join(left)}" if left else ""
     return f"{', '.join(one.parts)}{more}"
 
 
@@ -138,9 +138,11 @@ def _audits_of(trace: Path) -> list[Path]:
 
 
 def _keep_remains(folder: Path) -> None:
-    """Keep what a report needs of the recording. A run whose files were altered is purged too:
-    its report then says no more than its results do."""
-    (folder / REMAINS).unlink(missing_ok=True)  # of a purge that was stopped
+    """Store the facts about the recording that a report needs.
+
+    A run with altered files is purged too; its report then shows only the results.
+    """
+    (folder / REMAINS).unlink(missing_ok=True)  # of an interrupted purge
     try:
         kept = remains_of(folder)
     except IntegrityError:

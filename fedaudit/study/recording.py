@@ -1,4 +1,4 @@
-"""What an audit does before it reads a recording, and what its result says of it."""
+"""Check a recording before an audit reads it, and note its condition in the result."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fedaudit.trace.health import Health, examine
 
 
 def examined(trace: Trace) -> Health:
-    """Examine a trace, whose views refuse what is torn from here on.
+    """Examine a trace; its views then refuse torn parts.
 
-    TraceError or NothingToSay where no audit can say anything.
+    Raises TraceError or NothingToSay if no audit can say anything.
     """
     health = examine(trace)
     health.refuse("everything", None, "nothing can be audited")
@@ -22,14 +22,14 @@ def examined(trace: Trace) -> Health:
             "no answer of any client arrived",
             code="nothing_arrived",
             expected=f"at least one of {health.expected} answers",
-            got="none: what clients would have given away was not recorded",
-            remedy="fedaudit verify TRACE says what was lost; record the federation again",
+            got="none: the recording holds nothing that clients sent",
+            remedy="fedaudit verify TRACE shows what was lost; record the federation again",
         )
     return health
 
 
 def resting_on(health: Health, result: AuditResult) -> AuditResult:
-    """The result, and what it rests on: how many answers arrived, and what of it is torn."""
+    """The result with the number of answers that arrived and the problems of the recording."""
     return replace(
         result,
         arrived=health.arrived,

@@ -1,6 +1,6 @@
-"""One client of an experiment, trained wherever it is: in this process or in a node's.
+"""Train one client of an experiment, in this process or in that of a node.
 
-The experiment comes as text (TOML, with its seed). A process builds it once and keeps it.
+The experiment arrives as text (TOML, with its seed). A process builds it once and keeps it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What would the server have seen? Upload-side protections applied to a stored trace.
+"""Apply upload-side protections to a stored trace: what would the server have seen?
 
-Exact for protections that change neither the sum nor the training (shuffle, secure sum). Where a
-protection would have changed the model (clipping, noise), later rounds would have differed: the
-manifest says that training was not rerun.
+This is exact for protections that change neither the sum nor the training (shuffle, secure sum).
+Clipping and noise would have changed the model and hence later rounds: the manifest then says that
+training was not rerun.
 
-Uploads that are anonymous already (a shuffler stood before the server) can be summed, bounded and
-noised as well: each message bears its weight, and none of these asks whose it is.
+Anonymous uploads (behind a shuffler) can be summed, clipped and noised too: each message has its
+weight, and none of these protections needs the sender.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def parse_hook(text: str) -> Hook:
 
 
 def check_hooks(hooks: Sequence[Hook]) -> None:
-    """Only what acts on uploads can be applied afterwards."""
+    """Refuse protections that do not act on uploads: only those can be applied afterwards."""
     for hook in hooks:
         inside = [p for p in ("data", "gradient", "step", "aggregate") if hook.acts_at(p)]
         if inside or hook.clip_norm is not None or not hook.acts_at("upload"):
@@ -66,8 +66,8 @@ def check_hooks(hooks: Sequence[Hook]) -> None:
 
 
 def check_recording(trace: Trace, hooks: Sequence[Hook]) -> None:
-    """Refuse a torn recording where a protection would hide the tear: a sum does not show that one
-    of its members was never sent a model."""
+    """Refuse a torn recording if a protection would hide the tear: a sum does not show that one of
+    its members never received a model."""
     health = examine(trace)
     names = " and ".join(h.name for h in hooks)
     health.refuse("rows", None, f"{names} cannot be applied to this trace")
@@ -76,26 +76,27 @@ def check_recording(trace: Trace, hooks: Sequence[Hook]) -> None:
 
 
 def check_anonymous(hooks: Sequence[Hook]) -> None:
-    """Of uploads that are anonymous already: refuse what needs to know, or to hide, who sent them.
+    """For anonymous uploads, refuse protections that need or hide the senders.
 
-    Weights are no obstacle to a sum: every message of a trace has its own.
+    Sums remain possible: every message of a trace has its weight.
     """
     for hook in hooks:
         if hook.name == "shuffle":
             raise NotApplicable(
                 "the uploads of this trace are anonymous already",
                 code="already_anonymous",
-                expected="uploads that bear their senders' names, for a shuffler to take away",
-                got="anonymous uploads: a shuffler stood before the server",
-                remedy="leave --as shuffle out: fedaudit audit TRACE is what a shuffler leaves",
+                expected="uploads with their senders' names, which a shuffler removes",
+                got="anonymous uploads: the run used a shuffler",
+                remedy="leave --as shuffle out: fedaudit audit TRACE already audits shuffled "
+                "uploads",
             )
         if hook.asks:
             raise NotApplicable(
                 f"{hook.name} asks clients by name, and the uploads of this trace are anonymous",
                 code="already_anonymous",
-                expected="uploads that bear their senders' names: sums over parts of the clients "
-                "need to know whose updates are in them",
-                got="anonymous uploads: a shuffler stood before the server",
+                expected="uploads with their senders' names: sums over some of the clients need "
+                "to know who is in them",
+                got="anonymous uploads: the run used a shuffler",
                 remedy="--as secure_sum for one sum over all, or record the federation without a "
                 f"shuffler and audit that trace --as {hook.name}",
             )
@@ -106,7 +107,7 @@ def replay(
 ) -> tuple[Trace, Truth]:
     """Write the trace that `hooks` would have left, and its truth, below `out`.
 
-    A replay that stands there already is used again if it is of the same trace and hooks.
+    A stored replay of the same trace and hooks is used again.
     """
     check_hooks(hooks)
     check_recording(trace, hooks)
@@ -121,26 +122,59 @@ def replay(
         raise TraceError(
             f"{out} holds another replay",
             expected="an empty folder, or a replay of the same trace and protections",
-            got="another one, or an unfinished one",
+            got="a different or unfinished replay",
             remedy="remove it, or choose another folder with --out",
         )
-    about = dict(trace.manifest.federation)
-    hubs = tuple(about.get("hubs", ("server",)))
+    hubs = tuple(trace.manifest.federation.get("hubs", ("server",)))
+    names = _client_names(trace, hooks, hubs)
+    recorder = _new_recorder(trace, hooks, out, names, hubs)
+    facts = {} if truth is None else {k: v for k, v in truth.facts.items() if k != "seed"}
+    facts = {**facts, "replay": asked, "seed_of_replay": seed.root}
+    known = TruthRecorder(out / "truth", facts)
+    exact = all(h.name in EXACT for h in hooks)
+    try:
+        for number in trace.rounds:
+            # metrics of a model trained without these protections do not hold with them
+            metrics = truth.metrics(number) if truth is not None and exact else {}
+            with recorder.round() as wire:
+                true_senders = {} if truth is None else truth.senders(number)
+                old = _OldRound(trace, number, hubs, trace.messages(number), true_senders)
+                senders = _replay_round(old, hooks, names, seed, wire)
+                known.round(number, senders, metrics=metrics)
+    except BaseException:
+        # half a replay is useless, and would block the next one
+        for part in ("trace", "truth"):
+            shutil.rmtree(out / part, ignore_errors=True)
+        raise
+    recorder.close()
+    return Trace.open(out / "trace"), Truth.open(out / "truth")
+
+
+def _client_names(trace: Trace, hooks: Sequence[Hook], hubs: Sequence[str]) -> list[str]:
+    """Names of the clients that upload; refuse a trace whose uploads `hooks` cannot protect."""
     names = sorted(
         {m.sender for number in trace.rounds for m in trace.messages(number) if _is_upload(m, hubs)}
     )
     if not names:
         raise NotApplicable(
-            "this trace holds no single uploads",
+            "this trace holds no uploads of single clients",
             code="no_single_updates",
             expected="messages of kind delta, gradient or model from clients",
             got="none",
-            remedy="nothing is left to protect on the way up",
+            remedy="audit the trace without --as: there are no uploads to protect",
         )
     if ANONYMOUS in names:
         check_anonymous(hooks)
-        # the manifest may say who takes part; who sent what it does not
-        names = sorted({*names, *about.get("clients", ())} - {ANONYMOUS})
+        # the manifest may list the clients, but not who sent what
+        names = sorted({*names, *trace.manifest.federation.get("clients", ())} - {ANONYMOUS})
+    return names
+
+
+def _new_recorder(
+    trace: Trace, hooks: Sequence[Hook], out: Path, names: Sequence[str], hubs: Sequence[str]
+) -> Recorder:
+    """The recorder of a replay, with the parties and protections that `hooks` add."""
+    about = dict(trace.manifest.federation)
     if names:
         about.setdefault("clients", names)
     extra = {
@@ -155,9 +189,9 @@ def replay(
         {**h.declare(), "applied": "exactly" if h.name in EXACT else NOT_RERUN} for h in hooks
     ]
     layouts = dict(trace.manifest.layouts)
-    if any(hook.asks for hook in hooks) or _says_who(trace, hooks, hubs):
+    if any(hook.asks for hook in hooks) or _lists_members(trace, hooks, hubs):
         layouts[QUERY] = query_layout(names)
-    recorder = Recorder(
+    return Recorder(
         out / "trace",
         layouts=layouts,
         federation=about,
@@ -166,114 +200,125 @@ def replay(
         purpose=trace.manifest.purpose,
         retention=trace.manifest.retention,
     )
-    facts = {} if truth is None else {k: v for k, v in truth.facts.items() if k != "seed"}
-    facts = {**facts, "replay": asked, "seed_of_replay": seed.root}
-    known = TruthRecorder(out / "truth", facts)
-    exact = all(h.name in EXACT for h in hooks)
-    try:
-        for number in trace.rounds:
-            # what a model is worth that was trained without them says nothing of one with them
-            metrics = truth.metrics(number) if truth is not None and exact else {}
-            with recorder.round() as wire:
-                said = {} if truth is None else truth.senders(number)
-                senders = _one_round(trace, number, hooks, names, hubs, seed, wire, said)
-                known.round(number, senders, metrics=metrics)
-    except BaseException:
-        # half a replay is of no use, and would be in the way of the next
-        for part in ("trace", "truth"):
-            shutil.rmtree(out / part, ignore_errors=True)
-        raise
-    recorder.close()
-    return Trace.open(out / "trace"), Truth.open(out / "truth")
 
 
 def _is_upload(m: Message, hubs: Sequence[str]) -> bool:
     return m.kind in ("delta", "gradient", "model") and m.sender not in hubs and m.receiver in hubs
 
 
-def _one_round(
-    trace: Trace,
-    number: int,
+@dataclass(frozen=True)
+class _OldRound:
+    """A recorded round to replay; `senders`: message -> true sender, for anonymous messages."""
+
+    trace: Trace
+    number: int
+    hubs: Sequence[str]
+    messages: Sequence[Message]
+    senders: Mapping[int, str]
+
+
+def _replay_round(
+    old: _OldRound, hooks: Sequence[Hook], names: Sequence[str], seed: Seed, wire: RoundWriter
+) -> dict[int, str]:
+    """Write one round, and return the true senders of the written messages."""
+    messages = old.messages
+    at = [i for i, m in enumerate(messages) if _is_upload(m, old.hubs) and m.parts]
+    groups = _batches([messages[i] for i in at])
+    place = {id(messages[i]): i for i in at}
+    after = _copy_models(old, at, wire)
+    senders: dict[int, str] = {}
+    for (receiver, step, kind), own in groups.items():
+        senders |= _replay_batch(
+            old, own, [place[id(m)] for m in own], (receiver, step, kind), hooks, names, seed, wire
+        )
+    for m in after:
+        _copy(old.trace, old.number, m, wire)
+    return senders
+
+
+def _copy_models(old: _OldRound, uploads: Sequence[int], wire: RoundWriter) -> list[Message]:
+    """Copy the messages that precede the uploads; return those that follow them."""
+    messages = old.messages
+    end = len(messages)
+    first, last = (uploads[0], uploads[-1]) if uploads else (end, end)
+    uploaded, after = {*uploads}, []
+    for i, m in enumerate(messages):
+        if i in uploaded:
+            continue
+        # software that serves one client after the other sends some models late; replayed uploads
+        # leave together, so every model comes before them
+        down = m.sender in old.hubs and m.receiver not in old.hubs
+        if i < first or (down and i < last):
+            _copy(old.trace, old.number, m, wire)
+        else:
+            after.append(m)
+    return after
+
+
+def _replay_batch(
+    old: _OldRound,
+    own: Sequence[Message],
+    places: Sequence[int],
+    key: tuple[str, int, str],
     hooks: Sequence[Hook],
     names: Sequence[str],
-    hubs: Sequence[str],
     seed: Seed,
     wire: RoundWriter,
-    said: Mapping[int, str],
 ) -> dict[int, str]:
-    """Write one round; `said` is the truth about its senders, for rows without a name.
+    """Protect and write the uploads `own`, which are the messages `places` of the old round.
 
-    Back comes the same about the rows that were written.
+    `key` is their (receiver, step, kind). Returns the true senders of the written messages.
     """
     import torch
 
     from fedaudit.federation.wire import send_uploads
 
-    messages = trace.messages(number)
-    senders: dict[int, str] = {}
-    at = [i for i, m in enumerate(messages) if _is_upload(m, hubs) and m.parts]
-    groups = _batches([messages[i] for i in at])
-    place = {id(messages[i]): i for i in at}
-    first_one, last_one = (at[0], at[-1]) if at else (len(messages), len(messages))
-    uploaded, after = {*at}, []
-    for i, m in enumerate(messages):
-        if i in uploaded:
-            continue
-        # software that serves one client after the other sends its model late; it still came
-        # before the uploads, which leave together
-        down = m.sender in hubs and m.receiver not in hubs
-        if i < first_one or (down and i < last_one):
-            _copy(trace, number, m, wire)
-        else:
-            after.append(m)
+    receiver, step, kind = key
     summed = any(h.name == "secure_sum" for h in hooks)
-    for (receiver, step, kind), own in groups.items():
-        members = _members(messages, own, receiver, step) if summed else []
-        rows = trace.block(number)[[m.parts[MODEL] for m in own]].astype(np.float32)
-        if kind == "model" and any(hook.name != "shuffle" for hook in hooks):
-            # bounds, noise and sums are about updates: what was sent minus what was received
-            seen = trace.seen_by(WIRETAP).updates(number)
-            where = {int(i): at for at, i in enumerate(seen.messages)}
-            index = [where[place[id(m)]] for m in own]
-            rows, kind = np.array(seen.rows[index], dtype=np.float32), "delta"
-        who = [
-            said.get(place[id(m)], ANONYMOUS) if m.sender == ANONYMOUS else m.sender for m in own
-        ]
-        # a client draws by its number, rows of nobody known by their place
-        origin = [names.index(w) if w in names else len(names) + j for j, w in enumerate(who)]
-        uploads = Uploads(
-            rows=torch.from_numpy(rows),
-            senders=tuple(m.sender for m in own),
-            weights=np.array([m.weight for m in own]),
-            origin=np.array(origin, dtype=np.int64),
-            total_weight=float(sum(m.weight for m in own)),
-            kind=kind,
-            metadata=tuple(dict(m.metadata) for m in own) if own[0].metadata else (),
-        )
-        for hook in hooks:
-            uploads = hook.upload(uploads, round_number=number, seed=seed)
-        if members and uploads.kind == "sum" and not uploads.queries:
-            inside = np.array([names.index(name) for name in members], dtype=np.int64)
-            uploads = replace(uploads, queries=(SumQuery(inside, None),), metadata=({QUERY: 0},))
-        first = send_uploads(wire, uploads, receiver, len(names), legs=kind, step=step, after=step)
-        named = dict(zip(origin, who, strict=True))
-        senders |= {
-            first + i: named[int(c)]
-            for i, c in enumerate(uploads.origin)
-            if c >= 0 and named[int(c)] != ANONYMOUS
-        }
-        _carry_along(trace, number, own, origin, uploads, wire, first)
-    for m in after:
-        _copy(trace, number, m, wire)
-    return senders
+    members = _members(old.messages, own, receiver, step) if summed else []
+    rows = old.trace.block(old.number)[[m.parts[MODEL] for m in own]].astype(np.float32)
+    if kind == "model" and any(hook.name != "shuffle" for hook in hooks):
+        # clipping, noise and sums act on updates: the sent model minus the received one
+        seen = old.trace.seen_by(WIRETAP).updates(old.number)
+        where = {int(i): at for at, i in enumerate(seen.messages)}
+        index = [where[i] for i in places]
+        rows, kind = np.array(seen.rows[index], dtype=np.float32), "delta"
+    who = [
+        old.senders.get(i, ANONYMOUS) if m.sender == ANONYMOUS else m.sender
+        for i, m in zip(places, own, strict=True)
+    ]
+    # a client's number addresses its random draws; an unknown sender's position does
+    origin = [names.index(w) if w in names else len(names) + j for j, w in enumerate(who)]
+    uploads = Uploads(
+        rows=torch.from_numpy(rows),
+        senders=tuple(m.sender for m in own),
+        weights=np.array([m.weight for m in own]),
+        origin=np.array(origin, dtype=np.int64),
+        total_weight=float(sum(m.weight for m in own)),
+        kind=kind,
+        metadata=tuple(dict(m.metadata) for m in own) if own[0].metadata else (),
+    )
+    for hook in hooks:
+        uploads = hook.upload(uploads, round_number=old.number, seed=seed)
+    if members and uploads.kind == "sum" and not uploads.queries:
+        inside = np.array([names.index(name) for name in members], dtype=np.int64)
+        uploads = replace(uploads, queries=(SumQuery(inside, None),), metadata=({QUERY: 0},))
+    first = send_uploads(wire, uploads, receiver, len(names), legs=kind, step=step, after=step)
+    _carry_along(old, own, origin, uploads, wire, first)
+    named = dict(zip(origin, who, strict=True))
+    return {
+        first + i: named[int(c)]
+        for i, c in enumerate(uploads.origin)
+        if c >= 0 and named[int(c)] != ANONYMOUS
+    }
 
 
 def _members(
     messages: Sequence[Message], own: Sequence[Message], receiver: str, step: int
 ) -> list[str]:
-    """Who is in a sum of `own`, where that is not everybody who was sent a model; else empty.
+    """Members of a sum of `own`, if some clients that received a model are not in it; else empty.
 
-    A sum without a question is read as one over all of them. Some may have failed to answer.
+    A sum without a query counts as one over all of them, but some may have failed to answer.
     """
     senders, sent = {m.sender for m in own}, set(served(messages, receiver, step))
     if ANONYMOUS not in senders:
@@ -281,7 +326,7 @@ def _members(
     if len(own) == len(sent) or not sent:
         return []
     raise NotApplicable(
-        "nobody knows whose updates are in a sum of this trace",
+        "the members of a sum over this trace are not known",
         code="unknown_members",
         expected=f"anonymous answers from all {len(sent)} clients that were sent a model",
         got=f"{len(own)} answers",
@@ -289,8 +334,8 @@ def _members(
     )
 
 
-def _says_who(trace: Trace, hooks: Sequence[Hook], hubs: Sequence[str]) -> bool:
-    """Whether a replayed sum has to say whose updates are in it, in any round."""
+def _lists_members(trace: Trace, hooks: Sequence[Hook], hubs: Sequence[str]) -> bool:
+    """Whether a replayed sum of any round has to list its members."""
     if not any(h.name == "secure_sum" for h in hooks):
         return False
     for number in trace.rounds:
@@ -303,10 +348,10 @@ def _says_who(trace: Trace, hooks: Sequence[Hook], hubs: Sequence[str]) -> bool:
 
 
 def _batches(uploads: Sequence[Message]) -> dict[tuple[str, int, str], list[Message]]:
-    """(receiver, step, kind) -> the uploads that a protection takes together.
+    """(receiver, step, kind) -> the uploads that a protection processes together.
 
-    All of a round that reach one party, where every sender has one: software that serves one client
-    after the other gives each a step of its own. Where a sender has several, those of each step.
+    If every sender has one upload in a round, these are all uploads to a party: software that
+    serves clients one after the other gives each its own step. Otherwise, those of each step.
     """
     whole: dict[tuple[str, str], list[Message]] = {}
     for m in uploads:
@@ -322,33 +367,32 @@ def _batches(uploads: Sequence[Message]) -> dict[tuple[str, int, str], list[Mess
 
 
 def _carry_along(
-    trace: Trace,
-    number: int,
+    old: _OldRound,
     own: Sequence[Message],
     origin: Sequence[int],
     uploads: Uploads,
     wire: RoundWriter,
     first: int,
 ) -> None:
-    """What else a message carried (integer buffers), and what was noted of it, stays with its row;
-    a sum carries nothing."""
+    """Copy a message's other parts (integer buffers) and notes to its row; a sum has none."""
     beside = dict(zip(origin, own, strict=True))
     for i, client in enumerate(uploads.origin):
-        old = beside.get(int(client))
-        if old is None:
+        source = beside.get(int(client))
+        if source is None:
             continue
         m = wire.messages[first + i]
         parts = dict(m.parts)
-        for layout, row in old.parts.items():
+        for layout, row in source.parts.items():
             if layout != MODEL:
-                parts[layout] = wire.put_once(layout, trace.block(number, layout)[row : row + 1])
-        # what was noted under a name would give away the row that has none now
-        notes = old.notes if m.sender == old.sender else {}
+                block = old.trace.block(old.number, layout)
+                parts[layout] = wire.put_once(layout, block[row : row + 1])
+        # notes under a name would reveal the sender of a row that is anonymous now
+        notes = source.notes if m.sender == source.sender else {}
         wire.messages[first + i] = replace(m, parts=parts, notes=notes)
 
 
 def _copy(trace: Trace, number: int, m: Message, wire: RoundWriter) -> None:
-    """A message as it was, its payload with it."""
+    """Copy a message with its payload."""
     parts: dict[str, Any] = {}
     for layout, row in m.parts.items():
         named = trace.manifest.layouts[layout].unflatten(trace.block(number, layout)[row])

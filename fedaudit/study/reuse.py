@@ -1,8 +1,8 @@
-"""Why work was done again, or was not: what `--explain-cache` prints.
+"""Reuse of stored results, and its reasons, which `--explain-cache` prints.
 
-A stored result counts only where everything that it depends on is as it was: the audit's settings
-and draws, the trace (weights and order of all messages, by its hash), who held which records in
-which order and what protections promised (by a keyed hash of the truth), and the code.
+A stored result counts only if nothing that it depends on has changed: the audit's settings and
+random draws, the trace (by its hash), the truth with records and guarantees (by a keyed hash), and
+the code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEY = "cache-key"
 
 @dataclass(frozen=True)
 class Reuse:
-    """One stage of a run: whether its work was there already, and why it counted or did not."""
+    """One stage of a run: whether its stored work was reused, and why."""
 
     stage: str
     reused: bool
@@ -39,14 +39,14 @@ def no_explain(_: Reuse) -> None:
 
 
 def truth_digest(truth: Truth) -> str:
-    """Every file of the truth, and facts that were handed over besides, as a keyed hash."""
+    """Keyed hash of every file of the truth and of facts that were handed over."""
     return keyed(truth.path, json.dumps([truth.sha256, truth.facts], sort_keys=True, default=str))
 
 
 def keyed(folder: Path, text: str) -> str:
-    """A hash that only the owner of the key in `folder` can make, which is private.
+    """A hash that only the owner of the private key in `folder` can compute.
 
-    A plain hash of records, or of what a small seed deals out, would confirm guesses.
+    A plain hash of records, or of draws from a small seed, would confirm guesses.
     """
     file = folder / KEY
     try:
@@ -57,25 +57,25 @@ def keyed(folder: Path, text: str) -> str:
             make_folder(folder, private=True)
             write_atomically(file, key, private=True)
         except OSError:
-            return secrets.token_hex(16)  # read only: equal to nothing, so nothing is reused
+            return secrets.token_hex(16)  # read-only folder: a random value, so nothing is reused
     return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()[:32]
 
 
 WORDS = {
     "settings": "the audit's settings",
-    "files": "a file that the audit's settings name",
+    "files": "a file named in the audit's settings",
     "code": "the code of fedaudit",
     "fedaudit": "the version of fedaudit",
     "seed": "the seed of the audit's draws",
-    "scored": "whether there is a truth to score by",
-    "promised": "what protections promised",
-    "truth": "the truth: who sent what, who held which records, or what was promised",
-    "records": "the records or the model that were given",
+    "scored": "whether there is a truth to score against",
+    "promised": "the guarantees",
+    "truth": "the truth: senders, records of clients, or guarantees",
+    "records": "the given records or model",
 }
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """In words, what a stored result depended on that is another now."""
+    """In words, what has changed among the things that a stored result depends on."""
     out = []
     for key in dict.fromkeys([*now, *before]):
         if before.get(key) == now.get(key):

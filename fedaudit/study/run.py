@@ -29,7 +29,7 @@ from fedaudit.randomness import Seed
 from fedaudit.setup import seeds
 from fedaudit.setup.config import Config, load, load_variants
 from fedaudit.setup.identity import FILE as IDENTITY
-from fedaudit.setup.identity import FRESH, digest, settle
+from fedaudit.setup.identity import FRESH, check_and_store, digest
 from fedaudit.setup.prepare import build, load_data
 from fedaudit.setup.toml import to_toml
 from fedaudit.study.auditing import audit_run
@@ -178,7 +178,7 @@ def run(
     if begun and is_lost(path / "truth" / IDENTITY):
         _same_records(path, config)
         begun = False
-    settle(path, [config], begun=begun)
+    check_and_store(path, [config], begun=begun)
     explain(_foretold(config, path))
     (engine or simulate)(config, path, progress)
     _check_seal(path)  # what was made again has to be what was sealed

@@ -1,12 +1,12 @@
-"""One seal over the files of a run: what was written, by part, so that a later reader can tell.
+"""Seal of a run: digests of its files by part, so that a later reader notices changes.
 
     DIR/seal.json         digests of config, trace and results; a commitment to the private seal
     DIR/truth/seal.json   digests of truth and checkpoint: private, since they confirm guesses
-    DIR/signature.json    an Ed25519 signature of the seal, where somebody signed it
+    DIR/signature.json    an Ed25519 signature of the seal, if somebody signed it
 
-A stage seals what it wrote and leaves the other parts as they were sealed. The report is not
-sealed: it is made again from results. A part that was purged leaves a tombstone. Digests tell
-accidents and careless edits; against a forger there is the signature.
+A stage seals the files that it wrote and leaves the seals of other parts alone. The report is not
+sealed: it can be written again from the results. A purged part leaves a tombstone. Digests reveal
+accidents and careless edits; the signature protects against forgers.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ SEAL = "seal.json"
 FORMAT, VERSION = "fedaudit-seal", 1
 _CONFIG = ("config.toml", "run.json", AUDITED, STUDY)
 REMAINS = "purged.json"
-"""What a report says of a recording besides its results, kept when the recording is purged."""
+"""The report's facts about a recording, stored when the recording is purged."""
 _RESULTS = ("allocation.json", "promised.json", "cell.json", REMAINS)
-#: of the truth, what is made anew where it is missing; rounds are vouched for by its own index
+#: files of the truth that can be made again; the truth's own index covers its rounds
 _LISTED_ELSEWHERE = ("seal.json", "cache-key", "allocation.json.key")
 
 
 @dataclass(frozen=True)
-class Checked:
-    """One part of a run: its state, and the files that are not as they were sealed."""
+class PartCheck:
+    """The check of one part of a run: its state, and the files that differ from the seal."""
 
     part: str
     state: State
@@ -71,13 +71,13 @@ class Checked:
 
 
 def _files(folder: Path, part: Part) -> list[Path]:
-    """The files of a part that a seal lists, as far as they are there."""
+    """The existing files of a part that a seal lists."""
     if part == "config":
         found: Iterable[Path] = (folder / name for name in _CONFIG)
     elif part == "trace":
         found = [] if is_study(folder) else [places(folder)[0] / "manifest.json"]
     elif part == "results":
-        # what a purge keeps counts once the recording is gone
+        # the remains of a purge count once the recording is gone
         own = [n for n in _RESULTS if n != REMAINS or not (folder / "trace").exists()]
         found = [*sorted((folder / "results").glob("*.json")), *(folder / n for n in own)]
     elif part == "checkpoint":
@@ -113,7 +113,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def seal(folder: Path, *parts: Part) -> None:
-    """Seal parts as they are now; the others stay as they were sealed."""
+    """Seal parts as they are now; other parts keep their seals."""
     private = [p for p in parts if p in PRIVATE]
     if private and (folder / "truth").is_dir():
         own = _existing(folder / "truth" / SEAL) or {"salt": secrets.token_hex(16), "parts": {}}
@@ -127,14 +127,14 @@ def seal(folder: Path, *parts: Part) -> None:
     public["parts"] |= {p: _digests(folder, p) for p in parts if p not in PRIVATE}
     public["gone"] = {p: why for p, why in public.get("gone", {}).items() if p not in parts}
     if (folder / "truth" / SEAL).is_file():
-        # the private seal holds a random salt: its digest confirms no guess
+        # the private seal holds a random salt, so its digest does not confirm guesses
         public["truth"] = sha256_of(folder / "truth" / SEAL)
     _write(folder / SEAL, public)
 
 
 def _announce(folder: Path, private: Mapping[str, Any]) -> None:
-    """Commit to the next private seal before it is written: a kill in between leaves a folder in
-    which either one is the right one."""
+    """Commit to the next private seal before writing it: after a kill in between, both the old and
+    the new one are valid."""
     public = _existing(folder / SEAL)
     if public is not None:
         public["truth_next"] = hashlib.sha256(_text(private).encode()).hexdigest()
@@ -142,20 +142,20 @@ def _announce(folder: Path, private: Mapping[str, Any]) -> None:
 
 
 def _elsewhere(folder: Path) -> str:
-    """A keyed digest of a truth that lies outside of the folder; empty where none does. Its key is
-    kept beside that truth."""
+    """A keyed digest of a truth outside the folder, empty without one. The key is stored with that
+    truth."""
     known = places(folder)[1]
     if known.resolve() == (folder / "truth").resolve() or not (known / "truth.json").is_file():
         return ""
     found = truth_digest(Truth.open(known))
-    return found if (known / KEY).is_file() else ""  # without its key it confirms nothing
+    return found if (known / KEY).is_file() else ""  # without the key it cannot be checked
 
 
 def seal_written(folder: Path, part: Part, *files: Path) -> None:
-    """Seal files that were just written; those that are gone are struck from the list.
+    """Seal files that were just written; removed files are struck from the list.
 
-    Whatever else lies in the part stays as it was sealed: an altered file is not blessed because
-    another one was written beside it.
+    Other files of the part keep their digests: an altered file does not become valid because
+    another one was written.
     """
     public = _existing(folder / SEAL) or {"parts": {}, "gone": {}}
     listed = public["parts"].setdefault(part, {})
@@ -168,7 +168,7 @@ def seal_written(folder: Path, part: Part, *files: Path) -> None:
 
 
 def _existing(file: Path) -> dict[str, Any] | None:
-    """A seal to go on with; None where there is none, or a power cut emptied it."""
+    """The existing seal; None if there is none or a power cut emptied it."""
     try:
         return _read(file)
     except Unreadable as error:
@@ -209,14 +209,14 @@ def remove_parts(
 ) -> None:
     """Remove parts of a run and leave a tombstone for each. Results and report stay."""
     present = [p for p in parts if (folder / p).is_dir() and not (folder / p).is_symlink()]
-    # the tombstone first: whoever is stopped in between finds both and can do it again
+    # the tombstone first: an interrupted removal can then be repeated
     bury(folder, present, why, today or datetime.date.today())
     for part in present:
         shutil.rmtree(folder / part)
 
 
 def gone(folder: Path) -> dict[str, dict[str, str]]:
-    """Part -> why and on which day it was removed."""
+    """Removed part -> the reason and the day."""
     found = _existing(folder / SEAL)
     out = {} if found is None else dict(found.get("gone", {}))
     on = _trace_purged(folder)
@@ -226,56 +226,58 @@ def gone(folder: Path) -> dict[str, dict[str, str]]:
 # -- checking --------------------------------------------------------------------------------------
 
 
-def examine(folder: Path) -> list[Checked]:
-    """Every part of a run, of an audited trace, or of a study's own files."""
+def examine(folder: Path) -> list[PartCheck]:
+    """Check every part of a run, of an audited trace, or of a study's own files."""
     try:
         public = _read(folder / SEAL)
     except Unreadable as error:
         if not error.absent and not error.empty:
             raise
-        return [Checked("seal", "missing", (SEAL,), "the run is unfinished, or its seal was lost")]
+        return [
+            PartCheck("seal", "missing", (SEAL,), "the run is unfinished, or its seal was lost")
+        ]
     buried = public.get("gone", {})
     own: dict[str, Any] = {"parts": {}}
-    out: list[Checked] = []
+    out: list[PartCheck] = []
     committed = {public.get("truth"), public.get("truth_next")} - {None}
     if committed and _has_truth(folder) and "truth" not in buried:
         private = folder / "truth" / SEAL
         if not private.is_file() or sha256_of(private) not in committed:
             state: State = "changed" if private.is_file() else "missing"
-            out.append(Checked("truth", state, (f"truth/{SEAL}",)))
+            out.append(PartCheck("truth", state, (f"truth/{SEAL}",)))
         else:
             own = _read(private)
     for part in PARTS:
         listed = own["parts"].get(part) if part in PRIVATE else public["parts"].get(part)
         if listed is None and part in ("config", "results"):
-            listed = {}  # a file of a part that was never sealed was put there by somebody else
+            listed = {}  # files of a part that was never sealed are not fedaudit's
         if part == "trace" and (on := _trace_purged(folder)):
-            out.append(Checked(part, "purged", (), f"purged on {on}"))
+            out.append(PartCheck(part, "purged", (), f"purged on {on}"))
         elif part in buried and not (folder / part).exists():
             note = f"{buried[part].get('why', 'removed')} on {buried[part].get('on', '?')}"
-            out.append(Checked(part, "purged", (), note))
+            out.append(PartCheck(part, "purged", (), note))
         elif part in PRIVATE and committed and not _is_there(folder, part):
-            out.append(Checked(part, "held back", (), "it is not in this folder"))
+            out.append(PartCheck(part, "held back", (), "it is not in this folder"))
         elif listed or (listed is not None and _files(folder, part)):
             out.append(_compared(folder, part, listed))
     out += _examined_elsewhere(folder, str(public.get("truth_elsewhere") or ""))
     return [*out, *_exchanged(folder)] if is_study(folder) else out
 
 
-def _exchanged(folder: Path) -> list[Checked]:
-    """Runs of a study whose settings are not those that the study lists."""
+def _exchanged(folder: Path) -> list[PartCheck]:
+    """Runs of a study whose settings differ from the study's list."""
     try:
         listed = read_object(folder / STUDY)["runs"]
         asked = {str(r["path"]): r["config_sha256"] for r in listed if "config_sha256" in r}
     except (Unreadable, KeyError, TypeError):
-        return []  # whoever reads the list says what is wrong with it
+        return []  # the code that reads the list reports the error
     wrong = [
         name
         for name, sha in asked.items()
         if not is_lost(folder / name / "run.json")
         and read_object(folder / name / "run.json").get("config_sha256") != sha
     ]
-    return [Checked("runs", "changed", tuple(wrong), "of other settings")] if wrong else []
+    return [PartCheck("runs", "changed", tuple(wrong), "of other settings")] if wrong else []
 
 
 def _is_there(folder: Path, part: Part) -> bool:
@@ -283,7 +285,7 @@ def _is_there(folder: Path, part: Part) -> bool:
 
 
 def _trace_purged(folder: Path) -> str:
-    """The day on which a trace that lies elsewhere was purged; empty where it was not."""
+    """The day on which a trace outside the folder was purged; empty if it was not."""
     trace = places(folder)[0]
     if (trace / "manifest.json").exists() or trace.resolve() == (folder / "trace").resolve():
         return ""
@@ -294,53 +296,57 @@ def _trace_purged(folder: Path) -> str:
 
 
 def _has_truth(folder: Path) -> bool:
-    """Whether a truth lies in the folder: more than the key that results are kept by."""
+    """Whether the folder holds a truth: more than the key for stored results."""
     return any(f.name != KEY for f in (folder / "truth").glob("*"))
 
 
-def _examined_elsewhere(folder: Path, sealed: str) -> list[Checked]:
-    """The state of a truth that lies outside of the folder, where one was sealed."""
+def _examined_elsewhere(folder: Path, sealed: str) -> list[PartCheck]:
+    """Check a truth outside the folder, if one was sealed."""
     known = places(folder)[1]
     if not sealed:
         return []
     if not (known / "truth.json").is_file():
-        return [Checked("truth", "held back", (), "it lies elsewhere, and is not there now")]
+        return [PartCheck("truth", "held back", (), "it lies elsewhere, and is not there now")]
     try:
         same = truth_digest(Truth.open(known)) == sealed
     except TraceError:
         same = False
     name = os.path.relpath(known, folder)
-    return [Checked("truth", "whole" if same else "changed", () if same else (name,))]
+    return [PartCheck("truth", "whole" if same else "changed", () if same else (name,))]
 
 
-def _compared(folder: Path, part: Part, listed: Mapping[str, str]) -> Checked:
+def _compared(folder: Path, part: Part, listed: Mapping[str, str]) -> PartCheck:
     now = _digests(folder, part)
     if (folder / "trace").exists():
-        listed = {n: d for n, d in listed.items() if n != REMAINS}  # of a purge that was stopped
+        listed = {n: d for n, d in listed.items() if n != REMAINS}  # of an interrupted purge
     missing = [n for n in listed if n not in now]
     changed = [n for n in now if n in listed and listed[n] != now[n]]
-    # of private parts only what was sealed is ever read
+    # in private parts only sealed files are ever read
     added = [n for n in now if n not in listed and part not in PRIVATE]
     if changed or added:
-        return Checked(part, "changed", (*changed, *added, *missing))
-    return Checked(part, "missing", tuple(missing)) if missing else Checked(part, "whole")
+        return PartCheck(part, "changed", (*changed, *added, *missing))
+    return PartCheck(part, "missing", tuple(missing)) if missing else PartCheck(part, "whole")
 
 
-def examine_run(folder: Path) -> list[Checked]:
-    """Every part of a run, and whether its own lists fit its files. A run that is still in training
-    has no seal yet: then only the latter."""
+def examine_run(folder: Path) -> list[PartCheck]:
+    """Check every part of a run against the seal, and its own indexes against its files.
+
+    A run that is still training has no seal yet: then only the indexes are checked.
+    """
     inside = examine_contents(folder)
     bad = {c.part for c in inside}
     outside = [c for c in examine(folder) if c.state != "whole" or c.part not in bad]
     if [c.part for c in outside] == ["seal"] and not is_study(folder):
         manifest = places(folder)[0] / "manifest.json"
         if not manifest.is_file() or not read_manifest(manifest)[0].complete:
-            outside = [Checked("seal", "unfinished", (), "a run is sealed when training has ended")]
+            outside = [
+                PartCheck("seal", "unfinished", (), "a run is sealed when training has ended")
+            ]
     return [*outside, *inside]
 
 
-def examine_contents(folder: Path) -> list[Checked]:
-    """Parts whose own lists do not fit their files: rounds of trace and truth, saved states."""
+def examine_contents(folder: Path) -> list[PartCheck]:
+    """Parts whose indexes do not fit their files: rounds of trace and truth, saved states."""
     recorded, known = places(folder)
     out = []
     if (recorded / "manifest.json").is_file():
@@ -354,12 +360,12 @@ def examine_contents(folder: Path) -> list[Checked]:
     return out
 
 
-def _tried(part: Part, read: Any) -> list[Checked]:
+def _tried(part: Part, read: Any) -> list[PartCheck]:
     try:
         read()
     except FedauditError as error:
         said = f"{error.what}: expected {error.expected}; got {error.got}"
-        return [Checked(part, "changed", (), said)]
+        return [PartCheck(part, "changed", (), said)]
     return []
 
 
@@ -370,17 +376,17 @@ def check_seal(
     rewritten: Iterable[str] = (),
     redoes: bool = False,
 ) -> None:
-    """Refuse a folder whose files are not as they were sealed.
+    """Refuse a folder whose files differ from its seal.
 
-    Parts in `but` are not looked at, nor files that the caller has `rewritten` or is about to.
-    With `redoes`, files that a power cut emptied are passed over: the caller makes them again.
+    Parts in `but` are not checked, nor files that the caller has `rewritten` or is about to. With
+    `redoes`, files that a power cut emptied are skipped: the caller makes them again.
     """
     passed, ours = set(but), set(rewritten)
     wrong = []
     for c in examine(folder):
         files = [f for f in c.files if f not in ours]
         if redoes:
-            # the private seal cannot be made again: nothing else vouches for the truth
+            # the private seal cannot be made again: nothing else protects the truth
             kept = f"truth/{SEAL}"
             files = [f for f in files if f == kept or not is_lost(folder / f)]
         if not c.fine and c.part not in passed and files:
@@ -389,15 +395,15 @@ def check_seal(
         return
     raise IntegrityError(
         f"files of {folder} are not as they were sealed",
-        expected="what fedaudit wrote",
+        expected="the files that fedaudit wrote",
         got="; ".join(wrong),
-        remedy="restore them from a copy, audit again, or start anew with --fresh; fedaudit verify "
+        remedy="restore them from a copy, audit again, or start over with --fresh; fedaudit verify "
         f"{folder} lists every part",
     )
 
 
 def require_seal(folder: Path, *, but: Iterable[Part] = (), rewritten: Iterable[str] = ()) -> None:
-    """As `check_seal`; a run that is still in training has no seal yet, and needs none."""
+    """As `check_seal`, except that a run which is still training needs no seal yet."""
     manifest = places(folder)[0] / "manifest.json"
     ended = is_study(folder) or (manifest.is_file() and read_manifest(manifest)[0].complete)
     found = any((folder / "results").glob("*.json"))
@@ -406,7 +412,7 @@ def require_seal(folder: Path, *, but: Iterable[Part] = (), rewritten: Iterable[
 
 
 def is_sealed_as(folder: Path, file: Path) -> bool:
-    """Whether a file is listed in the seal as it is now; False without a seal."""
+    """Whether the seal lists a file with its present digest; False without a seal."""
     public = _existing(folder / SEAL)
     name = os.path.relpath(file, folder)
     found = [] if public is None else [part.get(name) for part in public["parts"].values()]
@@ -414,7 +420,7 @@ def is_sealed_as(folder: Path, file: Path) -> bool:
 
 
 def open_trace(path: str | os.PathLike[str]) -> Trace:
-    """A trace; one that belongs to a run has to be as it was sealed."""
+    """Open a trace; if it belongs to a run, check the run's seal."""
     opened = Trace.open(path)
     home = opened.path.parent
     if opened.path.name == "trace" and not is_lost(home / SEAL):
@@ -428,7 +434,7 @@ SIGNATURE = "signature.json"
 
 
 def _signed_text(folder: Path) -> bytes:
-    """What a signature is about: the seal, and in a study the seals of all its runs."""
+    """The signed text: the seal, and in a study the seals of all its runs."""
     runs = {}
     if is_study(folder):
         for entry in entries(folder):
@@ -438,7 +444,7 @@ def _signed_text(folder: Path) -> bytes:
 
 
 def sign(folder: Path, key: bytes) -> str:
-    """Sign the seal of a run or study, which has to be whole; returns the public key in PEM."""
+    """Sign the seal of a complete run or study; return the public key in PEM."""
     from cryptography.hazmat.primitives import serialization
 
     for place in _all_of(folder):
@@ -456,15 +462,15 @@ def sign(folder: Path, key: bytes) -> str:
 
 
 def _refuse_unfinished(folder: Path) -> None:
-    """A signature is about a finished run: recorded, audited and sealed."""
+    """Refuse to sign a run that is not recorded, audited and sealed."""
     wanted = ("config",) if is_study(folder) else ("config", "trace", "results")
     missing = [p for p in wanted if not _read(folder / SEAL)["parts"].get(p)]
     if missing:
         raise TraceError(
             f"{folder} is not finished",
             expected="a seal over config, trace and results",
-            got=f"nothing sealed of {', '.join(missing)}",
-            remedy="let the run end, or audit the trace, and sign then",
+            got=f"no seal over {', '.join(missing)}",
+            remedy="let the run finish or audit the trace, then sign",
         )
 
 
@@ -494,8 +500,8 @@ def check_signature(folder: Path, public: bytes) -> None:
             f"{folder} is not signed by the owner of this key",
             expected=f"a signature of its seal in {SIGNATURE}",
             got="no signature" if absent else "one that does not fit this key and this seal",
-            remedy=f"fedaudit seal {folder} --key FILE, by whoever vouches for it; audits that "
-            "were added since, and parts that were purged, need a new signature",
+            remedy=f"let the owner run fedaudit seal {folder} --key FILE; later audits and purges "
+            "need a new signature",
         ) from None
     for place in _all_of(folder):
         check_seal(place)

@@ -31,7 +31,7 @@ from fedaudit.reporting.chapter import Chapter
 from fedaudit.results import AuditResult, Finding
 from fedaudit.setup import seeds
 from fedaudit.setup.config import DEFAULT, Config, load_variants
-from fedaudit.setup.identity import settle
+from fedaudit.setup.identity import check_and_store
 from fedaudit.setup.toml import read
 from fedaudit.study.chapters import (
     Run,
@@ -46,7 +46,7 @@ from fedaudit.study.chapters import report as report_run
 from fedaudit.study.folders import (
     FRESH_MARK,
     STUDY,
-    Entry,
+    ListedRun,
     claimed,
     clear,
     entries,
@@ -394,7 +394,7 @@ def report(path: str | os.PathLike[str], *, names: bool = False) -> Study:
     )
 
 
-def _chapter(entry: Entry) -> Chapter:
+def _chapter(entry: ListedRun) -> Chapter:
     stopped = _stopped(entry.path)
     if stopped is None:
         return chapter_at(entry.path, federation=entry.federation, variant=entry.variant)
@@ -487,7 +487,7 @@ def _claim(path: Path, parts: Sequence[Part]) -> None:
                 remedy="choose another folder with --out",
             )
         path.mkdir(parents=True, exist_ok=True)
-        settle(path, [p.config for p in parts], begun=any(path.glob("*/trace/round-*")))
+        check_and_store(path, [p.config for p in parts], begun=any(path.glob("*/trace/round-*")))
         write_atomically(stamp, json.dumps(about, indent=1) + "\n")
         seal(path, "config", "truth")
         claimed(path)

@@ -1,4 +1,4 @@
-"""The first lines of a report: data, federation, model, what protected it, how good it is."""
+"""The first lines of a report: data, federation, model, protections, utility."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedaudit.trace import AGGREGATOR, ANONYMOUS, PUBLIC, SERVER, SHUFFLER, Trac
 from fedaudit.trace.health import examine
 
 UNNAMED = (ANONYMOUS, AGGREGATOR)
-"""Senders that name nobody."""
+"""Senders that do not identify a client."""
 
 
 def summarise(
@@ -28,8 +28,8 @@ def summarise(
 ) -> dict[str, str]:
     """The federation in a few lines; `guarantees` as in `Run`, by default those of the truth.
 
-    `config`: the settings of the run as TOML, which name the data and what is learnt from it.
-    `members_given`: whether membership was scored by records that were handed over (--data).
+    `config`: the settings of the run as TOML, for the data and the label. `members_given`:
+    membership was scored against records that the user handed over (--data).
     """
     about = trace.manifest.federation
     health = examine(trace, payloads=False)
@@ -61,10 +61,10 @@ def summarise(
         lines["noted"] = "; ".join(_noted(str(n)) for n in truth.facts["notes"])
     if truth is None:
         lines["truth"] = (
-            "none beside the trace: membership is scored by the records that were given (--data); "
-            "other attacks run blind, their guesses are not scored"
+            "not given: membership is scored against the given records (--data); other attacks "
+            "run blind, their guesses are not scored"
             if members_given
-            else "none beside the trace: attacks run blind, their guesses are not scored"
+            else "not given: attacks run blind, their guesses are not scored"
         )
     elif not_rerun(trace):
         lines["held out"] = (
@@ -81,20 +81,20 @@ def summarise(
                 vocabulary_of(trace),
             )
     if not trace.manifest.complete:
-        lines["state"] = "unfinished: what was recorded so far"
+        lines["state"] = "unfinished: only the rounds recorded so far"
     return lines
 
 
 def not_rerun(trace: Trace) -> list[str]:
-    """Protections that were applied to the stored trace and would have changed its model: what the
-    recorded model is worth says nothing of a model under them."""
+    """Protections that were applied to the stored trace and would have changed its model: the
+    recorded metrics do not hold under them."""
     return [
         str(d.get("name", "?")) for d in trace.manifest.declared if d.get("applied") == NOT_RERUN
     ]
 
 
 def _promise(name: str, given: Sequence[Mapping[str, Any]]) -> str:
-    """What a protection promises its clients over the whole run."""
+    """The guarantee of a protection over the whole run, in words."""
     one = given[0]
     spent = [float(g["epsilon"]) for g in given]
     low, high = f"{min(spent):,.4g}", f"{max(spent):,.4g}"
@@ -106,12 +106,12 @@ def _promise(name: str, given: Sequence[Mapping[str, Any]]) -> str:
 
 
 def clients_of(trace: Trace) -> list[str]:
-    """Who takes part: as the manifest says, or as the messages show."""
+    """The clients of a trace: from the manifest, else from the messages."""
     return list(trace.manifest.federation.get("clients") or _speakers(trace))
 
 
 def _speakers(trace: Trace) -> list[str]:
-    """Who takes part in a trace whose manifest does not say so."""
+    """Parties in the messages that are not servers."""
     others = {*trace.manifest.federation.get("hubs", (SERVER,)), *UNNAMED, PUBLIC, SHUFFLER}
     return [party for party in trace.parties() if party not in others]
 
@@ -123,7 +123,7 @@ MODELS = {
     "vae": "a variational autoencoder (vae)",
     "gpt": "a small language model (gpt)",
     "lora": "low-rank adapters on a frozen language model (lora)",
-    "module": "a network of the user's own (module)",
+    "module": "the user's own network (module)",
 }
 
 
@@ -137,11 +137,11 @@ LEARNT = {
     "lora": "continue its texts",
     "vae": "draw records like it",
 }
-"""What a model of each kind learns from the data; any other, a class or label."""
+"""Kind of model -> what it learns from the data; any other learns a class or label."""
 
 
 def _data(trace: Trace, truth: Truth | None, config: str) -> str:
-    """Which data there is, how much of it, and what is learnt from it; empty if nobody knows."""
+    """Name and size of the data, and what the model learns from it; empty if not known."""
     given, kind = table_of(config, "data"), str(trace.manifest.task.get("kind", ""))
     if given.get("name"):
         from fedaudit.data.builtin import BUILTIN
@@ -167,19 +167,19 @@ POOLED = {
     "missing values filled over all records": "filling",
     "columns standardised over all training records": "standardising",
 }
-"""Notes on what looks at everybody's records, and what to call it."""
+"""Note about a step that uses the records of all clients -> its short name."""
 
 
 def _noted(note: str) -> str:
-    """A note on the data; what looked at everybody's records says that nothing covers it."""
+    """A note on the data; steps that use all clients' records say that no epsilon covers them."""
     for start, doing in POOLED.items():
         if note.startswith(start):
-            return f"{note} ({doing} looks at the records of all clients; no epsilon covers that)"
+            return f"{note} ({doing} uses the records of all clients; no epsilon covers that)"
     return note
 
 
 def vocabulary_of(trace: Trace) -> int | None:
-    """How many tokens a language model of ours chooses from; None for any other."""
+    """Vocabulary size of a language model that fedaudit builds; None for any other model."""
     task = trace.manifest.task
     if task.get("kind") == "gpt":
         for entry in trace.layout.entries:
@@ -196,8 +196,8 @@ def _held_out(
     guessing: Mapping[str, float] | None = None,
     vocabulary: int | None = None,
 ) -> str:
-    """Held-out metrics of the last model with intervals, and what guessing gives: by the
-    frequency of classes, or (`vocabulary`) with every token alike."""
+    """Held-out metrics of the last model with intervals and the value of guessing: by class
+    frequencies, or uniformly over the tokens of a `vocabulary`."""
     parts = []
     for name, value in metrics.items():
         if name.endswith("_error"):
@@ -214,14 +214,13 @@ def _held_out(
         if guessing and name in guessing:
             text += f", by guessing {guessing[name]:.3f}"
         elif name == "loss" and vocabulary is not None:
-            text += f", by guessing among {vocabulary:,} tokens alike {math.log(vocabulary):.3f}"
+            text += f", uniform over {vocabulary:,} tokens {math.log(vocabulary):.3f}"
         parts.append(text)
     return "; ".join(parts)
 
 
 def _named(declared: Mapping[str, Any]) -> str:
-    """A declared protection, what it says of itself, and how it came to be there if it was not in
-    force."""
+    """A declared protection with its note, and how it was applied if the run did not use it."""
     name = str(declared.get("name", "?"))
     if isinstance(declared.get("note"), str):
         name += f" ({declared['note']})"

@@ -1,9 +1,9 @@
-"""Many experiments from one config: a grid of settings times seeds, one table and one figure.
+"""Sweeps: a grid of settings times seeds from one config, with one table and one figure.
 
-Every cell is a run of its own, named by the hash of its config: a sweep that was stopped continues,
-identical work is done once, and a failed cell is reported without stopping the others. Cells are
-run by processes of this machine, or by Ray's workers (`--workers ray`, `--workers ray://HOST:PORT`):
-results do not depend on who they are, nor on their number.
+Every cell is a run, named by the hash of its config. A stopped sweep continues, identical cells run
+once, and a failed cell is reported without stopping the others. Processes of this machine or Ray's
+workers (`--workers ray`, `--workers ray://HOST:PORT`) run the cells; results do not depend on the
+workers or their number.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedaudit.reporting.plots import Line, Polyline, lines
 from fedaudit.results import Estimate
 from fedaudit.setup import seeds as seeding
 from fedaudit.setup.config import check, load
-from fedaudit.setup.identity import code_identity, code_named_in, code_sha256, settle
+from fedaudit.setup.identity import check_and_store, code_identity, code_named_in, code_sha256
 from fedaudit.setup.toml import override
 from fedaudit.stats.intervals import wilson
 from fedaudit.study.seal import gone, is_sealed_as, remove_parts, seal_written
@@ -71,7 +71,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Cell:
-    """One point of the grid with one seed; `number` counts seeds from 1 and does not tell them."""
+    """One point of the grid with one seed; `number` counts from 1 and does not reveal the seed."""
 
     point: tuple[Any, ...]
     number: int
@@ -82,7 +82,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A finished sweep: the table's rows, and the cells that failed, or of which an audit did."""
+    """A finished sweep: the rows of the table, and cells that failed or had a failed audit."""
 
     path: Path
     columns: tuple[str, ...]
@@ -98,9 +98,9 @@ def cells(
     overrides: Sequence[str] = (),
     drawn: Callable[[], int] | None = None,
 ) -> list[Cell]:
-    """All cells, each checked: a mistake shows before anything runs.
+    """All cells, each checked, so that a mistake shows before anything runs.
 
-    Seeds count up from the config's; if it has none, from `drawn()`, or one that is drawn now.
+    Seeds count up from the config's seed; without one, from `drawn()` or a new one.
     """
     if seeds < 1:
         raise UsageError(
@@ -126,8 +126,8 @@ def run_cell(
 ) -> dict[str, Any]:
     """Run one cell in its folder and write its summary (called in a worker process).
 
-    `drawn`: whether its seed counts up from one that was drawn. A cell of which an audit failed is
-    not kept: "failed" says what went wrong, and the next sweep tries again.
+    `drawn`: the seed counts up from a drawn one. A cell with a failed audit is not stored: "failed"
+    holds the reason, and the next sweep tries again.
     """
     from fedaudit.study.run import run
 
@@ -135,9 +135,8 @@ def run_cell(
     stored = _stored(path, raw)
     if stored is not None:
         return stored
-    own_code = _own_code(raw)  # before it is run: what is edited meanwhile counts as another
-    # a recording that was not kept is made anew; a folder that was exchanged holds another cell,
-    # and nothing of it counts here
+    own_code = _own_code(raw)  # before the run: later edits then count as a change
+    # start over if the recording was not kept, or if the folder holds another cell
     fresh = "trace" in gone(path) or _is_another(path)
     finished = run(replace(check(raw), drawn=drawn), path, fresh=fresh)
     measured: dict[str, Any] = {}
@@ -147,7 +146,7 @@ def run_cell(
     measured |= _utility(finished.metrics, Truth.open(path / "truth").facts)
     spent = [float(g["epsilon"]) for of in finished.guarantees.values() for g in of.values()]
     if spent:
-        # an accountant's upper bound, no estimate; "inf": JSON has no infinity
+        # an accountant's upper bound, not an estimate; "inf" because JSON has no infinity
         most = max(spent) if math.isfinite(max(spent)) else "inf"
         measured["epsilon.largest"] = [most, most, most, None]
     summary: dict[str, Any] = {
@@ -158,7 +157,7 @@ def run_cell(
         "measured": measured,
     }
     failed = [
-        f"audit {r.audit} failed: {r.need.what if r.need else 'no reason is known'}"
+        f"audit {r.audit} failed: {r.need.what if r.need else 'unknown reason'}"
         for r in finished.results
         if r.status == "failed"
     ]
@@ -170,7 +169,7 @@ def run_cell(
 
 
 def _utility(metrics: Mapping[str, float], facts: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Held-out measures of the last model as [value, low, high, by guessing]."""
+    """Held-out metrics of the last model as [value, low, high, value of guessing]."""
     out: dict[str, list[Any]] = {}
     records, guessing = int(facts.get("held_out", 0)), facts.get("guessing", {})
     for name, value in metrics.items():
@@ -187,12 +186,12 @@ def _utility(metrics: Mapping[str, float], facts: Mapping[str, Any]) -> dict[str
 
 
 def _own_code(raw: Mapping[str, Any]) -> dict[str, str]:
-    """The user's own code that a cell's audits name, and its hashes; `settle` sees to the rest."""
+    """Hashes of user code that a cell's audits name; `check_and_store` covers the rest."""
     return {where: code_identity(where) for where in code_named_in(raw.get("audits", {}))}
 
 
 def _stored(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The summary of this very cell, if it was run before by this code and that of the user."""
+    """The stored summary of this cell, if fedaudit's and the user's code are unchanged."""
     done = folder / "cell.json"
     if is_lost(done) or not is_sealed_as(folder, done):
         return None
@@ -208,7 +207,7 @@ def _stored(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _is_another(folder: Path) -> bool:
-    """Whether a folder holds a cell of another name; names tell configs."""
+    """Whether a folder holds another cell: the name is a hash of the config."""
     try:
         stored = read_object(folder / "cell.json", shapes.CELL)
     except Unreadable:
@@ -226,19 +225,22 @@ def _keep(folder: Path, summary: Mapping[str, Any]) -> None:
 def _outcomes(
     jobs: Mapping[str, tuple[dict[str, Any], str, bool, bool]], workers: int | str
 ) -> Generator[tuple[str, Any], None, None]:
-    """(name, summary or `Failed`) of every cell. Workers of Ray may be on other machines, with
-    folders of their own: what is here already is not asked for, what they found is kept here."""
+    """(name, summary or `Failed`) of every cell.
+
+    Ray's workers may be on other machines with folders of their own: stored cells are not sent to
+    them, and their summaries are stored here.
+    """
     if not isinstance(workers, str):
         yield from fan_out(run_cell, jobs, workers)
         return
-    asked = {}
+    missing = {}
     for name, (raw, folder, *how) in jobs.items():
         stored = _stored(Path(folder), raw)
         if stored is None:
-            asked[name] = (raw, str(Path(folder).resolve()), *how)
+            missing[name] = (raw, str(Path(folder).resolve()), *how)
         else:
             yield name, stored
-    with closing(fan_out(run_cell, asked, str(parse_workers(workers)))) as outcomes:
+    with closing(fan_out(run_cell, missing, str(parse_workers(workers)))) as outcomes:
         for name, found in outcomes:
             if not isinstance(found, Failed) and not found["failed"]:
                 _keep(Path(jobs[name][1]), found)
@@ -259,17 +261,17 @@ def sweep(
 ) -> Sweep:
     """Run a grid of experiments and write sweep.csv, sweep.md and sweep.svg.
 
-    `workers`: how many processes, or "ray" or "ray://HOST:PORT". Workers of other machines keep
-    their traces there; the table is written here. Cells that are there already count for the same
-    data and code; `fresh` removes them. A cell of which an audit failed is among the failed ones;
-    what its other audits found counts.
+    `workers`: a number of processes, "ray" or "ray://HOST:PORT". Workers on other machines keep
+    their traces there; the table is written here. Stored cells are reused for the same data and
+    code; `fresh` removes them. A cell with a failed audit is listed as failed; the results of its
+    other audits count.
     """
     axes = [Axis.parse(text) for text in grid]
     path = Path(out)
-    cells(config, axes, seeds, overrides)  # a mistake shows before a folder is made
+    cells(config, axes, seeds, overrides)  # check before making a folder
     try:
         (path / "cells").mkdir(parents=True, exist_ok=True)
-        wanted = cells(config, axes, seeds, overrides, lambda: seeding.kept(path))
+        wanted = cells(config, axes, seeds, overrides, lambda: seeding.base_seed(path))
     except OSError as error:
         raise TraceError(
             f"cannot write a sweep to {path}",
@@ -280,7 +282,7 @@ def sweep(
     if fresh:
         shutil.rmtree(path / "cells")
     begun = any(path.glob("cells/*/run.json"))
-    settle(path, (check(c.raw) for c in wanted), begun=begun, audits=True)
+    check_and_store(path, (check(c.raw) for c in wanted), begun=begun, audits=True)
     unique = {c.name: c for c in wanted}
     jobs = {
         name: (c.raw, str(path / "cells" / name), keep_traces, c.drawn)
@@ -310,10 +312,10 @@ def sweep(
 def over_seeds(
     runs: Sequence[tuple[float, float, float]],
 ) -> tuple[float, float | None, float | None, str]:
-    """Mean over runs (value, low, high) with an interval: Student's t between runs.
+    """Mean over runs (value, low, high) with Student's t interval between runs.
 
-    Never narrower than what the runs' own intervals leave after averaging (equal values over two
-    seeds are no certainty), and kept within [0, 1] where every run's interval is.
+    The interval is at least as wide as the average of the runs' own intervals, since equal values
+    over two seeds are not certain. It stays within [0, 1] if every run's interval does.
     """
     from fedaudit.stats import intervals
 
@@ -380,7 +382,7 @@ def _write(finished: Sweep, axes: Sequence[Axis]) -> None:
 
 
 def markdown(finished: Sweep, axes: Sequence[Axis]) -> str:
-    """The grid as a table: one row per point; headlines, utility and epsilon (all in the CSV)."""
+    """The grid as a table, one row per point: headlines, utility and epsilon (the CSV has all)."""
     measures = headlines([str(r["measure"]) for r in finished.rows])
     keys = [a.key for a in axes]
     head = [*keys, *measures]
@@ -405,7 +407,7 @@ def markdown(finished: Sweep, axes: Sequence[Axis]) -> str:
 
 
 def headlines(names: Sequence[str]) -> list[str]:
-    """The first measure of every audit, by every method, and all that is not an audit's."""
+    """The first measure of every audit, by every method, and all utility and epsilon measures."""
     first: dict[str, str] = {}
     for name in names:
         first.setdefault(name.split(".")[0], name)

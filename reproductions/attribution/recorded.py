@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedaudit.knowledge import Desk
+from fedaudit.knowledge import KnowledgeBuilder
 from fedaudit.randomness import Seed
 from fedaudit.results import AuditResult
 from fedaudit.setup.config import Config, load
@@ -45,8 +45,8 @@ def record(config: Config, *, audit: bool = True) -> Recorded:
         result, began = None, time.process_time()
         if audit:
             trace, truth = Trace.open(home / "trace"), Truth.open(home / "truth")
-            desk = Desk(trace, truth, Seed(config.seed), None, config)
-            result = audit_one(config.audits["attribution"], trace, truth, config.seed, desk)
+            builder = KnowledgeBuilder(trace, truth, Seed(config.seed), None, config)
+            result = audit_one(config.audits["attribution"], trace, truth, config.seed, builder)
         return Recorded(trained, time.process_time() - began, size, result)
 
 

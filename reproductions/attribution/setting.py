@@ -22,7 +22,7 @@ from fedaudit.audits.attribution import Attribution
 from fedaudit.audits.attribution.scoring import Marks
 from fedaudit.randomness import Seed
 from fedaudit.setup.config import load
-from fedaudit.setup.marks import Planted, plant
+from fedaudit.setup.marks import PlantedMarks, plant
 from fedaudit.setup.prepare import build, load_data
 from fedaudit.stats import query_plans
 from fedaudit.trace.memory import MemoryRecorder, MemoryTruth
@@ -140,7 +140,7 @@ def play(
     planted = plant(config, federation.task, train, test, clients, Seed(seed))
     assert planted is not None
     asked = Attribution(prompts=prompts)
-    marks = planted.family.desk(planted.keys, asked, Seed(seed).key("marks/null"))
+    marks = planted.family.marks(planted.keys, asked, Seed(seed).key("marks/null"))
     models = np.stack([*starts, server.released()]).astype(np.float64)
     return Played(
         models=models,
@@ -153,7 +153,7 @@ def play(
     )
 
 
-def _gradients(task: Any, models: Floats, planted: Planted, test: Any) -> Floats:
+def _gradients(task: Any, models: Floats, planted: PlantedMarks, test: Any) -> Floats:
     """Of the mean loss on the owner's marked records (if any) and on held-out ones, (T, 2, d)."""
     import torch
 

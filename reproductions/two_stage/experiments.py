@@ -20,7 +20,7 @@ from fedaudit.audits.two_stage_membership.theory import detection_power
 from fedaudit.data.dataset import Dataset
 from fedaudit.randomness import Seed
 from fedaudit.setup.config import Config
-from fedaudit.setup.prepare import deal, load_data
+from fedaudit.setup.prepare import assign_records, load_data
 from fedaudit.tasks.vae import Autoencoder
 from reproductions.two_stage import faults, geometry
 from reproductions.two_stage.setting import (
@@ -173,7 +173,7 @@ def _example(piece: Piece, scale: Scale) -> Result:
     seed = Seed(piece.seed)
     config = config_of(piece.name, scale, piece.seed, partition={"kind": "by_label"})
     train, _ = load_data(config, seed)
-    own = deal(config, train, seed).parts.client_data(train, 0)
+    own = assign_records(config, train, seed).parts.client_data(train, 0)
     assert not isinstance(own.x, tuple)
     return {"label": int(own.y[0]), "pixels": figures(own.x[0, 0], 2)}
 
@@ -306,7 +306,7 @@ def _faults(piece: Piece, scale: Scale) -> Result:
     chosen = {"kind": SCENARIOS[piece.variant]}
     config = config_of(piece.name, scale, piece.seed, partition=chosen)
     train, _ = load_data(config, seed)
-    parts = deal(config, train, seed).parts
+    parts = assign_records(config, train, seed).parts
     task = config.task.build(train, seed)
     own = [task.encode(parts.client_data(train, c)) for c in range(scale.clients)]
     some = faults.VARIANTS if piece.name == SMALL else {"as published": faults.ALL}

@@ -162,10 +162,10 @@ def audited(config: Config, audit: TwoStageMembership) -> Audited:
     seed = Seed(config.seed)
 
     def use(trace: Trace, truth: Truth) -> Callable[[tuple[float, ...]], Audited]:
-        desk = knowledge.Desk(
+        builder = knowledge.KnowledgeBuilder(
             trace, truth, seed, lambda: knowledge.of_config(config, trace), config
         )
-        known, answers = desk.knowledge_for(audit)
+        known, answers = builder.knowledge_for(audit)
         survey = audit.attack(trace.seen_by("server"), known, seed.generator("attack"))
         assert answers is not None
         result = audit.score(survey, answers, seed.generator("score"))

@@ -2,7 +2,8 @@
 
 import pytest
 
-from fedaudit.allocate import allocate
+from fedaudit.allocate import AllocationOptions, allocate
+from fedaudit.progress import no_progress
 
 TABLE = """\
 site,n,region,risk
@@ -26,9 +27,10 @@ def table(tmp_path):
 def allocated():
     """allocated(table, size_column="n", ...): a small budget, and the fastest accountant."""
 
-    def run(table, **more):
+    def run(table, *, out=None, progress=no_progress, **more):
         setting = {"rounds": 10, "batch_size": 32, "budget": 0.05, "accountant": "rdp"}
-        return allocate(table, **{**setting, **more})
+        options = AllocationOptions(**{**setting, **more})
+        return allocate(table, options, out=out, progress=progress)
 
     return run
 

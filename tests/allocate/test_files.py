@@ -12,7 +12,7 @@ from fedaudit.allocate.base import read_base
 from fedaudit.errors import ConfigError, UsageError
 from fedaudit.randomness import Seed
 from fedaudit.setup.config import load
-from fedaudit.setup.prepare import deal, load_data
+from fedaudit.setup.prepare import assign_records, load_data
 from fedaudit.study.forecast import estimate_cost
 from fedaudit.study.run import run as run_config
 from fedaudit.trace import Trace, Truth
@@ -159,7 +159,7 @@ def test_noise_for_named_owners_needs_their_names(allocated, owners):
 
 def test_options_that_contradict_the_config_are_refused(allocated, owners):
     for more in ({"rounds": 3}, {"batch_size": 9}, {"steps_per_round": 1}):
-        with pytest.raises(ConfigError, match="do not have the same"):
+        with pytest.raises(ConfigError, match="differ in"):
             table_allocated(allocated, owners, **more)
     with pytest.raises(UsageError, match="needs rounds"):
         table_allocated(allocated, owners, config=None)
@@ -175,7 +175,7 @@ def test_sizes_that_the_data_contradict_are_refused(allocated, owners, size, fit
     if fits:
         assert table_allocated(allocated, owners).clients
         return
-    with pytest.raises(ConfigError, match="not those of the data") as caught:
+    with pytest.raises(ConfigError, match="differ from the data") as caught:
         table_allocated(allocated, owners)
     assert caught.value.got == f"west: {size}"
     assert "72" in caught.value.expected
@@ -191,12 +191,12 @@ def test_edges_by_name_follow_the_owners_of_the_data(owners):
     config = load(raw)
     seed = Seed(config.seed)
     train, _ = load_data(config, seed)
-    dealt = deal(config, train, seed)
-    assert dealt.parts.names == ("east", "north", "west")
-    assert dealt.topology.edges == ((0, 1), (1, 2))
+    assignment = assign_records(config, train, seed)
+    assert assignment.parts.names == ("east", "north", "west")
+    assert assignment.topology.edges == ((0, 1), (1, 2))
     raw["topology"]["clients"] = ["west", "north", "south"]
     with pytest.raises(ConfigError, match="same names"):
-        deal(load(raw), train, seed)
+        assign_records(load(raw), train, seed)
 
 
 def test_a_folder_that_cannot_be_written(allocated, table, tmp_path):

@@ -81,7 +81,7 @@ def test_everyone_who_pays_is_named():
     worse = row("c", epsilon=0.7, less_noise_than_uniform=True)
     assert "1 of 2 clients" in words(row("a"), worse)["who pays"]
     assert "c (0.6 to 0.7)" in words(row("a"), worse)["who pays"]
-    assert "nobody" in words()["who pays"]
+    assert "no client" in words()["who pays"]
     many = [row(f"c{i}", less_noise_than_uniform=True) for i in range(30)]
     said = words(*many)["who pays"]
     assert "c19" in said
@@ -94,7 +94,7 @@ def test_without_sizes():
     rows[0]["less_noise_than_uniform"] = True
     said = words(*rows, delta=None, model_noise={"equal": {"ratio": 1.0}})
     assert "--size-column" in said["record level"]
-    assert "cannot be held against" in said["dataset level"]
+    assert "cannot be compared with" in said["dataset level"]
     assert "a (multiplier 3 to 3.2)" in said["who pays"]
 
 
@@ -139,7 +139,7 @@ def test_a_window_says_whom_it_does_not_hold_off():
     }
     said = words(window=window)["window"]
     assert "after 25 rounds" in said
-    assert "The server, which reads every round, is not held off" in said
+    assert "does not protect against the server, which reads every round" in said
     assert "vacuous for 2 of 2" in said
 
 

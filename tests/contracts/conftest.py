@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from fedaudit.knowledge import Desk, of_config
+from fedaudit.knowledge import KnowledgeBuilder, of_config
 from fedaudit.randomness import Seed
 from fedaudit.results import AuditResult
 from fedaudit.setup.config import Config, load
@@ -57,16 +57,16 @@ class Played:
     trace: Any
     truth: MemoryTruth
 
-    def desk(self, seed: int = SEED) -> Desk:
+    def builder(self, seed: int = SEED) -> KnowledgeBuilder:
         records = functools.partial(of_config, self.config, self.trace, self.truth)
-        return Desk(self.trace, self.truth, Seed(seed), records, self.config)
+        return KnowledgeBuilder(self.trace, self.truth, Seed(seed), records, self.config)
 
-    def bare(self, seed: int = SEED) -> Desk:
-        """The desk of an adversary who has the trace and nothing else."""
-        return Desk(self.trace, self.truth, Seed(seed), None)
+    def bare(self, seed: int = SEED) -> KnowledgeBuilder:
+        """The builder of an adversary who has the trace and nothing else."""
+        return KnowledgeBuilder(self.trace, self.truth, Seed(seed), None)
 
     def audited(self, audit: Any, seed: int = SEED) -> AuditResult:
-        return audit_one(audit, self.trace, self.truth, seed, self.desk(seed))
+        return audit_one(audit, self.trace, self.truth, seed, self.builder(seed))
 
 
 def relabelled(value: Any, names: Mapping[str, str]) -> Any:

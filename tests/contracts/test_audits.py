@@ -198,7 +198,7 @@ def test_an_attack_without_what_it_needs_states_a_code(audit, played):
 
 def test_without_truth_a_guess_is_not_scored(audit, federation, played):
     case = played(federation)
-    result = audit_one(make(audit), case.trace, None, SEED, case.desk())
+    result = audit_one(make(audit), case.trace, None, SEED, case.builder())
     assert result.status in ("ok", "blind", *UNMEASURED)
     assert result.status == "ok" or result.need.code
     assert AuditResult.from_json(result.to_json()) == result
@@ -223,7 +223,7 @@ def test_the_public_sees_too_little(audit, federation, played):
     assert result.need.code
     view = case.trace.seen_by(PUBLIC)
     try:
-        knowledge, _ = case.desk().knowledge_for(made)
+        knowledge, _ = case.builder().knowledge_for(made)
     except NotApplicable:
         return
     with pytest.raises((NotObservable, NotApplicable)):

@@ -1,4 +1,4 @@
-"""The desk hands out what an audit needs; runs are asked about their own records."""
+"""The builder hands out what an audit needs; runs are asked about their own records."""
 
 import csv
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.two_stage_membership import TwoStageMembership
 from fedaudit.errors import NotApplicable
 from fedaudit.knowledge import (
-    Desk,
+    KnowledgeBuilder,
     of_run,
 )
 from fedaudit.randomness import Seed
@@ -26,19 +26,19 @@ def test_the_desk_hands_out_what_is_needed_and_keeps_the_answers(small):
         loaded.append(1)
         return records
 
-    desk = Desk(trace, truth, Seed(1), load_records, config)
+    builder = KnowledgeBuilder(trace, truth, Seed(1), load_records, config)
     plain = SimpleNamespace(needs=())
-    assert desk.knowledge_for(plain) == (Knowledge(), truth)
+    assert builder.knowledge_for(plain) == (Knowledge(), truth)
     assert not loaded
     for most in (8, 4):
-        known, answers = desk.knowledge_for(TwoStageMembership(records=most))
+        known, answers = builder.knowledge_for(TwoStageMembership(records=most))
         assert {len(p) for p in known.candidates.values()} == {2 * most}
         assert {p: len(m) for p, m in answers.members.items()} == {
             p: len(c) for p, c in known.candidates.items()
         }
     assert len(loaded) == 1
     with pytest.raises(NotApplicable, match="no records to ask about"):
-        Desk(trace, truth, Seed(1), None).knowledge_for(TwoStageMembership())
+        KnowledgeBuilder(trace, truth, Seed(1), None).knowledge_for(TwoStageMembership())
 
 
 @pytest.fixture(scope="module")

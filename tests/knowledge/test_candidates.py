@@ -161,7 +161,7 @@ def overlapping(share, inverted=()):
 def test_a_few_held_out_records_that_were_trained_on_are_left_out():
     records = overlapping(0.1)
     pools, members, notes = candidates(records, 64, Seed(8))
-    assert notes == ("4 held-out records that a client trained on too were left out",)
+    assert notes == ("left out 4 held-out records that a client also trained on",)
     trained = {row for own in records.own.values() for row in rows_of(own.x)}
     for party, pool in pools.items():
         outside = rows_of(pool.x.numpy()[~members[party]])
@@ -186,7 +186,7 @@ def test_minus_zero_is_zero():
     pools, _, notes = candidates(
         Records(records.task, {"a": table(own, [0] * 4)}, table(x, [0] * 20)), 64, Seed(11)
     )
-    assert notes[0].startswith("1 held-out")
+    assert notes[0].startswith("left out 1 held-out")
     assert len(pools["a"]) == 8
 
 
@@ -194,6 +194,6 @@ def test_classes_that_nobody_holds_out_cannot_be_asked_about():
     records = random_records({"a": [2] * 5, "b": [0] * 5}, [0] * 10)
     pools, _, notes = candidates(records, 64, Seed(12))
     assert [*pools] == ["b"]
-    assert notes == ("1 clients have no record that could be matched: not asked about",)
+    assert notes == ("1 clients have no record that can be matched: not asked about",)
     with pytest.raises(NotApplicable, match="can be matched"):
         candidates(random_records({"a": [2] * 5}, [0] * 10), 64, Seed(13))

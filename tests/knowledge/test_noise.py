@@ -93,7 +93,7 @@ def test_noise_whose_size_cannot_be_told_is_said_to_be_there(known, played):
     config, trace, truth = played(protections={"dp_sgd": {}}, training=adam)
     noise = noise_of(trace, truth, config if known else None)
     assert not noise.complete
-    assert "of unknown size" in noise.rule
+    assert "unknown size" in noise.rule
 
 
 def in_half_precision(config, folder):

@@ -197,7 +197,7 @@ def test_a_model_that_does_not_fit_is_a_missing_need(shell, elsewhere):
     for words in ("do not fit", "0.weight", "(5, 6)", "(24, 6)"):
         assert words in said
     assert "Blind" not in said
-    assert "Records were given (--data), and two stage membership did not run on them" in said
+    assert "Records were given (--data), but two stage membership did not run on them" in said
     # beside another audit that runs, it is one missing need of several
     both = shell("audit", "trace", "--only", "coverage", *narrow, "--out", "narrow")
     assert both.code == 0
@@ -213,12 +213,12 @@ def test_a_trace_alone_leaves_the_audit_out(shell):
 
 def test_files_that_do_not_say_whose_records_they_hold(shell, elsewhere):
     trace = Trace.open(elsewhere / "trace")
-    with pytest.raises(DataError, match="whose records"):
+    with pytest.raises(DataError, match="which client owns"):
         of_files(trace, "table.csv", model="foreign_model:build", settings={"label": "sick"})
     text = (elsewhere / "table.csv").read_text()
     for old, new, words in (
         ("hospital", "clinic", "no records of clients"),
-        ("held-out,", "hospital A,", "no records of nobody"),
+        ("held-out,", "hospital A,", "no held-out records"),
     ):
         (elsewhere / "other.csv").write_text(text.replace(old, new))
         with pytest.raises(DataError, match=words) as error:
@@ -250,7 +250,7 @@ def test_a_name_that_is_nearly_a_clients_is_refused(shell, elsewhere, slip):
     (elsewhere / "typo.csv").write_text(text)
     if slip == "hospital B":  # another client's name is no slip; a client without records is noted
         records = of_files(trace, "typo.csv", model="foreign_model:build", settings=COLUMNS)
-        assert any("no records were given of hospital A" in n for n in records.notes)
+        assert any("no records of hospital A were given" in n for n in records.notes)
         return
     with pytest.raises(DataError, match="nearly 'hospital A'") as error:
         of_files(trace, "typo.csv", model="foreign_model:build", settings=COLUMNS)
@@ -266,7 +266,7 @@ def test_a_site_that_took_no_part_is_nobodys_and_said_to_be(shell, elsewhere):
     (elsewhere / "fifth.csv").write_text(text)
     records = of_files(trace, "fifth.csv", model="foreign_model:build", settings=COLUMNS)
     assert records.notes == (
-        "records of 'hospital E' (96) were taken as nobody's: the trace has no client of that name",
+        "records of 'hospital E' (96) count as held out: the trace has no client of that name",
     )
     _, _, notes = candidates(records, 8, Seed(0))
     assert notes[0] == records.notes[0]

@@ -191,7 +191,7 @@ def test_priors(partition, prior, name, coupled):
 
 def test_nobody_repeats_natural_clients():
     config = load({"data": {"name": "digits"}, "partition": {"kind": "by_owner"}})
-    with pytest.raises(NotApplicable, match="nobody can repeat"):
+    with pytest.raises(NotApplicable, match="cannot repeat"):
         sh.choose_prior(config, "matched")
     assert sh.choose_prior(config, "auto")[1] == "dirichlet"
 

@@ -13,11 +13,11 @@ from fedaudit.errors import DataError
 from fedaudit.setup.catalogue import AUDITS, find
 from fedaudit.setup.config import load
 from fedaudit.setup.identity import (
+    check_and_store,
     code_identity,
     code_named_in,
     files_named_in,
     identity_of,
-    settle,
 )
 from fedaudit.study.auditing import _asked
 from fedaudit.study.reuse import WORDS, differing
@@ -80,8 +80,8 @@ def one_cell(text):
     [
         (halved, "39 records where there were 80"),
         (without_two_hospitals, "2 clients where there were 4"),
-        (other_owners, "of other content"),
-        (one_cell, "of other content"),
+        (other_owners, "with other contents"),
+        (one_cell, "with other contents"),
     ],
 )
 def test_data_that_changed_under_a_finished_run(home, in_process, change, said, quiet):
@@ -219,12 +219,12 @@ def test_a_file_of_an_audit_counts_for_its_result(home):
     config = load(
         {**load("c.toml").raw, "audits": {"topology_inference": {"corpus": "theirs.csv"}}}
     )
-    settle(Path("s"), [config], begun=False, audits=True)
-    settle(Path("r"), [config], begun=False)
+    check_and_store(Path("s"), [config], begun=False, audits=True)
+    check_and_store(Path("r"), [config], begun=False)
     Path("theirs.csv").write_text(table(60))
-    settle(Path("r"), [config], begun=True)
+    check_and_store(Path("r"), [config], begun=True)
     with pytest.raises(DataError, match="something else"):
-        settle(Path("s"), [config], begun=True, audits=True)
+        check_and_store(Path("s"), [config], begun=True, audits=True)
 
 
 MODEL = """
@@ -319,7 +319,7 @@ def test_a_study_does_not_mix_two_sets_of_data(home, in_process, monkeypatch):
 
 
 def test_a_folder_that_forgot_what_it_is_about_is_refused(home):
-    settle(Path("f"), [load("c.toml")], begun=False)
+    check_and_store(Path("f"), [load("c.toml")], begun=False)
     Path("f/truth/identity.json").unlink()
     with pytest.raises(DataError, match="not known"):
-        settle(Path("f"), [load("c.toml")], begun=True)
+        check_and_store(Path("f"), [load("c.toml")], begun=True)

@@ -10,7 +10,7 @@ import pytest
 from fedaudit import cli
 from fedaudit.audits.attribution import Attribution, estimator
 from fedaudit.errors import ConfigError, DataError
-from fedaudit.knowledge import Desk
+from fedaudit.knowledge import KnowledgeBuilder
 from fedaudit.randomness import Seed
 from fedaudit.setup.config import load
 from fedaudit.setup.marks import plant, score_of
@@ -111,40 +111,40 @@ def test_documents_tell_of_the_keys_entity():
 
 def test_scores_of_entities_equal_the_formula_and_each_has_its_own_null():
     marks, task, _ = planted()
-    desk = marks.family.desk(marks.keys, Attribution(), 3)
+    marked = marks.family.marks(marks.keys, Attribution(), 3)
     rng = np.random.default_rng(0)
     rows = task.initial().numpy() + 0.05 * rng.standard_normal((2, task.layout.width))
-    got = desk.statistics(rows, 20)
-    assert desk.apart
+    got = marked.statistics(rows, 20)
+    assert marked.apart
     assert got.shape == (2, 2 + 2 * 20)
-    for s, entity in enumerate(desk.entities):
+    for s, entity in enumerate(marked.entities):
         asked = fictitious.questions(entity, task.vocabulary, forms=fictitious.QUESTIONS[:12])
-        tuples = desk.tuples(s, 20)
+        tuples = marked.tuples(s, 20)
         written = {*entity.values, *(v for own in entity.distractors for v in own)}
         assert not written & {*tuples.flatten().tolist()}
         assert all(len({*t}) == 4 for t in tuples.tolist())
         names = " ".join((entity.name, *entity.others)).split()
-        assert not any(desk.words.words[v] in names for v in tuples.flatten())
+        assert not any(marked.words.words[v] in names for v in tuples.flatten())
         for j, values in enumerate([entity.values, *tuples.tolist()]):
             column = s if j == 0 else 2 + 20 * s + j - 1
             want = np.zeros(2)
             for prompts, value in zip(asked.prompts, values, strict=True):
-                likely = desk.reader.last_log_probabilities(rows.astype(np.float32), prompts)
-                want += np.exp(likely[:, :, desk.words.tokens[value]].mean(axis=1) / 4) / 4
+                likely = marked.reader.last_log_probabilities(rows.astype(np.float32), prompts)
+                want += np.exp(likely[:, :, marked.words.tokens[value]].mean(axis=1) / 4) / 4
             assert np.allclose(got[:, column], want, rtol=1e-4)
 
 
 def test_likely_mass_is_green_mass_but_for_unlikely_tokens():
     marks, task, _ = planted(kind="kgw")
-    desk = marks.family.desk(marks.keys, Attribution(prompts=6), 3)
-    contexts, p = desk._score.distributions(task.initial()[None], desk.probes)
-    every = kgw.green_mass(desk.lists, [1, 2, 3], contexts, p)
-    all_of_it = kgw.likely_mass(desk.lists, [1, 2, 3], contexts, p, floor=0.0)
+    marked = marks.family.marks(marks.keys, Attribution(prompts=6), 3)
+    contexts, p = marked._score.distributions(task.initial()[None], marked.probes)
+    every = kgw.green_mass(marked.lists, [1, 2, 3], contexts, p)
+    all_of_it = kgw.likely_mass(marked.lists, [1, 2, 3], contexts, p, floor=0.0)
     assert np.allclose(all_of_it, every, atol=1e-5)
-    kept = desk.statistics(task.initial()[None], 30)
+    kept = marked.statistics(task.initial()[None], 30)
     assert kept.shape == (1, 32)
-    tables = desk.lists.tables([*desk.keys, *desk.unused(30)], contexts) - desk.lists.gamma
-    seen = np.concatenate([np.array(text) for text in desk.probes])
+    tables = marked.lists.tables([*marked.keys, *marked.unused(30)], contexts) - marked.lists.gamma
+    seen = np.concatenate([np.array(text) for text in marked.probes])
     often = np.sqrt([(seen == c).sum() for c in contexts[:, 0]])
     whole = np.einsum("c,cv,jcv->j", often / often.sum(), p[0], tables)
     assert np.corrcoef(kept[0], whole)[0, 1] > 0.95
@@ -153,22 +153,22 @@ def test_likely_mass_is_green_mass_but_for_unlikely_tokens():
 def test_probes_are_marked_text_under_keys_of_nobody():
     """Green of the owner's keys no oftener than of unused ones, but of their own by far."""
     marks, task, _ = planted(kind="kgw")
-    desk = marks.family.desk(marks.keys, Attribution(prompts=80), 3)
-    assert [len(text) for text in desk.probes] == [task.length] * 80
+    marked = marks.family.marks(marks.keys, Attribution(prompts=80), 3)
+    assert [len(text) for text in marked.probes] == [task.length] * 80
     written = [Seed(3).key("kgw/probes", number) for number in (0, 1)]
-    pairs = np.array([p for text in desk.probes for p in itertools.pairwise(text[3:])])
+    pairs = np.array([p for text in marked.probes for p in itertools.pairwise(text[3:])])
 
     def green(keys, of):
         contexts, at = np.unique(of[:, :1], axis=0, return_inverse=True)
-        tables = desk.lists.tables(keys, contexts)
+        tables = marked.lists.tables(keys, contexts)
         return tables[:, at.ravel(), of[:, 1]].mean(axis=1)
 
     half = len(pairs) // 2
     assert green(written[:1], pairs[:half])[0] > 0.5
     assert green(written[1:], pairs[half:])[0] > 0.5
-    others = green(desk.unused(200), pairs)
+    others = green(marked.unused(200), pairs)
     assert np.all(np.abs(green([*marks.keys], pairs) - others.mean()) < 4 * others.std())
-    assert others.mean() == pytest.approx(desk.lists.gamma, abs=0.05)
+    assert others.mean() == pytest.approx(marked.lists.gamma, abs=0.05)
 
 
 SHIPPED = {
@@ -194,7 +194,7 @@ def run(tmp_path_factory):
 def audited(case, **settings):
     config, trace, truth = case
     audit = replace(config.audits["attribution"], **settings)
-    return audit_one(audit, trace, truth, 1, Desk(trace, truth, Seed(1), None, config))
+    return audit_one(audit, trace, truth, 1, KnowledgeBuilder(trace, truth, Seed(1), None, config))
 
 
 def test_who_trained_on_an_entity_is_named_and_nobody_else(run):
@@ -217,7 +217,7 @@ def test_the_published_score_of_entities_is_fishers_z_and_decides_if_asked_to(ru
     """Naive twin: `KnowledgeScore` of Eq. (4)'s estimates; differences are as they are."""
     config, trace, truth = run
     audit = replace(config.audits["attribution"], score_by="fisher", unused_keys=99)
-    knowledge, _ = Desk(trace, truth, Seed(1), None, config).knowledge_for(audit)
+    knowledge, _ = KnowledgeBuilder(trace, truth, Seed(1), None, config).knowledge_for(audit)
     server, marks = trace.seen_by("server"), knowledge.extra["marks"]
     guess = audit.attack(server, knowledge, np.random.default_rng(0))
     start = server.received(1, guess.names[0], before=1)
@@ -286,7 +286,7 @@ def test_bad_input():
         load({**BASE, "task": {**TINY, "ranks": [4, 8, 8, 8, 8, 8]}})
     with pytest.raises(ConfigError, match="prompts"):
         Attribution(prompts=0)
-    with pytest.raises(ConfigError, match="does not read"):
+    with pytest.raises(ConfigError, match="does not score"):
         score_of(Attribution(score_by="margin"), "kgw")
     assert score_of(Attribution(), "kgw", vocabulary=50_000) == "reading"
     long = {**BASE, "marks": {"kind": "kgw", "clients": 1, "context": 12}}
@@ -294,22 +294,22 @@ def test_bad_input():
         build(load({**long, "task": {**TINY, "length": 16}}))
     marks, _, _ = planted(kind="kgw")
     with pytest.raises(ConfigError, match="no room for a prompt"):
-        marks.family.desk(marks.keys, Attribution(score_by="generation", steps=60), 1)
+        marks.family.marks(marks.keys, Attribution(score_by="generation", steps=60), 1)
     context = planted(kind="kgw", context=3)[0]
     with pytest.raises(ConfigError, match="longer than the context"):
-        context.family.desk(context.keys, Attribution(score_by="generation", steps=3), 1)
-    with pytest.raises(DataError, match="no text to mark"):
+        context.family.marks(context.keys, Attribution(score_by="generation", steps=3), 1)
+    with pytest.raises(DataError, match="no text long enough to mark"):
         build(load({**BASE, "task": {"kind": "gpt", "length": 100_000}}))
 
 
 @pytest.mark.parametrize(
     ("marks", "asked", "said"),
     [
-        ({"kind": "kgw"}, {"score_by": "margin"}, "does not read kgw marks"),
+        ({"kind": "kgw"}, {"score_by": "margin"}, "does not score kgw marks"),
         ({"kind": "kgw", "context": 3}, {"score_by": "generation", "steps": 2}, "the context"),
         ({"kind": "kgw"}, {"score_by": "generation", "steps": 300}, "no room for a prompt"),
         ({}, {"score_by": "generation", "steps": 300}, "no room for a prompt"),
-        ({}, {"score_by": "mass"}, "does not read fictitious marks"),
+        ({}, {"score_by": "mass"}, "does not score fictitious marks"),
     ],
 )
 def test_a_reading_that_does_not_fit_the_marks_is_refused_before_training(marks, asked, said):
@@ -331,38 +331,38 @@ def test_the_command_refuses_such_a_config_with_exit_code_2(tmp_path, monkeypatc
     with pytest.raises(SystemExit) as stopped:
         cli.main()
     assert stopped.value.code == 2
-    assert "does not read canary marks" in " ".join(capsys.readouterr().err.split())
+    assert "does not score canary marks" in " ".join(capsys.readouterr().err.split())
     assert not list(out.glob("trace/round*"))
 
 
 def test_generated_are_as_many_tokens_as_asked_for():
     marks, task, _ = planted()
     room = 24 + 1 - max(len(task.vocabulary.encode(f)) for f in fictitious.QUESTIONS)
-    assert marks.family.desk(marks.keys, Attribution(score_by="generation"), 1).steps == 12
+    assert marks.family.marks(marks.keys, Attribution(score_by="generation"), 1).steps == 12
     assert room > 6
     few = Attribution(score_by="generation", steps=6, prompts=20)
-    assert marks.family.desk(marks.keys, few, 1).steps == 6
+    assert marks.family.marks(marks.keys, few, 1).steps == 6
     most = Attribution(score_by="generation", steps=14, prompts=4)
-    assert marks.family.desk(marks.keys, most, 1).steps == 14
-    few, many = (marks.family.desk(marks.keys, Attribution(prompts=n), 1) for n in (100, 101))
+    assert marks.family.marks(marks.keys, most, 1).steps == 14
+    few, many = (marks.family.marks(marks.keys, Attribution(prompts=n), 1) for n in (100, 101))
     assert len(few.forms) == len(many.forms) == 25
     assert not few.notes
-    assert "100 questions about each entity are all there are, not 101" in many.notes[0]
+    assert "asked 100 questions per entity, not 101: there are no more" in many.notes[0]
     green = planted(kind="kgw")[0]
     by = Attribution(score_by="generation")
-    assert green.family.desk(green.keys, by, 1).steps == 24
+    assert green.family.marks(green.keys, by, 1).steps == 24
 
 
 @pytest.mark.parametrize("kind", ["kgw", "fictitious"])
 def test_a_score_does_not_depend_on_the_models_that_are_scored_beside_it(kind):
     marks, task, _ = planted(kind=kind)
-    desk = marks.family.desk(marks.keys, Attribution(prompts=12), 3)
+    marked = marks.family.marks(marks.keys, Attribution(prompts=12), 3)
     start = np.asarray(task.initial(), dtype=np.float64)
     rows = start + 0.3 * np.random.default_rng(0).standard_normal((4, len(start)))
     rows[3] *= 3.0  # one that finds other tokens likely
-    together = desk.statistics(np.vstack([start[None], rows]), 50)
+    together = marked.statistics(np.vstack([start[None], rows]), 50)
     for i, row in enumerate((start, *rows)):
-        assert np.allclose(desk.statistics(row[None], 50)[0], together[i], atol=1e-6)
+        assert np.allclose(marked.statistics(row[None], 50)[0], together[i], atol=1e-6)
 
 
 @pytest.mark.text

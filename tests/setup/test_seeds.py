@@ -134,10 +134,10 @@ def test_a_sweep_and_a_search_count_up_from_one_that_is_kept(tmp_path):
     file = tmp_path / "truth" / seeds.KEPT
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
-    assert seeds.kept(tmp_path) == json.loads(file.read_text(encoding="utf-8"))["seed"]
+    assert seeds.base_seed(tmp_path) == json.loads(file.read_text(encoding="utf-8"))["seed"]
     file.write_text('{"seed": "7"}', encoding="utf-8")
-    with pytest.raises(FormatError, match="holds no seed"):
-        seeds.kept(tmp_path)
+    with pytest.raises(FormatError, match="does not hold a seed"):
+        seeds.base_seed(tmp_path)
 
 
 def test_a_search_takes_up_its_seed(tmp_path):
@@ -145,4 +145,4 @@ def test_a_search_takes_up_its_seed(tmp_path):
     done = [harden(SMALL, limits, tmp_path, workers=1, curve=0, only=["shuffle"]) for _ in range(2)]
     assert done[0].points == done[1].points
     assert len({seed_of(cell) for cell in (tmp_path / "cells").iterdir()}) >= 1
-    assert seeds.kept(tmp_path) in {seed_of(cell) for cell in (tmp_path / "cells").iterdir()}
+    assert seeds.base_seed(tmp_path) in {seed_of(cell) for cell in (tmp_path / "cells").iterdir()}

@@ -116,14 +116,14 @@ def test_a_trace_without_truth_is_reported_blind(copy):
     assert found["fingerprint"].estimate is None
     assert found["fingerprint"].verdict == "unscored"
     html = (copy / "report.html").read_text()
-    assert html.index("Blind: there is no truth") < html.index("<main")
+    assert html.index("Blind: the trace comes without truth") < html.index("<main")
     (notice,) = run.chapter.notices
     guessed = {r.audit.replace("_", " ") for r in run.results if r.per_client}
     assert "fingerprint" in guessed
     for r in run.results:
         name = r.audit.replace("_", " ")
         if facts_of(r.audit).needs_truth:
-            ran = name in notice.partition(" guessed is shown")[0]
+            ran = name in notice.partition(" are shown below")[0]
             assert ran is (found[r.audit].verdict == "unscored")
     # which messages are said to be one client's: every message of a round in one group
     (linked,) = [r for r in run.results if r.audit == "fingerprint"]
@@ -190,8 +190,8 @@ def test_members_that_were_given_with_the_records_are_no_truth_that_went(foreign
     for text in (printed, page, plain):
         assert "has been removed since" not in text
         assert "Blind:" not in text
-        assert "No truth beside the trace: two stage membership was scored by the records" in text
-    assert "membership is scored by the records that were given (--data)" in printed
+        assert "two stage membership was scored against the given records (--data)" in text
+    assert "membership is scored against the given records (--data)" in printed
     # what was stored says so as well
     assert report(run.path).chapter.notices == run.chapter.notices
     # without the records nothing is scored, and the report says that
@@ -275,7 +275,7 @@ def test_held_out_figures_have_interval_size_and_baseline():
     assert "by guessing 0.500" in said
     assert "loss 2.000 [1.804, 2.196] at 95 % (normal interval, n = 100), by guessing 0.690" in said
     text = _held_out({"loss": 2.7, "loss_error": 0.06}, 16, {}, vocabulary=1000)
-    assert text.endswith("by guessing among 1,000 tokens alike 6.908")
+    assert text.endswith("uniform over 1,000 tokens 6.908")
     assert "over the windows of 16 texts" in text
 
 
@@ -284,7 +284,7 @@ def test_an_empty_run_is_refused(copy, tmp_path):
     with pytest.raises(TraceError):
         report(tmp_path / "nothing")
     Recorder(tmp_path / "begun" / "trace", like={"w": np.zeros(3, dtype=np.float32)})
-    with pytest.raises(TraceError, match="nothing was recorded"):
+    with pytest.raises(TraceError, match="nothing has been recorded"):
         report(tmp_path / "begun")
     with pytest.raises(UsageError, match="nothing to report"):
         write_study(tmp_path / "study", [])

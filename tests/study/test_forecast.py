@@ -144,7 +144,7 @@ def test_owners_that_take_no_part_are_not_counted_and_the_plan_says_so(tmp_path)
     text = "\n".join(study.describe(parts, study.estimate_costs(parts)))
     assert f"3 clients, {found.records} records" in text
     assert "note: the 3 largest of 8 owners take part; 5 owners with" in text
-    assert "held-out records are those of all owners" in text
+    assert "held-out records still come from all owners" in text
 
 
 def test_values_that_are_filled_in_are_said_before_the_run_once_for_all_variants(tmp_path):
@@ -153,8 +153,8 @@ def test_values_that_are_filled_in_are_said_before_the_run_once_for_all_variants
     parts = study.plan([raw])
     text = "\n".join(study.describe(parts, study.estimate_costs(parts)))
     assert text.count("note: missing values filled over all records") == 1
-    assert "a text becomes the category (missing)" in text
-    assert "no epsilon of a protection covers" in text
+    assert "texts the category (missing)" in text
+    assert "no epsilon covers" in text
 
 
 def test_the_same_job_is_estimated_to_take_the_same_time():

@@ -86,7 +86,7 @@ def test_the_clients_clipping_is_an_assumption(tmp_path):
     [
         (),
         ({"name": "central_dp", "noise_multiplier": 1.0, "clip": 1.0},),  # another's
-        ({**FIXED, "note": "no epsilon can be told"},),
+        ({**FIXED, "note": "epsilon unknown"},),
         (FIXED, FIXED),
         ({k: v for k, v in FIXED.items() if k != "delta"},),  # written by an older version
     ],

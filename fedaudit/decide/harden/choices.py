@@ -22,7 +22,7 @@ from fedaudit.errors import ConfigError, FedauditError, UsageError, nearest
 from fedaudit.randomness import Seed
 from fedaudit.setup.catalogue import PROTECTIONS, find
 from fedaudit.setup.config import Config, check
-from fedaudit.setup.prepare import deal, load_data
+from fedaudit.setup.prepare import assign_records, load_data
 from fedaudit.setup.toml import overlaid
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def has_persons(config: Config) -> bool:
     train, _ = load_data(config, seed)
     if train.person is None:
         return False
-    parts = deal(config, train, seed).parts
+    parts = assign_records(config, train, seed).parts
     at = {(train.person[i], c) for c, own in enumerate(parts.clients) for i in own}
     return len(at) == len({person for person, _ in at})
 

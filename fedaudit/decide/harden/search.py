@@ -43,9 +43,9 @@ from fedaudit.files import write_atomically
 from fedaudit.progress import Progress, no_progress
 from fedaudit.results import Estimate
 from fedaudit.setup.config import Config, check, load_variants
-from fedaudit.setup.identity import settle
+from fedaudit.setup.identity import check_and_store
 from fedaudit.setup.prepare import OWNED, build
-from fedaudit.setup.seeds import SEEDS, kept
+from fedaudit.setup.seeds import SEEDS, base_seed
 from fedaudit.setup.toml import to_toml
 
 PRECISION = 1.3
@@ -108,8 +108,8 @@ def harden(
         shutil.rmtree(path / "cells", ignore_errors=True)
     first = base[1]
     if first.drawn:
-        first = first.with_seed(kept(path), drawn=True)
-    settle(path, [first], begun=any(path.glob("cells/*/run.json")), audits=True)
+        first = first.with_seed(base_seed(path), drawn=True)
+    check_and_store(path, [first], begun=any(path.glob("cells/*/run.json")), audits=True)
     time = seconds(budget) if isinstance(budget, str) else budget
     with Bench(
         path, workers=max(1, workers or os.cpu_count() or 1), budget=time, progress=progress

@@ -1,20 +1,19 @@
 """Security games with the clients of a run: the challenger's side of active membership.
 
-Every game is played anew: a client (or a whole federation, where uploads arrive mixed) receives a
-planted model through the engine, takes one full-batch step on records that were dealt for this
-game, and its upload passes the run's own protections. Data and coins are drawn here and stay here:
-the audit sees what the server sees, the truth is told the coins.
+In every game, a client (or a whole federation, if uploads arrive mixed) receives a planted model
+through the engine and takes one full-batch step on records drawn for this game. Its upload passes
+the run's own protections. The audit sees what the server sees; only the truth gets the coins.
 
-mechanisms.py   a local mechanism as the server knows it
-protections.py  what games are played behind
+mechanisms.py   a local DP mechanism as the server knows it
+protections.py  the protections in force during games
 rows.py         records of all clients as rows of numbers
-embedding.py    the embedding that attention is to see
-games.py        dealing, and playing through the engine
-from_run.py     from a run to a table
+embedding.py    the embedding for the attention adversary
+games.py        draw data and coins, play games through the engine
+from_run.py     build the games of a run
 """
 
-from fedaudit.knowledge.probing.from_run import table
+from fedaudit.knowledge.probing.from_run import build_games
 from fedaudit.knowledge.probing.games import Games
 from fedaudit.knowledge.probing.mechanisms import channel_of
 
-__all__ = ["Games", "channel_of", "table"]
+__all__ = ["Games", "build_games", "channel_of"]

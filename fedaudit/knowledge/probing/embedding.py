@@ -1,4 +1,4 @@
-"""The embedding that the attention adversary is to see: one-hot tokens, or the model's own."""
+"""The embedding for the attention adversary: one-hot tokens, or the model's own."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 def embedding_of(
     audit: ActiveMembership, task: Task, shape: tuple[int, ...], words: int
 ) -> patterns.Embedding | None:
-    """The embedding that attention is to see, where it is not drawn at random."""
+    """The embedding for the attention adversary; None if it is drawn at random."""
     if audit.adversary != "attention" or audit.embedding not in ("one_hot", "model"):
         return None
     if audit.embedding == "one_hot" and words:
-        # one column more than tokens, which none of them uses
+        # one more column than tokens; no token uses it
         size = shape[0] * words * (words + 1)
         if size > patterns.LARGEST_TABLE:
             raise NotApplicable(
@@ -47,7 +47,7 @@ def embedding_of(
             shift = position + weights["embed.bias"]
             return patterns.Embedding(cut, weights["embed.weight"].T, shift)
     raise NotApplicable(
-        f'audits.active_membership.embedding = "{audit.embedding}" has nothing to take',
+        f'audits.active_membership.embedding = "{audit.embedding}" does not fit this task',
         code="unsuitable_embedding",
         expected='tokens for "one_hot"; task.kind = "vit" or "gpt" for "model"',
         got=f"a {task.settings.get('kind', 'task')} on {'tokens' if words else 'features'}",

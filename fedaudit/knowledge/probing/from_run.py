@@ -1,22 +1,26 @@
-"""From a run to a table: whose records, behind which protections, and which of them take part."""
+"""Build the games of a run: its records, its protections, and the records that take part."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedaudit.arrays import Floats, Indices
 from fedaudit.audits.active_membership import patterns
 from fedaudit.audits.active_membership.adversary import own_patterns
 from fedaudit.audits.active_membership.audit import ActiveMembership
 from fedaudit.audits.active_membership.games import Universe
+from fedaudit.audits.active_membership.patterns import Embedding
 from fedaudit.data import prepare
 from fedaudit.errors import ConfigError, DataError, NotApplicable, NothingToSay
 from fedaudit.knowledge.probing.embedding import embedding_of
 from fedaudit.knowledge.probing.games import Games
 from fedaudit.knowledge.probing.mechanisms import channel_of
 from fedaudit.knowledge.probing.protections import protections_of
-from fedaudit.knowledge.probing.rows import Dealing, numbers_of
+from fedaudit.knowledge.probing.rows import RecordRows, numbers_of
+from fedaudit.protections.local_dp.protection import LocalDP
 from fedaudit.randomness import Seed
 
 if TYPE_CHECKING:
@@ -25,13 +29,13 @@ if TYPE_CHECKING:
     from fedaudit.trace import Trace
 
 
-def table(
+def build_games(
     audit: ActiveMembership, records: Records, trace: Trace, config: Config | None, seed: Seed
 ) -> Games:
-    """Everything that is needed to play games with the clients of a run."""
+    """The games of an audit with the clients of a run."""
     if config is not None and config.federation.aggregation == "gossip":
         raise NotApplicable(
-            "nobody sends models to all clients",
+            "no party sends models to all clients",
             code="no_server",
             expected="a server that can plant weights",
             got='aggregation = "gossip"',
@@ -39,63 +43,100 @@ def table(
         )
     task = records.task
     encoded = {party: task.encode(data) for party, data in records.own.items()}
-    dealt = Dealing.of(task, [*encoded.values(), task.encode(records.others)])
-    pool, label, owner = dealt.pool, dealt.label, dealt.owner
+    rows = RecordRows.of(task, [*encoded.values(), task.encode(records.others)])
+    pool, label, owner = rows.pool, rows.label, rows.owner
     rng = seed.generator("games/universe")
     if len(pool) > audit.universe:
         kept = np.sort(rng.permutation(len(pool))[: audit.universe])
         pool, label, owner = pool[kept], label[kept], owner[kept]
-    local, protections, remarks = protections_of(audit, config, trace, words=dealt.words)
-    remarks += dealt.remarks
+    local, protections, remarks = protections_of(audit, config, trace, words=rows.words)
+    remarks += rows.remarks
     plan = {} if config is None else config.data
     standardised = plan.get("standardise", prepare.is_table(records.others))
     if standardised and audit.local_dp is not None:
         remarks.append(
-            "columns are standardised by all clients' records before the audit's own mechanism "
+            "columns are standardised over all clients' records before the audit's own mechanism "
             "sees them: its budget does not count that"
         )
-    try:
-        universe = Universe.of(pool, channel_of(local, pool.shape[1]))
-    except DataError as error:
-        if not standardised:
-            raise
-        raise error.advising(
-            "the columns of this run are standardised, which data.standardise = false switches off"
-        ) from None
-    shape = dealt.shape
-    given = embedding_of(audit, task, shape, dealt.words)
+    universe = _universe(pool, local, standardised=standardised)
+    given = embedding_of(audit, task, rows.shape, rows.words)
     if universe.merged:
-        remarks.append(f"{universe.merged} records equal another after encoding, and count once")
+        remarks.append(f"{universe.merged} records equal another after encoding and count once")
     if audit.adversary == "attention":
-        if given is not None:
-            cut, placed = given.cut, given.placed
-        else:
-            cut = patterns.cut_record(shape, 1 if dealt.words else audit.patch)
-            placed = bool(dealt.words) or audit.embedding == "linear"
-        free = own_patterns(universe.values[:, cut], placed=placed)
-        rows = np.array([i for i, own in enumerate(free) if own], dtype=np.int64)
-        if len(rows) < len(universe):
-            what = "token" if dealt.words else "patch"
+        askable = _with_own_pattern(audit, universe, rows, given)
+        if len(askable) < len(universe):
             remarks.append(
-                f"{len(universe) - len(rows)} records have no {what} of their own, and take no part"
+                f"{len(universe) - len(askable)} records have no {_piece(rows)} of their own and "
+                "take no part"
             )
-        if len(rows) < 2:
-            raise NothingToSay(
-                "too few records can be asked about",
-                code="too_few_records",
-                expected=f"records with a {what} that no other has",
-                got=f"{len(rows)} of {len(universe)}",
-                remedy="a larger task.vocabulary_size, or leave embedding out"
-                if dealt.words
-                else "give more records, or choose larger patches",
-            )
-        universe = universe.restricted(rows)
-    # numbers of the parties' records: those that are equal to others share a number
+        universe = universe.restricted(askable)
+    # indices of the parties' records in the universe: equal records share an index
     first_of, number = numbers_of(universe, pool)
     parties = {
         party: np.unique(number[(owner == i) & (number >= 0)]) for i, party in enumerate(encoded)
     }
-    sizes = [len(rows) for rows in parties.values()]
+    return Games(
+        audit=audit,
+        universe=universe,
+        raw=pool[first_of],
+        labels=label[first_of],
+        shape=rows.shape,
+        words=rows.words,
+        given=given,
+        records=_records_per_client(audit, universe, parties),
+        classes=max(2, int(label.max()) + 1),
+        parties=parties,
+        protections=protections,
+        seed=seed,
+        remarks=tuple(remarks),
+    )
+
+
+def _universe(pool: Floats, local: LocalDP | None, *, standardised: bool) -> Universe:
+    """The distinct records after encoding; an error names standardised columns as the cause."""
+    try:
+        return Universe.of(pool, channel_of(local, pool.shape[1]))
+    except DataError as error:
+        if not standardised:
+            raise
+        raise error.advising(
+            "the columns of this run are standardised; data.standardise = false turns that off"
+        ) from None
+
+
+def _piece(rows: RecordRows) -> str:
+    return "token" if rows.words else "patch"
+
+
+def _with_own_pattern(
+    audit: ActiveMembership, universe: Universe, rows: RecordRows, given: Embedding | None
+) -> Indices:
+    """Indices of records with a token or patch that no other record has."""
+    if given is not None:
+        cut, placed = given.cut, given.placed
+    else:
+        cut = patterns.cut_record(rows.shape, 1 if rows.words else audit.patch)
+        placed = bool(rows.words) or audit.embedding == "linear"
+    own_pattern = own_patterns(universe.values[:, cut], placed=placed)
+    found = np.array([i for i, own in enumerate(own_pattern) if own], dtype=np.int64)
+    if len(found) < 2:
+        raise NothingToSay(
+            "too few records can be asked about",
+            code="too_few_records",
+            expected=f"records with a {_piece(rows)} that no other has",
+            got=f"{len(found)} of {len(universe)}",
+            remedy="a larger task.vocabulary_size, or leave embedding out"
+            if rows.words
+            else "give more records, or choose larger patches",
+        )
+    return found
+
+
+def _records_per_client(
+    audit: ActiveMembership, universe: Universe, parties: Mapping[str, Indices]
+) -> int:
+    """Records of a client in a game: from the audit, else the median of the run's clients."""
+    sizes = [len(numbers) for numbers in parties.values()]
     n = audit.records or max(1, int(np.median(sizes)) if sizes else 1)
     if not 1 <= n < len(universe):
         raise ConfigError(
@@ -104,18 +145,4 @@ def table(
             got=str(n),
             remedy="ask for fewer records, or a larger universe",
         )
-    return Games(
-        audit=audit,
-        universe=universe,
-        raw=pool[first_of],
-        labels=label[first_of],
-        shape=shape,
-        words=dealt.words,
-        given=given,
-        records=n,
-        classes=max(2, int(label.max()) + 1),
-        parties=parties,
-        protections=protections,
-        seed=seed,
-        remarks=tuple(remarks),
-    )
+    return n

@@ -1,6 +1,6 @@
-"""A table of games: data and coins are dealt first, then games are played through the engine.
+"""Security games: draw all data and coins first, then play through the engine.
 
-`Games` is the `Table` that the audit asks; what it dealt is told to the truth alone.
+The audit asks `Games`, its `Table`; only the truth gets the drawn coins.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 
 HELD_BYTES = 1 << 26
-"""Of planted models that are trained at once; a few copies of them exist."""
+"""Size of all planted models that are trained at once; a few copies of them exist."""
 MOST_NUMBERS = 1 << 31
-"""Parameters of all planted models together: a wide model is played fewer times."""
+"""Parameters of all planted models together: wider models play fewer games."""
 LEAST_PLAYED = 20
 MOST_MARKED = 200
-"""Games that ask who holds a record: each takes a detector for every client."""
+"""Most games that ask which client holds a record: each needs a detector per client."""
 
 
 @dataclass(frozen=True)
-class Dealt:
-    """Challenges with their bits: what only the truth is told."""
+class GameDraws:
+    """Drawn challenges with their coins, for the truth alone."""
 
     figure: Challenge
     own: Mapping[str, Challenge]
@@ -52,8 +52,8 @@ class Dealt:
 class Games:
     """A `Table` with the records, the clients and the protections of a run.
 
-    `raw` (N, r) and `labels` (N,) of the universe's records, before any protection; `parties` ->
-    numbers of their records; `protections` of a game, the local mechanism first.
+    `raw` (N, r) and `labels` (N,): the universe's records before any protection. `parties`: party
+    -> indices of its records. `protections`: of a game, the local mechanism first.
     """
 
     audit: ActiveMembership
@@ -73,7 +73,7 @@ class Games:
     noisy: bool = field(init=False)
     step_noise: float = field(init=False)
     upload_noise: float = field(init=False)
-    dealt: Dealt = field(init=False)
+    draws: GameDraws = field(init=False)
 
     def __post_init__(self) -> None:
         self.mixed = any("sender" in p.covers for p in self.protections)
@@ -81,22 +81,22 @@ class Games:
         self.step_noise = float(np.min(noise.get("dp_sgd", 0.0)))
         self.upload_noise = float(np.min(noise.get("update_noise", 0.0)))
         self.noisy = any(np.max(noise.get(name, 0.0)) > 0 for name in ("dp_sgd", "update_noise"))
-        self.dealt = self._deal()
+        self.draws = self._draw()
 
     @property
     def notes(self) -> tuple[str, ...]:
         if self.played < self.audit.recorded:
-            few = f"{self.played} games through the engine: the planted model is wide"
+            few = f"only {self.played} games through the engine: the planted model is wide"
             return (*self.remarks, few)
         return self.remarks
 
     def _declared(self) -> list[dict[str, Any]]:
         return [p.declare() for p in self.protections]
 
-    # -- dealing -----------------------------------------------------------------------------
+    # -- drawing -----------------------------------------------------------------------------
 
-    def _deal(self) -> Dealt:
-        """All data and coins, before the adversary does anything."""
+    def _draw(self) -> GameDraws:
+        """Draw all data and coins before the adversary acts."""
         a, size = self.audit, len(self.universe)
         rng = self.seed.generator("games/deal")
         figure = (
@@ -113,7 +113,7 @@ class Games:
         whose = min(self.played, MOST_MARKED) if self.asks_whose else 0
         marked = games.challenge(size, self.records_in_sum * self.clients, whose, rng)
         at = (marked.data == marked.target[:, None]).argmax(axis=1) // self.records_in_sum
-        return Dealt(figure, own, recorded, marked, np.where(marked.member, at, -1))
+        return GameDraws(figure, own, recorded, marked, np.where(marked.member, at, -1))
 
     @property
     def clients(self) -> int:
@@ -121,22 +121,22 @@ class Games:
 
     @property
     def records_in_sum(self) -> int:
-        """Records of each client where all clients of a federation play one game."""
+        """Records per client if all clients of a federation play one game."""
         return max(1, min(self.records, (len(self.universe) - 1) // self.clients))
 
     @property
     def together(self) -> int:
-        """Records behind one answer through the engine."""
+        """Records behind one answer of the engine."""
         return self.records_in_sum * self.clients if self.mixed else self.records
 
     @property
     def asks_whose(self) -> bool:
-        """Whether there is a client to be told apart from the others."""
+        """Whether games ask which client holds the record."""
         return self.mixed and self.audit.adversary == "fc"
 
     @cached_property
     def played(self) -> int:
-        """Games through the engine: as asked for, fewer where planted models are wide."""
+        """Games through the engine: `audit.recorded`, or fewer for wide planted models."""
         r = self.universe.features
         d = self.audit.dimension if self.given is None else self.given.dimension
         width = 2 * r * r if self.audit.adversary == "fc" else 20 * d * d
@@ -145,8 +145,8 @@ class Games:
 
     @property
     def members(self) -> dict[str, Bools]:
-        """The coins, for the truth."""
-        d = self.dealt
+        """The coins of all games, for the truth."""
+        d = self.draws
         return {
             "figure": d.figure.member,
             **{f"own/{party}": c.member for party, c in d.own.items()},
@@ -157,29 +157,29 @@ class Games:
     # -- closed form -------------------------------------------------------------------------
 
     def figure(self, adversary: Adversary) -> tuple[Floats, Indices]:
-        played = self.dealt.figure
+        played = self.draws.figure
         return adversary.scores(played, self.seed.generator("games/figure")), played.trial
 
     def own(self, adversary: Adversary) -> dict[str, Floats]:
         return {
             party: adversary.scores(c, self.seed.generator("games/own", i))
-            for i, (party, c) in enumerate(self.dealt.own.items())
+            for i, (party, c) in enumerate(self.draws.own.items())
         }
 
     # -- through the engine ------------------------------------------------------------------
 
     def recorded(self, adversary: Adversary, probing: ActiveMembership) -> Iterator[Played]:
-        c = self.dealt.recorded
+        c = self.draws.recorded
         if self.mixed:
-            yield from self._together(c, adversary, probing, mark=False)
+            yield from self._play_together(c, adversary, probing, mark=False)
             return
         step = self.clients * self._at_once(adversary, 1)
         for low in range(0, len(c), step):
-            yield from self._alone(c.part(slice(low, low + step)), low, adversary, probing)
+            yield from self._play_apart(c.part(slice(low, low + step)), low, adversary, probing)
 
     def marked(self, adversary: Adversary, probing: ActiveMembership) -> Iterator[Played]:
         if self.asks_whose:
-            yield from self._together(self.dealt.marked, adversary, probing, mark=True)
+            yield from self._play_together(self.draws.marked, adversary, probing, mark=True)
 
     def _at_once(self, adversary: Adversary, detectors: int) -> int:
         """Federations that are trained together."""
@@ -187,11 +187,11 @@ class Games:
         return max(1, HELD_BYTES // (4 * width * self.clients))
 
     def _gain(self, adversary: Adversary, records: int) -> float:
-        """Of the planted output, for clients with so many records."""
+        """Gain of the planted output for clients with `records` records."""
         rate = adversary.rate(records, self.classes)
         return gain_for(self._declared(), self.classes, records=records, rate=rate)
 
-    def _alone(
+    def _play_apart(
         self, c: Challenge, first: int, adversary: Adversary, probing: ActiveMembership
     ) -> Iterator[Played]:
         """Every client plays a game of its own."""
@@ -203,7 +203,7 @@ class Games:
             setups.append((group.data, hook, group.target, first + i * self.clients))
         yield from self._play(setups, adversary, detectors=1)
 
-    def _together(
+    def _play_together(
         self, c: Challenge, adversary: Adversary, probing: ActiveMembership, *, mark: bool
     ) -> Iterator[Played]:
         """All clients of a federation play one game."""
@@ -232,9 +232,9 @@ class Games:
         *,
         detectors: int,
     ) -> Iterator[Played]:
-        """Run federations of (data (K, n), probe, targets, address) in step with each other.
+        """Run federations of (data (K, n), probe, targets, address) in one batch.
 
-        A last group of fewer clients runs by itself: federations of one batch are alike.
+        A last group with fewer clients runs alone: federations of a batch have equal shapes.
         """
         from fedaudit.federation.many import run_many
         from fedaudit.trace import MemoryRecorder

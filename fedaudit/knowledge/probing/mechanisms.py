@@ -1,4 +1,4 @@
-"""A mechanism of local DP as the server knows it: a function of records, a law of each feature."""
+"""A local DP mechanism as the server knows it: a random function, and the law of each feature."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedaudit.protections.local_dp.protection import LocalDP
 
 
 def channel_of(local: LocalDP | None, features: int) -> Channel:
-    """A local mechanism as the audit takes it: a function of records, and the law of a feature."""
+    """A local mechanism in the form that the audit needs."""
     if local is None:
         return OPEN
     encoder, mechanism = local.encoder(), local.of(features)
@@ -45,7 +45,7 @@ def channel_of(local: LocalDP | None, features: int) -> Channel:
 def _codebook(
     local: LocalDP, mechanism: Any, encoder: FloatBits | Quantiser | Interval
 ) -> Codebook | None:
-    """The law of what is trained on, where a feature is read back as one of its codes."""
+    """The law of a decoded feature, if features decode to one of their codes; else None."""
     if isinstance(encoder, Interval) or local.decoder == "unbiased":
         return None
     if isinstance(encoder, FloatBits):
@@ -53,7 +53,7 @@ def _codebook(
             return None  # played in floats
         ones = np.stack([mechanism.one_from_zero, mechanism.one_from_one])
         if local.decoder == "likelihood":
-            # bits that flip more often than not are turned back
+            # the decoder inverts bits that flip with probability above 1/2
             turned = ones[1] < ones[0]
             ones[:, turned] = 1.0 - ones[:, turned]
         return Codebook(
@@ -71,8 +71,11 @@ def _codebook(
 
 
 def _law(mechanism: Any, alphabet: int, decoder: Any) -> dict[str, Any] | None:
-    """The law of the code that is read back, as a `Codebook` takes it; None where it has no closed
-    form (a Bloom filter) or is not written out: games are then played with the mechanism itself."""
+    """The law of the decoded code as arguments of `Codebook`.
+
+    None if it has no closed form (a Bloom filter) or none is implemented: games then use the
+    mechanism itself.
+    """
     if getattr(mechanism, "filter_bits", None) is not None:
         return None
     discrete: Discrete = mechanism
@@ -80,5 +83,5 @@ def _law(mechanism: Any, alphabet: int, decoder: Any) -> dict[str, Any] | None:
         return {"table": discrete.decoded_transition(decoder=decoder)}
     if isinstance(mechanism, GRR):
         return {"symmetric": (alphabet, mechanism.truth)}
-    # unary reports, read by the likeliest value: errors are uniform
+    # unary reports, decoded to the likeliest value: errors are uniform
     return {"symmetric": (alphabet, mechanism.hit_probability)} if decoder == "likelihood" else None

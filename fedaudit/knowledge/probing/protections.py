@@ -1,4 +1,4 @@
-"""What games are played behind: the protections of a run, fit for a game of one round."""
+"""The protections of a run, adapted to games of one round."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def protections_of(
     audit: ActiveMembership, config: Config | None, trace: Trace, *, words: int = 0
 ) -> tuple[LocalDP | None, tuple[Hook, ...], list[str]]:
-    """The local mechanism of the games, all protections they are played behind, and remarks.
+    """The local mechanism of the games, all protections in force, and remarks.
 
-    Records that are tokens are randomised token by token: their alphabet is all `words`.
+    Token records are randomised token by token: their alphabet is all `words`.
     """
     remarks = []
     hooks = () if config is None else tuple(config.protections.values())
@@ -36,8 +36,8 @@ def protections_of(
         elif getattr(hook, "epsilon", None) is not None or isinstance(
             getattr(hook, "noise_multiplier", None), tuple
         ):
-            # a target was turned into noise for the whole run, and noise by client was put in the
-            # order of the trace's clients: take what the trace announces
+            # use the noise that the trace declares: it was computed from a target for the whole
+            # run, or put in the order of the trace's clients
             z = declared.get(hook.name, {}).get("noise_multiplier", 1.0)
             z = tuple(z) if isinstance(z, list) else z
             ready.append(replace(hook, noise_multiplier=z, epsilon=None))
@@ -45,20 +45,20 @@ def protections_of(
             ready.append(hook)
     for d in trace.manifest.declared:
         if "applied" in d and d.get("name") in PROTECTIONS:
-            # what if it had stood before the server: games are played behind it too
+            # a replay applied this protection to the trace: games use it too
             cls = find(PROTECTIONS, "protection", str(d["name"]))
             ready.append(cls(**{f.name: d[f.name] for f in fields(cls) if f.init and f.name in d}))
-            remarks.append(f"games are played behind {d['name']}, as if it had been there")
+            remarks.append(f"games use {d['name']}, as if the run had used it")
     for i, hook in enumerate(ready):
         if isinstance(hook, SecureAggregation):
             ready[i] = replace(hook, masks="skipped", plan="none", dropout=0.0)
-            remarks.append("in games secure aggregation gives its sums without drawing masks")
+            remarks.append("games compute secure aggregation's sums without masks")
         if getattr(hook, "unit", None) == "person":
             ready[i] = replace(hook, unit="record")
-            remarks.append(f"in games {hook.name} clips records: a target is one record")
+            remarks.append(f"in games {hook.name} clips per record: a target is one record")
     if audit.local_dp is not None:
         if local is not None:
-            remarks.append("games use the audit's own local mechanism in place of the run's")
+            remarks.append("games use the audit's own local mechanism instead of the run's")
         own = audit.local_dp
         if words and own.get("mechanism", "grr") in CATEGORICAL:
             own = {"alphabet": words, "low": 0.0, "high": words - 1.0, **own}
@@ -75,12 +75,12 @@ def protections_of(
             )
     if local is None:
         return None, tuple(ready), remarks
-    local = replace(local)  # what it learns of its data belongs to the run, not to games
+    local = replace(local)  # a copy: what it learns about its data must not reach the run
     return local, (local, *ready), remarks
 
 
 def for_clients(hook: Hook, count: int) -> Hook:
-    """A protection with settings for every client, cut or repeated to `count` of them."""
+    """A protection whose settings per client are cut or repeated to `count` clients."""
     changed = {}
     for f in fields(hook):  # type: ignore[arg-type]
         value = getattr(hook, f.name)

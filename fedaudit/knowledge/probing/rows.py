@@ -1,4 +1,4 @@
-"""Records of all clients, and of nobody, as rows of numbers; and their numbers in a universe."""
+"""Records of all clients and held-out records as rows of numbers, and their universe indices."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Dealing:
-    """Records of all clients and of nobody as rows of numbers: `pool` (m, r), `label` (m,) and
-    `owner` (m,), in the order given; `shape` of one; `words` of the vocabulary, 0 for features."""
+class RecordRows:
+    """Records as rows of numbers: `pool` (m, r), `label` (m,) and `owner` (m,).
+
+    `shape`: of one record. `words`: size of the vocabulary, 0 for features.
+    """
 
     pool: Floats
     label: Indices
@@ -30,7 +32,7 @@ class Dealing:
     remarks: list[str]
 
     @classmethod
-    def of(cls, task: Task, parts: Sequence[Examples]) -> Dealing:
+    def of(cls, task: Task, parts: Sequence[Examples]) -> RecordRows:
         """From examples of a task: features and images, or windows of tokens."""
         y = [e.y.numpy() for e in parts]
         first, words, remarks = parts[0].x, 0, []
@@ -38,7 +40,7 @@ class Dealing:
             x = [e.x.flatten(1).double().numpy() for e in parts]
             shape = tuple(first.shape[1:])
         elif vocabulary := getattr(task, "vocabulary", None):
-            # what a language model reads of a window; the last token is only predicted
+            # a language model reads all tokens of a window except the last, which it predicts
             read = [e.x[:, :-1].numpy() for e in parts]
             full = [(x != IGNORE).all(axis=1) for x in read]
             x = [r[f].astype(np.float64) for r, f in zip(read, full, strict=True)]
@@ -47,19 +49,19 @@ class Dealing:
             remarks.append(f"a record is a full window of {shape[0]} of {words:,} tokens")
         else:
             raise NotApplicable(
-                "games are played with records of features, or of tokens",
+                "games need records of features or of tokens",
                 code="unsuitable_records",
                 expected="features or images (floating-point numbers), or a language model",
                 got=f"examples of {first.dtype}",
-                remedy="embed them first, and audit the embeddings as data of your own",
+                remedy="embed the records first, and audit the embeddings as your own data",
             )
         owner = np.concatenate([np.full(len(p), i) for i, p in enumerate(x)])
         return cls(np.concatenate(x), np.concatenate(y), owner, shape, words, remarks)
 
 
 def numbers_of(universe: Universe, pool: Floats) -> tuple[Indices, Indices]:
-    """The first record (N,) of `pool` that has each number of the universe, and the number (m,) of
-    every record of `pool`, -1 for those that are not in it."""
+    """For every universe record the first equal record of `pool` (N,), and the universe index (m,)
+    of every record of `pool`, -1 if it is not in the universe."""
     clean = np.ascontiguousarray(universe.channel.clean(pool) + 0.0)
     known = {row.tobytes(): i for i, row in enumerate(universe.values)}
     number = np.array([known.get(row.tobytes(), -1) for row in clean])

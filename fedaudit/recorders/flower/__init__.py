@@ -1,10 +1,10 @@
-"""Audit the federation people already run: Flower.
+"""Record federations of Flower.
 
-    strategy = RecordingStrategy(FedAvg(), "trace")        # on the server: every message of it
+    strategy = RecordingStrategy(FedAvg(), "trace")        # on the server: all of its messages
     app = ClientApp(mods=[record_mod("trace")])             # at a client: its own messages only
 
-Nothing of a run changes: what goes in and out of a strategy passes through untouched, and a trace
-is written beside it. `fedaudit audit trace` then does the rest. See docs/flower.md.
+Recording does not change a run: messages pass through a strategy unchanged, and a trace is written.
+Then audit it with `fedaudit audit trace`. See docs/flower.md.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""Set before Flower is imported, and handed to every process that is started: no telemetry, no
-update check, nothing installed at run time."""
+"""Environment for Flower and every process that it starts: no telemetry, no update check, no
+installation at run time."""
 
 SUPPORTED = ((1, 41), (1, 42))
-"""From the first version, below the second."""
+"""At least the first version, below the second."""
 
 
 _HOME = {
@@ -61,7 +61,7 @@ _HOME = {
 
 
 def require() -> str:
-    """The installed version, if it is one that this was tested with; silences Flower first."""
+    """The installed version of Flower, checked against `SUPPORTED`; also sets `QUIET`."""
     from importlib.metadata import PackageNotFoundError, version
 
     from fedaudit.errors import UsageError
@@ -90,7 +90,7 @@ def require() -> str:
 
 
 def is_supported(version: str) -> bool:
-    """Whether a version of Flower is one that this was tested with."""
+    """Whether fedaudit is tested with this version of Flower."""
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     low, high = SUPPORTED
     return len(numbers) == 2 and low <= numbers < high

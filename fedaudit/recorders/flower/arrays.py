@@ -1,4 +1,4 @@
-"""Between Flower's records and named arrays."""
+"""Convert Flower's records to named arrays."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from fedaudit.errors import UsageError
 Named = dict[str, npt.NDArray[Any]]
 Scalars = dict[str, float | int | str | bool]
 
-#: kinds that a trace holds: floating point, whole numbers, truth values
+#: NumPy dtype kinds that a trace can hold: floats, integers, booleans
 KINDS = "fiub"
 LONGEST = 2000
-"""Characters of a text that is kept of a message: an error may bring a whole traceback along."""
+"""Most characters of a text that are recorded: an error may contain a whole traceback."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """What one message carried: `model` the tensors by name, `beside` further records of arrays
-    (control variates, statistics) by record, `told` whatever else, as single values."""
+    """Content of one message: `model` the tensors by name, `beside` further records of arrays
+    (control variates, statistics), `scalars` metrics and settings as single values."""
 
     model: Named
     beside: Mapping[str, Named] = field(default_factory=dict)
-    told: Scalars = field(default_factory=dict)
+    scalars: Scalars = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -36,8 +36,8 @@ class Content:
 
 
 def content_of(records: Any, key: str, like: Mapping[str, Any] | None = None) -> Content:
-    """A message's content. The model is the record `key`; failing that, the one with the names of
-    `like`; failing that, the first."""
+    """A message's content. The model is the record `key`, else the one with the names of `like`,
+    else the first."""
     all_of_them = dict(records.array_records.items())
     chosen = key if key in all_of_them else None
     if chosen is None and like:
@@ -47,14 +47,14 @@ def content_of(records: Any, key: str, like: Mapping[str, Any] | None = None) ->
     return Content(
         model={} if chosen is None else named(all_of_them[chosen]),
         beside={k: named(r) for k, r in all_of_them.items() if k != chosen},
-        told=scalars(records),
+        scalars=scalars_of(records),
     )
 
 
 def named(record: Any) -> Named:
     """The arrays of one record by name.
 
-    A dtype that a trace cannot hold is refused by name: leaving it out would hide what was sent.
+    A dtype that a trace cannot hold is refused: leaving it out would hide a part of the message.
     """
     out: Named = {}
     for name, array in record.items():
@@ -77,7 +77,7 @@ def _cannot(name: str, got: str) -> UsageError:
     )
 
 
-def scalars(records: Any) -> Scalars:
+def scalars_of(records: Any) -> Scalars:
     """Metrics and settings of a message's content, as single values that JSON can hold."""
     out: Scalars = {}
     for kind in (records.metric_records, records.config_records):
@@ -88,7 +88,7 @@ def scalars(records: Any) -> Scalars:
 
 
 def single(value: Any) -> float | int | str | bool:
-    """A value as a trace holds it: what is not finite becomes text, a list its length."""
+    """A value for the trace: infinities and NaN become text, a list becomes its length."""
     if isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -99,14 +99,14 @@ def single(value: Any) -> float | int | str | bool:
 
 
 def weight_of(values: Mapping[str, Any], key: str) -> float:
-    """What a reply counts in the mean: its number under the strategy's key, or 1."""
+    """Weight of a reply in the mean: its number under the strategy's key, or 1."""
     found = values.get(key)
     usable = isinstance(found, int | float) and not isinstance(found, bool)
     return float(found) if usable and found is not None and found > 0 else 1.0
 
 
 def misfit(got: Named, want: Mapping[str, tuple[int, ...]]) -> str:
-    """What of `got` is not as the names and shapes in `want`; empty if nothing."""
+    """How `got` differs from the names and shapes in `want`; empty if it does not."""
     unknown, missing = sorted(set(got) - set(want)), sorted(set(want) - set(got))
     if unknown:
         return f"tensors that the model does not have: {', '.join(unknown[:3])}"
@@ -119,5 +119,5 @@ def misfit(got: Named, want: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def whole(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Numbers for a tensor that holds whole numbers: a mean of counters is rounded."""
+    """Values for an integer tensor: a mean of counters is rounded."""
     return np.rint(values).astype(np.int64) if values.dtype.kind == "f" else values

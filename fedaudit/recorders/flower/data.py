@@ -2,11 +2,11 @@
 
     x = protect_data(x, "kept.npz", mechanism="grr", epsilon=4.0, alphabet=8)
 
-Why this is no mod: a mod sees messages, and a message holds what training made of the records. What
-local DP promises is about records, randomised **once**, before anything reads them. Flower calls a
-client's training function in every round, often in a new process: drawn there, the noise would be
-new in every round, averaged away over them, and its budget spent as many times. So the draw is kept
-in a file at the client and read again. Noise comes from the operating system.
+A mod cannot do this: it sees messages, after training. Local DP protects records, randomised
+**once** before anything reads them. Flower calls a client's training function in every round, often
+in a new process. Noise drawn there would be new in every round: it would average out, and every
+round would spend the budget again. So the draw is stored in a file at the client and read again.
+The operating system seeds the noise.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from fedaudit.protections.local_dp.protection import LocalDP
 def protect_data(
     x: npt.ArrayLike, kept: str | os.PathLike[str], **settings: Any
 ) -> npt.NDArray[np.float32]:
-    """Features (n, ...) of this client, randomised by the mechanism of `settings`, and kept.
+    """Features (n, ...) of this client, randomised once and stored in the file `kept`.
 
-    `settings` are those of `[protections.local_dp]`. The first call draws and writes `kept`; every
-    later one with the same records and settings returns the same draw. Other records or settings
-    are refused: a second draw of a record is a second expense. Labels are not randomised.
+    `settings` are those of `[protections.local_dp]`. The first call draws and writes `kept`; later
+    calls with the same records and settings return the same draw. Other records or settings are
+    refused: a second draw of a record spends the budget again. Labels are not randomised.
     """
     records = np.asarray(x)
     if records.dtype.kind != "f" or records.ndim < 2 or not records.size:
         raise DataError(
-            "local DP randomises features, and these records have none",
+            "local DP randomises features, and these records do not have any",
             expected="floating-point numbers of shape (records, ...)",
             got=f"{records.dtype} of shape {records.shape}",
-            remedy="hand over all records of this client at once, as an array",
+            remedy="pass all records of this client at once, as an array",
         )
     hook = LocalDP(**settings)
     file = Path(kept)
-    # of the records only a digest is kept: enough to tell others from these
+    # only a digest of the records is stored: enough to notice other records
     digest = hashlib.sha256(np.ascontiguousarray(records).tobytes()).hexdigest()
     asked = json.dumps({"settings": repr(hook), "shape": records.shape, "records": digest})
     if file.exists():
@@ -58,7 +58,7 @@ def protect_data(
     with part.open("wb") as stream:
         np.savez(stream, x=out, asked=np.array(asked))
     try:
-        os.link(part, file)  # whoever is first has drawn: two processes may begin at once
+        os.link(part, file)  # if two processes start at once, the first draw counts
     except FileExistsError:
         return _read(file, asked)
     finally:
@@ -72,13 +72,13 @@ def _read(file: Path, asked: str) -> npt.NDArray[np.float32]:
         before, x = str(stored["asked"]), np.asarray(stored["x"], dtype=np.float32)
         old = json.loads(asked) if before == asked else parse_json(before)
         if not isinstance(old, dict):
-            raise ValueError("no description of what was asked")
+            raise ValueError("no description of settings and records")
     except (Unreadable, KeyError, ValueError, TypeError) as error:
         raise DataError(
-            f"{file} holds no draw of local DP",
+            f"{file} does not hold a draw of local DP",
             expected="the file that protect_data wrote",
             got=f"{type(error).__name__}: {error}",
-            remedy="a second draw is a second expense: remove the file only if it is worth that",
+            remedy="restore the file; a second draw would spend the budget again",
         ) from None
     if before != asked:
         new = json.loads(asked)
@@ -88,14 +88,14 @@ def _read(file: Path, asked: str) -> npt.NDArray[np.float32]:
             f"{file} holds a draw for other {changed}",
             expected="the records and settings of the first call",
             got=f"other {changed}" + (f": {new[changed]}" if changed != "records" else ""),
-            remedy="keep another file for them: every draw of a record is charged again",
+            remedy="use another file: every draw of a record spends its budget again",
         )
     return x
 
 
 def local_guarantee(features: int, **settings: Any) -> Guarantee:
-    """What one draw of `protect_data` promises for a record of so many features, in any number of
-    rounds: the exact worst case of the mechanism."""
+    """The guarantee of one draw of `protect_data` for a record of `features` features, over any
+    number of rounds: the exact worst case of the mechanism."""
     hook = LocalDP(**settings)
     hook._seen.features = features
     found = hook.guarantee(0, Exposure(sampling_rate=1.0, steps=1, rounds=1))

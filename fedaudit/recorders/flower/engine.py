@@ -1,13 +1,15 @@
-"""Our federations on Flower: the same rounds, with clients that are Flower's nodes.
+"""fedaudit's federations on Flower: the same rounds, with Flower's nodes as clients.
 
-The federation plays its game as always (see `federation.game.drive`): it says what clients are
-asked to train, takes their updates, and writes trace and truth. Here a request becomes one message
-per client, and a node trains its one client with the same seed addresses. Results therefore do not
-depend on where a client was trained.
+The federation runs its rounds as always (see `federation.game`): it requests training, takes the
+updates, and writes trace and truth. Here a request becomes one message per client, and a node
+trains its client with the same seed addresses. Results do not depend on where a client trains.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -30,7 +32,7 @@ PARTITION = "partition-id"
 
 
 class TrainRequest(Protocol):
-    """What clients are asked in one round: train from `sent` (d,), or from a row (n, d) each."""
+    """A round's request to clients: train from `sent` (d,), or from a row (n, d) each."""
 
     @property
     def sent(self) -> Any: ...
@@ -41,14 +43,14 @@ class TrainRequest(Protocol):
 
 
 def client_app(train_one: TrainOne) -> ClientApp:
-    """The node's side: trains the client of the node's partition when it is asked to."""
+    """The node's side: trains the client of its partition on request."""
     app = ClientApp()
 
     @app.query()
     def who(message: Message, context: Context) -> Message:
         found = context.node_config.get(PARTITION, context.node_id)
-        told = MetricRecord({PARTITION: int(found)})
-        return Message(RecordDict({"metrics": told}), reply_to=message)
+        metrics = MetricRecord({PARTITION: int(found)})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -57,23 +59,21 @@ def client_app(train_one: TrainOne) -> ClientApp:
         client, number = int(asked["client"]), int(asked["round"])
         delta = train_one(str(asked["experiment"]), sent[FLAT].numpy(), client, number)
         arrays = ArrayRecord({FLAT: Array(np.ascontiguousarray(delta, dtype=np.float32))})
-        told = MetricRecord({"client": client})
-        return Message(RecordDict({"arrays": arrays, "metrics": told}), reply_to=message)
+        metrics = MetricRecord({"client": client})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
     return app
 
 
 class Fleet:
-    """The nodes of a grid, by the client that each of them holds."""
+    """The nodes of a grid, by client."""
 
     def __init__(self, grid: Grid, clients: int, experiment: str, timeout: float) -> None:
         self._grid, self._experiment, self._timeout = grid, experiment, timeout
-        self._nodes = self._muster(clients)
+        self._nodes = self._find_nodes(clients)
 
-    def _muster(self, clients: int) -> dict[int, int]:
-        """Client -> node, from what nodes say of themselves."""
-        import time
-
+    def _find_nodes(self, clients: int) -> dict[int, int]:
+        """Client -> node: every node reports its partition."""
         end = time.monotonic() + self._timeout
         while len(known := list(self._grid.get_node_ids())) < clients:
             if time.monotonic() > end:
@@ -90,8 +90,8 @@ class Fleet:
         nodes: dict[int, int] = {}
         for reply in self._grid.send_and_receive(asked, timeout=self._timeout):
             if reply.has_content():
-                told: Any = reply.content["metrics"]
-                nodes.setdefault(int(told[PARTITION]), reply.metadata.src_node_id)
+                metrics: Any = reply.content["metrics"]
+                nodes.setdefault(int(metrics[PARTITION]), reply.metadata.src_node_id)
         missing = sorted(set(range(clients)) - set(nodes))
         if missing:
             raise UsageError(
@@ -103,7 +103,7 @@ class Fleet:
         return nodes
 
     def train(self, request: TrainRequest) -> Any:
-        """The updates (n, d) of the clients that a round asks for, in their order."""
+        """The updates (n, d) of the requested clients, in their order."""
         import torch
 
         sent = np.asarray(request.sent, dtype=np.float32)
@@ -123,7 +123,7 @@ class Fleet:
         why: dict[int, str] = {}
         client_at = {node: client for client, node in self._nodes.items()}
         replies = list(self._grid.send_and_receive(messages, timeout=self._timeout))
-        # an error that the SuperLink reports need not bear the node's name: go by the message
+        # an error from the SuperLink may lack the node: identify it by the message
         asked = {m.metadata.message_id: client_at[m.metadata.dst_node_id] for m in messages}
         for reply in replies:
             about = reply.metadata
@@ -131,8 +131,8 @@ class Fleet:
             if reply.has_error():
                 why[client] = reply.error.reason or f"code {reply.error.code}"
                 continue
-            told: Any = reply.content["arrays"]
-            rows.setdefault(client, told[FLAT].numpy())
+            arrays: Any = reply.content["arrays"]
+            rows.setdefault(client, arrays[FLAT].numpy())
         silent = [int(c) for c in request.clients if int(c) not in rows]
         if silent:
             reason = why.get(silent[0], f"no answer within {self._timeout:g} s")
@@ -141,8 +141,8 @@ class Fleet:
                 f"{request.number}",
                 expected="an update of every client that takes part",
                 got=f"client {silent[0]}: {reason.strip().splitlines()[-1]}",
-                remedy="all complete rounds are kept: when its node is back, the same command "
-                "goes on from there",
+                remedy="complete rounds are kept: when the node is back, the same command "
+                "continues from there",
             )
         return torch.from_numpy(np.stack([rows[int(c)] for c in request.clients]))
 
@@ -150,7 +150,7 @@ class Fleet:
 def server_app(
     play: Callable[[Grid, Mapping[str, Any]], None], failed: list[BaseException]
 ) -> ServerApp:
-    """The server's side: `play(grid, run config)`. What goes wrong is put into `failed`."""
+    """The server's side: `play(grid, run config)`. Errors are appended to `failed`."""
     app = ServerApp()
 
     @app.main()
@@ -169,9 +169,6 @@ def simulate(
     play: Callable[[Grid, Mapping[str, Any]], None], train_one: TrainOne, clients: int, cores: int
 ) -> None:
     """Run on Flower's simulation runtime: Ray, one process per core."""
-    import logging
-    import os
-
     require()
     os.environ.update(QUIET)
     from flwr.simulation import run_simulation
@@ -205,7 +202,7 @@ def simulate(
 
 
 def _end_ray() -> None:
-    """Ray is ours here: nothing of it is left running."""
+    """Stop Ray: the simulation started it."""
     import ray
 
     if ray.is_initialized():

@@ -1,12 +1,11 @@
-"""A Flower app in one process, without Ray or a SuperLink: for quick audits and quick tests.
+"""Run a Flower app in one process, without Ray or a SuperLink: for quick audits and tests.
 
     run_in_process(server_app, client_app, nodes=4)        # as flwr.simulation.run_simulation
     run_app("path/to/app", nodes=4)                        # the app of a pyproject.toml
 
-Every message is handed to the ClientApp as it would arrive over a wire: a copy, one at a time, in
-the order in which it was sent. A ClientApp that raises becomes an error reply, as in Flower. Two
-things of Flower are touched that it does not promise to keep (the number of a message and the
-identity of a task), which is why the supported versions are pinned.
+The ClientApp receives messages as over a wire: copies, one at a time, in the order of sending. A
+ClientApp that raises becomes an error reply, as in Flower. This module uses two private parts of
+Flower (the id of a message and the identity of a task); hence the supported versions are pinned.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class InProcessGrid(Grid):
             for i in range(nodes)
         }
         self._replies: dict[str, Message] = {}
-        # a server of the older kind asks its clients from several threads
+        # servers of the older API send from several threads
         self._one_at_a_time = threading.Lock()
 
     def set_run(self, run: Run) -> None:
@@ -107,8 +106,8 @@ class InProcessGrid(Grid):
         return self.pull_messages(self.push_messages(messages))
 
     def _answer(self, message: Message) -> Message:
-        """What the node's ClientApp makes of a message; never anything of the sender's own."""
-        make: Any = Message  # with metadata of its own is not part of the public signature
+        """The reply of the node's ClientApp, which shares no objects with the sender."""
+        make: Any = Message  # `metadata` is not part of the public signature
         arrived = make(copy.deepcopy(message.content), metadata=copy.copy(message.metadata))
         context = self._contexts.get(message.metadata.dst_node_id)
         try:
@@ -127,7 +126,7 @@ class InProcessGrid(Grid):
 
 @contextmanager
 def as_server() -> Iterator[None]:
-    """Messages that are made inside are the server's."""
+    """Messages created inside come from the server."""
     names = ("_task_id", "_run_id", "_node_id")
     before = [getattr(TaskIdentity, n) for n in names]
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN, SUPERLINK_NODE_ID
@@ -163,7 +162,7 @@ def run_in_process(
 
 
 def parse_settings(texts: Sequence[str]) -> Values:
-    """`key=value` as TOML has values; what is no TOML is text."""
+    """Parse `key=value` with TOML values; anything else is text."""
     out: Values = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -190,7 +189,7 @@ def run_app(
     unknown = sorted(set(run_config or {}) - set(config))
     if unknown:
         raise UsageError(
-            "the app has no such run config",
+            "the app's run config has no such key",
             expected=", ".join(sorted(config)) or "none",
             got=", ".join(unknown),
             remedy="add it to [tool.flwr.app.config]",
@@ -207,7 +206,7 @@ def run_app(
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """The app's own modules come from its folder, and are forgotten afterwards."""
+    """Import the app's modules from its folder, and unload them afterwards."""
     before = set(sys.modules)
     place = str(folder.resolve())
     sys.path.append(place)  # last: no file of the app hides an installed module
@@ -223,8 +222,7 @@ def _importable(folder: Path) -> Iterator[None]:
 
 
 def _load(reference: str) -> Any:
-    """The object behind "module:object". Importing runs the app's own code: whatever that raises
-    is told with the place where it happened."""
+    """Load "module:object". Importing runs the app's own code; an error names its place there."""
     return foreign.load(
         reference, expected="an app object", example='serverapp = "server:app"', default="app"
     )

@@ -1,7 +1,7 @@
-"""Record apps of the older kind: NumPyClient, and strategies with configure_fit.
+"""Record apps of Flower's older API: NumPyClient, and strategies with configure_fit.
 
-Arrays have no names there. Give `names`, the keys of the model's state dict, and audits that ask
-for the model can be run; without, arrays are called array-0, array-1 and so on.
+Arrays have no names there. Give `names`, the keys of the model's state dict, for audits that need
+the model; otherwise arrays are named array-0, array-1 and so on.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from fedaudit.errors import UsageError
 from fedaudit.recorders.flower import require
 from fedaudit.recorders.flower.arrays import KINDS, Content, Named, single
 from fedaudit.recorders.flower.protections import DELTA, declared_by
-from fedaudit.recorders.flower.tape import WEIGHT, Heard, Keep, Sends, Sent, Tape
+from fedaudit.recorders.flower.tape import WEIGHT, Reply, Sends, Sent, Tape, TapeOptions
 
 
 class RecordingLegacyStrategy(Strategy):
-    """As RecordingStrategy, around a strategy of `flwr.server.strategy`.
+    """As RecordingStrategy, for a strategy of `flwr.server.strategy`.
 
-    A strategy of this kind is not told when a run is over: with `rounds` the trace is complete
-    after that many, and holds the model that came out; or call `close()`.
+    Such a strategy does not learn when a run ends. With `rounds`, the trace is completed after that
+    many rounds, including the final model; otherwise call `close()`.
     """
 
     def __init__(
@@ -68,7 +68,9 @@ class RecordingLegacyStrategy(Strategy):
         self._released: Named | None = None
         self._tape = Tape(
             path,
-            Keep(tensors=tensors, dtype=dtype, sketch=sketch, purpose=purpose, retention=retention),
+            TapeOptions(
+                tensors=tensors, dtype=dtype, sketch=sketch, purpose=purpose, retention=retention
+            ),
             about={"aggregation": type(strategy).__name__, "software": f"flwr {require()}"},
             declared=declared_by(strategy, check_delta(delta)),
             task=task,
@@ -98,7 +100,7 @@ class RecordingLegacyStrategy(Strategy):
         everyone = list(client_manager.all())
         self._tape.begin(server_round, sent, everyone, Content(self._named(parameters)))
         if not instructions:
-            self._tape.hear([])  # nobody was chosen: Flower goes on without asking for a mean
+            self._tape.record_replies([])  # no client was chosen: Flower skips the aggregation
         return instructions
 
     def aggregate_fit(
@@ -109,22 +111,24 @@ class RecordingLegacyStrategy(Strategy):
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         if len(results) > 1 and len({id(reply.parameters) for _, reply in results}) == 1:
             raise UsageError(
-                "these replies are one mean, handed out to all: secure aggregation",
+                "all replies are the same mean: this app uses secure aggregation",
                 expected="a reply per client",
-                got=f"one mean in the name of {len(results)}",
+                got=f"one mean for {len(results)} clients",
                 remedy="fit_workflow=RecordingSecAggWorkflow(SecAggPlusWorkflow(...), path)",
             )
-        heard = []
+        replies = []
         for client, reply in results:
-            told = {k: single(v) for k, v in reply.metrics.items()}
-            told[WEIGHT] = reply.num_examples
-            heard.append(Heard(client.cid, Content(self._named(reply.parameters), told=told)))
+            metrics = {k: single(v) for k, v in reply.metrics.items()}
+            metrics[WEIGHT] = reply.num_examples
+            replies.append(
+                Reply(client.cid, Content(self._named(reply.parameters), scalars=metrics))
+            )
         for failure in failures:
-            # an exception does not say whose it was: that client counts as silent
+            # an exception does not name its client, which then counts as silent
             if isinstance(failure, tuple):
                 client, reply = failure
-                heard.append(Heard(client.cid, None, str(single(reply.status.message))))
-        self._tape.hear(heard)
+                replies.append(Reply(client.cid, None, str(single(reply.status.message))))
+        self._tape.record_replies(replies)
         found = self.strategy.aggregate_fit(server_round, results, failures)
         if found[0] is not None:
             self._released = self._named(found[0])
@@ -161,17 +165,17 @@ class RecordingLegacyStrategy(Strategy):
 def instructed(
     instructions: Sequence[tuple[ClientProxy, FitIns]], names: Sequence[str] | None
 ) -> list[Content]:
-    """What each client is sent. One FitIns goes to many clients: it is read once."""
+    """The content for each client. Many clients share one FitIns, which is read once."""
     read: dict[int, Content] = {}
     for _, ins in instructions:
         if id(ins) not in read:
-            told = {k: single(v) for k, v in ins.config.items()}
-            read[id(ins)] = Content(name_arrays(ins.parameters, names), told=told)
+            settings = {k: single(v) for k, v in ins.config.items()}
+            read[id(ins)] = Content(name_arrays(ins.parameters, names), scalars=settings)
     return [read[id(ins)] for _, ins in instructions]
 
 
 def name_arrays(parameters: Parameters, names: Sequence[str] | None) -> Named:
-    """Arrays by the names of the model, or by their number."""
+    """Arrays by the names of the model, or by their position."""
     arrays = parameters_to_ndarrays(parameters)
     names = names or [f"array-{i}" for i in range(len(arrays))]
     if len(names) != len(arrays):
@@ -187,6 +191,6 @@ def name_arrays(parameters: Parameters, names: Sequence[str] | None) -> Named:
                 "an array cannot be recorded",
                 expected="floating-point or whole numbers",
                 got=f"{name} of {array.dtype}",
-                remedy="send it as another dtype, or take the recording out of this app",
+                remedy="send it as another dtype, or remove the recorder from this app",
             )
     return dict(zip(names, arrays, strict=True))

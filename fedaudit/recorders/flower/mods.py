@@ -4,11 +4,11 @@
     app = ClientApp(mods=[allocated_noise_mod("dp_sgd.toml")])
     app = ClientApp(mods=[record_mod("traces"), guard_mod()])
 
-`guard_mod` looks at a model before it is trained on, and refuses one that looks planted;
-`update_noise_mod` clips an update and adds Gaussian noise before it leaves; `allocated_noise_mod`
-tells the training code its own noise multiplier, from a file of `fedaudit allocate`. Settings that
-are not given come from the run config, in Flower's spelling: `update-noise-clip`. Noise is drawn
-from the operating system: nobody can draw it again.
+`guard_mod` checks a model before training and refuses one that looks planted. `update_noise_mod`
+clips an update and adds Gaussian noise before it leaves. `allocated_noise_mod` passes the training
+code its own noise multiplier, from a file of `fedaudit allocate`. Missing settings come from the
+run config, in Flower's spelling: `update-noise-clip`. The operating system seeds the noise, so
+nobody can draw it again.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from fedaudit.recorders.flower.protections import CLIP, MULTIPLIER
 
 _log = logging.getLogger(__name__)
 
-TOLD, TOLD_CLIP = "noise-multiplier", "clip"
+MULTIPLIER_KEY, CLIP_KEY = "noise-multiplier", "clip"
 PARTITION, CLIENT = "partition-id", "client-name"
-"""Keys of a node's config: its number, and its name in an allocation."""
+"""Keys of a node's config: its partition number, and its name in an allocation."""
 NAMED = "allocation"
 """The section of a dp_sgd.toml that names its clients."""
 LAST = "fedaudit-guard"
@@ -47,9 +47,9 @@ LAST = "fedaudit-guard"
 def update_noise_mod(*, clip: float | None = None, noise_multiplier: float | None = None) -> Mod:
     """Clip the whole update to `clip` and add N(0, (z clip)^2) to every floating-point number.
 
-    Replacing a client's data moves a clipped update by at most 2 `clip`: what is promised over a
-    run is `protections.update_noise`. Counters and other whole numbers are sent back as they were
-    received: they would be outside the promise.
+    Replacing a client's data moves a clipped update by at most 2 `clip`; the guarantee over a run
+    is `protections.update_noise`. Counters and other integers are sent back as received, since the
+    guarantee does not cover them.
     """
 
     def noised(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -68,10 +68,10 @@ def update_noise_mod(*, clip: float | None = None, noise_multiplier: float | Non
         received, sent = message.content.array_records, reply.content.array_records
         if len(received) != 1 or len(sent) != 1:
             raise UsageError(
-                "an update cannot be told from these records",
+                "the update cannot be found in these records",
                 expected="one record of arrays in the message and one in the reply",
                 got=f"{len(received)} and {len(sent)}",
-                remedy="send further arrays without this mod, or not at all",
+                remedy="do not send further arrays, or remove this mod",
             )
         before = named(next(iter(received.values())))
         key, record = next(iter(sent.items()))
@@ -79,10 +79,10 @@ def update_noise_mod(*, clip: float | None = None, noise_multiplier: float | Non
         wrong = misfit(after, {k: a.shape for k, a in before.items()})
         if wrong:
             raise UsageError(
-                "an update cannot be told from this reply",
+                "the update cannot be computed from this reply",
                 expected="the tensors that were received",
                 got=wrong,
-                remedy="send back what was trained, tensor by tensor",
+                remedy="send back every trained tensor under its name",
             )
         reply.content[key] = ArrayRecord(
             {k: Array(a) for k, a in _noised(before, after, bound, z).items()}
@@ -93,12 +93,12 @@ def update_noise_mod(*, clip: float | None = None, noise_multiplier: float | Non
 
 
 def _noised(before: Any, after: Any, clip: float, z: float) -> dict[str, Any]:
-    """Named arrays: what was received plus the clipped update plus noise."""
+    """Named arrays: the received model plus the clipped update plus noise."""
     rng = np.random.default_rng()  # seeded by the operating system
     floats = [k for k, a in before.items() if a.dtype.kind == "f"]
     updates = {k: after[k].astype(np.float64) - before[k] for k in floats}
     length = math.sqrt(sum(float(np.square(u).sum()) for u in updates.values()))
-    # an update that is not finite has no length: nothing of it may leave
+    # an update that is not finite cannot be clipped: send none of it
     scale = min(1.0, clip / length) if 0 < length < math.inf else 0.0
     out = dict(before)
     for k, u in updates.items():
@@ -125,37 +125,36 @@ def allocated_noise_mod(
     *,
     partitions: Sequence[str] | None = None,
 ) -> Mod:
-    """Tell the training code of this node its own noise multiplier.
+    """Pass the training code of this node its own noise multiplier.
 
-    `allocation` is the dp_sgd.toml that `fedaudit allocate` wrote, or one multiplier per client.
-    Where the file names its clients, the node's `client-name` says which is its own; simulated
-    nodes have a number alone, and `partitions` says whose: a name for each `partition-id`. Where
-    nobody is named, the order is that of `partition-id`. The training function finds
-    `noise-multiplier` (and `clip`, where the file has one) in the message's config, and hands it to
-    its DP-SGD.
+    `allocation` is the dp_sgd.toml that `fedaudit allocate` wrote, or one multiplier per client. If
+    the file names its clients, the node's `client-name` selects one; simulated nodes have only a
+    number, so `partitions` gives a name for each `partition-id`. Without names, the order is that
+    of `partition-id`. The training function reads `noise-multiplier` (and `clip`, if the file has
+    one) from the message's config and uses it in its DP-SGD.
     """
     found = _Allocation.of(allocation)
     if partitions is not None:
-        found.refuse_strangers(partitions)
+        found.check_partitions(partitions)
 
-    def told(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    def allocated(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if not message.metadata.message_type.startswith(MessageType.TRAIN):
             return call_next(message, context)
         multiplier = found.own(context.node_config, partitions)
         records = message.content.config_records
         key, config = next(iter(records.items()), ("config", ConfigRecord()))
-        config[TOLD] = multiplier
+        config[MULTIPLIER_KEY] = multiplier
         if found.clip is not None:
-            config[TOLD_CLIP] = found.clip
+            config[CLIP_KEY] = found.clip
         message.content[key] = config
         return call_next(message, context)
 
-    return told
+    return allocated
 
 
 @dataclass(frozen=True)
 class _Allocation:
-    """Multipliers, whose they are (`names`, empty where nobody is named), and the bound."""
+    """Multipliers, the names of their clients (empty without names), and the clipping norm."""
 
     multipliers: tuple[float, ...]
     names: tuple[str, ...] = ()
@@ -176,7 +175,7 @@ class _Allocation:
             names = () if isinstance(named, int) else tuple(str(n) for n in named)
         except (Unreadable, KeyError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"{file} holds no allocation",
+                f"{file} does not hold an allocation",
                 expected="[protections.dp_sgd] with noise_multiplier, one per client, and their "
                 "names in [allocation], clients",
                 got=f"{type(error).__name__}: {error}",
@@ -187,16 +186,16 @@ class _Allocation:
                 f"the names in {file} do not fit its multipliers",
                 expected=f"{len(multipliers)} names in allocation.clients, each once",
                 got=f"{len(names)}, of which {len(set(names))} are different",
-                remedy="write the file anew: fedaudit allocate CLIENTS.csv ...",
+                remedy="write the file again: fedaudit allocate CLIENTS.csv ...",
             )
         return cls(multipliers, names, clip)
 
-    def refuse_strangers(self, partitions: Sequence[str]) -> None:
-        """Names for partitions are of use where the file has names: the same, each once."""
+    def check_partitions(self, partitions: Sequence[str]) -> None:
+        """Refuse names of partitions that are not those of the file, each once."""
         if not self.names or len(set(partitions)) < len(partitions):
             raise ConfigError(
                 "the names of the partitions are not those of the allocation",
-                expected=f"each once: {', '.join(self.names) or 'none, it names nobody'}",
+                expected=f"each once: {', '.join(self.names) or 'none, the file has no names'}",
                 got=", ".join(partitions),
                 remedy="name every client once",
             )
@@ -223,14 +222,14 @@ class _Allocation:
         return self.multipliers[number]
 
     def _name(self, node: Mapping[str, Any], partitions: Sequence[str] | None) -> str:
-        """The node's name: its own, or that of its partition where these are named."""
+        """The node's name: from its config, or from `partitions`."""
         name, number = node.get(CLIENT), node.get(PARTITION)
         if name is None and partitions is not None and _is_number(number, len(partitions)):
             name = partitions[number]
         if name is None:
-            # a number alone is no name: the table's order need not be that of this file
+            # a number does not suffice: partitions may be ordered differently from the file
             raise ConfigError(
-                "the allocation goes by name, and this node has none",
+                "the allocation names its clients, and this node has no name",
                 expected=f"{CLIENT} in the node config: {', '.join(self.names)}",
                 got=", ".join(f"{k}={v!r}" for k, v in node.items()) or "an empty node config",
                 remedy=f"flower-supernode --node-config '{CLIENT}=\"{self.names[0]}\" ...'; in a "
@@ -259,20 +258,20 @@ def guard_mod(
     strict: bool = False,
     reports: str | os.PathLike[str] | None = None,
 ) -> Mod:
-    """Look at every model before it is trained on (`fedaudit guard`).
+    """Check every model before training (`fedaudit guard`).
 
     A model that looks planted is refused: the training function is not called, and the server gets
-    an error that says no more than that; with "warn" a warning is logged and training goes on.
-    `compare` keeps the received model in the node's state and looks at what changed since; a model
-    that was refused, or is not finite, is not kept. What cannot be looked at (other shapes than the
-    last one, vectors alone, no model at all) is refused like a planted one. Where there is nothing
-    to say, as on layers too narrow for any check, a warning is logged and training goes on; with
-    `strict` such a model is refused too. `reports`: a folder for the report of every model, which
-    stays here. Records of the client are not looked at: a mod does not have them.
+    an error without a reason. With "warn", a warning is logged and training goes on. `compare`
+    stores the received model in the node's state and also checks the change since the last one;
+    refused and non-finite models are not stored. A model that cannot be checked (other shapes than
+    the last one, vectors alone) is refused like a planted one. If the checks have nothing to say,
+    for example because layers are too narrow, a warning is logged and training goes on; `strict`
+    refuses such a model too. `reports`: a local folder for the report of every model. The check
+    does not use the client's records: a mod does not have them.
     """
     if action not in ("refuse", "warn"):
         raise UsageError(
-            "what a guard should do is not clear",
+            "the guard has no such action",
             expected="refuse or warn",
             got=repr(action),
             remedy='action="refuse"',
@@ -285,7 +284,7 @@ def guard_mod(
         received = message.content.array_records
         if not received:
             return call_next(message, context)  # nothing to train on
-        # tensors of all records: a detector may travel in a record of its own
+        # check tensors of all records: a detector may travel in a separate record
         model = {
             name if len(received) == 1 else f"{key}/{name}": array
             for key, record in received.items()
@@ -298,7 +297,7 @@ def guard_mod(
         try:
             report = guard(model, last, level=level, calibration=table, sent_as_model=True)
         except DataError as error:
-            found = f"cannot be looked at: {error.what} ({error.got})"
+            found = f"cannot be checked: {error.what} ({error.got})"
         if report is not None:
             if reports is not None:
                 _file(report, Path(reports) / f"run-{context.run_id}" / f"node-{context.node_id}")
@@ -325,7 +324,7 @@ def guard_mod(
 
 
 def _finding(report: GuardReport) -> str:
-    """Words for the log of the node."""
+    """Message for the node's log."""
     if report.p_value is None:
         return f"{report.verdict}: {report.notes[0]}"
     where = ", ".join(f"{c.name} in {c.where}" for c in report.alarms)

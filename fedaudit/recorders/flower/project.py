@@ -1,4 +1,4 @@
-"""What an app's pyproject.toml says of it. Flower need not be installed."""
+"""Read the pyproject.toml of a Flower app. Flower need not be installed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ APP: Shape = {
 
 @dataclass(frozen=True)
 class Project:
-    """`server` and `client` as "module:object", `config` as Flower hands it to an app: flat."""
+    """`server` and `client` as "module:object"; `config` flat, as Flower passes it to an app."""
 
     name: str
     server: str
@@ -32,14 +32,14 @@ class Project:
 
 
 def read_project(folder: str | os.PathLike[str]) -> Project:
-    """The app of a folder; ConfigError where it does not hold one."""
+    """The app in a folder; a ConfigError if there is none."""
     root = Path(folder)
     file = root / "pyproject.toml"
     try:
         raw = read_toml(file)
     except Unreadable as error:
         what = f"{root} is not a Flower app" if error.absent else ""
-        remedy = "point to the folder that `flwr run` is called with" if error.absent else None
+        remedy = "give the folder that you pass to `flwr run`" if error.absent else None
         raise error.as_error(ConfigError, what, remedy) from None
     if (wrong := misfit(raw, APP)) is not None:
         raise ConfigError(
@@ -53,7 +53,7 @@ def read_project(folder: str | os.PathLike[str]) -> Project:
     for part in ("serverapp", "clientapp"):
         if not is_dotted(parts[part]) or not _source_of(root, parts[part]):
             raise ConfigError(
-                f"the app's {part} is not there",
+                f"the app's {part} does not exist",
                 expected=f"a file for {part} = {parts[part][:80]!r}",
                 got="no such file",
                 remedy="correct [tool.flwr.app.components]",
@@ -64,19 +64,19 @@ def read_project(folder: str | os.PathLike[str]) -> Project:
 
 
 def _source_of(root: Path, where: str) -> bool:
-    """Whether the module of "package.module:object" lies below `root`."""
+    """Whether the module of "package.module:object" exists below `root`."""
     module = root / Path(*where.partition(":")[0].split("."))
     return module.with_suffix(".py").is_file() or (module / "__init__.py").is_file()
 
 
 def is_dotted(name: str) -> bool:
-    """Whether this is "package.module:object", of a length that a file can have."""
+    """Whether this is "package.module:object", short enough for a file name."""
     module = name.partition(":")[0]
     return len(module) < 200 and all(part.isidentifier() for part in module.split("."))
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """One level, keys joined by dots."""
+    """The config on one level, keys joined by dots."""
     out: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):

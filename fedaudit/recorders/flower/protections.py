@@ -1,14 +1,14 @@
-"""What Flower's own protections promise, in our words: unit, who is trusted, what is covered.
+"""Guarantees of Flower's own protections: unit, trusted party, coverage.
 
-    DifferentialPrivacyServerSide...   the server clips and adds noise: it sees everything before
-    DifferentialPrivacyClientSide...   clients clip (by a mod), the server adds noise to the mean
+    DifferentialPrivacyServerSide...   the server sees all updates, clips them and adds noise
+    DifferentialPrivacyClientSide...   clients clip (with a mod), the server adds noise to the mean
     LocalDpMod                         the client clips and adds noise before anything leaves
-    update_noise_mod                   the same, ours
-    SecAgg+ (older kind of app only)   the server sees sums, and what is not a tensor
+    update_noise_mod                   the same, from fedaudit
+    SecAgg+ (older API only)           the server sees sums, and everything that is not a tensor
 
-Flower adds noise of z C / n to the mean of n updates. That is multiplier z if every update counts
-1/n. FedAvg counts updates by their examples: the largest client then moves the mean by more than
-C/n, and the multiplier that holds is z (1/n) / (largest share), see `effective_multiplier`.
+Flower adds noise of z C / n to the mean of n updates. The multiplier is z if every update has
+weight 1/n. FedAvg weights updates by examples: the largest client then moves the mean by more than
+C/n, and the multiplier is z (1/n) / (largest share), see `effective_multiplier`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SERVER_SIDE = "the server, which sees every update before noise is added"
 CLIENT_SIDE = "the client's own code"
 CENTRAL = "DifferentialPrivacy"
 MEANS = ("FedAvg", "FedProx")
-"""Strategies whose result is the weighted mean of the replies, which is what a wrapper's noise is
-scaled for. Others make a step of it first, which moves by more or less than the mean."""
+"""Strategies whose result is the weighted mean of the replies; a wrapper scales its noise for that.
+Other strategies derive a step from the mean, with another sensitivity."""
 DELTA = 1e-5
 CLIP, MULTIPLIER = "update-noise-clip", "update-noise-multiplier"
 """Keys of the run config for `update_noise_mod`."""
@@ -43,8 +43,8 @@ base64, XORed: the top bit of every byte is 0. https://github.com/flwrlabs/flowe
 def declared_by(strategy: Any, delta: float = DELTA) -> list[dict[str, Any]]:
     """Protections that a strategy (and those it wraps) declares, outermost first.
 
-    `noise_multiplier` is the one that holds for all that a round releases; where the clipping norm
-    is adapted, that is the mean and a count, and `mean_multiplier` is that of the mean alone.
+    `noise_multiplier` holds for everything that a round releases. With an adaptive clipping norm,
+    that is the mean and a count; `mean_multiplier` is that of the mean alone.
     """
     out = []
     while strategy is not None:
@@ -63,7 +63,7 @@ def declared_by(strategy: Any, delta: float = DELTA) -> list[dict[str, Any]]:
                 "delta": delta,
             }
             if "Adaptive" in kind:
-                # Flower keeps what is left for the mean, the setting is for both together
+                # Flower stores the mean's part; the user's setting is for mean and count together
                 count = float(getattr(strategy, "clipped_count_stddev", 0.0))
                 own |= {
                     "noise_multiplier": joint_multiplier(z, count),
@@ -76,8 +76,8 @@ def declared_by(strategy: Any, delta: float = DELTA) -> list[dict[str, Any]]:
             own["around"] = inner.__name__
             if inner.__name__ not in MEANS or not inner.__module__.startswith("flwr."):
                 own["note"] = (
-                    f"no epsilon can be told: its noise is for a mean, and that {inner.__name__} "
-                    "makes one is not known"
+                    f"epsilon unknown: the noise is scaled for a mean, and {inner.__name__} may "
+                    "not compute one"
                 )
             out.append(own)
         strategy = vars(strategy).get("strategy")
@@ -85,7 +85,7 @@ def declared_by(strategy: Any, delta: float = DELTA) -> list[dict[str, Any]]:
 
 
 def _wrapped(strategy: Any) -> Any:
-    """What a wrapper adds its noise to the result of, recordings left out."""
+    """The strategy inside a wrapper, recorders left out."""
     inner = vars(strategy).get("strategy")
     while type(inner).__name__.startswith("Recording") and "strategy" in vars(inner):
         inner = vars(inner)["strategy"]
@@ -102,8 +102,8 @@ def central(
 ) -> Guarantee:
     """The guarantee of Flower's central DP wrappers after `rounds` rounds.
 
-    Fixed-size draws of nodes: no amplification is claimed, as in Flower's own accountant. The
-    `weights` of a round's updates, where they are not equal.
+    Flower draws a fixed number of nodes: no amplification is claimed, as in Flower's own
+    accountant. `weights`: of a round's updates, if they are not equal.
     """
     z = effective_multiplier(noise_multiplier, weights)
     return Guarantee(
@@ -135,8 +135,8 @@ def local(
 ) -> Guarantee:
     """The guarantee of LocalDpMod after `rounds` messages of a client.
 
-    Replacing a client's data moves its clipped update by at most 2 C, whatever was given as the
-    sensitivity; the noise that is really added is composed over the messages.
+    Replacing a client's data moves its clipped update by at most 2 C, whatever the `sensitivity`
+    setting is. The actual noise is composed over the messages.
     """
     z = local_noise(sensitivity, epsilon_per_message, delta) / (2 * clipping_norm)
     once = Exposure(sampling_rate=1.0, steps=1, rounds=rounds)
@@ -152,7 +152,7 @@ def local(
 
 
 def update_noise(noise_multiplier: float, rounds: int, delta: float) -> Guarantee:
-    """What our `update_noise_mod` promises a client after `rounds` messages."""
+    """The guarantee of `update_noise_mod` for a client after `rounds` messages."""
     once = Exposure(sampling_rate=1.0, steps=1, rounds=rounds)
     return Guarantee(
         epsilon=epsilon(once, noise_multiplier / 2, delta),

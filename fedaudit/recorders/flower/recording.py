@@ -1,4 +1,4 @@
-"""Record a Flower run: from the server's side by a strategy, from a client's side by a mod."""
+"""Record a Flower run: at the server with a strategy, at a client with a mod."""
 
 from __future__ import annotations
 
@@ -19,27 +19,26 @@ from fedaudit.errors import UsageError
 from fedaudit.recorders.flower import require
 from fedaudit.recorders.flower.arrays import Content, content_of, named, single
 from fedaudit.recorders.flower.protections import DELTA, declared_by
-from fedaudit.recorders.flower.tape import WEIGHT, Heard, Keep, Sends, Sent, Tape, party
+from fedaudit.recorders.flower.tape import WEIGHT, Reply, Sends, Sent, Tape, TapeOptions, party
 from fedaudit.trace import SERVER
 
 ARRAYS = "arrays"
-"""The record in which Flower's strategies send the model, unless they are told otherwise."""
+"""The record in which Flower's strategies send the model by default."""
 
 
 class RecordingStrategy(Strategy):
-    """A strategy that does what another one does, and writes a trace of it.
+    """Wraps a strategy and writes a trace of it.
 
-    `strategy` is any of Flower's message-based strategies; `path` a new folder. Everything passes
-    through unchanged: messages, replies, results and failures. Put it outside of other wrappers,
-    where it sees what the server sees; inside one, it sees what that one hands on, and does not
-    know what is released.
+    `strategy` is any of Flower's message-based strategies; `path` a new folder. Messages, replies,
+    results and failures pass through unchanged. Put it outside of other wrappers, where it sees
+    what the server sees. Inside a wrapper, it sees only what that wrapper passes on, and not the
+    released model.
 
-    `tensors`, `dtype` and `sketch` select what of an upload is kept, `purpose` and `retention` are
-    written into the manifest (see `tape.Keep`). `sends` says what a reply holds, a "model", a
-    "delta" or a "gradient". Nodes are called node-ID; with `name_by="partition-id"` a node that
-    tells this metric is called after it. `task` describes the model for audits. `delta` is that of
-    what a DP wrapper promises, which reports tell. `resume` goes on with a trace after its last
-    complete round.
+    `tensors`, `dtype` and `sketch` select the recorded parts of an upload; `purpose` and
+    `retention` go into the manifest (see `tape.TapeOptions`). `sends`: a reply holds a "model", a
+    "delta" or a "gradient". Nodes are named node-ID; with `name_by="partition-id"`, after that
+    metric of their replies. `task` describes the model for audits. `delta` is that of a DP
+    wrapper's guarantee in reports. `resume` continues a trace after its last complete round.
     """
 
     def __init__(
@@ -69,7 +68,9 @@ class RecordingStrategy(Strategy):
         self._key = str(getattr(strategy, "arrayrecord_key", ARRAYS))
         self._tape = Tape(
             path,
-            Keep(tensors=tensors, dtype=dtype, sketch=sketch, purpose=purpose, retention=retention),
+            TapeOptions(
+                tensors=tensors, dtype=dtype, sketch=sketch, purpose=purpose, retention=retention
+            ),
             about={"aggregation": type(strategy).__name__, "software": f"flwr {require()}"},
             declared=declared_by(strategy, check_delta(delta)),
             task=task,
@@ -84,22 +85,22 @@ class RecordingStrategy(Strategy):
         return self._tape.path
 
     def __getattr__(self, name: str) -> Any:
-        # whatever else the wrapped strategy offers (fraction_train, weighted_by_key, ...)
+        # all other attributes of the wrapped strategy (fraction_train, weighted_by_key, ...)
         if name == "strategy":
             raise AttributeError(name)
         return getattr(self.strategy, name)
 
-    # -- what passes through ---------------------------------------------------------------------
+    # -- Flower's interface ----------------------------------------------------------------------
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        return self._sent(self.strategy.configure_train, server_round, arrays, config, grid)
+        return self._configure(self.strategy.configure_train, server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        return self._heard(self.strategy.aggregate_train, server_round, replies)
+        return self._aggregate(self.strategy.aggregate_train, server_round, replies)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -115,22 +116,22 @@ class RecordingStrategy(Strategy):
         self.strategy.summary()
 
     def start(self, *args: Any, **settings: Any) -> Result:
-        """The wrapped strategy's own loop, its two training methods leading through here."""
+        """Run the wrapped strategy's own loop, with its two training methods recorded."""
         with self._listening():
             result = self.strategy.start(*args, **settings)
         self._tape.close(named(result.arrays) if result.arrays else None)
         return result
 
     def close(self) -> None:
-        """Mark the trace complete; `start` does this by itself."""
+        """Mark the trace complete; `start` does this itself."""
         self._tape.close()
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
         inner = self.strategy
         leading: dict[str, Any] = {
-            "configure_train": partial(self._sent, inner.configure_train),
-            "aggregate_train": partial(self._heard, inner.aggregate_train),
+            "configure_train": partial(self._configure, inner.configure_train),
+            "aggregate_train": partial(self._aggregate, inner.aggregate_train),
         }
         own = {name: vars(inner)[name] for name in leading if name in vars(inner)}
         vars(inner).update(leading)
@@ -141,9 +142,9 @@ class RecordingStrategy(Strategy):
                 del vars(inner)[name]
             vars(inner).update(own)
 
-    # -- what is written -------------------------------------------------------------------------
+    # -- recording -------------------------------------------------------------------------------
 
-    def _sent(
+    def _configure(
         self,
         configure: Callable[..., Iterable[Message]],
         server_round: int,
@@ -152,7 +153,7 @@ class RecordingStrategy(Strategy):
         grid: Grid,
     ) -> Iterable[Message]:
         messages = list(configure(server_round, arrays, config, grid))
-        # one content goes to many nodes: it is read once
+        # many nodes share one content: read it once
         read: dict[tuple[int, ...], Content] = {}
         sent = []
         for m in messages:
@@ -164,23 +165,23 @@ class RecordingStrategy(Strategy):
         self._tape.begin(server_round, sent, list(grid.get_node_ids()), alone)
         return messages
 
-    def _heard(
+    def _aggregate(
         self,
         aggregate: Callable[..., tuple[ArrayRecord | None, MetricRecord | None]],
         server_round: int,
         replies: Iterable[Message],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         received = list(replies)
-        # before the strategy has them: some change the replies, others raise
-        self._tape.hear([self._read(reply) for reply in received])
+        # record before the strategy acts: some strategies change the replies, others raise
+        self._tape.record_replies([self._read(reply) for reply in received])
         return aggregate(server_round, received)
 
-    def _read(self, reply: Message) -> Heard:
+    def _read(self, reply: Message) -> Reply:
         node, answers = reply.metadata.src_node_id, reply.metadata.reply_to_message_id
         if reply.has_error():
             why = str(single(reply.error.reason or f"code {reply.error.code}"))
-            return Heard(node, None, why, answers)
-        return Heard(node, content_of(reply.content, self._key, self._tape.like), "", answers)
+            return Reply(node, None, why, answers)
+        return Reply(node, content_of(reply.content, self._key, self._tape.like), "", answers)
 
 
 def record_mod(
@@ -191,21 +192,21 @@ def record_mod(
     purpose: str = "",
     retention: str = "",
 ) -> Mod:
-    """A mod that records, at one node, what this node received and what it sent.
+    """A mod that records the messages that a node received and sent.
 
-    Every run and node gets a folder of its own under `path`, `run-ID/node-ID`. Give it first, so
-    that it sees what really leaves: mods after it (noise, clipping) have acted by then.
+    Every run and node gets a folder `run-ID/node-ID` under `path`. Put it first in the list of
+    mods, so that it records replies after all other mods (noise, clipping) have acted.
     """
 
     def recorded(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if not message.metadata.message_type.startswith(MessageType.TRAIN):
             return call_next(message, context)
-        # read before the app has it: what is received may be changed in place
+        # read before the app runs: it may change the message in place
         received = content_of(message.content, ARRAYS)
         own = party(context.node_id)
         tape = Tape(
             Path(path) / f"run-{context.run_id}" / own,
-            Keep(tensors=tensors, dtype=dtype, purpose=purpose, retention=retention),
+            TapeOptions(tensors=tensors, dtype=dtype, purpose=purpose, retention=retention),
             about={"parties": [SERVER, own], "software": f"flwr {require()}"},
             resume=True,
         )
@@ -213,14 +214,14 @@ def record_mod(
         try:
             reply = call_next(message, context)
         except Exception as error:
-            tape.hear([Heard(context.node_id, None, str(single(str(error))))])
+            tape.record_replies([Reply(context.node_id, None, str(single(str(error))))])
             raise
         if reply.has_error():
             why = str(single(reply.error.reason or f"code {reply.error.code}"))
-            tape.hear([Heard(context.node_id, None, why)])
+            tape.record_replies([Reply(context.node_id, None, why)])
         else:
             sent = content_of(reply.content, ARRAYS, received.model)
-            tape.hear([Heard(context.node_id, sent)])
+            tape.record_replies([Reply(context.node_id, sent)])
         return reply
 
     return recorded

@@ -1,12 +1,14 @@
-"""`fedaudit run --engine flower`: an experiment on Flower's simulation runtime, or a deployment.
+"""`fedaudit run --engine flower`: run an experiment on Flower's simulation or a deployment.
 
-In a deployment the SuperLink starts the server's process and the SuperNodes start those of the
-clients; both come here, through the two modules of an app that is written for the occasion. All
-that clients are told comes with the messages, except which of them they are: `partition-id`.
+In a deployment, the SuperLink starts the server's process and the SuperNodes start those of the
+clients. A temporary app of two modules leads both here. Clients get everything from messages except
+their number, which is `partition-id`.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import json
 import os
 import subprocess
 import sys
@@ -32,11 +34,11 @@ if TYPE_CHECKING:
     from fedaudit.study.run import Engine
 
 TIMEOUT = 600.0
-"""Seconds that a round may take before a silent client counts as gone."""
+"""Seconds after which a silent client counts as gone in a round."""
 CONFIG, OUT, WAIT = "fedaudit-config", "fedaudit-out", "fedaudit-timeout"
 
 
-def chosen(
+def choose_engine(
     engine: str,
     superlink: str | None,
     timeout: float = TIMEOUT,
@@ -44,14 +46,14 @@ def chosen(
     root_certificates: Path | None = None,
     insecure: bool = False,
 ) -> Engine | None:
-    """The engine of that name; None is our own.
+    """The engine of that name; None for fedaudit's own.
 
-    A SuperLink is spoken to by TLS, with `root_certificates` (PEM) that vouch for it; in the clear
-    on this machine, and elsewhere only if `insecure` says so.
+    A SuperLink is contacted over TLS with `root_certificates` (PEM). Without TLS only on this
+    machine, or with `insecure`.
     """
     if superlink is None and (root_certificates is not None or insecure):
         raise UsageError(
-            "nothing is sent to a SuperLink",
+            "the options for a SuperLink need its address",
             expected="--superlink ADDRESS beside --root-certificates or --insecure",
             got="no address",
             remedy="leave them out, or give --engine flower --superlink ADDRESS",
@@ -73,7 +75,7 @@ def chosen(
 
 
 def _trusted(address: str, root_certificates: Path | None, insecure: bool) -> Path | None:
-    """The certificates to trust, or None where messages may travel in the clear."""
+    """The certificates to trust, or None if messages may travel in the clear."""
     if root_certificates is not None and insecure:
         raise UsageError(
             "a connection is either secured or not",
@@ -86,9 +88,9 @@ def _trusted(address: str, root_certificates: Path | None, insecure: bool) -> Pa
             return None
         raise UsageError(
             f"models would travel to {address} in the clear",
-            expected="--root-certificates FILE, the PEM file that vouches for the SuperLink",
-            got="none, and another machine",
-            remedy="give the file; --insecure only where a tunnel or a closed network protects it",
+            expected="--root-certificates FILE, the PEM file of the SuperLink",
+            got="no certificates, and an address on another machine",
+            remedy="give the file; use --insecure only inside a tunnel or a closed network",
         )
     try:
         text = read_text(root_certificates, encoding="ascii")
@@ -98,18 +100,16 @@ def _trusted(address: str, root_certificates: Path | None, insecure: bool) -> Pa
         why = "no certificate in it"
     if "-----BEGIN CERTIFICATE-----" not in text:
         raise UsageError(
-            f"{root_certificates} holds no root certificates",
+            f"{root_certificates} does not hold root certificates",
             expected="a PEM file: -----BEGIN CERTIFICATE-----",
             got=why,
-            remedy="give the file that flower-supernode has as --root-certificates",
+            remedy="give the same file as to flower-supernode --root-certificates",
         )
     return root_certificates.resolve()
 
 
 def is_loopback(address: str) -> bool:
-    """Whether HOST:PORT never leaves this machine."""
-    import ipaddress
-
+    """Whether HOST:PORT is on this machine."""
     host = address.rpartition(":")[0].strip("[]") or address
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -137,7 +137,7 @@ def clients_of(config: Config) -> int:
 
 
 def record(grid: Any, config: Config, path: Path, progress: Progress, timeout: float) -> None:
-    """Play the federation of a config on a grid, and record it."""
+    """Run the federation of a config on a grid, and record it."""
     from fedaudit.recorders.flower.engine import Fleet
 
     experiment = to_toml({k: v for k, v in config.raw.items() if k != "audits"})
@@ -149,14 +149,14 @@ def record(grid: Any, config: Config, path: Path, progress: Progress, timeout: f
 
 
 def client_app() -> Any:
-    """What a SuperNode runs."""
+    """The app that a SuperNode runs."""
     from fedaudit.recorders.flower import engine
 
     return engine.client_app(train_one)
 
 
 def server_app() -> Any:
-    """What the SuperLink runs: reads the experiment from where the run config says."""
+    """The app that the SuperLink runs; the run config holds the path of the experiment."""
     from fedaudit.recorders.flower import engine
 
     def play(grid: Any, run_config: Mapping[str, Any]) -> None:
@@ -168,10 +168,10 @@ def server_app() -> Any:
             config = load({k: v for k, v in raw.items() if k != "audits"})
             record(grid, config, path, no_progress, float(str(run_config[WAIT])))
         except Exception as error:
-            # the other process asks why: our own words, not a traceback
+            # for the process that waits: a message, not a traceback
             own = isinstance(error, FedauditError)
-            said = str(error) if own else f"{type(error).__name__}: {error}"
-            failure.write_text(said, encoding="utf-8")
+            message = str(error) if own else f"{type(error).__name__}: {error}"
+            failure.write_text(message, encoding="utf-8")
             raise
 
     return engine.server_app(play, [])
@@ -205,7 +205,7 @@ clientapp = "engine.client:app"
 
 
 class Deployment:
-    """Train on a running SuperLink, on whose machine this is called, and its SuperNodes."""
+    """Train on the SuperNodes of a running SuperLink on this machine."""
 
     def __init__(
         self, address: str, timeout: float = TIMEOUT, *, root_certificates: Path | None = None
@@ -232,11 +232,11 @@ class Deployment:
                 "the deployment did not finish",
                 expected=f"{config.federation.rounds} rounds",
                 got=f"{recorded}",
-                remedy="see the SuperLink's log; the same command goes on from there",
+                remedy="see the SuperLink's log; the same command continues from there",
             )
 
     def _run(self, folder: Path, path: Path) -> None:
-        """Hand the app to the SuperLink and wait for its end."""
+        """Submit the app to the SuperLink and wait for its end."""
         app, home = folder / "app", folder / "home"
         (app / "engine").mkdir(parents=True)
         home.mkdir()
@@ -245,8 +245,6 @@ class Deployment:
             OUT: str(path.resolve()),
             WAIT: self.timeout,
         }
-        import json
-
         lines = "\n".join(f"{k} = {json.dumps(v)}" for k, v in settings.items())
         (app / "pyproject.toml").write_text(APP.format(config=lines), encoding="utf-8")
         (app / "engine" / "__init__.py").write_text("", encoding="utf-8")
@@ -278,10 +276,10 @@ class Deployment:
             plain = (line.strip("╭╮╰╯│─ ") for line in done.stdout.splitlines())
             last = [line for line in plain if line]
             raise TraceError(
-                f"the SuperLink at {self.address} did not take the run",
+                f"the SuperLink at {self.address} did not accept the run",
                 expected="a running SuperLink",
                 got=last[-1] if last else f"exit code {done.returncode}",
                 remedy="flower-superlink --insecure --host 127.0.0.1 --port PORT"
                 if self.root_certificates is None
-                else "see that the certificates vouch for this address",
+                else "check that the certificates are valid for this address",
             )

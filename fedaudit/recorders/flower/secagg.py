@@ -1,12 +1,12 @@
-"""Record Flower's own secure aggregation: what its server sees of a round of SecAgg or SecAgg+.
+"""Record Flower's own secure aggregation: the server's view of a round of SecAgg or SecAgg+.
 
     workflow = RecordingSecAggWorkflow(SecAggPlusWorkflow(3, 2), "trace", names=list(state_dict))
     DefaultWorkflow(fit_workflow=workflow)(grid, context)
 
-The trace of a round: the model to every client, the masked vector of every client (and the sizes of
-keys and shares), the question who is in the sum, and the sum that was opened. The sum is that of
-the weighted updates: what was opened minus the models that had been sent. Flower masks tensors
-alone: numbers of examples and metrics travel in the clear, and are on record like that.
+A round's trace contains the model to every client, every client's masked vector (and the sizes of
+keys and shares), the query with the members of the sum, and the opened sum. That is the sum of
+weighted updates: the opened values minus the sent models. Flower masks only tensors; numbers of
+examples and metrics travel in the clear and are recorded in the clear.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ from fedaudit.recorders.flower import require
 from fedaudit.recorders.flower.arrays import Content, Named, Scalars, single, weight_of
 from fedaudit.recorders.flower.legacy import instructed, name_arrays
 from fedaudit.recorders.flower.protections import MASKED_BY, declared_by
-from fedaudit.recorders.flower.tape import WEIGHT, Heard, Keep, Sent, Tape
+from fedaudit.recorders.flower.tape import WEIGHT, Reply, Sent, Tape, TapeOptions
 from fedaudit.trace import AGGREGATOR, SERVER
 from fedaudit.trace.ledger import QUERY, query_layout
 from fedaudit.trace.recorder import RoundWriter
 from fedaudit.trace.schema import FAILED, LEFT_OUT, REFUSED, STAGE, UNANSWERED
 
 MASKED = "masked"
-"""The layout of masked vectors: the masked weight, then every tensor."""
+"""Layout of masked vectors: the masked weight, then every tensor."""
 FACTOR = "masked/weight"
 
 
 @dataclass
 class Exchange:
-    """One stage of the protocol with one client: bytes each way, and what came back."""
+    """One stage of the protocol with one client: bytes in both directions, and the reply."""
 
     stage: str
     node: int
     down: int
     up: int = 0
-    told: Scalars = field(default_factory=dict)
+    scalars: Scalars = field(default_factory=dict)
     vector: list[npt.NDArray[Any]] | None = None
     failed: str = ""
 
@@ -71,7 +71,7 @@ class SecAggTape(Tape):
         self.modulus = 1 << 32
 
     def declare(self, threshold: int, others: Sequence[Mapping[str, Any]]) -> None:
-        """What stands in the manifest: told by the first messages of a run."""
+        """Set the declared protections; the first messages of a run show them."""
         if self._recorder is None:
             own = {
                 "name": "secure_aggregation",
@@ -96,15 +96,15 @@ class SecAggTape(Tape):
     def _vector_shapes(self) -> dict[str, tuple[int, ...]]:
         return {FACTOR: (1,), **{f"masked/{k}": s for k, s in self._shapes.items()}}
 
-    def hear_sum(self, legs: Sequence[Exchange], mean: Named | None, why: str) -> None:
-        """A round, which is written now. `mean`: what was opened; None and `why` it was not."""
+    def record_sum(self, legs: Sequence[Exchange], mean: Named | None, why: str) -> None:
+        """Write a round. `mean`: the opened mean, or None and `why` it was not opened."""
         self._next += 1
         if not self._shapes:
             return
         masked = [leg for leg in legs if leg.stage == Stage.COLLECT_MASKED_VECTORS]
-        self._learn_names([Heard(leg.node, Content({}, told=leg.told)) for leg in masked])
+        self._learn_names([Reply(leg.node, Content({}, scalars=leg.scalars)) for leg in masked])
         recorder = self._writer([])
-        # the model travels with the shares: nobody who left before has received it
+        # the model travels with the shares: clients that left earlier have not received it
         reached = {leg.node for leg in masked}
         chosen = [s.node for s in self._sent]
         self._sent = [s for s in self._sent if s.node in reached]
@@ -119,7 +119,7 @@ class SecAggTape(Tape):
         self._sent = []
 
     def _write_legs(self, wire: RoundWriter, legs: Sequence[Exchange], step: int) -> None:
-        """What each client was sent in a stage beside the model, and what it sent back."""
+        """Write what each client received in a stage besides the model, and its reply."""
         for leg in legs:
             who = self.name(leg.node)
             notes = {STAGE: leg.stage, **self._newcomer(who)}
@@ -138,20 +138,20 @@ class SecAggTape(Tape):
                 SERVER,
                 payload,
                 step=step + 1,
-                weight=weight_of(leg.told, WEIGHT),
+                weight=weight_of(leg.scalars, WEIGHT),
                 size=leg.up,
-                metadata=leg.told,
+                metadata=leg.scalars,
                 notes=notes,
             )
 
     def _vector(self, leg: Exchange) -> tuple[Named | None, str]:
-        """A masked vector by its names in the trace, or why it is not recorded."""
+        """A masked vector by its names in the trace, or the reason why it is not recorded."""
         if leg.vector is None:
             return None, ""
         shapes = self._vector_shapes()
         got = [a.shape for a in leg.vector]
         if got != list(shapes.values()):
-            refused = f"tensors of shapes {got}, the model has others"
+            refused = f"tensors of shapes {got}, unlike the model"
             warnings.warn(f"a masked vector is not recorded: {refused}", stacklevel=2)
             return None, refused
         found = dict(zip(shapes, leg.vector, strict=True))
@@ -165,14 +165,14 @@ class SecAggTape(Tape):
         mean: Named | None,
         why: str,
     ) -> None:
-        """Who is in the sum, and the sum."""
+        """Write the query with the members of the sum, and the sum."""
         names = [self.name(n) for n in asked]
         late = sorted(set(names) - set(self._columns))
         asks: dict[str, Any] = {QUERY: 0}
         notes: dict[str, Any] = {}
         question = None
         if late:
-            # a table has columns for those who were there at the start
+            # the query table has columns only for nodes that were there at the start
             notes[LEFT_OUT] = f"nodes that joined later: {', '.join(late)}"
             warnings.warn(f"a sum is not recorded: {notes[LEFT_OUT]}", stacklevel=2)
         else:
@@ -183,31 +183,38 @@ class SecAggTape(Tape):
         wire.send("query", SERVER, AGGREGATOR, question, step=step, metadata=asks, notes=notes)
         if mean is None:
             return
-        weights = {n: weight_of(leg.told, WEIGHT) for n, leg in members.items()}
+        weights = {n: weight_of(leg.scalars, WEIGHT) for n, leg in members.items()}
         total = sum(weights.values())
         opened = {k: total * a.astype(np.float64) for k, a in mean.items() if k not in self._whole}
         for sent in self._sent:
             if sent.node in weights:
                 for k, a in opened.items():
                     a -= weights[sent.node] * sent.content.model[k]
-        told = {QUERY: 0, "total weight": total}
+        given = {QUERY: 0, "total weight": total}
         payload = None if late else {k: a.astype(np.float32) for k, a in opened.items()}
         size = sum(a.nbytes for a in mean.values())
         wire.send(
-            "sum", AGGREGATOR, SERVER, payload, step=step + 1, size=size, metadata=told, notes=notes
+            "sum",
+            AGGREGATOR,
+            SERVER,
+            payload,
+            step=step + 1,
+            size=size,
+            metadata=given,
+            notes=notes,
         )
 
 
 def _bytes(configs: Mapping[str, Any]) -> int:
-    """Of a record's keys and values; Flower's own count has no answer for an empty list."""
+    """Size of a record's keys and values; Flower's own count fails on an empty list."""
     values = [
         v for given in configs.values() for v in (given if isinstance(given, list) else [given])
     ]
     return sum(map(len, configs)) + sum(len(v) if isinstance(v, str | bytes) else 8 for v in values)
 
 
-class _Overheard(Grid):
-    """A grid that notes what passes through it."""
+class _ListeningGrid(Grid):
+    """A grid that passes messages on and reports them to `note`."""
 
     def __init__(self, grid: Grid, note: Callable[[list[Message], list[Message]], None]) -> None:
         self._grid, self._note = grid, note
@@ -241,12 +248,12 @@ class _Overheard(Grid):
 
 
 class RecordingSecAggWorkflow:
-    """A workflow that does what SecAgg(Plus)Workflow does, and writes a trace of it.
+    """Wraps a SecAgg(Plus)Workflow and writes a trace of it.
 
-    Messages, results and failures pass through unchanged. Give it as the `fit_workflow`, around the
-    one of Flower; the trace is complete after the last round of the run. `names` are the keys of
-    the model's state dict; `masked=False` keeps of masked vectors the first number and the
-    size: no audit of ours reads them. The other settings are those of RecordingStrategy.
+    Messages, results and failures pass through unchanged. Use it as the `fit_workflow`, around
+    Flower's own; the trace is complete after the last round. `names` are the keys of the model's
+    state dict. `masked=False` records only the first number and the size of masked vectors, since
+    no audit reads them. The other settings are those of RecordingStrategy.
     """
 
     def __init__(
@@ -273,7 +280,7 @@ class RecordingSecAggWorkflow:
         self.workflow, self._names = workflow, names
         self._tape = SecAggTape(
             path,
-            Keep(tensors=tensors, dtype=dtype, purpose=purpose, retention=retention),
+            TapeOptions(tensors=tensors, dtype=dtype, purpose=purpose, retention=retention),
             about={"workflow": type(workflow).__name__, "software": f"flwr {require()}"},
             task=task,
             name_by=name_by,
@@ -288,25 +295,25 @@ class RecordingSecAggWorkflow:
 
     def __call__(self, grid: Grid, context: Context) -> None:
         if not isinstance(context, LegacyContext):
-            self.workflow(grid, context)  # its own words
+            self.workflow(grid, context)  # raises Flower's own error
             return
         self._legs, self._begun = [], False
         self._tape.about("aggregation", type(context.strategy).__name__)
         try:
             with self._listening(context, list(grid.get_node_ids())):
-                self.workflow(_Overheard(grid, self._note), context)
+                self.workflow(_ListeningGrid(grid, self._note), context)
         finally:
-            if self._begun:  # the strategy was never asked: the sum was not opened
+            if self._begun:  # the strategy was not called: the sum was not opened
                 self._write(None, self._stopped())
         self._finish(context)
 
     def close(self) -> None:
-        """Mark the trace complete; this is done after the last round."""
+        """Mark the trace complete; the last round does this itself."""
         self._tape.close()
 
     @contextmanager
     def _listening(self, context: LegacyContext, nodes: Sequence[int]) -> Iterator[None]:
-        """The strategy's two methods of a round, leading through here."""
+        """Record the strategy's two methods of a round."""
         inner = context.strategy
         configure, aggregate = inner.configure_fit, inner.aggregate_fit
         others = declared_by(inner)
@@ -331,7 +338,7 @@ class RecordingSecAggWorkflow:
             server_round: int, results: list[tuple[ClientProxy, FitRes]], failures: Any
         ) -> Any:
             if results:
-                # one mean for all of them: what was opened
+                # all results hold the same opened mean
                 self._write(name_arrays(results[0][1].parameters, self._names), "")
             return aggregate(server_round, results, failures)
 
@@ -346,7 +353,7 @@ class RecordingSecAggWorkflow:
             vars(inner).update(own)
 
     def _threshold(self, clients: int) -> int:
-        """Fewest clients in a sum, by the workflow's own rule: a number, or a part of shares."""
+        """Fewest clients in a sum by the workflow's rule: a number, or a fraction of shares."""
         w = self.workflow
         self._tape.modulus = w.modulus_range
         if isinstance(w.reconstruction_threshold, int):
@@ -382,12 +389,12 @@ class RecordingSecAggWorkflow:
                 arrays: Any = configs[Key.MASKED_PARAMETERS]
                 leg.vector = [bytes_to_ndarray(b) for b in arrays]
                 answer = compat.recorddict_to_fitres(reply.content, True)
-                leg.told = {k: single(v) for k, v in answer.metrics.items()}
-                leg.told[WEIGHT] = answer.num_examples
+                leg.scalars = {k: single(v) for k, v in answer.metrics.items()}
+                leg.scalars[WEIGHT] = answer.num_examples
         self._legs += legs.values()
 
     def _stopped(self) -> str:
-        """Why there is no sum, as far as the messages tell."""
+        """The reason why there is no sum, as far as the messages show it."""
         if not self._legs:
             return "fewer than two clients"
         last = self._legs[-1].stage
@@ -400,10 +407,10 @@ class RecordingSecAggWorkflow:
 
     def _write(self, mean: Named | None, why: str) -> None:
         self._begun = False
-        self._tape.hear_sum(self._legs, mean, why)
+        self._tape.record_sum(self._legs, mean, why)
 
     def _finish(self, context: LegacyContext) -> None:
-        if self._tape.heard >= context.config.num_rounds:
+        if self._tape.rounds_done >= context.config.num_rounds:
             last = context.state.array_records.get(MAIN_PARAMS_RECORD)
             parameters = None if last is None else compat.arrayrecord_to_parameters(last, True)
             released = None if parameters is None else name_arrays(parameters, self._names)

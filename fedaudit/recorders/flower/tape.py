@@ -1,7 +1,7 @@
-"""Rounds of a Flower run on their way into a trace: what was sent, what came back, what came out.
+"""Write the rounds of a Flower run into a trace.
 
-A round is written before the strategy sees its replies: what the server received stays on record
-even if it cannot make anything of it. Names, shapes and layouts are those of the first model.
+A round is written before the strategy sees its replies, so the trace has them even if aggregation
+fails. Names, shapes and layouts are those of the first model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedaudit.trace.store import read_manifest
 Sends = Literal["model", "delta", "gradient"]
 
 WEIGHT = "num-examples"
-"""Where Flower's strategies look for a reply's weight, unless they are told otherwise."""
+"""The metric that Flower's strategies use as a reply's weight by default."""
 SKETCH = "sketch"
 
 
@@ -38,7 +38,7 @@ def party(node: int | str) -> str:
 
 @dataclass(frozen=True)
 class Sent:
-    """A model on its way to a node; `number` of the message, once it has one."""
+    """A model sent to a node; `number` is the id of its message, once it has one."""
 
     node: int | str
     content: Content
@@ -50,8 +50,8 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Heard:
-    """A reply: its content, or None and why (`failed`); `answers` the number of a message."""
+class Reply:
+    """A reply: its content, or None and the reason (`failed`); `answers`: id of the message."""
 
     node: int | str
     content: Content | None
@@ -60,13 +60,13 @@ class Heard:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keep:
-    """What of a run goes into its trace.
+class TapeOptions:
+    """Which parts of a run the trace keeps.
 
-    `tensors` those that match, all by default; `dtype` "float16" halves the space; `sketch` the
-    width of a random projection that is kept **instead of** the updates, models are left out:
-    enough to link updates, not to invert them. The signs are drawn from the operating system and
-    forgotten. `purpose` and `retention` stand in the manifest: why, and until when.
+    `tensors`: name patterns, all by default. `dtype`: "float16" halves the space. `sketch`: the
+    width of a random projection that is recorded **instead of** updates and models; it allows
+    linking updates but not inverting them. Its signs come from the operating system and are not
+    stored. `purpose` and `retention` go into the manifest.
     """
 
     tensors: str | Sequence[str] = "*"
@@ -78,7 +78,7 @@ class Keep:
     def __post_init__(self) -> None:
         if self.sketch is not None and (self.sketch < 2 or self.tensors != "*"):
             raise UsageError(
-                "a sketch is of whole updates",
+                "a sketch covers whole updates",
                 expected="a width of at least 2, and no choice of tensors",
                 got=f"sketch={self.sketch}, tensors={self.tensors!r}",
                 remedy="sketch=8191, or tensors= alone",
@@ -91,7 +91,7 @@ class Tape:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        keep: Keep,
+        keep: TapeOptions,
         *,
         about: Mapping[str, Any],
         declared: Sequence[Mapping[str, Any]] = (),
@@ -119,7 +119,7 @@ class Tape:
         self._nodes: list[int | str] = []
         self._sent: list[Sent] = []
         self._earlier: dict[str, int] = {}
-        self._first, self._next = 0, 1  # rounds before this start; the one that is due
+        self._first, self._next = 0, 1  # rounds before this start; the next round
         self._fold: Any = None
 
     @property
@@ -128,12 +128,12 @@ class Tape:
         return self._shapes
 
     @property
-    def heard(self) -> int:
-        """Rounds of this start that were heard to their end."""
+    def rounds_done(self) -> int:
+        """Complete rounds since this start."""
         return self._next - 1
 
     def about(self, key: str, value: Any) -> None:
-        """One more word about the federation, before anything is written."""
+        """Add a fact about the federation, before anything is written."""
         if self._recorder is None:
             self._about[key] = value
 
@@ -143,12 +143,12 @@ class Tape:
         """A node's name: the same in every round."""
         return self._names.setdefault(node, party(node))
 
-    def _learn_names(self, heard: Iterable[Heard]) -> None:
-        """Nodes that say who they are, before they are first written down."""
+    def _learn_names(self, replies: Iterable[Reply]) -> None:
+        """Take names that nodes report, before these nodes are first recorded."""
         if self._name_by is None:
             return
-        for reply in heard:
-            own = None if reply.content is None else reply.content.told.get(self._name_by)
+        for reply in replies:
+            own = None if reply.content is None else reply.content.scalars.get(self._name_by)
             if own is None or reply.node in self._names:
                 continue
             name = own if isinstance(own, str) else f"client-{own}"
@@ -164,7 +164,7 @@ class Tape:
         nodes: Iterable[int | str] = (),
         model: Content | None = None,
     ) -> None:
-        """A round's models are about to leave. `model` stands for them where nobody was chosen."""
+        """Start a round with its models; `model` replaces them if no node was chosen."""
         if number == 1 and self.resume and self._recorder is not None:
             self._first, self._next = self._recorder.rounds, 1
         if number != self._next:
@@ -181,42 +181,42 @@ class Tape:
         if not self._shapes and first is not None:
             self._shapes = {k: a.shape for k, a in first.model.items()}
             self._whole = {k for k, a in first.model.items() if a.dtype.kind != "f"}
-            layouts_like(first.model)  # refused before anything is sent, not after
+            layouts_like(first.model)  # refuses a bad model before anything is sent
 
-    def hear(self, heard: Sequence[Heard]) -> None:
-        """The replies of the round, which is written now."""
+    def record_replies(self, replies: Sequence[Reply]) -> None:
+        """Write the round with its replies."""
         self._next += 1
         if not self._shapes:
-            return  # no model was ever there: there is nothing to record
-        self._learn_names(heard)
-        recorder = self._writer(heard)
+            return  # no model yet: nothing to record
+        self._learn_names(replies)
+        recorder = self._writer(replies)
         asked = {s.number: s.node for s in self._sent if s.number}
         chosen = {s.node for s in self._sent}
         late = [
             r.node not in chosen or (r.answers in self._earlier and r.answers not in asked)
-            for r in heard
+            for r in replies
         ]
         with recorder.round() as wire:
-            # a late reply is to an earlier model: it comes before this round's
+            # a late reply answers an earlier model: it comes before this round's model
             at = 1 if any(late) else 0
-            for reply in (r for r, is_late in zip(heard, late, strict=True) if is_late):
+            for reply in (r for r, is_late in zip(replies, late, strict=True) if is_late):
                 self._write_reply(wire, reply, 0, {LATE: True}, None)
             models = self._write_models(wire, at)
             seen: set[int | str] = set()
-            for reply in (r for r, is_late in zip(heard, late, strict=True) if not is_late):
-                # it answered twice: both are on record
+            for reply in (r for r, is_late in zip(replies, late, strict=True) if not is_late):
+                # a node that replied twice: record both
                 again: dict[str, Any] = {AGAIN: True} if reply.node in seen else {}
                 seen.add(reply.node)
                 self._write_reply(wire, reply, at + 1, again, models.get(reply.node))
             for silent in (s for s in self._sent if s.node not in seen):
                 why = {FAILED: "no answer in time"}
-                reply = Heard(silent.node, None)
+                reply = Reply(silent.node, None)
                 self._write_reply(wire, reply, at + 1, why, None)
         self._earlier |= dict.fromkeys(asked, recorder.rounds)
         self._sent = []
 
     def _write_models(self, wire: RoundWriter, step: int) -> dict[int | str, Named]:
-        """The model to every node; equal ones are laid out once."""
+        """Write the model to every node; equal models are stored once."""
         written: dict[int, int] = {}
         for s in self._sent:
             known, who = written.get(id(s.content)), self.name(s.node)
@@ -236,7 +236,7 @@ class Tape:
                 None if hidden else payload,
                 step=step,
                 size=s.content.size,
-                metadata=s.content.told,
+                metadata=s.content.scalars,
                 notes={**notes, **self._newcomer(who)},
             )
         return {
@@ -246,7 +246,7 @@ class Tape:
     def _write_reply(
         self,
         wire: RoundWriter,
-        reply: Heard,
+        reply: Reply,
         step: int,
         notes: Mapping[str, Any],
         model: Named | None,
@@ -264,7 +264,7 @@ class Tape:
         if wrong:
             notes = {**notes, REFUSED: wrong}
         else:
-            weight = weight_of(content.told, self._weight_key)
+            weight = weight_of(content.scalars, self._weight_key)
         if not wrong and self.keep.sketch is not None:
             row = self._sketched(content.model, model)
             if row is not None:
@@ -280,25 +280,25 @@ class Tape:
             step=step,
             weight=weight,
             size=content.size,
-            metadata=content.told,
+            metadata=content.scalars,
             notes=notes,
         )
 
     def _newcomer(self, who: str) -> dict[str, Any]:
-        """A note about a node that joined after the manifest had listed all of them."""
+        """A note for a node that joined after the manifest was written."""
         about = {} if self._recorder is None else self._recorder.manifest.federation
         listed = about.get("clients") or about.get("parties")
         return {JOINED: True} if listed and who not in listed else {}
 
     def _misfit(self, content: Content, what: str) -> str:
-        """What of a message is not as in the first model; then its size alone is on record."""
+        """How a message differs from the first model; if it does, only its size is recorded."""
         wrong = misfit(content.model, self._shapes)
         if wrong:
             warnings.warn(f"{what} not recorded: {wrong}", stacklevel=2)
         return wrong
 
     def _payload(self, content: Content) -> tuple[Named, dict[str, Any]]:
-        """All arrays of a message by their names in the trace, and notes on what was not kept."""
+        """All arrays of a message by their names in the trace, and notes on what was left out."""
         rounded = [k for k in self._whole if content.model[k].dtype.kind == "f"]
         payload = dict(content.model)
         for name in rounded:
@@ -315,7 +315,7 @@ class Tape:
         return payload, notes
 
     def _sketched(self, reply: Named, model: Named | None) -> npt.NDArray[np.float32] | None:
-        """The random projection (m,) of an update; None where its model is not known."""
+        """The random projection (m,) of an update; None if its model is not known."""
         if model is None and self._sends == "model":
             return None
         layout = layouts_like({k: a for k, a in reply.items() if k not in self._whole})[MODEL]
@@ -335,10 +335,10 @@ class Tape:
 
     # -- the file --------------------------------------------------------------------------------
 
-    def _writer(self, heard: Sequence[Heard]) -> Recorder:
+    def _writer(self, replies: Sequence[Reply]) -> Recorder:
         if self._recorder is not None:
             return self._recorder
-        contents = [*(s.content for s in self._sent), *(r.content for r in heard if r.content)]
+        contents = [*(s.content for s in self._sent), *(r.content for r in replies if r.content)]
         layouts = self._layouts(contents)
         everyone = [self.name(n) for n in self._nodes if n in self._names or not self._name_by]
         about = {**self._about, "hubs": [SERVER]}
@@ -349,7 +349,7 @@ class Tape:
         declared, task = tuple(self._declared), self._task
         old = self.path / "manifest.json"
         if self.resume and old.exists():
-            # nodes get new identifiers when a run is started again: the first list stands
+            # nodes get new ids when a run starts again: keep the first list
             manifest, _ = read_manifest(old)
             about, declared = dict(manifest.federation), manifest.declared
             task = dict(manifest.task)
@@ -369,7 +369,7 @@ class Tape:
         return self._recorder
 
     def _layouts(self, contents: Sequence[Content]) -> dict[str, Layout]:
-        """Of the model, of its whole numbers, and of every further record of the first round."""
+        """Layouts of the model, of its integer tensors, and of further records in round 1."""
         if self.keep.sketch is not None:
             floats = sum(int(np.prod(s)) for k, s in self._shapes.items() if k not in self._whole)
             return {MODEL: Layout.of([(SKETCH, (min(self.keep.sketch, floats),))])}
@@ -389,7 +389,7 @@ class Tape:
         return layouts
 
     def close(self, released: Named | None = None) -> None:
-        """Mark the trace complete. `released`: the model that left the federation at the end."""
+        """Mark the trace complete. `released`: the final model of the federation."""
         recorder = self._recorder
         if recorder is None or recorder.manifest.complete:
             return
@@ -399,7 +399,7 @@ class Tape:
         recorder.close()
 
     def _release(self, recorder: Recorder, released: Named) -> None:
-        """The last round again, with the model that came out of it."""
+        """Add the released model to the last round."""
         payload, notes = self._payload(Content(released))
         with recorder.last_round() as wire:
             wire.send(

@@ -10,7 +10,7 @@ from fedaudit.audits.active_membership import ActiveMembership, scores
 from fedaudit.audits.active_membership.scores import Counts
 from fedaudit.audits.audit import Knowledge
 from fedaudit.errors import ConfigError, NotApplicable
-from fedaudit.knowledge import Desk, of_config
+from fedaudit.knowledge import KnowledgeBuilder, of_config
 from fedaudit.randomness import Seed
 from fedaudit.reporting.findings import judge
 from fedaudit.results import AuditResult, Bound, Estimate, Underpowered
@@ -46,8 +46,8 @@ class Run:
         federation.run(recorder, self.truth)
         self.trace = recorder.trace()
 
-    def desk(self, seed=1):
-        return Desk(
+    def builder(self, seed=1):
+        return KnowledgeBuilder(
             self.trace,
             self.truth,
             Seed(seed),
@@ -57,7 +57,7 @@ class Run:
 
     def audit(self, seed=1, **settings):
         asked = ActiveMembership(**{**SMALL, "records": 12, **settings})
-        return audit_one(asked, self.trace, self.truth, seed, self.desk(seed))
+        return audit_one(asked, self.trace, self.truth, seed, self.builder(seed))
 
 
 @pytest.fixture(scope="module")
@@ -229,14 +229,14 @@ def test_same_seed_same_result_and_it_survives_json(plain):
 
 def test_without_truth_nothing_is_scored(plain):
     audit = ActiveMembership(**SMALL, records=5)
-    knowledge, _ = plain.desk().knowledge_for(audit)
+    knowledge, _ = plain.builder().knowledge_for(audit)
     guess = audit.attack(plain.trace.seen_by("server"), knowledge, np.random.default_rng(0))
     assert "no truth" in str(audit.score(guess, None, np.random.default_rng(0)).need)
 
 
 def test_coins_are_in_the_truth_and_not_in_the_guess(plain):
     audit = ActiveMembership(**SMALL, records=5)
-    knowledge, truth = plain.desk().knowledge_for(audit)
+    knowledge, truth = plain.builder().knowledge_for(audit)
     assert set(truth.members) >= {"figure", "recorded"}
     assert knowledge.candidates == {}
     guess = audit.attack(plain.trace.seen_by("server"), knowledge, np.random.default_rng(0))

@@ -9,7 +9,7 @@ import pytest
 from fedaudit.audits.attribution import Attribution, scoring, theory
 from fedaudit.audits.audit import Knowledge
 from fedaudit.errors import ConfigError, NotApplicable
-from fedaudit.knowledge import Desk
+from fedaudit.knowledge import KnowledgeBuilder
 from fedaudit.randomness import Seed
 from fedaudit.reporting.findings import judge
 from fedaudit.results import AuditResult
@@ -54,15 +54,15 @@ def grouped(tmp_path_factory):
     return recorded(tmp_path_factory.mktemp("groups") / "run", GROUPS, **changes)
 
 
-def desk(case):
+def builder(case):
     config, trace, truth = case
-    return Desk(trace, truth, Seed(1), None, config)
+    return KnowledgeBuilder(trace, truth, Seed(1), None, config)
 
 
 def audited(case, **settings):
     config, trace, truth = case
     audit = replace(config.audits["attribution"], **settings)
-    return audit_one(audit, trace, truth, 1, desk(case))
+    return audit_one(audit, trace, truth, 1, builder(case))
 
 
 @pytest.mark.parametrize("plan", ["paired", "grouped"])
@@ -109,7 +109,7 @@ def published_scores(marks, start, estimates):
 def test_estimates_of_the_audit_equal_those_of_plain_updates(paired):
     """Naive twin: the same pairs on raw updates, through no protocol and no ledger."""
     config, trace, truth = paired
-    knowledge, _ = desk(paired).knowledge_for(config.audits["attribution"])
+    knowledge, _ = builder(paired).knowledge_for(config.audits["attribution"])
     audit = config.audits["attribution"]
     guess = audit.attack(trace.seen_by("server"), knowledge, np.random.default_rng(0))
     marks = knowledge.extra["marks"]
@@ -153,7 +153,7 @@ def test_contracts(paired):
     assert first == again
     assert AuditResult.from_json(first.to_json()) == first
     config, trace, _ = paired
-    unknown = Desk(trace, None, Seed(1), None, config)
+    unknown = KnowledgeBuilder(trace, None, Seed(1), None, config)
     blind = audit_one(config.audits["attribution"], trace, None, 1, unknown)
     assert "detected" not in blind.estimates
     assert blind.estimates["clients_named"] == first.estimates["clients_named"]
@@ -161,7 +161,7 @@ def test_contracts(paired):
 
 def test_a_ledger_without_the_servers_notes_is_read_by_pooling(paired):
     config, trace, truth = paired
-    known, _ = desk(paired).knowledge_for(config.audits["attribution"])
+    known, _ = builder(paired).knowledge_for(config.audits["attribution"])
     extra = {"marks": known.extra["marks"]}
     audit = config.audits["attribution"]
     guess = audit.attack(
@@ -178,7 +178,7 @@ def test_vantage_and_needs(paired, tmp_path):
     audit = config.audits["attribution"]
     with pytest.raises(NotApplicable, match="no keys"):
         audit.attack(trace.seen_by("server"), Knowledge(), np.random.default_rng(0))
-    knowledge, _ = desk(paired).knowledge_for(audit)
+    knowledge, _ = builder(paired).knowledge_for(audit)
     with pytest.raises(NotApplicable, match="sees no sums"):
         audit.attack(trace.seen_by("client-03"), knowledge, np.random.default_rng(0))
     alone = recorded(tmp_path / "run", {"threshold": 5, "masks": "skipped"})
@@ -245,7 +245,7 @@ def test_rounds_in_which_clients_drop_out_are_read_for_those_who_are_left(tmp_pa
     case = recorded(tmp_path / "run", protection, seed=8)
     config, trace, truth = case
     server, audit = trace.seen_by("server"), config.audits["attribution"]
-    knowledge, _ = desk(case).knowledge_for(audit)
+    knowledge, _ = builder(case).knowledge_for(audit)
     guess = audit.attack(server, knowledge, np.random.default_rng(0))
     assert guess.rounds == tuple(trace.rounds)
     assert "published scores: estimates of the published pairs" in guess.reading
@@ -295,7 +295,7 @@ def test_clients_are_named_after_rounds_of_the_trace_not_after_looks(tmp_path):
     case = recorded(tmp_path / "run", protection, seed=6)
     config, trace, _ = case
     audit = config.audits["attribution"]
-    knowledge, _ = desk(case).knowledge_for(audit)
+    knowledge, _ = builder(case).knowledge_for(audit)
     guess = audit.attack(trace.seen_by("server"), knowledge, np.random.default_rng(0))
     assert guess.rounds == (1, 3, 4)
     second = replace(guess, sequential=replace(guess.sequential, first=np.arange(10) % 4))
@@ -334,7 +334,7 @@ def test_what_cannot_be_told_apart_is_not_called_clean(tmp_path):
 
 def test_queries_without_an_answer_are_not_called_unasked(tmp_path):
     case = recorded(tmp_path / "run", PAIRED | {"dropout": 0.9})
-    known, _ = desk(case).knowledge_for(case[0].audits["attribution"])
+    known, _ = builder(case).knowledge_for(case[0].audits["attribution"])
     with pytest.raises(NotApplicable, match=r"no query was answered(.|\n)*refused or failed"):
         Attribution().attack(case[1].seen_by("server"), known, np.random.default_rng(0))
 
@@ -353,7 +353,7 @@ def test_the_trade_off_between_the_plans(grouped):
     """On the same run: fewer sums and larger groups against exact updates."""
     config, trace, truth = grouped
     audit = config.audits["attribution"]
-    marks = desk(grouped).knowledge_for(audit)[0].extra["marks"]
+    marks = builder(grouped).knowledge_for(audit)[0].extra["marks"]
     updates = np.stack([truth.raw_updates(n)[1] for n in trace.rounds])
     server = trace.seen_by("server")
     starts = np.stack([server.received(n, "client-00", before=1) for n in trace.rounds])

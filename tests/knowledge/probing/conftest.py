@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedaudit.knowledge import Desk, of_config
+from fedaudit.knowledge import KnowledgeBuilder, of_config
 from fedaudit.randomness import Seed
 from fedaudit.setup.config import load
 from fedaudit.setup.prepare import build
@@ -62,5 +62,5 @@ def _audited(settings, seed=1, as_if=(), other=None, **protections):
     truth = MemoryTruth(facts)
     federation.run(recorder, truth)
     trace = recorder.trace()
-    desk = Desk(trace, truth, Seed(seed), lambda: of_config(config, trace), config)
-    return audit_one(config.audits["active_membership"], trace, truth, seed, desk)
+    builder = KnowledgeBuilder(trace, truth, Seed(seed), lambda: of_config(config, trace), config)
+    return audit_one(config.audits["active_membership"], trace, truth, seed, builder)

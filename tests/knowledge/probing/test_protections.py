@@ -1,4 +1,4 @@
-"""What games are played behind."""
+"""Protections in force during games."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_the_runs_own_mechanism_is_used_unless_the_audit_has_one(audited):
         local_dp={"epsilon": 2.0},
     )
     assert any("local DP by laplace" in note for note in other.notes)
-    assert any("in place of the run's" in note for note in other.notes)
+    assert any("instead of the run's" in note for note in other.notes)
 
 
 def test_a_config_with_a_bad_mechanism_is_refused(audited):
@@ -38,7 +38,7 @@ def test_what_if_protections_stand_before_the_server_in_games_too(audited):
     added = {"name": "secure_sum", "covers": ["sender"], "applied": "exactly"}
     result = audited({"recorded": 20}, as_if=[added])
     assert "right_client_named" in result.estimates
-    assert any("behind secure_sum, as if" in note for note in result.notes)
+    assert any("games use secure_sum, as if" in note for note in result.notes)
 
 
 def test_tokens_are_randomised_over_the_vocabulary(audited, text):

@@ -118,7 +118,7 @@ strategy = DifferentialPrivacyServerSideFixedClipping(FedAvg(), z, 1.0, 10)
 """
     (protection,) = examine(app(server)).protections
     assert protection.guarantee is None
-    assert "no epsilon can be told" in protection.note
+    assert "epsilon unknown" in protection.note
 
 
 def test_clipping_at_clients_needs_both_halves(app):
@@ -134,7 +134,7 @@ app = ClientApp(mods=[fixedclipping_mod])
     (problem,) = examine(app(wrapper)).problems
     assert "nobody clips" in problem
     (problem,) = examine(app(FEDAVG, mod)).problems
-    assert "answered by an error" in problem
+    assert "answer with errors only" in problem
     both = examine(app(wrapper, mod))
     assert both.problems == ()
     assert both.mods == ("fixedclipping_mod",)
@@ -196,7 +196,7 @@ app = ClientApp(client_fn=None, mods=[secaggplus_mod])
     assert newer.secure_aggregation.startswith("not available to this app")
     assert "Secure aggregation: not available" in newer.text()
     assert newer.protections == ()
-    assert any("older API alone" in p for p in newer.problems)
+    assert any("only with the older API" in p for p in newer.problems)
 
 
 def test_the_guard_and_local_dp_are_told_with_what_they_protect_against(app):
@@ -211,21 +211,21 @@ def load(x):
     guard, records = found.protections
     assert (guard.name, guard.where) == ("guard_mod", "shop/client.py:4")
     assert "server that plants a model" in guard.covers
-    assert "not trained on" in guard.note
+    assert "refuses such a model" in guard.note
     assert records.name == "protect_data"
     assert "not the labels" in records.covers
-    assert "grr with epsilon 4 a feature" in records.note
+    assert "grr with epsilon 4 per feature" in records.note
     assert "randomised features" in found.sees["server"]
     assert found.recorded
     assert found.problems == ()
     warns = client.replace("level=0.05", 'action="warn"').replace('"grr"', '"ome"')
     guard, records = examine(app(FEDAVG, warns)).protections
-    assert "trained on all the same" in guard.note
-    assert "epsilon 4 a record" in records.note
+    assert "still trains on such a model" in guard.note
+    assert "epsilon of 4 per record" in records.note
     other = client.replace('record_mod("traces"), guard_mod(level=0.05)', "guard_mod, record_mod")
     problems = examine(app(FEDAVG, other)).problems
     assert any("guard_mod is not called" in p for p in problems)
-    assert any("refuses are not on record" in p for p in problems)
+    assert any("refused rounds are not recorded" in p for p in problems)
 
 
 def test_noise_of_our_own_mod_is_accounted_for(app):
@@ -235,7 +235,7 @@ from fedaudit.flower import update_noise_mod
 app = ClientApp(mods=[update_noise_mod(clip=1.0)])
 """
     (protection,) = examine(app(FEDAVG, client)).protections
-    assert "no epsilon can be told" in protection.note
+    assert "epsilon unknown" in protection.note
     project = PROJECT.replace(
         "num-server-rounds = 20", "num-server-rounds = 20\nupdate-noise-multiplier = 3.0"
     )
@@ -270,8 +270,8 @@ def test_folders_that_are_no_app_say_why(app, tmp_path):
     for project, match in (
         ("[project]\nname='x'\n", "components"),
         ("not toml", "valid TOML"),
-        (PROJECT.replace("shop.client", "shop.gone"), "clientapp is not there"),
-        (PROJECT.replace("shop.client:app", ""), "clientapp is not there"),
+        (PROJECT.replace("shop.client", "shop.gone"), "clientapp does not exist"),
+        (PROJECT.replace("shop.client:app", ""), "clientapp does not exist"),
     ):
         with pytest.raises(ConfigError, match=match):
             examine(app(project=project))

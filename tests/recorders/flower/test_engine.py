@@ -10,7 +10,7 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "fedaud
 
 from fedaudit.flower import run_in_process
 from fedaudit.recorders.flower.engine import client_app, server_app
-from fedaudit.recorders.flower.runtime import chosen, record
+from fedaudit.recorders.flower.runtime import choose_engine, record
 from fedaudit.study import run
 from fedaudit.study.remote import train_one
 
@@ -105,9 +105,9 @@ def test_every_client_needs_a_node(tmp_path):
 
 
 def test_engines_have_names():
-    assert chosen("local", None) is None
-    assert callable(chosen("flower", None))
-    assert callable(chosen("flower", "127.0.0.1:9093"))
+    assert choose_engine("local", None) is None
+    assert callable(choose_engine("flower", None))
+    assert callable(choose_engine("flower", "127.0.0.1:9093"))
     for engine, superlink in (("ray", None), ("local", "127.0.0.1:9093")):
         with pytest.raises(UsageError, match="no such engine"):
-            chosen(engine, superlink)
+            choose_engine(engine, superlink)

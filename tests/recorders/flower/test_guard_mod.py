@@ -232,9 +232,9 @@ def test_a_second_draw_is_refused(tmp_path):
     with pytest.raises(DataError, match="other shape"):
         protect_data(x[:5], file, **GRR)
     file.write_bytes(b"torn")
-    with pytest.raises(DataError, match="holds no draw"):
+    with pytest.raises(DataError, match="does not hold a draw"):
         protect_data(x, file, **GRR)
-    with pytest.raises(DataError, match="records have none"):
+    with pytest.raises(DataError, match="do not have any"):
         protect_data(np.zeros((3, 2), int), tmp_path / "x.npz", **GRR)
 
 

@@ -95,7 +95,7 @@ def test_apps_that_cannot_be_run_say_why(tmp_path):
     (tmp_path / "nor_here.py").write_text("")
     with pytest.raises(ConfigError, match="a_module_that_is_not_there"):
         run_app(tmp_path, 2)
-    with pytest.raises(UsageError, match="no such run config"):
+    with pytest.raises(UsageError, match="run config has no such key"):
         run_app(tmp_path, 2, run_config={"rounds": 3})
     with pytest.raises(UsageError, match="at least 1"):
         run_in_process(ServerApp(), ClientApp(), 0)

@@ -109,7 +109,7 @@ def test_every_node_is_told_its_own_multiplier(tmp_path):
     with pytest.raises(ConfigError, match="no multiplier for this node"):
         through(allocated_noise_mod([1.0]), moved)
     file.write_text("[protections]\n")
-    with pytest.raises(ConfigError, match="holds no allocation"):
+    with pytest.raises(ConfigError, match="does not hold an allocation"):
         allocated_noise_mod(file)
 
 
@@ -144,14 +144,15 @@ def allocated(tmp_path):
     """dp_sgd.toml of three clients, and the multiplier of each by the table that was written."""
     import csv
 
-    from fedaudit.allocate import allocate
+    from fedaudit.allocate import AllocationOptions, allocate
 
     table = tmp_path / "clients.csv"
     table.write_text(
         "client,n\n" + "".join(f"{c},{n}\n" for c, n in zip(ORDER, (300, 100, 50), strict=True))
     )
     out = tmp_path / "out"
-    allocate(table, size_column="n", rounds=5, batch_size=10, budget=0.1, out=out)
+    options = AllocationOptions(size_column="n", rounds=5, batch_size=10, budget=0.1)
+    allocate(table, options, out=out)
     with (out / "allocation.csv").open(encoding="utf-8", newline="") as file:
         rows = {r["client"]: float(r["noise_multiplier"]) for r in csv.DictReader(file)}
     assert len(set(rows.values())) == 3
@@ -175,18 +176,18 @@ def test_multipliers_are_found_by_name_whatever_their_order(allocated):
 
 def test_nodes_without_a_name_or_with_another_are_refused(allocated, tmp_path):
     file, _ = allocated
-    with pytest.raises(ConfigError, match="goes by name") as told:
+    with pytest.raises(ConfigError, match="names its clients") as told:
         multiplier(allocated_noise_mod(file), **{"partition-id": 0})
     assert "client-name" in told.value.expected
     assert told.value.got == "partition-id=0"
     with pytest.raises(ConfigError, match="no client 'site-3'"):
         multiplier(allocated_noise_mod(file), **{"client-name": "site-3"})
-    with pytest.raises(ConfigError, match="goes by name"):
+    with pytest.raises(ConfigError, match="names its clients"):
         multiplier(allocated_noise_mod(file, partitions=ORDER), **{"partition-id": 3})
     for strange in (["site-2", "site-3"], ORDER[:2]):  # a name too many, a client left out
         with pytest.raises(ConfigError, match="do not have the same names"):
             allocated_noise_mod(file, partitions=strange)
-    with pytest.raises(ConfigError, match="names nobody"):
+    with pytest.raises(ConfigError, match="the file has no names"):
         allocated_noise_mod([1.0, 2.0], partitions=["a", "b"])
     text = file.read_text(encoding="utf-8")
     for wrong in ('["site-1"]', '["site-1", "site-1", "site-2"]'):
@@ -197,13 +198,12 @@ def test_nodes_without_a_name_or_with_another_are_refused(allocated, tmp_path):
 
 
 def test_a_table_without_names_goes_by_number(tmp_path):
-    from fedaudit.allocate import allocate
+    from fedaudit.allocate import AllocationOptions, allocate
 
     table = tmp_path / "clients.csv"
     table.write_text("n\n300\n100\n50\n")
-    found = allocate(
-        table, size_column="n", rounds=5, batch_size=10, budget=0.1, out=tmp_path / "out"
-    )
+    options = AllocationOptions(size_column="n", rounds=5, batch_size=10, budget=0.1)
+    found = allocate(table, options, out=tmp_path / "out")
     mod = allocated_noise_mod(tmp_path / "out" / "dp_sgd.toml")
     for number, z in enumerate(found.allocation.noise_multiplier):
         assert multiplier(mod, **{"partition-id": number}) == pytest.approx(z)

@@ -229,4 +229,4 @@ def test_noise_around_what_is_no_mean_has_no_epsilon(apps, tmp_path):
     wrapper = DifferentialPrivacyServerSideFixedClipping(Own(), 1.5, 1.0, 4)
     given, page = promised_by(apps, tmp_path, wrapper)
     assert given == {}
-    assert "no epsilon can be told" in page
+    assert "epsilon unknown" in page

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from fedaudit.recorders.flower.arrays import Content
-from fedaudit.recorders.flower.tape import Heard, Keep, Sent, Tape
+from fedaudit.recorders.flower.tape import Reply, Sent, Tape, TapeOptions
 from fedaudit.trace import SERVER, Trace
 
 
 def content(value, **told):
     model = {"w": np.full(3, value, np.float32), "steps": np.array([2])}
-    return Content(model, told=told)
+    return Content(model, scalars=told)
 
 
 class Numbered:
@@ -22,32 +22,32 @@ class Numbered:
 
 def played(path, rounds):
     """rounds [(nodes that are sent a model, replies), ...]"""
-    tape = Tape(path, Keep(), about={})
+    tape = Tape(path, TapeOptions(), about={})
     for number, (nodes, replies) in enumerate(rounds, 1):
         model = content(number)
         sent = [Sent(n, model, Numbered(f"{number}/{n}")) for n in nodes]
         tape.begin(number, sent, nodes)
-        tape.hear(replies)
+        tape.record_replies(replies)
     tape.close(content(9).model)
     return Trace.open(path)
 
 
 def test_notes_of_every_kind_stand_beside_the_metadata(tmp_path):
-    half = Content({"w": np.ones(3, np.float32), "steps": np.array([2.5])}, told={"loss": 1.0})
-    wrong = Content({"w": np.ones(4, np.float32), "steps": np.array([2])}, told={"loss": 2.0})
+    half = Content({"w": np.ones(3, np.float32), "steps": np.array([2.5])}, scalars={"loss": 1.0})
+    wrong = Content({"w": np.ones(4, np.float32), "steps": np.array([2])}, scalars={"loss": 2.0})
     with pytest.warns(UserWarning, match="not recorded"):
         trace = played(
             tmp_path / "t",
             [
-                ((1, 2, 3), [Heard(1, half), Heard(2, wrong)]),
+                ((1, 2, 3), [Reply(1, half), Reply(2, wrong)]),
                 (
                     (1, 2, 4),
                     [
-                        Heard(3, content(5, loss=3.0), answers="1/3"),
-                        Heard(1, content(6)),
-                        Heard(1, content(7)),
-                        Heard(2, None, "out of memory"),
-                        Heard(4, content(8)),
+                        Reply(3, content(5, loss=3.0), answers="1/3"),
+                        Reply(1, content(6)),
+                        Reply(1, content(7)),
+                        Reply(2, None, "out of memory"),
+                        Reply(4, content(8)),
                     ],
                 ),
             ],

@@ -12,7 +12,7 @@ from fedaudit.trace import Trace
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "fedaudit[flower]"')
 
-from fedaudit.recorders.flower.runtime import chosen, is_loopback
+from fedaudit.recorders.flower.runtime import choose_engine, is_loopback
 from fedaudit.study import run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -83,22 +83,25 @@ def test_models_do_not_leave_the_machine_in_the_clear_unless_told(tmp_path):
     pem = certificates(tmp_path / "own", "fedaudit test root") / "root.pem"
     for address in ("127.0.0.1:9093", "localhost:9093", "[::1]:9093", "127.1.2.3:1"):
         assert is_loopback(address)
-        assert chosen("flower", address).root_certificates is None
+        assert choose_engine("flower", address).root_certificates is None
     for address in ("10.0.0.7:9093", "link.example.org:9093", "[2001:db8::1]:9093"):
         assert not is_loopback(address)
         with pytest.raises(UsageError, match="in the clear"):
-            chosen("flower", address)
-        assert chosen("flower", address, insecure=True).root_certificates is None
-        assert chosen("flower", address, root_certificates=pem).root_certificates == pem.resolve()
+            choose_engine("flower", address)
+        assert choose_engine("flower", address, insecure=True).root_certificates is None
+        assert (
+            choose_engine("flower", address, root_certificates=pem).root_certificates
+            == pem.resolve()
+        )
     with pytest.raises(UsageError, match="either secured or not"):
-        chosen("flower", "10.0.0.7:9093", root_certificates=pem, insecure=True)
-    with pytest.raises(UsageError, match="nothing is sent to a SuperLink"):
-        chosen("flower", None, root_certificates=pem)
+        choose_engine("flower", "10.0.0.7:9093", root_certificates=pem, insecure=True)
+    with pytest.raises(UsageError, match="need its address"):
+        choose_engine("flower", None, root_certificates=pem)
     (tmp_path / "key.pem").write_text("-----BEGIN PRIVATE KEY-----\n")
     (tmp_path / "other.pem").write_bytes(b"\xff\xfe")
     for wrong in ("gone.pem", "key.pem", "other.pem"):
-        with pytest.raises(UsageError, match="no root certificates"):
-            chosen("flower", "10.0.0.7:9093", root_certificates=tmp_path / wrong)
+        with pytest.raises(UsageError, match="does not hold root certificates"):
+            choose_engine("flower", "10.0.0.7:9093", root_certificates=tmp_path / wrong)
 
 
 # -- on loopback -----------------------------------------------------------------------------------
@@ -128,7 +131,7 @@ def test_a_deployment_with_certificates_of_its_own(start, port, tmp_path, monkey
             *("--node-config", f"partition-id={number} num-partitions=2"),
         )
     address = f"127.0.0.1:{link}"
-    engine = chosen("flower", address, 120.0, root_certificates=own / "root.pem")
+    engine = choose_engine("flower", address, 120.0, root_certificates=own / "root.pem")
     run(SMALL, tmp_path / "deployed", engine=engine)
     run(SMALL, tmp_path / "local")
     one, other = (Trace.open(tmp_path / n / "trace") for n in ("local", "deployed"))
@@ -136,9 +139,9 @@ def test_a_deployment_with_certificates_of_its_own(start, port, tmp_path, monkey
     assert np.abs(one.block(1) - other.block(1)).max() <= 1e-5
     # a root that does not vouch for it, and none at all: nothing is handed over
     for wrong in ({"root_certificates": others / "root.pem"}, {}):
-        with pytest.raises(TraceError, match="did not take the run"):
+        with pytest.raises(TraceError, match="did not accept the run"):
             run(
                 {**SMALL, "seed": 12},
                 tmp_path / f"refused-{len(wrong)}",
-                engine=chosen("flower", address, 20.0, **wrong),
+                engine=choose_engine("flower", address, 20.0, **wrong),
             )

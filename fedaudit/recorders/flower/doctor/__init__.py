@@ -1,15 +1,15 @@
-"""Looks at a Flower app without running it: what is protected, who sees what, what can be audited.
+"""Examine a Flower app without running it: its protections, observers and possible audits.
 
-The app's pyproject.toml says where server and client are; their code is parsed, never imported.
-What cannot be read off the code (a strategy chosen at run time, a value that is computed) is said
-to be unknown, never guessed. Flower itself need not be installed.
+The app's pyproject.toml names server and client; their code is parsed, never imported. Facts that
+the code does not show (a strategy chosen at run time, a computed value) are reported as unknown,
+never guessed. Flower itself need not be installed.
 
-    source.py       one file of the app: what its names mean, and what it calls
+    source.py       one file of the app: its names and calls
     app.py          all files together: strategies, mods, rounds
-    protections.py  what protects, whom it trusts, what it promises
-    problems.py     what does not do what it seems to
-    observers.py    who would see what, and what a recording could be asked
-    diagnosis.py    all of it in words
+    protections.py  protections, whom they trust, their guarantees
+    problems.py     protections that do not work as they seem to
+    observers.py    what each observer would see, and which audits a recording allows
+    diagnosis.py    the result, as data and in words
 """
 
 from __future__ import annotations

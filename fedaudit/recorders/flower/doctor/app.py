@@ -1,4 +1,4 @@
-"""All files of an app together: its kind, its strategies, mods and rounds."""
+"""All files of an app together: its API, strategies, mods and rounds."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ WITHOUT_MEAN = {
 
 
 class App:
-    """What all files together say.
+    """The facts that all files of an app show.
 
-    `strategies` outermost first, of which `wrappers` add noise; `own_strategies` classes that the
-    app derives; `mods` (name in full, the call that makes it, line).
+    `strategies`: outermost first; `wrappers`: those that add noise; `own_strategies`: classes that
+    the app derives; `mods`: (full name, the call that makes it, line).
     """
 
     def __init__(self, sources: Sequence[SourceFile], config: Mapping[str, Any]) -> None:
@@ -40,16 +40,16 @@ class App:
         self.trees = [c.short for c in found if c.short in WITHOUT_MEAN]
         self.config = config
         self.records = [c for c in calls if c.name.startswith(OWN) and c.short == "protect_data"]
-        self.fields = tuple(dict.fromkeys(k for s in sources for k in s.told()))
+        self.fields = tuple(dict.fromkeys(k for s in sources for k in s.metric_keys()))
 
     @property
     def summed(self) -> bool:
-        """Whether the server opens sums alone: SecAgg+, where it works."""
+        """Whether the server opens only sums: SecAgg+ with the older API."""
         return bool(self.secagg) and self.kind == "legacy"
 
     @property
     def local_noise(self) -> list[tuple[Call, int]]:
-        """Every LocalDpMod given to the clients, and the line where."""
+        """Every LocalDpMod of the clients, and its line."""
         return [
             (call, line)
             for name, call, line in self.mods
@@ -58,7 +58,7 @@ class App:
 
     @property
     def mod_names(self) -> set[str]:
-        """Last parts of the mods' names; an empty one is a mod that cannot be read."""
+        """Last parts of the mods' names; empty for a mod that cannot be read."""
         return {m.rsplit(".", 1)[-1] for m, _, _ in self.mods}
 
     def _kind(self, calls: Sequence[Call], classes: Mapping[str, Sequence[str]]) -> str:
@@ -72,7 +72,7 @@ class App:
 
 
 def family(name: str) -> str:
-    """Which kind of strategy a full name belongs to; empty if to none."""
+    """The API that a strategy's full name belongs to; empty if it is not a strategy."""
     return next((v for k, v in STRATEGIES.items() if name.startswith(k + ".")), "")
 
 

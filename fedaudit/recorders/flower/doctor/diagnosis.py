@@ -1,4 +1,4 @@
-"""What the doctor says of an app, as data and in words."""
+"""The doctor's diagnosis of an app, as data and in words."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fedaudit.accounting import Guarantee
 KIND = {
     "message": "Message API",
     "legacy": "older API: NumPyClient, configure_fit",
-    "loop": "a loop of its own, no strategy",
+    "loop": "own loop, no strategy",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Protection:
-    """Something that protects: what it covers, who must be honest, what it promises."""
+    """A protection: what it covers, who must be honest, its guarantee."""
 
     name: str
     where: str
@@ -29,12 +29,12 @@ class Protection:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What the code of an app says.
+    """The facts that an app's code shows.
 
-    `kind` "message" or "legacy"; `strategies` outermost first; `fields` what travels beside the
-    model; `secure_aggregation` whether Flower's is in use or could be; `sees` observer -> what;
-    `audits` name -> (whether it will apply, why or how); `problems` what does not do what it seems
-    to; `lines` what to change to record the app.
+    `kind`: "message", "legacy" or "loop". `strategies`: outermost first. `fields`: metrics that
+    travel with the model. `secure_aggregation`: whether the app uses Flower's or could. `sees`:
+    observer -> what it sees. `audits`: name -> (whether it applies, how or why not). `problems`:
+    protections that do not work as they seem to. `lines`: changes that record the app.
     """
 
     app: str
@@ -58,12 +58,12 @@ class Diagnosis:
         return raw
 
     def text(self) -> str:
-        """For a terminal."""
+        """The diagnosis for a terminal."""
         out = [
             f"app         {self.app} ({KIND.get(self.kind, self.kind)})",
             f"strategy    {' around '.join(self.strategies) or 'none that can be read'}",
             f"mods        {', '.join(self.mods) or 'none'}",
-            f"rounds      {self.rounds or 'not written down'}",
+            f"rounds      {self.rounds or 'unknown'}",
             f"recorded    {'yes' if self.recorded else 'no'}",
             "",
             "Protected by",
@@ -90,7 +90,7 @@ class Diagnosis:
         for name, (applies, why) in self.audits.items():
             out.append(f"  {'yes' if applies else 'no ':<4} {name}: {why}")
         if self.problems:
-            out += ["", "Does not do what it seems to"]
+            out += ["", "Does not work as it seems to"]
             out += [f"  - {p}" for p in self.problems]
         if self.lines:
             out += ["", "To record it, change"]

@@ -1,4 +1,4 @@
-"""Read an app and say what it protects."""
+"""Examine a Flower app."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DELTA = 1e-5
 
 
 def examine(folder: str | os.PathLike[str], *, delta: float = DELTA) -> Diagnosis:
-    """Read an app and say what it protects."""
+    """The diagnosis of the app in `folder`; epsilons at `delta` by default."""
     root = Path(folder)
     project = read_project(root)
     sources = [

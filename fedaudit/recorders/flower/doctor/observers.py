@@ -1,4 +1,4 @@
-"""Who would see what of an app, and what a recording of it could be asked."""
+"""What each observer of an app would see, and which audits a recording allows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedaudit.results import Need
 from fedaudit.setup.catalogue import AUDITS, find
 
 MANY = 20
-"""Clients and rounds of an app that does not write them down: enough for every audit."""
+"""Assumed clients and rounds if the code does not show them: enough for every audit."""
 
 
 def sees(app: App, protections: Sequence[Protection]) -> dict[str, str]:
@@ -37,7 +37,7 @@ def sees(app: App, protections: Sequence[Protection]) -> dict[str, str]:
 
 
 def secure_aggregation(app: App) -> str:
-    """Whether Flower's own is in use, or could be."""
+    """Whether the app uses Flower's secure aggregation, or could."""
     if app.summed:
         return f"in use ({app.secagg[0].short}); RecordingSecAggWorkflow records it"
     if app.kind == "legacy":
@@ -46,14 +46,13 @@ def secure_aggregation(app: App) -> str:
             "the server, secaggplus_mod at the clients"
         )
     return (
-        "not available to this app: Flower has SecAgg+ for the older API alone "
+        "not available to this app: Flower supports SecAgg+ only for the older API "
         "(NumPyClient and a strategy of flwr.server.strategy)"
     )
 
 
 def audits(app: App) -> dict[str, tuple[bool, str]]:
-    """Every audit -> whether a recording of the app meets its needs, and how to ask it, or what is
-    missing."""
+    """Audit -> (whether a recording meets its needs, how to run it or what is missing)."""
     setting = Setting(
         clients=MANY,
         rounds=app.rounds or MANY,
@@ -74,7 +73,7 @@ def _said(missing: Need) -> str:
 
 
 def lines(app: App) -> tuple[str, ...]:
-    """What to change to record the app."""
+    """Changes to the app's code that record it."""
     if app.kind == "loop":
         return (
             "from fedaudit.flower import record_mod",

@@ -13,16 +13,16 @@ OUR_MODS = ("record_mod", "guard_mod", "update_noise_mod", "allocated_noise_mod"
 
 
 def problems_of(app: App) -> list[str]:
-    """What does not do what it seems to."""
+    """Protections of an app that do not work as they seem to."""
     return [*_local_noise(app), *_strategies(app), *_secure_aggregation(app), *_ours(app)]
 
 
 def _local_noise(app: App) -> Iterator[str]:
-    """Where LocalDpMod does not keep the epsilon it is set to."""
+    """Settings for which LocalDpMod does not provide its epsilon."""
     for call, _ in app.local_noise:
         settings = local_settings(call)
         if settings is None or app.rounds is None:
-            continue  # no epsilon is told that could fail to hold
+            continue  # unknown settings: no epsilon to question
         clip, sensitivity, each, _ = settings
         if sensitivity < 2 * clip:
             yield (
@@ -32,33 +32,33 @@ def _local_noise(app: App) -> Iterator[str]:
             )
         if each > 1:
             yield (
-                f"LocalDpMod: its formula for the noise is proven for epsilon up to 1, "
+                f"LocalDpMod: its formula for the noise is proved only for epsilon up to 1, "
                 f"not for {each:g}"
             )
 
 
 def _strategies(app: App) -> Iterator[str]:
-    """Clipping at clients without its other half, noise of zero, a loop without a strategy."""
+    """One half of client-side clipping, noise of zero, a loop without a strategy."""
     names = app.mod_names
     for side, mod in (("Fixed", "fixedclipping_mod"), ("Adaptive", "adaptiveclipping_mod")):
         wrapper = f"{CENTRAL}ClientSide{side}Clipping"
         used = any(c.short == wrapper for c in app.wrappers)
         if used and mod not in names and "" not in names:
-            yield f"{wrapper} without {mod} at the clients: nobody clips, nothing is promised"
+            yield f"{wrapper} without {mod} at the clients: nobody clips, there is no guarantee"
         if mod in names and not used:
-            yield f"{mod} without {wrapper} at the server: every message is answered by an error"
+            yield f"{mod} without {wrapper} at the server: clients answer with errors only"
     for call in app.wrappers:
         if number(call.arguments, "noise_multiplier", 1) == 0:
-            yield f"{call.short} with a noise multiplier of 0 promises nothing"
+            yield f"{call.short} with a noise multiplier of 0 gives no guarantee"
     if app.kind == "loop":
         yield (
-            "no strategy was found: an app that talks to the grid by itself is recorded at "
-            "its clients, by record_mod"
+            "no strategy found: record an app that uses the grid directly at its clients, with "
+            "record_mod"
         )
 
 
 def _secure_aggregation(app: App) -> Iterator[str]:
-    """SecAgg+ has two halves, and a place where it works."""
+    """One half of SecAgg+, or SecAgg+ with an API that does not support it."""
     names = app.mod_names
     mods = names & {"secaggplus_mod", "secagg_mod"}
     if mods and not app.secagg:
@@ -69,11 +69,11 @@ def _secure_aggregation(app: App) -> Iterator[str]:
             "answer, and no round is aggregated"
         )
     if app.kind != "legacy" and (app.secagg or mods):
-        yield "SecAgg+ works with the older API alone: it does nothing for this app's strategy"
+        yield "SecAgg+ works only with the older API: it does nothing for this app's strategy"
 
 
 def _ours(app: App) -> Iterator[str]:
-    """Our own mods, as they are meant."""
+    """Wrong use of fedaudit's own mods."""
     own = [(name.rsplit(".", 1)[-1], call) for name, call, _ in app.mods if name.startswith(OWN)]
     for name, call in own:
         if call is None and name in OUR_MODS:
@@ -82,4 +82,4 @@ def _ours(app: App) -> Iterator[str]:
     if {"guard_mod", "record_mod"} <= set(order) and order.index("guard_mod") < order.index(
         "record_mod"
     ):
-        yield "guard_mod before record_mod: rounds that it refuses are not on record"
+        yield "guard_mod before record_mod: refused rounds are not recorded"

@@ -1,4 +1,4 @@
-"""What protects an app: what it covers, who must be honest, what it promises."""
+"""The protections of an app: what they cover, who must be honest, their guarantees."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ from fedaudit.recorders.flower.protections import (
     update_noise,
 )
 
+NO_ROUNDS = "the code does not show the number of rounds: epsilon unknown"
 PER_RECORD = ("bitrand", "ome")
-"""Mechanisms of local DP whose epsilon is that of a record; for the others, of one feature."""
+"""Mechanisms of local DP whose epsilon is per record; for the others, it is per feature."""
 
 
 def protections_of(app: App, delta: float) -> list[Protection]:
-    """All that protects; epsilons at `delta`, where the protection names none of its own."""
+    """All protections of an app; epsilons at `delta`, unless a protection has its own."""
     return [*_central(app, delta), *_local(app), *_ours(app, delta), *_others(app)]
 
 
 def _central(app: App, delta: float) -> Iterator[Protection]:
     for call in app.wrappers:
         z = number(call.arguments, "noise_multiplier", 1)
-        promise, note = None, "the mean must weigh all clients alike: FedAvg goes by examples"
+        promise, note = None, "holds for equal weights of clients; FedAvg weights by examples"
         if z is None:
-            note = "the noise multiplier is not written down: no epsilon can be told"
+            note = "the code does not show the noise multiplier: epsilon unknown"
         elif app.rounds is None:
-            note = "the number of rounds is not written down: no epsilon can be told"
+            note = NO_ROUNDS
         else:
             promise = central(z, app.rounds, delta)
             if "Adaptive" in call.short:
-                note += "; noise is scaled to the next clipping norm, which may be smaller: what a "
-                note += "recorded run promises, its report says"
+                note += "; Flower scales the noise to the next clipping norm, which may be smaller:"
+                note += " see the report of a recorded run for its guarantee"
         yield Protection(
             name=call.short,
             where=f"{call.file}:{call.line}",
-            covers="the model that is sent on and released, for a client's whole data",
+            covers="the averaged and released model, for a client's whole data",
             trust="the server, which sees every update before noise is added",
             guarantee=promise,
             note=note,
@@ -54,9 +55,9 @@ def _local(app: App) -> Iterator[Protection]:
         settings = local_settings(call)
         promise, note = None, ""
         if settings is None:
-            note = "its settings are not written down: no epsilon can be told"
+            note = "the code does not show its settings: epsilon unknown"
         elif app.rounds is None:
-            note = "the number of rounds is not written down: no epsilon can be told"
+            note = NO_ROUNDS
         else:
             clip, sensitivity, each, tiny = settings
             promise = local(clip, sensitivity, each, tiny, app.rounds)
@@ -89,8 +90,8 @@ def _others(app: App) -> Iterator[Protection]:
                 "not the number of examples",
                 trust=MASKED_BY,
                 note=f"pairwise masks have seeds of at most {MASK_BITS} bits in Flower 1.41: "
-                "who keeps masked vectors can search for them; what sums give away together "
-                "is a question of its own: query_plan",
+                "a server that keeps masked vectors can search for them; the audit query_plan "
+                "checks what sums reveal together",
             )
     for call in app.opacus[:1]:
         yield Protection(
@@ -98,7 +99,7 @@ def _others(app: App) -> Iterator[Protection]:
             where=f"{call.file}:{call.line}",
             covers="single records within a client's update",
             trust="the client's own code",
-            note="hand its accountant over: fedaudit audit TRACE --opacus FILE",
+            note="pass its accountant's state: fedaudit audit TRACE --opacus FILE",
         )
 
 
@@ -118,8 +119,8 @@ def _ours(app: App, delta: float) -> Iterator[Protection]:
 def _guard(call: Call) -> Protection:
     action = call.arguments.get("action", "refuse")
     acts = {
-        "refuse": "such a model is not trained on, and the server is not told why",
-        "warn": "it only warns: such a model is trained on all the same",
+        "refuse": "it refuses such a model, and does not give the server a reason",
+        "warn": "it only warns: the client still trains on such a model",
     }
     return Protection(
         name="guard_mod",
@@ -127,7 +128,7 @@ def _guard(call: Call) -> Protection:
         covers="a client against a server that plants a model to read records out of its "
         "update; an honest model's update is not changed",
         trust=f"{CLIENT_SIDE}, not the server",
-        note=acts.get(str(action), "what it does with such a model is not written down"),
+        note=acts.get(str(action), "the code does not show what it does with such a model"),
     )
 
 
@@ -135,9 +136,9 @@ def _update_noise(app: App, call: Call, delta: float) -> Protection:
     z = number({**call.arguments, "": 0}, "noise_multiplier", -1)
     if z is None and "noise_multiplier" not in call.arguments:
         z = number(app.config, MULTIPLIER, -1)
-    promise, note = None, "its noise multiplier is not written down: no epsilon can be told"
+    promise, note = None, "the code does not show its noise multiplier: epsilon unknown"
     if z is not None and app.rounds is None:
-        note = "the number of rounds is not written down: no epsilon can be told"
+        note = NO_ROUNDS
     elif z is not None and app.rounds is not None:
         promise, note = update_noise(z, app.rounds, delta), ""
     return Protection(
@@ -154,16 +155,16 @@ def _local_dp(call: Call) -> Protection:
     mechanism = call.arguments.get("mechanism", "grr")
     each = number({"epsilon": 1.0, **call.arguments}, "epsilon", -1)
     if each is None or not isinstance(mechanism, str):
-        note = "its mechanism or epsilon is not written down"
+        note = "the code does not show its mechanism or epsilon"
     elif mechanism in PER_RECORD:
-        note = f"{mechanism} with epsilon {each:g} a record, as it claims"
+        note = f"{mechanism} with a claimed epsilon of {each:g} per record"
     else:
-        note = f"{mechanism} with epsilon {each:g} a feature: r features claim r times as much"
+        note = f"{mechanism} with epsilon {each:g} per feature: r times that for r features"
     return Protection(
         name="protect_data",
         where=f"{call.file}:{call.line}",
         covers="the features of every record, from everybody who sees anything trained on "
         "them; not the labels, not the number of records",
         trust=CLIENT_SIDE,
-        note=f"{note}; fedaudit.recorders.flower.data.local_guarantee says what holds",
+        note=f"{note}; fedaudit.recorders.flower.data.local_guarantee computes the guarantee",
     )

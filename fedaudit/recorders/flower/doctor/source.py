@@ -1,4 +1,4 @@
-"""One file of an app, parsed and never imported: what its names mean, and what it calls."""
+"""One file of an app, parsed and never imported: its names and calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedaudit.files import Unreadable, read_text
 
 @dataclass(frozen=True)
 class Call:
-    """A call of something of Flower's: `name` in full, arguments as far as they can be read."""
+    """A call: its full name, and the arguments whose values the code shows."""
 
     name: str
     file: str
@@ -28,7 +28,7 @@ class Call:
 
 
 class Unknown:
-    """A value that only a run would tell."""
+    """A value that only a run would show."""
 
     def __repr__(self) -> str:
         return "unknown"
@@ -38,7 +38,7 @@ UNKNOWN = Unknown()
 
 
 class SourceFile:
-    """One file: what its names mean, and what it calls."""
+    """One file: its imports, assignments, classes and calls."""
 
     def __init__(self, file: Path, root: Path, config: Mapping[str, Any]) -> None:
         self.file = file.relative_to(root).as_posix()
@@ -49,7 +49,7 @@ class SourceFile:
                 f"{file} could not be read",
                 expected="Python",
                 got=f"{type(error).__name__}: {error}",
-                remedy="see that the app runs",
+                remedy="make sure that the app runs",
             ) from None
         self.config = config
         self.names: dict[str, str] = {}
@@ -76,7 +76,7 @@ class SourceFile:
 
     def _assigned(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Name):
-            # assigned twice: which one counts is not known from here
+            # assigned twice: the value that counts is unknown
             known = target.id in self.values
             self.values[target.id] = None if known else value
 
@@ -119,7 +119,7 @@ class SourceFile:
                 yield Call(name, self.file, node.lineno, given, node)
 
     def mods(self) -> Iterator[tuple[str, Call | None, int]]:
-        """(name in full, the call that makes it, line) of every mod given to a ClientApp."""
+        """(full name, the call that makes it, line) of every mod of a ClientApp."""
         for call in self.calls():
             if call.short not in ("ClientApp", "train", "evaluate", "query"):
                 continue
@@ -144,8 +144,8 @@ class SourceFile:
             return found.name, found, item.lineno
         return ("" if node is None else self.full(node)), None, item.lineno
 
-    def told(self) -> Iterator[str]:
-        """Keys of metrics that are written down in this file."""
+    def metric_keys(self) -> Iterator[str]:
+        """Keys of metrics that this file shows."""
         for call in self.calls():
             if call.short == "MetricRecord" and call.node.args:
                 given = call.node.args[0]
@@ -158,7 +158,7 @@ class SourceFile:
 
 
 def number(arguments: Mapping[str, Any], name: str, position: int) -> float | None:
-    """An argument by its name or its place, if it is written down as a number."""
+    """An argument by its name or position, if the code shows a number."""
     value = arguments.get(name, arguments.get(str(position), UNKNOWN))
     fine = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if fine else None
