@@ -72,9 +72,9 @@ def harden_command(
         starting(bar, "harden")
         found = harden(
             config,
-            limits,
             out,
-            lines=limit or (),
+            limits=limit or (),
+            policy=limits,
             budget=budget,
             seeds=seeds,
             workers=workers,

@@ -28,6 +28,7 @@ from fedaudit.cli.output import (
     print_study,
     unanswered,
 )
+from fedaudit.cli.parsing import parse_audit_settings, parse_protection
 from fedaudit.errors import DataError, Interrupted, UsageError
 from fedaudit.files import read_text
 from fedaudit.recorders.flower.runtime import chosen
@@ -131,7 +132,7 @@ def run_command(
         starting(bar, "plan")
         workers_chosen = parse_workers(workers)
         parts = study.plan(configs or [], overrides=set_ or (), seed=seed, thorough=thorough)
-        parts = parts if fresh else study.taken_up(parts, out)
+        parts = parts if fresh else study.with_stored_seeds(parts, out)
         if not all(part.config.drawn for part in parts):
             typer.echo(f"warning: {BY_HAND}", err=True)
         trained_by = chosen(
@@ -240,26 +241,27 @@ def audit_command(
         starting(bar, "audit")
         reuses: list[tuple[str, Any]] = []
         workers_chosen = parse_workers(workers)
-        columns = {k: v for k, v in (("label", label), ("client", client)) if v is not None}
+        settings, columns = parse_audit_settings(set_ or ())
+        named = {k: v for k, v in (("label", label), ("client", client)) if v is not None}
         with using(workers_chosen):
             result = audit(
                 trace,
                 only or None,
+                as_if=[parse_protection(text) for text in as_ or ()],
+                settings=settings,
                 truth=truth,
                 out=out,
-                as_if=as_ or (),
                 data=data,
                 model=model,
-                columns=columns,
+                columns={**named, **columns},
                 opacus=opacus,
                 delta=1e-5 if delta is None else delta,
                 seed=seed,
-                progress=bar,
                 names=names,
-                explain=lambda reuse: reuses.append(("", reuse)),
-                overrides=set_ or (),
                 fresh=fresh,
                 trust_code=trust_code,
+                progress=bar,
+                explain=lambda reuse: reuses.append(("", reuse)),
             )
     print_run(result, quiet, as_json)
     if explain_cache:
@@ -328,16 +330,13 @@ def report_command(
     as_json: AsJson = False,
 ) -> None:
     """Write and print the report of a run again, from its stored results."""
-    if not is_study(run):
-        print_run(study.report_one(run, names=names), quiet, as_json)
-        return
     done = study.report(run, names=names)
-    if as_json or len(done.runs) > 1 or done.failed:
+    if as_json or len(done.runs) > 1 or done.failed or not is_study(run):
         print_study(done, quiet, as_json)
     else:
         # a run inside a study is reported as part of that study
         show_study(console(), done.chapters, details=not quiet)
-        typer.echo(f"\nreport: {done.path / 'report.html'}")
+        typer.echo(f"\nreport: {done.report}")
     if not as_json:
         for line in done.unfinished:
             typer.echo(line)

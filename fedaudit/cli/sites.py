@@ -10,8 +10,9 @@ import typer
 from fedaudit import sites
 from fedaudit.cli.app import new_app
 from fedaudit.cli.output import AsJson, Names, Quiet, print_run
+from fedaudit.cli.parsing import parse_protection
 from fedaudit.randomness import Seed
-from fedaudit.study.replay import parse_hook, replay
+from fedaudit.study.replay import replay
 from fedaudit.study.seal import open_trace
 
 app = new_app()
@@ -40,7 +41,7 @@ def attack_command(
         import secrets
         import tempfile
 
-        hooks = [parse_hook(text) for text in as_]
+        hooks = [parse_protection(text) for text in as_]
         with tempfile.TemporaryDirectory() as folder:
             # the replayed truth is not kept: guesses are made without it
             shown, _ = replay(opened, hooks, Path(folder), Seed(secrets.randbits(64)))

@@ -52,8 +52,8 @@ class Run(Tabular):
     """A finished run: where it is, and what was found.
 
     With its truth: held-out `metrics` of the last model, and `guarantees`, protection -> client ->
-    what was promised. `chapter` is what its report shows, clients named as there. So do tables and
-    figures of a run: they show clients under the names of the report.
+    what was promised. `chapter` is what its report shows. Tables and figures call clients by the
+    names that the report uses. A run stands for its folder wherever a path is asked for.
     """
 
     path: Path
@@ -63,6 +63,9 @@ class Run(Tabular):
     metrics: Mapping[str, float] = field(default_factory=dict)
     guarantees: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     chapter: Chapter | None = None
+
+    def __fspath__(self) -> str:
+        return str(self.path)
 
     def rows(self) -> Sequence[Row]:
         """One row per finding."""

@@ -45,11 +45,17 @@ class ConfigChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenConfig(Tabular):
-    """The config that `init` wrote: its file, its text, and what was chosen and why."""
+    """The config that `init` wrote: its file, its text, and what was chosen and why.
+
+    It stands for its file: `fedaudit.run(fedaudit.init("patients.csv"))`.
+    """
 
     path: Path
     text: str
     choices: tuple[ConfigChoice, ...]
+
+    def __fspath__(self) -> str:
+        return str(self.path)
 
     def __getitem__(self, setting: str) -> Any:
         """The value that was chosen for a setting."""
@@ -98,7 +104,8 @@ def init(
         )
     if source is None:
         why = "the built-in experiment on handwritten digits"
-        text, choices = DEFAULT, (ConfigChoice(setting="data", value="digits", why=why),)
+        text = DEFAULT
+        choices: tuple[ConfigChoice, ...] = (ConfigChoice(setting="data", value="digits", why=why),)
     else:
         named = {"label": label, "client": client, "organisation": organisation, "person": person}
         given = {role: column for role, column in named.items() if column is not None}
