@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from fedaudit.decide.gate.outcome import LimitCheck, LimitReading
-from fedaudit.frames import Row, Tabular
+from fedaudit.files import read_text
+from fedaudit.frames import Row, SvgFigure, Tabular
 from fedaudit.results import Estimate
 
 KEPT = ("passed", "allowed")
@@ -102,6 +104,12 @@ class Hardened(Tabular):
     def metrics(self) -> list[str]:
         """The risks that were estimated."""
         return list(dict.fromkeys(m for p in self.points for m in p.risks))
+
+    @property
+    def figures(self) -> tuple[SvgFigure, ...]:
+        """The trade-off curves that the search wrote."""
+        files = sorted(Path(self.path).glob("tradeoff*.svg"))
+        return tuple(SvgFigure(svg=read_text(f), title=f.stem) for f in files)
 
     def rows(self) -> Sequence[Row]:
         """One row per protection that was measured, with a column per risk."""

@@ -59,7 +59,7 @@ Measured = dict[Choice, tuple[list[int], list[Evidence] | FedauditError]]
 
 
 def harden(
-    config: str | Path | Mapping[str, Any] | None = None,
+    config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     out: str | os.PathLike[str] = "fedaudit-harden",
     *,
     limits: Sequence[str] = (),
@@ -87,7 +87,8 @@ def harden(
         )
     choices.check_only(only)
     asked = _limits(policy, limits)
-    base, *others = load_variants(config, overrides=overrides).items()
+    source = Path(config) if isinstance(config, os.PathLike) else config
+    base, *others = load_variants(source, overrides=overrides).items()
     path = Path(out)
     try:
         (path / "cells").mkdir(parents=True, exist_ok=True)
