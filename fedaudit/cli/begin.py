@@ -25,7 +25,7 @@ def list_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Everything a config can name, each with one line and its settings."""
+    """List everything a config can name, with one line and the settings of each."""
     everything = listing()
     if section is not None:
         if section not in everything:

@@ -20,7 +20,7 @@ from fedaudit.errors import UsageError
 from fedaudit.files import write_atomically
 
 POLICY_FAILED = 4
-"""Exit code of a policy that is not kept, and of `diff --fail-on-worse`."""
+"""Exit code of a broken policy, and of `diff --fail-on-worse`."""
 
 PrintJson = Annotated[bool, typer.Option("--json", help="Print as JSON on standard output.")]
 
@@ -51,7 +51,7 @@ def gate_command(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="With --init: overwrite.")] = False,
 ) -> None:
-    """Hold a run against limits on its confidence bounds; what is not shown fails.
+    """Check a run against limits on its confidence bounds. Missing evidence fails.
 
     Exit codes: 0 all limits kept, 4 a limit is broken or has no evidence, 2 the command or the
     policy is wrong, 3 the run cannot be read.
@@ -97,7 +97,7 @@ def diff_command(
     names: Names = False,
     as_json: PrintJson = False,
 ) -> None:
-    """What got worse and what better between two runs of one federation, beyond the intervals."""
+    """Say what got worse or better between two runs of one federation, beyond the intervals."""
     with interruptible("nothing was changed"):
         found = diff(first, second, anyway=anyway, names=names)
     if as_json:
@@ -135,7 +135,7 @@ def power_command(
 ) -> None:
     """How many rounds, records or games an audit needs before it can conclude.
 
-    Of a run: what it has, the smallest leak it would have shown, and what the wanted one takes.
+    For a run: what it has, the smallest leak it would have shown, and what the wanted one takes.
     """
     with interruptible("nothing was changed"):
         found = plan_power(
@@ -163,7 +163,7 @@ def _write(file: Path, text: str) -> None:
             f"cannot write {file}",
             expected="a file in a folder that exists and can be written",
             got=error.strerror or str(error),
-            remedy="make the folder first, or choose another place",
+            remedy="make the folder first, or choose another",
         ) from None
 
 

@@ -42,24 +42,24 @@ from fedaudit.workers import parse_workers, using
 
 
 def starting(bar: Bar, stage: str) -> None:
-    """Show a bar at once in a terminal. In a log the first line waits until the config is read, so
-    that a mistake in it comes first."""
+    """Show a bar at once in a terminal. A log starts after the config is read, so that a mistake in
+    it comes first."""
     if sys.stderr.isatty():
         bar(stage, 0, 1, "starting")
 
 
 @contextmanager
 def interruptible_plan() -> Iterator[None]:
-    """Ctrl-C before a run has begun: nothing was written, so nothing was kept."""
+    """Turn Ctrl-C before a run begins into its own exit code: nothing was written."""
     try:
         yield
     except KeyboardInterrupt:
         begin = shlex.join(["fedaudit", *sys.argv[1:]])
-        raise Interrupted("stopped before anything was begun", remedy=begin) from None
+        raise Interrupted("stopped before anything began", remedy=begin) from None
 
 
 ExplainCache = Annotated[
-    bool, typer.Option("--explain-cache", help="Say which work was reused, and why.")
+    bool, typer.Option("--explain-cache", help="Say which stored work was reused, and why.")
 ]
 
 
@@ -73,7 +73,7 @@ SplitWork = Annotated[
     str | None,
     typer.Option(
         "--workers",
-        help="Who trains shadow federations: a number of processes, ray, or ray://HOST:PORT; "
+        help="Where to train shadow federations: a number of processes, ray, or ray://HOST:PORT; "
         "default: this process.",
     ),
 ]
@@ -102,10 +102,11 @@ def run_command(
         bool, typer.Option("--thorough", help="Apply the config's [thorough] section.")
     ] = False,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Say what would be done and how long, then stop.")
+        bool,
+        typer.Option("--plan", help="Say what would be done and how long, then stop."),
     ] = False,
     engine: Annotated[
-        str, typer.Option(help="Who trains: local (this process) or flower (its runtime).")
+        str, typer.Option(help="Where to train: local (this process) or flower (its runtime).")
     ] = "local",
     superlink: Annotated[
         str | None, typer.Option(help="With --engine flower: address of a running SuperLink.")
@@ -186,7 +187,7 @@ def audit_command(
         list[str] | None,
         typer.Option(
             "--as",
-            help="What if this protection had stood before the server: shuffle, secure_sum, "
+            help="As if this protection stood before the server: shuffle, secure_sum, "
             "clip:bound=1.0, update_noise:clip=1.0,noise_multiplier=0.5; repeatable.",
         ),
     ] = None,
@@ -232,10 +233,10 @@ def audit_command(
     """Audit a stored trace: of a run, or written by other software."""
     if delta is not None and opacus is None:
         raise UsageError(
-            "a delta was given, and nothing is accounted at it",
+            "--delta needs --opacus",
             expected="--opacus, the state of an accountant",
             got=f"--delta {delta:g} alone",
-            remedy="give --opacus FILE, or leave --delta out: other promises have their own",
+            remedy="give --opacus FILE, or leave --delta out: other guarantees state their own",
         )
     with interruptible(again()), Bar(quiet or as_json) as bar:
         starting(bar, "audit")
@@ -315,7 +316,7 @@ def sweep_command(
         typer.echo(json.dumps(plain, indent=1, allow_nan=False))
     else:
         typer.echo(read_text(done.path / "sweep.md"))
-        typer.echo(f"{done.reused} cells were there already; table: {done.path / 'sweep.csv'}")
+        typer.echo(f"{done.reused} cells were reused; table: {done.path / 'sweep.csv'}")
     if done.failed:
         for label, message in done.failed:
             typer.echo(f"failed: {label}\n{message}", err=True)
