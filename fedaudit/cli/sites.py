@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -38,9 +40,6 @@ def attack_command(
     """Guess without any truth, for sites that score the guesses themselves."""
     opened = open_trace(trace)
     if as_:
-        import secrets
-        import tempfile
-
         hooks = [parse_protection(text) for text in as_]
         with tempfile.TemporaryDirectory() as folder:
             # the replayed truth is not kept: guesses are made without it

@@ -8,9 +8,10 @@ import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedaudit import __version__, foreign, shapes
+from fedaudit.allocate import keep_allocation
 from fedaudit.audits.outright import need_uploads
 from fedaudit.errors import (
     DataError,
@@ -24,6 +25,7 @@ from fedaudit.errors import (
 )
 from fedaudit.files import Unreadable, read_object, unwritable, write_atomically
 from fedaudit.hooks import Hook
+from fedaudit.knowledge import Desk, Records, of_config, of_files, of_run
 from fedaudit.progress import Progress, no_progress
 from fedaudit.randomness import Seed
 from fedaudit.reporting.findings import settled
@@ -53,6 +55,7 @@ from fedaudit.study.chapters import (
 )
 from fedaudit.study.folders import AUDITED, Command, commands_but
 from fedaudit.study.recording import examined, resting_on
+from fedaudit.study.replay import replay
 from fedaudit.study.reuse import Explain, Reuse, differing, keyed, no_explain, truth_digest
 from fedaudit.study.seal import (
     SEAL,
@@ -63,11 +66,9 @@ from fedaudit.study.seal import (
     seal_written,
 )
 from fedaudit.study.summary import clients_of
+from fedaudit.tasks.catalogue import load_factory
 from fedaudit.trace import WIRETAP, Trace, Truth
 from fedaudit.trace.health import examine
-
-if TYPE_CHECKING:
-    from fedaudit.knowledge import Desk, Records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +98,6 @@ def audit_trace(
 
     An audit that fails is named in its result, and the others go on.
     """
-    from fedaudit.knowledge import Desk
-
     health = examine(trace)
     desk = Desk(trace, truth, Seed(how.seed), how.records, how.config)
     results = []
@@ -158,8 +157,6 @@ def _source(what: str, where: str | None) -> dict[str, str]:
     """Identify a function of the user's own by name, and by its file and those it imports."""
     if where is None:
         return {}
-    from fedaudit.tasks.catalogue import load_factory
-
     load_factory(where)  # raises if it cannot be loaded
     return {what: where, f"{what}_sha256": code_identity(where)}
 
@@ -237,8 +234,6 @@ def audit_one(
     audit: Any, trace: Trace, truth: Truth | None, seed: int, desk: Desk | None = None
 ) -> AuditResult:
     """One audit: attack a view, then score the guess. A missing need is a result, not a crash."""
-    from fedaudit.knowledge import Desk
-
     draws = Seed(seed)
     desk = desk or Desk(trace, truth, draws, None)
     try:
@@ -268,9 +263,6 @@ def audit_run(
 ) -> Run:
     """Audit a recorded run and write its report."""
     trace, truth = Trace.open(path / "trace"), Truth.open(path / "truth")
-    from fedaudit.allocate import keep_allocation
-    from fedaudit.knowledge import of_config
-
     results = audit_trace(
         config.audits,
         trace,
@@ -361,24 +353,29 @@ def audit(
         progress=progress,
         explain=explain,
     )
-    target = AuditTarget.open(trace)
+    return audit_with(trace, audits, options)
+
+
+def audit_with(folder: Place, audits: AuditChoice, options: AuditOptions) -> Run:
+    """`audit`, with its options as one object."""
+    target = AuditTarget.open(folder)
     chosen = choose_audits(audits, options.settings, target.configured)
-    if data is not None:
+    if options.data is not None:
         refuse_unused_records(chosen, bool(target.configured))
-    known = target.truth(truth)
-    path = Path(out) if out is not None else target.folder_for(options.as_if)
-    if fresh:
-        _forget_results(path, replayed=bool(as_if))
+    truth = target.truth(options.truth)
+    path = target.folder_for(options.as_if) if options.out is None else Path(options.out)
+    if options.fresh:
+        _forget_results(path, replayed=bool(options.as_if))
     _check_folder(path, target, options)
-    opened, known = _as_seen(path, target.trace, known, options)
-    own = {*chosen.texts, *([] if model is None else [model])}
-    with foreign.only(None if trust_code else own):
-        how = _trace_options(path, target, chosen, options, opened, known)
-        results = audit_trace(chosen.audits, opened, known, how)
-    results += _earlier(path, opened, results)
+    trace, truth = _as_seen(path, target.trace, truth, options)
+    own = {*chosen.texts, *([] if options.model is None else [options.model])}
+    with foreign.only(None if options.trust_code else own):
+        how = _trace_options(path, target, chosen, options, trace, truth)
+        results = audit_trace(chosen.audits, trace, truth, how)
+    results += _earlier(path, trace, results)
     typed = Command(as_command(target, chosen, options), tuple(chosen.audits))
     done_by = [*commands_but(path, chosen.audits), typed]
-    done = write_report(path, opened, known, results, names=names, done_by=done_by)
+    done = write_report(path, trace, truth, results, names=options.names, done_by=done_by)
     seal_written(path, "config", path / AUDITED)
     if not (target.in_run and path == target.home):
         seal(path, "trace", "truth")
@@ -400,8 +397,6 @@ def _as_seen(
 ) -> tuple[Trace, Truth | None]:
     """The trace behind the protections of `as_if`, and its truth with what was promised."""
     if options.as_if:
-        from fedaudit.study.replay import replay
-
         # drawn in secret: who knows the seed of a shuffle can undo it
         trace, truth = replay(trace, options.as_if, path, Seed(secrets.randbits(64)), truth)
     for name in (promised.FILE, ALLOCATION):
@@ -422,11 +417,9 @@ def _trace_options(
     truth: Truth | None,
 ) -> TraceAuditOptions:
     def records() -> Records:
-        from fedaudit import knowledge
-
         if options.data is None:
-            return knowledge.of_run(target.home, trace, truth)
-        return knowledge.of_files(
+            return of_run(target.home, trace, truth)
+        return of_files(
             trace,
             Path(options.data),
             model=options.model,

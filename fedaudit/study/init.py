@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from fedaudit.data import files, partition, prepare
+from fedaudit.data.shortage import shortage
+from fedaudit.data.text import WordVocabulary
 from fedaudit.errors import DataError, UsageError
 from fedaudit.frames import Row, Tabular
 from fedaudit.randomness import Seed
@@ -129,8 +132,6 @@ def config_for(
 
     `columns`: role -> column, as the user said. `missing` as in `init`.
     """
-    from fedaudit.data import files
-
     guess = files.sniff(source)
     _refuse_options(guess.format, source, columns.get("label"), missing)
     draft = ConfigDraft(source, dict(guess.reasons or {}))
@@ -229,8 +230,6 @@ def _fill_missing(guess: Suggestion, missing: str | None, draft: ConfigDraft) ->
 
 def _read(source: Path, settings: Mapping[str, Any]) -> Dataset:
     """Read the data once, so that a mistake shows here and not in a long run."""
-    from fedaudit.data import files
-
     try:
         return files.read(source, **settings)
     except DataError as error:
@@ -388,9 +387,6 @@ def _owners(dataset: Dataset) -> tuple[int, list[str]]:
 
     The split has a seed of its own: in a run, sizes are within one record of these.
     """
-    from fedaudit.data import partition, prepare
-    from fedaudit.data.shortage import shortage
-
     seed = Seed(0)
     train, _ = prepare.split(dataset, test_fraction=None, seed=seed)
     parts = partition.ByOwner().partition(train, None, seed)
@@ -414,8 +410,6 @@ def _task(dataset: Dataset, draft: ConfigDraft) -> list[str]:
 
 def _window(texts: tuple[str, ...], owners: tuple[str, ...] | None) -> tuple[int, str]:
     """A window length that every client can fill; half a window counts as full."""
-    from fedaudit.data.text import WordVocabulary
-
     vocabulary = WordVocabulary.build(texts, size=1000)
     sizes: dict[str, list[int]] = {}
     for i, text in enumerate(texts):

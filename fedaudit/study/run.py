@@ -37,7 +37,7 @@ from fedaudit.study.chapters import Run
 from fedaudit.study.folders import FRESH_MARK, claimed, clear, not_ours
 from fedaudit.study.reuse import Explain, Reuse, no_explain
 from fedaudit.study.seal import SEAL, check_seal, gone, seal
-from fedaudit.trace import Trace, Truth
+from fedaudit.trace import Recorder, Trace, Truth, TruthRecorder
 from fedaudit.trace.store import round_name
 
 if TYPE_CHECKING:
@@ -248,7 +248,6 @@ def simulate(
         return
     progress("train", recorded, total, "loading")
     from fedaudit.federation.game import drive
-    from fedaudit.trace import Recorder, TruthRecorder
 
     federation, facts = build(config)
     recorder = Recorder(
