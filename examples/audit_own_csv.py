@@ -2,25 +2,27 @@
 
     python examples/audit_own_csv.py [FOLDER]
 
-Makes a small table (stand-in for yours), then runs the commands that one types: init, run, gate.
+Makes a small table (stand-in for yours), writes a config for it, runs and audits a federation with
+one client per hospital, and checks it against a limit.
 """
 
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 
-POLICY = """
-[policy]
-confidence = 0.95
+import fedaudit
 
-[[limit]]
-name = "linkage"
-metric = "fingerprint.linkage_accuracy"
-at_most_times_chance = 1.5
-why = "shuffled updates should not be linked to one hospital"
-"""
+POLICY = {
+    "limit": [
+        {
+            "name": "linkage",
+            "metric": "fingerprint.linkage_accuracy",
+            "at_most_times_chance": 1.5,
+            "why": "shuffled updates should not be linked to one hospital",
+        }
+    ]
+}
 
 
 def make_table(path: Path, rng: np.random.Generator) -> None:
@@ -34,24 +36,20 @@ def make_table(path: Path, rng: np.random.Generator) -> None:
     path.write_text("\n".join(["hospital,age,marker,outcome", *rows]) + "\n", encoding="utf-8")
 
 
-def fedaudit(folder: Path, *words: str) -> int:
-    """One command as it would be typed; its exit code."""
-    print("\n$ fedaudit", *words, flush=True)
-    return subprocess.run([sys.executable, "-m", "fedaudit", *words], cwd=folder).returncode
-
-
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    make_table(folder / "patients.csv", np.random.default_rng(1))
-    (folder / "policy.toml").write_text(POLICY, encoding="utf-8")
-    columns = ("--label", "outcome", "--client", "hospital")
-    if fedaudit(folder, "init", "patients.csv", *columns, "--force"):
-        sys.exit("init failed")
+    table, config = folder / "patients.csv", folder / "fedaudit.toml"
+    make_table(table, np.random.default_rng(1))
+    written = fedaudit.init(table, config, label="outcome", client="hospital", force=True)
+    print(written.to_frame()[["setting", "value", "why"]].to_string(index=False), "\n")
     # the seed is for the same figures every time; for data of your own leave it out
-    if fedaudit(folder, "run", "fedaudit.toml", "--out", "run", "--quiet", "--seed", "1"):
-        sys.exit("run failed")
-    kept = fedaudit(folder, "gate", "run", "--policy", "policy.toml")
-    print("\nexit code of the gate:", kept, "(0: kept, 4: broken or no evidence)")
+    study = fedaudit.run(written, folder / "run", seed=1)
+    shown = ["variant", "audit", "verdict", "value", "low", "high", "chance"]
+    print(study.to_frame()[shown].to_string(index=False), "\n")
+    gate = fedaudit.gate(study, POLICY)
+    print(gate.to_frame()[["limit", "run", "status", "bound", "at"]].to_string(index=False))
+    print("all limits kept:", gate.passed)
+    print("report:", study.report)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python examples/record_foreign_training.py [FOLDER]
 
-Uploads bear names; the audit asks what a server learns if a shuffler takes them away.
+Uploads carry names; the audit asks what a server learns if a shuffler removes them.
 """
 
 import sys
@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
-import fedaudit
-from fedaudit import SERVER, Recorder
+from fedaudit import SERVER, Recorder, audit
+from fedaudit.audits import Fingerprint
+from fedaudit.protections import Shuffle
 
 SITES, ROUNDS = [f"site-{i}" for i in range(5)], 6
 
@@ -48,11 +49,10 @@ def main(folder: Path) -> None:
         shared = {k: torch.stack([u[k] for u in uploads]).mean(0) for k in shared}
     recorder.close()
 
-    # as on the command line: fedaudit audit trace --as shuffle --only fingerprint
-    done = fedaudit.audit(folder / "trace", ["fingerprint"], as_if=["shuffle"])
+    done = audit(folder / "trace", [Fingerprint()], as_if=[Shuffle()])
     for finding in done.findings:
         print(f"{finding.verdict}: {finding.statement}\n  rule {finding.cited}")
-    print("report:", done.path / "report.html")
+    print("report:", done.report)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """fedaudit: what a federation gives away, to whom, and what to change.
 
-The public surface, at most thirty names, loaded when first used: `import fedaudit` loads neither
-torch nor anything that draws.
+The public surface. Names load when they are first used: `import fedaudit` loads neither torch nor
+a plotting library. Audits are in `fedaudit.audits`, protections in `fedaudit.protections`.
 """
 
 from __future__ import annotations
 
 import importlib
 
-TYPE_CHECKING = False  # nothing that a working folder could hold is imported: see __main__
+TYPE_CHECKING = False  # `typing` is not imported: see __main__
 if TYPE_CHECKING:
     from typing import Any
 
@@ -30,8 +30,14 @@ _WHERE = {
     "Trace": "fedaudit.trace",
     "Truth": "fedaudit.trace",
     "FedauditError": "fedaudit.errors",
-    "audit": "fedaudit.study",
+    "audit": "fedaudit.study.auditing",
+    "diff": "fedaudit.decide.diff.compare",
+    "gate": "fedaudit.decide.gate.check",
     "guard": "fedaudit.decide.received",
+    "harden": "fedaudit.decide.harden.search",
+    "init": "fedaudit.study.init",
+    "power": "fedaudit.decide.power.sample_sizes",
+    "report": "fedaudit.study.study",
     "run": "fedaudit.study.study",
 }
 

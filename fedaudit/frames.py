@@ -1,4 +1,4 @@
-"""Results as tables: for pandas, and for a notebook that shows an object by its last line."""
+"""Results as tables and figures: pandas frames, and objects that a notebook shows inline."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Row = Mapping[str, Any]
 
 
 class Tabular:
-    """A result that reads as a table. Subclasses say `rows()`, one mapping a row."""
+    """An outcome that reads as a table. Subclasses define `rows()`: one mapping per row."""
 
     def rows(self) -> Sequence[Row]:
         raise NotImplementedError
 
     def to_frame(self) -> pd.DataFrame:
-        """The rows as a pandas frame, columns in the order of the first row."""
+        """The rows as a pandas frame. Columns keep the order in which rows first use them."""
         import pandas as pd
 
         rows = self.rows()
@@ -39,13 +39,26 @@ class Tabular:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
+@dataclass(frozen=True)
+class Table(Tabular):
+    """Rows without an outcome of their own, such as the estimates of several audits."""
+
+    content: tuple[Row, ...]
+
+    def rows(self) -> Sequence[Row]:
+        return self.content
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+
 def columns_of(rows: Sequence[Row]) -> list[str]:
-    """Every key of the rows, in the order in which they first occur."""
+    """Every key of the rows, in the order of first use."""
     return list(dict.fromkeys(key for row in rows for key in row))
 
 
 def cell(value: Any) -> str:
-    """A value as a table shows it: four digits, and nothing where there is none."""
+    """A value as a table shows it: numbers with four digits, missing values empty."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, float):
@@ -53,18 +66,36 @@ def cell(value: Any) -> str:
     return str(value)
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One drawing as SVG. A notebook shows it; `save` writes it to a file."""
+NAMESPACE = 'xmlns="http://www.w3.org/2000/svg"'
+
+
+@dataclass(frozen=True, kw_only=True)
+class SvgFigure:
+    """One figure. A notebook shows it; `save` writes it to a file.
+
+    `audit` is the audit that the figure is about, or empty.
+    """
 
     svg: str
+    title: str = ""
     caption: str = ""
+    audit: str = ""
 
     def _repr_html_(self) -> str:
-        return f"<figure>{self.svg}<figcaption>{escape(self.caption)}</figcaption></figure>"
+        words = ": ".join(filter(None, (self.title, self.caption)))
+        return (
+            f'<figure style="max-width:640px">{self.svg}'
+            f"<figcaption>{escape(words)}</figcaption></figure>"
+        )
+
+    def _repr_svg_(self) -> str:
+        """The figure as a document of its own: SVG inside HTML has no name space."""
+        if NAMESPACE in self.svg:
+            return self.svg
+        return self.svg.replace("<svg ", f"<svg {NAMESPACE} ", 1)
 
     def save(self, path: str | Path) -> Path:
-        """Write the drawing to a file and return its path."""
+        """Write the figure to a file and return its path."""
         file = Path(path)
-        file.write_text(self.svg, encoding="utf-8")
+        file.write_text(self._repr_svg_(), encoding="utf-8")
         return file

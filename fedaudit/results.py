@@ -13,13 +13,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from operator import index
 from typing import Any, Literal, TypeVar, get_args
 
 from fedaudit.errors import FedauditError
 from fedaudit.files import parse_json
+from fedaudit.frames import Row, Tabular
 from fedaudit.shapes import AUDIT_RESULT, misfit
 
 Number = float | int
@@ -197,7 +198,7 @@ NO_TRUTH = Need(code="no_truth", what="no truth: the attack guessed, and nothing
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditResult:
+class AuditResult(Tabular):
     """The log of one audit of one trace from one vantage.
 
     `status` says whether it measured, and `need` what was missing where it did not. `known`: the
@@ -287,6 +288,16 @@ class AuditResult:
         across = e.low <= baseline < e.high if self.greater_is_leak else e.low < baseline <= e.high
         return e.confidence >= 1 and across
 
+    def rows(self) -> Sequence[Row]:
+        """One row per estimate; without estimates one row that says why."""
+        about: Row = {"audit": self.audit, "vantage": self.vantage, "status": self.status}
+        if not self.estimates:
+            return [{**about, "need": "" if self.need is None else self.need.code}]
+        return [
+            {**about, "measure": name, **_numbers(e), "headline": name == self.headline}
+            for name, e in self.estimates.items()
+        ]
+
     def to_json(self) -> str:
         """Strict JSON, keys in the order of the fields."""
         return json.dumps(_plain(self), indent=1, allow_nan=False) + "\n"
@@ -312,7 +323,7 @@ class AuditResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Finding(Tabular):
     """One line of a report: a verdict, the rule it follows from, and the number behind it.
 
     `rule` is the id of a rule in `report.rules` and `because` says it of this result. `measure` is
@@ -356,6 +367,22 @@ class Finding:
         """The rule and what it says of this result."""
         return f"{self.rule}: {self.because}" if self.because else self.rule
 
+    def rows(self) -> Sequence[Row]:
+        return [
+            {
+                "verdict": self.verdict,
+                "audit": self.audit,
+                "statement": self.statement,
+                "measure": self.measure,
+                "client": self.client,
+                "variant": self.variant,
+                **_numbers(self.estimate),
+                "vantage": self.vantage,
+                "rule": self.rule,
+                "remedy": self.remedy,
+            }
+        ]
+
     def to_dict(self) -> dict[str, Any]:
         plain: dict[str, Any] = _plain(self)
         return plain
@@ -366,6 +393,20 @@ class Finding:
         if values.get("estimate") is not None:
             values["estimate"] = _build(Estimate, values["estimate"], "estimate")
         return _build(cls, values, "a finding")
+
+
+def _numbers(e: Estimate | None) -> Row:
+    """An estimate as columns of a table; empty columns where there is none."""
+    if e is None:
+        return dict.fromkeys(("value", "low", "high", "chance", "n", "confidence"))
+    return {
+        "value": e.value,
+        "low": e.low,
+        "high": e.high,
+        "chance": e.baseline,
+        "n": e.n,
+        "confidence": e.confidence,
+    }
 
 
 def _mapping(where: str, raw: Any) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from fedaudit.frames import Figure, Tabular
+from fedaudit.frames import SvgFigure, Table, Tabular
 
 
 class Rows(Tabular):
@@ -31,7 +31,14 @@ def test_a_notebook_shows_text_as_text():
     assert "0.1235" in shown
 
 
-def test_a_figure_is_saved_and_its_caption_escaped(tmp_path):
-    figure = Figure("<svg></svg>", caption="a < b")
-    assert "a &lt; b" in figure._repr_html_()
-    assert figure.save(tmp_path / "f.svg").read_text() == "<svg></svg>"
+def test_a_figure_is_saved_as_a_document_and_its_words_are_escaped(tmp_path):
+    figure = SvgFigure(svg='<svg class="plot"></svg>', title="t", caption="a < b")
+    assert "t: a &lt; b" in figure._repr_html_()
+    assert 'xmlns="http://www.w3.org/2000/svg"' in figure.save(tmp_path / "f.svg").read_text()
+    whole = SvgFigure(svg=figure._repr_svg_())
+    assert whole._repr_svg_() == whole.svg  # the name space stands there once
+
+
+def test_a_table_counts_its_rows():
+    assert len(Table(({"a": 1}, {"a": 2}))) == 2
+    assert Table(({"a": 1},)).to_frame()["a"].tolist() == [1]

@@ -1,7 +1,7 @@
 """The command line: parses arguments, calls the public functions, prints.
 
 Exit codes: 0 done, 2 usage or config, 3 data or trace, 4 leak or policy not kept (gate, guard, plan
-check, ldp check), 5 nothing can be said (guard), 130 interrupted, 1 anything else.
+check, ldp check), 5 nothing to say (guard), 130 interrupted, 1 anything else.
 A user's mistake never ends in a traceback.
 """
 
@@ -19,7 +19,7 @@ __all__ = ["app", "main"]
 
 
 def main() -> None:
-    """Entry point: our own errors become one message and an exit code."""
+    """Entry point: turns our own errors into one message and an exit code."""
     try:
         app(standalone_mode=True)
     except FedauditError as error:
@@ -29,7 +29,7 @@ def main() -> None:
         typer.echo("fedaudit: stopped", err=True)
         raise SystemExit(130) from None
     except BrokenPipeError:
-        # the reader of our output has gone, as `head` does: do not write at exit
+        # the reader closed the pipe, as `head` does: do not write at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
     except OSError as error:
@@ -42,7 +42,7 @@ def main() -> None:
         raise SystemExit(1) from None
 
 
-#: how libraries in C say that memory is short, where they do not raise a MemoryError
+#: messages of C libraries that run out of memory without raising a MemoryError
 _SHORT = (
     "allocate memory",
     "map segment",
@@ -54,14 +54,14 @@ _SHORT = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that this process got no more memory."""
+    """Whether an error means that this process ran out of memory."""
     return isinstance(error, MemoryError) or any(w in str(error).lower() for w in _SHORT)
 
 
 def out_of_memory(error: BaseException) -> FedauditError:
     return FedauditError(
         "there is not enough memory for this",
-        expected="a process that may use what the federation or the file needs",
+        expected="enough memory for the federation or the file",
         got=str(error).splitlines()[0] if str(error) else "no more memory",
         remedy="use a smaller model, fewer records or fewer clients at once; see whether "
         "`ulimit -v` or the container sets a limit. A run resumes where it stopped",

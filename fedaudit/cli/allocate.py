@@ -1,4 +1,4 @@
-"""`fedaudit allocate`: noise per client, for people with a spreadsheet."""
+"""`fedaudit allocate`: noise per client, from a table of clients."""
 
 from __future__ import annotations
 
@@ -69,10 +69,11 @@ def allocate_command(
         str | None, typer.Option(help="Column with client names; default: detected.")
     ] = None,
     edges: Annotated[
-        Path | None, typer.Option(help="Edge list: two clients a line, by comma or blanks.")
+        Path | None,
+        typer.Option(help="Edge list: two clients a line, with comma or blanks."),
     ] = None,
     allow_disconnected: Annotated[
-        bool, typer.Option("--allow-disconnected", help="Take a graph in several pieces.")
+        bool, typer.Option("--allow-disconnected", help="Accept a graph in several pieces.")
     ] = False,
     leverage: Annotated[
         str | None,
@@ -149,9 +150,9 @@ def allocate_command(
 
 
 def _next(out: Path, config: Path | None) -> str:
-    """The command that runs the noise on the user's own data, into a folder of its own."""
+    """The command that trains with this noise on the user's data, into a new folder."""
     if config is None:
-        return "the same command with --config, the config of your federation, puts your data in"
+        return "add --config, the config of your federation, to write a config with your data"
     run = [out / "dp_sgd.toml", "--out", out.with_name(f"{out.name}-run")]
     return shlex.join(["fedaudit", "run", *map(str, run)])
 

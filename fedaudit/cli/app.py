@@ -1,6 +1,6 @@
-"""The command-line application: the table of commands, each loaded when it is called.
+"""The command-line application: the table of commands. Each loads when it is called.
 
-`fedaudit --help` imports no command, so it stays quick whatever a command's module imports.
+`fedaudit --help` imports no command, so it stays quick.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedaudit import __version__
 
 
 @dataclass(frozen=True)
-class Command:
+class CliCommand:
     """One command: the module of `fedaudit.cli` that holds it, and its line in the help."""
 
     module: str
@@ -24,34 +24,34 @@ class Command:
 
 
 COMMANDS = {
-    "run": Command("runs", "Run a federation, record it, audit it, report."),
-    "audit": Command("runs", "Audit a stored trace: of a run, or written by other software."),
-    "init": Command("begin", "Write a commented config for your file, and say what was chosen."),
-    "list": Command("begin", "Everything a config can name, each with its settings."),
-    "report": Command("runs", "Write and print the report of a run again."),
-    "gate": Command("decide", "Hold a run against limits; what is not shown fails."),
-    "diff": Command("decide", "What got worse and what better between two runs."),
-    "power": Command("decide", "How many rounds, records or games an audit needs."),
-    "harden": Command("harden", "Search for the cheapest protection that keeps all limits."),
-    "sweep": Command("runs", "Run a grid of settings times seeds: one table, one figure."),
-    "guard": Command("guard", "Is something planted in this model?"),
-    "allocate": Command("allocate", "Allocate DP-SGD noise to clients under one budget."),
-    "plan": Command("plan", "Query plans of secure aggregation: check and design."),
-    "ldp": Command("ldp", "Local differential privacy: claims and facts."),
-    "flower": Command("flower", "Apps of Flower: look at them, try them."),
-    "data": Command("data", "Real data sets, fetched on demand."),
-    "attack": Command("sites", "Guess without any truth, for sites that score the guesses."),
-    "ask": Command("sites", "At a site: choose records to be asked about."),
-    "score": Command("sites", "At a site: compare guesses with its own records."),
-    "merge": Command("sites", "Write the report of all sites that answered."),
-    "verify": Command("verify", "Say what of a run is whole, changed or missing."),
-    "seal": Command("verify", "Sign the seal of a run."),
-    "purge": Command("verify", "Remove what was recorded; results stay readable."),
+    "run": CliCommand("runs", "Run a federation, record it, audit it, report."),
+    "audit": CliCommand("runs", "Audit a stored trace: of a run, or written by other software."),
+    "init": CliCommand("begin", "Write a commented config for your file, with the reasons."),
+    "list": CliCommand("begin", "List everything a config can name, with settings."),
+    "report": CliCommand("runs", "Write and print the report of a run again."),
+    "gate": CliCommand("decide", "Check a run against limits; missing evidence fails."),
+    "diff": CliCommand("decide", "Say what got worse or better between two runs."),
+    "power": CliCommand("decide", "How many rounds, records or games an audit needs."),
+    "harden": CliCommand("harden", "Search for the cheapest protection that keeps all limits."),
+    "sweep": CliCommand("runs", "Run a grid of settings times seeds: one table, one figure."),
+    "guard": CliCommand("guard", "Is something planted in this model?"),
+    "allocate": CliCommand("allocate", "Allocate DP-SGD noise to clients under one budget."),
+    "plan": CliCommand("plan", "Query plans of secure aggregation: check and design."),
+    "ldp": CliCommand("ldp", "Local differential privacy: claims and facts."),
+    "flower": CliCommand("flower", "Flower apps: examine them, try them."),
+    "data": CliCommand("data", "Real data sets, fetched on demand."),
+    "attack": CliCommand("sites", "Guess without any truth, for sites that score the guesses."),
+    "ask": CliCommand("sites", "At a site: choose records to be asked about."),
+    "score": CliCommand("sites", "At a site: compare guesses with its own records."),
+    "merge": CliCommand("sites", "Write the report over all sites that answered."),
+    "verify": CliCommand("verify", "Say which parts of a run are whole, changed or missing."),
+    "seal": CliCommand("verify", "Sign the seal of a run."),
+    "purge": CliCommand("verify", "Remove what was recorded; results stay readable."),
 }
 
 
 def new_app(**about: Any) -> typer.Typer:
-    """An application for commands of one module, with the settings that all of them share."""
+    """A Typer application with the settings that all commands share."""
     return typer.Typer(
         add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, **about
     )
@@ -79,7 +79,7 @@ app = new_app(
     cls=LazyGroup,
     help="What a federation gives away, to whom, and what to change.\n\n"
     "Exit codes: 0 done, 2 usage or config, 3 data or trace, 4 leak or policy not kept, "
-    "5 nothing can be said, 130 interrupted, 1 anything else.",
+    "5 nothing to say, 130 interrupted, 1 anything else.",
     no_args_is_help=True,
 )
 

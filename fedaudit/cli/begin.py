@@ -13,7 +13,7 @@ from fedaudit.cli.output import AsJson
 from fedaudit.errors import UsageError, nearest
 from fedaudit.settings import REQUIRED
 from fedaudit.setup.listing import listing
-from fedaudit.study.init import write_config
+from fedaudit.study.init import init
 
 app = new_app()
 
@@ -25,7 +25,7 @@ def list_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Everything a config can name, each with one line and its settings."""
+    """List everything a config can name, with one line and the settings of each."""
     everything = listing()
     if section is not None:
         if section not in everything:
@@ -65,7 +65,7 @@ def init_command(
     force: Annotated[bool, typer.Option("--force", help="Overwrite.")] = False,
 ) -> None:
     """Write a commented config for your file, and say what was chosen and why."""
-    for line in write_config(
+    written = init(
         source,
         out,
         label=label,
@@ -74,5 +74,7 @@ def init_command(
         person=person,
         missing=missing,
         force=force,
-    ):
-        typer.echo(line)
+    )
+    for choice in written.choices:
+        typer.echo(choice.line)
+    typer.echo(f"wrote {written.path}; next: fedaudit run {written.path}")

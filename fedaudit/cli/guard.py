@@ -1,4 +1,4 @@
-"""`fedaudit guard`: look at a received model before training on it."""
+"""`fedaudit guard`: check a received model before training on it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fedaudit.protections.guard.files import Seen
 from fedaudit.protections.guard.files import calibrate as calibrated
 
 FLAGGED, NOTHING_TO_SAY = 4, 5
-"""Exit codes: something was found; nothing can be said."""
+"""Exit codes: something was found; nothing to say."""
 SHOWN = 5
-"""Most layers that the terminal lists; the JSON has all."""
+"""Maximum number of layers in the terminal; the JSON has all."""
 
 
 app = new_app()
@@ -28,7 +28,7 @@ app = new_app()
 def guard_command(
     model: Annotated[
         Path | None,
-        typer.Argument(help="What was received: .safetensors, .npz, or a trace (every model)."),
+        typer.Argument(help="Received model: .safetensors, .npz, or a trace (every model)."),
     ] = None,
     previous: Annotated[
         Path | None, typer.Option(help="The model before it: .safetensors or .npz.")
@@ -65,7 +65,7 @@ def guard_command(
     """
     if (model is None) == (calibrate is None):
         raise UsageError(
-            "what to look at is not clear",
+            "nothing to check, or two things at once",
             expected="a model, a trace, or --calibrate FOLDER",
             got="both" if model else "neither",
             remedy="fedaudit guard received.safetensors",
@@ -148,7 +148,7 @@ def _lines(report: GuardReport) -> list[str]:
 
 
 def _unsaid(report: GuardReport) -> list[str]:
-    """Lines on layers that some check could not reach, those that none could reach first."""
+    """Lines on layers that some check could not reach, those out of reach of all checks first."""
     partly = [x for x in report.layers if x.checks and x.out_of_reach]
     found = [f"   nothing to say on {x.words}" for x in report.layers if not x.checks]
     found += [f"   in part on {x.words}" for x in partly]

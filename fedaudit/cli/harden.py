@@ -1,4 +1,4 @@
-"""`fedaudit harden`: from limits to a config that keeps them."""
+"""`fedaudit harden`: search for a config that keeps limits."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def harden_command(
         bool, typer.Option("--json", help="Print as JSON on standard output.")
     ] = False,
 ) -> None:
-    """Search protections for the cheapest that keeps all limits, and write its config.
+    """Search for the cheapest protection that keeps all limits, and write its config.
 
     Resumes where it was stopped. Exit codes: 0 found and confirmed on fresh seeds, 4 nothing keeps
     all limits (or the time was up), 2 the command, config or limits are wrong.
@@ -72,9 +72,9 @@ def harden_command(
         starting(bar, "harden")
         found = harden(
             config,
-            limits,
             out,
-            lines=limit or (),
+            limits=limit or (),
+            policy=limits,
             budget=budget,
             seeds=seeds,
             workers=workers,
@@ -88,6 +88,6 @@ def harden_command(
         typer.echo(json.dumps(words.plain(found), indent=1, allow_nan=False))
     else:
         words.show(console(), found)
-        typer.echo(f"\n{found.reused} runs were there already; all of it: {out / 'harden.md'}")
+        typer.echo(f"\n{found.reused} runs were reused; all details: {out / 'harden.md'}")
     if not found.succeeded:
         raise typer.Exit(NOT_KEPT)

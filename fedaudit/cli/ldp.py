@@ -26,7 +26,7 @@ app.add_typer(ldp_app, name="ldp")
 
 
 REFUTED = 4
-"""The exit code where a claim does not hold."""
+"""Exit code of a refuted claim."""
 
 
 @ldp_app.callback()
@@ -99,13 +99,13 @@ def ldp_check(
     given = {k: v for k, v in own.items() if v is not None}
     if (mechanism is None) == (callable_ is None):
         raise UsageError(
-            "what to check is not clear",
+            "nothing to check, or two mechanisms at once",
             expected="a mechanism by name, or your own with --callable",
             got="both" if mechanism else "neither",
             remedy="fedaudit ldp check grr --epsilon 1 --alphabet 4",
         )
     rng = Seed(seed).generator("ldp check")
-    with interruptible("start it again, with fewer --samples to be quicker"):
+    with interruptible("start it again; fewer --samples are quicker"):
         if callable_ is not None:
             done = check_callable(
                 load_callable(callable_),
@@ -121,10 +121,10 @@ def ldp_check(
         else:
             if input_ or vectorised:
                 raise UsageError(
-                    "inputs are chosen for mechanisms that are known",
+                    "inputs of a built-in mechanism are chosen for you",
                     expected="--input and --vectorised with --callable only",
                     got=f"{mechanism}",
-                    remedy="remove them: the two worst records are taken",
+                    remedy="remove them: the check takes the two worst records",
                 )
             some = {"epsilon": epsilon, "delta": delta}
             given |= {k: v for k, v in some.items() if v is not None}
@@ -159,10 +159,10 @@ def _inputs(texts: list[str] | None) -> list[Any]:
 
 
 def _claim(epsilon: float | None, claim: float | None, given: dict[str, Any]) -> float:
-    """The claim of somebody's own mechanism, which has no other settings here."""
+    """The claimed epsilon of a mechanism of the user's own, which has no other settings here."""
     if given:
         raise UsageError(
-            "a mechanism of your own has no settings here",
+            "a mechanism of your own takes no settings here",
             expected="--epsilon, the claim",
             got=", ".join("--" + k.replace("_", "-") for k in given),
             remedy="set them in your function",
@@ -170,7 +170,7 @@ def _claim(epsilon: float | None, claim: float | None, given: dict[str, Any]) ->
     claims = [c for c in (epsilon, claim) if c is not None]
     if len(claims) != 1:
         raise UsageError(
-            "the claim is not clear",
+            "one claimed epsilon is needed",
             expected="--epsilon: what your mechanism claims per record",
             got="none" if not claims else f"{claims[0]:g} and {claims[1]:g}",
             remedy="--epsilon 1.0",

@@ -1,4 +1,4 @@
-"""Shared by all commands: progress, interruption, printing, common options."""
+"""What commands share: progress, interruption, printing, common options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, finding
 AsJson = Annotated[bool, typer.Option("--json", help="Print findings as JSON on standard output.")]
 
 Names = Annotated[
-    bool, typer.Option("--names", help="Clients' own names in the report, not pseudonyms.")
+    bool, typer.Option("--names", help="Write clients' own names into the report, not pseudonyms.")
 ]
 
 
@@ -37,7 +37,7 @@ def console(stderr: bool = False) -> Console:
 
 
 class Bar:
-    """Progress on standard error: bars in a terminal, a line per stage elsewhere."""
+    """Progress on standard error: bars in a terminal, lines elsewhere."""
 
     def __init__(self, quiet: bool) -> None:
         self._quiet = quiet
@@ -73,14 +73,14 @@ class Bar:
             task = self._progress.add_task(stage, total=total, completed=done, note=note)
             self._tasks[stage] = task
         elif self._anew(stage, done, total):
-            # rounds that a resumed run finds done must not count towards its speed
+            # recorded rounds of a resumed run must not count towards its speed
             self._progress.reset(self._tasks[stage], total=total, completed=done, note=note)
         else:
             self._progress.update(self._tasks[stage], completed=done, note=note)
         self._totals[stage], self._done[stage] = total, done
 
     def _anew(self, stage: str, done: int, total: int) -> bool:
-        """Whether a stage begins again: the next run of a study has one of the same name."""
+        """Whether a stage begins again, as it does in the next run of a study."""
         return self._totals.get(stage) != total or done < self._done.get(stage, 0)
 
     def say(self, *lines: str) -> None:
@@ -104,7 +104,7 @@ class Bar:
 
 @contextmanager
 def interruptible(advice: str) -> Iterator[None]:
-    """Turn Ctrl-C into an exit code of its own and a line on what was kept."""
+    """Turn Ctrl-C into its own exit code and a line of advice."""
     try:
         yield
     except KeyboardInterrupt:
@@ -112,7 +112,7 @@ def interruptible(advice: str) -> Iterator[None]:
 
 
 def again() -> str:
-    return "the same command goes on from there: " + shlex.join(["fedaudit", *sys.argv[1:]])
+    return "resume with the same command: " + shlex.join(["fedaudit", *sys.argv[1:]])
 
 
 def print_run(run: Run, quiet: bool, as_json: bool) -> None:
@@ -135,7 +135,7 @@ def print_run(run: Run, quiet: bool, as_json: bool) -> None:
 
 
 def print_study(study: Study, quiet: bool, as_json: bool) -> None:
-    """Print what was found in one run or in several."""
+    """Print the findings of a study."""
     if len(study.runs) == 1 and not study.failed:
         print_run(study.runs[0], quiet, as_json)
         return

@@ -1,4 +1,4 @@
-"""`fedaudit plan`: check which sums give a client away, and design plans that do not."""
+"""`fedaudit plan`: check which sums expose a client, and design plans that do not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 app = new_app()
 plan_app = typer.Typer(
-    help="Query plans of secure aggregation: what they give away, and how to choose one.",
+    help="Query plans of secure aggregation: check and design.",
     no_args_is_help=True,
 )
 app.add_typer(plan_app, name="plan")
@@ -63,7 +63,7 @@ def plan_check(
     ] = None,
     as_json: PlainJson = False,
 ) -> None:
-    """Say what the answers to a set of queries give away together.
+    """Say what the answers to a set of queries expose together.
 
     Exit codes: 0 no group below the threshold is exposed, 4 one is (or, with --add, would be), or
     the search was bounded and cannot say; 2 the command is wrong, 3 the queries cannot be read.
@@ -109,7 +109,7 @@ def plan_design(
     seed: Annotated[int, typer.Option(help="Seed of plans and simulations.")] = 1,
     as_json: PlainJson = False,
 ) -> None:
-    """Plans of disjoint groups: what they attribute, in how many rounds, what they give away."""
+    """Design plans of disjoint groups: what they attribute, in how many rounds, and expose."""
     import numpy as np
 
     check_name(name)
@@ -133,7 +133,7 @@ def plan_design(
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> str:
-    """A table in plain text, the first row its head; all but the first column to the right."""
+    """A table in plain text. The first row is the header; columns after the first align right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
 
     def line(row: Sequence[str]) -> str:
@@ -151,7 +151,7 @@ def _show_check(checked: Checked) -> None:
     for number, p in checked.rounds.items():
         cells = _figures(p)
         if alike and alike[-1][1] == cells:
-            alike[-1][0].append(number)  # rounds that look the same share a line
+            alike[-1][0].append(number)  # equal rounds share a line
         else:
             alike.append(([number], cells))
     for numbers, cells in alike[:MOST_ROWS]:
@@ -221,7 +221,7 @@ def _verdict(checked: Checked) -> str:
 
 
 def _kept(checked: Checked) -> bool:
-    """Whether no group below the threshold is exposed, for certain; one more query included."""
+    """Whether certainly no group below the threshold is exposed, also by one more query."""
     floors = [checked.floor]
     if checked.added is not None:
         floors.append(checked.added.support.floor)

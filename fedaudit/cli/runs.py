@@ -28,6 +28,7 @@ from fedaudit.cli.output import (
     print_study,
     unanswered,
 )
+from fedaudit.cli.parsing import parse_audit_settings, parse_protection
 from fedaudit.errors import DataError, Interrupted, UsageError
 from fedaudit.files import read_text
 from fedaudit.recorders.flower.runtime import choose_engine
@@ -41,24 +42,24 @@ from fedaudit.workers import parse_workers, using
 
 
 def starting(bar: Bar, stage: str) -> None:
-    """Show a bar at once in a terminal. In a log the first line waits until the config is read, so
-    that a mistake in it comes first."""
+    """Show a bar at once in a terminal. A log starts after the config is read, so that a mistake in
+    it comes first."""
     if sys.stderr.isatty():
         bar(stage, 0, 1, "starting")
 
 
 @contextmanager
 def interruptible_plan() -> Iterator[None]:
-    """Ctrl-C before a run has begun: nothing was written, so nothing was kept."""
+    """Turn Ctrl-C before a run begins into its own exit code: nothing was written."""
     try:
         yield
     except KeyboardInterrupt:
         begin = shlex.join(["fedaudit", *sys.argv[1:]])
-        raise Interrupted("stopped before anything was begun", remedy=begin) from None
+        raise Interrupted("stopped before anything began", remedy=begin) from None
 
 
 ExplainCache = Annotated[
-    bool, typer.Option("--explain-cache", help="Say which work was reused, and why.")
+    bool, typer.Option("--explain-cache", help="Say which stored work was reused, and why.")
 ]
 
 
@@ -72,7 +73,7 @@ SplitWork = Annotated[
     str | None,
     typer.Option(
         "--workers",
-        help="Who trains shadow federations: a number of processes, ray, or ray://HOST:PORT; "
+        help="Where to train shadow federations: a number of processes, ray, or ray://HOST:PORT; "
         "default: this process.",
     ),
 ]
@@ -101,10 +102,11 @@ def run_command(
         bool, typer.Option("--thorough", help="Apply the config's [thorough] section.")
     ] = False,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Say what would be done and how long, then stop.")
+        bool,
+        typer.Option("--plan", help="Say what would be done and how long, then stop."),
     ] = False,
     engine: Annotated[
-        str, typer.Option(help="Who trains: local (this process) or flower (its runtime).")
+        str, typer.Option(help="Where to train: local (this process) or flower (its runtime).")
     ] = "local",
     superlink: Annotated[
         str | None, typer.Option(help="With --engine flower: address of a running SuperLink.")
@@ -131,7 +133,7 @@ def run_command(
         starting(bar, "plan")
         workers_chosen = parse_workers(workers)
         parts = study.plan(configs or [], overrides=set_ or (), seed=seed, thorough=thorough)
-        parts = parts if fresh else study.taken_up(parts, out)
+        parts = parts if fresh else study.with_stored_seeds(parts, out)
         if not all(part.config.drawn for part in parts):
             typer.echo(f"warning: {BY_HAND}", err=True)
         trained_by = choose_engine(
@@ -185,7 +187,7 @@ def audit_command(
         list[str] | None,
         typer.Option(
             "--as",
-            help="What if this protection had stood before the server: shuffle, secure_sum, "
+            help="As if this protection stood before the server: shuffle, secure_sum, "
             "clip:bound=1.0, update_noise:clip=1.0,noise_multiplier=0.5; repeatable.",
         ),
     ] = None,
@@ -231,35 +233,36 @@ def audit_command(
     """Audit a stored trace: of a run, or written by other software."""
     if delta is not None and opacus is None:
         raise UsageError(
-            "a delta was given, and nothing is accounted at it",
+            "--delta needs --opacus",
             expected="--opacus, the state of an accountant",
             got=f"--delta {delta:g} alone",
-            remedy="give --opacus FILE, or leave --delta out: other promises have their own",
+            remedy="give --opacus FILE, or leave --delta out: other guarantees state their own",
         )
     with interruptible(again()), Bar(quiet or as_json) as bar:
         starting(bar, "audit")
         reuses: list[tuple[str, Any]] = []
         workers_chosen = parse_workers(workers)
-        columns = {k: v for k, v in (("label", label), ("client", client)) if v is not None}
+        settings, columns = parse_audit_settings(set_ or ())
+        named = {k: v for k, v in (("label", label), ("client", client)) if v is not None}
         with using(workers_chosen):
             result = audit(
                 trace,
                 only or None,
+                as_if=[parse_protection(text) for text in as_ or ()],
+                settings=settings,
                 truth=truth,
                 out=out,
-                as_if=as_ or (),
                 data=data,
                 model=model,
-                columns=columns,
+                columns={**named, **columns},
                 opacus=opacus,
                 delta=1e-5 if delta is None else delta,
                 seed=seed,
-                progress=bar,
                 names=names,
-                explain=lambda reuse: reuses.append(("", reuse)),
-                overrides=set_ or (),
                 fresh=fresh,
                 trust_code=trust_code,
+                progress=bar,
+                explain=lambda reuse: reuses.append(("", reuse)),
             )
     print_run(result, quiet, as_json)
     if explain_cache:
@@ -313,7 +316,7 @@ def sweep_command(
         typer.echo(json.dumps(plain, indent=1, allow_nan=False))
     else:
         typer.echo(read_text(done.path / "sweep.md"))
-        typer.echo(f"{done.reused} cells were there already; table: {done.path / 'sweep.csv'}")
+        typer.echo(f"{done.reused} cells were reused; table: {done.path / 'sweep.csv'}")
     if done.failed:
         for label, message in done.failed:
             typer.echo(f"failed: {label}\n{message}", err=True)
@@ -328,16 +331,13 @@ def report_command(
     as_json: AsJson = False,
 ) -> None:
     """Write and print the report of a run again, from its stored results."""
-    if not is_study(run):
-        print_run(study.report_one(run, names=names), quiet, as_json)
-        return
     done = study.report(run, names=names)
-    if as_json or len(done.runs) > 1 or done.failed:
+    if as_json or len(done.runs) > 1 or done.failed or not is_study(run):
         print_study(done, quiet, as_json)
     else:
         # a run inside a study is reported as part of that study
         show_study(console(), done.chapters, details=not quiet)
-        typer.echo(f"\nreport: {done.path / 'report.html'}")
+        typer.echo(f"\nreport: {done.report}")
     if not as_json:
         for line in done.unfinished:
             typer.echo(line)

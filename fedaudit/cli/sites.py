@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +12,9 @@ import typer
 from fedaudit import sites
 from fedaudit.cli.app import new_app
 from fedaudit.cli.output import AsJson, Names, Quiet, print_run
+from fedaudit.cli.parsing import parse_protection
 from fedaudit.randomness import Seed
-from fedaudit.study.replay import parse_hook, replay
+from fedaudit.study.replay import replay
 from fedaudit.study.seal import open_trace
 
 app = new_app()
@@ -23,7 +26,7 @@ def attack_command(
     out: Annotated[Path, typer.Option(help="File of guesses.")] = Path("guesses.json"),
     as_: Annotated[
         list[str] | None,
-        typer.Option("--as", help="As if this protection had stood before the server: shuffle."),
+        typer.Option("--as", help="As if this protection stood before the server: shuffle."),
     ] = None,
     asked: Annotated[
         list[Path] | None,
@@ -34,13 +37,10 @@ def attack_command(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the attacks' own random draws.")] = 1,
 ) -> None:
-    """Guess, without any truth: for sites that score the guesses themselves."""
+    """Guess without any truth, for sites that score the guesses themselves."""
     opened = open_trace(trace)
     if as_:
-        import secrets
-        import tempfile
-
-        hooks = [parse_hook(text) for text in as_]
+        hooks = [parse_protection(text) for text in as_]
         with tempfile.TemporaryDirectory() as folder:
             # the replayed truth is not kept: guesses are made without it
             shown, _ = replay(opened, hooks, Path(folder), Seed(secrets.randbits(64)))
@@ -59,10 +59,10 @@ def ask_command(
     client: Annotated[str | None, typer.Option(help="Client column of --data.")] = None,
     out: Annotated[Path, typer.Option(help="Records to be sent.")] = Path("asked.npz"),
     key: Annotated[
-        Path, typer.Option(help="File that says which records are members; it stays here.")
+        Path, typer.Option(help="File that says which records are members. It stays here.")
     ] = Path("key.json"),
 ) -> None:
-    """At a site: choose records to be asked about, half of them its own; the key stays."""
+    """At a site: choose records to ask about, half of them its own. The key stays here."""
     columns = {k: v for k, v in (("label", label), ("client", client)) if v is not None}
     count = sites.ask(at_site, data, out, key, model=model, columns=columns)
     typer.echo(f"{count} records to be sent: {out}; the key stays here: {key}")
@@ -82,12 +82,12 @@ def score_command(
         Path | None, typer.Option(help="The key of the records that this site asked about.")
     ] = None,
 ) -> None:
-    """At a site: compare guesses with its own records. Counts alone leave."""
+    """At a site: compare guesses with its own records. Only counts leave."""
     raw = sites.score(guesses, at_site, out, site=site, key=key)
     for audit, methods in raw["audits"].items():
         for method, c in methods.items():
             said = (
-                f"{c['found']} of {c['links']} links were found"
+                f"{c['found']} of {c['links']} links found"
                 if "links" in c
                 else f"{c['ordered']:g} of {c['members'] * c['others']} pairs in the right order"
             )
@@ -106,5 +106,5 @@ def merge_command(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """The report of all sites that answered."""
+    """Write the report over all sites that answered."""
     print_run(sites.merge(guesses, counts, out, names=names), quiet, as_json)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fedaudit.study.seal import PartCheck
 
 MOST = 40
-"""Most problems that the terminal prints; --json has all."""
+"""Maximum number of problems in the terminal; --json has all."""
 
 BREAKS = {
     "updates": "updates (an answer minus the model that its sender had received)",
@@ -48,7 +48,7 @@ def verify_command(
     names: Names = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what of a run is whole, changed or missing, and whether its recording is torn.
+    """Say which parts of a run are whole, changed or missing, and whether its recording is torn.
 
     Exit codes: 0 whole, 3 something is changed, missing or torn.
     """
@@ -73,7 +73,7 @@ def verify_command(
 def _verified(
     folder: Path, names: bool, as_json: bool, indent: str = ""
 ) -> tuple[dict[str, Any], bool]:
-    """One run, trace, or the list of a study: as JSON types, and whether it is whole."""
+    """Verify one run, one trace or the list of a study: JSON types, and whether it is whole."""
     plain: dict[str, Any] = {}
     fine, lines = True, []
     if (folder / SEAL).exists() or (folder / "run.json").exists() or is_study(folder):
@@ -102,7 +102,7 @@ def _verified(
 
 
 def verify_run_lines(parts: Sequence[PartCheck]) -> list[str]:
-    """What `fedaudit verify RUN` prints of a run's seal."""
+    """Lines on the seal of a run."""
     lines = []
     for c in parts:
         more = "; ".join(t for t in (", ".join(c.files), c.note) if t)
@@ -117,9 +117,9 @@ def seal_command(
     run: Annotated[Path, typer.Argument(help="A run, or a study of several.")],
     key: Annotated[Path, typer.Option(help="Ed25519 private key, PEM without a password.")],
 ) -> None:
-    """Sign the seal of a run, so that `gate --require-signature` can tell who vouches for it.
+    """Sign the seal of a run, so that `gate --require-signature` can check who vouches for it.
 
-    A key: openssl genpkey -algorithm ed25519 -out key.pem; what others need of it:
+    Make a key: openssl genpkey -algorithm ed25519 -out key.pem; its public half, for others:
     openssl pkey -in key.pem -pubout -out public.pem
     """
     typer.echo(sign(run, read_bytes(key, limit=1 << 16)), nl=False)
@@ -132,7 +132,8 @@ def purge_command(
         Path, typer.Argument(help="A run, a study or a trace; with --expired, anything above.")
     ],
     expired: Annotated[
-        bool, typer.Option("--expired", help="Everything below whose retention has ended.")
+        bool,
+        typer.Option("--expired", help="Everything below this folder whose retention has ended."),
     ] = False,
     keep: Annotated[
         list[str] | None,
@@ -159,7 +160,7 @@ def purge_command(
         what = "trace" if one.is_trace else ", ".join(one.parts)
         over = one.until is not None and one.until < today
         if expired and one.unknown:
-            typer.echo(f"not known when it ends: {one.path}: {one.unknown}", err=True)
+            typer.echo(f"retention unknown: {one.path}: {one.unknown}", err=True)
         elif expired and not over:
             until = f"until {one.until}" if one.until else "no retention stated"
             typer.echo(f"kept: {one.path} ({until})")
@@ -172,7 +173,7 @@ def purge_command(
 
 
 def pseudonymous(health: Health, federation: Mapping[str, Any]) -> Health:
-    """The same with "client i" for every party that is not a server or a middleman."""
+    """The same health, with "client i" for every party that is not a server or a hub."""
     hubs = hub_depths(federation)
     named = [p.party for p in health.problems if p.party is not None]
     everyone = [*federation.get("clients", ()), *health.by_party, *named]
@@ -189,25 +190,25 @@ def pseudonymous(health: Health, federation: Mapping[str, Any]) -> Health:
 
 
 def verify_trace_lines(health: Health, rounds: int) -> list[str]:
-    """What `fedaudit verify TRACE` prints."""
+    """Lines on a recording."""
     lines = [
         f"{rounds} rounds, {health.sent} models sent, {arrived_words(health)}",
     ]
     if health.silent:
         shown = ", ".join(health.silent[:MOST])
         more = f" and {len(health.silent) - MOST} more" if len(health.silent) > MOST else ""
-        lines.append(f"nothing arrived from {shown}{more}: of these nothing can be said")
+        lines.append(f"nothing arrived from {shown}{more}: nothing can be said about these")
     noted = [p for p in health.problems if not p.torn]
     if health.torn:
         lines += ["", *_table(health.torn)]
         broken = [b for b in BREAKS if any(b in CODES[p.code].breaks for p in health.torn)]
         lines += ["", f"The recording is torn: {_count(len(health.torn), 'problem')}."]
         lines += [f"  breaks {BREAKS[b]}" for b in broken]
-        lines.append("  audits refuse what is broken, and name the rest in their results")
+        lines.append("  audits refuse the broken parts, and name the others in their results")
     else:
         lines.append("The recording is whole.")
     if noted:
-        lines += ["", "On record as it happened:", *_table(noted)]
+        lines += ["", "Recorded as it happened, not torn:", *_table(noted)]
     return [clean(line) for line in lines]
 
 
@@ -243,7 +244,7 @@ def _table(problems: Sequence[Problem]) -> list[str]:
 
 
 def as_plain(health: Health) -> dict[str, Any]:
-    """A recording's health as JSON types."""
+    """The health of a recording as JSON types."""
     return {
         "whole": health.whole,
         "sent": health.sent,

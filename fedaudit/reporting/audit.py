@@ -169,7 +169,7 @@ def _in_federation(
         answers=answers,
         remedies=question.remedies(part.variants),
         notes=_notes(part, question),
-        figures=_figures(group, of),
+        figures=figure_rows(group, of),
         score_head=[("score", False), *((variant, False) for variant, _, _ in of)],
         scores=_scores(of),
         bounds=[(variant, name, b) for variant, _, r in of for name, b in r.bounds.items()],
@@ -204,7 +204,7 @@ def _notes(part: FederationOverview, question: QuestionRow) -> list[tuple[str, s
 # -- figures --------------------------------------------------------------------------------------
 
 
-def _figures(group: str, of: Of) -> list[tuple[str, list[curves.Figure]]]:
+def figure_rows(group: str, of: Of) -> list[tuple[str, list[curves.Figure]]]:
     """Rows of (CSS class, figures): figures of one kind stand side by side, one per variant."""
     single = len({variant for variant, _, _ in of}) == 1
     kinds = dict.fromkeys(n for _, _, r in of for n in r.curves)

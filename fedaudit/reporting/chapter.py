@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedaudit.frames import Row, Tabular
 from fedaudit.results import AuditResult, Finding
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chapter:
+class Chapter(Tabular):
     """One federation as it was recorded and audited.
 
     federation: which one ("digits"); chapters of the same federation stand side by side
@@ -49,6 +50,15 @@ class Chapter:
     @property
     def title(self) -> str:
         return f"{self.federation}, {self.variant}" if self.variant else self.federation
+
+    def rows(self) -> Sequence[Row]:
+        """One row per finding."""
+        return [{"federation": self.federation, **row} for f in self.findings for row in f.rows()]
+
+    def estimates(self) -> Sequence[Row]:
+        """One row per estimate of every audit."""
+        about = {"federation": self.federation, "variant": self.variant}
+        return [{**about, **row} for result in self.results for row in result.rows()]
 
 
 def notices_of(chapters: Sequence[Chapter]) -> list[tuple[str, str]]:

@@ -24,8 +24,10 @@ from fedaudit.audits import facts_of
 from fedaudit.data.shortage import Shortage
 from fedaudit.errors import TraceError, UsageError
 from fedaudit.files import Unreadable, read_object, unreadable, unwritable, write_atomically
+from fedaudit.frames import Row, SvgFigure, Table, Tabular
 from fedaudit.reporting.chapter import Chapter
 from fedaudit.reporting.findings import judge_all
+from fedaudit.reporting.inline import inline_figures
 from fedaudit.reporting.machine import machine
 from fedaudit.reporting.markdown import markdown
 from fedaudit.reporting.names import renamed
@@ -47,11 +49,12 @@ from fedaudit.trace.health import examine
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """A finished run: its folder, results and findings.
+class Run(Tabular):
+    """A finished run: where it is, and what was found.
 
-    With the truth: held-out `metrics` of the last model, and `guarantees` (protection -> client ->
-    guarantee). `chapter` is the content of its report, with the names used there.
+    With its truth: held-out `metrics` of the last model, and `guarantees`, protection -> client ->
+    what was promised. `chapter` is what its report shows. Tables and figures call clients by the
+    names that the report uses. A run stands for its folder wherever a path is asked for.
     """
 
     path: Path
@@ -61,6 +64,30 @@ class Run:
     metrics: Mapping[str, float] = field(default_factory=dict)
     guarantees: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     chapter: Chapter | None = None
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def rows(self) -> Sequence[Row]:
+        """One row per finding."""
+        return self.chapter.rows() if self.chapter else [r for f in self.findings for r in f.rows()]
+
+    @property
+    def estimates(self) -> Table:
+        """Every estimate of every audit, one row each."""
+        if self.chapter is None:
+            return Table(tuple(row for result in self.results for row in result.rows()))
+        return Table(tuple(self.chapter.estimates()))
+
+    @property
+    def figures(self) -> tuple[SvgFigure, ...]:
+        """The figures of the report."""
+        return inline_figures([self.chapter] if self.chapter else [])
+
+    @property
+    def report(self) -> Path:
+        """The page of this run."""
+        return self.path / "report.html"
 
 
 ALLOCATION = "allocation.json"

@@ -1,23 +1,88 @@
-"""`fedaudit init`: a commented config for a user's own file, and the reasons for each choice."""
+"""`fedaudit.init`: write a commented config for a user's own data, and give the reasons."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from fedaudit.data import files, partition, prepare
+from fedaudit.data.shortage import shortage
+from fedaudit.data.text import WordVocabulary
 from fedaudit.errors import DataError, UsageError
+from fedaudit.frames import Row, Tabular
 from fedaudit.randomness import Seed
 from fedaudit.setup.config import DEFAULT
 from fedaudit.setup.toml import toml_value
 
 if TYPE_CHECKING:
     from fedaudit.data.dataset import Dataset
+    from fedaudit.data.files.suggest import Suggestion
+
+ROLES = ("label", "client", "organisation", "person")
+"""What a column of a table can mean."""
 
 
-def write_config(
-    source: Path | None,
-    out: Path,
+@dataclass(frozen=True, kw_only=True)
+class ConfigChoice:
+    """One thing that `init` chose or found: a setting, its value and the reason.
+
+    `kind`: "chosen" for settings and facts, "detail" for what a choice implies, "note" for what a
+    reader should know, "doubt" for what looks like a mistake.
+    """
+
+    setting: str
+    value: Any
+    why: str = ""
+    kind: Literal["chosen", "detail", "note", "doubt"] = "chosen"
+
+    @property
+    def line(self) -> str:
+        """The choice in words, as the command line prints it."""
+        before = {"chosen": f"{self.setting}: ", "detail": "  ", "note": "NOTE: "}
+        because = f" ({self.why})" if self.why else ""
+        return f"{before.get(self.kind, 'DOUBTFUL: ')}{self.value}{because}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenConfig(Tabular):
+    """The config that `init` wrote: its file, its text, and what was chosen and why.
+
+    It stands for its file: `fedaudit.run(fedaudit.init("patients.csv"))`.
+    """
+
+    path: Path
+    text: str
+    choices: tuple[ConfigChoice, ...]
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __getitem__(self, setting: str) -> Any:
+        """The value that was chosen for a setting."""
+        return {c.setting: c.value for c in self.choices if c.kind == "chosen"}[setting]
+
+    def why(self, setting: str) -> str:
+        """The reason for a choice."""
+        return {c.setting: c.why for c in self.choices if c.kind == "chosen"}[setting]
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What looks like a mistake in the data or the columns."""
+        return tuple(str(c.value) for c in self.choices if c.kind == "doubt")
+
+    def rows(self) -> Sequence[Row]:
+        return [
+            {"setting": c.setting, "value": str(c.value), "why": c.why, "kind": c.kind}
+            for c in self.choices
+        ]
+
+
+def init(
+    source: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] = "fedaudit.toml",
     *,
     label: str | None = None,
     client: str | None = None,
@@ -25,108 +90,148 @@ def write_config(
     person: str | None = None,
     missing: str | None = None,
     force: bool = False,
-) -> list[str]:
-    """Write a config to `out`; returns what was chosen, a line each."""
-    if out.exists() and not force:
+) -> WrittenConfig:
+    """Write a config for the data at `source`; without it, for built-in data.
+
+    `label`, `client`, `organisation`, `person` name columns; those not given are guessed.
+    `missing`: what to do about missing values of a table (refuse, drop, mean, category).
+    `force` overwrites `out`.
+    """
+    file = Path(out)
+    if file.exists() and not force:
         raise UsageError(
-            f"{out} exists already",
+            f"{file} exists already",
             expected="a new file",
-            got=str(out),
+            got=str(file),
             remedy="choose another with --out, or pass --force",
         )
     if source is None:
-        text, chosen = DEFAULT, ["the built-in experiment on handwritten digits"]
+        why = "the built-in experiment on handwritten digits"
+        text = DEFAULT
+        choices: tuple[ConfigChoice, ...] = (ConfigChoice(setting="data", value="digits", why=why),)
     else:
-        text, chosen = config_for(
-            source,
-            label=label,
-            client=client,
-            organisation=organisation,
-            person=person,
-            missing=missing,
-        )
+        named = {"label": label, "client": client, "organisation": organisation, "person": person}
+        given = {role: column for role, column in named.items() if column is not None}
+        text, choices = config_for(Path(source), given, missing)
     try:
-        out.write_text(text, encoding="utf-8")
+        file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(
-            f"cannot write {out}",
+            f"cannot write {file}",
             expected="a folder that can be written",
             got=error.strerror or str(error),
             remedy="choose another with --out",
         ) from None
-    return [*chosen, f"wrote {out}; next: fedaudit run {out}"]
+    return WrittenConfig(path=file, text=text, choices=choices)
 
 
 def config_for(
-    source: Path,
-    *,
-    label: str | None,
-    client: str | None,
-    organisation: str | None,
-    person: str | None,
-    missing: str | None = None,
-) -> tuple[str, list[str]]:
+    source: Path, columns: Mapping[str, str], missing: str | None = None
+) -> tuple[str, tuple[ConfigChoice, ...]]:
     """The text of a config for the data at `source`, and the choices made.
 
-    `missing`: what to do about missing values of a table (refuse, drop, mean, category).
+    `columns`: role -> column, as the user said. `missing` as in `init`.
     """
-    from fedaudit.data import files
-
     guess = files.sniff(source)
-    _refuse_parts(guess.format, source, label, missing)
-    reasons = dict(guess.reasons or {})
-    said = {"label": label, "client": client, "organisation": organisation, "person": person}
-    told = {name: column for name, column in said.items() if column is not None}
-    # a column cannot play two parts, and who belongs to whom was guessed for another client column
-    lost = {"organisation"} if client not in (None, guess.client) else set()
-    roles: dict[str, Any] = {}
-    for name in said:
-        guessed = getattr(guess, name)
-        roles[name] = told.get(name, None if name in lost or guessed in told.values() else guessed)
-    guess = replace(guess, **roles)
-    reasons |= dict.fromkeys(told, "as you said")
-    taken = {getattr(guess, name) for name in said}
-    guess = replace(guess, ignore=tuple(c for c in guess.ignore if c not in taken))
-    lines = [
-        "# Written by `fedaudit init`. `fedaudit list` shows every setting there is.",
-        "# There is no seed in here: a run draws one and keeps it in truth/. Whoever knows it can",
-        "# redraw every random number of the run.",
-        "",
-        "[data]",
-        f"path = {toml_value(str(source))}   # relative to the folder you run from",
-    ]
-    chosen = [f"format: {guess.format}" + _because(reasons.get("format"))]
-    read: dict[str, object] = {}
-    for name in ("label", "client", "organisation", "person"):
-        value = getattr(guess, name)
-        if value is not None:
-            read[name] = value
-            lines.append(f"{name} = {toml_value(value)}{_comment(reasons.get(name))}")
-            chosen.append(f"{name}: {value}" + _because(reasons.get(name)))
-    if guess.ignore:
-        read["ignore"] = guess.ignore
-        lines.append(f"ignore = {toml_value(guess.ignore)}   # columns that are left out")
-        chosen += [
-            f"ignore: {column}" + _because(reasons.get(f"ignore {column}"))
-            for column in guess.ignore
-        ]
+    _refuse_options(guess.format, source, columns.get("label"), missing)
+    draft = ConfigDraft(source, dict(guess.reasons or {}))
+    guess = _assign_roles(guess, columns, draft)
+    draft.chose("format", guess.format, draft.reasons.get("format"))
+    draft.columns(guess)
     if guess.format == "table":
-        if missing is not None:
-            guess = replace(guess, missing=missing)  # type: ignore[arg-type]
-            reasons["missing"] = "; ".join(["as you said", *_known(reasons.get("missing"))])
-        read["missing"], read["decimal"] = guess.missing, guess.decimal
-        lines.append(f"missing = {toml_value(guess.missing)}   # refuse, drop, mean or category")
-        if guess.missing != "refuse":
-            chosen.append(f"missing: {guess.missing}" + _because(reasons.get("missing")))
-        if guess.missing in FILLS:
-            lines += [f"# {line}" for line in FILLS[guess.missing]]
-            chosen += [f"  {line}" for line in FILLS[guess.missing]]
-        if guess.decimal != ".":
-            lines.append(f"decimal = {toml_value(guess.decimal)}{_comment(reasons.get('decimal'))}")
-            chosen.append(f"decimal: {guess.decimal}" + _because(reasons.get("decimal")))
-    # the file is read once now, so that a mistake shows here and not in a long run
+        guess = _fill_missing(guess, missing, draft)
+    dataset = _read(source, draft.read)
+    draft.choices += _doubts(dataset, guess.label)
+    classes = f", {len(dataset.classes)} classes" if dataset.classes else ""
+    draft.chose("read", f"{len(dataset)} records{classes}")
+    if dataset.test is None:
+        draft.lines.append("test_fraction = 0.2   # held out of every client's training")
+    else:
+        draft.chose("held out", f"{len(dataset.test)} records, the data's own part for it")
+    draft.lines += ["", *_federation(dataset, guess.client, draft)]
+    draft.lines += [*_task(dataset, draft), ""]
+    draft.lines += _audits(is_text=isinstance(dataset.x, tuple))
+    draft.lines += _compared(_persons_apart(dataset), draft)
+    draft.lines += _thorough(isinstance(dataset.x, tuple))
+    return "\n".join(draft.lines), tuple(draft.choices)
+
+
+class ConfigDraft:
+    """A config being written: its lines, the choices, and the settings to read the data with."""
+
+    def __init__(self, source: Path, reasons: dict[str, str]) -> None:
+        self.reasons = reasons
+        self.choices: list[ConfigChoice] = []
+        self.read: dict[str, object] = {}
+        self.lines = [
+            "# Written by `fedaudit init`. `fedaudit list` shows every setting there is.",
+            "# There is no seed in here: a run draws one and keeps it in truth/. Whoever knows it",
+            "# can redraw every random number of the run.",
+            "",
+            "[data]",
+            f"path = {toml_value(str(source))}   # relative to the folder you run from",
+        ]
+
+    def chose(self, setting: str, value: Any, why: str | None = None) -> None:
+        self.choices.append(ConfigChoice(setting=setting, value=value, why=why or ""))
+
+    def details(self, setting: str, lines: Sequence[str]) -> None:
+        self.choices += [ConfigChoice(setting=setting, value=x, kind="detail") for x in lines]
+
+    def columns(self, guess: Suggestion) -> None:
+        """Write the role of every column, and the columns that are left out."""
+        for name in ROLES:
+            value = getattr(guess, name)
+            if value is not None:
+                self.read[name] = value
+                reason = self.reasons.get(name)
+                self.lines.append(f"{name} = {toml_value(value)}{_comment(reason)}")
+                self.chose(name, value, reason)
+        if guess.ignore:
+            self.read["ignore"] = guess.ignore
+            self.lines.append(f"ignore = {toml_value(guess.ignore)}   # columns that are left out")
+            for column in guess.ignore:
+                self.chose("ignore", column, self.reasons.get(f"ignore {column}"))
+
+
+def _assign_roles(guess: Suggestion, given: Mapping[str, str], draft: ConfigDraft) -> Suggestion:
+    """The guess with the columns that the user named."""
+    # a column has one role, and organisations were guessed for the guessed client column
+    dropped = {"organisation"} if given.get("client") not in (None, guess.client) else set()
+    roles: dict[str, Any] = {}
+    for name in ROLES:
+        guessed = getattr(guess, name)
+        free = name not in dropped and guessed not in given.values()
+        roles[name] = given.get(name, guessed if free else None)
+    draft.reasons |= dict.fromkeys(given, "as you said")
+    used = set(roles.values())
+    return replace(guess, **roles, ignore=tuple(c for c in guess.ignore if c not in used))
+
+
+def _fill_missing(guess: Suggestion, missing: str | None, draft: ConfigDraft) -> Suggestion:
+    """Write how missing values and decimals of a table are read."""
+    reasons = draft.reasons
+    if missing is not None:
+        guess = replace(guess, missing=missing)  # type: ignore[arg-type]
+        reasons["missing"] = "; ".join(["as you said", *filter(None, [reasons.get("missing")])])
+    draft.read["missing"], draft.read["decimal"] = guess.missing, guess.decimal
+    draft.lines.append(f"missing = {toml_value(guess.missing)}   # refuse, drop, mean or category")
+    if guess.missing != "refuse":
+        draft.chose("missing", guess.missing, reasons.get("missing"))
+    if guess.missing in FILLS:
+        draft.lines += [f"# {line}" for line in FILLS[guess.missing]]
+        draft.details("missing", FILLS[guess.missing])
+    if guess.decimal != ".":
+        reason = reasons.get("decimal")
+        draft.lines.append(f"decimal = {toml_value(guess.decimal)}{_comment(reason)}")
+        draft.chose("decimal", guess.decimal, reason)
+    return guess
+
+
+def _read(source: Path, settings: Mapping[str, Any]) -> Dataset:
+    """Read the data once, so that a mistake shows here and not in a long run."""
     try:
-        dataset = files.read(source, **read)  # type: ignore[arg-type]
+        return files.read(source, **settings)
     except DataError as error:
         if 'missing = "drop"' not in (error.remedy or ""):
             raise
@@ -136,29 +241,20 @@ def config_for(
             got=error.got,
             remedy=f"{error.remedy}: --missing drop",
         ) from None
-    chosen += _doubts(dataset, guess.label)
-    chosen.append(
-        f"read: {len(dataset)} records"
-        + (f", {len(dataset.classes)} classes" if dataset.classes else "")
-    )
-    if dataset.test is None:
-        lines.append("test_fraction = 0.2   # held out of every client's training")
-    else:
-        chosen.append(f"held out: {len(dataset.test)} records, the data's own part for it")
-    lines += ["", *_federation(dataset, guess.client, chosen)]
-    lines += [*_task(dataset, chosen), ""]
-    lines += ["# Without this the server sees who sent which update.", "[protections.shuffle]", ""]
+
+
+def _audits(*, is_text: bool) -> list[str]:
+    """The shuffler, and the audits that every kind of data allows."""
+    lines = ["# Without this the server sees who sent which update.", "[protections.shuffle]", ""]
     lines += ["# What left a client outside the declared protection?", "[audits.coverage]", ""]
     lines += ["# Can the server tell which updates come from the same client?"]
     lines += ["[audits.fingerprint]", ""]
     lines += ["# Does a client's update point back at the records that it trained on?"]
     lines += ["[audits.two_stage_membership]", ""]
-    if not isinstance(dataset.x, tuple):
+    if not is_text:
         lines += ["# Could a server that plants weights tell that a record is there?"]
         lines += ["[audits.active_membership]", ""]
-    lines += _compared(_persons_apart(dataset), chosen)
-    lines += _thorough(isinstance(dataset.x, tuple))
-    return "\n".join(lines), chosen
+    return lines
 
 
 FILLS = {
@@ -172,14 +268,14 @@ FILLS = {
         "over the records of all clients, before any protection: no epsilon covers it.",
     ),
 }
-"""What filling does, and to whom it shows: said where it is chosen."""
+"""What filling a missing value does, written where it is chosen."""
 
 MANY_CLASSES = 20
 BATCH_SIZE = 16
 
 
-def _refuse_parts(kind: str, source: Path, label: str | None, missing: str | None) -> None:
-    """Options that mean nothing for a kind of data, by their own name."""
+def _refuse_options(kind: str, source: Path, label: str | None, missing: str | None) -> None:
+    """Refuse options that this kind of data does not have."""
     if label is not None and kind in ("images", "idx"):
         raise UsageError(
             f"{source}: there is no label to name",
@@ -201,27 +297,24 @@ def _refuse_parts(kind: str, source: Path, label: str | None, missing: str | Non
 MISSING = ("refuse", "drop", "mean", "category")
 
 
-def _known(text: str | None) -> list[str]:
-    return [] if text is None else [text]
-
-
-def _doubts(dataset: Dataset, label: str | None) -> list[str]:
-    """What looks like a mistake and is not one for certain."""
+def _doubts(dataset: Dataset, label: str | None) -> list[ConfigChoice]:
+    """Doubts about the label: a quantity makes a poor class."""
     if dataset.kind != "features" or len(dataset.classes) <= MANY_CLASSES:
         return []
     try:
         [float(name) for name in dataset.classes]
     except ValueError:
         return []
-    return [
-        f"DOUBTFUL: {label} has {len(dataset.classes)} different numbers, and looks like a "
-        "quantity. Every number would be a class of its own: there is no regression. Name another "
-        "label, or put it into a few groups first."
-    ]
+    doubt = (
+        f"{label} has {len(dataset.classes)} different numbers, and looks like a quantity. Every "
+        "number would be a class of its own: there is no regression. Name another label, or put it "
+        "into a few groups first."
+    )
+    return [ConfigChoice(setting="label", value=doubt, kind="doubt")]
 
 
 def _thorough(text: bool) -> list[str]:
-    """More of everything, for those who have the time."""
+    """The `[thorough]` section: more rounds, records and games."""
     return [
         "# Counts only with `fedaudit run --thorough`: more evidence and time, narrower intervals.",
         "# More rounds also spend more epsilon.",
@@ -243,10 +336,11 @@ def _persons_apart(dataset: Dataset) -> bool:
     return len(pairs) == len(set(dataset.person))
 
 
-def _compared(persons: bool, chosen: list[str]) -> list[str]:
-    """The same federation with noise at the clients, beside the plain one."""
+def _compared(persons: bool, draft: ConfigDraft) -> list[str]:
+    """The `[compare]` section: the same federation with noise at the clients."""
     whose = "person" if persons else "record"
-    chosen.append("compared: shuffled alone, and with DP-SGD at the clients (noise multiplier 1)")
+    what = "shuffled alone, and with DP-SGD at the clients (noise multiplier 1)"
+    draft.chose("compared", what)
     return [
         "# The same federation once more with noise at the clients: one report, side by side.",
         "[compare]",
@@ -260,8 +354,8 @@ def _compared(persons: bool, chosen: list[str]) -> list[str]:
     ]
 
 
-def _federation(dataset: Dataset, owner: str | None, chosen: list[str]) -> list[str]:
-    """Who takes part: the owners in the data, or a draw."""
+def _federation(dataset: Dataset, owner: str | None, draft: ConfigDraft) -> list[str]:
+    """Write who takes part: the owners in the data, or clients drawn at random."""
     if dataset.client is not None:
         count, short = _owners(dataset)
         split, why = ['kind = "by_owner"'], f"one per {owner}"
@@ -275,8 +369,8 @@ def _federation(dataset: Dataset, owner: str | None, chosen: list[str]) -> list[
         if len(dataset.classes) > 1:
             why = "no client column, so classes are dealt out unequally"
             split = ['kind = "dirichlet"', "alpha = 0.5   # smaller: class mixes differ more"]
-    chosen.append(f"clients: {count} ({why})")
-    chosen += [f"NOTE: {line}" for line in short]
+    draft.chose("clients", count, why)
+    draft.choices += [ConfigChoice(setting="clients", value=x, kind="note") for x in short]
     return [
         "[partition]",
         *split,
@@ -289,38 +383,33 @@ def _federation(dataset: Dataset, owner: str | None, chosen: list[str]) -> list[
 
 
 def _owners(dataset: Dataset) -> tuple[int, list[str]]:
-    """How many owners take part, and which of them lost records or have few, by name.
+    """The number of owners that take part, and lines on those that lost records or have few.
 
-    Drawn by a seed of its own: in a run, sizes are within one record of these.
+    The split has a seed of its own: in a run, sizes are within one record of these.
     """
-    from fedaudit.data import partition, prepare
-    from fedaudit.data.shortage import shortage
-
     seed = Seed(0)
     train, _ = prepare.split(dataset, test_fraction=None, seed=seed)
     parts = partition.ByOwner().partition(train, None, seed)
     return len(parts), shortage(train, parts, BATCH_SIZE).lines()
 
 
-def _task(dataset: Dataset, chosen: list[str]) -> list[str]:
-    """A small model that can read the data."""
+def _task(dataset: Dataset, draft: ConfigDraft) -> list[str]:
+    """Write a small model that can read the data, and how to train it."""
     if isinstance(dataset.x, tuple):
         length, why = _window(dataset.x, dataset.client)
-        chosen.append(f"task: gpt, a small language model with windows of {length} tokens ({why})")
+        draft.chose("task", f"gpt, a small language model with windows of {length} tokens", why)
         task, rate = ['kind = "gpt"', f"length = {length}   # tokens in a window"], 0.1
     else:
         small = dataset.kind != "image" or min(dataset.x.shape[-2:]) < 4
         kind = "mlp" if small else "cnn"
-        chosen.append(f"task: {kind}" + _because(f"records of shape {dataset.x.shape[1:]}"))
+        draft.chose("task", kind, f"records of shape {dataset.x.shape[1:]}")
         task, rate = [f'kind = "{kind}"'], 0.05
     training = ["[training]", f"learning_rate = {rate}", "epochs = 1", f"batch_size = {BATCH_SIZE}"]
     return ["[task]", *task, "", *training]
 
 
 def _window(texts: tuple[str, ...], owners: tuple[str, ...] | None) -> tuple[int, str]:
-    """A window that every client can fill: half a window is enough to be kept."""
-    from fedaudit.data.text import WordVocabulary
-
+    """A window length that every client can fill; half a window counts as full."""
     vocabulary = WordVocabulary.build(texts, size=1000)
     sizes: dict[str, list[int]] = {}
     for i, text in enumerate(texts):
@@ -334,7 +423,3 @@ def _window(texts: tuple[str, ...], owners: tuple[str, ...] | None) -> tuple[int
 
 def _comment(reason: str | None) -> str:
     return f"   # {' '.join(reason.split())}" if reason else ""
-
-
-def _because(reason: str | None) -> str:
-    return f" ({reason})" if reason else ""

@@ -19,12 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from fedaudit import settings
 from fedaudit.errors import NotApplicable, TraceError, UsageError
-from fedaudit.files import parse_toml
 from fedaudit.hooks import Hook, SumQuery, Uploads
 from fedaudit.randomness import Seed
-from fedaudit.setup.catalogue import PROTECTIONS, find
 from fedaudit.study.folders import NOT_RERUN
 from fedaudit.trace import ANONYMOUS, WIRETAP, Message, Recorder, Trace, Truth, TruthRecorder
 from fedaudit.trace.health import examine
@@ -33,23 +30,6 @@ from fedaudit.trace.recorder import MODEL, RoundWriter
 
 EXACT = ("shuffle", "secure_sum")
 SUMS = ("secure_sum", "secure_aggregation")
-
-
-def parse_hook(text: str) -> Hook:
-    """A protection from `name` or `name:key=value,key=value`."""
-    name, _, rest = text.partition(":")
-    try:
-        given = parse_toml(rest.replace(",", "\n")) if rest else {}
-    except ValueError:
-        raise UsageError(
-            "--as could not be read",
-            expected="NAME or NAME:key=value,key=value",
-            got=repr(text),
-            remedy="for example --as shuffle, or --as clip:bound=1.0",
-        ) from None
-    cls = find(PROTECTIONS, "protection", name)
-    hook: Hook = settings.check(cls, given, f"protections.{name}")
-    return hook
 
 
 def check_hooks(hooks: Sequence[Hook]) -> None:

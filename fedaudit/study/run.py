@@ -1,10 +1,10 @@
 """One config in, a run directory out.
 
-    DIR/config.toml     what was asked for, every default filled in, without the seed
-    DIR/run.json        which experiment the folder belongs to
+    DIR/config.toml     every setting, defaults included, without the seed
+    DIR/run.json        hash of the config and version
     DIR/trace/          what crossed the wire
     DIR/truth/          what did not, and the whole config with the seed
-    DIR/checkpoint/     what resuming needs: private
+    DIR/checkpoint/     what resuming needs; private
     DIR/results/*.json  one log per audit
     DIR/seal.json       digests of all these, by part
     DIR/findings.json, DIR/report.html
@@ -37,7 +37,7 @@ from fedaudit.study.chapters import Run
 from fedaudit.study.folders import FRESH_MARK, claimed, clear, not_ours
 from fedaudit.study.reuse import Explain, Reuse, no_explain
 from fedaudit.study.seal import SEAL, check_seal, gone, seal
-from fedaudit.trace import Trace, Truth
+from fedaudit.trace import Recorder, Trace, Truth, TruthRecorder
 from fedaudit.trace.store import round_name
 
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ Engine = Callable[[Config, Path, Progress], None]
 
 
 def _claim(path: Path, config: Config) -> None:
-    """Make the run directory, or see that it belongs to the same experiment."""
+    """Make the run directory, or check that it belongs to the same experiment."""
     stamp, private = path / "run.json", path / "truth" / "config.toml"
     try:
         if not is_lost(stamp) or not is_lost(private):
-            _same_experiment(path, stamp, private, config)
+            _require_same_experiment(path, stamp, private, config)
         elif others := not_ours(path):
             raise TraceError(
                 f"{path} is not empty and not a run",
@@ -79,27 +79,28 @@ def _claim(path: Path, config: Config) -> None:
         ) from None
 
 
-def _same_experiment(path: Path, stamp: Path, private: Path, config: Config) -> None:
+def _require_same_experiment(path: Path, stamp: Path, private: Path, config: Config) -> None:
+    """Refuse a folder with rounds or results of another experiment."""
     if not is_lost(private):
         before = read_toml(private)
     elif private.exists() and not is_lost(path / "truth" / "truth.json"):
-        # emptied by a power cut: the stamp knows the settings, the truth the seed
+        # a power cut emptied the file: the stamp has the settings' hash, the truth has the seed
         before = {**config.raw, "seed": Truth.open(path / "truth").facts.get("seed")}
     elif (path / "trace" / "manifest.json").exists():
         raise TraceError(
             f"{path} has a trace, and its truth is gone",
             expected=f"{private}",
             got="no such file",
-            remedy=f"audit it blindly with `fedaudit audit {path}`, or run into another folder",
+            remedy=f"audit it blind with `fedaudit audit {path}`, or run into another folder",
         )
     else:
         before = dict(config.raw)
     differ = _differences(before, config.raw)
-    # a power cut may have emptied the stamp: the private config says the same, key by key
+    # a power cut may have emptied the stamp: then compare with the private config, key by key
     same = not differ if is_lost(stamp) else _stamped(stamp) == config.sha256
     if not same or {"seed", "marks.keys", "allocation.clients"} & {*differ}:
         if not _has_rounds(path):
-            # a mistake in the first config must not cost the folder: nothing is lost yet
+            # before the first round nothing is lost: a corrected config may reuse the folder
             stamp.unlink(missing_ok=True)
             return
         raise TraceError(
@@ -120,7 +121,7 @@ def _has_rounds(path: Path) -> bool:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> list[str]:
-    """Names of the settings in which two configs differ; audits and places of files may."""
+    """Names of the settings in which two configs differ. Audits and paths of data do not count."""
     out = []
     for key in dict.fromkeys([*before, *now]):
         a, b = before.get(key), now.get(key)
@@ -145,13 +146,13 @@ def run(
     explain: Explain = no_explain,
     fresh: bool = False,
 ) -> Run:
-    """Run (or resume) one experiment: train, record, audit, report. A config that compares variants
-    is refused: `fedaudit.run` runs all of them.
+    """Run (or resume) one experiment: train, record, audit, report.
 
-    `engine` trains and records in place of `simulate`, and leaves the same files. `names` writes
-    clients' own names into the report; `explain` hears which work was reused, and why. `fresh`
-    removes what an earlier run left in the folder; otherwise the folder has to be about the same
-    settings, data and code, and its files as they were sealed.
+    A config that compares variants is refused: `fedaudit.run` runs all of them. `engine` trains and
+    records in place of `simulate`, and leaves the same files. `names` writes clients' own names
+    into the report. `explain` learns which work was reused, and why. `fresh` removes what an
+    earlier run left in the folder; otherwise the folder must be about the same settings, data and
+    code, and its files must be as they were sealed.
     """
     if not isinstance(config, Config):
         variants = load_variants(config, overrides=overrides, seed=seed)
@@ -176,28 +177,28 @@ def run(
     _claim(path, config)
     begun = any((path / "trace").glob("round-*"))
     if begun and is_lost(path / "truth" / IDENTITY):
-        _same_records(path, config)
+        _require_same_records(path, config)
         begun = False
     check_and_store(path, [config], begun=begun)
-    explain(_foretold(config, path))
+    explain(_reuse_plan(config, path))
     (engine or simulate)(config, path, progress)
-    _check_seal(path)  # what was made again has to be what was sealed
+    _check_seal(path)  # files that were made again must equal the sealed ones
     seal(path, "config", "trace", "truth", "checkpoint")
     return audit_run(config, path, progress, names=names, explain=explain)
 
 
 REWRITTEN = ("config.toml", "run.json", "audit.json", "truth/config.toml")
-"""Files that a run writes again from its config, after it has compared what they say."""
+"""Files that a run writes again from its config, after comparing their contents."""
 
 
 def _check_seal(path: Path) -> None:
-    """Refuse a run whose files were altered; those that a power cut emptied are made again."""
+    """Refuse a run whose files were altered. Files that a power cut emptied are made again."""
     if not is_lost(path / SEAL):
         check_seal(path, but=("results",), rewritten=REWRITTEN, redoes=True)
 
 
 def _refuse_purged(path: Path) -> None:
-    """What was purged is not recorded again into the folder that still holds its results."""
+    """Refuse to record into a folder that holds results of a purged recording."""
     buried = gone(path)
     if "trace" in buried:
         raise TraceError(
@@ -209,8 +210,8 @@ def _refuse_purged(path: Path) -> None:
         )
 
 
-def _same_records(path: Path, config: Config) -> None:
-    """What the run is about was lost: compare the records with the digest in its truth."""
+def _require_same_records(path: Path, config: Config) -> None:
+    """Compare the records with the digest in the truth, where the identity of the run was lost."""
     before = Truth.open(path / "truth").facts.get("data_sha256")
     if before != digest(*load_data(config, Seed(config.seed))):
         raise DataError(
@@ -221,8 +222,8 @@ def _same_records(path: Path, config: Config) -> None:
         )
 
 
-def _foretold(config: Config, path: Path) -> Reuse:
-    """What of the training is there already, and by which key it counts."""
+def _reuse_plan(config: Config, path: Path) -> Reuse:
+    """Whether recorded rounds can be reused, and why."""
     recorded, complete = _recorded(path)
     total = config.federation.rounds
     if not recorded:
@@ -236,9 +237,9 @@ def _foretold(config: Config, path: Path) -> Reuse:
 def simulate(
     config: Config, path: Path, progress: Progress = no_progress, train: Train | None = None
 ) -> None:
-    """Train and record; rounds that are there already are not run again.
+    """Train and record. Recorded rounds are not run again.
 
-    `train` answers the federation's requests in place of its own trainer.
+    `train` answers the federation's requests in place of the local trainer.
     """
     total = config.federation.rounds
     recorded, complete = _recorded(path)
@@ -247,7 +248,6 @@ def simulate(
         return
     progress("train", recorded, total, "loading")
     from fedaudit.federation.game import drive
-    from fedaudit.trace import Recorder, TruthRecorder
 
     federation, facts = build(config)
     recorder = Recorder(
@@ -277,7 +277,7 @@ def simulate(
 
 
 def _recorded(path: Path) -> tuple[int, bool]:
-    """Rounds in the run's trace, and whether it is complete and nothing of it was lost."""
+    """The number of recorded rounds, and whether the trace is complete and no file was lost."""
     if is_lost(path / "trace" / "manifest.json"):
         return 0, False
     trace = Trace.open(path / "trace", verify_hashes=False)

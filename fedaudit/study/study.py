@@ -1,12 +1,11 @@
-"""Several federations, each in several variants, as one piece of work with one report.
+"""Several federations, each in several variants, with one report.
 
-    DIR/study.json               what the folder holds: federation, variant and path of every run
+    DIR/study.json               federation, variant and path of every run
     DIR/digits-unprotected/      an ordinary run directory (see run.py)
     DIR/digits-dp-sgd/           the same federation, protected
     DIR/report.html, report.md, results.json
 
-A config with a `[compare]` section is such a study; so are several configs, and the built-in
-default.
+A study is a config with a `[compare]` section, several configs, or the built-in default.
 """
 
 from __future__ import annotations
@@ -26,8 +25,10 @@ from typing import Any
 from fedaudit import __version__, shapes
 from fedaudit.errors import ConfigError, FedauditError, TraceError
 from fedaudit.files import is_lost, read_object, write_atomically
+from fedaudit.frames import Row, SvgFigure, Table, Tabular
 from fedaudit.progress import Progress, no_progress
 from fedaudit.reporting.chapter import Chapter
+from fedaudit.reporting.inline import inline_figures
 from fedaudit.results import AuditResult, Finding
 from fedaudit.setup import seeds
 from fedaudit.setup.config import DEFAULT, Config, load_variants
@@ -50,6 +51,7 @@ from fedaudit.study.folders import (
     claimed,
     clear,
     entries,
+    is_study,
     not_ours,
     places,
 )
@@ -68,7 +70,7 @@ Explained = Callable[[str, Reuse], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One run of a study: which federation, how protected, under which name in the folder."""
+    """One run of a study: its federation, its variant, its folder and its config."""
 
     federation: str
     variant: str
@@ -81,10 +83,12 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Study:
-    """A study as it is shown: its runs in order, what failed, by title, and what is missing.
+class Study(Tabular):
+    """What `fedaudit.run` and `fedaudit.report` return: the runs in order, and what was found.
 
-    `unfinished` says, a line each, which parts are not in the report or only in part.
+    `failed` maps the title of a run that failed to its error. `unfinished` has one line per part
+    that the report lacks. Tables and figures call clients by the names that the report uses. A
+    study stands for its folder wherever a path is asked for.
     """
 
     path: Path
@@ -93,14 +97,17 @@ class Study:
     failed: Mapping[str, FedauditError] = field(default_factory=dict)
     unfinished: tuple[str, ...] = ()
 
+    def __fspath__(self) -> str:
+        return str(self.path)
+
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings of all runs, in their order; those of one alone are in `runs`."""
+        """The findings of all runs, in order; each of `runs` has its own."""
         return tuple(finding for one in self.runs for finding in one.findings)
 
     @property
     def results(self) -> tuple[AuditResult, ...]:
-        """The results of all runs, in their order."""
+        """The results of all runs, in order."""
         return tuple(result for one in self.runs for result in one.results)
 
     @property
@@ -108,8 +115,22 @@ class Study:
         """The page over all runs."""
         return self.path / "report.html"
 
+    def rows(self) -> Sequence[Row]:
+        """One row per finding."""
+        return [row for chapter in self.chapters for row in chapter.rows()]
 
-Source = str | Path | Mapping[str, Any]
+    @property
+    def estimates(self) -> Table:
+        """Every estimate of every audit, one row each."""
+        return Table(tuple(row for chapter in self.chapters for row in chapter.estimates()))
+
+    @property
+    def figures(self) -> tuple[SvgFigure, ...]:
+        """The figures of the report."""
+        return inline_figures(self.chapters)
+
+
+Source = str | os.PathLike[str] | Mapping[str, Any]
 
 
 def run(
@@ -124,17 +145,22 @@ def run(
     explain: Explained | None = None,
     fresh: bool = False,
 ) -> Study:
-    """Run (or resume) all that a config asks for: train, record, audit, report.
+    """Run (or resume) everything that a config asks for: train, record, audit, report.
 
-    As `fedaudit run`: one config or several, each with all its variants; without any the built-in
-    study, or with `overrides` a plain federation on digits. `names` writes clients' own names into
-    the report; `explain` hears, for each run by its title, which work was reused. A run that fails
-    does not stop the others: it is warned of, and stands in `failed`. `fresh` as in `study`.
+    `config`: one or several, each a TOML file or a mapping; every variant of each is run. Without
+    one: the built-in study, or with `overrides` a plain federation on digits. `overrides` are
+    texts, "federation.rounds=5". `seed`: by default drawn and kept in the truth. `thorough` applies
+    the config's `[thorough]` section.
+
+    `names` writes clients' own names into the report. `fresh` removes what an earlier study left in
+    `out`; otherwise the folder must be about the same settings, data and code. `progress` is a
+    callback; `explain` learns, by the title of each run, which work was reused. A run that fails
+    does not stop the others: it is warned of, and stands in `failed`.
     """
-    many = [] if config is None else config
-    if isinstance(many, str | os.PathLike | Mapping):
-        many = [many]
-    parts = plan(list(many), overrides=overrides, seed=seed, thorough=thorough)
+    sources = [] if config is None else config
+    if isinstance(sources, str | os.PathLike | Mapping):
+        sources = [sources]
+    parts = plan(list(sources), overrides=overrides, seed=seed, thorough=thorough)
     done = study(parts, out, progress=progress, names=names, explain=explain, fresh=fresh)
     for title, error in done.failed.items():
         warnings.warn(f"{title} failed and is not in the report: {error.what}", stacklevel=2)
@@ -148,11 +174,13 @@ def plan(
     seed: int | None = None,
     thorough: bool = False,
 ) -> tuple[Part, ...]:
-    """The runs that configs ask for; without any, those of the built-in default, or (with
-    `overrides`) a plain federation on digits."""
+    """The runs that configs ask for. Without a config: the built-in default, or with `overrides` a
+    plain federation on digits."""
     if not configs and overrides:
         configs = [tomllib.loads(DEFAULT)]
-    sources = [(_name_of(c), c) for c in configs] or [(n, built_in(n)) for n in BUILT_IN]
+    given = [Path(c) if isinstance(c, os.PathLike) else c for c in configs]
+    sources: list[tuple[str, str | Path | Mapping[str, Any]]]
+    sources = [(_name_of(c), c) for c in given] or [(n, built_in(n)) for n in BUILT_IN]
     parts: list[Part] = []
     for name, source in sources:
         variants = load_variants(source, overrides=overrides, seed=seed, thorough=thorough)
@@ -177,9 +205,9 @@ def plan(
     return tuple(parts)
 
 
-def taken_up(parts: Sequence[Part], out: str | os.PathLike[str]) -> tuple[Part, ...]:
-    """The same parts with the seeds that runs in `out` began with, where no seed was given. All
-    variants of a federation share one, also those that did not begin yet."""
+def with_stored_seeds(parts: Sequence[Part], out: str | os.PathLike[str]) -> tuple[Part, ...]:
+    """The same parts; where no seed was given, with the seed that runs in `out` began with. All
+    variants of a federation share one seed, also those that have not begun."""
     found: dict[str, tuple[int, bool]] = {}
     for part in parts:
         folder = Path(out) if len(parts) == 1 else Path(out) / part.folder
@@ -194,7 +222,7 @@ def taken_up(parts: Sequence[Part], out: str | os.PathLike[str]) -> tuple[Part, 
 
 
 def built_in(name: str) -> Mapping[str, Any]:
-    """A config of the built-in default."""
+    """A config of the built-in study."""
     return tomllib.loads(built_in_text(name))
 
 
@@ -202,12 +230,12 @@ def built_in_text(name: str) -> str:
     return (resources.files("fedaudit.study") / "builtin" / f"{name}.toml").read_text("utf-8")
 
 
-def _name_of(source: Source) -> str:
+def _name_of(source: str | Path | Mapping[str, Any]) -> str:
     if isinstance(source, str | Path):
         name = Path(source).stem
         if name != "fedaudit":
             return name
-        source = read(Path(source))  # the usual name says nothing; that of its data does
+        source = read(Path(source))  # the usual name says nothing: take that of its data
     data = source.get("data")
     if not isinstance(data, Mapping):
         return "federation"
@@ -219,12 +247,12 @@ def _slug(text: str) -> str:
 
 
 def estimate_costs(parts: Sequence[Part]) -> dict[str, Forecast]:
-    """What every part will take; folder -> stages."""
+    """The estimated cost of every part, by folder."""
     return {part.folder: estimate_cost(part.config) for part in parts}
 
 
 def describe(parts: Sequence[Part], ahead: Mapping[str, Forecast]) -> list[str]:
-    """What will be done, what cannot, and about how long, a line each."""
+    """Lines on what will be done, what cannot be done, and about how long it takes."""
     lines = []
     for part in parts:
         f = ahead[part.folder]
@@ -257,16 +285,16 @@ def study(
 ) -> Study:
     """Run (or resume) every part, then write one report over all of them.
 
-    A single part without variants is an ordinary run directory; more are a folder of such. A part
-    that fails does not stop the others, and the report says so; it is written anew after every
-    part, so that whatever ends the study leaves what was found so far. `forecasts` weighs progress.
+    One part without variants gives an ordinary run directory; several give a folder of them. A part
+    that fails does not stop the others, and the report says so. The report is written after every
+    part: a study that is interrupted leaves what it has found. `forecasts` weighs progress.
     One process at a time works in `out`: a second one is refused. `fresh` removes what an earlier
-    study left in `out`; otherwise every part has to be about the same settings, data and code.
+    study left in `out`; otherwise every part must be about the same settings, data and code.
     """
     with alone_in(Path(out)):
         if fresh or (Path(out) / FRESH_MARK).exists():
             clear(Path(out))
-        parts = taken_up(parts, out)
+        parts = with_stored_seeds(parts, out)
         return _study(parts, Path(out), progress, names, engine, forecasts, explain)
 
 
@@ -322,9 +350,9 @@ def _under(explain: Explained | None, title: str) -> Explain:
 def _shared(
     progress: Progress, part: Part, ahead: Forecast | None, before: float, total: float
 ) -> Progress:
-    """The progress of one part, and that of the whole in planned seconds."""
+    """A callback for one part that also reports the whole study, in planned seconds."""
 
-    def heard(stage: str, done: int, of: int, note: str) -> None:
+    def report_progress(stage: str, done: int, of: int, note: str) -> None:
         if ahead is not None:
             share = ahead.share(stage, done, of) * ahead.seconds
             done_by_now = before + share
@@ -333,7 +361,7 @@ def _shared(
             progress("all", round(done_by_now), round(total), whole)
         progress(stage, done, of, f"{part.title}: {note}" if note else part.title)
 
-    return heard
+    return report_progress
 
 
 def _write(
@@ -343,7 +371,7 @@ def _write(
     failed: Mapping[str, FedauditError],
     names: bool,
 ) -> tuple[Chapter, ...]:
-    """The report of what there is, and what it does not hold yet."""
+    """Write the report of the finished parts, with notices on the others."""
     chapters = [
         chapter_at(path / p.folder, federation=p.federation, variant=p.variant)
         for p in parts
@@ -363,12 +391,18 @@ def _left_out(failed: Mapping[str, FedauditError]) -> list[str]:
 
 
 def report(path: str | os.PathLike[str], *, names: bool = False) -> Study:
-    """Write the report of a study again from what is stored; what it lacks is named in it.
+    """Write the report of a run or study again, from what is stored.
 
-    A part that was stopped in training is reported as far as it went; one that has recorded nothing
-    yet is not there, and neither has failed.
+    `names` writes clients' own names into it. `unfinished` names the parts that the report lacks.
+    A part that was stopped in training is reported as far as it went.
     """
-    folder = Path(path)
+    if is_study(path):
+        return _report_study(Path(path), names)
+    one = report_one(path, names=names)
+    return Study(path=one.path, runs=(one,), chapters=(one.chapter,) if one.chapter else ())
+
+
+def _report_study(folder: Path, names: bool) -> Study:
     require_seal(folder)
     runs, chapters, failed, waiting = [], [], {}, []
     for entry in entries(folder):
@@ -405,7 +439,8 @@ def _chapter(entry: ListedRun) -> Chapter:
 
 
 def report_one(path: str | os.PathLike[str], *, names: bool = False) -> Run:
-    """Write the report of one run again; of one that was stopped in training, what there is."""
+    """Write the report of one run again. A run that was stopped in training is reported as far as
+    it went."""
     folder = Path(path)
     if not folder.is_dir():
         raise TraceError(
@@ -423,7 +458,7 @@ def report_one(path: str | os.PathLike[str], *, names: bool = False) -> Run:
 
 
 def is_waiting(folder: Path) -> bool:
-    """Whether a run has recorded nothing yet: its folder is missing, or holds its config alone."""
+    """Whether a run has recorded nothing yet: no folder, or one with only a config."""
     if not folder.exists():
         return True
     if purged_on(folder):
@@ -433,7 +468,7 @@ def is_waiting(folder: Path) -> bool:
 
 
 def _stopped(folder: Path) -> tuple[Trace, Truth | None] | None:
-    """Trace and truth of a run that has recorded rounds and no results; None of any other."""
+    """Trace and truth of a run that was stopped in training; None for any other run."""
     recorded, known = places(folder)
     if not (recorded / "manifest.json").is_file() or stored_results(folder):
         return None
@@ -448,12 +483,12 @@ def _nothing_yet(folder: Path) -> TraceError:
         f"{folder} has recorded nothing yet",
         expected="at least one recorded round",
         got="none",
-        remedy=f"let the command that began it go on: fedaudit run CONFIG --out {folder}",
+        remedy=f"resume it: fedaudit run CONFIG --out {folder}",
     )
 
 
 def _claim(path: Path, parts: Sequence[Part]) -> None:
-    """Make the folder, or see that it belongs to the same study."""
+    """Make the folder, or check that it belongs to the same study."""
     about: dict[str, Any] = {
         "fedaudit": __version__,
         "runs": [
@@ -470,7 +505,7 @@ def _claim(path: Path, parts: Sequence[Part]) -> None:
     try:
         if not is_lost(stamp):
             before = read_object(stamp, shapes.STUDY)
-            # a mistake in the first config must not cost the folder: nothing is lost yet
+            # before the first round nothing is lost: a corrected config may reuse the folder
             recorded = any(path.glob("*/trace/round-*"))
             if before.get("runs") != about["runs"] and recorded:
                 raise TraceError(

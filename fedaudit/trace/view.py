@@ -114,6 +114,9 @@ class Trace:
             trace.verify()
         return trace
 
+    def __fspath__(self) -> str:
+        return str(self.path)
+
     def verify(self) -> None:
         """Compare every round file with its hash; IntegrityError names the first that differs."""
         entries = self.manifest.rounds

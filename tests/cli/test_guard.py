@@ -262,7 +262,7 @@ def test_a_run_that_diverged_stands_for_no_honest_one(command, tmp_path):
         (["good.npz", "--level", "2"], 2, "level is out of range"),
         (["good.npz", "--client", "a"], 2, "one model has no clients"),
         (["good.npz", "--calibration", "none.json"], 3, "is not a calibration"),
-        ([], 2, "what to look at is not clear"),
+        ([], 2, "nothing to check"),
     ],
 )
 def test_bad_input(command, tmp_path, arguments, code, message):

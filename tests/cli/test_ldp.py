@@ -112,8 +112,8 @@ def test_a_wide_unary_report_is_checked_by_the_bits_that_tell(command):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "not clear"),
-        (("grr", "--callable", "own_coin:coin", "--epsilon", 1), "not clear"),
+        ((), "nothing to check"),
+        (("grr", "--callable", "own_coin:coin", "--epsilon", 1), "nothing to check"),
         (("grrr", "--epsilon", 1), "did you mean 'grr'"),
         (("grr",), "needs epsilon"),
         (("grr", "--epsilon", 1, "--alphabet", 1), "nothing to hide"),
@@ -123,7 +123,7 @@ def test_a_wide_unary_report_is_checked_by_the_bits_that_tell(command):
         (("bitrand", "--epsilon", 1, "--samples", 3), "too few draws"),
         (("bitrand", "--epsilon", 1, "--confidence", 2), "confidence"),
         (("bitrand", "--epsilon", 1, "--input", "3"), "--callable only"),
-        (("--callable", "own_coin:coin"), "claim is not clear"),
+        (("--callable", "own_coin:coin"), "one claimed epsilon"),
         (("--callable", "own_coin:coin", "--epsilon", 1, "--bits", 3), "no settings here"),
         (("--callable", "own_coin:coin", "--epsilon", 1, "--input", "{"), "cannot be read"),
         (("--callable", "own_coin:nothing", "--epsilon", 1), "cannot load"),

@@ -11,7 +11,7 @@ from fedaudit.errors import FormatError
 from fedaudit.randomness import Seed
 from fedaudit.setup.config import load
 from fedaudit.study import run, study
-from fedaudit.study.init import write_config
+from fedaudit.study.init import init
 
 
 def table(path, sizes, holes=None):
@@ -80,14 +80,14 @@ def test_a_truth_that_says_something_else_is_refused(wrong):
 def test_init_plan_and_report_name_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table(tmp_path / "d.csv", SIZES, HOLES)
-    chosen = write_config(
+    chosen = init(
         tmp_path / "d.csv",
         tmp_path / "fedaudit.toml",
         label="y",
         client="hospital",
         missing="drop",
     )
-    told = [line for line in chosen if line.startswith("NOTE: ")]
+    told = [str(choice.value) for choice in chosen.choices if choice.kind == "note"]
     assert [sum(name in line for line in told) for name in ("Brno", "Cork", "Malmo", "Turin")] == [
         1,
         2,

@@ -10,7 +10,11 @@ from fedaudit import study
 from fedaudit.audits.query_plan import audit_plan
 from fedaudit.decide import query_plans as plan
 from fedaudit.errors import DataError, NotApplicable, UsageError
-from fedaudit.protections.secure_aggregation import QueryRefused, SecureAggregator
+from fedaudit.protections.secure_aggregation import (
+    QueryRefused,
+    SecureAggregation,
+    SecureAggregator,
+)
 from fedaudit.setup.config import check as checked_config
 from fedaudit.stats.plan_design import Scores
 
@@ -168,7 +172,7 @@ def test_replaying_secure_aggregation_over_named_uploads_leaves_a_ledger(tmp_pat
         "audits": {"coverage": {}},
     }
     run = study.run(config, tmp_path / "run")
-    asked = 'secure_aggregation:threshold=4,plan="partitions"'
+    asked = SecureAggregation(threshold=4, plan="partitions")
     done = study.audit(run.path, ["query_plan"], as_if=[asked], out=tmp_path / "as-if")
     (result,) = done.results
     assert result.estimates["smallest_exposed_group"].value == 4

@@ -145,10 +145,10 @@ def test_a_sweep_and_a_search_whose_data_changed(home):
     def swept(**more):
         return sweep("c.toml", ["training.learning_rate=0.1,0.2"], "sw", workers=1, **more)
 
-    limits = {"limit": [{"metric": "accuracy", "at_least": 0.1}]}
+    policy = {"limit": [{"metric": "accuracy", "at_least": 0.1}]}
 
     def searched(**more):
-        return harden("c.toml", limits, "h", workers=1, curve=0, only=["shuffle"], **more)
+        return harden("c.toml", "h", policy=policy, workers=1, curve=0, only=["shuffle"], **more)
 
     assert swept().reused == 0
     assert swept().reused == 2

@@ -14,7 +14,7 @@ from fedaudit.setup.config import DEFAULT, check, load, load_variants
 from fedaudit.setup.toml import to_toml
 from fedaudit.study import run as run_one
 from fedaudit.study import study
-from fedaudit.study.init import write_config
+from fedaudit.study.init import init
 from fedaudit.study.sweep import sweep
 from fedaudit.trace import Trace, Truth
 
@@ -36,9 +36,9 @@ def seed_of(run):
 
 
 def test_no_config_of_ours_has_a_seed(tmp_path):
-    write_config(None, tmp_path / "a.toml")
+    init(None, tmp_path / "a.toml")
     (tmp_path / "d.csv").write_text("a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(50)))
-    write_config(tmp_path / "d.csv", tmp_path / "b.toml", label="y")
+    init(tmp_path / "d.csv", tmp_path / "b.toml", label="y")
     texts = [(tmp_path / name).read_text(encoding="utf-8") for name in ("a.toml", "b.toml")]
     for text in (DEFAULT, *texts, *map(study.built_in_text, study.BUILT_IN)):
         assert "seed" not in tomllib.loads(text)
@@ -141,8 +141,9 @@ def test_a_sweep_and_a_search_count_up_from_one_that_is_kept(tmp_path):
 
 
 def test_a_search_takes_up_its_seed(tmp_path):
-    limits = {"limit": [{"metric": "coverage.kinds_outside_protection", "at_most": 1e9}]}
-    done = [harden(SMALL, limits, tmp_path, workers=1, curve=0, only=["shuffle"]) for _ in range(2)]
+    policy = {"limit": [{"metric": "coverage.kinds_outside_protection", "at_most": 1e9}]}
+    options = {"policy": policy, "workers": 1, "curve": 0, "only": ["shuffle"]}
+    done = [harden(SMALL, tmp_path, **options) for _ in range(2)]
     assert done[0].points == done[1].points
     assert len({seed_of(cell) for cell in (tmp_path / "cells").iterdir()}) >= 1
     assert seeds.base_seed(tmp_path) in {seed_of(cell) for cell in (tmp_path / "cells").iterdir()}

@@ -43,8 +43,8 @@ def test_a_setting_that_was_just_typed_and_fails_ends_with_its_own_message(tmp_p
     """The failing audit of the config is still only named: nobody typed that one now."""
     study.run(CONFIG, tmp_path / "run")
     with pytest.raises(UsageError, match="no tensor matches"):
-        audit(tmp_path / "run", overrides=["audits.fingerprint.features=['nope']"])
-    found = audit(tmp_path / "run", overrides=["audits.fingerprint.features=['1.weight']"])
+        audit(tmp_path / "run", settings={"fingerprint": {"features": ["nope"]}})
+    found = audit(tmp_path / "run", settings={"fingerprint": {"features": ["1.weight"]}})
     verdicts = {f.audit: f for f in found.findings}
     assert verdicts["fingerprint"].estimate is not None
     assert verdicts["topology_inference"].verdict == "failed"

@@ -11,6 +11,7 @@ import pytest
 from fedaudit import study
 from fedaudit.audits import facts_of
 from fedaudit.errors import TraceError, UsageError
+from fedaudit.protections import Clip, UpdateNoise
 from fedaudit.setup.catalogue import AUDITS
 from fedaudit.study.chapters import (
     card,
@@ -217,7 +218,7 @@ def test_the_report_says_the_command_that_led_to_it(foreign, copy):
     # a replay has no config
     shuffled = study.audit(foreign / "theirs", ["fingerprint"], as_if=["shuffle"])
     assert again(shuffled.path) == "fedaudit audit TRACE --only fingerprint --as shuffle"
-    replayed = study.audit(copy, ["coverage"], as_if=["clip:bound=0.5", "secure_sum"])
+    replayed = study.audit(copy, ["coverage"], as_if=[Clip(bound=0.5), "secure_sum"])
     assert again(replayed.path) == (
         "fedaudit audit RUN --only coverage --as clip:bound=0.5 --as secure_sum"
     )
@@ -233,7 +234,7 @@ def test_the_report_says_the_command_that_led_to_it(foreign, copy):
 
 def test_accuracy_of_a_model_without_the_protection_is_not_shown_as_if_it_had_it(copy):
     assert report(copy).summary["held out"].startswith("accuracy 0.")
-    noise = "update_noise:clip=1.0,noise_multiplier=0.5"
+    noise = UpdateNoise(clip=1.0, noise_multiplier=0.5)
     noised = study.audit(copy, ["coverage"], as_if=[noise])
     assert noised.summary["held out"] == (
         "not known: the model was trained without update_noise, and training was not rerun"

@@ -15,7 +15,7 @@ from fedaudit.setup.config import load
 from fedaudit.setup.toml import to_toml
 from fedaudit.study import run as run_one
 from fedaudit.study import study
-from fedaudit.study.init import write_config
+from fedaudit.study.init import init
 
 RNG = np.random.default_rng(3)
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "dog", "run", "far", "home"]
@@ -96,6 +96,10 @@ GAMES = [f"audits.active_membership.{k}" for k in ("games=40", "recorded=2", "si
 TINY_GPT = [*SMALLER, "task.width=16", "task.depth=1", "task.heads=2"]
 
 
+def lines_of(chosen):
+    return "\n".join(choice.line for choice in chosen.choices)
+
+
 @pytest.mark.parametrize(
     ("make", "task", "partition", "clients", "overrides"),
     [
@@ -112,15 +116,16 @@ TINY_GPT = [*SMALLER, "task.width=16", "task.depth=1", "task.heads=2"]
 )
 def test_what_init_writes_runs_from_end_to_end(make, task, partition, clients, overrides, tmp_path):
     source, config = make(tmp_path), tmp_path / "fedaudit.toml"
-    said = write_config(source, config)
+    chosen = init(source, config)
     written = tomllib.loads(config.read_text())
     assert written["task"]["kind"] == task
     assert written["partition"]["kind"] == partition
     assert written["federation"]["clients"] == clients
-    assert said[0].startswith("format: ")
-    assert any(line.startswith("clients: ") for line in said)
-    assert any(line.startswith("task: ") for line in said)
-    assert said[-1].endswith(f"fedaudit run {config}")
+    assert (chosen.path, chosen.text) == (config, config.read_text())
+    assert chosen["clients"] == clients
+    assert chosen["task"].startswith(task)
+    assert chosen.choices[0].setting == "format"
+    assert all(chosen.why(setting) for setting in ("clients", "task"))
     fewer = [*overrides, *QUICK, *([] if task == "gpt" else GAMES)]
     done = study.study(study.plan([config], overrides=fewer), tmp_path / "run")
     assert not done.failed
@@ -134,7 +139,7 @@ def test_what_init_writes_runs_from_end_to_end(make, task, partition, clients, o
 
 def test_the_columns_of_a_table_are_told_apart(tmp_path):
     config = tmp_path / "c.toml"
-    said = write_config(hospital_table(tmp_path), config)
+    chosen = init(hospital_table(tmp_path), config)
     data = tomllib.loads(config.read_text())["data"]
     assert data["label"] == "diagnosis"
     assert data["client"] == "hospital"
@@ -142,49 +147,50 @@ def test_the_columns_of_a_table_are_told_apart(tmp_path):
     assert data["person"] == "patient_id"
     assert data["ignore"] == ["remark"]
     assert "# the column is called 'diagnosis'" in config.read_text()
-    assert any("free text" in line for line in said)
+    assert chosen["ignore"] == "remark"
+    assert "free text" in chosen.why("ignore")
 
 
 def test_what_the_user_says_comes_first(tmp_path):
     config = tmp_path / "c.toml"
-    said = write_config(hospital_table(tmp_path), config, label="sex", client="region")
+    chosen = init(hospital_table(tmp_path), config, label="sex", client="region")
     data = tomllib.loads(config.read_text())["data"]
     assert (data["label"], data["client"]) == ("sex", "region")
     assert "organisation" not in data or data["organisation"] != "region"
-    assert any("as you said" in line for line in said)
+    assert {chosen.why(role) for role in ("label", "client")} == {"as you said"}
     run = run_one(load(config, overrides=SMALLER), tmp_path / "run")
     assert run.summary["federation"].startswith("2 clients")
 
 
 def test_the_datas_own_held_out_part_is_used(tmp_path):
     config = tmp_path / "c.toml"
-    write_config(images_of_clients(tmp_path), config)
+    init(images_of_clients(tmp_path), config)
     assert "test_fraction" not in config.read_text()
 
 
 def test_a_mistake_shows_at_once(tmp_path):
     source = plain_table(tmp_path)
     with pytest.raises(DataError, match="no column 'lable'"):
-        write_config(source, tmp_path / "c.toml", label="lable")
+        init(source, tmp_path / "c.toml", label="lable")
     assert not (tmp_path / "c.toml").exists()
 
 
 def test_without_data_the_built_in_config_is_written(tmp_path):
     config = tmp_path / "c.toml"
-    write_config(None, config)
+    init(None, config)
     assert load(config) == load()
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write"):
-        write_config(None, tmp_path / "file" / "below.toml")
+        init(None, tmp_path / "file" / "below.toml")
 
 
 def test_thorough_takes_more_of_everything(tmp_path):
     config = tmp_path / "c.toml"
     for make in (hospital_table, texts(60)):
-        write_config(make(tmp_path), config, force=True)
+        init(make(tmp_path), config, force=True)
         for usual, more in zip(
             study.plan([config]), study.plan([config], thorough=True), strict=True
         ):
@@ -199,13 +205,13 @@ def test_thorough_takes_more_of_everything(tmp_path):
 
 def test_what_a_fill_does_and_to_whom_it_shows_is_said(tmp_path):
     source, config = gaps(tmp_path), tmp_path / "c.toml"
-    said = "\n".join(write_config(source, config))
+    said = lines_of(init(source, config))
     for text in (said, config.read_text()):
         assert "becomes the mean of its column" in text
         assert 'category "(missing)"' in text
         assert "over the records of all clients" in text
         assert "no epsilon covers it" in text
-    said = "\n".join(write_config(source, config, missing="drop", force=True))
+    said = lines_of(init(source, config, missing="drop", force=True))
     assert tomllib.loads(config.read_text())["data"]["missing"] == "drop"
     assert "missing: drop (as you said; " in said
     assert "no epsilon" not in said
@@ -214,14 +220,14 @@ def test_what_a_fill_does_and_to_whom_it_shows_is_said(tmp_path):
 def test_a_label_with_gaps_can_be_dropped_by_the_option_that_the_message_names(tmp_path):
     source, config = gaps(tmp_path), tmp_path / "c.toml"
     with pytest.raises(DataError, match="is missing") as refused:
-        write_config(source, config, label="b")
+        init(source, config, label="b")
     assert refused.value.remedy.endswith("--missing drop")
-    write_config(source, config, label="b", missing="drop")
+    init(source, config, label="b", missing="drop")
     assert load(config).data["missing"] == "drop"
     with pytest.raises(UsageError, match="--missing") as refused:
-        write_config(source, config, missing="median", force=True)
+        init(source, config, missing="median", force=True)
     with pytest.raises(UsageError, match="--missing") as refused:
-        write_config(arrays(tmp_path), config, missing="drop", force=True)
+        init(arrays(tmp_path), config, missing="drop", force=True)
     assert "leave --missing out" in refused.value.remedy
 
 
@@ -229,19 +235,15 @@ def test_a_quantity_as_label_is_doubted(tmp_path):
     source = tmp_path / "ages.csv"
     rows = [f"{20 + i % 60},{i % 7},{i % 2}" for i in range(180)]
     source.write_text("age,b,outcome\n" + "\n".join(rows) + "\n")
-    (doubt,) = [
-        line
-        for line in write_config(source, tmp_path / "c.toml", label="age")
-        if line.startswith("DOUBTFUL")
-    ]
+    (doubt,) = init(source, tmp_path / "c.toml", label="age").doubts
     assert "age has 60 different numbers" in doubt
-    said = write_config(source, tmp_path / "c.toml", label="b", force=True)
-    assert not any("DOUBTFUL" in line for line in said)  # seven classes may be classes
+    # seven classes may be classes
+    assert init(source, tmp_path / "c.toml", label="b", force=True).doubts == ()
 
 
 def test_images_have_no_label_to_name(tmp_path):
     with pytest.raises(UsageError, match="no label to name") as refused:
-        write_config(folder_of_images(tmp_path), tmp_path / "c.toml", label="x")
+        init(folder_of_images(tmp_path), tmp_path / "c.toml", label="x")
     assert refused.value.got == "--label x"
     assert "folder of an image is its class" in refused.value.expected
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from fedaudit.audits.query_plan import QueryPlan
 from fedaudit.cli import app
+from fedaudit.cli.parsing import parse_protection
 from fedaudit.errors import NothingToSay, TraceError
 from fedaudit.protections.secure_sum import SecureSum
 from fedaudit.protections.shuffle import Shuffle
@@ -93,7 +94,7 @@ def by_name(run):
 def test_a_lost_downlink_is_no_isolated_client(tmp_path, kind, protection):
     path = record(tmp_path / "t", kind=kind, lose=lost_downlink)
     with pytest.raises(TraceError) as raised:
-        audit(path, as_if=[protection], out=tmp_path / "as")
+        audit(path, as_if=[parse_protection(protection)], out=tmp_path / "as")
     assert raised.value.code == "torn_recording"
     assert not (tmp_path / "as" / "trace").exists()
     with pytest.raises(TraceError) as raised:

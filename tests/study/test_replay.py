@@ -12,7 +12,7 @@ from fedaudit.protections.shuffle import Shuffle
 from fedaudit.protections.update_noise import UpdateNoise
 from fedaudit.randomness import Seed
 from fedaudit.study import audit, run
-from fedaudit.study.replay import parse_hook, replay
+from fedaudit.study.replay import replay
 from fedaudit.trace import ANONYMOUS, SERVER, SHUFFLER, Recorder, Trace, Truth
 
 PLAIN = ("federation.rounds=3", "federation.clients=6", "federation.weighting=size")
@@ -190,14 +190,6 @@ def test_a_run_that_has_a_shuffler_is_audited_as_a_secure_sum(tmp_path):
     by_name = {r.audit: r for r in done.results}
     assert "sees no single client's update" in str(by_name["fingerprint"].need)
     assert "secure_sum (as if: applied to the stored trace)" in done.summary["protected by"]
-
-
-def test_protections_are_read_from_words():
-    assert parse_hook("shuffle") == Shuffle()
-    assert parse_hook("clip:bound=0.5") == Clip(bound=0.5)
-    for wrong in ("shufle", "clip:bond=1", "clip:bound"):
-        with pytest.raises(UsageError):
-            parse_hook(wrong)
 
 
 @pytest.mark.parametrize("hook", [SecureSum(), Shuffle()])

@@ -93,9 +93,9 @@ def test_a_score_that_the_folder_names_is_not_imported(received):
 def test_a_score_that_the_user_types_is_imported(received):
     run, marker = received
     name = next(run.glob("own_*.py")).stem
-    typed = f"audits.two_stage_membership.score_by={name}:score"
+    typed = {"two_stage_membership": {"score_by": f"{name}:score"}}
     with pytest.raises(UntrustedCode):  # the score is the user's word, the model is the folder's
-        study.audit(".", ["two_stage_membership"], overrides=[typed])
+        study.audit(".", ["two_stage_membership"], settings=typed)
     assert marker.exists()
 
 

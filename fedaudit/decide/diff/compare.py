@@ -18,6 +18,7 @@ from fedaudit.decide.diff.outcome import (
     Change,
     ClientChanges,
     Comparison,
+    Comparisons,
     Difference,
     Spent,
     VerdictChange,
@@ -56,7 +57,7 @@ def diff(
     *,
     anyway: bool = False,
     names: bool = False,
-) -> list[Comparison]:
+) -> Comparisons:
     """Compare two runs, or the runs of two studies by federation and variant.
 
     Different federations are refused unless `anyway`. Clients go by number unless `names`.
@@ -91,7 +92,7 @@ def diff(
         out.append(_hidden(compare(a, b, different), a, b, names))
     last = out[-1]
     out[-1] = replace(last, lost=(*last.lost, *gone), notes=(*last.notes, *new))
-    return out
+    return Comparisons(out)
 
 
 def _paired(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from fedaudit.frames import Row, Tabular
 from fedaudit.results import Estimate
 
 Change = Literal["worse", "better", "changed", "same"]
@@ -70,7 +72,7 @@ class VerdictChange:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(Tabular):
     """All that two runs of one federation differ in.
 
     `different` says in what the federations themselves differ, where they were compared anyway;
@@ -101,3 +103,34 @@ class Comparison:
             or any(v.change == "worse" for v in self.verdicts)
             or bool(self.lost)
         )
+
+    def rows(self) -> Sequence[Row]:
+        """One row per measure."""
+        return [
+            {
+                "run": self.run,
+                "audit": d.audit,
+                "measure": d.measure,
+                "client": d.who,
+                "change": d.change,
+                "first": d.first.value,
+                "second": d.second.value,
+                "difference": d.value,
+                "low": d.low,
+                "high": d.high,
+                "p": d.adjusted,
+            }
+            for d in self.differences
+        ]
+
+
+class Comparisons(tuple[Comparison, ...], Tabular):
+    """The comparisons of two runs (one) or of two studies (one per pair of runs), in order."""
+
+    @property
+    def worse(self) -> bool:
+        """Whether anything got worse in any pair of runs."""
+        return any(c.worse for c in self)
+
+    def rows(self) -> Sequence[Row]:
+        return [row for c in self for row in c.rows()]

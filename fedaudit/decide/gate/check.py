@@ -25,9 +25,11 @@ from fedaudit.decide.gate.outcome import Gate, LimitCheck, LimitReading
 from fedaudit.decide.gate.page import statement
 from fedaudit.decide.gate.policy import Limit, Policy, load_policy
 from fedaudit.errors import nearest
+from fedaudit.files import read_bytes
 from fedaudit.reporting.findings import judge, number
 from fedaudit.reporting.rules import VERDICTS, label_of
 from fedaudit.results import AuditResult, Estimate
+from fedaudit.study.seal import check_signature
 
 
 def gate(
@@ -36,12 +38,16 @@ def gate(
     *,
     allow: Sequence[str] = (),
     names: bool = False,
+    require_signature: str | os.PathLike[str] | None = None,
 ) -> Gate:
     """Check a run, or every run of a study, against a policy.
 
-    `allow` names limits whose evidence may be missing, besides those that the policy names;
-    `names` calls clients by name.
+    `allow` names limits whose evidence may be missing, besides those that the policy names.
+    `names` shows clients under their own names. `require_signature`: file of a public key (PEM); a
+    run that its owner has not signed is refused.
     """
+    if require_signature is not None:
+        check_signature(Path(run), read_bytes(Path(require_signature)))
     asked = policy if isinstance(policy, Policy) else load_policy(policy)
     asked = asked.allowing(allow)
     found = gather(run)

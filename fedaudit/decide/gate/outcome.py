@@ -11,9 +11,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fedaudit.frames import Row, Tabular
 from fedaudit.results import Estimate
 
 Status = Literal["passed", "failed", "missing", "allowed"]
@@ -84,7 +86,7 @@ class LimitCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gate:
+class Gate(Tabular):
     """All checks of a policy; `traces` maps a run to the hash of its trace."""
 
     run: str
@@ -102,3 +104,22 @@ class Gate:
     def counts(self) -> dict[str, int]:
         found = Counter(c.status for c in self.checks)
         return {s: found.get(s, 0) for s in ("passed", "failed", "missing", "allowed")}
+
+    def rows(self) -> Sequence[Row]:
+        """One row per number that was compared; a check without numbers is one row."""
+        return [
+            {
+                "limit": c.limit,
+                "status": c.status,
+                "run": c.run,
+                "metric": c.metric,
+                "client": r.who,
+                "bound": r.bound,
+                "side": r.side,
+                "at": r.limit,
+                "code": c.code,
+                "missing": c.missing or r.missing,
+            }
+            for c in self.checks
+            for r in c.readings or (LimitReading(),)
+        ]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from fedaudit.decide.gate.outcome import LimitCheck, LimitReading
+from fedaudit.files import read_text
+from fedaudit.frames import Row, SvgFigure, Tabular
 from fedaudit.results import Estimate
 
 KEPT = ("passed", "allowed")
@@ -64,7 +67,7 @@ def _part(r: LimitReading) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hardened:
+class Hardened(Tabular):
     """A search and its end.
 
     `chosen` as it was found, `confirmed` the same on seeds that the search had not seen;
@@ -101,3 +104,25 @@ class Hardened:
     def metrics(self) -> list[str]:
         """The risks that were estimated."""
         return list(dict.fromkeys(m for p in self.points for m in p.risks))
+
+    @property
+    def figures(self) -> tuple[SvgFigure, ...]:
+        """The trade-off curves that the search wrote."""
+        files = sorted(Path(self.path).glob("tradeoff*.svg"))
+        return tuple(SvgFigure(svg=read_text(f), title=f.stem) for f in files)
+
+    def rows(self) -> Sequence[Row]:
+        """One row per protection that was measured, with a column per risk."""
+        return [
+            {
+                "protection": p.label,
+                "keeps_all_limits": p.met,
+                "chosen": self.chosen is not None and p.label == self.chosen.label,
+                "cost": None if p.cost is None else p.cost.value,
+                "epsilon": p.epsilon,
+                "trusted": p.who,
+                **{m: p.risks[m].value if m in p.risks else None for m in self.metrics},
+                "failed": p.failed,
+            }
+            for p in self.points
+        ]

@@ -59,11 +59,11 @@ Measured = dict[Choice, tuple[list[int], list[Evidence] | FedauditError]]
 
 
 def harden(
-    config: str | Path | Mapping[str, Any] | None,
-    limits_from: Policy | str | Path | Mapping[str, Any] | None = None,
+    config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     out: str | os.PathLike[str] = "fedaudit-harden",
     *,
-    lines: Sequence[str] = (),
+    limits: Sequence[str] = (),
+    policy: Policy | str | Path | Mapping[str, Any] | None = None,
     budget: str | float | None = None,
     seeds: int = 1,
     workers: int | None = None,
@@ -73,27 +73,22 @@ def harden(
     progress: Progress = no_progress,
     fresh: bool = False,
 ) -> Hardened:
-    """Find and write the protection that keeps the limits at the least cost in accuracy.
+    """Find the protection that keeps all limits at the least cost in accuracy; write its config.
 
-    `limits_from`: a policy as `fedaudit gate` takes it, `lines` such as "epsilon <= 8". `budget`:
-    seconds, or "10m"; what is measured by then decides. `seeds` runs of every candidate, and as
-    many fresh ones of the choice. `only` names what may be chosen (`choices.NAMES`). `curve`:
-    levels of noise at least on the trade-off curve, measured last. `fresh` removes what was
-    measured before; otherwise it has to be of the same data and code.
+    `limits` are lines such as "epsilon <= 8"; `policy` holds limits as `fedaudit.gate` takes them.
+    `budget`: seconds, or "10m"; the search then decides on what it has measured. `seeds`: runs per
+    candidate, and as many fresh runs of the choice. `only` names what may be chosen
+    (`choices.NAMES`). `curve`: least number of noise levels on the trade-off curve, measured last.
+    `fresh` removes earlier measurements; otherwise they must be of the same data and code.
     """
     if seeds < 1:
         raise UsageError(
             "a search needs seeds", expected="at least 1", got=str(seeds), remedy="--seeds 3"
         )
     choices.check_only(only)
-    if isinstance(limits_from, Policy):
-        policy = limits_from
-    elif isinstance(limits_from, Mapping):
-        policy = load_policy(limits_from)
-    else:
-        policy = limits.load_limits(limits_from, lines)
-    limits.refuse_zero(policy)
-    base, *others = load_variants(config, overrides=overrides).items()
+    asked = _limits(policy, limits)
+    source = Path(config) if isinstance(config, os.PathLike) else config
+    base, *others = load_variants(source, overrides=overrides).items()
     path = Path(out)
     try:
         (path / "cells").mkdir(parents=True, exist_ok=True)
@@ -114,13 +109,24 @@ def harden(
     with Bench(
         path, workers=max(1, workers or os.cpu_count() or 1), budget=time, progress=progress
     ) as bench:
-        found = Search(first, policy, bench, seeds, only)
+        found = Search(first, asked, bench, seeds, only)
         if others:
             named = ", ".join(repr(name) for name, _ in others)
             why = f"only the base variant {base[0]!r} is hardened"
             found.left_out.append((f"[compare] {named}", why))
         outcome = found.go(curve)
     return _write(outcome, found)
+
+
+def _limits(policy: Policy | str | Path | Mapping[str, Any] | None, lines: Sequence[str]) -> Policy:
+    if isinstance(policy, Policy):
+        asked = policy
+    elif isinstance(policy, Mapping):
+        asked = load_policy(policy)
+    else:
+        asked = limits.load_limits(policy, lines)
+    limits.refuse_zero(asked)
+    return asked
 
 
 class Search:

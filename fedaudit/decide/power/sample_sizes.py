@@ -13,10 +13,63 @@ from dataclasses import replace
 
 from fedaudit.audits.planning import Aim, Recorded, SampleSize, counted_headline
 from fedaudit.decide.gate.evidence import Evidence, gather, need_results
+from fedaudit.decide.power.outcome import SampleSizes
 from fedaudit.errors import UsageError
 from fedaudit.reporting.findings import number
 from fedaudit.results import AuditResult
 from fedaudit.setup.catalogue import AUDITS, find
+
+CLIENTS = 20
+"""Clients of a federation that is only planned, where nobody says another number."""
+
+
+def power(
+    run: str | os.PathLike[str] | None = None,
+    *,
+    audits: Sequence[str] = (),
+    effect: float | None = None,
+    power: float = 0.9,
+    confidence: float = 0.95,
+    clients: int | None = None,
+    threshold: int = 5,
+    rate: float | None = None,
+) -> SampleSizes:
+    """How many rounds, records or games audits need before they can conclude.
+
+    Of a `run` or study: what its results rest on, the smallest leak they would have shown, and what
+    the wanted one takes. Without a run: what `audits` will need, in a federation of `clients`.
+
+    `effect` is the smallest leak to find, as a distance from chance; `power` the probability of
+    finding it; `confidence` that of the intervals. `threshold`: clients in the smallest group that
+    may be exposed (attribution). `rate`: false-positive rate (membership).
+    """
+    if run is None and not audits:
+        raise UsageError(
+            "nothing to plan for",
+            expected="a run, or --audit with the name of one",
+            got="neither",
+            remedy="fedaudit power RUN, or fedaudit power --audit fingerprint --clients 20",
+        )
+    if run is not None and clients is not None:
+        raise UsageError(
+            "--clients is for planning without a run",
+            expected="a run, or --clients",
+            got="both",
+            remedy="leave --clients out: the run knows how many there are",
+        )
+    aim = Aim(
+        effect=effect,
+        power=power,
+        confidence=confidence,
+        clients=CLIENTS if clients is None else clients,
+        threshold=threshold,
+        rate=rate,
+    )
+    if run is not None:
+        found = power_of_run(run, audits=audits, aim=aim)
+    else:
+        found = [n for name in audits for n in power_of_audit(name, aim)]
+    return SampleSizes(sizes=tuple(found), power=power, confidence=confidence)
 
 
 def power_of_run(

@@ -46,7 +46,7 @@ def folder(tmp_path_factory):
 
 def searched(folder, *lines, config=SMALL, **options):
     options = {"workers": 1, "curve": 0, **options}
-    return harden(config, None, folder, lines=lines, **options)
+    return harden(config, folder, limits=lines, **options)
 
 
 @pytest.fixture(scope="module")
@@ -263,17 +263,17 @@ def test_contradictions_and_unknown_names_are_refused_before_anything_runs(tmp_p
         (["accuracy_loss >= 2 points"], "at_least means nothing"),
     ):
         with pytest.raises(ConfigError, match=words):
-            harden(SMALL, None, tmp_path / "out", lines=lines)
+            harden(SMALL, tmp_path / "out", limits=lines)
     with pytest.raises(UsageError, match="nothing to harden for"):
-        harden(SMALL, None, tmp_path / "out")
+        harden(SMALL, tmp_path / "out")
     with pytest.raises(UsageError, match="dp_sgd"):
-        harden(SMALL, None, tmp_path / "out", lines=[CHEAP], only=["dp_sdg"])
+        harden(SMALL, tmp_path / "out", limits=[CHEAP], only=["dp_sdg"])
     with pytest.raises(UsageError, match="needs seeds"):
-        harden(SMALL, None, tmp_path / "out", lines=[CHEAP], seeds=0)
+        harden(SMALL, tmp_path / "out", limits=[CHEAP], seeds=0)
     file = tmp_path / "limits.toml"
     file.write_text('[[limit]]\nmetric = "accuracy"\nat_least = 0.5\nvariant = "DP-SGD"\n')
     with pytest.raises(ConfigError, match="one run of a study"):
-        harden(SMALL, file, tmp_path / "out")
+        harden(SMALL, tmp_path / "out", policy=file)
     assert not (tmp_path / "out").exists()
 
 
