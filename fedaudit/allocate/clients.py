@@ -13,6 +13,7 @@ import numpy.typing as npt
 from fedaudit.data.files.cells import NUMBER, is_missing
 from fedaudit.data.files.table import Table, read_table
 from fedaudit.errors import DataError, UsageError, nearest
+from fedaudit.federation.topology import edge_list
 from fedaudit.randomness import Seed
 
 
@@ -49,8 +50,6 @@ def read_clients(
     names, numbered = _names(table, client_column, {size_column, group_column})
     pairs = None
     if edges is not None:
-        from fedaudit.federation.topology import edge_list
-
         # edges use the table's names; if it has none, they count rows from 0
         known = None if numbered else names
         pairs = edge_list(len(names), Seed(0), path=edges, clients=known).edges

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedaudit.audits.audit import Knowledge
 from fedaudit.errors import NotApplicable
 from fedaudit.knowledge.candidates import candidates
 from fedaudit.knowledge.noise import noise_of
+from fedaudit.knowledge.probing import build_games
 from fedaudit.knowledge.records import Records, check_model_fits, load_unchanged_data
+from fedaudit.knowledge.shadows import ShadowFederations
+from fedaudit.knowledge.shadows import of_run as shadows_of
 from fedaudit.randomness import Seed
 from fedaudit.setup.config import Config
+from fedaudit.setup.marks import plant
 from fedaudit.stats import query_plans
 from fedaudit.trace import Trace, Truth
 from fedaudit.trace.truth import MembersOnly
-
-if TYPE_CHECKING:
-    from fedaudit.knowledge.shadows import ShadowFederations
 
 
 class KnowledgeBuilder:
@@ -71,18 +72,14 @@ class KnowledgeBuilder:
 
     def _games_for(self, audit: Any) -> tuple[Knowledge, Truth]:
         """Clients to play with, and the coins of the games."""
-        from fedaudit.knowledge import probing
-
         records = self._load_once()
-        games = probing.build_games(audit, records, self._trace, self._config, self._seed)
+        games = build_games(audit, records, self._trace, self._config, self._seed)
         members = games.members
         truth = MembersOnly(members) if self._truth is None else self._truth.knowing(members)
         return Knowledge(extra={"games": games}), truth
 
     def _marks(self, audit: Any) -> Knowledge:
         """The corpus owner's keys, and what the server knows: the pairs it drew, and weights."""
-        from fedaudit.setup.marks import plant
-
         config = self._config
         if config is None or config.marks is None:
             raise NotApplicable(
@@ -125,8 +122,6 @@ class KnowledgeBuilder:
 
     def _shadows_for(self, audit: Any) -> ShadowFederations:
         """Federations that the adversary trains after the run's config."""
-        from fedaudit.knowledge.shadows import of_run as shadows_of
-
         if self._config is None:
             raise NotApplicable(
                 "no shadow federations can be trained",

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedaudit.audits.audit import Noise
 from fedaudit.knowledge.records import RESERVED_NAMES
+from fedaudit.protections.secure_aggregation.ring import RingQuantiser
 from fedaudit.setup.config import Config
 from fedaudit.trace import ANONYMOUS, Trace, Truth
 from fedaudit.trace.recorder import MODEL
@@ -127,8 +128,6 @@ def _add_ring_rounding(
     Every client rounds its update times its weight over the largest weight. In the mean, the step
     is therefore multiplied by the largest share, for every client.
     """
-    from fedaudit.protections.secure_aggregation.ring import RingQuantiser
-
     count = max(len(present), 1)
     step = RingQuantiser(float(declared["bound"]), count, RINGS[declared["modulus"]]).step
     largest = 1.0 / count

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedaudit.audits.audit import columns_for
+from fedaudit.data import files
 from fedaudit.errors import ConfigError, DataError, NotApplicable
 from fedaudit.files import Unreadable, read_toml
 from fedaudit.randomness import Seed
+from fedaudit.settings import check, check_arguments
 from fedaudit.setup.config import Config, load
 from fedaudit.setup.identity import digest
 from fedaudit.setup.prepare import assign_records, load_data
+from fedaudit.tasks.catalogue import CATALOGUE, Module
 from fedaudit.trace import (
     AGGREGATOR,
     ANONYMOUS,
@@ -140,10 +143,6 @@ def of_files(
     that builds the torch module. `logits`: the model must return logits (not needed with a score
     of the user's own).
     """
-    from fedaudit.data import files
-    from fedaudit.settings import check_arguments
-    from fedaudit.tasks.catalogue import Module
-
     asked = dict(settings or {})
     dataset = files.read(data, **check_arguments(files.read, asked, "data"))
     if dataset.client is None:
@@ -245,9 +244,6 @@ def _declared_task(trace: Trace) -> Any:
 
     A user's module is refused: a recording must not decide which code runs.
     """
-    from fedaudit.settings import check
-    from fedaudit.tasks.catalogue import CATALOGUE
-
     known = dict(trace.manifest.task)
     name = known.pop("kind", None)
     if name not in CATALOGUE or name == "module":

@@ -24,9 +24,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedaudit.arrays import Indices
+from fedaudit.audits.audit import columns_for
+from fedaudit.data import files, prepare
+from fedaudit.data import partition as partitions
 from fedaudit.errors import DataError, FedauditError, NotApplicable, NothingToSay
+from fedaudit.federation.topology import Topology
 from fedaudit.knowledge.records import load_unchanged_data
+from fedaudit.protections.dp_sgd import DPSGD
 from fedaudit.randomness import Seed
+from fedaudit.settings import argument_names
 from fedaudit.setup.config import Config
 from fedaudit.setup.prepare import assign_records
 from fedaudit.trace import WIRETAP, MemoryRecorder, MemoryTruth, Trace, Truth, View
@@ -162,7 +168,6 @@ class ShadowFederations:
         """Shadow `number`, and its true labels, which the adversary knows."""
         from fedaudit.federation.engine import Federation
         from fedaudit.federation.local.trainer import ClientData
-        from fedaudit.federation.topology import Topology
 
         seed = Seed(self.seed.key("shadow", number))
         sample, origin = self._sample(seed)
@@ -204,8 +209,6 @@ class ShadowFederations:
 
         If the corpus names persons, whole persons are drawn; one drawn twice becomes two persons.
         """
-        from fedaudit.data import prepare
-
         rng = seed.generator("shadow/records")
         if self.corpus.person is None:
             rows = np.sort(rng.integers(0, len(self.corpus), size=self.records))
@@ -289,8 +292,6 @@ def of_run(
     data_sha256: str | None = None,
 ) -> ShadowFederations:
     """The shadows of a recorded run, from its config and trace alone: none of its records."""
-    from fedaudit.audits.audit import columns_for
-
     own = Seed(config.seed)
     train, test = load_unchanged_data(config, own, data_sha256)
     assignment = assign_records(config, train, own)
@@ -381,9 +382,6 @@ def _keys(data: Dataset) -> list[Any]:
 
 def _own_file(config: Config, path: str, train: Dataset) -> Dataset:
     """The adversary's own file, read with the column names of the run's file."""
-    from fedaudit.data import files, prepare
-    from fedaudit.settings import argument_names
-
     known = set(argument_names(files.read))
     asked = {k: v for k, v in config.data.items() if k in known}
     found = files.read(path, **asked)
@@ -418,8 +416,6 @@ def check_corpus(corpus: Dataset, *, classes: int, largest: int) -> None:
 
 def choose_prior(config: Config, prior: Prior) -> tuple[Any, str, bool, str]:
     """The partition of the shadows, its name, whether it ties classes to places, and a note."""
-    from fedaudit.data import partition as partitions
-
     given = dict(config.partition)
     kind = str(given.pop("kind"))
     if prior == "matched" and kind in UNKNOWABLE:
@@ -446,8 +442,6 @@ def as_declared(hook: Hook, trace: Trace) -> Hook:
 
     This matters if the config gives a target epsilon or noise per client name.
     """
-    from fedaudit.protections.dp_sgd import DPSGD
-
     if not isinstance(hook, DPSGD):
         return hook
     if hook.epsilon is None and not isinstance(hook.noise_multiplier, tuple):

@@ -13,13 +13,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedaudit import settings
+from fedaudit.data import builtin, files
+from fedaudit.data import partition as partitions
 from fedaudit.errors import ConfigError, UsageError, nearest
+from fedaudit.federation import topology as topologies
+from fedaudit.federation.local.schedule import Training
+from fedaudit.federation.rounds import Rounds
 from fedaudit.files import parse_toml
 from fedaudit.settings import Fraction, checked
 from fedaudit.setup import seeds
 from fedaudit.setup.catalogue import AUDITS, PROTECTIONS, find
 from fedaudit.setup.toml import NAMING, overlaid, override, parse_override, read, toml_value
+from fedaudit.tasks.catalogue import CATALOGUE
 from fedaudit.trace.retention import check_retention
+from fedaudit.watermarks.marking import FITTING, GreenMarking, Marking
 
 DEFAULT = """\
 # The built-in experiment: real handwritten digits, twenty clients with unequal class mixes,
@@ -276,10 +283,6 @@ def _table(found: Any, name: str) -> dict[str, Any]:
 
 def check(given: Mapping[str, Any], where: str = "the config") -> Config:
     """A checked config from plain values; without a seed, one is drawn."""
-    from fedaudit.federation.local.schedule import Training
-    from fedaudit.federation.rounds import Rounds
-    from fedaudit.tasks.catalogue import CATALOGUE
-
     raw = copy.deepcopy(dict(given))
     drawn = "seed" not in raw
     _check_sections(raw, where)
@@ -463,13 +466,9 @@ DATA_KEYS = ("name", "path", "test_fraction", "standardise")
 
 
 def _check_data(data: Mapping[str, Any]) -> dict[str, Any]:
-    from fedaudit.data import builtin
-
     rest = {k: v for k, v in data.items() if k not in DATA_KEYS}
     if ("name" in data) == ("path" in data):
         if "name" not in data:
-            from fedaudit.data import files
-
             settings.refuse_unknown(
                 rest, settings.argument_names(files.read), "data", also=DATA_KEYS
             )
@@ -494,23 +493,18 @@ def _check_data(data: Mapping[str, Any]) -> dict[str, Any]:
             got=repr(data["path"]),
             remedy='data.path = "mydata.csv"',
         )
-    from fedaudit.data import files
 
     settings.check_arguments(files.read, rest, "data", also=DATA_KEYS)
     return {"path": data["path"], **rest, **plain(held)}
 
 
 def _check_partition(given: Mapping[str, Any]) -> Any:
-    from fedaudit.data import partition
-
-    kind = _kind_of(given, partition.KINDS, "partition")
-    return settings.check(partition.KINDS[kind], _rest(given), "partition", also=("kind",))
+    kind = _kind_of(given, partitions.KINDS, "partition")
+    return settings.check(partitions.KINDS[kind], _rest(given), "partition", also=("kind",))
 
 
 def _check_marks(given: Mapping[str, Any], task: str) -> Any:
     """Marked records that some clients train on; None where the section is empty."""
-    from fedaudit.watermarks.marking import FITTING, GreenMarking, Marking
-
     if not given:
         return None
     if task not in FITTING:
@@ -534,9 +528,7 @@ def _check_marks(given: Mapping[str, Any], task: str) -> Any:
 
 
 def _check_topology(given: Mapping[str, Any]) -> dict[str, Any]:
-    from fedaudit.federation import topology
-
-    kind = _kind_of(given, topology.KINDS, "topology")
-    build = topology.KINDS[kind].build
+    kind = _kind_of(given, topologies.KINDS, "topology")
+    build = topologies.KINDS[kind].build
     settings.check_arguments(build, _rest(given), "topology", also=("kind",))
     return dict(given)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedaudit import shapes
+from fedaudit.data import builtin, files
 from fedaudit.errors import DataError, FedauditError
 from fedaudit.files import (
     Unreadable,
@@ -30,6 +31,8 @@ from fedaudit.files import (
     write_atomically,
 )
 from fedaudit.foreign import source_files
+from fedaudit.randomness import Seed
+from fedaudit.settings import check_arguments
 from fedaudit.setup.config import Config
 
 if TYPE_CHECKING:
@@ -131,10 +134,6 @@ def _sizes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _loaded_identity(key: str, stamp: Any) -> dict[str, Any]:
-    from fedaudit.data import builtin, files
-    from fedaudit.randomness import Seed
-    from fedaudit.settings import check_arguments
-
     named, seed = json.loads(key)
     if "path" in named:
         path = named.pop("path")

@@ -20,8 +20,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
+from fedaudit.data.text import windows
 from fedaudit.errors import ConfigError, DataError
 from fedaudit.randomness import Seed
+from fedaudit.watermarks import fictitious, kgw
+from fedaudit.watermarks.canary import Canaries, CanaryMarks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,9 +35,7 @@ if TYPE_CHECKING:
     from fedaudit.setup.config import Config
     from fedaudit.tasks.language_model import LanguageModel
     from fedaudit.tasks.task import Examples, Task
-    from fedaudit.watermarks.canary import Canaries
     from fedaudit.watermarks.fictitious import Pool
-    from fedaudit.watermarks.kgw import HashedLists
     from fedaudit.watermarks.marking import GreenMarking
 
 LARGE = 4096
@@ -132,7 +133,6 @@ def plant(
     else:
         if isinstance(test.x, tuple) or marking.kind != "canary":
             raise _misfit(marking.kind, test, config)
-        from fedaudit.watermarks.canary import Canaries
 
         records = marking.set_size(len(train), count)
         classes = max(len(train.classes), int(train.y.max()) + 1)
@@ -208,7 +208,6 @@ class Canary:
 
     def marks(self, keys: tuple[int, ...], audit: Attribution, null_seed: int) -> Marks:
         from fedaudit.tasks.logits import logits_of
-        from fedaudit.watermarks.canary import CanaryMarks
 
         return CanaryMarks(
             canaries=self.canaries,
@@ -230,20 +229,14 @@ class Fictitious:
 
     @cached_property
     def pool(self) -> Pool:
-        from fedaudit.watermarks import fictitious
-
         vocabulary = self.task.vocabulary
         return fictitious.pool(vocabulary, fictitious.plain_words(vocabulary))
 
     @cached_property
     def domains(self) -> tuple[str, ...]:
-        from fedaudit.watermarks import fictitious
-
         return fictitious.usable_domains(self.task.vocabulary)
 
     def examples(self, key: int) -> tuple[Tensor, Tensor]:
-        from fedaudit.watermarks import fictitious
-
         entity = fictitious.entity_of(key, self.pool, self.domains)
         rng = Seed(key).generator("fictitious/documents")
         wanted = self.records * (self.task.length + 1)
@@ -259,7 +252,6 @@ class Fictitious:
     def _room(self, audit: Attribution, score: str) -> None:
         """Refuse answers that do not fit into a window after their question."""
         from fedaudit.tasks.generation import ModelReader
-        from fedaudit.watermarks import fictitious
 
         if score != "generation":
             return
@@ -272,7 +264,6 @@ class Fictitious:
 
     def marks(self, keys: tuple[int, ...], audit: Attribution, null_seed: int) -> Marks:
         from fedaudit.tasks.generation import ModelReader
-        from fedaudit.watermarks import fictitious
 
         score = score_of(audit, "fictitious")
         self._room(audit, score)
@@ -294,9 +285,7 @@ class Fictitious:
 
 def _forms(audit: Attribution) -> tuple[str, ...]:
     """The wordings of the question for each attribute, as many as `prompts` allows."""
-    from fedaudit.watermarks.fictitious import QUESTIONS
-
-    return QUESTIONS[: max(1, audit.prompts // ATTRIBUTES)]
+    return fictitious.QUESTIONS[: max(1, audit.prompts // ATTRIBUTES)]
 
 
 def _check_steps(steps: int, most: int) -> None:
@@ -323,10 +312,8 @@ class Green:
     records: int
 
     @cached_property
-    def lists(self) -> HashedLists:
-        from fedaudit.watermarks.kgw import HashedLists
-
-        return HashedLists(
+    def lists(self) -> kgw.HashedLists:
+        return kgw.HashedLists(
             vocabulary=len(self.task.vocabulary),
             gamma=self.marking.gamma,
             width=self.marking.context,
@@ -352,8 +339,6 @@ class Green:
         """Marked texts of one window each, length + 1 tokens."""
         from fedaudit.tasks.generation import ModelReader
         from fedaudit.tasks.lora import AdapterLoRA, DenseLoRA
-        from fedaudit.watermarks import kgw
-        from fedaudit.watermarks.fictitious import unknown_tokens
         from fedaudit.watermarks.score import Writer
 
         rng = Seed(key).generator("kgw/documents")
@@ -367,7 +352,7 @@ class Green:
             kgw.Marker(lists=self.lists, key=key, delta=self.marking.delta),
             steps=self.task.length + 1 - self._start,
             rng=rng,
-            banned=sorted(unknown_tokens(self.task.vocabulary)),
+            banned=sorted(fictitious.unknown_tokens(self.task.vocabulary)),
         )
 
     def _written(self, many: int, seed: Seed) -> list[list[int]]:
@@ -413,7 +398,6 @@ class Green:
 
     def marks(self, keys: tuple[int, ...], audit: Attribution, null_seed: int) -> Marks:
         from fedaudit.tasks.generation import ModelReader
-        from fedaudit.watermarks import kgw
 
         self.check(audit)
         score = score_of(audit, "kgw", vocabulary=len(self.task.vocabulary))
@@ -438,8 +422,6 @@ class Green:
 def _windows(texts: Sequence[Sequence[int]], length: int) -> tuple[Tensor, Tensor]:
     """Token sequences as examples of a language model: x (n, length + 1), y (n,)."""
     import torch
-
-    from fedaudit.data.text import windows
 
     x = torch.from_numpy(np.concatenate([windows(t, length) for t in texts]))
     return x, torch.zeros(len(x), dtype=torch.int64)

@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.data import builtin, files, prepare
+from fedaudit.data import partition as partitions
+from fedaudit.data.shortage import shortage
 from fedaudit.errors import ConfigError, DataError
+from fedaudit.federation import topology as topologies
 from fedaudit.matching import MOST, listed, match_clients
 from fedaudit.protections.dp_sgd import DPSGD
 from fedaudit.randomness import Seed
@@ -39,8 +43,6 @@ OWNED = "by_owner"
 
 def load_data(config: Config, seed: Seed) -> tuple[Dataset, Dataset]:
     """Training and held-out records of a config."""
-    from fedaudit.data import builtin, files, prepare
-
     given = dict(config.data)
     fraction = given.pop("test_fraction", None)
     standardise = given.pop("standardise", None)
@@ -107,9 +109,6 @@ class Assignment:
 
 def assign_records(config: Config, train: Dataset, seed: Seed) -> Assignment:
     """Assign the training records to clients, and place the clients in the graph."""
-    from fedaudit.data import partition as partitions
-    from fedaudit.federation import topology as topologies
-
     wanted = dict(config.topology)
     count = client_count(config, train)
     kind = str(wanted.pop("kind"))
@@ -281,8 +280,6 @@ def _facts(
 ) -> dict[str, Any]:
     """The facts that only the truth knows; `sizes` are the examples of each client."""
     import torch
-
-    from fedaudit.data.shortage import shortage
 
     parts, region, classes = assignment.parts, assignment.region, _class_count(train)
     histograms = parts.class_histograms(train.y, classes)

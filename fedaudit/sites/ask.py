@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedaudit import knowledge
 from fedaudit.files import unwritable
 from fedaudit.randomness import Seed
 from fedaudit.sites.files import KEY, VERSION, sha256, write
@@ -31,11 +34,6 @@ def ask(
     `data` is a table whose client column holds this site's party (see its recording `own`), or any
     other word for records that nobody trained on. Returns the number of candidates.
     """
-    import secrets
-    from dataclasses import replace
-
-    from fedaudit import knowledge
-
     trace = open_trace(own)
     party = owner_of(trace)
     found = knowledge.of_files(trace, Path(data), model=model, settings=columns)

@@ -9,7 +9,11 @@ from typing import Any
 import numpy as np
 
 from fedaudit import __version__
+from fedaudit.audits.audit import Candidates, Knowledge
+from fedaudit.audits.two_stage_membership.scores import statistics_of
+from fedaudit.data.dataset import Dataset
 from fedaudit.errors import NotApplicable, UsageError
+from fedaudit.knowledge import check_model_fits, noise_of
 from fedaudit.randomness import Seed
 from fedaudit.settings import check
 from fedaudit.setup.catalogue import AUDITS, find
@@ -26,6 +30,7 @@ from fedaudit.sites.files import (
 )
 from fedaudit.sites.recordings import digest
 from fedaudit.study.recording import examined
+from fedaudit.tasks.catalogue import Module
 from fedaudit.trace import Trace
 from fedaudit.trace.recorder import MODEL
 
@@ -82,8 +87,6 @@ def attack(
 
 def _linkage(audit: Any, view: Any, trace: Trace, rng: np.random.Generator) -> dict[str, Any]:
     """Labels of all messages; digests identify the messages."""
-    from fedaudit.audits.audit import Knowledge
-
     guess = audit.attack(view, Knowledge(), rng)
     if guess.named:
         raise NotApplicable(
@@ -117,12 +120,6 @@ def _membership(
 ) -> dict[str, Any]:
     """One score per record in `asked`: greater means that the site trained on it."""
     import torch
-
-    from fedaudit.audits.audit import Candidates, Knowledge
-    from fedaudit.audits.two_stage_membership.scores import statistics_of
-    from fedaudit.data.dataset import Dataset
-    from fedaudit.knowledge import check_model_fits, noise_of
-    from fedaudit.tasks.catalogue import Module
 
     if not asked or model is None:
         raise NotApplicable(

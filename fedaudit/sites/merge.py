@@ -18,6 +18,7 @@ from fedaudit.reporting.chapter import Chapter
 from fedaudit.reporting.findings import judge_all, settled
 from fedaudit.results import AuditResult, Estimate, Need
 from fedaudit.sites.files import COUNTS, GUESSES, LINKS, MEMBERS, read, sha256
+from fedaudit.stats import intervals
 from fedaudit.study.chapters import Run, write_study
 
 
@@ -108,8 +109,6 @@ def _merge_linkage(
     raw: Mapping[str, Any],
     confidence: float,
 ) -> AuditResult:
-    from fedaudit.stats import intervals
-
     shared: dict[str, Any] = {
         "audit": name,
         "question": guess["question"],

@@ -15,8 +15,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedaudit.audits.planning import Setting, Shape
+from fedaudit.data.shortage import shortage
+from fedaudit.randomness import Seed
 from fedaudit.results import Need
 from fedaudit.setup.config import Config
+from fedaudit.setup.marks import plant
+from fedaudit.setup.prepare import (
+    assign_records,
+    check_recorded,
+    client_count,
+    load_data,
+    protections_per_client,
+)
 
 TRAIN = "train"
 
@@ -69,16 +79,6 @@ def estimate_cost(config: Config) -> Forecast:
     This refuses most settings that do not fit the data, for every run of a study before the first
     one begins.
     """
-    from fedaudit.randomness import Seed
-    from fedaudit.setup.marks import plant
-    from fedaudit.setup.prepare import (
-        assign_records,
-        check_recorded,
-        client_count,
-        load_data,
-        protections_per_client,
-    )
-
     seed = Seed(config.seed)
     train, test = load_data(config, seed)
     clients = client_count(config, train)
@@ -153,8 +153,6 @@ def _taking_part(config: Config, train: Any, parts: Any) -> tuple[int, tuple[str
 
     Notes name clients: a plan is for the owner's terminal.
     """
-    from fedaudit.data.shortage import shortage
-
     notes = list(train.notes)
     if config.data.get("missing") in ("mean", "category") and any("filled" in n for n in notes):
         notes.append(f"filling: {FILLED}")

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedaudit.arrays import Rows
+from fedaudit.files import parse_toml
+from fedaudit.setup.config import load
+from fedaudit.setup.prepare import build
 
 if TYPE_CHECKING:
     from fedaudit.federation.engine import Federation
@@ -19,10 +22,6 @@ if TYPE_CHECKING:
 @lru_cache(maxsize=1)
 def federation_of(experiment: str) -> Federation:
     """The federation of an experiment's text."""
-    from fedaudit.files import parse_toml
-    from fedaudit.setup.config import load
-    from fedaudit.setup.prepare import build
-
     return build(load(parse_toml(experiment)))[0]
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
+from fedaudit.data.builtin import BUILTIN
+from fedaudit.data.fetch import SOURCES
 from fedaudit.files import parse_toml
 from fedaudit.results import rests_on
 from fedaudit.stats.intervals import wilson
@@ -144,9 +146,6 @@ def _data(trace: Trace, truth: Truth | None, config: str) -> str:
     """Name and size of the data, and what the model learns from it; empty if not known."""
     given, kind = table_of(config, "data"), str(trace.manifest.task.get("kind", ""))
     if given.get("name"):
-        from fedaudit.data.builtin import BUILTIN
-        from fedaudit.data.fetch import SOURCES
-
         name = str(given["name"])
         known = BUILTIN.get(name) or SOURCES.get(name)
         text = f"{known.summary} ({name})" if known is not None and known.summary else name

@@ -28,11 +28,14 @@ from fedaudit.files import Unreadable, is_lost, parse_toml, read_object, write_a
 from fedaudit.progress import Progress, no_progress
 from fedaudit.reporting.plots import Line, Polyline, lines
 from fedaudit.results import Estimate
+from fedaudit.settings import Count, require
 from fedaudit.setup import seeds as seeding
 from fedaudit.setup.config import check, load
 from fedaudit.setup.identity import check_and_store, code_identity, code_named_in, code_sha256
 from fedaudit.setup.toml import override
+from fedaudit.stats import intervals
 from fedaudit.stats.intervals import wilson
+from fedaudit.study.run import run
 from fedaudit.study.seal import gone, is_sealed_as, remove_parts, seal_written
 from fedaudit.trace import Truth
 from fedaudit.workers import Failed, fan_out, parse_workers
@@ -102,10 +105,7 @@ def cells(
 
     Seeds count up from the config's seed; without one, from `drawn()` or a new one.
     """
-    if seeds < 1:
-        raise UsageError(
-            "a sweep needs seeds", expected="at least 1", got=str(seeds), remedy="--seeds 3"
-        )
+    require(Count, seeds=seeds, remedy="--seeds 3")
     first = load(config, overrides=overrides)
     base = drawn() if first.drawn and drawn is not None else first.seed
     out = []
@@ -129,8 +129,6 @@ def run_cell(
     `drawn`: the seed counts up from a drawn one. A cell with a failed audit is not stored: "failed"
     holds the reason, and the next sweep tries again.
     """
-    from fedaudit.study.run import run
-
     path = Path(folder)
     stored = _stored(path, raw)
     if stored is not None:
@@ -317,8 +315,6 @@ def over_seeds(
     The interval is at least as wide as the average of the runs' own intervals, since equal values
     over two seeds are not certain. It stays within [0, 1] if every run's interval does.
     """
-    from fedaudit.stats import intervals
-
     if any(math.isinf(value) for value, _, _ in runs):
         return math.inf, None, None, "none: no bound in some run"
     if len(runs) == 1:

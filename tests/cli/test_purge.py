@@ -173,9 +173,9 @@ def test_a_study_is_purged_run_by_run(command, tmp_path):
 @pytest.mark.parametrize(
     ("folder", "expired", "code", "said"),
     [
-        ("absent", True, 3, "absent is no folder"),
-        ("file", True, 3, "file is no folder"),
-        ("absent", False, 3, "absent is no folder"),
+        ("absent", True, 3, "absent is not a folder"),
+        ("file", True, 3, "file is not a folder"),
+        ("absent", False, 3, "absent is not a folder"),
         ("empty", False, 3, "nothing to purge in empty"),
         ("empty", True, 0, "nothing to purge below empty"),
     ],

@@ -287,7 +287,7 @@ def test_three_super_nodes_run_lose_one_and_go_on(local, processes, tmp_path):
     said, _ = running.communicate(timeout=400)
     assert running.returncode == 3, said
     assert "did not train in round" in said
-    assert "resume with the same command" in said
+    assert "continues from there" in said
     trace = Trace.open(tmp_path / "deployed" / "trace")
     assert 1 <= len(trace.rounds) < 3
     assert not trace.manifest.complete

@@ -17,9 +17,12 @@ from fedaudit.audits.active_membership import games, patterns
 from fedaudit.audits.active_membership.audit import ActiveMembership, Played
 from fedaudit.audits.active_membership.games import Challenge, Universe
 from fedaudit.audits.active_membership.probe import gain_for
+from fedaudit.federation.local.schedule import Training
+from fedaudit.federation.rounds import Rounds
 from fedaudit.hooks import Hook
 from fedaudit.knowledge.probing.protections import for_clients
 from fedaudit.randomness import Seed
+from fedaudit.trace import MemoryRecorder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -237,7 +240,6 @@ class Games:
         A last group with fewer clients runs alone: federations of a batch have equal shapes.
         """
         from fedaudit.federation.many import run_many
-        from fedaudit.trace import MemoryRecorder
 
         task = adversary.task(classes=self.classes, detectors=detectors)
         n = setups[0][0].shape[1]
@@ -275,9 +277,7 @@ class Games:
         import torch
 
         from fedaudit.federation.engine import Federation
-        from fedaudit.federation.local.schedule import Training
         from fedaudit.federation.local.trainer import ClientData
-        from fedaudit.federation.rounds import Rounds
 
         data, hook, _, address = setup
 

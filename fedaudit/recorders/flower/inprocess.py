@@ -28,7 +28,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedaudit import foreign
+from fedaudit import foreign, settings
 from fedaudit.errors import UsageError
 from fedaudit.files import parse_toml
 from fedaudit.recorders.flower import require
@@ -48,10 +48,7 @@ class InProcessGrid(Grid):
         self, client_app: ClientApp, nodes: int, run_config: Mapping[str, Any] | None = None
     ) -> None:
         require()
-        if nodes < 1:
-            raise UsageError(
-                "a federation needs nodes", expected="at least 1", got=str(nodes), remedy="nodes=4"
-            )
+        settings.require(settings.Count, nodes=nodes, remedy="nodes=4")
         self._app, self._run = client_app, Run.create_empty(RUN)
         self._contexts = {
             FIRST_NODE + i: Context(

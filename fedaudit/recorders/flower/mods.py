@@ -26,6 +26,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.constant import ErrorCode
 
+from fedaudit import settings
 from fedaudit.errors import ConfigError, DataError, UsageError, nearest
 from fedaudit.files import Unreadable, read_toml
 from fedaudit.matching import match_clients
@@ -40,6 +41,7 @@ PARTITION, CLIENT = "partition-id", "client-name"
 """Keys of a node's config: its partition number, and its name in an allocation."""
 NAMED = "allocation"
 """The section of a dp_sgd.toml that names its clients."""
+CORRECT = "correct the run config"
 LAST = "fedaudit-guard"
 """The record of a node's state that holds the model it received last."""
 
@@ -58,13 +60,8 @@ def update_noise_mod(*, clip: float | None = None, noise_multiplier: float | Non
             return reply
         bound = _setting(clip, context, CLIP)
         z = _setting(noise_multiplier, context, MULTIPLIER)
-        if bound <= 0 or z < 0:
-            raise ConfigError(
-                "the noise on updates is out of range",
-                expected=f"{CLIP} above 0 and {MULTIPLIER} of at least 0",
-                got=f"{bound:g} and {z:g}",
-                remedy="correct the run config",
-            )
+        settings.require(settings.Positive, ConfigError, remedy=CORRECT, **{CLIP: bound})
+        settings.require(settings.NonNegative, ConfigError, remedy=CORRECT, **{MULTIPLIER: z})
         received, sent = message.content.array_records, reply.content.array_records
         if len(received) != 1 or len(sent) != 1:
             raise UsageError(
@@ -269,13 +266,7 @@ def guard_mod(
     refuses such a model too. `reports`: a local folder for the report of every model. The check
     does not use the client's records: a mod does not have them.
     """
-    if action not in ("refuse", "warn"):
-        raise UsageError(
-            "the guard has no such action",
-            expected="refuse or warn",
-            got=repr(action),
-            remedy='action="refuse"',
-        )
+    settings.require(Literal["refuse", "warn"], action=action)
     table = None if calibration is None else Calibration.read(calibration)
 
     def guarded(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

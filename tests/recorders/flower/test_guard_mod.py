@@ -69,7 +69,7 @@ def test_a_warning_lets_training_go_on(caplog):
     assert trained
     assert "planted" in caplog.text
     assert "mirrored in 1.weight" in caplog.text
-    with pytest.raises(UsageError, match="refuse or warn"):
+    with pytest.raises(UsageError, match="'refuse' or 'warn'"):
         guard_mod(action="stop")
 
 
