@@ -21,7 +21,7 @@ def table(path, text):
 
 
 def test_a_table_with_rounds_and_one_without_a_head(tmp_path):
-    with_head = plan.of_table(
+    with_head = plan.queries_of_table(
         table(tmp_path / "a.csv", "round,ann,bob,cy\n1,1,1,0\n1,0,1,1\n2,1,0.5,1\n")
     )
     assert with_head.names == ("ann", "bob", "cy")
@@ -29,7 +29,7 @@ def test_a_table_with_rounds_and_one_without_a_head(tmp_path):
         1: [[1, 1, 0], [0, 1, 1]],
         2: [[1, 0.5, 1]],
     }
-    bare = plan.of_table(table(tmp_path / "b.csv", "1;1;0\n\n0;1;1\n"))
+    bare = plan.queries_of_table(table(tmp_path / "b.csv", "1;1;0\n\n0;1;1\n"))
     assert bare.names == ("client-00", "client-01", "client-02")
     assert bare.rounds[1].tolist() == [[1, 1, 0], [0, 1, 1]]
 
@@ -62,7 +62,7 @@ def test_one_more_query_is_judged_before_it_is_asked(tmp_path):
     assert (first.rank, first.recoverable, first.support.value) == (1, (2,), 1)
     last = plan.check(file, add=("0", "1", "2", "3")).added
     assert (last.rank, last.recoverable) == (0, ())
-    with pytest.raises(UsageError, match="no client"):
+    with pytest.raises(UsageError, match="not a client"):
         plan.check(file, add=("zoe",))
     with pytest.raises(UsageError, match="no round 7"):
         plan.check(file, add=("a",), add_to=7)
@@ -113,7 +113,7 @@ def test_tables_that_are_none_are_refused_by_line(text, words, tmp_path):
 
 
 def test_what_is_not_there_and_what_has_no_sums(tmp_path):
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="cannot read"):
         plan.check(tmp_path / "none.csv")
     config = {
         "data": {"name": "gaussian-mixture", "records": 120},
@@ -223,7 +223,7 @@ def test_a_plan_that_was_written_is_read_and_checked_as_it_is(designs, tmp_path)
     assert len(found.rounds) == 20
     assert {p.min_support for p in found.rounds.values()} == {5}
     assert found.stacked.rank == fresh.rank
-    with pytest.raises(DataError, match="cannot be written"):
+    with pytest.raises(DataError, match="cannot write"):
         plan.write_table(tmp_path / "no" / "plan.csv", fresh.plan)
 
 

@@ -55,11 +55,11 @@ def test_roc_is_logarithmic_with_chance_as_diagonal():
 
 def test_updates_on_the_map_of_survival():
     drawn = figure("survival", SURVIVAL)
-    assert "1 of 3 updates are cancelled" in drawn.words
-    assert "no easier to find" in drawn.words
+    assert "cancel 1 of 3 updates" in drawn.words
+    assert "not easier to find" in drawn.words
     assert drawn.svg.count("h0") == 3
     fine = {k: v[:1] for k, v in SURVIVAL.items()}
-    assert figure("survival", fine).words == "0 of 1 updates are cancelled by the others."
+    assert figure("survival", fine).words == "The other updates cancel 0 of 1 updates."
 
 
 def test_the_map_is_the_closed_form():

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from fedaudit.reporting.chapter import Chapter
-from fedaudit.reporting.environment import code, said
+from fedaudit.reporting.environment import code, escape_markdown
 from fedaudit.reporting.findings import judge_all
 from fedaudit.reporting.machine import FORMAT, machine
 from fedaudit.reporting.markdown import markdown
@@ -113,7 +113,7 @@ def test_hostile_text_stays_text_in_markdown():
     assert not re.search(r"(?<!\\)\[a", text)
     assert "@team" not in text
     assert not re.search(r"^# z", text, re.MULTILINE)
-    assert said("a|b") == "a\\|b"
+    assert escape_markdown("a|b") == "a\\|b"
     assert code("a`b") == "`` a`b ``"
 
 

@@ -133,5 +133,5 @@ def test_lines_with_intervals_and_chance():
         "one: 0.7 [0.6, 0.8]",
     ]
     assert "chance" in [t.text for t in root.iter(SVG + "text")]
-    with pytest.raises(ValueError, match="points"):
+    with pytest.raises(ValueError, match="at least one point"):
         plots.lines([], x_label="x", y_label="y")

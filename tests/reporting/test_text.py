@@ -8,7 +8,15 @@ from rich.console import Console
 
 from fedaudit.reporting.chapter import Chapter
 from fedaudit.reporting.findings import judge_all
-from fedaudit.reporting.text import aligned, cell, headline, show, show_study, unbroken, wrappable
+from fedaudit.reporting.text import (
+    align_column,
+    cell,
+    headline,
+    longest_word,
+    show,
+    show_study,
+    wrappable,
+)
 from fedaudit.results import AuditResult, Estimate, Need, Underpowered
 
 SUMMARY = {"federation": "3 clients, 2 rounds, fedavg on a star topology", "model": "mlp"}
@@ -206,14 +214,14 @@ def test_no_evidence_says_what_would_have_been_seen():
 
 
 def test_no_word_of_a_name_is_broken():
-    assert unbroken(["active_membership: success", "a"]) == len("active_membership:")
-    assert unbroken(["x" * 90], most=30) == 30
-    assert unbroken([]) == 0
+    assert longest_word(["active_membership: success", "a"]) == len("active_membership:")
+    assert longest_word(["x" * 90], most=30) == 30
+    assert longest_word([]) == 0
     assert wrappable("active_membership: success_rate") == "active membership: success_rate"
 
 
 def test_cells_of_a_column_are_comparable():
-    assert aligned([0.002, 0.00041, None]) == ["0.00200", "0.00041", ""]
-    assert aligned([0.5, 0.25]) == ["0.500", "0.250"]
-    assert aligned([1e-9, 0.5]) == ["1e-09", "0.500"]
-    assert aligned([0.0, 0.0005, 3]) == ["0.00000", "0.00050", "3"]
+    assert align_column([0.002, 0.00041, None]) == ["0.00200", "0.00041", ""]
+    assert align_column([0.5, 0.25]) == ["0.500", "0.250"]
+    assert align_column([1e-9, 0.5]) == ["1e-09", "0.500"]
+    assert align_column([0.0, 0.0005, 3]) == ["0.00000", "0.00050", "3"]

@@ -184,6 +184,17 @@ def test_a_statement_names_the_worst_clients_first():
     assert "no evidence for 1 of 10 clients: client 10: has no value" in said
 
 
+def test_a_value_that_keeps_what_its_interval_breaks_is_told():
+    near = LimitReading(bound=0.4, limit=0.35, estimate=E)
+    assert statement(check("failed", readings=(near,))) == (
+        "upper bound 0.4 breaks at most 0.35 (measured 0.3 [0.2, 0.4] at 95 %, chance 0.25, "
+        "n = 50). The measured value keeps the limit, its interval does not: more evidence may "
+        "help (`fedaudit power`)"
+    )
+    beyond = statement(check("failed", readings=(replace(near, limit=0.29),)))
+    assert "more evidence" not in beyond
+
+
 def test_all_clients_that_keep_a_limit_are_one_sentence():
     readings = tuple(LimitReading(who=f"client {i}", bound=i / 10, limit=1.0) for i in range(1, 4))
     said = statement(check("passed", readings=readings))
