@@ -1,4 +1,4 @@
-"""The other forms of a report: Markdown for people, JSON for machines."""
+"""The report as Markdown and as JSON."""
 
 import json
 import math
@@ -76,7 +76,7 @@ def test_the_table_has_a_row_per_question_and_a_column_per_variant():
     assert "`ab12`" in text
 
 
-def test_what_a_blind_attack_guessed_is_listed():
+def test_guesses_of_a_blind_attack_are_listed():
     row = AuditResult(
         audit="fingerprint",
         question="Can it?",
@@ -92,7 +92,7 @@ def test_what_a_blind_attack_guessed_is_listed():
     assert "listed below" in text
 
 
-def test_notes_and_held_out_figures_reach_a_pull_request():
+def test_notes_and_held_out_metrics_are_in_the_markdown():
     summary = {"data": "patients.csv", "noted": "values were filled", "held out": "loss 2.7"}
     text = markdown([chapter(summary=summary)])
     assert text.count("values were filled") == 1
@@ -117,7 +117,7 @@ def test_hostile_text_stays_text_in_markdown():
     assert code("a`b") == "`` a`b ``"
 
 
-def test_machines_get_strict_json_with_everything():
+def test_json_is_strict_and_complete():
     def refuse(word):
         raise AssertionError(word)
 
@@ -135,7 +135,7 @@ def test_machines_get_strict_json_with_everything():
             assert told["rules"][f["rule"].partition(":")[0]]["verdict"] == f["verdict"]
 
 
-def test_a_guarantee_that_is_no_number_is_left_open():
+def test_a_guarantee_that_is_not_a_number_is_null():
     odd = replace(chapter(), guarantees={"x": {"a": {"epsilon": math.nan, "list": (1, -math.inf)}}})
     told = json.loads(machine([odd]))["chapters"][0]["guarantees"]["x"]["a"]
     assert told == {"epsilon": None, "list": [1, "-inf"]}

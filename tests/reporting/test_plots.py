@@ -1,4 +1,4 @@
-"""Figures: everything stands where its number is, and the file stays small and well-formed."""
+"""Figures: marks are at their values, files are small and well-formed."""
 
 import math
 import re
@@ -53,7 +53,7 @@ def test_an_axis_around_values():
     assert (log.low, log.high) == pytest.approx((1 / 1.2, 120.0))
 
 
-def test_points_stand_where_their_numbers_are():
+def test_points_are_at_their_values():
     x, y = PlotAxis("x", 0.0, 10.0), PlotAxis("y", 1.0, 100.0, log=True)
     svg = plots.draw(x, y, [plots.Dots("", ((5.0, 10.0), (10.0, 0.1), (1.0, math.nan)))])
     # 640 x 360 with margins 70, 16, 16, 48: the middle and the lower right corner, and no third

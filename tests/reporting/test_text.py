@@ -1,4 +1,4 @@
-"""The terminal report: readable at 80 columns, plain when piped, complete."""
+"""The terminal report: complete, fits 80 columns, no control codes when piped."""
 
 import io
 from dataclasses import replace
@@ -71,7 +71,7 @@ def test_one_line_per_finding_with_value_interval_baseline_source():
     assert [line for line in wide if line.startswith("LEAK") and headline(first) in line]
 
 
-def test_everything_is_there():
+def test_the_report_is_complete():
     text = " ".join(printed().split())
     for piece in (
         "3 clients, 2 rounds",
@@ -107,7 +107,7 @@ def test_names_are_text_and_not_markup():
         assert piece in out.getvalue()
 
 
-def test_a_foreign_trace_cannot_drive_the_terminal():
+def test_a_foreign_trace_cannot_control_the_terminal():
     evil = "a\x1b[2J\x07\x9bb\rc"
     row = AuditResult(
         audit=evil,
@@ -203,7 +203,7 @@ def test_one_chapter_is_printed_as_before():
     assert "per client" not in printed_study([only], details=False)
 
 
-def test_no_evidence_says_what_would_have_been_seen():
+def test_no_evidence_states_the_smallest_detectable_leak():
     e = Estimate(value=0.1, low=0.02, high=0.3, n=40, baseline=0.05, method="Wilson")
     rows = [replace(results()[0], estimates={"accuracy": e}, per_client={}, detectable=0.15)]
     chapters = [replace(c, findings=judge_all(rows), results=rows, notices=()) for c in study()]

@@ -176,10 +176,9 @@ class Search:
         try:
             chosen, confirmed = self._confirm(kept, chosen, rejected)
             self._fill_curve(curve)
-            if not kept and (
-                kept := self._candidates()
-            ):  # a point that was drawn for the curve alone
-                chosen, confirmed = self._confirm(kept, kept[0], rejected)
+            if not kept:
+                kept = self._candidates()  # a point of the curve may keep all limits
+                chosen, confirmed = self._confirm(kept, kept[0] if kept else None, rejected)
         except OutOfTime:
             stopped = stopped or self._budget_text()
         clash = conflicts(list(self.points.values())) if not kept else ()

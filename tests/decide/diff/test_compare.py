@@ -1,4 +1,4 @@
-"""What changed between two runs: by the interval of the difference, and only of one federation."""
+"""Differences of two runs: MOVER intervals, Holm's correction, verdicts, lost evidence."""
 
 import json
 import math
@@ -94,7 +94,7 @@ def test_intervals_that_overlap_may_still_differ():
     assert p < 0.05
 
 
-def test_the_error_is_below_a_twentieth_exactly_when_zero_is_outside():
+def test_p_is_below_five_percent_exactly_if_the_interval_excludes_zero():
     rng = np.random.default_rng(0)
     for _ in range(300):
         n, m = rng.integers(5, 200, size=2)
@@ -107,7 +107,7 @@ def test_the_error_is_below_a_twentieth_exactly_when_zero_is_outside():
             assert (p < 0.05) == (low > 0 or high < 0), (a, b)
 
 
-def test_no_difference_is_called_one_at_most_at_the_stated_rate():
+def test_false_differences_stay_below_the_stated_rate():
     rng = np.random.default_rng(1)
     wrong = 0
     for _ in range(3000):
@@ -147,7 +147,7 @@ def test_a_run_does_not_differ_from_itself(plain_run):
     assert all(x.worse == x.better == 0 for x in c.clients)
 
 
-def test_what_got_worse_is_worse_and_the_way_back_is_better(plain_run):
+def test_a_change_is_worse_and_its_reverse_better(plain_run):
     low = evidence(plain_run, linkage_accuracy=share(20, 100))
     high = evidence(plain_run, linkage_accuracy=share(80, 100))
     assert of(compare(low, high), "linkage_accuracy").change == "worse"
@@ -158,7 +158,7 @@ def test_what_got_worse_is_worse_and_the_way_back_is_better(plain_run):
     assert not compare(high, low).worse
 
 
-def test_a_headline_counts_down_where_less_is_worse(plain_run):
+def test_a_lower_headline_is_worse_if_less_is_a_leak(plain_run):
     base = run_evidence(plain_run)
     head = Estimate(value=5, low=5, high=5, n=3, confidence=1.0, baseline=3)
     made = AuditResult(
@@ -184,7 +184,7 @@ def test_a_headline_counts_down_where_less_is_worse(plain_run):
 
 
 def verdict(base, kind="fingerprint", *, head=None, missing=None, protections=None, bounds=None):
-    """Evidence with one result: an estimate against chance at 0.25, or why there is none."""
+    """Evidence with one result: an estimate with chance 0.25, or a missing need."""
     made = AuditResult(
         audit=kind,
         question="?",
@@ -207,7 +207,7 @@ FEW = Need(code="too_few_rounds", what="linking needs two rounds", remedy="run m
 UNSEEN = Need(code="no_single_updates", what="whatever the words are")
 
 
-def test_verdicts_are_ranked_and_evidence_that_is_lost_is_worse(plain_run):
+def test_verdicts_are_ranked_and_lost_evidence_is_worse(plain_run):
     base = run_evidence(plain_run)
     sides = {
         "disagreement": verdict(base, head=LEAK, bounds=BEYOND),
@@ -248,7 +248,7 @@ def test_verdicts_are_ranked_and_evidence_that_is_lost_is_worse(plain_run):
 
 
 def test_taking_a_shuffle_away_is_worse_whatever_the_numbers_say(plain_run, tmp_path):
-    """Linked at 100 % behind a shuffler, known by name without: the numbers alone are the same."""
+    """100 % with a shuffler and 100 % without: only the verdict differs."""
     run_one(SMALL | {"protections": {}}, tmp_path / "bare")
     (found,) = diff(plain_run, tmp_path / "bare")
     assert found.worse
@@ -324,7 +324,7 @@ def test_a_measure_of_unknown_direction_has_changed(plain_run):
 
 
 def test_many_estimates_are_corrected_together(plain_run):
-    """One difference at p = 0.03 among twenty is what chance gives."""
+    """One difference at p = 0.03 among twenty is expected by chance."""
     quiet = {f"linkage_accuracy (m{i})": share(30, 100) for i in range(20)}
     a = evidence(plain_run, **quiet)
     b = evidence(plain_run, **{**quiet, "linkage_accuracy (m3)": share(45, 100)})
@@ -370,7 +370,7 @@ def test_an_empty_section_is_a_setting_too():
     assert changed_settings(first, first) == []
 
 
-def test_clients_go_by_number_unless_named(plain_run, tmp_path):
+def test_clients_are_numbered_unless_names_are_requested(plain_run, tmp_path):
     other = Path(shutil.copytree(plain_run, tmp_path / "other"))
     file = other / "results" / "fingerprint.json"
     raw = json.loads(file.read_text())

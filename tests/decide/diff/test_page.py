@@ -1,4 +1,4 @@
-"""A comparison in words and for machines."""
+"""Terminal text and JSON of a comparison."""
 
 import io
 import json
@@ -56,13 +56,13 @@ MIXED = Comparison(
 )
 
 
-def test_what_did_not_change_is_counted_and_shown_when_asked_for():
+def test_unchanged_estimates_are_counted_and_shown_on_request():
     assert "purity" not in shown(MIXED)
     assert "1 other estimates unchanged" in shown(MIXED)
     assert "purity" in shown(MIXED, everything=True)
 
 
-def test_every_kind_of_change_is_said():
+def test_the_text_names_every_kind_of_change():
     text = shown(MIXED)
     assert "+0.4 [0.3, 0.5]" in text
     assert "-0.4 [-0.5, -0.3]" in text
@@ -99,7 +99,7 @@ def test_json_is_strict_where_epsilon_is_infinite():
     assert c["epsilon"][0]["first"] == [1.0, "inf"]
 
 
-def test_chance_stands_beside_every_measure():
+def test_every_measure_shows_its_chance_level():
     one, other = replace(A, baseline=0.25), replace(B, baseline=0.125)
     same = replace(difference("worse"), first=one, second=replace(B, baseline=0.25))
     apart = replace(difference("worse", "rand"), first=one, second=other)

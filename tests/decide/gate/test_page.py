@@ -1,4 +1,4 @@
-"""JUnit, SARIF, JSON and terminal text of a gate: the shapes that other tools read."""
+"""JUnit, SARIF, JSON and terminal text of a gate."""
 
 import io
 import json
@@ -97,7 +97,7 @@ def test_junit_says_what_was_found(mixed):
 
 
 def test_junit_holds_any_text():
-    """Names come from users: markup and control characters must not tear the file."""
+    """Users choose names: markup and control characters must not break the file."""
     name = 'a <b> & "c"\x00\x1b ]]> ü'
     made = Gate(
         run="r", policy="p", policy_sha256="0" * 64, version="0", checks=(check("failed", name),)
@@ -113,7 +113,7 @@ KINDS = ("pass", "open", "informational", "notApplicable", "review", "fail")
 
 
 def assert_sarif(log):
-    """The parts of the 2.1.0 schema that a log of ours uses: required keys, enumerations, types."""
+    """Check the parts of the 2.1.0 schema that our logs use: required keys, enumerations, types."""
     assert log["version"] == "2.1.0"
     assert log["$schema"].endswith("sarif-2.1.0.json")
     assert set(log) <= {"$schema", "version", "runs", "properties"}
@@ -184,7 +184,7 @@ def test_a_statement_names_the_worst_clients_first():
     assert "no evidence for 1 of 10 clients: client 10: has no value" in said
 
 
-def test_a_value_that_keeps_what_its_interval_breaks_is_told():
+def test_the_text_says_if_only_the_interval_breaks_the_limit():
     near = LimitReading(bound=0.4, limit=0.35, estimate=E)
     assert statement(check("failed", readings=(near,))) == (
         "upper bound 0.4 breaks at most 0.35 (measured 0.3 [0.2, 0.4] at 95 %, chance 0.25, "

@@ -1,4 +1,4 @@
-"""From limits to the cheapest protection: found, written, confirmed on fresh seeds; or why not."""
+"""`harden` finds, writes and confirms the cheapest protection, or says which limits conflict."""
 
 import json
 import math
@@ -40,7 +40,7 @@ CHEAP = "accuracy_loss <= 2 points"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """One folder for all searches of this file: what one has measured the next one finds."""
+    """One folder for all searches of this file, which share their cells."""
     return tmp_path_factory.mktemp("harden")
 
 
@@ -51,7 +51,7 @@ def searched(folder, *lines, config=SMALL, **options):
 
 @pytest.fixture(scope="module")
 def private(folder):
-    """DP-SGD for an epsilon, by the faster accountant."""
+    """DP-SGD for an epsilon, with the faster accountant."""
     config = {**SMALL, "protections": {"dp_sgd": {"accountant": "rdp"}}}
     lines = ("epsilon <= 6 per record", "accuracy_loss <= 0.9")
     done = searched(folder, *lines, config=config, only=["dp_sgd"])
@@ -67,7 +67,7 @@ def found(folder):
 # -- limits that can be kept ---------------------------------------------------------------------
 
 
-def test_the_way_that_leaves_nothing_to_link_costs_nothing_and_is_chosen(found):
+def test_a_secure_sum_leaves_nothing_to_link_and_is_chosen(found):
     assert found.succeeded
     assert found.confirmed.label == choices.SUMMED
     assert found.confirmed.trusted == ("the aggregator",)
@@ -78,14 +78,14 @@ def test_the_way_that_leaves_nothing_to_link_costs_nothing_and_is_chosen(found):
     assert codes["fingerprint.linkage_accuracy"] == "nothing_left"
 
 
-def test_names_on_every_update_are_no_protection_against_linking(found):
+def test_named_updates_break_a_limit_on_linkage(found):
     (check,) = [c for c in found.points[0].checks if c.metric.startswith("fingerprint")]
     assert check.status == "failed"
     (reading,) = check.readings
     assert reading.bound == 1.0
 
 
-def test_the_choice_is_measured_on_seeds_that_the_search_had_not_seen(found, folder):
+def test_the_choice_is_measured_on_fresh_seeds(found, folder):
     seen = {f for p in found.points for f in p.folders}
     assert not seen & set(found.confirmed.folders)
     seeds = [
@@ -110,7 +110,7 @@ def test_the_written_config_runs_and_passes_the_written_policy(found, folder, tm
 def test_a_policy_that_was_written_for_a_protection_fails_without_it(
     found, folder, tmp_path, in_process
 ):
-    """Nothing that is missing because nothing protects it may be let go by name."""
+    """The written policy allows only `accuracy_loss` to be missing."""
     assert load_policy(folder / "policy.toml").allow_missing == ("accuracy_loss",)
     bare = load(folder / "hardened.toml").raw | {"protections": {}}
     study.run(bare, tmp_path / "run")
@@ -121,13 +121,13 @@ def test_a_policy_that_was_written_for_a_protection_fails_without_it(
 
 
 def test_noise_is_not_tried_on_names(found):
-    """No level of noise hides a name: the search gives the ladder up at once."""
+    """Noise does not hide names, so the search does not try it."""
     unprotected = found.points[0]
     named = run_evidence(Path(found.path) / "cells" / unprotected.folders[0])
     assert "known outright" in limits.why_noise_cannot_help(unprotected.checks, [named])
 
 
-def test_an_epsilon_is_met_by_the_accountant_at_the_foot_of_its_ladder(private, tmp_path):
+def test_the_lowest_level_of_a_ladder_meets_the_epsilon(private, tmp_path):
     done, written = private
     assert done.succeeded
     # one level is enough: the noise was known before anything was trained
@@ -157,7 +157,7 @@ def test_a_ladder_is_halved_to_the_least_noise_that_keeps_the_risk(folder):
 
 
 def test_candidates_that_do_not_hold_on_fresh_seeds_are_not_confirmed(folder, monkeypatch):
-    """A limit that luck kept in the search: fresh figures decide."""
+    """The search keeps a limit by luck; the figures on fresh seeds decide."""
     inside = Search._point
 
     def lucky(self, choice, measured):
@@ -179,7 +179,7 @@ def test_candidates_that_do_not_hold_on_fresh_seeds_are_not_confirmed(folder, mo
 # -- limits that cannot --------------------------------------------------------------------------
 
 
-def test_limits_that_cannot_be_kept_together_are_named_with_the_nearest_that_can(folder):
+def test_conflicting_limits_are_named_with_the_nearest_protection(folder):
     done = searched(folder, "epsilon <= 0.05", CHEAP, only=["dp_sgd"])
     assert not done.succeeded
     assert done.conflicts == (("epsilon", "accuracy_loss"),)
@@ -202,7 +202,7 @@ def test_of_several_variants_the_base_is_hardened_and_the_output_says_so(found, 
     assert "Not tried: [compare] 'noisy', 'DP'" in text
 
 
-def test_a_cost_that_is_not_known_comes_last(found, folder):
+def test_an_unknown_cost_comes_last(found, folder):
     runner = CellRunner(folder, workers=1, budget=None, progress=lambda *_: None)
     search = Search(load(SMALL), limits.load_limits(None, [LINKS]), runner, 1, [])
     (hidden,) = (p for p in found.points if p.met)
@@ -220,7 +220,7 @@ def test_a_cost_that_is_not_known_comes_last(found, folder):
 # -- the seed --------------------------------------------------------------------------------------
 
 
-def test_neither_names_nor_written_configs_tell_the_seed(found, folder, private):
+def test_neither_cell_names_nor_written_configs_reveal_the_seed(found, folder, private):
     _, written = private
     assert "seed" not in written["hardened.toml"]
     folders = [f for p in found.points for f in p.folders]
@@ -248,7 +248,7 @@ def test_a_folder_with_another_seed_is_not_taken_for_the_same_run(found, folder)
         assert number(runner, seed=123456) == new
 
 
-def test_the_number_of_a_cell_without_its_truth_is_not_given_again(tmp_path):
+def test_the_number_of_a_cell_without_truth_is_not_reused(tmp_path):
     (tmp_path / "cells" / "0123456789abcdef-3").mkdir(parents=True)
     runner = CellRunner(tmp_path, workers=1, budget=None, progress=lambda *_: None)
     assert runner.folder(load(SMALL)).name.endswith("-4")
@@ -280,7 +280,7 @@ def test_contradictions_and_unknown_names_are_refused_before_anything_runs(tmp_p
 # -- resuming and time ---------------------------------------------------------------------------
 
 
-def test_a_search_that_was_stopped_goes_on_and_ends_the_same(found, tmp_path):
+def test_a_stopped_search_resumes_and_ends_the_same(found, tmp_path):
     def stop(stage, done, total, note):
         if done == 2:
             raise KeyboardInterrupt
@@ -315,7 +315,7 @@ def test_a_spent_budget_reports_what_is_known_and_claims_nothing_unconfirmed(fou
     assert json.loads((tmp_path / "harden.json").read_text("utf-8"))["succeeded"] is False
 
 
-def test_no_cell_is_begun_that_the_budget_has_no_time_for(tmp_path):
+def test_no_cell_starts_that_the_budget_cannot_finish(tmp_path):
     now = [0.0]
     notes = []
 
@@ -476,7 +476,7 @@ def test_noise_by_size_spends_what_uniform_noise_would(tmp_path):
     assert np.argmax(z) == np.argmax(search.prepared(3).sizes)
 
 
-def test_what_the_config_already_has_is_tried_as_it_is():
+def test_the_configs_own_protections_are_a_transport():
     own = {"clip": {"bound": 1.0}, "shuffle": {}}
     found = choices.transports(load({**SMALL, "protections": own}))
     assert [w.name for w in found] == ["unprotected", "shuffle", "secure sum", "as configured"]
@@ -505,7 +505,7 @@ def test_ladders_that_cannot_give_the_promise_are_left_out_with_the_reason():
 
 
 def with_persons(folder, *, shared=False):
-    """A federation of two owners with two records a person; `shared`: some with both owners."""
+    """Two owners, two records per person; `shared`: some persons are with both owners."""
     rng = np.random.default_rng(2)
     rows = ["person,owner,a,b,label"]
     for i in range(160):
@@ -520,7 +520,7 @@ def with_persons(folder, *, shared=False):
     return {**SMALL, "data": data, "partition": {"kind": "by_owner"}, "federation": {"rounds": 2}}
 
 
-def test_where_the_data_name_persons_noise_is_for_persons(tmp_path):
+def test_noise_covers_persons_if_the_data_name_them(tmp_path):
     config = with_persons(tmp_path)
     links = limits.load_limits(None, [LINKS])
     ladders, _ = choices.ladders(load(config), links)
@@ -551,7 +551,7 @@ def test_the_written_config_keeps_the_person_and_its_epsilon_has_a_unit(tmp_path
     assert limits.promise_text([]) == ""
 
 
-def test_dp_sgd_trusts_the_clients_own_code_and_counts_nobody_else_for_it():
+def test_dp_sgd_trusts_only_the_clients_own_code():
     made = {"dp_sgd": {"noise_multiplier": 1.0}, "shuffle": {}}
     assert choices.trusted_parties(made) == ("the client's own code", "the shuffler")
     assert choices.trusted_parties({}) == ()
@@ -559,7 +559,7 @@ def test_dp_sgd_trusts_the_clients_own_code_and_counts_nobody_else_for_it():
     assert choices.count_others(choices.trusted_parties({"dp_sgd": {}})) == 0
 
 
-def test_a_loss_of_accuracy_is_told_in_the_points_that_it_was_asked_for():
+def test_a_limit_on_accuracy_loss_is_stated_in_points():
     (limit,) = limits.load_limits(None, ["accuracy_loss <= 15 points"]).limits
     assert limit_text(limit) == "at most 15 points"
     (limit,) = limits.load_limits(None, ["accuracy_loss <= 0.7 %"]).limits
@@ -593,7 +593,7 @@ def linked(code, **protections):
     return Evidence(path=Path(), results=results, config={"protections": protections})
 
 
-def test_nothing_left_to_link_is_a_rule_about_updates_that_nobody_sees():
+def test_nothing_is_left_to_link_if_no_single_update_is_visible():
     limit = "fingerprint.linkage_accuracy"
     hidden = "no_single_updates"
     assert nothing_to_link(limit, [linked(hidden, secure_sum={})])
@@ -610,7 +610,7 @@ def test_nothing_left_to_link_is_a_rule_about_updates_that_nobody_sees():
     assert not nothing_to_link(other, [linked(hidden, secure_sum={})])
 
 
-def test_a_verdict_on_every_audit_goes_by_the_same_rule():
+def test_a_limit_on_all_verdicts_uses_the_same_rule():
     policy = load_policy({"limit": [{"metric": "verdict"}]})
     hidden = linked("no_single_updates", secure_sum={})
     (check,) = limits.check_limits(policy, [hidden], "no loss")
@@ -620,7 +620,7 @@ def test_a_verdict_on_every_audit_goes_by_the_same_rule():
     assert (check.status, check.run, check.code) == ("missing", "run 1 of 2", "senders_known")
 
 
-def test_noise_does_not_make_records_or_rounds():
+def test_noise_does_not_help_an_underpowered_audit():
     def lacking(metric, why, code=""):
         return LimitCheck(
             limit="x", metric=metric, rule="", status="missing", missing=why, code=code

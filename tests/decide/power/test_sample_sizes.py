@@ -1,4 +1,4 @@
-"""What a run's results rest on, what they would have shown, and what a wanted leak takes."""
+"""Sample sizes of a run, its smallest detectable leak, and the size that a wanted leak needs."""
 
 import json
 import shutil
@@ -55,7 +55,7 @@ def store(run, result):
 
 
 def linked(run, rows):
-    """A copy of the run whose clients have so many links found, of so many."""
+    """A copy of the run with the given numbers of found links per client."""
     made = run_evidence(run).results["fingerprint"]
     per_client = {
         client: {"links": n, "found": k}
@@ -112,8 +112,8 @@ def test_links_are_counted_and_turned_into_rounds(finished, tmp_path):
     assert need.enough is False
 
 
-def test_the_smallest_leak_of_a_report_is_the_one_that_is_seen_every_second_time(tmp_path):
-    """Two figures, one test: what has to be measured, and what has to be true."""
+def test_the_report_states_the_leak_that_is_detected_in_half_of_all_runs(tmp_path):
+    """The report states a measured value, `power` a true one."""
     raw = SMALL | {"federation": {"clients": 8, "rounds": 8}, "audits": {"fingerprint": {}}}
     study.run(raw, tmp_path / "run")
     result = run_evidence(tmp_path / "run").results["fingerprint"]
@@ -243,7 +243,7 @@ def test_what_cannot_be_planned_is_refused(finished, tmp_path):
         ("rate", 2.0),
     ],
 )
-def test_an_aim_that_makes_no_sense_is_refused(key, value):
+def test_an_invalid_aim_is_refused(key, value):
     with pytest.raises(UsageError):
         Aim(**{key: value})
 
