@@ -1,17 +1,14 @@
-"""The report as Markdown and as JSON."""
+"""The report as Markdown."""
 
-import json
 import math
 import re
-from dataclasses import replace
 
 from fedaudit.reporting.chapter import Chapter
 from fedaudit.reporting.environment import code, escape_markdown
 from fedaudit.reporting.findings import judge_all
-from fedaudit.reporting.machine import FORMAT, machine
 from fedaudit.reporting.markdown import markdown
 from fedaudit.reporting.rules import RULES
-from fedaudit.results import NO_TRUTH, AuditResult, Estimate, Finding, Need
+from fedaudit.results import NO_TRUTH, AuditResult, Estimate, Need
 
 
 def chapter(variant="unprotected", value=0.7, **more):
@@ -115,27 +112,3 @@ def test_hostile_text_stays_text_in_markdown():
     assert not re.search(r"^# z", text, re.MULTILINE)
     assert escape_markdown("a|b") == "a\\|b"
     assert code("a`b") == "`` a`b ``"
-
-
-def test_json_is_strict_and_complete():
-    def refuse(word):
-        raise AssertionError(word)
-
-    told = json.loads(machine(study()), parse_constant=refuse)
-    assert (told["format"], told["version"]) == (FORMAT, 2)
-    first, second = told["chapters"]
-    assert (first["federation"], first["variant"]) == ("digits", "unprotected")
-    assert first["guarantees"]["dp_sgd"]["client 1"]["epsilon"] == "inf"
-    assert first["evidence"] == {"trace sha256": "ab12"}
-    for given, chapter_ in zip((first, second), study(), strict=True):
-        assert [Finding.from_dict(f) for f in given["findings"]] == list(chapter_.findings)
-        back = [AuditResult.from_json(json.dumps(r)) for r in given["results"]]
-        assert back == list(chapter_.results)
-        for f in given["findings"]:
-            assert told["rules"][f["rule"].partition(":")[0]]["verdict"] == f["verdict"]
-
-
-def test_a_guarantee_that_is_not_a_number_is_null():
-    odd = replace(chapter(), guarantees={"x": {"a": {"epsilon": math.nan, "list": (1, -math.inf)}}})
-    told = json.loads(machine([odd]))["chapters"][0]["guarantees"]["x"]["a"]
-    assert told == {"epsilon": None, "list": [1, "-inf"]}
