@@ -94,7 +94,7 @@ def guard_command(
             typer.echo(json.dumps([_plain(s) for s in found.seen], indent=1, allow_nan=False))
         else:
             _show_trace(found)
-        flagged, unsaid = bool(found.flagged), bool(found.unsaid)
+        flagged, unsaid = bool(found.flagged), bool(found.undecided)
     if flagged:
         raise typer.Exit(FLAGGED)
     if unsaid:
@@ -107,7 +107,7 @@ def _plain(s: Seen) -> dict[str, Any]:
 
 
 def _show_trace(found: ReceivedModels) -> None:
-    seen, flagged, unsaid = found.seen, found.flagged, found.unsaid
+    seen, flagged, unsaid = found.seen, found.flagged, found.undecided
     clients = len({s.party for s in seen})
     rounds = len({s.round for s in seen})
     typer.echo(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fedaudit.audits.query_plan import PlanAudit
-    from fedaudit.decide.query_plans import Checked, Designs
+    from fedaudit.decide.query_plans import Designs, PlanCheck
     from fedaudit.results import Estimate
     from fedaudit.stats.plan_design import Needed
 
@@ -144,7 +144,7 @@ def _columns(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(line(row) for row in rows)
 
 
-def _show_check(checked: Checked) -> None:
+def _show_check(checked: PlanCheck) -> None:
     head = ("round", "queries", "rank", "recoverable", "smallest group", "condition")
     rows: list[tuple[str, ...]] = [head]
     alike: list[tuple[list[int], tuple[str, ...]]] = []
@@ -190,7 +190,7 @@ def _figures(p: PlanAudit) -> tuple[str, ...]:
     )
 
 
-def _verdict(checked: Checked) -> str:
+def _verdict(checked: PlanCheck) -> str:
     worst = checked.smallest
     if worst.min_support < checked.threshold:
         who = ", ".join(checked.names[k] for k in worst.smallest)
@@ -220,8 +220,8 @@ def _verdict(checked: Checked) -> str:
     )
 
 
-def _kept(checked: Checked) -> bool:
-    """Whether certainly no group below the threshold is exposed, also by one more query."""
+def _kept(checked: PlanCheck) -> bool:
+    """Whether no group below the threshold is exposed, for certain; one more query included."""
     floors = [checked.floor]
     if checked.added is not None:
         floors.append(checked.added.support.floor)

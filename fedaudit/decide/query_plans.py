@@ -1,9 +1,8 @@
-"""Query plans before and after they are asked: `check` a ledger or a table, `design` a plan.
+"""Query plans of secure aggregation: `check` recorded or planned queries, `design` a plan.
 
-A table is a CSV file with one row per query and one column per client (1 where the client is in the
-query, 0 where it is not, or a weight). A column `round` says which queries belong together; the
-other columns of a ledger (`query`, `answered`, `reason`, `bytes_up`, `bytes_down`, `seconds`) are
-understood and need not be there.
+A table is a CSV file with one row per query and one column per client: 1 if the client is in the
+query, 0 if not, or a weight. The column `round` groups queries. The other columns of a ledger
+(`query`, `answered`, `reason`, `bytes_up`, `bytes_down`, `seconds`) are optional.
 """
 
 from __future__ import annotations
@@ -13,16 +12,18 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge
 
 from fedaudit.arrays import Floats
 from fedaudit.audits.query_plan import PlanAudit, aligned, audit_plan
 from fedaudit.errors import DataError, NotApplicable, UsageError, nearest
 from fedaudit.files import Unreadable, read_text
 from fedaudit.results import Estimate
+from fedaudit.settings import AtLeastTwo, Count, require
 from fedaudit.stats import plan_design, query_plans
 from fedaudit.stats.intervals import mean
 from fedaudit.stats.query_algebra import Addition, added_by
@@ -31,15 +32,15 @@ from fedaudit.trace import SERVER
 from fedaudit.trace.health import examine
 from fedaudit.trace.ledger import asked
 
-ABOUT = ("round", "query", "answered", "reason", "bytes_up", "bytes_down", "seconds")
-"""Columns of a table that are no clients."""
+OTHER_COLUMNS = ("round", "query", "answered", "reason", "bytes_up", "bytes_down", "seconds")
+"""Columns of a table that are not clients."""
 
 # -- check -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Queries:
-    """Answered queries by round, (Q, K) each; `threshold` where secure aggregation declared one."""
+    """Answered queries by round, (Q, K) each; `threshold` if secure aggregation declares one."""
 
     names: tuple[str, ...]
     rounds: Mapping[int, Floats]
@@ -47,10 +48,10 @@ class Queries:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checked:
-    """What the answers give away: round by round, and as if updates were the same in all rounds.
+class PlanCheck:
+    """What the answers give away: per round, and stacked as if updates were equal in all rounds.
 
-    `added` is what one more query would add to its round, where one was asked about.
+    `added`: effect of one more query on its round, if `check` was given one.
     """
 
     names: tuple[str, ...]
@@ -61,13 +62,13 @@ class Checked:
 
     @property
     def smallest(self) -> PlanAudit:
-        """The round in which the smallest group was found; a bounded search may have missed a
-        smaller one in another: see `floor`."""
+        """The round with the smallest exposed group found. A bounded search may miss a smaller
+        group in another round: see `floor`."""
         return min(self.rounds.values(), key=lambda p: p.min_support)
 
     @property
     def floor(self) -> int:
-        """No combination of a round's answers has fewer clients, in any round: proven."""
+        """Proven lower bound: no combination of a round's answers exposes a smaller group."""
         return min(p.min_support_floor for p in self.rounds.values())
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,18 +97,18 @@ def check(
     vantage: str = SERVER,
     add: Sequence[str] | None = None,
     add_to: int | None = None,
-) -> Checked:
+) -> PlanCheck:
     """Audit the queries of a trace, a run, or a CSV table.
 
-    With `training`, the training aggregate over all clients counts among the answers of every round
-    of a table; a trace has its own. `add` names the clients of one more query, asked in round
-    `add_to` (default: the last).
+    With `training`, every round of a table also answers the training aggregate over all clients; a
+    trace records its own. `add` names the clients of one more query in round `add_to` (default: the
+    last).
     """
     path = Path(source)
     if path.is_dir():
-        queries = of_trace(path, vantage)
+        queries = queries_of_trace(path, vantage)
     else:
-        queries = of_table(path)
+        queries = queries_of_table(path)
         if training:
             everyone = np.ones((1, len(queries.names)))
             rounds = {r: np.concatenate([m, everyone]) for r, m in queries.rounds.items()}
@@ -115,34 +116,34 @@ def check(
     many = len(queries.names)
     if threshold is not None and not 1 <= threshold <= many:
         raise UsageError(
-            "a threshold is out of range",
-            expected=f"1 to {many}, the clients of the plan: no sum is over more",
+            "the threshold is out of range",
+            expected=f"1 to {many}, the number of clients in the plan",
             got=str(threshold),
             remedy=f"--threshold {min(5, many)}",
         )
     if threshold is None:
         threshold = queries.threshold or 2
-    return Checked(
+    return PlanCheck(
         names=queries.names,
         threshold=threshold,
         rounds={r: audit_plan(m) for r, m in queries.rounds.items()},
         stacked=audit_plan(np.concatenate(list(queries.rounds.values()))),
-        added=_added(queries, add, add_to) if add is not None else None,
+        added=_add_query(queries, add, add_to) if add is not None else None,
     )
 
 
-def _added(queries: Queries, add: Sequence[str], add_to: int | None) -> Addition:
+def _add_query(queries: Queries, add: Sequence[str], add_to: int | None) -> Addition:
     number = max(queries.rounds) if add_to is None else add_to
     if number not in queries.rounds:
         raise UsageError(
-            f"there is no round {number} to add a query to",
+            f"the plan has no round {number}",
             expected=", ".join(map(str, queries.rounds)),
             got=str(number),
-            remedy="name a round of the plan with --round",
+            remedy="name one of these rounds with --round",
         )
     if not add:
         raise UsageError(
-            "one more query names nobody",
+            "the added query has no clients",
             expected="clients by name or number, separated by commas",
             got="none",
             remedy=f"--add {','.join(queries.names[:3])}",
@@ -154,16 +155,16 @@ def _added(queries: Queries, add: Sequence[str], add_to: int | None) -> Addition
             at = int(name)
         if at is not None and row[at]:
             raise UsageError(
-                f"one more query names {queries.names[at]!r} twice",
-                expected="every client once",
+                f"the added query names {queries.names[at]!r} twice",
+                expected="each client once",
                 got=",".join(add),
-                remedy="remove one of them",
+                remedy="remove one of the two",
             )
         if at is not None:
             row[at] = 1.0
         else:
             raise UsageError(
-                f"{name!r} is no client of the plan",
+                f"{name!r} is not a client in this plan",
                 expected="a client's name, or its number from 0",
                 got=repr(name),
                 remedy=nearest(name, queries.names),
@@ -171,19 +172,19 @@ def _added(queries: Queries, add: Sequence[str], add_to: int | None) -> Addition
     return added_by(queries.rounds[number], row)
 
 
-def of_trace(path: str | os.PathLike[str], vantage: str = SERVER) -> Queries:
-    """The ledger of a trace as one party saw it."""
+def queries_of_trace(path: str | os.PathLike[str], vantage: str = SERVER) -> Queries:
+    """The queries of a trace as one party sees them."""
     trace = open_trace(path)
-    examine(trace, payloads=False)  # who is in a sum is not read from a torn round
+    examine(trace, payloads=False)  # a damaged round does not reliably say who is in a sum
     view = trace.seen_by(*vantage.split("+"))
     ledgers = [a for a in (asked(view, number) for number in view.rounds) if len(a.answered)]
     if not ledgers:
         raise NotApplicable(
             f"{vantage} sees no sums in {path}",
             code="no_sums",
-            expected="answers of secure aggregation",
+            expected="sums of secure aggregation",
             got="none",
-            remedy="record a run with [protections.secure_aggregation], or give a table",
+            remedy="record a run with [protections.secure_aggregation], or use a table",
         )
     names, matrices = aligned(ledgers)
     declared = [d.get("threshold") for d in view.declared]
@@ -195,21 +196,21 @@ def of_trace(path: str | os.PathLike[str], vantage: str = SERVER) -> Queries:
     )
 
 
-def of_table(path: str | os.PathLike[str]) -> Queries:
-    """A CSV table, or a ledger that secure aggregation wrote; refused queries are left out."""
+def queries_of_table(path: str | os.PathLike[str]) -> Queries:
+    """The answered queries of a CSV table or of a ledger of secure aggregation."""
     lines = _lines(Path(path))
     head = lines[0][1]
-    if all(_number(cell) is not None for cell in head):
+    if all(_weight(cell) is not None for cell in head):
         names, body = [f"client-{i:02d}" for i in range(len(head))], lines
         columns = {name: i for i, name in enumerate(names)}
     else:
         body = lines[1:]
         columns = {name: i for i, name in enumerate(head)}
-        names = [name for name in head if name.lower() not in ABOUT]
+        names = [name for name in head if name.lower() not in OTHER_COLUMNS]
         if len(columns) != len(head):
-            raise _bad(path, lines[0][0], "different column names", "one that stands twice")
+            raise _bad_row(path, lines[0][0], "unique column names", "one name twice")
     if not names or not body:
-        raise _bad(
+        raise _bad_row(
             path,
             lines[0][0],
             "a column for each client and a row for each query",
@@ -219,26 +220,26 @@ def of_table(path: str | os.PathLike[str]) -> Queries:
     rounds: dict[int, list[list[float]]] = {}
     for line, cells in body:
         if len(cells) != len(head):
-            raise _bad(path, line, f"{len(head)} cells", f"{len(cells)}")
+            raise _bad_row(path, line, f"{len(head)} cells", f"{len(cells)}")
         if "answered" in about and cells[about["answered"]].strip().lower() in ("0", "false", "no"):
             continue
-        number = _number(cells[about["round"]]) if "round" in about else 1.0
-        row = [_number(cells[columns[name]]) for name in names]
+        number = _weight(cells[about["round"]]) if "round" in about else 1.0
+        row = [_weight(cells[columns[name]]) for name in names]
         if number is None or number != int(number):
-            raise _bad(path, line, "a whole number of a round", repr(cells[about["round"]]))
+            raise _bad_row(path, line, "a whole round number", repr(cells[about["round"]]))
         if None in row:
             wrong = cells[columns[names[row.index(None)]]]
-            raise _bad(
+            raise _bad_row(
                 path,
                 line,
-                f"numbers: 0, 1 or a weight from {LIGHTEST:g} to {HEAVIEST:g}",
+                f"numbers: 0, 1 or a weight from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}",
                 repr(wrong[:60]),
             )
         if not any(row):
-            raise _bad(path, line, "a query over somebody", "0 for every client")
+            raise _bad_row(path, line, "a query with at least one client", "0 for every client")
         rounds.setdefault(int(number), []).append([float(v or 0.0) for v in row])
     if not rounds:
-        raise _bad(path, lines[-1][0], "at least one query that was answered", "none")
+        raise _bad_row(path, lines[-1][0], "at least one answered query", "none")
     return Queries(names=tuple(names), rounds={r: np.array(m) for r, m in sorted(rounds.items())})
 
 
@@ -248,7 +249,7 @@ def _lines(path: Path) -> list[tuple[int, list[str]]]:
         text = read_text(path, encoding="utf-8-sig")
     except Unreadable as error:
         raise DataError(
-            f"{path} cannot be read",
+            f"cannot read {path}",
             expected="a trace folder, or a CSV file in UTF-8",
             got=error.got,
             remedy="check the path",
@@ -259,27 +260,27 @@ def _lines(path: Path) -> list[tuple[int, list[str]]]:
     try:
         found = [(table.line_num, cells) for cells in table if any(c.strip() for c in cells)]
     except csv.Error as error:
-        raise _bad(path, table.line_num, "a CSV table", str(error)) from None
+        raise _bad_row(path, table.line_num, "a CSV table", str(error)) from None
     if not found:
-        raise _bad(path, 1, "a row for each query", "an empty file")
+        raise _bad_row(path, 1, "a row for each query", "an empty file")
     return found
 
 
-def _number(cell: str) -> float | None:
+def _weight(cell: str) -> float | None:
     try:
         value = float(cell)
     except ValueError:
         return None
-    return value if value == 0 or LIGHTEST <= abs(value) <= HEAVIEST else None
+    return value if value == 0 or MIN_WEIGHT <= abs(value) <= MAX_WEIGHT else None
 
 
-LIGHTEST, HEAVIEST = 1e-9, 1e9
-"""Weights of a query besides 0: sums and products of others lose their digits."""
+MIN_WEIGHT, MAX_WEIGHT = 1e-9, 1e9
+"""Range of non-zero weights: outside it, sums and products lose precision."""
 
 
-def _bad(path: str | os.PathLike[str], line: int, expected: str, got: str) -> DataError:
+def _bad_row(path: str | os.PathLike[str], line: int, expected: str, got: str) -> DataError:
     return DataError(
-        f"{path}, line {line}, is no row of a query plan",
+        f"{path}, line {line}, is not a row of a query plan",
         expected=expected,
         got=got,
         remedy="write one row per query: round, then 1 or 0 for every client",
@@ -288,26 +289,29 @@ def _bad(path: str | os.PathLike[str], line: int, expected: str, got: str) -> Da
 
 # -- design ----------------------------------------------------------------------------------------
 
-MOST = 16
-"""How many times the earliest round the search for the rounds needed goes."""
+MAX_ROUNDS_FACTOR = 16
+"""The search for the rounds needed ends at this multiple of the earliest possible round."""
 
 SWAPS = (0.1, 0.25, 0.5)
-"""Shares of clients that change places between two rounds, for the designs in between."""
+"""Shares of clients that swap groups between two rounds, one design each."""
+
+GroupSize = Annotated[int, Ge(2), "a sum over one client is the client's own update"]
 
 PERSISTENCE = (0.0, 0.5, 0.9, 1.0)
-"""How much of an update is the same in the next round, for the price across rounds."""
+"""Shares of an update that persist in the next round, for the cost across rounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """One way to choose queries, and what it gives and costs over the rounds asked for.
+    """One design of queries: its power, and what it exposes.
 
-    `exposed` clients in the smallest group that a round's answers expose; `rank` over all rounds,
-    and `identifiable` clients, of the drawn `plan` (T, G, K); `from_round` the earliest round after
-    which all could be identified (None: never); `power` and `needed` as in `plan_design`;
-    `cosine`, `guessed` persistence -> mean over clients and plans of the cosine of their mean
-    update with its estimate by least squares, and by the best linear guess. None or empty where a
-    design is not for that.
+    plan: the drawn plan (T, G, K)
+    exposed: clients in the smallest group that a round's answers expose
+    rank, identifiable: of `plan` over all rounds
+    from_round: earliest round after which all clients are identifiable; None: never
+    power, needed: as in `plan_design`; None for designs without attribution
+    cosine, guessed: persistence -> cosine between a client's mean update and its estimate, by least
+        squares and by the best linear guess; mean over clients and plans
     """
 
     name: str
@@ -326,7 +330,7 @@ class Design:
 
 @dataclass(frozen=True, kw_only=True)
 class Designs:
-    """All designs for one federation, with what was assumed."""
+    """All designs for one federation, with the assumed `scores`."""
 
     clients: int
     threshold: int
@@ -336,7 +340,7 @@ class Designs:
 
     @property
     def earliest(self) -> int:
-        """The first round after which partitions could identify everybody."""
+        """First round after which partitions identify all clients."""
         groups = query_plans.group_count(self.clients, self.threshold)
         return query_plans.rounds_to_identify(self.clients, groups)
 
@@ -347,7 +351,7 @@ class Designs:
         check_name(name)
         raise UsageError(
             f"{name} does not fit these clients",
-            expected="one of the designs of the table",
+            expected="a design in the table",
             got=repr(name),
             remedy=nearest(name, [d.name for d in self.designs]),
         )
@@ -370,17 +374,17 @@ class Designs:
 
 
 def design_names(swaps: Sequence[float] = SWAPS) -> tuple[str, ...]:
-    """What the designs are called, the published plan last."""
+    """Names of the designs, the published plan last."""
     between = (f"swapped {100 * f:g} %" for f in swaps)
     return ("groups", *between, "partitions", "paired (published)")
 
 
 def check_name(name: str) -> None:
-    """Refuse a design that is none."""
+    """Refuse an unknown design."""
     if name not in design_names():
         raise UsageError(
             f"there is no design {name!r}",
-            expected="a design of the table",
+            expected="a design in the table",
             got=repr(name),
             remedy=nearest(name, design_names()),
         )
@@ -397,22 +401,16 @@ def design(
     runs: int = 200,
     rng: np.random.Generator,
 ) -> Designs:
-    """Fixed groups, groups with swaps, fresh partitions, and the published pairs beside them.
+    """Compare fixed groups, groups with swaps, fresh partitions and the published pairs.
 
-    `scores` says what is to be attributed; `runs` simulated runs behind every share; `repeats` is M
-    of the published plan, which is left out where it does not fit (N = threshold < K - 1).
+    `scores`: assumptions on attribution. `runs`: number of simulated runs. `repeats`: M of the
+    published plan, which needs N = threshold < K - 1 and is left out otherwise.
     """
     from threadpoolctl import threadpool_limits
 
-    for what, least, got, remedy in (
-        ("rounds", 1, rounds, "--rounds 10"),
-        ("a threshold: a sum over one client is no secret", 2, threshold, "--threshold 5"),
-        ("simulated runs", 2, runs, "--runs 200"),
-    ):
-        if got < least:
-            raise UsageError(
-                f"a plan needs {what}", expected=f"at least {least}", got=str(got), remedy=remedy
-            )
+    require(Count, rounds=rounds, remedy="--rounds 10")
+    require(GroupSize, threshold=threshold, remedy="--threshold 5")
+    require(AtLeastTwo, runs=runs, remedy="--runs 200")
     groups = query_plans.group_count(clients, threshold)
     wanted = scores or plan_design.Scores(marked=max(1, round(0.3 * clients)))
     earliest = query_plans.rounds_to_identify(clients, groups)
@@ -427,20 +425,22 @@ def design(
         return lambda t: query_plans.swapped_groups(clients, threshold, t, rng, fraction=fraction)
 
     draws: list[plan_design.Draw] = [fixed, *(swapping(f) for f in swaps), fresh]
-    # thousands of small matrices: a second thread would wait for the first, not help it
+    # many small matrices: more threads make it slower
     with threadpool_limits(1):
         found = [
-            _partition(name, draw, rounds, wanted, None if draw is fixed else earliest, runs, rng)
+            _design_partition(
+                name, draw, rounds, wanted, None if draw is fixed else earliest, runs, rng
+            )
             for name, draw in zip(design_names(swaps), draws, strict=False)
         ]
         if threshold < clients - 1:
-            found.append(_published(clients, threshold, repeats, rounds, rng))
+            found.append(_design_published(clients, threshold, repeats, rounds, rng))
     return Designs(
         clients=clients, threshold=threshold, rounds=rounds, scores=wanted, designs=tuple(found)
     )
 
 
-def _partition(
+def _design_partition(
     name: str,
     draw: plan_design.Draw,
     rounds: int,
@@ -465,7 +465,9 @@ def _partition(
         power=plan_design.power(draw, rounds, scores, rng, runs=runs),
         needed=None
         if earliest is None
-        else plan_design.rounds_needed(draw, scores, first=earliest, most=MOST * earliest),
+        else plan_design.rounds_needed(
+            draw, scores, first=earliest, most=MAX_ROUNDS_FACTOR * earliest
+        ),
         cosine={p: _cosine(plans, p) for p in PERSISTENCE},
         guessed={p: _cosine(plans, p, best=True) for p in PERSISTENCE},
         plan=plan,
@@ -475,7 +477,7 @@ def _partition(
 def _cosine(
     plans: Sequence[npt.NDArray[np.uint8]], persistence: float, *, best: bool = False
 ) -> Estimate:
-    """Mean over clients and plans; the baseline is the training aggregate alone."""
+    """Mean cosine over clients and plans; the baseline uses the training aggregate alone."""
     rounds, _, clients = plans[0].shape
     alone = np.ones((rounds, 1, clients))
     each = [float(plan_design.persistence_cosine(p, persistence, best=best).mean()) for p in plans]
@@ -483,7 +485,7 @@ def _cosine(
     found = mean(each, baseline=baseline)
     if not isinstance(found, Estimate):
         raise UsageError(
-            "an interval needs several plans",
+            "an interval needs at least two plans",
             expected="at least 2 simulated runs",
             got=str(len(each)),
             remedy="--runs 200",
@@ -491,13 +493,12 @@ def _cosine(
     return replace(found, low=max(found.low, -1.0), high=min(found.high, 1.0))
 
 
-def _published(
+def _design_published(
     clients: int, others: int, repeats: int, rounds: int, rng: np.random.Generator
 ) -> Design:
-    """The published plan for comparison: what one round exposes, whatever is attributed.
+    """The published plan: what one of its rounds exposes. [FedAttr] Eq. (3)
 
-    [FedAttr] Eq. (3). A client is in M (1 + 2N) of a round's subsets on average, and uploads a
-    masked vector for each.
+    On average, a client is in M (1 + 2N) subsets of a round and uploads a masked vector for each.
     """
     rows = [
         np.concatenate([p.queries for p in query_plans.paired_plan(clients, others, repeats, rng)])
@@ -521,13 +522,13 @@ def _published(
 
 
 def client_names(clients: int) -> tuple[str, ...]:
-    """Names as a federation gives them."""
+    """Client names as in a federation."""
     width = max(2, len(str(clients - 1)))
     return tuple(f"client-{i:0{width}d}" for i in range(clients))
 
 
 def write_table(path: str | os.PathLike[str], plan: npt.NDArray[np.uint8]) -> None:
-    """A plan (T, G, K) as a CSV table that `check` reads."""
+    """Write a plan (T, G, K) as a CSV table; `check` reads it."""
     try:
         with Path(path).open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
@@ -537,8 +538,8 @@ def write_table(path: str | os.PathLike[str], plan: npt.NDArray[np.uint8]) -> No
                     table.writerow([t, q, *row.tolist()])
     except OSError as error:
         raise DataError(
-            f"{path} cannot be written",
-            expected="a file in a folder that exists",
+            f"cannot write {path}",
+            expected="a file in an existing folder",
             got=error.strerror or str(error),
             remedy="choose another place",
         ) from None

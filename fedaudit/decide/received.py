@@ -1,4 +1,4 @@
-"""`fedaudit.guard`: look at received models before training on them."""
+"""`fedaudit.guard`: examine received models before training on them."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Place = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class ReceivedModels(Tabular):
-    """Every model that clients of a trace received, and what was found in each."""
+    """Reports on all models that the clients of a trace received."""
 
     seen: tuple[Seen, ...]
 
     @property
     def flagged(self) -> tuple[Seen, ...]:
-        """The models in which something was found."""
+        """Models in which the guard found something."""
         return tuple(s for s in self.seen if s.report.flagged)
 
     @property
-    def unsaid(self) -> tuple[Seen, ...]:
-        """The models of which nothing can be said."""
+    def undecided(self) -> tuple[Seen, ...]:
+        """Models with the verdict "nothing to say"."""
         return tuple(s for s in self.seen if s.report.verdict == "nothing_to_say")
 
     def rows(self) -> Sequence[Row]:
@@ -59,13 +59,16 @@ def guard(
     level: float = 0.01,
     calibration: Calibration | Place | None = None,
 ) -> GuardReport | ReceivedModels:
-    """Is something planted in a model that was received?
+    """Test a received model for planted weights.
 
-    `model`: a .safetensors or .npz file, a state dict, a torch module, or a trace, of which every
-    model that a client received is looked at (`clients`: of these only). `previous`: the model
-    before it. `data`: own records, a file (with its `label` column) or (x, y), which `module`
-    reads: a torch module or "package.module:function". `level`: the share of honest runs that may
-    be flagged. `calibration`: honest runs of your own, or the file that holds them.
+    model: a .safetensors or .npz file, a state dict, a torch module, or a trace; in a trace, every
+        model that a client received is examined
+    previous: the model of the round before
+    data, label: own records as a file with its label column, or as (x, y)
+    module: the model that reads `data`, a torch module or "package.module:function"
+    clients: examine the models of these clients of a trace only
+    level: accepted share of honest runs that are flagged
+    calibration: own honest runs, or the file that holds them
     """
     own = own_records(data, module, label)
     table = (
@@ -76,15 +79,15 @@ def guard(
     if isinstance(model, Trace) or (isinstance(model, str | os.PathLike) and is_trace(Path(model))):
         if previous is not None:
             raise UsageError(
-                "a trace holds the models before",
-                expected="a previous model beside a single model",
-                got="a previous model beside a trace",
-                remedy="leave it out (--previous)",
+                "a trace contains its previous models",
+                expected="a previous model together with a single model",
+                got="a previous model together with a trace",
+                remedy="remove --previous",
             )
         trace = model if isinstance(model, Trace) else open_trace(Path(model))
 
         def check(state: Any, before: Any) -> GuardReport:
-            # messages of a trace say what they are
+            # the kind of a message is known in a trace
             return guard_model(
                 state, before, level=level, calibration=table, sent_as_model=True, **own
             )
@@ -92,20 +95,22 @@ def guard(
         return ReceivedModels(tuple(check_trace(trace, check, clients)))
     if clients:
         raise UsageError(
-            "one model has no clients",
-            expected="clients of a trace",
+            "a single model has no clients",
+            expected="clients together with a trace",
             got=", ".join(clients),
-            remedy="leave them out (--client)",
+            remedy="remove --client",
         )
-    return guard_model(_loaded(model), _loaded(previous), level=level, calibration=table, **own)
+    return guard_model(
+        _load_model(model), _load_model(previous), level=level, calibration=table, **own
+    )
 
 
-def _loaded(model: Any) -> Any:
+def _load_model(model: Any) -> Any:
     return read_model(model) if isinstance(model, str | os.PathLike) else model
 
 
 def own_records(data: Any, module: Any, label: str | None = None) -> dict[str, Any]:
-    """Own records (x, y) and the module that reads them, from files or as they are."""
+    """Own records (x, y) and the module that reads them, loaded from files if needed."""
     if data is None and module is None:
         return {}
     if data is None or module is None:
@@ -128,6 +133,6 @@ def own_records(data: Any, module: Any, label: str | None = None) -> dict[str, A
     examples = Classifier(built).encode(records)
     y = examples.y
     if records.classes and all(c.isdecimal() for c in records.classes):
-        # one client may not have every class: a number is the class that it names
+        # one client may lack classes: a numeric label is its class index
         y = torch.tensor([int(c) for c in records.classes])[y]
     return {"data": (examples.x, y), "module": built}

@@ -1,1 +1,1 @@
-"""From results to words and pages. `findings` is the only place that turns numbers into words."""
+"""Reports: `findings` turns results into verdicts and sentences, the other modules print them."""

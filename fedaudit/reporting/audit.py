@@ -1,4 +1,4 @@
-"""What the page says of one audit: answers, figures and tables, variants side by side."""
+"""One section of the page per audit: answers, figures and tables, variants side by side."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from fedaudit.reporting.chapter import Chapter
 from fedaudit.reporting.findings import words_for
 from fedaudit.reporting.overview import FederationOverview, QuestionRow, VariantAnswer
 from fedaudit.reporting.rules import label_of
-from fedaudit.reporting.tables import MOST, UNDRAWN, ClientRow, ClientTable, dot, left_out
+from fedaudit.reporting.tables import MAX_CLIENTS, UNDRAWN, ClientRow, ClientTable, dot, not_shown
 from fedaudit.reporting.terms import column_meaning
-from fedaudit.reporting.text import aligned, figures
+from fedaudit.reporting.text import align_column, client_columns, estimate_cells
 from fedaudit.results import AuditResult, Bound, Estimate
 
 VALUES = ("share", "value", "estimate", "AUC", "auc", "part")
-"""Columns that are drawn per client where `low` and `high` stand beside them."""
+"""Columns that are plotted per client if the table has `low` and `high`."""
 
 DOTS = 100
-"""Clients up to which every row has a drawing of its own."""
+"""Largest number of clients with a plot in every row."""
 
-Of = Sequence[tuple[str, Chapter, AuditResult]]
+VariantResults = Sequence[tuple[str, Chapter, AuditResult]]
 """Results of one audit in one federation: (variant, chapter, result)."""
 
 
 @dataclass(frozen=True)
 class AnswerLine:
-    """One answer in a sentence, how it was measured, and what it needs if it was not."""
+    """One answer in a sentence, its grounds, and what a missing measurement needs."""
 
     verdict: str
     label: str
@@ -40,7 +40,7 @@ class AnswerLine:
 
 @dataclass(frozen=True)
 class ScoreCell:
-    """One score of one variant: `value [low, high]`, its drawing, chance and method in words."""
+    """One score of one variant: `value [low, high]`, its plot, chance and method in words."""
 
     value: str
     drawing: Markup
@@ -49,7 +49,7 @@ class ScoreCell:
 
 @dataclass(frozen=True)
 class ClientsView:
-    """The clients of one variant; `meanings`: columns that were not explained before."""
+    """The clients of one variant; `meanings` explains columns at their first use."""
 
     heading: str
     first: bool
@@ -70,7 +70,7 @@ class AuditInFederation:
     answers: list[AnswerLine]
     remedies: list[str]
     notes: list[tuple[str, str]]
-    figures: list[tuple[str, list[curves.Figure]]]
+    figures: list[tuple[str, list[curves.ReportFigure]]]
     score_head: list[tuple[str, bool]]
     scores: list[tuple[str, list[ScoreCell | None]]]
     bounds: list[tuple[str, str, Bound]]
@@ -86,7 +86,7 @@ class AuditInFederation:
 
 @dataclass(frozen=True)
 class AuditSection:
-    """One audit in all federations, with the card that its author wrote."""
+    """One audit in all federations, with its card (module docstring)."""
 
     question: str
     asked: Sequence[str]
@@ -98,12 +98,12 @@ class AuditSection:
     papers: list[tuple[str, Sequence[str]]]
 
 
-def by_audit(divided: Sequence[FederationOverview]) -> Iterator[AuditSection]:
+def by_audit(overviews: Sequence[FederationOverview]) -> Iterator[AuditSection]:
     """One section per audit, in the order of the first screen."""
-    for audit in dict.fromkeys(q.audit for part in divided for q in part.questions):
+    for audit in dict.fromkeys(q.audit for part in overviews for q in part.questions):
         asked = [
             (i, part, q)
-            for i, part in enumerate(divided)
+            for i, part in enumerate(overviews)
             for q in part.questions
             if q.audit == audit
         ]
@@ -115,7 +115,7 @@ def by_audit(divided: Sequence[FederationOverview]) -> Iterator[AuditSection]:
             who_looks=card.get("Vantage", ())[:1],
             about=_about(audit, chapters),
             federations=[
-                _in_federation(f"{group}", part, q, heading=part.federation * (len(divided) > 1))
+                _in_federation(f"{group}", part, q, heading=part.federation * (len(overviews) > 1))
                 for group, part, q in asked
             ],
             grounds="Assumptions, and where this differs from the paper"
@@ -135,14 +135,14 @@ def _about(audit: str, chapters: Sequence[Chapter]) -> str:
 
 
 def _assumed(audit: str, chapters: Sequence[Chapter]) -> list[str]:
-    """What the bounds rest on, without repeats."""
+    """Assumptions of the bounds, without repeats."""
     every = (r for c in chapters for r in c.results if r.audit == audit)
     bounds = (b for r in every for b in r.bounds.values() if b.assumes)
     return list(dict.fromkeys(f"{b.source}: {b.assumes}" for b in bounds))
 
 
 def _papers(card: Mapping[str, Sequence[str]]) -> list[tuple[str, Sequence[str]]]:
-    """The paper, and where the method departs from it; without a paper it departs from none."""
+    """The paper, and the differences from it; empty without a paper."""
     titles = {"Paper": "Paper", "Differs": "Where this differs from the paper"}
     return [
         (title, card[key]) for key, title in titles.items() if "Paper" in card and card.get(key)
@@ -180,15 +180,12 @@ def _in_federation(
 
 def _answer_line(name: str, a: VariantAnswer) -> AnswerLine:
     f = a.finding
-    how = f"Rests on {f.rests_on}. " if f.rests_on else ""
-    how += f"Rule {f.cited}."
-    if f.estimate is not None and f.estimate.method:
-        how += f" Interval: {f.estimate.method}, n = {f.estimate.n}."
+    how = " ".join([*a.grounds, *([a.method] if a.method else [])])
     return AnswerLine(f.verdict, name + label_of(f).words, f.statement, how, a.needed)
 
 
 def _notes(part: FederationOverview, question: QuestionRow) -> list[tuple[str, str]]:
-    """What the audit noted: the same words once, with the variants that they are about."""
+    """Notes of the audit without repeats, each with its variants."""
     about: dict[str, dict[str, None]] = {}
     noting: dict[str, None] = {}
     for variant, answers in zip(part.variants, question.answers, strict=True):
@@ -204,14 +201,14 @@ def _notes(part: FederationOverview, question: QuestionRow) -> list[tuple[str, s
 # -- figures --------------------------------------------------------------------------------------
 
 
-def figure_rows(group: str, of: Of) -> list[tuple[str, list[curves.Figure]]]:
-    """Rows of (CSS class, figures): figures of one kind stand side by side, one per variant."""
+def figure_rows(group: str, of: VariantResults) -> list[tuple[str, list[curves.ReportFigure]]]:
+    """Rows of (CSS class, figures); figures of one kind are in one row, one per variant."""
     single = len({variant for variant, _, _ in of}) == 1
     kinds = dict.fromkeys(n for _, _, r in of for n in r.curves)
     several = {name: [(v, r) for v, _, r in of if name in r.curves] for name in kinds}
     own = [(variant, c, r) for variant, c, r in of if _client_rows(r)]
     together = sum(map(len, several.values())) + len(own)
-    rows: list[list[curves.Figure | None]] = []
+    rows: list[list[curves.ReportFigure | None]] = []
     for name, drawn in several.items():
         size = _size(together if single else len(drawn))
         rows.append(
@@ -222,7 +219,7 @@ def figure_rows(group: str, of: Of) -> list[tuple[str, list[curves.Figure]]]:
                 for v, r in drawn
             ]
         )
-    # one scale for all variants: a reader compares what stands side by side
+    # one scale for all variants, to compare them
     every = [v for _, _, r in own for _, *row in _client_rows(r) for v in row]
     size = _size(together if single else len(own))
     rows.append(
@@ -234,17 +231,17 @@ def figure_rows(group: str, of: Of) -> list[tuple[str, list[curves.Figure]]]:
 
 
 def _size(beside: int) -> curves.Size:
-    """One, two or four figures stand in rows of two, any other number in rows of three."""
+    """One, two or four figures are in rows of two, any other number in rows of three."""
     return curves.WIDE if beside in (1, 2, 4) else curves.NORMAL
 
 
 def _client_rows(r: AuditResult) -> list[tuple[str, float, float, float]]:
-    """(client, value, low, high) of every client that has all three, at most MOST."""
-    column = _drawn(r)
+    """(client, value, low, high) of the clients that have all three, at most MAX_CLIENTS."""
+    column = _drawn_column(r)
     if not column:
         return []
     out = []
-    for name, row in list(r.per_client.items())[:MOST]:
+    for name, row in list(r.per_client.items())[:MAX_CLIENTS]:
         plain = _triple(row.get(column), row.get("low"), row.get("high"))
         if plain is not None:
             out.append((name, *plain))
@@ -258,40 +255,40 @@ def _client_figure(
     r: AuditResult,
     every: Sequence[float],
     size: curves.Size,
-) -> curves.Figure | None:
+) -> curves.ReportFigure | None:
     place = _places(chapter, r)
-    drawn = curves.clients(
+    drawn = curves.client_dots(
         [(place[name], name, v, low, high) for name, v, low, high in _client_rows(r)],
         group=group,
-        label=_drawn(r),
+        label=_drawn_column(r),
         chance=_chance(r),
-        total=min(len(place), MOST),
+        total=min(len(place), MAX_CLIENTS),
         beside=every,
         size=size,
     )
-    return curves.Figure(f"Per client{variant}", Markup(drawn)) if drawn else None
+    return curves.ReportFigure(f"Per client{variant}", Markup(drawn)) if drawn else None
 
 
 def _chance(r: AuditResult) -> float | None:
-    """The chance level of the drawn column; of a "part" there is none."""
-    known = r.headline is not None and _drawn(r) != "part"
+    """Chance level of the plotted column; a "part" has none."""
+    known = r.headline is not None and _drawn_column(r) != "part"
     return r.estimates[r.headline].baseline if r.headline is not None and known else None
 
 
 def _places(chapter: Chapter, r: AuditResult) -> dict[str, int]:
-    """Client -> its number in the federation; clients that are not in it come after."""
+    """Client -> its number in the federation; clients outside it come last."""
     every = dict.fromkeys([*chapter.clients, *r.per_client])
     return {name: i for i, name in enumerate(every, 1)}
 
 
-def _drawn(r: AuditResult) -> str:
-    """The column that is drawn per client, or an empty text."""
+def _drawn_column(r: AuditResult) -> str:
+    """The column that is plotted per client; empty if none."""
     columns = {c for row in r.per_client.values() for c in row}
     return next((c for c in VALUES if {c, "low", "high"} <= columns), "")
 
 
 def _triple(*values: object) -> tuple[float, float, float] | None:
-    """Value, low and high where all three are numbers."""
+    """Value, low and high if all three are numbers."""
     plain = [float(v) for v in values if isinstance(v, int | float)]
     return (plain[0], min(plain[1:]), max(plain[1:])) if len(plain) == 3 else None
 
@@ -299,7 +296,7 @@ def _triple(*values: object) -> tuple[float, float, float] | None:
 # -- tables ---------------------------------------------------------------------------------------
 
 
-def _scores(of: Of) -> list[tuple[str, list[ScoreCell | None]]]:
+def _scores(of: VariantResults) -> list[tuple[str, list[ScoreCell | None]]]:
     """Scores down, variants across."""
     out = []
     for name in dict.fromkeys(n for _, _, r in of for n in r.estimates):
@@ -310,8 +307,8 @@ def _scores(of: Of) -> list[tuple[str, list[ScoreCell | None]]]:
 
 
 def _score(r: AuditResult, name: str, e: Estimate) -> ScoreCell:
-    value, low, high, base = figures(e)
-    # guessing has no score of zero: there the baseline is what no leak would give
+    value, low, high, base = estimate_cells(e)
+    # a baseline of zero is not guessing, but the value without a leak
     label = "chance" if e.baseline else "without a leak"
     label = words_for(r.audit).against if name == r.headline else label
     words = f"{label} {base}; " if base else ""
@@ -320,16 +317,16 @@ def _score(r: AuditResult, name: str, e: Estimate) -> ScoreCell:
     return ScoreCell(f"{value} [{low}, {high}]", drawing, words)
 
 
-def _clients(group: str, of: Of, *, many: bool) -> list[ClientsView]:
-    """A table of clients per variant; a column is explained before the first table it is in."""
+def _clients(group: str, of: VariantResults, *, many: bool) -> list[ClientsView]:
+    """A table of clients per variant; the first table with a column explains it."""
     out = []
     explained: set[str] = set()
     for i, (variant, chapter, r) in enumerate(of):
         if not r.per_client:
             continue
-        what = "What was guessed" if r.headline is None else "Per client"
+        what = "Guesses" if r.headline is None else "Per client"
         name = f"{what}: {variant}" if many else what
-        columns = _columns(r)
+        columns = client_columns(r)
         meant = {c.replace("_", " "): column_meaning(c) for c in columns if c not in explained}
         explained.update(columns)
         out.append(
@@ -343,19 +340,15 @@ def _clients(group: str, of: Of, *, many: bool) -> list[ClientsView]:
     return out
 
 
-def _columns(r: AuditResult) -> list[str]:
-    return list(dict.fromkeys(c for row in r.per_client.values() for c in row))
-
-
 def _client_table(group: str, variant: str, chapter: Chapter, r: AuditResult) -> ClientTable:
-    columns = _columns(r)
-    column = _drawn(r) if len(r.per_client) <= DOTS else ""
+    columns = client_columns(r)
+    column = _drawn_column(r) if len(r.per_client) <= DOTS else ""
     place = _places(chapter, r)
-    shown = list(r.per_client.items())[:MOST]
-    written = {c: aligned([row.get(c) for _, row in shown]) for c in columns}
+    shown = list(r.per_client.items())[:MAX_CLIENTS]
+    written = {c: align_column([row.get(c) for _, row in shown]) for c in columns}
     words = {c for c in columns if any(isinstance(row.get(c), str) for _, row in shown)} - {"SNR"}
     return ClientTable(
-        title=f"Every client on its own: {chapter.federation}, {variant}",
+        title=f"Results per client: {chapter.federation}, {variant}",
         head=(("client", False), *((c.replace("_", " "), c not in words) for c in columns)),
         rows=tuple(
             ClientRow(
@@ -366,7 +359,7 @@ def _client_table(group: str, variant: str, chapter: Chapter, r: AuditResult) ->
             for i, (name, row) in enumerate(shown)
         ),
         drawn=bool(column),
-        left_out=left_out(len(r.per_client)),
+        left_out=not_shown(len(r.per_client)),
     )
 
 
@@ -376,20 +369,22 @@ def _client_dot(r: AuditResult, values: Sequence[object]) -> Markup:
         return UNDRAWN
     value, low, high = plain
     own = Estimate(value=value, low=low, high=high, n=0, baseline=_chance(r))
-    percent = words_for(r.audit).percent and r.headline is not None and _drawn(r) != "part"
+    percent = words_for(r.audit).percent and r.headline is not None and _drawn_column(r) != "part"
     return dot(own, percent=percent, width=120, labels=False)
 
 
-def _settings(of: Of) -> list[tuple[str, str]]:
-    """(variants, settings): equal settings once, the variants empty where there is only one."""
+def _settings(of: VariantResults) -> list[tuple[str, str]]:
+    """(variants, settings) without repeats; no variants if there is only one."""
     lines: dict[str, list[str]] = {}
     for variant, _, r in of:
-        text = ", ".join(f"{k} = {_word(v)}" for k, v in r.settings.items() if v is not None)
+        text = ", ".join(
+            f"{k} = {_setting_text(v)}" for k, v in r.settings.items() if v is not None
+        )
         lines.setdefault(text, []).append(variant)
     several = len(of) > 1
     return [(" / ".join(own) if several else "", text) for text, own in lines.items() if text]
 
 
-def _word(value: object) -> str:
+def _setting_text(value: object) -> str:
     """A setting as text."""
     return " ".join(map(str, value)) or "none" if isinstance(value, list | tuple) else str(value)

@@ -1,4 +1,4 @@
-"""What a report is made of: one chapter per recorded federation, results and words side by side."""
+"""Input of a report: one chapter per recorded federation, with results and findings."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from fedaudit.results import AuditResult, Finding
 
 @dataclass(frozen=True, kw_only=True)
 class Chapter(Tabular):
-    """One federation as it was recorded and audited.
+    """One recorded and audited federation.
 
-    federation: which one ("digits"); chapters of the same federation stand side by side
-    variant: how it was protected ("unprotected", "DP-SGD"); empty where there is only one
-    summary: the federation in a few lines, label -> text
-    findings, results: as judged and as measured, in the order of the catalogue
-    guarantees: protection -> client -> epsilon, delta, unit and who must be trusted
-    evidence: hashes, versions, how to rerun, label -> text
-    config: the resolved settings as TOML text, without the seed
-    clients: everybody who takes part, in the order of the federation
-    notices: what a reader must know before the first number: unfinished, blind
-    trust: protection -> who must be honest for it to hold
-    cards: audit -> heading ("Question", "Vantage", "Differs") -> paragraphs, from the audit itself
-    names: client -> what its owner calls it; written only where names are asked for
-    allocation: noise per client at the same budget, the document of `fedaudit allocate`
-    arrived, expected: answers of clients that are on record, and those that were due
+    federation: its name ("digits"); chapters of the same federation stand side by side
+    variant: its protection ("unprotected", "DP-SGD"); empty if there is only one
+    summary: label -> text, the federation in a few lines
+    findings, results: verdicts and measurements, in the order of the catalogue
+    guarantees: protection -> client -> epsilon, delta, unit and trusted party
+    evidence: label -> text: hashes, versions, how to rerun
+    config: the resolved settings as TOML, without the seed
+    clients: all clients, in the order of the federation
+    notices: warnings to read first: unfinished, blind
+    trust: protection -> trusted party
+    cards: audit -> heading ("Question", "Vantage", "Differs") -> paragraphs of its docstring
+    names: client -> the owner's name for it; shown on request only
+    allocation: output of `fedaudit allocate`: noise per client at the same budget
+    arrived, expected: recorded and expected answers of clients
     """
 
     federation: str
@@ -61,9 +61,11 @@ class Chapter(Tabular):
         return [{**about, **row} for result in self.results for row in result.rows()]
 
 
-def notices_of(chapters: Sequence[Chapter]) -> list[tuple[str, str]]:
-    """Every notice with the title it is about: one that all variants of a federation share stands
-    once, under the federation's name. A single chapter needs no title."""
+def notices_of(chapters: Sequence[Chapter]) -> list[str]:
+    """All notices, each with the title of its chapter; a single chapter needs no title.
+
+    A notice that all variants of a federation share appears once, under the federation's name.
+    """
     variants: dict[str, list[Chapter]] = {}
     for c in chapters:
         variants.setdefault(c.federation, []).append(c)
@@ -73,5 +75,5 @@ def notices_of(chapters: Sequence[Chapter]) -> list[tuple[str, str]]:
         for notice in c.notices:
             shared = all(notice in other.notices for other in alike)
             title = c.federation if shared else c.title
-            out.append(("" if len(chapters) == 1 else title, notice))
+            out.append(notice if len(chapters) == 1 else f"{title}: {notice}")
     return list(dict.fromkeys(out))

@@ -1,6 +1,6 @@
-"""How the curves of a result are drawn: by what `DRAWINGS` says of their name, else as lines.
+"""Figures of the curves of a result: as `DRAWINGS` defines by name, else as lines.
 
-A curve is a table of equally long columns; lines run over the first of them.
+A curve is a table of equally long columns. The first column is the x axis of the lines.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from fedaudit.stats.intervals import wilson
 Columns = Mapping[str, Sequence[float]]
 
 NORMAL, WIDE = (416, 280), (608, 300)
-"""Sizes of a figure: three of them stand side by side, or two."""
+"""Sizes of a figure, for rows of three and of two."""
 Size = tuple[int, int]
 CANCELLED = 0.3
-"""An update counts as cancelled where the sum is shorter than this share of it."""
+"""An update counts as cancelled if the sum is shorter than this share of it."""
 
 
 REFERENCES = ("chance", "possible")
-"""Columns that others are compared with, whatever the figure."""
+"""Columns that are always dashed: others are compared with them."""
 
 
 def lines(columns: Columns, size: Size = NORMAL, dashed: Sequence[str] = ()) -> str:
-    """All columns over the first; those of `dashed`, what others are compared with, dashed. Columns
-    "a", "a low" and "a high" are one line with a band."""
+    """Plot all columns over the first, those in `dashed` and REFERENCES dashed.
+
+    Columns "a", "a low" and "a high" are one line with a band.
+    """
     first, *others = columns
     xs = columns[first]
     if len(xs) < 2 or not all(map(math.isfinite, xs)):
@@ -61,13 +63,13 @@ def lines(columns: Columns, size: Size = NORMAL, dashed: Sequence[str] = ()) -> 
         width=size[0],
         height=size[1],
         inline=True,
-        # rounds are counted: there is no round 2.5
+        # ticks at whole rounds only
         marks=xs if len(xs) <= 12 and all(float(x).is_integer() for x in xs) else None,
     )
 
 
-def receiver(columns: Columns, size: Size = NORMAL) -> str:
-    """True over false positives, both logarithmic: few false alarms are what an attack is for."""
+def roc(columns: Columns, size: Size = NORMAL) -> str:
+    """True over false positives, both logarithmic: few false alarms matter most."""
     xs, ys = columns["false positives"], columns["true positives"]
     low = min((v for v in (*xs, *ys) if v > 0), default=0.1) / 1.2
     return plots.draw(
@@ -84,7 +86,7 @@ REMAINDER, BOUND, ERROR = "remainder", "L |u|^2 / 2", "its error"
 
 
 def against_bound(columns: Columns, size: Size = NORMAL) -> str:
-    """Every remainder against its bound, both logarithmic: what lies above the line breaks it."""
+    """Remainders against their bounds, both logarithmic; a dot above the line breaks its bound."""
     xs, ys = columns[BOUND], columns[REMAINDER]
     both = [*xs, *ys]
     return plots.draw(
@@ -98,7 +100,7 @@ def against_bound(columns: Columns, size: Size = NORMAL) -> str:
 
 
 def violations(columns: Columns) -> str:
-    """How many remainders lie above their bound by more than their numerical error."""
+    """Number of remainders above their bound by more than their numerical error."""
     error = columns.get(ERROR, [0.0] * len(columns[REMAINDER]))
     rows = list(zip(columns[REMAINDER], columns[BOUND], error, strict=True))
     over = sum(m > b + e for m, b, e in rows)
@@ -147,8 +149,8 @@ def over_survival(columns: Columns, size: Size = NORMAL) -> str:
 
 def cancelled(columns: Columns) -> str:
     lost = sum(v > 1.0 / CANCELLED for v in columns["SUR"])
-    more = " SUR rises there, although the update is no easier to find." if lost else ""
-    return f"{lost} of {len(columns['SUR'])} updates are cancelled by the others.{more}"
+    more = " SUR rises for them, but they are not easier to find." if lost else ""
+    return f"The other updates cancel {lost} of {len(columns['SUR'])} updates.{more}"
 
 
 PROXY = "mean of phi(<H(0), u>)"
@@ -169,13 +171,13 @@ def against_proxy(columns: Columns, size: Size = NORMAL) -> str:
 
 
 def not_drawn(columns: Columns, size: Size = NORMAL) -> str:
-    """Nothing: some tables are there to be computed with."""
+    """No figure: the table is for computations."""
     return ""
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """How one curve is drawn, the columns that takes, and what stands below it."""
+    """How to draw one curve, the columns that it needs, and the text below."""
 
     draw: Callable[[Columns, Size], str]
     columns: tuple[str, ...]
@@ -184,28 +186,28 @@ class Drawing:
 
 DRAWINGS = {
     "ROC": Drawing(
-        receiver,
+        roc,
         ("false positives", "true positives"),
-        lambda _: "Both axes are logarithmic: few false alarms stand at the left.",
+        lambda _: "Both axes are logarithmic, few false alarms on the left.",
     ),
     "risk by round": Drawing(
         partial(lines, dashed=("J of nobody's", "TS-MIA of nobody's")), ("round",)
     ),
     "survival": Drawing(over_survival, ("lambda", "r", "SUR"), cancelled),
     "bound check": Drawing(against_bound, (REMAINDER, BOUND), violations),
-    # one row per update: figures to compute with, which lines over rounds would tangle
+    # one row per update: too many for lines over rounds
     "stages by client and round": Drawing(not_drawn, ("round", "client")),
     "checked updates by client and round": Drawing(
         against_proxy,
         ("client", PROXY, "J"),
-        lambda _: "J of single updates against what their slope foretells; equal on the line.",
+        lambda _: "J of single updates against its linear prediction; equal on the line.",
     ),
 }
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A drawing with its title and the words below it."""
+class ReportFigure:
+    """A figure with its title and the text below."""
 
     title: str
     svg: Markup
@@ -214,23 +216,23 @@ class Figure:
 
 def figure(
     name: str, columns: Columns, *, kind: str | None = None, size: Size = NORMAL
-) -> Figure | None:
-    """Draw one curve; None where there is nothing to draw.
+) -> ReportFigure | None:
+    """Draw one curve; None if there is nothing to draw.
 
-    `kind` selects the drawing where the title `name` says more.
+    `kind` selects the drawing if it is not the title `name`.
     """
     known = DRAWINGS.get(kind or name)
     if known is None or not {*known.columns} <= {*columns}:
         known = Drawing(lines, ())
-    whole = _whole(columns, known.columns)
+    whole = _complete_rows(columns, known.columns)
     if not whole or not len(next(iter(whole.values()))):
         return None
     drawn = known.draw(whole, size)
     title = (name[:1].upper() + name[1:]).replace("_", " ")
-    return Figure(title, Markup(drawn), known.words(whole)) if drawn else None
+    return ReportFigure(title, Markup(drawn), known.words(whole)) if drawn else None
 
 
-def clients(
+def client_dots(
     rows: Sequence[tuple[int, str, float, float, float]],
     *,
     group: str,
@@ -240,10 +242,10 @@ def clients(
     beside: Sequence[float] = (),
     size: Size = NORMAL,
 ) -> str:
-    """Every client's own value: (place, name, value, low, high) of `total` places.
+    """Values per client: (place, name, value, low, high) of `total` places.
 
-    `group`: the federation, within which a place is one client. `beside`: values of the figures
-    that stand beside this one, which share its scale.
+    `group`: the federation; a place in it is one client. `beside`: values of the figures in the
+    same row, which share the scale.
     """
     values = [v for row in rows for v in row[2:] if math.isfinite(v)]
     if not values:
@@ -271,8 +273,8 @@ def clients(
     )
 
 
-def _whole(columns: Columns, needed: Sequence[str]) -> dict[str, list[float]]:
-    """The rows that have all of the needed columns."""
+def _complete_rows(columns: Columns, needed: Sequence[str]) -> dict[str, list[float]]:
+    """The rows with finite values in all needed columns."""
     rows = [
         row
         for row in zip(*columns.values(), strict=True)

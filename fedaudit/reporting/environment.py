@@ -1,7 +1,7 @@
-"""The Jinja2 environments of the report: text is escaped wherever a template prints it.
+"""Jinja2 environments of the report; they escape all text that a template prints.
 
 html        autoescape for HTML; SVG and linked terms come in as `Markup`
-markdown    every printed value is escaped for Markdown, see `said`
+markdown    every printed value is escaped for Markdown, see `escape_markdown`
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def joined(text: str) -> Markup:
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!@])")
 
 
-def said(text: str) -> Markup:
+def escape_markdown(text: str) -> Markup:
     """Escape text for Markdown: no markup, no mention, no line break."""
     escaped = _SPECIAL.sub(r"\\\1", " ".join(clean(text).split()))
     plain = escaped.replace(r"\<", "&lt;").replace(r"\>", "&gt;").replace(r"\@", "&#64;")
@@ -61,11 +61,11 @@ def said(text: str) -> Markup:
 
 
 def _escaped(value: Any) -> Markup:
-    return Markup(value) if hasattr(value, "__html__") else said(str(value))
+    return Markup(value) if hasattr(value, "__html__") else escape_markdown(str(value))
 
 
 def code(text: str) -> Markup:
-    """Text as inline code, whatever backticks it holds."""
+    """Text as inline code; it may contain backticks."""
     plain = " ".join(clean(text).split())
     ticks = "`" * (max((len(t) for t in re.findall("`+", plain)), default=0) + 1)
     return Markup(f"{ticks}{plain}{ticks}" if len(ticks) == 1 else f"{ticks} {plain} {ticks}")

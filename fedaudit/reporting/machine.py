@@ -1,12 +1,12 @@
-"""The report for machines: everything that the page shows, as strict JSON.
+"""The report as strict JSON, with everything that the page shows.
 
-    format, version     what this is; the version rises when a reader must change
-    fedaudit            which version wrote it
-    rules               id -> verdict and text: what the findings refer to
+    format, version     name and version of the format; the version rises if a reader must change
+    fedaudit            version that wrote the file
+    rules               id -> verdict and text; findings refer to these ids
     chapters            federation, variant, notices, summary, arrived, expected, clients,
                         findings, results, guarantees, trust, evidence, config
 
-There is no NaN; an infinity is the string "inf" or "-inf".
+A NaN is null; an infinity is the string "inf" or "-inf".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FORMAT, VERSION = "fedaudit-report", 2
 
 
 def machine(chapters: Sequence[Chapter], notices: Sequence[str] = ()) -> str:
-    """One or several chapters as JSON; clients under the names that the chapters have."""
+    """One or several chapters as JSON; clients have the names of the chapters."""
     whole = {
         "format": FORMAT,
         "version": VERSION,
@@ -55,12 +55,17 @@ def _chapter(c: Chapter) -> dict[str, Any]:
     }
 
 
+def json_number(value: float | None) -> float | str | None:
+    """A number for strict JSON: an infinity as "inf" or "-inf", a NaN as None."""
+    if value is None or math.isfinite(value):
+        return value
+    return None if math.isnan(value) else "inf" if value > 0 else "-inf"
+
+
 def _plain(value: Any) -> Any:
-    """Guarantees come from other software too: no number that JSON does not have."""
+    """The value with all its numbers fit for strict JSON."""
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else "inf" if value > 0 else "-inf"
-    return value
+    return json_number(value) if isinstance(value, float) else value

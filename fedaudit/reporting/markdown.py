@@ -1,4 +1,4 @@
-"""The report for a pull request: a table of questions and variants, then the details."""
+"""The report as Markdown for a pull request: table of questions and variants, then details."""
 
 from __future__ import annotations
 
@@ -6,55 +6,47 @@ from collections.abc import Sequence
 
 from fedaudit.reporting import environment
 from fedaudit.reporting.chapter import Chapter, notices_of
-from fedaudit.reporting.overview import VariantAnswer, parts
+from fedaudit.reporting.overview import VariantAnswer, by_federation, report_heading
 from fedaudit.reporting.rules import RULES, VERDICTS, label_of
-from fedaudit.reporting.text import cell
-from fedaudit.results import AuditResult
+from fedaudit.reporting.tables import not_shown
+from fedaudit.reporting.text import cell, client_columns
 
-MOST = 50
-"""Rows of guesses that are shown: people read a pull request."""
+MAX_GUESSES = 50
+"""Largest number of guesses in a table."""
 
 
 def markdown(chapters: Sequence[Chapter], notices: Sequence[str] = ()) -> str:
-    """One or several chapters as Markdown; clients have the names that the chapters give them."""
-    divided = parts(chapters)
-    plural = "these federations give" if len(divided) > 1 else "this federation gives"
+    """One or several chapters as Markdown; `names.renamed` sets the clients' names."""
+    overviews = by_federation(chapters)
     used = {f.rule for c in chapters for f in c.findings}
-    titled = [f"{title}: {notice}" if title else notice for title, notice in notices_of(chapters)]
     whole = (
         environment.markdown()
         .get_template("report.md")
         .render(
-            heading=f"What {plural} away",
-            notices=[*notices, *titled],
-            federations=divided,
+            heading=report_heading(overviews),
+            notices=[*notices, *notices_of(chapters)],
+            federations=overviews,
             chapters=chapters,
             rules=[rule for rule in RULES.values() if rule.id in used],
             verdicts=VERDICTS,
             label_of=label_of,
             why=_why,
-            columns_of=_columns,
+            columns_of=client_columns,
+            not_shown=not_shown,
             number=cell,
-            most=MOST,
+            most=MAX_GUESSES,
         )
     )
     return whole.rstrip() + "\n"
 
 
-def _columns(r: AuditResult) -> list[str]:
-    return list(dict.fromkeys(c for row in r.per_client.values() for c in row))
-
-
 def _why(a: VariantAnswer) -> str:
-    """The answer with everything that it rests on, in sentences."""
+    """The answer and its grounds in sentences."""
     f = a.finding
-    facts = [f.statement, *([f"Rests on {f.rests_on}."] if f.rests_on else []), f"Rule {f.cited}."]
+    facts = [f.statement, *a.grounds]
     if f.estimate is not None:
         facts.append(f"Bound: {a.bound}. Trust: {a.trusted}.")
-        if f.estimate.method:
-            facts.append(f"Interval: {f.estimate.method}, n = {f.estimate.n}.")
-    if a.needed:
-        facts.append(f"To measure it: {a.needed}.")
+    facts += [s for s in (a.method, a.to_measure) if s]
     if f.source:
         facts.append(f"Source: {f.source}.")
     return " ".join(facts)

@@ -1,10 +1,10 @@
-"""Clients under other names: "client 1" to "client K" in a report, or what their owner calls them.
+"""Rename clients: "client 1" to "client K" in a report, or the owners' names.
 
-A name also stands inside sentences ("named: client-00, client-06"). There it is replaced as a whole
-token: never inside a longer word or a longer name. A name that is a bare number or shorter than
-three characters cannot be told from other words in a sentence; it is replaced where it stands
-alone, in quotes, behind a word for a party, in a list behind a word for several, in braces that
-hold names alone, and at both ends of an edge.
+Names also occur in sentences ("named: client-00, client-06"). They are replaced as whole tokens,
+never inside a longer word or name. A name that is a number or shorter than three characters is
+ambiguous in a sentence. It is replaced only if it is the whole text, in quotes, after a word for a
+party, in a list after a word for several parties, in braces with names only, or at an end of an
+edge.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ PARTY = "clients?|sites?|nodes?|party|parties|hospitals?|devices?|owners?|sender
 
 SEVERAL = (
     "(?:clients|sites|nodes|parties|hospitals|devices|owners|senders|between|among|named):?"
-    # how audits introduce clients without a word for them
+    # audits use these words before names
     "|combination is|none known, in"
 )
-"""What a list of names can follow."""
+"""Words before a list of names."""
 
 BETWEEN = "(?:,? and |,? or |, | & )"
 
@@ -38,7 +38,7 @@ def pseudonyms(clients: Sequence[str]) -> dict[str, str]:
 
 
 class Renaming:
-    """Names replaced in text, and in everything that is made of text."""
+    """Replaces names in texts, and in containers and dataclasses of texts."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = dict(names)
@@ -47,14 +47,14 @@ class Renaming:
         weak = [n for n in names if n and n not in strong]
         parts = []
         if strong:
-            parts.append(rf"(?<!\w)(?<!\w-)(?P<strong>{_either(strong)})(?!-?\w)")
+            parts.append(rf"(?<!\w)(?<!\w-)(?P<strong>{_alternatives(strong)})(?!-?\w)")
         if weak:
-            one = _either(weak)
+            one = _alternatives(weak)
             each = rf"(?:{one})(?!\w)(?!\.\d)(?! more\b)"
             if strong:
-                each = rf"(?:(?:{_either(strong)})(?!-?\w)|{each})"
+                each = rf"(?:(?:{_alternatives(strong)})(?!-?\w)|{each})"
             self._each = re.compile(each)
-            # lists before single names: both begin at the same word
+            # lists first: a list and a single name start at the same word
             parts = [
                 rf"(?P<several>\b(?:{SEVERAL})[ ])(?P<list>{each}(?:{BETWEEN}{each})+)",
                 rf"(?P<edge>\bedges?[ ])(?P<ends>{each}[ ](?:-|to)[ ]{each})",
@@ -63,18 +63,18 @@ class Renaming:
                 rf"(?P<before>\b(?:{PARTY}|combination is|none known, in)[ ])"
                 rf"(?P<weak>{one})(?!\w)(?!\.\d)"
                 # "2 clients: 3" ends there; "clients: 3 of 10" is a count
-                rf"|(?P<colon>\b(?:{PARTY}):[ ])(?P<told>{one})(?=$|[;)]|\.(?:$|\s))"
+                rf"|(?P<colon>\b(?:{PARTY}):[ ])(?P<last>{one})(?=$|[;)]|\.(?:$|\s))"
                 rf"|(?P<open>['\"])(?P<quoted>{one})(?P=open)",
             ]
         self._pattern = re.compile("|".join(parts)) if parts else None
 
     def text(self, text: str) -> str:
-        """All names in a text; a text that is a name is that client."""
+        """Replace all names in a text."""
         if text in self._names:
             return self._names[text]
-        return self._pattern.sub(self._other, text) if self._pattern is not None else text
+        return self._pattern.sub(self._replace, text) if self._pattern is not None else text
 
-    def _other(self, found: re.Match[str]) -> str:
+    def _replace(self, found: re.Match[str]) -> str:
         groups = found.groupdict()
         if groups.get("strong") is not None:
             return self._names[groups["strong"]]
@@ -82,7 +82,7 @@ class Renaming:
             ("several", "list"),
             ("edge", "ends"),
             ("brace", "inside"),
-            ("colon", "told"),
+            ("colon", "last"),
         ):
             if groups.get(names) is not None:
                 made = self._each.sub(lambda one: self._names[one[0]], groups[names])
@@ -94,59 +94,59 @@ class Renaming:
             return new if doubled else groups["before"] + new
         return groups["open"] + self._names[groups["quoted"]] + groups["open"]
 
-    def everything(self, value: T) -> T:
-        """The same value with names replaced in every text and every key."""
+    def apply(self, value: T) -> T:
+        """The value with names replaced in all its texts and keys."""
         made: Any = value
         if isinstance(value, str):
             made = self.text(value)
         elif is_dataclass(value) and not isinstance(value, type):
             new = {
-                f.name: self.everything(getattr(value, f.name))
+                f.name: self.apply(getattr(value, f.name))
                 for f in fields(value)
-                if f.name not in KEPT
+                if f.name not in UNCHANGED_FIELDS
             }
             made = replace(value, **new)
         elif isinstance(value, Mapping):
-            made = {self.everything(k): self.everything(v) for k, v in value.items()}
+            made = {self.apply(k): self.apply(v) for k, v in value.items()}
         elif isinstance(value, list | tuple):
-            made = type(value)(self.everything(v) for v in value)
+            made = type(value)(self.apply(v) for v in value)
         return made
 
 
-KEPT = frozenset(
+UNCHANGED_FIELDS = frozenset(
     {"verdict", "status", "rule", "code", "audit", "variant", "kind", "trace_sha256", "names"}
 )
-"""Fields that speak of no client."""
+"""Fields without names of clients."""
 
 
-def _either(names: Sequence[str]) -> str:
-    """Longest first: "St. Mary Hospital" is not "St. Mary" and a word."""
+def _alternatives(names: Sequence[str]) -> str:
+    """Regex alternatives, longest name first."""
     return "|".join(re.escape(n) for n in sorted(names, key=len, reverse=True))
 
 
 def renamed(chapter: Chapter, names: bool = False) -> Chapter:
-    """The chapter as a reader may see it: with pseudonyms, or with the names of the clients."""
+    """The chapter with pseudonyms, or with `names` of the owners."""
     new = pseudonyms(chapter.clients)
     if names:
         called = {c: chapter.names.get(c, c) for c in new}
         counted = Counter(called.values())
-        # two clients of one name stay two
+        # equal names stay distinct
         new = {c: f"{n} ({c})" if counted[n] > 1 else n for c, n in called.items() if n != c}
-        # clients of the data that are not in the trace
+        # clients in the data, but not in the trace
         new |= {c: n for c, n in chapter.names.items() if c not in called}
     by = Renaming(new)
-    found: list[Finding] = [by.everything(f) for f in chapter.findings]
-    results: list[AuditResult] = [by.everything(r) for r in chapter.results]
+    found: list[Finding] = [by.apply(f) for f in chapter.findings]
+    results: list[AuditResult] = [by.apply(r) for r in chapter.results]
     return replace(
         chapter,
         summary={k: by.text(v) for k, v in chapter.summary.items()},
         findings=found,
         results=results,
-        guarantees=by.everything(dict(chapter.guarantees)),
+        guarantees=by.apply(dict(chapter.guarantees)),
         evidence={k: by.text(v) for k, v in chapter.evidence.items()},
         config=by.text(chapter.config),
         clients=[new.get(c, c) for c in chapter.clients],
         notices=[by.text(n) for n in chapter.notices],
         names={},
-        allocation=by.everything(chapter.allocation),
+        allocation=by.apply(chapter.allocation),
     )

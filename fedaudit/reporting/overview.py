@@ -1,4 +1,4 @@
-"""One row per question and one answer per variant: what every form of the report begins with."""
+"""First part of every report: one row per question, one answer per variant."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from fedaudit.reporting.chapter import Chapter
 from fedaudit.reporting.findings import ORDER, against, interval, number, words_for
 from fedaudit.reporting.rules import NOTHING_MEASURED, NOTHING_TO_CHANGE, VERDICTS, observer
 from fedaudit.results import AuditResult, Bound, Finding
+
+SHOWS = "a leak would show"
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class VariantAnswer:
 
     @property
     def value(self) -> str:
-        """`value [low, high] at 95 %`, a count with what it counts, or "not measured"."""
+        """`value [low, high] at 95 %`, a count with its noun, or "not measured"."""
         e = self.finding.estimate
         if e is None:
             return "not measured"
@@ -43,7 +45,7 @@ class VariantAnswer:
 
     @property
     def n(self) -> str:
-        """How many independent observations the value rests on; a count needs none."""
+        """Number of independent observations; empty for an exact count."""
         e = self.finding.estimate
         return "" if e is None or e.confidence >= 1 or not e.n else f"n = {e.n:,}"
 
@@ -54,12 +56,12 @@ class VariantAnswer:
 
     @property
     def against(self) -> str:
-        """What the value is held against: chance, or a threshold."""
+        """Name of the baseline: chance, or a threshold."""
         return words_for(self.finding.audit).against
 
     @property
     def bounds(self) -> list[Bound]:
-        """What theory says of the measured value, tightest first, theorems before references."""
+        """Bounds on the measured value, tightest first, theorems before references."""
         r, measure = self.result, self.finding.measure
         if r is None or measure is None:
             return []
@@ -70,7 +72,7 @@ class VariantAnswer:
 
     @property
     def bound(self) -> str:
-        """The tightest that applies, in words."""
+        """The tightest bound in words."""
         if self.finding.estimate is None:
             return ""
         if not self.bounds:
@@ -84,14 +86,14 @@ class VariantAnswer:
 
     @property
     def visible(self) -> str:
-        """From where on a leak would have been seen, where none was."""
+        """Smallest detectable leak, for an answer without a leak."""
         r, e = self.result, self.finding.estimate
         quiet = self.finding.verdict in ("no_evidence", "nothing_to_say")
         if not quiet or r is None or e is None:
             return ""
         if r.detectable is None:
             known = self.finding.verdict == "no_evidence"
-            return "" if known else "at a size that is not known"
+            return "" if known else "at an unknown size"
         if math.isinf(r.detectable):
             return "at no size"
         ends = "from {} on" if r.greater_is_leak else "up to {}"
@@ -99,12 +101,17 @@ class VariantAnswer:
 
     @property
     def needed(self) -> str:
-        """What it would take to measure, where nothing was."""
+        """What a measurement needs; empty if there is one."""
         return self.finding.remedy if self.finding.estimate is None else ""
 
     @property
+    def to_measure(self) -> str:
+        """The same as a sentence."""
+        return f"To measure it: {self.needed}." if self.needed else ""
+
+    @property
     def trusted(self) -> str:
-        """Who must be honest for the federation to keep what this question is about."""
+        """Parties that must be honest for the answer to hold."""
         f, held = (
             self.finding,
             [f"{who} ({name})" for name, who in self.chapter.trust.items() if who],
@@ -119,8 +126,8 @@ class VariantAnswer:
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """What a measured value is held against: (label, text)."""
-        shown = [("a leak would show", self.visible)] if self.visible else []
+        """(label, text) of all that a measured value is compared with."""
+        shown = [(SHOWS, self.visible)] if self.visible else []
         return [
             (self.against, ", ".join(t for t in (self.chance, self.n) if t)),
             *shown,
@@ -128,23 +135,44 @@ class VariantAnswer:
             ("trust", self.trusted),
         ]
 
+    @property
+    def lines(self) -> list[str]:
+        """The facts after the baseline as plain text."""
+        return [
+            f"{label} {text}" if label == SHOWS else f"{label}: {text}"
+            for label, text in self.facts[1:]
+        ]
+
+    @property
+    def grounds(self) -> list[str]:
+        """Messages and rule behind the verdict, as sentences."""
+        f = self.finding
+        rests = [f"Rests on {f.rests_on}."] if f.rests_on else []
+        return [*rests, f"Rule {f.cited}."]
+
+    @property
+    def method(self) -> str:
+        """Method of the interval as a sentence; empty without one."""
+        e = self.finding.estimate
+        return f"Interval: {e.method}, n = {e.n}." if e is not None and e.method else ""
+
 
 @dataclass(frozen=True)
 class QuestionRow:
-    """A question and its answers: per chapter, worst first; none where it was not asked."""
+    """A question and its answers per chapter, worst first; empty if it was not asked."""
 
     audit: str
     text: str
     answers: tuple[tuple[VariantAnswer, ...], ...]
 
     @property
-    def every(self) -> list[VariantAnswer]:
+    def all_answers(self) -> list[VariantAnswer]:
         return [a for of in self.answers for a in of]
 
     def remedies(self, variants: Sequence[str]) -> list[str]:
-        """What changes it, without repeats, where something was found; worst first.
+        """Remedies of the measured answers without repeats, worst answer first.
 
-        `variants` name the chapters: advice that is not for all that leak says for which it is.
+        If remedies differ, each starts with its `variants`, the names of the chapters.
         """
         found = [
             (a.finding, name)
@@ -162,27 +190,27 @@ class QuestionRow:
 
     @property
     def asked_of(self) -> str:
-        """The audit that asks, and the observers whose view it takes."""
-        seen = ", ".join(dict.fromkeys(a.finding.vantage for a in self.every))
-        return self.audit.replace("_", " ") + (f", seen by {seen}" if self.every else "")
+        """The audit and its observers."""
+        seen = ", ".join(dict.fromkeys(a.finding.vantage for a in self.all_answers))
+        return self.audit.replace("_", " ") + (f", seen by {seen}" if self.all_answers else "")
 
     @property
     def unchanged(self) -> str:
-        """Why nothing stands where remedies would."""
-        measured = any(a.finding.estimate is not None for a in self.every)
+        """Text instead of remedies if there are none."""
+        measured = any(a.finding.estimate is not None for a in self.all_answers)
         return NOTHING_TO_CHANGE if measured else NOTHING_MEASURED
 
     @property
     def sources(self) -> list[str]:
-        """Where the method is published, without repeats."""
-        every = dict.fromkeys(a.finding.source for a in self.every if a.finding.source)
-        # what another one says in full need not be said in short
+        """Publications of the method, without repeats."""
+        every = dict.fromkeys(a.finding.source for a in self.all_answers if a.finding.source)
+        # omit a source that is the start of a longer one
         return [s for s in every if not any(o != s and o.startswith(s) for o in every)]
 
 
 @dataclass(frozen=True)
 class FederationOverview:
-    """One federation: its chapters side by side, and the questions put to them."""
+    """One federation: its chapters and their questions."""
 
     federation: str
     chapters: tuple[Chapter, ...]
@@ -193,35 +221,40 @@ class FederationOverview:
         """The federation in one line."""
         first = self.chapters[0].summary
         lines = dict.fromkeys(c.summary.get("federation", "") for c in self.chapters)
-        said = [
+        texts = [
             first.get("data", ""),
             " / ".join(line for line in lines if line),
             first.get("model", ""),
         ]
-        return "; ".join(text for text in said if text)
+        return "; ".join(text for text in texts if text)
 
     @property
     def counts(self) -> list[tuple[str, int, str]]:
-        """(verdict, how often, in words) of every verdict that was given."""
-        found = [a.finding.verdict for q in self.questions for a in q.every]
+        """(verdict, count, words) of every verdict given."""
+        found = [a.finding.verdict for q in self.questions for a in q.all_answers]
         count = ((v, found.count(v), label.words) for v, label in VERDICTS.items())
         return [(verdict, n, words) for verdict, n, words in count if n]
 
     @property
     def noted(self) -> list[str]:
-        """What was noted about the data, without repeats."""
+        """Notes on the data, without repeats."""
         return list(
             dict.fromkeys(c.summary["noted"] for c in self.chapters if "noted" in c.summary)
         )
 
     @property
     def variants(self) -> list[str]:
-        """A heading per chapter, never empty."""
+        """A heading per chapter; never empty."""
         return [c.variant or "as recorded" for c in self.chapters]
 
 
-def parts(chapters: Sequence[Chapter]) -> list[FederationOverview]:
-    """Chapters by federation, in the order in which they come; questions worst first."""
+def report_heading(overviews: Sequence[FederationOverview]) -> str:
+    subject = "these federations give" if len(overviews) > 1 else "this federation gives"
+    return f"What {subject} away"
+
+
+def by_federation(chapters: Sequence[Chapter]) -> list[FederationOverview]:
+    """Chapters grouped by federation, in their order; questions worst first."""
     out = []
     for federation in dict.fromkeys(c.federation for c in chapters):
         own = tuple(c for c in chapters if c.federation == federation)
@@ -232,7 +265,8 @@ def parts(chapters: Sequence[Chapter]) -> list[FederationOverview]:
         )
         questions = [_question(audit, own) for audit in audits]
         worst = sorted(
-            questions, key=lambda q: min((ORDER[a.finding.verdict] for a in q.every), default=9)
+            questions,
+            key=lambda q: min((ORDER[a.finding.verdict] for a in q.all_answers), default=9),
         )
         out.append(FederationOverview(federation, own, tuple(worst)))
     return out
@@ -245,13 +279,13 @@ def _question(audit: str, chapters: Sequence[Chapter]) -> QuestionRow:
         found = [f for f in chapter.findings if f.audit == audit]
         asked = [*(f.question for f in found), *(r.question for r in results)]
         texts.append(next((question for question in asked if question), ""))
-        answers.append(tuple(VariantAnswer(chapter, f, _behind(f, results)) for f in found))
-    # where variants differ in a piece of the question, the whole of it is asked
+        answers.append(tuple(VariantAnswer(chapter, f, _result_of(f, results)) for f in found))
+    # variants may ask a part of the question: take the longest
     return QuestionRow(audit, max(texts, key=len, default="") or audit, tuple(answers))
 
 
-def _behind(finding: Finding, results: Sequence[AuditResult]) -> AuditResult | None:
-    """The result that a finding speaks of."""
+def _result_of(finding: Finding, results: Sequence[AuditResult]) -> AuditResult | None:
+    """The result behind a finding."""
     for r in results:
         if finding.measure is None and r.headline is None:
             return r

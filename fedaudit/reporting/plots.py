@@ -1,7 +1,7 @@
-"""Small SVG figures: no library, a few kilobytes each, readable in light and dark.
+"""Small SVG figures without a library: a few kilobytes each, readable in light and dark.
 
-`draw` puts layers (curves, bands, points, cells, guides, outlines) over one another on two axes,
-linear or logarithmic; `lines` is the figure most callers want.
+`draw` stacks layers (curves, bands, points, cells, guides, outlines) on two axes, linear or
+logarithmic; `lines` is the usual figure.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Protocol
 COLOURS = ("#2f6fdd", "#c2410c", "#15803d", "#7e22ce", "#0e7490", "#a16207", "#be185d", "#475569")
 
 SHADES = ("#440154", "#3b528b", "#21918c", "#5ec962", "#fde725")
-"""Ends and middles of the scale that cells are coloured by, dark to light (viridis)."""
+"""Colour scale of cells, dark to light (viridis)."""
 LEVELS = 16
 
 
 @dataclass(frozen=True)
 class PlotAxis:
-    """One axis from `low` to `high`; on a logarithmic one what lies below `low` stands on it."""
+    """One axis from `low` to `high`, linear or logarithmic."""
 
     label: str
     low: float
@@ -33,20 +33,20 @@ class PlotAxis:
             raise ValueError(f"axis {self.label!r} from {self.low} to {self.high}")
 
     def place(self, value: float) -> float:
-        """Where a value stands, 0 to 1; beyond the ends, on them."""
+        """Place of a value, 0 to 1; values beyond the ends are at the ends."""
         inside = min(max(value, self.low), self.high)
         if self.log:
             return math.log(inside / self.low) / math.log(self.high / self.low)
         return (inside - self.low) / (self.high - self.low)
 
     def value(self, place: float) -> float:
-        """The value that stands at a place."""
+        """The value at a place."""
         if self.log:
             return float(self.low * (self.high / self.low) ** place)
         return self.low + place * (self.high - self.low)
 
     def ticks(self) -> list[float]:
-        """A handful of round numbers."""
+        """A few round numbers."""
         if self.log:
             first, last = math.ceil(math.log10(self.low) - 1e-9), math.log10(self.high) + 1e-9
             powers = [10.0**e for e in range(first, math.floor(last) + 1)]
@@ -64,7 +64,7 @@ class PlotAxis:
     def around(
         cls, label: str, values: Sequence[float], *, log: bool = False, zero: bool = False
     ) -> PlotAxis:
-        """An axis that holds all values; `zero`: and zero."""
+        """An axis around all values; with `zero`, also around zero."""
         finite = [v for v in values if math.isfinite(v) and (v > 0 or not log)]
         if not finite:
             return cls(label, 0.1, 1.0, True) if log else cls(label, 0.0, 1.0)
@@ -77,7 +77,7 @@ class PlotAxis:
 
 @dataclass(frozen=True)
 class Frame:
-    """Two axes on a sheet."""
+    """Two axes and their margins."""
 
     x: PlotAxis
     y: PlotAxis
@@ -87,7 +87,7 @@ class Frame:
     right: int
     top: int
     bottom: int
-    values: bool = False  # carry the numbers beside the marks, for a page that reads them out
+    values: bool = False  # add the numbers to the marks, for the script of the page
 
     def px(self, x: float) -> float:
         return self.left + self.x.place(x) * (self.width - self.left - self.right)
@@ -99,8 +99,8 @@ class Frame:
     def path(self, points: Sequence[tuple[float, float]]) -> str:
         return " ".join(f"{self.px(x):.1f},{self.py(y):.1f}" for x, y in points)
 
-    def told(self, name: str, points: Sequence[tuple[float, float]]) -> str:
-        """What a page reads out at each of the points, as attributes of the mark."""
+    def data(self, name: str, points: Sequence[tuple[float, float]]) -> str:
+        """Attributes with the values that the page reads out at the points."""
         if not self.values:
             return ""
         numbers = ";".join(f"{x:.4g},{y:.4g}" for x, y in points)
@@ -108,7 +108,7 @@ class Frame:
 
 
 class Layer(Protocol):
-    """Something drawn on a frame; a `name` stands in the legend."""
+    """Something drawn on a frame; a `name` appears in the legend."""
 
     @property
     def name(self) -> str: ...
@@ -118,7 +118,7 @@ class Layer(Protocol):
 
 @dataclass(frozen=True)
 class Line:
-    """One series: points (x, value, low, high), the intervals as bars."""
+    """One series of points (x, value, low, high) with intervals as bars."""
 
     name: str
     points: tuple[tuple[float, float, float, float], ...]
@@ -138,7 +138,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Band(Line):
-    """The same with the intervals as a shaded band: for many points."""
+    """One series with intervals as a shaded band, for many points."""
 
     def svg(self, frame: Frame, colour: str) -> str:
         low = [(p[0], p[2]) for p in self.points]
@@ -160,13 +160,13 @@ class Polyline:
         drawn = [p for p in self.points if all(map(math.isfinite, p))]
         return (
             f'<polyline points="{frame.path(drawn)}" fill="none" stroke="{colour}" '
-            f'stroke-width="2" stroke-linejoin="round"{dash}{frame.told(self.name, drawn)}/>'
+            f'stroke-width="2" stroke-linejoin="round"{dash}{frame.data(self.name, drawn)}/>'
         )
 
 
 @dataclass(frozen=True)
 class Dots:
-    """Many points as one path; at most `most` of them, evenly chosen."""
+    """Many points as one path; at most `most`, evenly chosen."""
 
     name: str
     points: tuple[tuple[float, float], ...]
@@ -180,16 +180,16 @@ class Dots:
         path = "".join(f"M{frame.px(x):.1f} {frame.py(y):.1f}h0" for x, y in chosen)
         return (
             f'<path d="{path}" fill="none" stroke="{self.ink or colour}" stroke-width="{self.size}"'
-            f' stroke-linecap="round" stroke-opacity=".65"{frame.told(self.name, chosen)}/>'
+            f' stroke-linecap="round" stroke-opacity=".65"{frame.data(self.name, chosen)}/>'
         )
 
 
 @dataclass(frozen=True)
 class ClientDots:
-    """One value with its interval per client, side by side; clients keep their places.
+    """One value with its interval per client.
 
-    `points`: (place, value, low, high); `names` beside them. `keys`: by which a page lights up the
-    same client in all its figures and tables.
+    `points`: (place, value, low, high), with their `names`. `keys` identify a client in all figures
+    and tables of a page.
     """
 
     points: tuple[tuple[int, float, float, float], ...]
@@ -204,18 +204,18 @@ class ClientDots:
             at, middle = f"{frame.px(place):.1f}", f"{frame.py(value):.1f}"
             ends = f'y1="{frame.py(low):.1f}" y2="{frame.py(high):.1f}"'
             words = escape(f"{name}: {value:.3g} [{low:.3g}, {high:.3g}]")
-            told = f' data-v="{words}"' if frame.values else ""
+            data = f' data-v="{words}"' if frame.values else ""
             out.append(
                 f'<g class="who" data-client="{escape(key)}">'
                 f'<line x1="{at}" x2="{at}" {ends} stroke="{colour}" stroke-opacity=".6"/>'
-                f'<circle cx="{at}" cy="{middle}" r="3.5" fill="{colour}"{told}/></g>'
+                f'<circle cx="{at}" cy="{middle}" r="3.5" fill="{colour}"{data}/></g>'
             )
         return "".join(out)
 
 
 @dataclass(frozen=True)
 class Guide:
-    """A dashed line across with words beside it: a level of y, or the diagonal y = x."""
+    """A dashed line with a label: a level of y, or the diagonal y = x."""
 
     words: str
     level: float | None = None
@@ -232,7 +232,7 @@ class Guide:
         (x1, y1), (x2, y2) = ((frame.px(x), frame.py(y)) for x, y in ends)
         if self.level is not None:
             words = f'x="{x2:.1f}" y="{y2 - 5:.1f}" text-anchor="end"'
-        else:  # below the line, where no curve that is better than it runs
+        else:  # below the line, away from curves above it
             words = f'x="{0.4 * x1 + 0.6 * x2 + 8:.1f}" y="{0.4 * y1 + 0.6 * y2 + 14:.1f}"'
         return (
             f'<line x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}" stroke="currentColor" '
@@ -242,7 +242,7 @@ class Guide:
 
 @dataclass(frozen=True)
 class Outline:
-    """A region: corners in order, stroked."""
+    """A region, given by its corners in order."""
 
     name: str
     corners: tuple[tuple[float, float], ...]
@@ -257,9 +257,9 @@ class Outline:
 
 @dataclass(frozen=True)
 class Cells:
-    """Values on an even grid, rows from the bottom up, by colour; with a key at the right.
+    """Values on an even grid as colours, rows from the bottom up; the key is at the right.
 
-    `low` and `high` end the scale of colours; values beyond them, and infinite ones, get its ends.
+    `key` is the scale of colours; values beyond it get the colours of its ends.
     """
 
     values: tuple[tuple[float, ...], ...]
@@ -267,11 +267,11 @@ class Cells:
     name: str = ""
 
     def svg(self, frame: Frame, colour: str) -> str:
-        """One path per level of colour, runs of equal cells joined: small whatever the grid."""
+        """One path per colour level with runs of equal cells joined, for a small file."""
         rows, columns = len(self.values), len(self.values[0])
         wide = (frame.width - frame.left - frame.right) / columns
         high = (frame.height - frame.top - frame.bottom) / rows
-        # neighbours share their edges to the last digit: no paper shines through
+        # neighbours share edges to the last digit, so that no gap shows
         xs = [round(frame.left + j * wide, 1) for j in range(columns + 1)]
         ys = [round(frame.height - frame.bottom - i * high, 1) for i in range(rows + 1)]
         runs: dict[int, list[str]] = {}
@@ -292,7 +292,7 @@ class Cells:
         return min(int(self.key.place(value) * LEVELS), LEVELS - 1)
 
     def _scale(self, frame: Frame) -> str:
-        """The key: a column of shades, words at its ticks."""
+        """The key: a column of colours with ticks."""
         x, foot = frame.width - frame.right + 12, frame.height - frame.bottom
         tall = (foot - frame.top) / LEVELS
         out = [
@@ -328,9 +328,9 @@ def draw(
     inline: bool = False,
     marks: Sequence[float] | None = None,
 ) -> str:
-    """Layers over one another; those with a name take a colour and stand in the legend.
+    """Draw layers over one another; named layers get a colour and an entry in the legend.
 
-    `inline`: for a place inside an HTML page, where no name space is needed. `marks`: ticks of x.
+    `inline`: for use inside an HTML page, without XML namespace. `marks`: ticks of x.
     """
     named = [layer for layer in layers if layer.name]
     what = y.label or ", ".join(layer.name for layer in named)
@@ -393,11 +393,11 @@ def lines(
 ) -> str:
     """Values with intervals over x, one line per series, chance as a dashed line.
 
-    `beside`: curves without intervals, such as a chance that is not the same for every x.
+    `beside`: curves without intervals, such as a chance level that depends on x.
     """
     points = [p for s in series for p in s.points]
     if not points:
-        raise ValueError("a figure needs points")
+        raise ValueError("a figure needs at least one point")
     xs = sorted({p[0] for p in points})
     ys = [v for p in points for v in p[1:]] + ([baseline] if baseline is not None else [])
     ys += [y for curve in beside for _, y in curve.points]

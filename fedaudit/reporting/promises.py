@@ -1,4 +1,4 @@
-"""What the protections of a chapter promise, client by client, for the page."""
+"""Promises of the protections per client, for the page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from fedaudit.reporting.chapter import Chapter
 from fedaudit.reporting.overview import FederationOverview
-from fedaudit.reporting.tables import MOST, ClientRow, ClientTable, left_out
+from fedaudit.reporting.tables import MAX_CLIENTS, ClientRow, ClientTable, not_shown
 from fedaudit.reporting.text import cell
 
 PROMISE = ("epsilon", "delta", "of one", "neighbours", "trusted", "covers", "by")
@@ -26,10 +26,10 @@ ALLOCATED = {
 
 @dataclass(frozen=True)
 class ProtectedChapter:
-    """One chapter: what protects it, who is trusted for that, and the promises as tables.
+    """The protections of one chapter.
 
-    `promises` are (heading, table) per protection; `allocated` and `statements` say what noise per
-    client would change at the same budget.
+    `promises`: (heading, table) per protection. `allocated`, `statements`: effect of noise per
+    client at the same budget.
     """
 
     heading: str
@@ -40,11 +40,11 @@ class ProtectedChapter:
     statements: Mapping[str, str]
 
 
-def protected(divided: Sequence[FederationOverview]) -> Iterator[ProtectedChapter]:
-    """Every chapter, federation by federation."""
-    for number, part in enumerate(divided):
+def protected_chapters(overviews: Sequence[FederationOverview]) -> Iterator[ProtectedChapter]:
+    """All chapters, by federation."""
+    for number, part in enumerate(overviews):
         for chapter in part.chapters:
-            named = len(divided) > 1 or chapter.variant
+            named = len(overviews) > 1 or chapter.variant
             document = chapter.allocation
             yield ProtectedChapter(
                 heading=chapter.title if named else "This federation",
@@ -65,13 +65,13 @@ def protected(divided: Sequence[FederationOverview]) -> Iterator[ProtectedChapte
 def _promised(chapter: Chapter, group: str, name: str, given: Mapping[str, Any]) -> ClientTable:
     rows = {
         client: _promise(g if isinstance(g, Mapping) else {})
-        for client, g in list(given.items())[:MOST]
+        for client, g in list(given.items())[:MAX_CLIENTS]
     }
     return ClientTable(
-        title=f"What {name} promises every client over the whole run: {chapter.title}",
+        title=f"Promises of {name} to each client over the whole run: {chapter.title}",
         head=(("client", False), *((name, name in ("epsilon", "delta")) for name in PROMISE)),
         rows=_rows(chapter, group, list(rows.items())),
-        left_out=left_out(len(given)),
+        left_out=not_shown(len(given)),
     )
 
 
@@ -82,8 +82,8 @@ def _promise(g: Mapping[str, Any]) -> list[str]:
 
 
 def _allocated(chapter: Chapter, group: str, document: Mapping[str, Any]) -> ClientTable:
-    """What noise per client would change at the same budget."""
-    rows = document["clients"][:MOST]
+    """Noise per client at the same budget, beside the present noise."""
+    rows = document["clients"][:MAX_CLIENTS]
     kept = [k for k in ALLOCATED if rows and k in rows[0]]
     return ClientTable(
         title=f"Noise per client at the budget of the run: {chapter.title}",

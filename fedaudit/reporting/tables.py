@@ -1,4 +1,4 @@
-"""Tables of clients, and the small drawing that goes with every number."""
+"""Tables of clients, and the small plot of an estimate."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fedaudit.reporting.findings import against, interval, number
 from fedaudit.reporting.terms import Glossary
 from fedaudit.results import Bound, Estimate
 
-MOST = 300
-"""Clients that a table or figure shows: people read the page. results.json has all."""
+MAX_CLIENTS = 300
+"""Largest number of clients in a table or figure; results.json has all."""
 
 
 UNDRAWN = Markup()
@@ -22,7 +22,7 @@ UNDRAWN = Markup()
 
 @dataclass(frozen=True)
 class ClientRow:
-    """One client: `key` links its rows and dots across the page."""
+    """One client; `key` links its rows and dots across the page."""
 
     key: str
     cells: tuple[str, ...]
@@ -31,9 +31,9 @@ class ClientRow:
 
 @dataclass(frozen=True)
 class ClientTable:
-    """A table with one row per client; `head` is (name, whether the column holds numbers).
+    """A table with one row per client; `head` is (name, whether the column is numeric).
 
-    `drawn`: the rows end with a drawing. `left_out` says how many clients are not shown.
+    `drawn`: rows end with a plot. `left_out`: note on clients that are not shown.
     """
 
     title: str
@@ -43,16 +43,14 @@ class ClientTable:
     left_out: str = ""
 
     def linked_head(self, terms: Glossary) -> list[tuple[Markup, bool]]:
-        """Headings for the page, their terms counted as met."""
+        """Headings for the page; their terms count as mentioned."""
         named = [(terms.plain(name), numeric) for name, numeric in self.head]
         return [*named, (UNDRAWN, False)] if self.drawn else named
 
 
-def left_out(total: int) -> str:
-    """What to say below a table that is cut off; empty where it is whole."""
-    return (
-        "" if total <= MOST else f"The first {MOST} of {total:,} clients; all are in results.json."
-    )
+def not_shown(total: int, most: int = MAX_CLIENTS) -> str:
+    """Note below a shortened table; empty if all rows are shown."""
+    return "" if total <= most else f"The first {most} of {total:,}; all are in results.json."
 
 
 LEGEND = (
@@ -63,10 +61,10 @@ LEGEND = (
         ),
         "value and interval",
     ),
-    (Markup('<line class="chance" x1="13" x2="13" y1="0" y2="12"/>'), "chance: no leak at all"),
+    (Markup('<line class="chance" x1="13" x2="13" y1="0" y2="12"/>'), "chance: no leak"),
     (Markup('<line class="bound" x1="13" x2="13" y1="0" y2="12"/>'), "bound from theory"),
 )
-"""What the marks of `dot` mean."""
+"""Meaning of the marks of `dot`."""
 
 
 def dot(
@@ -77,7 +75,7 @@ def dot(
     width: int = 180,
     labels: bool = True,
 ) -> Markup:
-    """A dot with its interval on an axis, the chance level, and bounds where there are any."""
+    """Plot of an estimate: value, interval, chance level and bounds on one axis."""
     left, right = _ends(e, bounds)
     inner = width - 20
 
@@ -107,7 +105,7 @@ def dot(
 
 
 def _ends(e: Estimate, bounds: Sequence[Bound]) -> tuple[float, float]:
-    """Ends of the axis: 0 to 1 for shares, else from the smallest mark (or 0) to the largest."""
+    """Ends of the axis: 0 to 1 for shares, else from the smallest mark or 0 to the largest."""
     marks = [e.value, e.low, e.high, *([] if e.baseline is None else [e.baseline])]
     shares = all(0 <= m <= 1 for m in marks[1:])
     finite = [m for m in [*marks, *(b.value for b in bounds)] if math.isfinite(m)] or [0.0]

@@ -1,5 +1,7 @@
-"""The terminal report: one line per finding with value, interval, baseline, source; then why, and
-what each client gave away. Everything is wrapped to the width of the console."""
+"""The terminal report: one line per finding, then explanations and tables of clients.
+
+All lines are wrapped to the width of the console.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fedaudit.reporting.chapter import Chapter, notices_of
 from fedaudit.reporting.findings import against, interval, number, words_for
+from fedaudit.reporting.overview import VariantAnswer, by_federation
 from fedaudit.reporting.rules import label_of
 from fedaudit.results import AuditResult, Estimate, Finding
 
@@ -17,18 +20,16 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from fedaudit.reporting.overview import VariantAnswer
-
 _MARGIN = 16
 
 
 def show_study(
     console: Console, chapters: Sequence[Chapter], *, details: bool = True, most_clients: int = 20
 ) -> None:
-    """Print the report of one or several chapters; of several, a table of questions first.
+    """Print one or several chapters; several start with a table of questions.
 
-    Without `details`, one chapter is printed without its tables, and several as that table alone.
-    Clients are named as the chapters name them: see `names.renamed`.
+    Without `details`, one chapter has no tables, and several print the table of questions only.
+    `names.renamed` sets the clients' names.
     """
     from rich.text import Text
 
@@ -36,8 +37,8 @@ def show_study(
     if several:
         _overview(console, chapters)
         console.print()
-    for title, notice in notices_of(chapters):
-        _line(console, "NOTE", f"{title}: {notice}" if title else notice, "bold yellow")
+    for notice in notices_of(chapters):
+        _print_wrapped(console, "NOTE", notice, "bold yellow")
     for chapter in chapters:
         if several and details:
             console.print()
@@ -48,17 +49,15 @@ def show_study(
 
 
 def _overview(console: Console, chapters: Sequence[Chapter]) -> None:
-    """Federations in a line, what sets their variants apart, and each question with its answers."""
+    """Print each federation in a line, its variants, and each question with its answers."""
     from rich.text import Text
 
-    from fedaudit.reporting.overview import parts
-
-    for part in parts(chapters):
+    for part in by_federation(chapters):
         console.print()
         console.print(Text(clean(part.federation), style="bold underline"))
-        _line(console, "", part.line, "", margin=0)
+        _print_wrapped(console, "", part.line, "", margin=0)
         for noted in part.noted:
-            _line(console, "", f"Noted: {noted}.", "", margin=0)
+            _print_wrapped(console, "", f"Noted: {noted}.", "", margin=0)
         wide = min(max(len("what helps"), *map(len, part.variants)) + 2, 26)
         for variant, chapter in zip(part.variants, part.chapters, strict=True):
             known = [
@@ -67,35 +66,34 @@ def _overview(console: Console, chapters: Sequence[Chapter]) -> None:
                 if k in chapter.summary
             ]
             about = "; ".join(f"{k}: {chapter.summary[k]}" for k in known)
-            _line(console, f"  {variant:<{wide}}", about, "dim", margin=wide + 2)
+            _print_wrapped(console, f"  {variant:<{wide}}", about, "dim", margin=wide + 2)
         for q in part.questions:
             console.print()
-            _line(console, "", q.text, "", margin=0)
+            _print_wrapped(console, "", q.text, "", margin=0)
             for variant, answers in zip(part.variants, q.answers, strict=True):
                 for a in answers:
                     style = label_of(a.finding).style
-                    _line(console, f"  {variant:<{wide}}", told(a), style, margin=wide + 2)
+                    _print_wrapped(
+                        console, f"  {variant:<{wide}}", answer_text(a), style, margin=wide + 2
+                    )
             for remedy in q.remedies(part.variants):
-                _line(console, f"  {'what helps':<{wide}}", remedy, "dim", margin=wide + 2)
+                _print_wrapped(console, f"  {'what helps':<{wide}}", remedy, "dim", margin=wide + 2)
             for source in q.sources:
-                _line(console, f"  {'source':<{wide}}", source, "dim", margin=wide + 2)
+                _print_wrapped(console, f"  {'source':<{wide}}", source, "dim", margin=wide + 2)
 
 
-def told(a: VariantAnswer) -> str:
-    """One answer in a sentence: verdict and rule; value, baseline, n, power, bound, trust."""
+def answer_text(a: VariantAnswer) -> str:
+    """One answer in a sentence: verdict, value, baseline, n, power, bound, trust, rule."""
     f = a.finding
-    said = label_of(f).mark
+    mark = label_of(f).mark
     if f.estimate is None:
-        needed = f" To measure it: {a.needed}." if a.needed else ""
-        rests = f" Rests on {f.rests_on}." if f.rests_on else ""
-        return f"{said}: {f.statement}{needed}{rests} Rule {f.cited}."
+        needed = [a.to_measure] if a.needed else []
+        return " ".join([f"{mark}: {f.statement}", *needed, *a.grounds])
     facts = [f"{a.value}, {a.against} {a.chance}" + (f", {a.n}" if a.n else "")]
-    if a.visible:
-        facts.append(f"a leak would show {a.visible}")
-    facts += [f"bound: {a.bound}", f"trust: {a.trusted}"]
+    facts += a.lines
     facts += [f"rests on {f.rests_on}"] if f.rests_on else []
     facts.append(f"rule {f.cited}")
-    return f"{said}: {'; '.join(facts)}."
+    return f"{mark}: {'; '.join(facts)}."
 
 
 def show(
@@ -106,14 +104,14 @@ def show(
     *,
     most_clients: int = 20,
 ) -> None:
-    """Print a report: the findings, and the tables of `results`."""
+    """Print the findings and the tables of `results`."""
     console.print()
     for label, value in summary.items():
-        _line(console, label, value, "bold")
+        _print_wrapped(console, label, value, "bold")
     console.print()
     for f in findings:
         verdict = label_of(f)
-        _line(console, verdict.mark, headline(f), verdict.style)
+        _print_wrapped(console, verdict.mark, headline(f), verdict.style)
     for f in findings:
         _explain(console, f)
     for result in results:
@@ -121,7 +119,7 @@ def show(
 
 
 def headline(f: Finding) -> str:
-    """One finding in one line: what was measured, interval, baseline, source."""
+    """One finding in one line: measure, interval, baseline, source."""
     if f.estimate is None or f.measure is None:
         return f"{f.audit}: not measured: {f.statement} {f.source}".rstrip()
     percent = words_for(f.audit).percent and f.verdict != "disagreement"
@@ -132,13 +130,15 @@ def headline(f: Finding) -> str:
     )
 
 
-def _line(console: Console, label: str, text: str, style: str, margin: int = _MARGIN) -> None:
-    """`label`, then `text` wrapped beside it."""
+def _print_wrapped(
+    console: Console, label: str, text: str, style: str, margin: int = _MARGIN
+) -> None:
+    """Print `label` and beside it the wrapped `text`."""
     from rich.text import Text
 
     width = max(console.width, margin + 20)
     label, text = clean(label), clean(text)
-    # a number stays on the line of its unit; no control code is left that could be meant
+    # NUL keeps a number on the line of its unit; `clean` left no other NUL
     tied = text.replace(" %", "\0%").replace(" n = ", " n\0=\0")
     wrapped = textwrap.wrap(tied, width - margin, break_on_hyphens=False) or [""]
     lines = [line.replace("\0", " ") for line in wrapped]
@@ -153,15 +153,15 @@ def _explain(console: Console, f: Finding) -> None:
     console.print()
     for line in textwrap.wrap(clean(f.question), max(console.width, 20)):
         console.print(Text(line, style="bold"), soft_wrap=True)
-    _line(console, "  answer", f.statement, "dim")
+    _print_wrapped(console, "  answer", f.statement, "dim")
     if f.rests_on:
-        _line(console, "  rests on", f.rests_on, "dim")
-    _line(console, "  rule", f"{f.cited}; seen by {f.vantage}", "dim")
+        _print_wrapped(console, "  rests on", f.rests_on, "dim")
+    _print_wrapped(console, "  rule", f"{f.cited}; seen by {f.vantage}", "dim")
     if f.estimate is not None and f.estimate.method:
-        _line(console, "  interval", f.estimate.method, "dim")
+        _print_wrapped(console, "  interval", f.estimate.method, "dim")
     if f.remedy:
         label = "to measure" if f.estimate is None else "what helps"
-        _line(console, f"  {label}", f.remedy, "dim")
+        _print_wrapped(console, f"  {label}", f.remedy, "dim")
 
 
 def _details(console: Console, result: AuditResult, most_clients: int) -> None:
@@ -171,22 +171,24 @@ def _details(console: Console, result: AuditResult, most_clients: int) -> None:
         console.print()
         console.print(Text(clean(f"{result.audit}: noted"), style="bold"))
         for note in (*result.notes, *result.recording):
-            _line(console, "  -", note, "", margin=4)
+            _print_wrapped(console, "  -", note, "", margin=4)
     for missing in result.underpowered:
-        _line(console, f"{result.audit}:", str(missing), "yellow", margin=len(result.audit) + 2)
+        _print_wrapped(
+            console, f"{result.audit}:", str(missing), "yellow", margin=len(result.audit) + 2
+        )
     if len(result.estimates) > 1:
         table = _table("score", ["value", "low", "high", "baseline"])
         table.add_column("interval by", overflow="fold")
         for name, e in result.estimates.items():
-            scored = (wrappable(name), *figures(e), e.method)
+            scored = (wrappable(name), *estimate_cells(e), e.method)
             table.add_row(*(Text(clean(c)) for c in scored))
         _titled(console, f"{result.audit}: all scores", table)
     if result.per_client:
-        every = list(dict.fromkeys(c for row in result.per_client.values() for c in row))
-        columns = fitting(every, max(map(len, result.per_client)), console.width)
+        every = client_columns(result)
+        columns = fitting_columns(every, max(map(len, result.per_client)), console.width)
         table = _table("client", columns)
         shown = list(result.per_client.items())[:most_clients]
-        written = {c: aligned([row.get(c) for _, row in shown]) for c in columns}
+        written = {c: align_column([row.get(c) for _, row in shown]) for c in columns}
         for i, (name, _) in enumerate(shown):
             cells = (name, *(written[c][i] for c in columns))
             table.add_row(*(Text(clean(c)) for c in cells))
@@ -196,11 +198,18 @@ def _details(console: Console, result: AuditResult, most_clients: int) -> None:
         if left > 0 or hidden:
             more = [f"{left} more clients"] if left > 0 else []
             more += [", ".join(hidden)] if hidden else []
-            _line(console, "and", " and ".join(more) + ": see report.html", "dim", margin=4)
+            _print_wrapped(
+                console, "and", " and ".join(more) + ": see report.html", "dim", margin=4
+            )
 
 
-def fitting(columns: Sequence[str], name: int, width: int) -> list[str]:
-    """As many columns as a terminal shows without breaking their numbers, at least one."""
+def client_columns(result: AuditResult) -> list[str]:
+    """All columns of the table of clients, in their order."""
+    return list(dict.fromkeys(c for row in result.per_client.values() for c in row))
+
+
+def fitting_columns(columns: Sequence[str], name: int, width: int) -> list[str]:
+    """The first columns that fit into a terminal without breaking numbers, at least one."""
     used = name
     for i, column in enumerate(columns):
         used += 3 + max(8, max(map(len, column.split()), default=0))
@@ -222,12 +231,12 @@ def _table(first: str, numeric: Sequence[str]) -> Table:
 
 
 def wrappable(text: str, most: int = 16) -> str:
-    """A text whose long names are words: one that a narrow column breaks in two cannot be read."""
+    """Text with underscores of long names as spaces, so that a narrow column can wrap it."""
     return " ".join(w.replace("_", " ") if len(w) > most else w for w in text.split(" "))
 
 
-def unbroken(texts: Iterable[str], most: int = 32) -> int:
-    """A width at which no word of the texts is broken in two; `most` for those that have none."""
+def longest_word(texts: Iterable[str], most: int = 32) -> int:
+    """Length of the longest word in the texts, at most `most`."""
     return min(max((len(w) for text in texts for w in text.split()), default=0), most)
 
 
@@ -240,11 +249,11 @@ def _titled(console: Console, title: str, table: Table) -> None:
 
 
 def clean(text: str) -> str:
-    """Without control codes: a foreign trace must not drive the reader's terminal."""
+    """Text without control codes: a foreign trace must not control the terminal."""
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
 
 
-def figures(e: Estimate) -> tuple[str, str, str, str]:
+def estimate_cells(e: Estimate) -> tuple[str, str, str, str]:
     """Value, low, high and baseline as table cells; a count has no decimals."""
     if e.confidence >= 1 and all(float(v).is_integer() for v in (e.value, e.low, e.high)):
         base = "" if e.baseline is None else number(e.baseline)
@@ -261,9 +270,8 @@ def cell(value: float | int | str | None) -> str:
     return str(value)
 
 
-def aligned(values: Sequence[float | int | str | None]) -> list[str]:
-    """The cells of one column: numbers that cannot be read with three decimals get more, all of
-    them alike, so that an eye can compare them."""
+def align_column(values: Sequence[float | int | str | None]) -> list[str]:
+    """The cells of one column; small numbers get more decimals, the same for all cells."""
     small = [abs(v) for v in values if isinstance(v, float) and 0 < abs(v) < 1e-3]
     large = any(isinstance(v, float) and abs(v) >= 1e6 for v in values)
     if not small or large or min(small) < 1e-6:

@@ -260,7 +260,7 @@ def test_a_run_that_diverged_stands_for_no_honest_one(command, tmp_path):
         (["small.npz"], 3, "no tensor that can be checked"),
         (["good.npz", "--previous", "other.npz"], 3, "does not fit"),
         (["good.npz", "--level", "2"], 2, "level is out of range"),
-        (["good.npz", "--client", "a"], 2, "one model has no clients"),
+        (["good.npz", "--client", "a"], 2, "a single model has no clients"),
         (["good.npz", "--calibration", "none.json"], 3, "is not a calibration"),
         ([], 2, "nothing to check"),
     ],

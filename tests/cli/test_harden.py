@@ -59,18 +59,18 @@ def test_what_cannot_be_kept_ends_with_its_own_exit_code(command):
         *("harden", "fed.toml", "--limit", "accuracy >= 1", "--workers", 1, "--out", "none", "-q")
     )
     assert code == 4
-    assert "nothing that was measured keeps accuracy (at least 1)" in " ".join(out.split())
+    assert "no measured protection keeps accuracy (at least 1)" in " ".join(out.split())
     assert Path("none/nearest.toml").exists()
     assert not Path("none/hardened.toml").exists()
 
 
 def test_mistakes_are_messages_with_a_remedy(command):
     for arguments, said in (
-        ((), "nothing to harden for"),
+        ((), "no limit is given"),
         (("--limit", "epsilonn <= 8"), "did you mean 'epsilon'"),
         (("--limit", "epsilon <= 8", "--budget", "soon"), "--budget 10m"),
         (("--limit", "accuracy >= 0.9", "--limit", "accuracy <= 0.1"), "contradict"),
-        (("--limits", "none.toml"), "cannot be read"),
+        (("--limits", "none.toml"), "cannot read the limits"),
     ):
         code, out, err = command("harden", "fed.toml", *arguments)
         assert code == 2

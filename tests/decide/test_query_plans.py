@@ -1,4 +1,4 @@
-"""Plans as tables, ledgers and designs: what is read is what was asked, what is said is true."""
+"""Query plans from tables and ledgers, and designs of new ones."""
 
 import json
 from functools import partial
@@ -25,7 +25,7 @@ def table(path, text):
 
 
 def test_a_table_with_rounds_and_one_without_a_head(tmp_path):
-    with_head = plan.of_table(
+    with_head = plan.queries_of_table(
         table(tmp_path / "a.csv", "round,ann,bob,cy\n1,1,1,0\n1,0,1,1\n2,1,0.5,1\n")
     )
     assert with_head.names == ("ann", "bob", "cy")
@@ -33,7 +33,7 @@ def test_a_table_with_rounds_and_one_without_a_head(tmp_path):
         1: [[1, 1, 0], [0, 1, 1]],
         2: [[1, 0.5, 1]],
     }
-    bare = plan.of_table(table(tmp_path / "b.csv", "1;1;0\n\n0;1;1\n"))
+    bare = plan.queries_of_table(table(tmp_path / "b.csv", "1;1;0\n\n0;1;1\n"))
     assert bare.names == ("client-00", "client-01", "client-02")
     assert bare.rounds[1].tolist() == [[1, 1, 0], [0, 1, 1]]
 
@@ -45,7 +45,7 @@ def test_the_training_aggregate_of_a_table_counts_unless_it_is_left_out(tmp_path
     assert plan.check(file, training=False).smallest.min_support == 3
 
 
-def test_one_round_that_is_decided_does_not_decide_another(tmp_path, monkeypatch):
+def test_an_exact_round_does_not_settle_a_bounded_one(tmp_path, monkeypatch):
     rows = np.vstack([np.repeat(np.eye(4), 10, axis=1), np.random.default_rng(0).random((14, 40))])
     rounds = [1] * 4 + [2] * 14
     lines = [f"{r}," + ",".join(map(str, row)) for r, row in zip(rounds, rows > 0.5, strict=True)]
@@ -66,7 +66,7 @@ def test_one_more_query_is_judged_before_it_is_asked(tmp_path):
     assert (first.rank, first.recoverable, first.support.value) == (1, (2,), 1)
     last = plan.check(file, add=("0", "1", "2", "3")).added
     assert (last.rank, last.recoverable) == (0, ())
-    with pytest.raises(UsageError, match="no client"):
+    with pytest.raises(UsageError, match="not a client"):
         plan.check(file, add=("zoe",))
     with pytest.raises(UsageError, match="no round 7"):
         plan.check(file, add=("a",), add_to=7)
@@ -111,13 +111,13 @@ def test_a_ledger_that_secure_aggregation_wrote_is_read_again(tmp_path):
         ('a,b\n"1,1\n', "line"),
     ],
 )
-def test_tables_that_are_none_are_refused_by_line(text, words, tmp_path):
+def test_invalid_tables_are_refused_with_their_line(text, words, tmp_path):
     with pytest.raises(DataError, match=words):
         plan.check(table(tmp_path / "p.csv", text))
 
 
-def test_what_is_not_there_and_what_has_no_sums(tmp_path):
-    with pytest.raises(DataError, match="cannot be read"):
+def test_a_missing_file_and_a_run_without_sums_are_refused(tmp_path):
+    with pytest.raises(DataError, match="cannot read"):
         plan.check(tmp_path / "none.csv")
     config = {
         "data": {"name": "gaussian-mixture", "records": 120},
@@ -145,7 +145,7 @@ def finished(tmp_path_factory):
     return study.run(config, tmp_path_factory.mktemp("runs") / "run")
 
 
-def test_every_ledger_is_audited_without_being_told_to(finished):
+def test_secure_aggregation_adds_the_query_plan_audit(finished):
     assert {r.audit for r in finished.results} == {"coverage", "query_plan"}
     (found,) = [f for f in finished.findings if f.audit == "query_plan"]
     assert found.verdict == "leak"
@@ -220,14 +220,14 @@ def test_the_price_rises_with_persistence_and_with_mixing(designs):
     json.dumps(designs.to_dict(), allow_nan=False)
 
 
-def test_a_plan_that_was_written_is_read_and_checked_as_it_is(designs, tmp_path):
+def test_a_written_plan_is_read_back_and_checked(designs, tmp_path):
     fresh = designs.of("partitions")
     plan.write_table(tmp_path / "plan.csv", fresh.plan)
     found = plan.check(tmp_path / "plan.csv", threshold=5)
     assert len(found.rounds) == 20
     assert {p.min_support for p in found.rounds.values()} == {5}
     assert found.stacked.rank == fresh.rank
-    with pytest.raises(DataError, match="cannot be written"):
+    with pytest.raises(DataError, match="cannot write"):
         plan.write_table(tmp_path / "no" / "plan.csv", fresh.plan)
 
 
@@ -240,6 +240,6 @@ def test_a_plan_that_was_written_is_read_and_checked_as_it_is(designs, tmp_path)
         ((10, 5, 3), {"scores": Scores(marked=10)}),
     ],
 )
-def test_designs_that_make_no_sense_are_refused(arguments, more):
+def test_invalid_designs_are_refused(arguments, more):
     with pytest.raises(UsageError):
         plan.design(*arguments, rng=np.random.default_rng(0), **more)

@@ -1,4 +1,4 @@
-"""A study in a real browser: everything is drawn, it is silent, it asks the network for nothing.
+"""A study in a real browser: all figures are drawn, no errors, no network requests.
 
 Screenshots go to the folder FEDAUDIT_SCREENSHOTS, or to the test's own. axe-core is not part of the
 package: `make browser` fetches it.
@@ -99,7 +99,7 @@ def open_all(page):
 
 
 @pytest.mark.parametrize(("width", "scheme"), SHAPES)
-def test_it_shows_quietly_at_any_width_and_in_any_light(visit, study, tmp_path, width, scheme):
+def test_it_renders_without_errors_at_any_width_and_scheme(visit, study, tmp_path, width, scheme):
     page = visit(width, scheme)
     shots = Path(os.environ.get("FEDAUDIT_SCREENSHOTS", tmp_path))
     shots.mkdir(parents=True, exist_ok=True)
@@ -172,7 +172,7 @@ def test_tables_are_sorted_with_the_mouse_and_the_keyboard(visit):
     assert head.get_attribute("aria-sort") is None
 
 
-def test_a_client_lights_up_wherever_it_stands(visit):
+def test_a_client_is_highlighted_in_all_places(visit):
     page = visit()
     open_all(page)
     page.locator("button.name", has_text="client 2").first.click()

@@ -1,4 +1,4 @@
-"""Every curve of a result is drawn by what the table says of its name."""
+"""Each curve of a result is drawn as the table of drawings defines."""
 
 import math
 import re
@@ -55,11 +55,11 @@ def test_roc_is_logarithmic_with_chance_as_diagonal():
 
 def test_updates_on_the_map_of_survival():
     drawn = figure("survival", SURVIVAL)
-    assert "1 of 3 updates are cancelled" in drawn.words
-    assert "no easier to find" in drawn.words
+    assert "cancel 1 of 3 updates" in drawn.words
+    assert "not easier to find" in drawn.words
     assert drawn.svg.count("h0") == 3
     fine = {k: v[:1] for k, v in SURVIVAL.items()}
-    assert figure("survival", fine).words == "0 of 1 updates are cancelled by the others."
+    assert figure("survival", fine).words == "The other updates cancel 0 of 1 updates."
 
 
 def test_the_map_is_the_closed_form():
@@ -79,7 +79,7 @@ def test_the_cancelled_region_is_where_the_sum_is_short():
     assert np.array(corners[-2:]) == pytest.approx(np.array([(-1.0, 1.3), (-1.0, 0.7)]))
 
 
-def test_what_nobody_trained_on_is_dashed():
+def test_the_baseline_of_non_members_is_dashed():
     columns = {"round": (1, 2), "J": (0.1, 0.2), "J of nobody's": (0.1, 0.1)}
     both = columns | {"TS-MIA": (1.0, 0.9), "TS-MIA of nobody's": (0.8, 0.9)}
     assert figure("risk by round", both).svg.count("stroke-dasharray") == 2
@@ -98,7 +98,7 @@ def test_a_line_with_its_ends_is_a_band():
     assert one.svg.count("<poly") == 2
 
 
-def test_one_row_per_update_is_kept_and_what_was_checked_is_drawn():
+def test_tables_per_update_are_not_drawn_but_checked_updates_are():
     columns = {"round": (1, 1), "client": (1, 2), "J": (0.1, 0.2), PROXY: (0.1, 0.3)}
     assert figure("stages by client and round", columns) is None
     assert figure("checked updates by client and round", columns).svg.count("h0") == 2
@@ -115,7 +115,7 @@ def test_curves_with_other_columns_are_lines(name):
     "columns",
     [{}, {"a": (), "b": ()}, {"a": (1,), "b": (2,)}, {"a": (1, math.inf), "b": (1, 2)}],
 )
-def test_nothing_is_drawn_of_nothing(columns):
+def test_empty_curves_are_not_drawn(columns):
     assert figure("unknown", columns) is None
     assert figure("survival", dict.fromkeys(SURVIVAL, (math.inf,))) is None
 

@@ -1,4 +1,4 @@
-"""Clients under other names: everywhere, as whole tokens, and nobody else's."""
+"""Renamed clients: in all texts, as whole tokens, and nothing else."""
 
 import dataclasses
 import json
@@ -138,7 +138,7 @@ def test_nothing_but_names_changes():
     )
 
 
-def test_names_stand_there_if_asked_for_as_their_owner_calls_them():
+def test_owners_names_appear_on_request():
     shown = renamed(chapter(), names=True)
     assert list(shown.clients) == ["Klinik Heliodor", "Brixen Ward"]
     assert "named: Klinik Heliodor, Brixen Ward" in shown.results[0].notes
@@ -146,7 +146,7 @@ def test_names_stand_there_if_asked_for_as_their_owner_calls_them():
     assert set(told["guarantees"]["dp_sgd"]) == {"Klinik Heliodor", "Brixen Ward"}
 
 
-def test_two_clients_of_one_name_stay_two():
+def test_two_clients_with_one_name_stay_distinct():
     plain = chapter("site-1", "site-2")
     twins = dataclasses.replace(plain, names={"site-1": "Ward", "site-2": "Ward"})
     shown = renamed(twins, names=True)

@@ -1,4 +1,4 @@
-"""Figures: everything stands where its number is, and the file stays small and well-formed."""
+"""Figures: marks are at their values, files are small and well-formed."""
 
 import math
 import re
@@ -53,7 +53,7 @@ def test_an_axis_around_values():
     assert (log.low, log.high) == pytest.approx((1 / 1.2, 120.0))
 
 
-def test_points_stand_where_their_numbers_are():
+def test_points_are_at_their_values():
     x, y = PlotAxis("x", 0.0, 10.0), PlotAxis("y", 1.0, 100.0, log=True)
     svg = plots.draw(x, y, [plots.Dots("", ((5.0, 10.0), (10.0, 0.1), (1.0, math.nan)))])
     # 640 x 360 with margins 70, 16, 16, 48: the middle and the lower right corner, and no third
@@ -133,5 +133,5 @@ def test_lines_with_intervals_and_chance():
         "one: 0.7 [0.6, 0.8]",
     ]
     assert "chance" in [t.text for t in root.iter(SVG + "text")]
-    with pytest.raises(ValueError, match="points"):
+    with pytest.raises(ValueError, match="at least one point"):
         plots.lines([], x_label="x", y_label="y")

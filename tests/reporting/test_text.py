@@ -1,4 +1,4 @@
-"""The terminal report: readable at 80 columns, plain when piped, complete."""
+"""The terminal report: complete, fits 80 columns, no control codes when piped."""
 
 import io
 from dataclasses import replace
@@ -8,7 +8,15 @@ from rich.console import Console
 
 from fedaudit.reporting.chapter import Chapter
 from fedaudit.reporting.findings import judge_all
-from fedaudit.reporting.text import aligned, cell, headline, show, show_study, unbroken, wrappable
+from fedaudit.reporting.text import (
+    align_column,
+    cell,
+    headline,
+    longest_word,
+    show,
+    show_study,
+    wrappable,
+)
 from fedaudit.results import AuditResult, Estimate, Need, Underpowered
 
 SUMMARY = {"federation": "3 clients, 2 rounds, fedavg on a star topology", "model": "mlp"}
@@ -63,7 +71,7 @@ def test_one_line_per_finding_with_value_interval_baseline_source():
     assert [line for line in wide if line.startswith("LEAK") and headline(first) in line]
 
 
-def test_everything_is_there():
+def test_the_report_is_complete():
     text = " ".join(printed().split())
     for piece in (
         "3 clients, 2 rounds",
@@ -99,7 +107,7 @@ def test_names_are_text_and_not_markup():
         assert piece in out.getvalue()
 
 
-def test_a_foreign_trace_cannot_drive_the_terminal():
+def test_a_foreign_trace_cannot_control_the_terminal():
     evil = "a\x1b[2J\x07\x9bb\rc"
     row = AuditResult(
         audit=evil,
@@ -195,7 +203,7 @@ def test_one_chapter_is_printed_as_before():
     assert "per client" not in printed_study([only], details=False)
 
 
-def test_no_evidence_says_what_would_have_been_seen():
+def test_no_evidence_states_the_smallest_detectable_leak():
     e = Estimate(value=0.1, low=0.02, high=0.3, n=40, baseline=0.05, method="Wilson")
     rows = [replace(results()[0], estimates={"accuracy": e}, per_client={}, detectable=0.15)]
     chapters = [replace(c, findings=judge_all(rows), results=rows, notices=()) for c in study()]
@@ -206,14 +214,14 @@ def test_no_evidence_says_what_would_have_been_seen():
 
 
 def test_no_word_of_a_name_is_broken():
-    assert unbroken(["active_membership: success", "a"]) == len("active_membership:")
-    assert unbroken(["x" * 90], most=30) == 30
-    assert unbroken([]) == 0
+    assert longest_word(["active_membership: success", "a"]) == len("active_membership:")
+    assert longest_word(["x" * 90], most=30) == 30
+    assert longest_word([]) == 0
     assert wrappable("active_membership: success_rate") == "active membership: success_rate"
 
 
 def test_cells_of_a_column_are_comparable():
-    assert aligned([0.002, 0.00041, None]) == ["0.00200", "0.00041", ""]
-    assert aligned([0.5, 0.25]) == ["0.500", "0.250"]
-    assert aligned([1e-9, 0.5]) == ["1e-09", "0.500"]
-    assert aligned([0.0, 0.0005, 3]) == ["0.00000", "0.00050", "3"]
+    assert align_column([0.002, 0.00041, None]) == ["0.00200", "0.00041", ""]
+    assert align_column([0.5, 0.25]) == ["0.500", "0.250"]
+    assert align_column([1e-9, 0.5]) == ["1e-09", "0.500"]
+    assert align_column([0.0, 0.0005, 3]) == ["0.00000", "0.00050", "3"]

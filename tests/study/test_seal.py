@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedaudit.decide.diff.compare import diff
-from fedaudit.decide.gate.evidence import of_run
+from fedaudit.decide.gate.evidence import run_evidence
 from fedaudit.errors import IntegrityError, TraceError
 from fedaudit.study import audit, report, study
 from fedaudit.study import run as run_one
@@ -92,7 +92,7 @@ def test_one_changed_file_is_found(run, file, how, in_process):
     # and whoever decides by a run refuses it
     if file.startswith("checkpoint/state"):
         return  # read by a run that goes on, and refused there
-    for use in (of_run, report, lambda r: diff(r, r)):
+    for use in (run_evidence, report, lambda r: diff(r, r)):
         with pytest.raises(TraceError):
             use(run)
     if file.startswith("results/"):
@@ -126,13 +126,13 @@ def test_a_better_epsilon_cannot_be_written_into_the_truth(run):
     facts["guarantees"]["dp_sgd"]["client-00"]["epsilon"] = 0.1
     file.write_text(json.dumps(facts))
     with pytest.raises(IntegrityError):
-        of_run(run)
+        run_evidence(run)
 
 
 def test_a_result_that_nobody_made_is_refused(run):
     shutil.copy(run / "results" / "coverage.json", run / "results" / "query_plan.json")
     with pytest.raises(IntegrityError, match="query_plan"):
-        of_run(run)
+        run_evidence(run)
 
 
 def test_an_altered_result_is_not_blessed_by_another_audit(run):
@@ -146,14 +146,14 @@ def test_an_altered_result_is_not_blessed_by_another_audit(run):
     config = SMALL | {"audits": {"coverage": {}, "query_plan": {}}}
     run_one(config, run)
     with pytest.raises(IntegrityError, match="fingerprint"):
-        of_run(run)
+        run_evidence(run)
 
 
 @pytest.mark.parametrize("name", ["promised.json", "allocation.json"])
 def test_a_promise_that_nobody_made_is_refused(run, name):
     trace = json.loads((run / "trace" / "manifest.json").read_text())["sha256"]
     (run / name).write_text(json.dumps({"trace_sha256": trace, "guarantees": {}}))
-    for use in (of_run, audit):
+    for use in (run_evidence, audit):
         with pytest.raises(IntegrityError, match=name):
             use(run)
 

@@ -1,1 +1,1 @@
-"""Which differences between two runs exceed their intervals."""
+"""`fedaudit diff`: differences between two runs that exceed their intervals."""

@@ -1,4 +1,4 @@
-"""What two runs of one federation differ in: worse, better, changed, or within the intervals."""
+"""Outcome of a comparison of two runs: worse, better, changed, or same within the intervals."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SIGNIFICANCE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One measure in two runs: `low` to `high` encloses second minus first.
+    """One measure in two runs; `low` to `high` is the interval of second minus first.
 
-    `p` is the error at which that interval would end at 0, `adjusted` the same after Holm's
-    correction; both are 0 for exact numbers that differ. `change` is the verdict.
+    `p` is the error level at which that interval ends at 0, `adjusted` the level after Holm's
+    correction. Both are 0 for exact numbers that differ. `change` is the verdict.
     """
 
     audit: str
@@ -37,7 +37,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientChanges:
-    """One per-client column: how many clients changed beyond their intervals, and which most."""
+    """One column per client: clients that changed beyond their intervals, the largest in `most`."""
 
     audit: str
     column: str
@@ -49,8 +49,8 @@ class ClientChanges:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spent:
-    """What a protection promised in both runs: smallest and largest epsilon over the clients."""
+class EpsilonChange:
+    """Smallest and largest epsilon of a protection over the clients, in both runs."""
 
     protection: str
     unit: str
@@ -62,7 +62,7 @@ class Spent:
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictChange:
-    """An audit that says something else now; `why` says what makes it worse or excuses it."""
+    """An audit with a changed verdict; `why` gives the reason for `change`."""
 
     audit: str
     first: str
@@ -73,11 +73,12 @@ class VerdictChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Tabular):
-    """All that two runs of one federation differ in.
+    """All differences between two runs of one federation.
 
-    `different` says in what the federations themselves differ, where they were compared anyway;
-    `lost` what the first run shows and the second does not, `unpaired` what only the second has;
-    `notes` what a reader should know.
+    different: differences between the federations themselves, with `--anyway`
+    lost: evidence of the first run that the second lacks
+    unpaired: results that only the second run has
+    notes: remarks for the reader
     """
 
     run: str
@@ -85,7 +86,7 @@ class Comparison(Tabular):
     second: str
     differences: tuple[Difference, ...] = ()
     clients: tuple[ClientChanges, ...] = ()
-    epsilon: tuple[Spent, ...] = ()
+    epsilon: tuple[EpsilonChange, ...] = ()
     verdicts: tuple[VerdictChange, ...] = ()
     settings: tuple[tuple[str, str, str], ...] = ()
     lost: tuple[str, ...] = ()
@@ -95,7 +96,7 @@ class Comparison(Tabular):
 
     @property
     def worse(self) -> bool:
-        """Whether anything got worse: an estimate, a client, a promise, a verdict; or is gone."""
+        """Whether an estimate, client, epsilon or verdict is worse, or evidence is lost."""
         return (
             any(d.change == "worse" for d in self.differences)
             or any(c.worse for c in self.clients)

@@ -1,4 +1,4 @@
-"""The difference between two runs as terminal text and JSON."""
+"""A comparison of two runs as terminal text and JSON."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedaudit.decide.diff.outcome import Comparison, Difference
 from fedaudit.reporting.findings import interval, number
+from fedaudit.reporting.machine import json_number
 from fedaudit.reporting.text import wrappable
 from fedaudit.results import Estimate
 
@@ -16,18 +17,18 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 RULE = (
-    "Worse or better: the interval of the difference does not hold 0, by the square-and-add "
-    "(MOVER) rule from both intervals, after Holm's correction within headlines, within other "
-    "estimates and within clients. Intervals that overlap are not therefore equal. Runs count as "
-    "independent; where they share records the interval is as a rule too wide, not too narrow. A "
-    "verdict is worse if it is more severe (disagreement, then leak, then no evidence), or if an "
-    "audit that concluded before cannot any more."
+    "Worse or better: the interval of the difference excludes 0. It follows from both intervals by "
+    "the MOVER (square-and-add) rule, with Holm's correction within headlines, within other "
+    "estimates and within clients. Overlapping intervals can still differ. Runs count as "
+    "independent; shared records usually make the interval too wide, not too narrow. A verdict is "
+    "worse if it is more severe (disagreement, then leak, then no evidence), or if the audit can "
+    "no longer conclude."
 )
 STYLES = {"worse": "bold red", "better": "green", "changed": "yellow", "same": "dim"}
 
 
 def show_diff(console: Console, comparisons: Sequence[Comparison], everything: bool) -> None:
-    """Every comparison: headlines, then what else moved beyond the intervals."""
+    """Print every comparison: headlines first, then other changes beyond the intervals."""
     from rich.text import Text
 
     for c in comparisons:
@@ -54,7 +55,7 @@ def show_diff(console: Console, comparisons: Sequence[Comparison], everything: b
 def summary(c: Comparison) -> str:
     count = Counter(d.change for d in c.differences)
     parts = [f"{count[w]} {w}" for w in ("worse", "better", "changed") if count[w]]
-    parts.append(f"{count['same']} not changed beyond the intervals")
+    parts.append(f"{count['same']} unchanged within the intervals")
     moved = sum(x.worse for x in c.clients), sum(x.better for x in c.clients)
     if any(moved):
         parts.append(f"single clients {moved[0]} worse, {moved[1]} better")
@@ -112,16 +113,13 @@ def _estimates(console: Console, c: Comparison, everything: bool) -> None:
     console.print(table)
     hidden = len(c.differences) - len(chosen)
     if hidden:
-        text = f"{hidden} other estimates did not change beyond the intervals (--all shows them)"
+        text = f"{hidden} other estimates unchanged within the intervals (--all shows them)"
         console.print(Text(text, style="dim"))
     console.print()
 
 
 def _measure(d: Difference) -> str:
-    """The name of a measure, and below it what no leak, or guessing by frequency, would give.
-
-    A column of its own would not fit into 80 characters.
-    """
+    """The name of a measure with its chance level below: another column would exceed 80 columns."""
     name = wrappable(f"{d.audit}: {d.measure}" if d.audit else d.measure)
     known = [None if e.baseline is None else number(e.baseline) for e in (d.first, d.second)]
     if known == [None, None]:
@@ -173,7 +171,7 @@ def _range(ends: tuple[float, float] | None) -> str:
 
 
 def plain_diff(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """For machines; infinities are the texts "inf" and "-inf"."""
+    """The comparisons as JSON types; an infinity is "inf" or "-inf"."""
     return {
         "rule": RULE,
         "worse": any(c.worse for c in comparisons),
@@ -201,8 +199,8 @@ def plain_diff(comparisons: Sequence[Comparison]) -> dict[str, Any]:
                     {
                         "protection": s.protection,
                         "unit": s.unit,
-                        "first": None if s.first is None else [_finite(v) for v in s.first],
-                        "second": None if s.second is None else [_finite(v) for v in s.second],
+                        "first": None if s.first is None else [json_number(v) for v in s.first],
+                        "second": None if s.second is None else [json_number(v) for v in s.second],
                         "worse": s.worse,
                         "better": s.better,
                     }
@@ -229,8 +227,8 @@ def plain_diff(comparisons: Sequence[Comparison]) -> dict[str, Any]:
 
 def _plain(d: Difference) -> dict[str, Any]:
     def side(e: Estimate) -> dict[str, Any]:
-        ends = {k: _finite(getattr(e, k)) for k in ("value", "low", "high", "confidence")}
-        return {**ends, "chance": None if e.baseline is None else _finite(e.baseline)}
+        ends = {k: json_number(getattr(e, k)) for k in ("value", "low", "high", "confidence")}
+        return {**ends, "chance": None if e.baseline is None else json_number(e.baseline)}
 
     return {
         "audit": d.audit,
@@ -239,14 +237,10 @@ def _plain(d: Difference) -> dict[str, Any]:
         "headline": d.headline,
         "first": side(d.first),
         "second": side(d.second),
-        "difference": _finite(d.value),
-        "low": _finite(d.low),
-        "high": _finite(d.high),
+        "difference": json_number(d.value),
+        "low": json_number(d.low),
+        "high": json_number(d.high),
         "p": d.p,
         "p_holm": d.adjusted,
         "change": d.change,
     }
-
-
-def _finite(value: float) -> float | str:
-    return value if math.isfinite(value) else "inf" if value > 0 else "-inf"

@@ -1,4 +1,4 @@
-"""`fedaudit gate`: limits on confidence bounds, and a run that has to keep them."""
+"""`fedaudit gate`: check a run against limits on confidence bounds."""
 
 from fedaudit.decide.gate.check import gate
 from fedaudit.decide.gate.policy import Limit, Policy, load_policy, write_example

@@ -1,4 +1,4 @@
-"""Hold the evidence of a run against a policy. Whatever is not shown counts as broken."""
+"""Check the evidence of a run against a policy. Missing evidence fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit import __version__
-from fedaudit.decide.gate.evidence import NOTHING_LEFT, Evidence, gather, nothing_left
+from fedaudit.decide.gate.evidence import (
+    NOTHING_TO_LINK,
+    Evidence,
+    gather_evidence,
+    nothing_to_link,
+)
 from fedaudit.decide.gate.measures import (
     EPSILON,
     LOSS,
@@ -28,8 +33,10 @@ from fedaudit.errors import nearest
 from fedaudit.files import read_bytes
 from fedaudit.reporting.findings import judge, number
 from fedaudit.reporting.rules import VERDICTS, label_of
-from fedaudit.results import AuditResult, Estimate
+from fedaudit.results import AuditResult, Estimate, Need
 from fedaudit.study.seal import check_signature
+
+POINT_VALUE = "point_value = true takes the value alone"
 
 
 def gate(
@@ -42,62 +49,62 @@ def gate(
 ) -> Gate:
     """Check a run, or every run of a study, against a policy.
 
-    `allow` names limits whose evidence may be missing, besides those that the policy names.
-    `names` shows clients under their own names. `require_signature`: file of a public key (PEM); a
-    run that its owner has not signed is refused.
+    `allow` names limits whose evidence may be missing, in addition to the policy's own list.
+    `names` shows clients by name. `require_signature`: file of a public key (PEM); a run that its
+    owner has not signed is refused.
     """
     if require_signature is not None:
         check_signature(Path(run), read_bytes(Path(require_signature)))
-    asked = policy if isinstance(policy, Policy) else load_policy(policy)
-    asked = asked.allowing(allow)
-    found = gather(run)
+    checked = policy if isinstance(policy, Policy) else load_policy(policy)
+    checked = checked.allowing(allow)
+    found = gather_evidence(run)
     root = Path(run)
     checks: list[LimitCheck] = []
-    for limit in asked.limits:
+    for limit in checked.limits:
         chosen = [e for e in found if _applies(limit, e)]
         if not chosen:
-            checks.append(_nobody(limit, found))
+            checks.append(_no_matching_run(limit, found))
         for e in chosen:
-            for one in _expand(limit, e):
-                checks.append(_named(_check(one, e, asked), e, root, names))
+            for one in _expand_verdicts(limit, e):
+                checks.append(_for_reader(_check_run(one, e, checked), e, root, names))
     return Gate(
         run=str(root),
-        policy=asked.where,
-        policy_sha256=_digest(asked),
+        policy=checked.where,
+        policy_sha256=_digest(checked),
         version=__version__,
-        checks=tuple(_forgiven(c, asked) for c in checks),
+        checks=tuple(_apply_allow_missing(c, checked) for c in checks),
         traces={e.label: e.trace_sha256 for e in found},
     )
 
 
-def held(limit: Limit, e: Evidence, policy: Policy, names: bool = False) -> list[LimitCheck]:
-    """One limit of a policy against one run, as `gate` does it; several checks for all verdicts."""
+def check_limit(limit: Limit, e: Evidence, policy: Policy, names: bool = False) -> list[LimitCheck]:
+    """Check one limit on one run, as `gate` does; a limit on all verdicts gives several checks."""
     return [
-        _forgiven(_named(_check(one, e, policy), e, e.path, names), policy)
-        for one in _expand(limit, e)
+        _apply_allow_missing(_for_reader(_check_run(one, e, policy), e, e.path, names), policy)
+        for one in _expand_verdicts(limit, e)
     ]
 
 
-def held_estimate(limit: Limit, estimate: Estimate, policy: Policy) -> LimitCheck:
-    """One limit against an estimate that no single run states: of several, or between two."""
+def check_estimate(limit: Limit, estimate: Estimate, policy: Policy) -> LimitCheck:
+    """Check one limit on an estimate over several runs, or between two runs."""
     blank = LimitCheck(
         limit=limit.name,
         metric=limit.metric,
-        rule=rule_of(limit),
+        rule=limit_text(limit),
         status="missing",
         why=limit.why,
     )
-    lack = _too_unsure(estimate, policy)
+    lack = _low_confidence(estimate, policy)
     found = (
         replace(blank, missing=lack)
         if lack
-        else _settled(blank, _readings(limit, estimate), "set an absolute limit")
+        else _decide(blank, _bound_readings(limit, estimate), "set an absolute limit")
     )
-    return _forgiven(found, policy)
+    return _apply_allow_missing(found, policy)
 
 
 def _digest(policy: Policy) -> str:
-    """What was asked for, whatever file it came from."""
+    """Hash of the policy's content, without its file name."""
     plain = {**asdict(policy), "where": ""}
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
@@ -108,32 +115,33 @@ def _applies(limit: Limit, e: Evidence) -> bool:
     )
 
 
-def _nobody(limit: Limit, found: Sequence[Evidence]) -> LimitCheck:
+def _no_matching_run(limit: Limit, found: Sequence[Evidence]) -> LimitCheck:
     wanted = ", ".join(p for p in (limit.federation, limit.variant) if p)
     labels = [e.label for e in found if e.label]
     return LimitCheck(
         limit=limit.name,
         metric=limit.metric,
-        rule=rule_of(limit),
+        rule=limit_text(limit),
         status="missing",
-        missing=f"no run is called {wanted!r}",
+        missing=f"no run has the name {wanted!r}",
+        code="no_such_run",
         remedy=nearest(wanted, labels)
         if labels
-        else "federation and variant name runs of a study; this is a single run",
+        else "remove federation and variant from the limit: this is a single run, not a study",
         why=limit.why,
     )
 
 
-def _expand(limit: Limit, e: Evidence) -> Iterable[Limit]:
-    """A limit on all verdicts is one on each audit that the run has or was asked for."""
+def _expand_verdicts(limit: Limit, e: Evidence) -> Iterable[Limit]:
+    """Replace a limit on all verdicts by one per audit that the run has or its config requests."""
     if limit.metric != VERDICT:
         return [limit]
     audits = dict.fromkeys([*e.configured, *e.results])
     return [limit.of_audit(a) for a in audits] or [limit]
 
 
-def _forgiven(check: LimitCheck, policy: Policy) -> LimitCheck:
-    """Missing evidence that was let go by name, of the limit or of its part."""
+def _apply_allow_missing(check: LimitCheck, policy: Policy) -> LimitCheck:
+    """Mark missing evidence as allowed if the policy names the limit or its part."""
     if check.status != "missing":
         return check
     base = check.limit.rpartition(" (")[0]
@@ -143,8 +151,8 @@ def _forgiven(check: LimitCheck, policy: Policy) -> LimitCheck:
     return check
 
 
-def _named(check: LimitCheck, e: Evidence, root: Path, names: bool) -> LimitCheck:
-    """With the file of the evidence relative to what was checked, and clients by number."""
+def _for_reader(check: LimitCheck, e: Evidence, root: Path, names: bool) -> LimitCheck:
+    """The check with its evidence file relative to `root` and clients by number."""
     if check.file:
         check = replace(check, file=Path(os.path.relpath(e.path / check.file, root)).as_posix())
     hide = e.renaming(names).text
@@ -153,7 +161,7 @@ def _named(check: LimitCheck, e: Evidence, root: Path, names: bool) -> LimitChec
         readings=tuple(
             replace(r, who=hide(r.who), missing=hide(r.missing)) for r in check.readings
         ),
-        said=hide(check.said),
+        explanation=hide(check.explanation),
         missing=hide(check.missing),
         remedy=hide(check.remedy),
     )
@@ -162,115 +170,126 @@ def _named(check: LimitCheck, e: Evidence, root: Path, names: bool) -> LimitChec
 # -- one limit on one run ------------------------------------------------------------------------
 
 
-def _check(limit: Limit, e: Evidence, policy: Policy) -> LimitCheck:
+def _check_run(limit: Limit, e: Evidence, policy: Policy) -> LimitCheck:
     blank = LimitCheck(
         limit=limit.name,
         metric=limit.metric,
-        rule=rule_of(limit),
+        rule=limit_text(limit),
         status="missing",
         run=e.label,
         why=limit.why,
         file=f"results/{limit.audit}.json" if limit.audit else "run.json",
     )
-    if e.lacking:
-        remedy = "let the same command finish it"
+    if e.unusable:
+        remedy = "run the same command again to finish it"
+        code = "unfinished" if e.path.is_dir() else "no_such_run"
         if e.purged:
-            remedy = "run it again into another folder: this one cannot be shown any more"
-        return replace(blank, missing=e.lacking, remedy=remedy)
+            remedy, code = (
+                "run it again into another folder: a purged run cannot be shown",
+                "purged",
+            )
+        return replace(blank, missing=e.unusable, code=code, remedy=remedy)
     if limit.metric == VERDICT:
         return replace(
-            blank, missing="the run has no audits at all", remedy=f"fedaudit audit {e.path}"
+            blank,
+            missing="the run has no audits",
+            code="no_audits",
+            remedy=f"fedaudit audit {e.path}",
         )
     if limit.metric == EPSILON:
-        spent = _settled(blank, _of_epsilon(limit, e), "add a protection that has an accountant")
+        spent = _decide(blank, _epsilon_readings(limit, e), "add a protection with an accountant")
         return _with_unit(spent, limit, e)
     if limit.metric == LOSS:
         return replace(
             blank,
-            missing="one run alone does not say what its protection costs: that takes the same "
-            "federation unprotected",
-            remedy=f"fedaudit harden measures both; or allow it by name: --allow {limit.name!r}",
+            missing="one run does not show the cost of its protection: that takes an unprotected "
+            "run of the same federation",
+            remedy=f"`fedaudit harden` measures both; or allow it by name: --allow {limit.name!r}",
         )
     if limit.metric in UTILITY:
-        remedy = "run it again: other versions stored no standard error"
+        remedy = "run it again: an older version stored no standard error"
         if limit.metric not in e.metrics:
-            remedy = "check the run beside its truth: what was held out is scored there"
-        return _settled(blank, _of_utility(limit, e, policy), remedy)
+            remedy = "check the run with its truth/ folder, which holds the held-out metrics"
+        return _decide(blank, _utility_readings(limit, e, policy), remedy)
+    return _check_audit(limit, e, policy, blank)
+
+
+def _check_audit(limit: Limit, e: Evidence, policy: Policy, blank: LimitCheck) -> LimitCheck:
+    """A limit on an audit: on its verdict, an estimate, or a column per client."""
     result = e.results.get(limit.audit)
+    again = f"fedaudit audit {e.path} --only {limit.audit}"
     if result is None:
-        asked = "was asked for and is not there" if limit.audit in e.configured else "was not run"
-        return replace(
-            blank,
-            missing=f"there is no result: {limit.audit} {asked}",
-            code="no_result",
-            remedy=f"fedaudit audit {e.path} --only {limit.audit}",
-        )
+        why = "the config requests it" if limit.audit in e.configured else "it was not run"
+        missing = f"{limit.audit} has no result: {why}"
+        return replace(blank, missing=missing, code="no_result", remedy=again)
     if limit.audit in e.stale:
         return replace(
             blank,
-            missing=f"stale: {limit.audit} was made of another trace "
-            f"({result.trace_sha256[:12] or 'unknown'}, the run's is {e.trace_sha256[:12]})",
+            missing=f"stale: {limit.audit} belongs to another trace "
+            f"({result.trace_sha256[:12] or 'unknown'}, this run has {e.trace_sha256[:12]})",
             code="stale",
-            remedy=f"fedaudit audit {e.path} --only {limit.audit}",
+            remedy=again,
         )
     if result.need is not None and result.headline is None:
-        if limit.is_verdict:
-            # a bound can be contradicted where the headline is missing
-            said = _of_verdict(limit, result, blank)
-            if said.status == "failed":
-                return said
-        if nothing_left(limit.metric, [e]):
-            return replace(blank, status="passed", said=NOTHING_LEFT, code="nothing_left")
-        words = VERDICTS[judge(result)[-1].verdict].words
-        return replace(
-            blank,
-            missing=f"{words}: {result.need}",
-            code=result.need.code,
-            remedy=result.need.remedy,
-        )
+        return _check_unmeasured(limit, e, result, result.need, blank)
     if limit.is_verdict:
-        return _of_verdict(limit, result, blank)
+        return _check_verdict(limit, result, blank)
     if limit.per == "client":
-        return _settled(
-            blank, _of_clients(limit, e, result, policy), "more rounds or records of these clients"
-        )
+        readings = _client_readings(limit, e, result, policy)
+        return _decide(blank, readings, "record more rounds, or more data of these clients")
     estimate = result.estimates.get(limit.measure)
     if estimate is None:
-        return _unstated(limit, result, blank)
-    lack = _too_unsure(estimate, policy)
+        return _missing_estimate(limit, result, blank)
+    lack = _low_confidence(estimate, policy)
     if lack:
-        return replace(blank, missing=lack, remedy=f"set audits.{limit.audit}.confidence")
-    done = _settled(blank, _readings(limit, estimate), "")
+        remedy = f"set audits.{limit.audit}.confidence"
+        return replace(blank, missing=lack, code="low_confidence", remedy=remedy)
+    done = _decide(blank, _bound_readings(limit, estimate), "")
     if done.status == "failed" and estimate.one_sided:
-        note = f"this interval has no upper end: forbid a leak by {limit.audit}.{VERDICT} instead"
+        note = f"this interval has no upper end: limit {limit.audit}.{VERDICT} instead"
         return replace(done, remedy=note)
     return done
 
 
-def _settled(blank: LimitCheck, readings: Sequence[LimitReading], remedy: str) -> LimitCheck:
-    """Broken if anything known is; else missing if anything is unknown."""
+def _check_unmeasured(
+    limit: Limit, e: Evidence, result: AuditResult, need: Need, blank: LimitCheck
+) -> LimitCheck:
+    """A limit on an audit that states no headline because of a need."""
+    if limit.is_verdict:
+        # an estimate can contradict a bound even without a headline
+        verdict = _check_verdict(limit, result, blank)
+        if verdict.status == "failed":
+            return verdict
+    if nothing_to_link(limit.metric, [e]):
+        return replace(blank, status="passed", explanation=NOTHING_TO_LINK, code="nothing_left")
+    words = VERDICTS[judge(result)[-1].verdict].words
+    return replace(blank, missing=f"{words}: {need}", code=need.code, remedy=need.remedy)
+
+
+def _decide(blank: LimitCheck, readings: Sequence[LimitReading], remedy: str) -> LimitCheck:
+    """Failed if a known reading breaks its limit; else missing if a reading is missing."""
     broken = any(not r.missing and not r.kept for r in readings)
     lacking = not readings or any(r.missing for r in readings)
     return replace(
         blank,
         readings=tuple(readings),
         status="failed" if broken else "missing" if lacking else "passed",
-        missing="" if readings else "there is nothing to compare",
+        missing="" if readings else "no client to compare",
         remedy=remedy if lacking and not broken else "",
     )
 
 
-def _too_unsure(estimate: Estimate, policy: Policy) -> str:
+def _low_confidence(estimate: Estimate, policy: Policy) -> str:
     if estimate.confidence >= policy.confidence - 1e-9:
         return ""
     return (
-        f"the interval is stated at {100 * estimate.confidence:g} %, the policy asks for "
+        f"the interval has a confidence of {100 * estimate.confidence:g} %, the policy requires "
         f"{100 * policy.confidence:g} %"
     )
 
 
-def _unstated(limit: Limit, result: AuditResult, blank: LimitCheck) -> LimitCheck:
-    """An estimate that the audit left out: because it is underpowered, or for another reason."""
+def _missing_estimate(limit: Limit, result: AuditResult, blank: LimitCheck) -> LimitCheck:
+    """The audit does not state the estimate: underpowered, or another reason."""
     short = [u for u in result.underpowered if u.measure and covers(u.measure, limit.measure)]
     if short:
         u = short[0]
@@ -283,7 +302,7 @@ def _unstated(limit: Limit, result: AuditResult, blank: LimitCheck) -> LimitChec
     also = f" ({'; '.join(map(str, result.underpowered))})" if result.underpowered else ""
     return replace(
         blank,
-        missing=f"{limit.audit} did not state {limit.measure!r}{also}",
+        missing=f"{limit.audit} does not state {limit.measure!r}{also}",
         code="not_stated",
         remedy=nearest(limit.measure, result.estimates),
     )
@@ -292,8 +311,8 @@ def _unstated(limit: Limit, result: AuditResult, blank: LimitCheck) -> LimitChec
 # -- numbers -------------------------------------------------------------------------------------
 
 
-def _readings(limit: Limit, e: Estimate, who: str = "") -> list[LimitReading]:
-    """An estimate against each bound of a limit: its high end below, its low end above."""
+def _bound_readings(limit: Limit, e: Estimate, who: str = "") -> list[LimitReading]:
+    """Compare an estimate with each bound of a limit: high end with at most, low with at least."""
     out = []
     for side, end, bound, text in _bounds(limit, e.baseline):
         if bound is None:
@@ -306,14 +325,13 @@ def _readings(limit: Limit, e: Estimate, who: str = "") -> list[LimitReading]:
 
 
 def _bounds(limit: Limit, chance: float | None) -> Iterable[tuple[Any, str, float | None, str]]:
-    lost = "no chance level is stated for it: set an absolute limit"
+    lost = "the audit states no chance level: set an absolute limit"
     if limit.at_most is not None:
         yield "at most", "high", limit.at_most, ""
     if limit.at_least is not None:
         yield "at least", "low", limit.at_least, ""
     if limit.at_most_times_chance is not None:
         if chance is not None and chance <= 0:
-            # a multiple of nothing says nothing
             yield "at most", "high", None, "chance is 0: set an absolute limit"
         else:
             times = None if chance is None else chance * limit.at_most_times_chance
@@ -326,12 +344,12 @@ def _bounds(limit: Limit, chance: float | None) -> Iterable[tuple[Any, str, floa
         yield "at most", "high", above, lost
 
 
-def _of_clients(
+def _client_readings(
     limit: Limit, e: Evidence, result: AuditResult, policy: Policy
 ) -> list[LimitReading]:
-    """Every client of the federation: one that the audit has no row for is missing."""
+    """One reading per client of the federation; a client without a row is missing."""
     about = column(limit.audit, limit.measure)
-    assert about is not None  # checked with the policy
+    assert about is not None  # load_policy checks it
     head = result.estimates.get(result.headline or "")
     confidence = float(
         result.settings.get("confidence", head.confidence if head is not None else 1.0)
@@ -341,11 +359,11 @@ def _of_clients(
         row = result.per_client.get(client)
         value = None if row is None else row.get(limit.measure)
         if row is None or value is None:
-            why = "the audit says nothing of it" if row is None else "has no value"
+            why = "the audit has no row for it" if row is None else "has no value"
             out.append(LimitReading(who=client, missing=why))
             continue
         if isinstance(value, str):
-            out.append(LimitReading(who=client, missing=f"says {value!r}, which is not a number"))
+            out.append(LimitReading(who=client, missing=f"has {value!r}, which is not a number"))
             continue
         low, high = float(value), float(value)
         method, exact = "as recorded", 1.0
@@ -355,13 +373,9 @@ def _of_clients(
                 out.append(LimitReading(who=client, missing="has no interval"))
                 continue
             low, high = (float(x) for x in ends if isinstance(x, int | float))
-            method, exact = "of this client alone", confidence
+            method, exact = "this client alone", confidence
         elif not limit.point_value and not about.exact:
-            out.append(
-                LimitReading(
-                    who=client, missing="has no interval (point_value = true takes it anyway)"
-                )
-            )
+            out.append(LimitReading(who=client, missing=f"has no interval ({POINT_VALUE})"))
             continue
         chance = row.get("chance", None if head is None else head.baseline)
         estimate = Estimate(
@@ -373,26 +387,28 @@ def _of_clients(
             baseline=chance if isinstance(chance, int | float) else None,
             method=method,
         )
-        lack = _too_unsure(estimate, policy)
+        lack = _low_confidence(estimate, policy)
         out += (
-            [LimitReading(who=client, missing=lack)] if lack else _readings(limit, estimate, client)
+            [LimitReading(who=client, missing=lack)]
+            if lack
+            else _bound_readings(limit, estimate, client)
         )
     return out
 
 
-def _of_epsilon(limit: Limit, e: Evidence) -> list[LimitReading]:
-    """The largest epsilon that was promised to each client, over the promises asked about."""
+def _epsilon_readings(limit: Limit, e: Evidence) -> list[LimitReading]:
+    """Largest promised epsilon of each client, over the promises that the limit covers."""
     assert limit.at_most is not None
     chosen = {
-        name: given
-        for name, given in e.guarantees.items()
+        name: of
+        for name, of in e.guarantees.items()
         if limit.protection is None or name == limit.protection
     }
-    clients = list(e.clients) or sorted({c for given in chosen.values() for c in given})
+    clients = list(e.clients) or sorted({c for of in chosen.values() for c in of})
     out = []
     for client in clients:
-        told = [g for given in chosen.values() for c, g in given.items() if c == client]
-        fit = [g for g in told if limit.unit is None or g.get("unit") == limit.unit]
+        given = [g for of in chosen.values() for c, g in of.items() if c == client]
+        fit = [g for g in given if limit.unit is None or g.get("unit") == limit.unit]
         loose = [
             g
             for g in fit
@@ -400,33 +416,33 @@ def _of_epsilon(limit: Limit, e: Evidence) -> list[LimitReading]:
             and float(g.get("delta") or 0) > limit.delta_at_most * (1 + 1e-9)
         ]
         if not fit:
-            what = "nothing was promised to it"
-            if told:
-                kinds = ", ".join(sorted({str(g.get("unit")) for g in told}))
-                what = f"nothing was promised per {limit.unit} (but per {kinds})"
+            what = "has no promised epsilon"
+            if given:
+                kinds = ", ".join(sorted({str(g.get("unit")) for g in given}))
+                what = f"has no epsilon per {limit.unit}, only per {kinds}"
             elif limit.protection:
-                what = f"{limit.protection} promised nothing to it"
+                what = f"has no epsilon from {limit.protection}"
             out.append(LimitReading(who=client, missing=what))
         elif loose:
             worst = max(float(g["delta"]) for g in loose)
             out.append(
                 LimitReading(
                     who=client,
-                    missing=f"its epsilon holds at delta {worst:g}, the limit is for "
+                    missing=f"has its epsilon at delta {worst:g}, the limit requires at most "
                     f"{limit.delta_at_most:g}",
                 )
             )
         else:
             spent = max(float(g["epsilon"]) for g in fit)
             if math.isnan(spent):
-                out.append(LimitReading(who=client, missing="its epsilon is not a number"))
+                out.append(LimitReading(who=client, missing="has an epsilon that is not a number"))
             else:
                 out.append(LimitReading(who=client, bound=spent, limit=limit.at_most))
     return out
 
 
 def _promises(limit: Limit, e: Evidence) -> list[Mapping[str, Any]]:
-    """The promises that a limit on epsilon is about."""
+    """The promises that a limit on epsilon covers."""
     return [
         g
         for name, given in e.guarantees.items()
@@ -437,20 +453,20 @@ def _promises(limit: Limit, e: Evidence) -> list[Mapping[str, Any]]:
 
 
 def _with_unit(check: LimitCheck, limit: Limit, e: Evidence) -> LimitCheck:
-    """An epsilon says nothing without whom it is for and the delta that it holds at."""
-    told = _promises(limit, e)
-    if check.missing or not told or all(r.missing for r in check.readings):
+    """Add unit and delta to the text: an epsilon means nothing without them."""
+    promises = _promises(limit, e)
+    if check.missing or not promises or all(r.missing for r in check.readings):
         return check
-    units = " or ".join(sorted({str(g.get("unit")) for g in told}))
-    deltas = sorted({float(g.get("delta") or 0.0) for g in told})
+    units = " or ".join(sorted({str(g.get("unit")) for g in promises}))
+    deltas = sorted({float(g.get("delta") or 0.0) for g in promises})
     at = " or ".join(f"{d:g}" for d in deltas)
-    return replace(check, said=f"{statement(check)} (epsilon per {units} at delta {at})")
+    return replace(check, explanation=f"{statement(check)} (epsilon per {units} at delta {at})")
 
 
-def _of_utility(limit: Limit, e: Evidence, policy: Policy) -> list[LimitReading]:
+def _utility_readings(limit: Limit, e: Evidence, policy: Policy) -> list[LimitReading]:
     value = e.metrics.get(limit.metric)
     if value is None:
-        have = ", ".join(e.stated) or "none"
+        have = ", ".join(e.metric_names) or "none"
         return [LimitReading(missing=f"no held-out {limit.metric} is stored (stored: {have})")]
     estimate = e.utility(limit.metric, policy.confidence)
     if estimate is None:
@@ -458,22 +474,22 @@ def _of_utility(limit: Limit, e: Evidence, policy: Policy) -> list[LimitReading]
             return [
                 LimitReading(
                     missing=f"held-out {limit.metric} {value:.4g} has no interval: no "
-                    "standard error is stored beside it (point_value = true takes it anyway)"
+                    f"standard error is stored ({POINT_VALUE})"
                 )
             ]
         estimate = Estimate(value=value, low=value, high=value, n=e.held_out, confidence=1.0)
-        return [replace(r, estimate=None) for r in _readings(limit, estimate)]
-    return _readings(limit, estimate)
+        return [replace(r, estimate=None) for r in _bound_readings(limit, estimate)]
+    return _bound_readings(limit, estimate)
 
 
-def _of_verdict(limit: Limit, result: AuditResult, blank: LimitCheck) -> LimitCheck:
-    """Forbidden verdicts; "no evidence" counts only where a leak could have been seen."""
+def _check_verdict(limit: Limit, result: AuditResult, blank: LimitCheck) -> LimitCheck:
+    """Check for forbidden verdicts; "no evidence" counts only if the audit could detect a leak."""
     found = judge(result)
     bad = [f for f in found if f.verdict in limit.forbidden]
     if bad:
-        said = "; ".join(f"{label_of(f).words}: {f.statement}" for f in bad)
-        return replace(blank, status="failed", said=said, remedy=bad[0].remedy)
-    lack = _too_weak(limit, result, {f.verdict for f in found})
+        text = "; ".join(f"{label_of(f).words}: {f.statement}" for f in bad)
+        return replace(blank, status="failed", explanation=text, remedy=bad[0].remedy)
+    lack = _underpowered(limit, result, {f.verdict for f in found})
     if lack:
         return replace(
             blank,
@@ -481,31 +497,34 @@ def _of_verdict(limit: Limit, result: AuditResult, blank: LimitCheck) -> LimitCh
             code="underpowered",
             remedy=f"fedaudit power RUN --audit {limit.audit}",
         )
-    return replace(blank, status="passed", said="; ".join(f.statement for f in found))
+    return replace(blank, status="passed", explanation="; ".join(f.statement for f in found))
 
 
-def _too_weak(limit: Limit, result: AuditResult, verdicts: Collection[str]) -> str:
-    """Why a result without a leak is no evidence; empty where it is, or where it need not be."""
+def _underpowered(limit: Limit, result: AuditResult, verdicts: Collection[str]) -> str:
+    """Why a result without a leak is too weak; empty if it is strong enough or has a leak."""
     seen = result.detectable
     if not {"no_evidence", "nothing_to_say"}.intersection(verdicts):
         return ""
     if seen is None:
-        return "no leak was found, and the audit cannot say how small a one it would have seen"
+        return "the audit found no leak and does not know the smallest leak that it can detect"
     if limit.must_detect is None:
         if "nothing_to_say" not in verdicts:
             return ""
-        accepted = "" if math.isinf(seen) else f"; must_detect = {number(seen)} would accept that"
+        accepted = "" if math.isinf(seen) else f"; must_detect = {number(seen)} accepts that"
         return f"{judge(result)[-1].statement}{accepted}"
     short = seen > limit.must_detect if result.greater_is_leak else seen < limit.must_detect
     if not short:
         return ""
-    return f"a leak is seen from {number(seen)} on, the policy asks for {number(limit.must_detect)}"
+    return (
+        f"the audit detects a leak from {number(seen)} on, the policy requires "
+        f"{number(limit.must_detect)}"
+    )
 
 
 # -- words for limits ----------------------------------------------------------------------------
 
 
-def rule_of(limit: Limit) -> str:
+def limit_text(limit: Limit) -> str:
     """A limit in words."""
     if limit.is_verdict:
         words = ", ".join(limit.forbidden)
@@ -525,7 +544,7 @@ def rule_of(limit: Limit) -> str:
     ):
         value = getattr(limit, key)
         if value is not None:
-            # as it is written: a loss of accuracy in points of a hundred
+            # a loss of accuracy is written in percentage points
             shown = f"{round(100 * value, 9):g} points" if limit.metric == LOSS else f"{value:g}"
             parts.append(text.format(shown))
     if limit.unit:

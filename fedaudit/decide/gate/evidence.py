@@ -1,4 +1,4 @@
-"""What a run directory, or a study of several, has to show for itself."""
+"""Evidence of a run directory or of a study: results, guarantees and held-out metrics."""
 
 from __future__ import annotations
 
@@ -25,21 +25,23 @@ from fedaudit.trace import Trace, Truth
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """One recorded federation and what its audits said, as stored.
+    """One recorded federation and the stored results of its audits.
 
-    `purged`: the day on which the recording was removed.
-    `lacking` says why nothing here may be relied on (half finished, not there), or is empty;
-    `stale` audits were made of another state of the trace; `configured` audits were asked for.
-    `names` are what their owner calls the clients, where the truth knows. `held_out` records are
-    behind `metrics`, and `guessing` is what naming class frequencies would give; `about` is the
-    manifest's word on the federation.
+    purged: date on which the recording was removed
+    unusable: why the evidence does not count (unfinished, purged, absent); else empty
+    stale: audits whose result belongs to another state of the trace
+    configured: audits that the config requests
+    names: client -> the owner's name for it, if the truth holds one
+    metrics, held_out: held-out metrics, and the number of records behind them
+    guessing: metrics of a guess by class frequency
+    about: section `federation` of the manifest
     """
 
     path: Path
     purged: str = ""
     federation: str = ""
     variant: str = ""
-    lacking: str = ""
+    unusable: str = ""
     trace_sha256: str = ""
     rounds: int = 0
     clients: tuple[str, ...] = ()
@@ -60,26 +62,25 @@ class Evidence:
 
     @property
     def label(self) -> str:
-        """How the run is called among others; empty where it is alone."""
+        """Name of the run within its study; empty for a single run."""
         return ", ".join(part for part in (self.federation, self.variant) if part)
 
     def renaming(self, names: bool = False) -> Renaming:
-        """Clients as "client 3", in the order of the federation, or by what their owner calls
-        them."""
+        """Clients as "client 3" in the order of the federation, or by their owners' names."""
         if names:
             return Renaming({c: n for c, n in self.names.items() if n != c})
         return Renaming(pseudonyms(self.clients))
 
     @property
-    def stated(self) -> tuple[str, ...]:
-        """Held-out metrics; the standard error of one is part of it, not another."""
+    def metric_names(self) -> tuple[str, ...]:
+        """Names of the held-out metrics, without their standard errors."""
         return tuple(name for name in self.metrics if not name.endswith("_error"))
 
     def utility(self, metric: str, confidence: float = 0.95) -> Estimate | None:
-        """A held-out metric with its interval; None where none is stored, or none can be made.
+        """A held-out metric with its interval; None if it is not stored or has no standard error.
 
-        Accuracy is a share of the held-out records. A mean such as the loss has a standard error
-        beside it, over what was held out. The baseline is what guessing by frequency gives.
+        Accuracy is a share of the held-out records. The interval of a mean such as the loss uses
+        its stored standard error. The baseline is the score of a guess by class frequency.
         """
         value, error = self.metrics.get(metric), self.metrics.get(f"{metric}_error")
         if value is None or not math.isfinite(value):
@@ -102,28 +103,28 @@ class Evidence:
         )
 
 
-def gather(path: str | os.PathLike[str]) -> list[Evidence]:
+def gather_evidence(path: str | os.PathLike[str]) -> list[Evidence]:
     """The evidence of a run, or of every run of a study."""
     folder = Path(path)
     if not folder.is_dir():
         raise TraceError(
-            f"there is no run {folder}",
-            expected="a folder that `fedaudit run` wrote",
+            f"{folder} is not a run",
+            expected="a folder written by `fedaudit run`",
             got="no such folder" if not folder.exists() else "a file",
             remedy="fedaudit run --out FOLDER",
         )
     if not is_study(folder):
-        return [of_run(folder)]
+        return [run_evidence(folder)]
     require_seal(folder)
     out = []
     for entry in entries(folder):
         place = entry.path
         try:
-            found = of_run(place)
+            found = run_evidence(place)
         except TraceError as error:
             if place.exists() and not _is_empty(place):
-                raise  # torn or foreign: say so rather than call it missing
-            found = Evidence(path=place, lacking=f"the run is not there: {error.what}")
+                raise  # damaged or foreign: an error, not missing evidence
+            found = Evidence(path=place, unusable=f"the run is missing: {error.what}")
         out.append(replace(found, federation=entry.federation, variant=entry.variant))
     return out
 
@@ -132,8 +133,8 @@ def _is_empty(folder: Path) -> bool:
     return folder.is_dir() and not any(folder.iterdir())
 
 
-def of_run(folder: Path) -> Evidence:
-    """The evidence of one run directory, every file as it was sealed."""
+def run_evidence(folder: Path) -> Evidence:
+    """The evidence of one run directory; raises if a file differs from its seal."""
     _refuse_trace(folder)
     require_seal(folder)
     trace_at, truth_at = places(folder)
@@ -147,12 +148,12 @@ def of_run(folder: Path) -> Evidence:
                 purged=on,
                 config=config,
                 configured=configured,
-                lacking=f"its recording was purged on {on}"
+                unusable=f"its recording was purged on {on}"
                 if on
-                else "the run is half finished: nothing is recorded yet",
+                else "the run is unfinished: no round is recorded yet",
             )
         raise TraceError(
-            f"{folder} is no run",
+            f"{folder} is not a run",
             expected="a folder with trace/ and results/",
             got="an empty folder" if _is_empty(folder) else "neither",
             remedy="fedaudit run --out FOLDER, or fedaudit audit TRACE",
@@ -164,7 +165,7 @@ def of_run(folder: Path) -> Evidence:
     rounds = len(trace.rounds)
     return Evidence(
         path=folder,
-        lacking=_lacking(trace, config),
+        unusable=_unfinished(trace, config),
         trace_sha256=trace.sha256,
         rounds=rounds,
         clients=tuple(clients_of(trace)),
@@ -176,7 +177,7 @@ def of_run(folder: Path) -> Evidence:
         stale=frozenset(
             name
             for name, r in results.items()
-            # an audit that never began has no hash
+            # an audit that did not start has no hash
             if not is_about(r, trace) and (r.trace_sha256 or r.headline is not None)
         ),
         configured=configured,
@@ -193,39 +194,40 @@ def of_run(folder: Path) -> Evidence:
     )
 
 
-def _lacking(trace: Trace, config: Mapping[str, Any]) -> str:
+def _unfinished(trace: Trace, config: Mapping[str, Any]) -> str:
     if trace.manifest.complete:
         return ""
     wanted = config.get("federation", {}).get("rounds")
     many = f"{len(trace.rounds)} of {wanted}" if wanted else f"{len(trace.rounds)}"
-    return f"the run is half finished: {many} rounds are recorded"
+    return f"the run is unfinished: {many} rounds are recorded"
 
 
 def _refuse_trace(folder: Path) -> None:
-    """A trace alone has no results to hold against anything."""
+    """Refuse a bare trace: it holds no results."""
     if (folder / "manifest.json").is_file() and not (folder / "trace").is_dir():
         raise TraceError(
             f"{folder} is a trace, not a run",
-            expected="the folder with the results of its audits",
+            expected="a run folder with audit results",
             got="a trace alone",
-            remedy=f"fedaudit audit {folder}, then name the folder that it writes",
+            remedy=f"run `fedaudit audit {folder}`, then name the folder that it writes",
         )
 
 
-def nothing_left(metric: str, runs: Sequence[Evidence]) -> bool:
-    """The one rule by which an audit that is not applicable counts as good news.
+def nothing_to_link(metric: str, runs: Sequence[Evidence]) -> bool:
+    """Whether an audit is not applicable because no single update reaches the observer.
 
-    An audit may need updates of single clients (linking does). If the observer receives none in any
-    run, and no algebra of the sums gives one back, nothing is left to find. The rule goes by the
-    code of the need and by stored evidence on the sums: `query_plan` from the same vantage, or a
-    config whose only way for uploads is one ideal sum.
+    This is the only rule by which an audit that is not applicable keeps a limit. It holds for
+    audits that need updates of single clients (linking does). It applies if every run has the need
+    `no_single_updates` and the sums do not reveal a single update either. Evidence for the sums is
+    a `query_plan` result of the same vantage, or a config with `secure_sum` and no
+    `secure_aggregation`.
     """
     audit = metric.partition(".")[0]
     if not facts_of(audit).decision.single_updates_only:
         return False
     for e in runs:
         result = e.results.get(audit)
-        if e.lacking or result is None or _code(result) != "no_single_updates":
+        if e.unusable or result is None or _code(result) != "no_single_updates":
             return False
         sums = e.results.get("query_plan")
         if sums is None or sums.vantage != result.vantage or "query_plan" in e.stale:
@@ -239,9 +241,9 @@ def nothing_left(metric: str, runs: Sequence[Evidence]) -> bool:
     return True
 
 
-NOTHING_LEFT = (
-    "met by rule: nothing is left to link. No single client's update reaches the observer, and "
-    "the sums that do cannot be taken apart"
+NOTHING_TO_LINK = (
+    "kept by rule: nothing is left to link. No update of a single client reaches the observer, and "
+    "the sums do not reveal one"
 )
 
 
@@ -249,20 +251,20 @@ def _code(result: AuditResult) -> str:
     return "" if result.need is None else result.need.code
 
 
-def need_results(evidence: Sequence[Evidence]) -> None:
-    """Refuse runs that have nothing to compare or to plan by."""
+def require_results(evidence: Sequence[Evidence]) -> None:
+    """Refuse runs that were purged or have no results."""
     for e in evidence:
         if e.purged:
             raise TraceError(
                 f"the recording of {e.path} was purged on {e.purged}",
-                expected="a run whose recording is there",
-                got="its results alone: nobody can check any more what they rest on",
-                remedy=f"fedaudit report {e.path} prints what was found",
+                expected="a run with its recording",
+                got="results alone, which can no longer be verified",
+                remedy=f"`fedaudit report {e.path}` prints the stored findings",
             )
         if not e.results:
             raise TraceError(
                 f"{e.path} has no results yet",
                 expected="results/*.json",
-                got=e.lacking or "none that can be read",
+                got=e.unusable or "no readable result",
                 remedy=f"fedaudit audit {e.path}",
             )

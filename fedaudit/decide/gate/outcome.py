@@ -1,9 +1,9 @@
-"""What a gate finds: one check per limit and run, with the numbers behind it.
+"""Outcome of a gate: one check per limit and run, with the numbers behind it.
 
 passed    the confidence bound keeps the limit
-failed    it does not
-missing   there is no evidence, too little, or evidence of another trace: this fails as well
-allowed   the same, and the policy or the command line allows it to be missing, by name
+failed    the confidence bound breaks the limit
+missing   no evidence, too little evidence, or evidence of another trace: the gate fails
+allowed   evidence is missing, and the policy or the command line allows that by name
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Status = Literal["passed", "failed", "missing", "allowed"]
 
 @dataclass(frozen=True, kw_only=True)
 class LimitReading:
-    """One number compared with its limit: of the federation, or of one client.
+    """One number compared with its limit, for the federation or for one client (`who`).
 
-    `bound` is the end of the interval that was compared with `limit`, `side` the direction.
-    `missing` says why there is no number; it is empty where there is one.
+    `bound` is the end of the interval that is compared with `limit`; `side` is the direction.
+    `missing` gives the reason if there is no number.
     """
 
     who: str = ""
@@ -44,7 +44,7 @@ class LimitReading:
 
     @property
     def distance(self) -> float:
-        """How far beyond the limit; infinite where a number is missing."""
+        """Distance beyond the limit; infinite if the number is missing."""
         if self.bound is None or self.limit is None:
             return math.inf
         if self.bound == self.limit:
@@ -56,10 +56,11 @@ class LimitReading:
 class LimitCheck:
     """One limit, applied to one run.
 
-    `rule` is the limit in words; `readings` are the numbers that were compared (one per client
-    where the limit is per client); `said` replaces them where the limit is on a verdict. `file`
-    holds the evidence. `code` tells programs why, where numbers alone do not decide: a need's code,
-    "underpowered", "stale", "edited", "nothing_left".
+    `rule` is the limit in words. `readings` are the compared numbers, one per client for a limit
+    per client. `explanation` replaces their text, for example for a verdict. `file` holds the
+    evidence. `code` tells programs the reason where numbers alone do not decide: the code of a
+    need, or "underpowered", "stale", "no_result", "not_stated", "no_audits", "low_confidence",
+    "unfinished", "purged", "no_such_run", "nothing_left".
     """
 
     limit: str
@@ -68,7 +69,7 @@ class LimitCheck:
     status: Status
     run: str = ""
     readings: tuple[LimitReading, ...] = ()
-    said: str = ""
+    explanation: str = ""
     missing: str = ""
     code: str = ""
     remedy: str = ""
@@ -81,7 +82,7 @@ class LimitCheck:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the limit and the run, whatever was measured."""
+        """Identifies the limit and the run; does not depend on measurements."""
         return hashlib.sha256(f"{self.run}\0{self.limit}\0{self.metric}".encode()).hexdigest()[:32]
 
 

@@ -1,13 +1,9 @@
-"""The outcome of a gate as terminal text, JUnit XML, SARIF and JSON.
-
-Clients are called by their number in the federation unless names were asked for.
-"""
+"""A gate as terminal text, JUnit XML, SARIF and JSON."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +12,8 @@ from xml.etree import ElementTree
 
 from fedaudit.decide.gate.outcome import Gate, LimitCheck, LimitReading
 from fedaudit.reporting.findings import interval, number
-from fedaudit.reporting.text import unbroken
+from fedaudit.reporting.machine import json_number
+from fedaudit.reporting.text import longest_word
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,11 +47,11 @@ def _worst_first(readings: Sequence[LimitReading]) -> list[LimitReading]:
 
 
 def statement(check: LimitCheck) -> str:
-    """What was found, in one or two sentences."""
+    """The outcome of a check in one or two sentences."""
     if check.missing:
         return check.missing
-    if check.said:
-        return check.said
+    if check.explanation:
+        return check.explanation
     lacking = [r for r in check.readings if r.missing]
     known = _worst_first([r for r in check.readings if not r.missing])
     broken = [r for r in known if not r.kept]
@@ -80,7 +77,7 @@ def statement(check: LimitCheck) -> str:
 
 
 def _nearly(broken: Sequence[LimitReading]) -> str:
-    """A value inside its limit whose bound is not: that is a matter of evidence."""
+    """A hint for values that keep a limit while their intervals break it."""
     inside = [
         r
         for r in broken
@@ -91,7 +88,7 @@ def _nearly(broken: Sequence[LimitReading]) -> str:
     if not inside or len(inside) < len(broken):
         return ""
     return (
-        ". The measured value keeps the limit, its interval does not: more evidence may "
+        ". The measured value keeps the limit, its interval does not: more evidence may help "
         "(`fedaudit power`)"
     )
 
@@ -115,7 +112,7 @@ def summary(gate: Gate) -> str:
 
 
 def show_gate(console: Console, gate: Gate) -> None:
-    """The gate as a table: what fails first."""
+    """Print the gate as a table, failures first."""
     from rich.table import Table
     from rich.text import Text
 
@@ -123,9 +120,9 @@ def show_gate(console: Console, gate: Gate) -> None:
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("", no_wrap=True)
     limits = [f"{c.title} {c.metric}: {c.rule}" for c in gate.checks]
-    narrow = unbroken(limits, most=40)
+    narrow = longest_word(limits, most=40)
     table.add_column("limit", width=max(30, narrow), overflow="fold")
-    table.add_column("what was found", ratio=1)
+    table.add_column("found", ratio=1)
     for check in sorted(gate.checks, key=lambda c: order[c.status]):
         mark, style = MARKS[check.status]
         found = Text(statement(check))
@@ -150,13 +147,15 @@ _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 def _xml(text: str) -> str:
-    """Text without what XML 1.0 cannot hold."""
+    """Text with characters that XML 1.0 forbids replaced."""
     return _NOT_XML.sub("\ufffd", text)
 
 
 def junit(gate: Gate) -> str:
-    """JUnit XML: a suite per run. Broken limits are failures, missing evidence is an error, what
-    was allowed to be missing is skipped."""
+    """JUnit XML with one suite per run.
+
+    A broken limit is a failure, missing evidence an error, allowed missing evidence is skipped.
+    """
     root = ElementTree.Element("testsuites", {"name": "fedaudit gate"})
     totals: Counter[str] = Counter()
     for run in dict.fromkeys(c.run for c in gate.checks):
@@ -178,10 +177,10 @@ def junit(gate: Gate) -> str:
             if tag is None:
                 ElementTree.SubElement(case, "system-out").text = _xml(statement(c))
                 continue
-            told = ElementTree.SubElement(case, tag, {"message": _xml(statement(c))})
+            entry = ElementTree.SubElement(case, tag, {"message": _xml(statement(c))})
             if tag != "skipped":
-                told.set("type", "limit" if tag == "failure" else "evidence")
-                told.text = _xml(_details(c))
+                entry.set("type", "limit" if tag == "failure" else "evidence")
+                entry.text = _xml(_details(c))
     for key, value in _tallies(totals).items():
         root.set(key, value)
     ElementTree.indent(root)
@@ -208,7 +207,7 @@ def _details(c: LimitCheck) -> str:
 
 
 def rule_id(limit: str) -> str:
-    """A stable name of a limit: letters and digits, and a little hash where others were lost."""
+    """Stable SARIF id of a limit; a short hash keeps ids unique if characters are replaced."""
     slug = re.sub(r"[^a-z0-9]+", "-", limit.lower()).strip("-")
     if slug == limit:
         return f"fedaudit/{slug}"
@@ -216,8 +215,10 @@ def rule_id(limit: str) -> str:
 
 
 def sarif(gate: Gate) -> str:
-    """SARIF 2.1.0: a rule per limit, a result per check. Evidence that was allowed to be missing is
-    a suppressed result; what passes is kept as such."""
+    """SARIF 2.1.0 with one rule per limit and one result per check.
+
+    Allowed missing evidence is a suppressed result.
+    """
     limits = list(dict.fromkeys(c.limit for c in gate.checks))
     first = {c.limit: c for c in reversed(gate.checks)}
     rules = [
@@ -226,7 +227,7 @@ def sarif(gate: Gate) -> str:
             "name": name,
             "shortDescription": {"text": f"{first[name].metric}: {first[name].rule}"},
             "fullDescription": {
-                "text": first[name].why or "a limit on the confidence bound; no evidence fails"
+                "text": first[name].why or "a limit on the confidence bound; missing evidence fails"
             },
             "defaultConfiguration": {"level": "error"},
             "properties": {"tags": ["privacy"]},
@@ -263,7 +264,7 @@ def _sarif_result(c: LimitCheck, index: int, gate: Gate) -> dict[str, Any]:
     result: dict[str, Any] = {
         "ruleId": rule_id(c.limit),
         "ruleIndex": index,
-        # SARIF asks for level none wherever the kind is not fail
+        # SARIF requires level none unless the kind is fail
         "kind": "pass" if passed else "fail",
         "level": "none" if passed else "note" if c.status == "allowed" else "error",
         "message": {"text": f"{c.title}: {message}"},
@@ -286,7 +287,7 @@ def _sarif_result(c: LimitCheck, index: int, gate: Gate) -> dict[str, Any]:
 
 
 def plain(gate: Gate) -> dict[str, Any]:
-    """The gate as JSON types; infinities are the texts "inf" and "-inf"."""
+    """The gate as JSON types; an infinity is "inf" or "-inf"."""
     return {
         "passed": gate.passed,
         "run": gate.run,
@@ -317,22 +318,16 @@ def plain(gate: Gate) -> dict[str, Any]:
 
 def _plain_reading(r: LimitReading) -> dict[str, Any]:
     out: dict[str, Any] = {"who": r.who, "side": r.side, "kept": r.kept, "missing": r.missing}
-    out["bound"], out["limit"] = _finite(r.bound), _finite(r.limit)
+    out["bound"], out["limit"] = json_number(r.bound), json_number(r.limit)
     if r.estimate is not None:
         e = r.estimate
         out["estimate"] = {
-            "value": _finite(e.value),
-            "low": _finite(e.low),
-            "high": _finite(e.high),
+            "value": json_number(e.value),
+            "low": json_number(e.low),
+            "high": json_number(e.high),
             "confidence": e.confidence,
-            "baseline": _finite(e.baseline),
+            "baseline": json_number(e.baseline),
             "n": e.n,
             "method": e.method,
         }
     return out
-
-
-def _finite(value: float | None) -> float | str | None:
-    if value is None or math.isfinite(value):
-        return value
-    return "inf" if value > 0 else "-inf"

@@ -1,4 +1,4 @@
-"""A policy: limits that a run has to keep, read from TOML and checked before any run is opened."""
+"""Policy: limits that a run must keep. Read from TOML, checked before any run is opened."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedaudit.decide.gate.measures import (
 )
 from fedaudit.errors import ConfigError, UsageError, nearest
 from fedaudit.files import Unreadable, read_toml, write_atomically
-from fedaudit.settings import check, refuse_unknown
+from fedaudit.settings import Fraction, check, checked, refuse_unknown
 from fedaudit.setup.toml import toml_value
 
 Forbidden = Literal["leak", "disagreement", "attributed"]
@@ -28,13 +28,13 @@ Forbidden = Literal["leak", "disagreement", "attributed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """One limit, on the end of the interval that speaks against the run.
+    """One limit on the worst end of an interval.
 
-    `metric` as in `measures`; `per` every "client", or the "federation" as a whole. Bounds are
-    absolute (`at_most`, `at_least`), multiples of what no leak would give (`_times_chance`), or
-    differences from it (`_above_chance`). `forbid` and `must_detect` are for verdicts;
-    `protection`, `unit` and `delta_at_most` for epsilon. `federation` and `variant` restrict the
-    limit to runs of a study. `point_value` takes a number that has no interval as it stands.
+    `metric` is a name in `measures`. `per` is every "client" or the whole "federation". Bounds are
+    absolute (`at_most`, `at_least`), multiples of chance (`_times_chance`), or differences from
+    chance (`_above_chance`). `forbid` and `must_detect` apply to verdicts; `protection`, `unit` and
+    `delta_at_most` to epsilon. `federation` and `variant` select runs of a study. `point_value`
+    accepts a number without an interval.
     """
 
     metric: str
@@ -57,7 +57,7 @@ class Limit:
 
     @property
     def audit(self) -> str:
-        """The audit that is asked, or nothing."""
+        """Name of the audit; empty for epsilon, utility and all verdicts."""
         return self.metric.partition(".")[0] if "." in self.metric else ""
 
     @property
@@ -70,7 +70,7 @@ class Limit:
 
     @property
     def forbidden(self) -> tuple[Forbidden, ...]:
-        """Verdicts that break the limit; whoever wants attribution leaves it out of `forbid`."""
+        """Verdicts that break the limit."""
         return self.forbid or get_args(Forbidden)
 
     @property
@@ -78,7 +78,7 @@ class Limit:
         return self.per == "client" or self.metric == EPSILON
 
     def of_audit(self, audit: str) -> Limit:
-        """A limit on all verdicts, as it reads for one audit."""
+        """The limit on all verdicts, applied to one audit."""
         return replace(self, metric=f"{audit}.{VERDICT}", name=expanded(self.name, audit))
 
 
@@ -97,9 +97,9 @@ BOUNDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Limits; evidence stated at less than `confidence` counts as none.
+    """Limits, and the `confidence` that evidence must have to count.
 
-    Missing evidence fails, but for the limits named in `allow_missing`.
+    Missing evidence fails unless `allow_missing` names the limit.
     """
 
     limits: tuple[Limit, ...]
@@ -108,7 +108,7 @@ class Policy:
     where: str = "policy.toml"
 
     def allowing(self, names: Sequence[str]) -> Policy:
-        """The same policy, forgiving more missing evidence."""
+        """The policy with more names in `allow_missing`."""
         self._check_names(names, "--allow")
         return replace(self, allow_missing=(*self.allow_missing, *names))
 
@@ -118,41 +118,35 @@ class Policy:
         for name in names:
             if name not in valid and name not in parts:
                 raise ConfigError(
-                    f"{where} names {name!r}, which is no limit of {self.where}",
-                    expected="the name of a limit whose evidence may be missing",
+                    f"{where} names {name!r}, which is not a limit in {self.where}",
+                    expected="the name of a limit",
                     got=repr(name),
                     remedy=nearest(name, valid),
                 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Head:
+@checked("policy")
+class _PolicySection:
     """The section [policy]."""
 
-    confidence: float = 0.95
+    confidence: Fraction = 0.95
     allow_missing: tuple[str, ...] = ()
 
 
 def load_policy(source: str | Path | Mapping[str, Any]) -> Policy:
-    """Read and check a policy: unknown names, values out of range and contradictions are errors."""
+    """Read a policy; unknown names, values out of range and contradictions are errors."""
     if isinstance(source, Mapping):
         raw, where = dict(source), "the policy"
     else:
         raw, where = _read(Path(source)), str(source)
     refuse_unknown(raw, ["policy", "limit"], where)
-    head = check(_Head, _table(raw.get("policy", {}), "policy"), "policy")
-    if not 0 < head.confidence < 1:
-        raise ConfigError(
-            "policy.confidence is out of range",
-            expected="a number strictly between 0 and 1",
-            got=repr(head.confidence),
-            remedy="write 0.95 for 95 %",
-        )
+    head = check(_PolicySection, _table(raw.get("policy", {}), "policy"), "policy")
     listed = raw.get("limit", [])
     if not isinstance(listed, list) or not listed:
         raise ConfigError(
             f"{where} sets no limit",
-            expected="at least one [[limit]]: a policy without any would pass everything",
+            expected="at least one [[limit]]: a policy without limits passes everything",
             got="[limit], a single table" if isinstance(listed, Mapping) else "none",
             remedy="write [[limit]] with two brackets, or start from `fedaudit gate --init FILE`",
         )
@@ -178,7 +172,7 @@ _WRITTEN = re.compile(
 
 
 def read_limit(text: str) -> dict[str, Any]:
-    """One line as a `[[limit]]`: the metric, "<=" or ">=" (or in words), and what it is held to.
+    """Read a limit from one line: metric, "<=" or ">=" (or in words), and the bound.
 
         fingerprint.linkage_accuracy <= 1.5 x chance
         two_stage_membership.true_positive_rate (at 1 %) at most 2 %
@@ -186,8 +180,8 @@ def read_limit(text: str) -> dict[str, Any]:
         accuracy_loss <= 2 points
         coverage.verdict                                  (neither a leak nor a disagreement)
 
-    "per client" holds every client to it; an epsilon is always held so, and "per record" and its
-    like name the unit of the promise.
+    "per client" applies the bound to every client. An epsilon always applies to every client; "per
+    record", "per person" and "per example" are the unit of its promise.
     """
     line = " ".join(text.split())
     if line.rpartition(".")[2] == VERDICT:
@@ -196,7 +190,7 @@ def read_limit(text: str) -> dict[str, Any]:
     low = found is not None and found["sign"] in (">=", "at least")
     if found is None or (low and found["of"] == "above chance"):
         raise ConfigError(
-            f"this limit cannot be read: {text!r}",
+            f"cannot read the limit {text!r}",
             expected="METRIC <= NUMBER or METRIC >= NUMBER, then perhaps %, points, x chance, "
             "above chance, per client",
             got=repr(text),
@@ -215,7 +209,7 @@ def read_limit(text: str) -> dict[str, Any]:
 
 
 def write_policy(policy: Policy) -> str:
-    """A policy as the TOML it could have been read from."""
+    """The policy as TOML; `load_policy` reads it back."""
     lines = [
         "[policy]",
         f"confidence = {toml_value(policy.confidence)}",
@@ -235,7 +229,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return read_toml(path)
     except Unreadable as error:
-        what, remedy = f"the policy {path} cannot be read", "correct it; texts stand in quotes"
+        what, remedy = f"cannot read the policy {path}", "correct the file; text needs quotes"
         if error.absent or error.empty:
             remedy = f"write one with `fedaudit gate --init {path}`"
         raise error.as_error(ConfigError, what, remedy) from None
@@ -259,9 +253,9 @@ def _limit(given: Mapping[str, Any], number: int) -> Limit:
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(
                 f"{where}: {key} is {value}",
-                expected="a finite number: a limit that nothing can break is none",
+                expected="a finite number",
                 got=str(value),
-                remedy="leave the limit out",
+                remedy="remove the limit",
             )
     limit = check(Limit, given, where)
     check_metric(limit.metric, limit.per == "client", where)
@@ -274,7 +268,7 @@ def _limit(given: Mapping[str, Any], number: int) -> Limit:
 
 
 def _check_parts(limit: Limit, where: str) -> None:
-    """Each kind of limit has its own settings, and at least one that can fail."""
+    """Check that the settings fit the metric and that at least one of them is a bound."""
     given = {
         f.name for f in fields(limit) if getattr(limit, f.name) != f.default and f.name != "metric"
     }
@@ -291,7 +285,7 @@ def _check_parts(limit: Limit, where: str) -> None:
         allowed = {*BOUNDS, "per", "point_value"}
     for key in sorted(given - allowed):
         raise ConfigError(
-            f"{where}: {key} means nothing for {limit.metric}",
+            f"{where}: {key} does not apply to {limit.metric}",
             expected="one of " + ", ".join(sorted(allowed)),
             got=key,
             remedy=f"remove {key}, or set it on a limit of another metric",
@@ -300,10 +294,9 @@ def _check_parts(limit: Limit, where: str) -> None:
         if limit.forbid == ():
             raise ConfigError(
                 f"{where} forbids nothing",
-                expected=f"forbid = {toml_value(get_args(Forbidden))} (the default), or some of "
-                "them",
+                expected=f"forbid = {toml_value(get_args(Forbidden))} (default), or a part of it",
                 got="an empty list",
-                remedy="leave forbid out",
+                remedy="remove forbid",
             )
         return
     if not given & set(BOUNDS):
@@ -311,7 +304,7 @@ def _check_parts(limit: Limit, where: str) -> None:
             f"{where} sets no bound",
             expected="one of " + ", ".join(b for b in BOUNDS if b in allowed),
             got="none",
-            remedy="such as at_most = 0.05",
+            remedy="add a bound, for example at_most = 0.05",
         )
     low, high = limit.at_least, limit.at_most
     _refuse_empty(where, where, low, high, "at_least", "at_most")
@@ -324,14 +317,12 @@ def _check_parts(limit: Limit, where: str) -> None:
                 f"{where}: {key} is out of range",
                 expected="a number above 0",
                 got=f"{value:g}",
-                remedy="1.5 for one and a half times what no leak would give"
-                if "chance" in key
-                else "1e-5",
+                remedy="1.5 means one and a half times chance" if "chance" in key else "1e-5",
             )
     if limit.metric == EPSILON and limit.at_most is not None and limit.at_most < 0:
         raise ConfigError(
             f"{where}: at_most is out of range",
-            expected="an epsilon from 0",
+            expected="an epsilon of at least 0",
             got=f"{limit.at_most:g}",
             remedy="8.0",
         )
@@ -348,7 +339,7 @@ def _refuse_empty(
             else f"{both} contradicts itself: nothing is at least {low:g} and at most {high:g}",
             expected=f"{low_key} no greater than {high_key}",
             got=f"{low_key} = {low:g}, {high_key} = {high:g}",
-            remedy="were the two exchanged? Otherwise drop one",
+            remedy="exchange the two bounds, or remove one",
         )
 
 
@@ -358,15 +349,15 @@ def _refuse_twins(limits: Sequence[Limit]) -> None:
         if limit.name in seen:
             raise ConfigError(
                 f"two limits are called {limit.name!r}",
-                expected="one name per limit: --allow and reports go by it",
+                expected="a unique name for each limit",
                 got="the same name twice",
-                remedy="give each limit a name of its own",
+                remedy="rename one of them",
             )
         seen.add(limit.name)
 
 
 def _refuse_contradictions(limits: Sequence[Limit]) -> None:
-    """Limits of one measure on the same runs that no run can keep at once."""
+    """Refuse two limits on the same measure and runs that no run can keep together."""
     for i, a in enumerate(limits):
         for b in limits[i + 1 :]:
             same = (a.metric, a.per, a.protection, a.unit) == (
@@ -391,41 +382,40 @@ def _meet(one: str | None, other: str | None) -> bool:
 
 
 EXAMPLE = """\
-# What a run must keep before it may be released. Check it with
+# Limits that a run must keep before release. Check a run with
 #
 #     fedaudit gate RUN --policy {file}
 #
 # Exit codes: 0 every limit is kept, 4 a limit is broken or has no evidence, 2 this file or the
-# command is wrong, 3 the run cannot be read. Limits hold for the end of the interval that speaks
-# against the run (the confidence bound), not for the measured value: little evidence, wide
-# interval, no pass. What is missing, underpowered, not applicable or made of another trace fails.
+# command is wrong, 3 the run cannot be read. A limit applies to the worst end of the interval (the
+# confidence bound), not to the measured value: little evidence means a wide interval and no pass.
+# Missing, underpowered or stale evidence fails, and so does an audit that is not applicable.
 
 [policy]
-confidence = 0.95     # estimates stated at less count as no evidence
-# Limits, by name, whose evidence may be missing (also: --allow NAME). A limit that was measured
-# and is broken fails all the same.
+confidence = 0.95     # estimates with a lower confidence count as no evidence
+# Names of limits whose evidence may be missing (also: --allow NAME). A measured limit that is
+# broken still fails.
 allow_missing = []
 
-# Can a curious server link shuffled updates? At most 1.5 times what guessing would give.
-# This takes many clients: the upper end of the interval has to stay below the limit, which a
-# federation of ten or twenty cannot show, however well it is protected. `fedaudit power RUN` says
-# how many clients and rounds would do; with fewer, set a limit that they can keep, or let only a
-# secure sum leave: then nothing is left to link, which keeps the limit. Names on the updates break
-# it: they are known outright, at 100 %.
+# Can a curious server link shuffled updates? At most 1.5 times the success of guessing.
+# This takes many clients: with ten or twenty, the upper end of the interval stays above the limit,
+# even with perfect protection. `fedaudit power RUN` says how many clients and rounds are enough.
+# With fewer, set a higher limit, or use a secure sum: it leaves nothing to link, which keeps the
+# limit. Named updates break it: the link is known at 100 %.
 [[limit]]
 name = "linkage"
 metric = "fingerprint.linkage_accuracy"
 at_most_times_chance = 1.5
 
-# The same for every single client, in absolute terms. `per = "client"` takes the columns of an
-# audit's client table; the worst client decides.
+# The same for every client, as an absolute bound. `per = "client"` uses the columns of an audit's
+# client table; the worst client decides.
 [[limit]]
 name = "linkage of every client"
 metric = "fingerprint.share"
 per = "client"
 at_most = 0.5
 
-# Can records of a client be told from others?
+# Can an attacker tell the records of a client from others?
 [[limit]]
 name = "membership"
 metric = "two_stage_membership.membership_auc"
@@ -436,10 +426,9 @@ name = "membership at 1 % false positives"
 metric = "two_stage_membership.true_positive_rate (at 1 %)"
 at_most = 0.05
 
-# What was promised: the largest epsilon of every client, over all that was promised to it.
-# protection = "dp_sgd" looks at one protection. A promise is per record, per person or per client:
-# unit = "person" takes promises per person alone (as `fedaudit init` sets them up where the data
-# name persons), and what was promised per record is then no evidence. Without unit, any will do.
+# The largest epsilon that is promised to each client. protection = "dp_sgd" selects one protection.
+# A promise is per record, per person or per client. unit = "person" counts promises per person
+# only; a promise per record is then no evidence. Without unit, every promise counts.
 [[limit]]
 name = "epsilon"
 metric = "epsilon"
@@ -447,22 +436,22 @@ at_most = 8.0
 # unit = "person"
 delta_at_most = 1e-5
 
-# The model must still be of use: held-out accuracy of the last model.
+# The model must stay useful: held-out accuracy of the last model.
 [[limit]]
 name = "utility"
 metric = "accuracy"
 at_least = 0.80
 
-# No audit may find a leak or contradict its theory ("verdict" alone stands for every audit of the
-# run; "fingerprint.verdict" for one). "No evidence" from an audit that could not have seen
-# anything counts as missing.
+# The audit finds no leak and no disagreement with theory. "verdict" alone applies to every audit of
+# the run, "fingerprint.verdict" to one. "No evidence" from an audit that could not have detected a
+# leak counts as missing.
 [[limit]]
 name = "coverage"
 metric = "coverage.verdict"
 forbid = ["leak", "disagreement"]
-why = "nothing may leave a client outside every protection"
+why = "no data may leave a client without protection"
 
-# In a study, limits hold for every run unless they name one:
+# In a study, a limit applies to every run unless it names one:
 # [[limit]]
 # name = "protected linkage"
 # metric = "fingerprint.linkage_accuracy"
@@ -477,16 +466,16 @@ def write_example(path: Path, force: bool = False) -> None:
     if path.exists() and not force:
         raise UsageError(
             f"{path} exists",
-            expected="a file that is not there yet",
+            expected="a new file",
             got="an existing file",
-            remedy="choose another name, or overwrite it with --force",
+            remedy="choose another name, or use --force to overwrite it",
         )
     try:
         write_atomically(path, EXAMPLE.replace("{file}", path.name))
     except OSError as error:
         raise UsageError(
             f"cannot write {path}",
-            expected="a folder that exists and can be written",
+            expected="an existing, writable folder",
             got=error.strerror or str(error),
             remedy="choose another place",
         ) from None

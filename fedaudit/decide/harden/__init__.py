@@ -1,11 +1,11 @@
-"""`fedaudit harden`: from limits to the protection that keeps them at the least cost.
+"""`fedaudit harden`: find the cheapest protection that keeps given limits.
 
-limits.py    which limits, and whether the runs of one protection keep them
-utility.py   what a protection costs: paired with the unprotected runs of the same seeds
-choices.py   what can be chosen: ways an upload travels, ladders of noise, who must be trusted
-bench.py     runs choices, each an ordinary run directory; resumes, keeps to a time budget
-search.py    `harden`: which choices are tried in which order, the decision, the files
-outcome.py   what was found; page.py and tradeoff.py turn it into text and figures
+limits.py    the limits, checked on the runs of one protection
+utility.py   cost of a protection, paired with unprotected runs of the same seeds
+choices.py   candidates: transports of uploads, noise ladders, parties to trust
+cells.py     runs candidates as ordinary run directories; resumes, keeps a time budget
+search.py    `harden`: order of the search, decision, files
+outcome.py   result of a search; page.py and tradeoff.py turn it into text and figures
 """
 
 from fedaudit.decide.harden.search import harden

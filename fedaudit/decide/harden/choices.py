@@ -1,9 +1,9 @@
-"""What a federation can be protected with: the way an upload travels, and a ladder of noise on it.
+"""Candidate protections: a transport of the uploads, and a noise ladder on top.
 
-A way says who is told what ("shuffle": the server does not learn who sent an update; "secure sum":
-it learns sums alone). It changes no model. A ladder adds noise by level: more of it means less risk
-and a worse model. Where limits on epsilon exist, level 1 is the least noise that keeps them, by the
-accountant and without training; where none do, a level is a noise multiplier.
+A transport decides what the server learns ("shuffle": updates without senders; "secure sum": sums
+alone). It does not change the model. A ladder adds noise by level: more noise means less risk and a
+worse model. With a limit on epsilon, level 1 is the least noise that keeps it, computed by the
+accountant before training. Without one, a level is a noise multiplier.
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ DP_SGD, ALLOCATED, UPDATE_NOISE, CENTRAL, LOCAL = (
     "local_dp",
 )
 NAMES = ("shuffle", "secure_sum", DP_SGD, ALLOCATED, UPDATE_NOISE, CENTRAL, LOCAL)
-"""What `only` can name."""
+"""Values of `only`."""
 
 OWN_CODE = ("the client's own code", "nobody but the client itself")
-"""Trust that asks nothing of anybody else."""
+"""Trust in the client itself, not in another party."""
 
 SPAN = 32.0
-"""From the least noise that an epsilon asks for to the top of its ladder."""
+"""Ratio of the highest to the lowest level of a ladder with a limit on epsilon."""
 
 
 @dataclass(frozen=True)
-class Way:
-    """How uploads travel: a name and the protections that make it."""
+class Transport:
+    """How uploads travel: a name and its protections."""
 
     name: str
     protections: Mapping[str, Mapping[str, Any]] = field(hash=False)
 
 
 @dataclass(frozen=True)
-class Ladder:
-    """Noise of one kind, from level `low` to level `high`."""
+class NoiseLadder:
+    """One kind of noise, from level `low` to level `high`."""
 
     name: str
-    words: str
+    label: str
     low: float
     high: float
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -73,28 +73,33 @@ class Ladder:
 
 @dataclass(frozen=True)
 class Choice:
-    """One way, and perhaps one level of one ladder."""
+    """A transport, and optionally one level of a noise ladder."""
 
-    way: Way
-    ladder: Ladder | None = None
+    transport: Transport
+    ladder: NoiseLadder | None = None
     level: float = 0.0
 
     @property
     def series(self) -> str:
-        """What lies on one curve."""
-        return self.way.name if self.ladder is None else f"{self.way.name}, {self.ladder.words}"
+        """Name of the curve on which the choice lies."""
+        return (
+            self.transport.name
+            if self.ladder is None
+            else f"{self.transport.name}, {self.ladder.label}"
+        )
 
 
 @dataclass
-class Site:
-    """The federation of one seed: what levels are turned into settings with.
+class PreparedFederation:
+    """The federation of one seed, needed to turn levels into settings.
 
-    `names` are the owners', in the order of the clients; none where clients are numbers.
+    `names`: the owners' names in the order of the clients; empty if clients are numbers.
+    `base_noise`: ladder -> the setting of level 1, computed once.
     """
 
     federation: Federation
     names: tuple[str, ...] = ()
-    floors: dict[str, Any] = field(default_factory=dict)
+    base_noise: dict[str, Any] = field(default_factory=dict)
 
     @property
     def sizes(self) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -105,36 +110,36 @@ class Site:
         return replace(self.federation, protections=(hook,)).exposures()
 
 
-# -- what there is to choose from ----------------------------------------------------------------
+# -- candidates ----------------------------------------------------------------
 
 
 def check_only(only: Sequence[str]) -> None:
     for name in only:
         if name not in NAMES:
             raise UsageError(
-                f"there is no protection {name!r} to choose",
-                expected="one of those that are searched",
+                f"{name!r} is not a protection that `harden` searches",
+                expected="a protection of the search",
                 got=repr(name),
                 remedy=nearest(name, NAMES),
             )
 
 
-def ways(config: Config, only: Sequence[str] = ()) -> list[Way]:
-    """Ways for uploads, least trust first. The first one is without any protection."""
+def transports(config: Config, only: Sequence[str] = ()) -> list[Transport]:
+    """The transports, least trust first; the first has no protection."""
     own: Mapping[str, Any] = config.raw["protections"]
-    out = [Way(UNPROTECTED, {})]
+    out = [Transport(UNPROTECTED, {})]
     if not only or "shuffle" in only:
-        out.append(Way(SHUFFLED, {"shuffle": own.get("shuffle", {})}))
+        out.append(Transport(SHUFFLED, {"shuffle": own.get("shuffle", {})}))
     if not only or "secure_sum" in only:
         kind = "secure_aggregation" if "secure_aggregation" in own else "secure_sum"
-        out.append(Way(SUMMED, {kind: own.get(kind, {})}))
+        out.append(Transport(SUMMED, {kind: own.get(kind, {})}))
     if own and not only and all(dict(own) != dict(w.protections) for w in out):
-        out.append(Way(AS_CONFIGURED, own))
+        out.append(Transport(AS_CONFIGURED, own))
     return out
 
 
 def has_persons(config: Config) -> bool:
-    """Whether the data name persons, each with one client, so that noise can cover the person."""
+    """Whether the data name persons and each person is with one client."""
     seed = Seed(config.seed)
     train, _ = load_data(config, seed)
     if train.person is None:
@@ -146,17 +151,17 @@ def has_persons(config: Config) -> bool:
 
 def ladders(
     config: Config, policy: Policy, only: Sequence[str] = ()
-) -> tuple[list[Ladder], list[tuple[str, str]]]:
-    """Ladders that fit the task and the limits, cheapest first; and those left out, with why.
+) -> tuple[list[NoiseLadder], list[tuple[str, str]]]:
+    """Noise ladders that fit task and limits, cheapest first; and (ladder, reason) of the others.
 
-    DP-SGD's unit is what the config's own protections or a limit say; else a person where the data
-    name persons, so that nobody is promised less than the data allow.
+    The unit of DP-SGD comes from the config or a limit. Else it is the person if the data name
+    persons, and the record otherwise.
     """
     own: Mapping[str, Any] = config.raw["protections"]
     spent = epsilon_limits(policy)
     units = {x.unit for x in spent if x.unit is not None}
     deltas = [x.delta_at_most for x in spent if x.delta_at_most is not None]
-    out: list[Ladder] = []
+    out: list[NoiseLadder] = []
     left: list[tuple[str, str]] = []
 
     def settle(name: str, extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,11 +176,13 @@ def ladders(
     def add(name: str, words: str, low: float, high: float, per: str, **extra: Any) -> None:
         if units - {per}:
             asked = ", ".join(sorted(units - {per}))
-            left.append((words, f"it promises per {per}, a limit asks for epsilon per {asked}"))
+            left.append((words, f"it promises per {per}, a limit requires epsilon per {asked}"))
             return
         low, high = (1.0, SPAN) if spent else (low, high)
         out.append(
-            Ladder(name, words, low, high, settle(DP_SGD if name == ALLOCATED else name, extra))
+            NoiseLadder(
+                name, words, low, high, settle(DP_SGD if name == ALLOCATED else name, extra)
+            )
         )
 
     wanted = [n for n in NAMES if n in only] if only else [DP_SGD, ALLOCATED, LOCAL]
@@ -198,7 +205,7 @@ def ladders(
         else:
             left.append(("noise on the sum", 'it needs federation.weighting = "equal"'))
     if LOCAL in wanted:
-        # per feature: levels are 1 / epsilon
+        # a level is 1 / epsilon per feature
         mechanism = {} if LOCAL in own else {"mechanism": "grr", "outside": "clip"}
         add(LOCAL, "local DP", 1 / 8, 10.0, "record", **mechanism)
     return out, left
@@ -207,44 +214,44 @@ def ladders(
 # -- from a choice to settings -------------------------------------------------------------------
 
 
-def protections(choice: Choice, site: Site, policy: Policy) -> Protections:
+def protections(choice: Choice, site: PreparedFederation, policy: Policy) -> Protections:
     """The protections of a choice for the federation of one seed."""
-    made = {name: dict(given) for name, given in choice.way.protections.items()}
+    made = {name: dict(given) for name, given in choice.transport.protections.items()}
     if choice.ladder is None:
         return made
     ladder, level = choice.ladder, choice.level
-    floor = _floor(ladder, site, epsilon_limits(policy))
+    floor = _base_noise(ladder, site, epsilon_limits(policy))
     settings = dict(ladder.settings)
     if ladder.name == LOCAL:
-        settings["epsilon"] = _short(1 / (level * float(floor)), up=False)
+        settings["epsilon"] = _round_safely(1 / (level * float(floor)), up=False)
         return {LOCAL: settings, **made}
     name = DP_SGD if ladder.name == ALLOCATED else ladder.name
     if ladder.name == ALLOCATED and floor is None:
         noise: Any = _by_size(level, site)
     elif isinstance(floor, tuple):
-        noise = [_short(level * z) for z in floor]
+        noise = [_round_safely(level * z) for z in floor]
     else:
-        noise = _short(level * float(1.0 if floor is None else floor))
+        noise = _round_safely(level * float(1.0 if floor is None else floor))
     settings["noise_multiplier"] = noise
-    # noise belongs on an update before it is shuffled or summed
+    # noise comes before the shuffle or the sum
     return {name: settings, **made}
 
 
-def _short(value: float, up: bool = True) -> float:
-    """Four digits, rounded to the careful side: a config is to be read."""
+def _round_safely(value: float, up: bool = True) -> float:
+    """Round to four digits for a readable config: noise up, epsilon down."""
     digits = 10 ** (3 - math.floor(math.log10(value)))
     return (math.ceil if up else math.floor)(value * digits * (1 - 1e-12 if up else 1)) / digits
 
 
-def _floor(ladder: Ladder, site: Site, limits: Sequence[Limit]) -> Any:
-    """What level 1 stands for in this federation: computed once."""
-    if ladder.name not in site.floors:
+def _base_noise(ladder: NoiseLadder, site: PreparedFederation, limits: Sequence[Limit]) -> Any:
+    """The setting of level 1 in this federation, computed once."""
+    if ladder.name not in site.base_noise:
         target = min((x.at_most for x in limits if x.at_most is not None), default=None)
-        site.floors[ladder.name] = _calibrated(ladder, site, target)
-    return site.floors[ladder.name]
+        site.base_noise[ladder.name] = _calibrate(ladder, site, target)
+    return site.base_noise[ladder.name]
 
 
-def _calibrated(ladder: Ladder, site: Site, target: float | None) -> Any:
+def _calibrate(ladder: NoiseLadder, site: PreparedFederation, target: float | None) -> Any:
     if target is None:
         return None if ladder.name == ALLOCATED else 1.0
     if not target > 0:
@@ -252,7 +259,7 @@ def _calibrated(ladder: Ladder, site: Site, target: float | None) -> Any:
             "no noise reaches an epsilon of 0",
             expected="an epsilon above 0",
             got=f"{target:g}",
-            remedy="epsilon <= 1 is a strict limit",
+            remedy="use a limit above 0, for example epsilon <= 1",
         )
     from fedaudit.protections.dp_sgd import DPSGD
     from fedaudit.protections.local_dp.protection import LocalDP
@@ -285,8 +292,8 @@ def _calibrated(ladder: Ladder, site: Site, target: float | None) -> Any:
     return smallest(keeps)
 
 
-def _by_size(level: float, site: Site) -> list[float]:
-    """As much noise in all as `level` for everybody, more of it for larger clients.
+def _by_size(level: float, site: PreparedFederation) -> list[float]:
+    """Noise per client with the total budget of a uniform `level`, more for larger clients.
 
     [TopologyAwareDP] Theorem V.3 with data-set size as leverage.
     """
@@ -300,15 +307,15 @@ def _by_size(level: float, site: Site) -> list[float]:
         batch_size=batch,
         budget=len(site.sizes) * (level / batch) ** 2,
     )
-    return [_short(z) for z in found.noise_multiplier.tolist()]
+    return [_round_safely(z) for z in found.noise_multiplier.tolist()]
 
 
-def why_not(ladder: Ladder, site: Site, policy: Policy) -> str:
-    """Why a ladder cannot be climbed in this federation at all, or nothing."""
+def why_unusable(ladder: NoiseLadder, site: PreparedFederation, policy: Policy) -> str:
+    """Why a ladder does not work in this federation; else empty."""
     if ladder.name == LOCAL and not site.federation.data.x.is_floating_point():
-        return "the task's examples are no features that could be randomised"
+        return "the task's examples have no numeric features to randomise"
     try:
-        _floor(ladder, site, epsilon_limits(policy))
+        _base_noise(ladder, site, epsilon_limits(policy))
     except FedauditError as error:
         return error.what + (f" (got {error.got})" if error.got else "")
     return ""
@@ -317,12 +324,12 @@ def why_not(ladder: Ladder, site: Site, policy: Policy) -> str:
 # -- words ---------------------------------------------------------------------------------------
 
 
-def noise_words(made: Mapping[str, Mapping[str, Any]]) -> str:
-    """The noise of a choice as its settings say it."""
+def noise_text(made: Mapping[str, Mapping[str, Any]]) -> str:
+    """The noise settings in words."""
     out = []
     for name, given in made.items():
         z = given.get("noise_multiplier")
-        # whom the noise is for: what it costs and what it promises go by that
+        # cost and promise depend on the unit
         unit = f" per {given['unit']}" if given.get("unit", "record") != "record" else ""
         if isinstance(z, list | tuple):
             out.append(f"z = {min(z):.3g} to {max(z):.3g}{unit}")
@@ -333,36 +340,36 @@ def noise_words(made: Mapping[str, Mapping[str, Any]]) -> str:
     return ", ".join(out)
 
 
-def trusted(made: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    """Who must be honest for it all to hold: others, and the code that clients run themselves."""
+def trusted_parties(made: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    """Parties that the protections trust, including the clients' own code."""
     found = [str(find(PROTECTIONS, "protection", name).trust) for name in made]
     return tuple(dict.fromkeys(found))
 
 
-def others_trusted(trust: Sequence[str]) -> int:
-    """How many of those are not the client itself."""
+def count_others(trust: Sequence[str]) -> int:
+    """Number of trusted parties other than the client itself."""
     return sum(t not in OWN_CODE for t in trust)
 
 
-def whose_noise(made: Protections, names: Sequence[str]) -> dict[str, Any]:
-    """The section that names the clients, where each has noise of its own."""
+def client_names_section(made: Protections, names: Sequence[str]) -> dict[str, Any]:
+    """Config section that names the clients, if each has its own noise."""
     if not names or not isinstance(made.get(DP_SGD, {}).get("noise_multiplier"), list):
         return {}
     return {"allocation": {"clients": list(names)}}
 
 
-def configured(
+def build_config(
     config: Config,
     made: Protections,
     seed: int,
     audits: Sequence[str],
     names: Sequence[str] = (),
 ) -> Config:
-    """The same federation with these protections, one seed, and the audits that are asked.
+    """The config with these protections, seed and audits.
 
-    `names` of the clients go with noise for each of them.
+    `names` of the clients are added if each client has its own noise.
     """
-    raw = {**config.raw, **whose_noise(made, names)}
+    raw = {**config.raw, **client_names_section(made, names)}
     have: Mapping[str, Any] = raw["audits"]
     raw["audits"] = {name: have.get(name, {}) for name in audits}
     raw["protections"] = {}

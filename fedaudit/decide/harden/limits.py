@@ -1,4 +1,4 @@
-"""The limits of a hardening, in the grammar of the gate, held against one or several runs."""
+"""Limits of a hardening: those of the gate, checked on one or several runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedaudit.decide.gate.check import held, held_estimate, rule_of
+from fedaudit.decide.gate.check import check_estimate, check_limit, limit_text
 from fedaudit.decide.gate.evidence import Evidence
 from fedaudit.decide.gate.measures import EPSILON, LOSS, UTILITY, VERDICT
 from fedaudit.decide.gate.outcome import LimitCheck, Status
@@ -20,15 +20,15 @@ from fedaudit.study.sweep import over_seeds
 POOLED = 0.95
 """Confidence of an interval over seeds."""
 
-WORST: tuple[Status, ...] = ("failed", "missing", "allowed", "passed")
+WORST_FIRST: tuple[Status, ...] = ("failed", "missing", "allowed", "passed")
 
 
 def load_limits(file: str | Path | None = None, lines: Sequence[str] = ()) -> Policy:
-    """Limits from a policy file, from lines such as "epsilon <= 8", or both."""
+    """Read limits from a policy file, from lines such as "epsilon <= 8", or both."""
     if file is None and not lines:
         raise UsageError(
-            "there is nothing to harden for",
-            expected="limits that a protection has to keep",
+            "no limit is given",
+            expected="limits that a protection must keep",
             got="none",
             remedy='--limit "fingerprint.linkage_accuracy <= 1.5 x chance", or --limits FILE',
         )
@@ -44,22 +44,22 @@ def load_limits(file: str | Path | None = None, lines: Sequence[str] = ()) -> Po
     for limit in policy.limits:
         if limit.federation is not None or limit.variant is not None:
             raise ConfigError(
-                f"limit {limit.name!r} is for one run of a study",
-                expected="limits without federation and variant: one federation is hardened",
+                f"limit {limit.name!r} names a run of a study",
+                expected="limits without federation and variant",
                 got=limit.federation or limit.variant,
-                remedy="remove federation and variant from it",
+                remedy="remove federation and variant",
             )
-    refuse_zero(policy)
+    refuse_zero_epsilon(policy)
     return policy
 
 
-def refuse_zero(policy: Policy) -> None:
-    """An epsilon of 0 means that nothing depends on the data: no noise gets there."""
+def refuse_zero_epsilon(policy: Policy) -> None:
+    """Refuse an epsilon of 0, which no amount of noise reaches."""
     for limit in epsilon_limits(policy):
         if limit.at_most is not None and limit.at_most <= 0:
             raise ConfigError(
-                f"limit {limit.name!r} cannot be kept by any noise",
-                expected="an epsilon above 0: at 0 the model may not depend on the data at all",
+                f"no noise can keep limit {limit.name!r}",
+                expected="an epsilon above 0: at 0 the model must not depend on the data",
                 got=f"epsilon <= {limit.at_most:g}",
                 remedy='--limit "epsilon <= 8"',
             )
@@ -69,61 +69,62 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return read_toml(path)
     except Unreadable as error:
-        what, remedy = f"the limits {path} cannot be read", "correct it; texts stand in quotes"
+        what, remedy = f"cannot read the limits {path}", "correct the file; text needs quotes"
         if error.absent or error.empty:
             remedy = f"write one with `fedaudit gate --init {path}`, or use --limit"
         raise error.as_error(ConfigError, what, remedy) from None
 
 
 def audits_for(policy: Policy, configured: Sequence[str]) -> list[str]:
-    """The audits that the limits ask."""
+    """The audits that the limits need."""
     named = [x.audit for x in policy.limits if x.audit]
     if any(x.metric == VERDICT for x in policy.limits):
         named += configured
     return list(dict.fromkeys(named))
 
 
-def curves(policy: Policy) -> list[Limit]:
-    """Limits on one number of the whole federation that an audit estimates: what is drawn."""
+def drawn_limits(policy: Policy) -> list[Limit]:
+    """Limits on an estimate of the whole federation: those that a figure shows."""
     return [x for x in policy.limits if x.audit and not x.is_verdict and not x.per_client]
 
 
 # -- one limit, several runs ---------------------------------------------------------------------
 
 
-def hold(policy: Policy, runs: Sequence[Evidence], loss: Estimate | str) -> tuple[LimitCheck, ...]:
-    """Every limit against the runs of one protection, one run per seed.
+def check_limits(
+    policy: Policy, runs: Sequence[Evidence], loss: Estimate | str
+) -> tuple[LimitCheck, ...]:
+    """Check every limit on the runs of one protection, one run per seed.
 
-    A number of the federation is the mean over seeds with its interval; what holds per client, for
-    a verdict or for an epsilon has to hold in every run. `loss` as `accuracy_loss`, or why there is
-    none.
+    A number of the federation is the mean over seeds with its interval. A limit per client, on a
+    verdict or on epsilon must hold in every run. `loss` is `accuracy_loss`, or why it is missing.
     """
     out: list[LimitCheck] = []
     for limit in policy.limits:
         if limit.metric == LOSS:
-            out.append(_of_loss(limit, loss, policy))
+            out.append(_check_loss(limit, loss, policy))
             continue
         mean = pooled(limit, runs) if policy.confidence <= POOLED + 1e-9 else None
         if mean is not None:
-            out.append(held_estimate(limit, mean, policy))
+            out.append(check_estimate(limit, mean, policy))
             continue
-        each = [held(limit, e, policy) for e in runs]
+        each = [check_limit(limit, e, policy) for e in runs]
         for name in dict.fromkeys(c.limit for checks in each for c in checks):
             same = [(n, c) for n, checks in enumerate(each, 1) for c in checks if c.limit == name]
-            n, worst = min(same, key=lambda pair: WORST.index(pair[1].status))
+            n, worst = min(same, key=lambda pair: WORST_FIRST.index(pair[1].status))
             if len(runs) > 1 and worst.status != "passed":
                 worst = replace(worst, run=f"run {n} of {len(runs)}")
             out.append(replace(worst, file=""))
     return tuple(out)
 
 
-def _of_loss(limit: Limit, loss: Estimate | str, policy: Policy) -> LimitCheck:
+def _check_loss(limit: Limit, loss: Estimate | str, policy: Policy) -> LimitCheck:
     if isinstance(loss, Estimate):
-        return held_estimate(limit, loss, policy)
+        return check_estimate(limit, loss, policy)
     return LimitCheck(
         limit=limit.name,
         metric=limit.metric,
-        rule=rule_of(limit),
+        rule=limit_text(limit),
         status="allowed" if limit.name in policy.allow_missing else "missing",
         missing=loss,
         why=limit.why,
@@ -131,7 +132,7 @@ def _of_loss(limit: Limit, loss: Estimate | str, policy: Policy) -> LimitCheck:
 
 
 def estimates(limit: Limit, runs: Sequence[Evidence]) -> list[Estimate]:
-    """What every run states of a limit's number; nothing if any run does not."""
+    """The limited estimate of every run; empty if a run does not state it."""
     if limit.metric in UTILITY:
         found = [e.utility(limit.metric) for e in runs]
     elif limit.audit and not limit.is_verdict and not limit.per_client:
@@ -150,17 +151,17 @@ def estimates(limit: Limit, runs: Sequence[Evidence]) -> list[Estimate]:
 
 
 def pooled(limit: Limit, runs: Sequence[Evidence]) -> Estimate | None:
-    """The mean over several runs with its interval; None for one run, which speaks for itself."""
+    """The mean over several runs with its interval; None for a single run."""
     found = estimates(limit, runs)
-    return mean_of(found) if len(found) > 1 else None
+    return mean_over_seeds(found) if len(found) > 1 else None
 
 
-def mean_of(found: Sequence[Estimate], share: bool = True) -> Estimate:
-    """Estimates of different seeds as one; not a `share`: a difference, which can be below 0."""
+def mean_over_seeds(found: Sequence[Estimate], share: bool = True) -> Estimate:
+    """Mean of estimates over seeds. `share`: values lie in [0, 1]; else they can be negative."""
     exact = {(e.value, e.low, e.high) for e in found if e.confidence >= 1}
     if len(found) == 1 or (len(exact) == 1 and all(e.confidence >= 1 for e in found)):
         return found[0]
-    # far from 0 nothing is taken for a share, whose interval would end there
+    # shifted far from 0, so that `over_seeds` does not clip them like shares
     away = 0.0 if share else -1.0 - max(abs(x) for e in found for x in (e.low, e.high))
     value, low, high, by = over_seeds(
         [(e.value + away, e.low + away, e.high + away) for e in found]
@@ -177,14 +178,17 @@ def mean_of(found: Sequence[Estimate], share: bool = True) -> Estimate:
     )
 
 
-def beyond_noise(checks: Sequence[LimitCheck], runs: Sequence[Evidence]) -> str:
-    """Why more noise cannot help: what is asked about is known outright, an audit has no hold on
-    these uploads, whatever their content, or has too few records or rounds to state its number."""
+def why_noise_cannot_help(checks: Sequence[LimitCheck], runs: Sequence[Evidence]) -> str:
+    """Why more noise cannot help; empty if it may.
+
+    The leak is known outright, the audit does not apply to these uploads, or it has too few records
+    or rounds.
+    """
     for check in checks:
         audit, _, name = check.metric.partition(".")
         results = [e.results[audit] for e in runs if audit in e.results]
         if check.status == "failed" and any(r.known for r in results):
-            return f"{check.limit}: known outright, which no noise hides"
+            return f"{check.limit}: known outright, noise does not hide it"
         if check.status != "missing" or not name:
             continue
         small = name != VERDICT and check.code == "underpowered"
@@ -194,22 +198,19 @@ def beyond_noise(checks: Sequence[LimitCheck], runs: Sequence[Evidence]) -> str:
 
 
 def largest_promise(runs: Sequence[Evidence]) -> Mapping[str, Any] | None:
-    """The promise with the largest epsilon that any client has in any run; None if there is none.
-
-    An epsilon says nothing without the `unit` and the `delta` that stand beside it.
-    """
+    """The promise with the largest epsilon over clients and runs; None without promises."""
     given = [g for e in runs for of in e.guarantees.values() for g in of.values()]
     return max(given, key=lambda g: float(g["epsilon"]), default=None)
 
 
 def largest_epsilon(runs: Sequence[Evidence]) -> float | None:
-    """The largest epsilon promised to any client in any run; None if nothing was."""
+    """Largest promised epsilon over clients and runs; None without promises."""
     found = largest_promise(runs)
     return None if found is None else float(found["epsilon"])
 
 
-def promise_words(runs: Sequence[Evidence]) -> str:
-    """The same with its unit and delta: "per person at delta 1e-05"; empty if there is none."""
+def promise_text(runs: Sequence[Evidence]) -> str:
+    """Its unit and delta, "per person at delta 1e-05"; empty without promises."""
     found = largest_promise(runs)
     return "" if found is None else f"per {found['unit']} at delta {float(found['delta']):g}"
 

@@ -1,4 +1,4 @@
-"""What a hardening finds: `Point` is one protection as measured, `Hardened` the whole search."""
+"""Outcome of a hardening: `Point` is one measured protection, `Hardened` the whole search."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ KEPT = ("passed", "allowed")
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One protection: what it is, whom it trusts, what it costs, how the limits fared.
+    """One measured protection.
 
-    `cost` is what it takes away from the held-out `measure`; `risks` maps a metric to what was
-    estimated; `epsilon` is the largest that was promised to a client, `promise` the unit and delta
-    that it holds for. `failed` says why it could not be run, or is empty.
+    cost: loss in the held-out metric against the unprotected federation
+    risks: metric -> estimate
+    epsilon, promise: largest promised epsilon, and its unit and delta
+    failed: why it could not run; else empty
     """
 
     label: str
@@ -49,18 +50,18 @@ class Point:
 
     @property
     def who(self) -> str:
-        return ", ".join(self.trusted) or "nobody but the clients"
+        return ", ".join(self.trusted) or "the clients alone"
 
     @property
     def excess(self) -> float:
-        """How far beyond its limits, in parts of each; infinite where a number is missing."""
+        """Relative distance beyond the broken limits; infinite if a number is missing."""
         return sum(
-            max((_part(r) for r in check.readings if not r.kept), default=math.inf)
+            max((_relative_excess(r) for r in check.readings if not r.kept), default=math.inf)
             for check in self.broken
         )
 
 
-def _part(r: LimitReading) -> float:
+def _relative_excess(r: LimitReading) -> float:
     if r.bound is None or r.limit is None:
         return math.inf
     return abs(r.bound - r.limit) / max(abs(r.limit), 0.01)
@@ -68,14 +69,16 @@ def _part(r: LimitReading) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Hardened(Tabular):
-    """A search and its end.
+    """Outcome of a search.
 
-    `chosen` as it was found, `confirmed` the same on seeds that the search had not seen;
-    `rejected` were found and did not hold there. `nearest` breaks least where nothing was
-    confirmed. `conflicts` are the smallest sets of limits that nothing measured keeps together;
-    `instead` maps each of their limits to what keeps all others and breaks this one least.
-    `left_out` says what was not tried, and why; `stopped` why the search ended early. `searched`
-    counts what it chose from: points for the curve alone come on top.
+    chosen, confirmed: the cheapest point that keeps all limits, and the same on fresh seeds
+    rejected: points that kept all limits in the search, but not on fresh seeds
+    nearest: the point that breaks the limits least, if none is confirmed
+    conflicts: smallest sets of limits that no point keeps together
+    instead: limit of a conflict -> the point that breaks only this limit, and by the least
+    left_out: (candidate, reason) of everything that was not tried
+    stopped: why the search ended early; else empty
+    searched: points to choose from, without those added for the curve
     """
 
     path: str
@@ -102,7 +105,7 @@ class Hardened(Tabular):
 
     @property
     def metrics(self) -> list[str]:
-        """The risks that were estimated."""
+        """The estimated risks."""
         return list(dict.fromkeys(m for p in self.points for m in p.risks))
 
     @property

@@ -1,10 +1,9 @@
-"""A hardening as terminal table, Markdown, CSV, JSON, and one figure per risk."""
+"""A hardening as terminal text, Markdown, CSV and JSON."""
 
 from __future__ import annotations
 
 import csv
 import io
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from fedaudit.decide.harden.outcome import Hardened, Point
 from fedaudit.decide.harden.tradeoff import figure_names, in_points
 from fedaudit.reporting import environment
 from fedaudit.reporting.findings import interval, number
+from fedaudit.reporting.machine import json_number
 from fedaudit.results import Estimate
 
 if TYPE_CHECKING:
@@ -23,26 +23,27 @@ if TYPE_CHECKING:
 
 
 def summary(found: Hardened) -> list[str]:
-    """The outcome in a few sentences."""
+    """The outcome in sentences."""
     out = []
     if found.confirmed is not None:
         point = found.confirmed
         out.append(
-            f"{point.label} keeps every limit at the least cost that was found: "
+            f"{point.label} keeps every limit at the least cost found: "
             f"{cost_text(point, found.measure)}. It trusts {point.who}."
         )
-        out.append(_honesty(found))
+        out.append(_selection_note(found))
         out += [f"{c.title}: {statement(c)}" for c in point.checks]
         if found.config:
             out.append(f"written: {found.config}; as limits for the gate: {found.policy}")
     elif found.chosen is not None and not found.rejected:
         out.append(
-            f"{found.chosen.label} kept every limit in the search, and the time was up before it "
-            "could be measured on fresh seeds: its figures are those of the best of "
-            f"{found.searched} and flatter it." + (f" Written: {found.config}" * bool(found.config))
+            f"{found.chosen.label} kept every limit in the search, but the time budget ended "
+            "before its test on fresh seeds. Its figures are the best of "
+            f"{found.searched} and therefore optimistic."
+            + (f" Written: {found.config}" * bool(found.config))
         )
     else:
-        out += _cannot(found)
+        out += _failure_lines(found)
     out += [
         f"{p.label} kept every limit in the search, but not on fresh seeds: "
         + "; ".join(f"{c.title}: {statement(c)}" for c in p.broken)
@@ -52,18 +53,18 @@ def summary(found: Hardened) -> list[str]:
         out.append(found.stopped)
     if found.seeds == 2 and not found.succeeded:
         out.append(
-            "An interval over two seeds is very wide (Student's t with one degree of freedom): "
-            "use one seed, whose runs have intervals of their own, or at least three."
+            "Two seeds give a very wide interval (Student's t with one degree of freedom): use one "
+            "seed, whose run has its own interval, or at least three."
         )
     return out
 
 
-def _honesty(found: Hardened) -> str:
+def _selection_note(found: Hardened) -> str:
     tries = len(found.rejected) + 1
     return (
-        f"The best of {found.searched} measured protections looks better than it is. These "
-        f"figures are from {_seeds(found.seeds)} that the search had not seen"
-        + (f" (try {tries})." if tries > 1 else ".")
+        f"The best of {found.searched} measured protections looks better than it is: these "
+        f"figures come from {_seeds(found.seeds)} that the search did not use"
+        + (f" (attempt {tries})." if tries > 1 else ".")
     )
 
 
@@ -71,43 +72,43 @@ def _seeds(count: int) -> str:
     return "one fresh seed" if count == 1 else f"{count} fresh seeds"
 
 
-def _cannot(found: Hardened) -> list[str]:
+def _failure_lines(found: Hardened) -> list[str]:
     rules = dict(found.limits)
     out = []
     for names in found.conflicts:
         listed = " and ".join(f"{n} ({rules[n]})" if n in rules else n for n in names)
         out.append(
-            f"nothing that was measured keeps {listed}" + (" together." if len(names) > 1 else ".")
+            f"no measured protection keeps {listed}" + (" together." if len(names) > 1 else ".")
         )
     if not found.points:
-        return ["nothing could be measured in the time that was given."]
+        return ["the time budget ended before the first measurement."]
     if not found.conflicts and not found.rejected:
-        out.append("nothing that was measured keeps all limits.")
+        out.append("no measured protection keeps all limits.")
     if found.nearest is not None:
         near = found.nearest
         out.append(
-            f"nearest: {near.label}, {cost_text(near, found.measure)}. It trusts {near.who}. It "
-            "would take: " + "; ".join(_relaxed(c) for c in near.broken)
+            f"nearest: {near.label}, {cost_text(near, found.measure)}. It trusts {near.who}. To "
+            "accept it, change: " + "; ".join(_relaxed(c) for c in near.broken)
         )
         if found.config:
             out.append(f"written: {found.config}")
     for name, point in found.instead.items():
         if found.nearest is None or point.label != found.nearest.label:
             out.append(
-                f"if {name} may give way: {point.label}, {cost_text(point, found.measure)}: "
+                f"without {name}: {point.label}, {cost_text(point, found.measure)}: "
                 + "; ".join(_relaxed(c) for c in point.broken)
             )
     return out
 
 
 def _relaxed(check: LimitCheck) -> str:
-    """The limit that this measurement would have kept."""
+    """The relaxed limit that this measurement keeps."""
     known = [r for r in check.readings if r.bound is not None and not r.kept]
     if not known:
         lacking = {r.missing for r in check.readings}
         same = len(lacking) == 1 and check.readings[0].who
         why = f"every client: {lacking.pop()}" if same else statement(check)
-        return f"{check.title} to be dropped ({why})"
+        return f"drop {check.title} ({why})"
     worst = max(known, key=lambda r: r.distance)
     assert worst.bound is not None
     assert worst.limit is not None
@@ -132,7 +133,7 @@ def cost_text(point: Point, measure: str) -> str:
 
 
 def _points(e: Estimate) -> str:
-    """A difference of shares in points of a hundred: value [low, high]."""
+    """A difference of shares in percentage points: value [low, high]."""
     value, low, high = (f"{round(100 * x, 1) + 0.0:.1f}" for x in (e.value, e.low, e.high))
     return f"{value} [{low}, {high}]"
 
@@ -181,7 +182,7 @@ def _chance(found: Hardened, metric: str) -> str:
 
 
 def show(console: Console, found: Hardened) -> None:
-    """Table and outcome in a terminal."""
+    """Print table and outcome."""
     from rich.table import Table
     from rich.text import Text
 
@@ -192,7 +193,7 @@ def show(console: Console, found: Hardened) -> None:
         style = {"chosen": "bold green", "broken": "dim"}.get(_mark(point, found), "")
         table.add_row(*(Text(cell, style=style) for cell in _row(point, found)))
     console.print(table)
-    console.print(Text("value [low, high]: intervals at 95 % unless said otherwise", style="dim"))
+    console.print(Text("value [low, high]: 95 % intervals unless stated otherwise", style="dim"))
     console.print()
     for label, why in found.left_out:
         console.print(Text(f"not tried: {label}: {why}", style="dim"))
@@ -203,7 +204,7 @@ def show(console: Console, found: Hardened) -> None:
 
 
 def markdown(found: Hardened) -> str:
-    """Table and outcome as a Markdown page with its figures."""
+    """Table, outcome and figures as a Markdown page."""
     made = (
         environment.markdown()
         .get_template("harden.md")
@@ -220,7 +221,7 @@ def markdown(found: Hardened) -> str:
 
 
 def csv_text(found: Hardened) -> str:
-    """One row per protection and number, with all digits."""
+    """CSV with one row per protection and number, at full precision."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -263,7 +264,7 @@ COLUMNS = (
 
 
 def _numbers(p: Point, measure: str) -> dict[str, Estimate]:
-    """Everything that was measured of one protection."""
+    """All estimates of one protection."""
     out = dict(p.risks)
     if p.cost is not None:
         out[f"{measure} {'lost' if measure == 'accuracy' else 'gained'}"] = p.cost
@@ -281,7 +282,7 @@ def _all(found: Hardened) -> list[Point]:
 
 
 def plain(found: Hardened) -> dict[str, Any]:
-    """Everything as JSON types."""
+    """The search as JSON types."""
     return {
         "succeeded": found.succeeded,
         "outcome": summary(found),
@@ -316,7 +317,7 @@ def _plain_point(p: Point) -> dict[str, Any]:
         "cost": _plain_estimate(p.cost),
         "utility": _plain_estimate(p.utility),
         "risks": {name: _plain_estimate(e) for name, e in p.risks.items()},
-        "epsilon": _number(p.epsilon),
+        "epsilon": json_number(p.epsilon),
         "promise": p.promise,
         "checks": [
             {"limit": c.limit, "rule": c.rule, "status": c.status, "found": statement(c)}
@@ -327,13 +328,8 @@ def _plain_point(p: Point) -> dict[str, Any]:
     }
 
 
-def _number(value: float | None) -> float | str | None:
-    """JSON has no infinity."""
-    return "inf" if value is not None and math.isinf(value) else value
-
-
 def _plain_estimate(e: Estimate | None) -> dict[str, Any] | None:
     if e is None:
         return None
-    ends = {name: _number(getattr(e, name)) for name in ("value", "low", "high", "baseline")}
+    ends = {name: json_number(getattr(e, name)) for name in ("value", "low", "high", "baseline")}
     return {**ends, "confidence": e.confidence, "n": e.n, "method": e.method}

@@ -1,19 +1,19 @@
 """`harden`: search protections over one federation for the cheapest that keeps all limits.
 
-    DIR/hardened.toml     the config that keeps the limits (or DIR/nearest.toml: breaks them least)
+    DIR/hardened.toml     config that keeps the limits (or DIR/nearest.toml: breaks them least)
     DIR/policy.toml       the limits, for `fedaudit gate`
     DIR/harden.md, harden.csv, harden.json, tradeoff*.svg
-    DIR/cells/*/          every run that was measured: ordinary run directories
+    DIR/cells/*/          the measured runs: ordinary run directories
 
-Not a grid. Ways for uploads cost no accuracy, so they come first, all of them. Where one of them
-keeps the limits, noise would only cost. Elsewhere each ladder of noise is entered at its foot
-(where there are limits on epsilon: at the least noise that the accountant allows), then at its top,
-and is then halved in log scale to the least noise that keeps the limits on risk. This takes risk to
-fall and accuracy to fall with noise; a ladder is given up once its accuracy is gone while its risk
-is not, or once it costs more than what was found.
+The search is not a grid. Transports cost no accuracy and come first. If one of them keeps the
+limits, noise is not tried. Otherwise the search measures each noise ladder at its lowest level
+(with a limit on epsilon: the least noise that the accountant allows), then at its highest, and
+bisects in log scale to the least noise that keeps the limits on risk. It assumes that risk and
+accuracy fall with noise. It leaves a ladder that breaks a limit on utility before it keeps those on
+risk, and one that costs more than a point already found.
 
-Whoever picks the best of many picks luck too: the choice is measured again, on seeds that the
-search had not seen, and those figures are the ones that are reported.
+The best of many candidates is partly luck. So the choice is measured again on fresh seeds, and the
+report states those figures.
 """
 
 from __future__ import annotations
@@ -28,20 +28,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedaudit.decide.gate.check import rule_of
+from fedaudit.decide.gate.check import limit_text
 from fedaudit.decide.gate.evidence import Evidence
 from fedaudit.decide.gate.measures import LOSS, UTILITY
 from fedaudit.decide.gate.policy import Policy, load_policy, write_policy
 from fedaudit.decide.harden import choices, limits, tradeoff
 from fedaudit.decide.harden import page as words
-from fedaudit.decide.harden.bench import Bench, OutOfTime, failures, seconds
-from fedaudit.decide.harden.choices import AS_CONFIGURED, Choice, Ladder, Site, Way
+from fedaudit.decide.harden.cells import CellRunner, OutOfTime, failures, parse_budget
+from fedaudit.decide.harden.choices import (
+    AS_CONFIGURED,
+    Choice,
+    NoiseLadder,
+    PreparedFederation,
+    Transport,
+)
 from fedaudit.decide.harden.outcome import Hardened, Point
 from fedaudit.decide.harden.utility import loss_between
-from fedaudit.errors import FedauditError, TraceError, UsageError
+from fedaudit.errors import FedauditError, TraceError
 from fedaudit.files import write_atomically
 from fedaudit.progress import Progress, no_progress
 from fedaudit.results import Estimate
+from fedaudit.settings import Count, require
 from fedaudit.setup.config import Config, check, load_variants
 from fedaudit.setup.identity import check_and_store
 from fedaudit.setup.prepare import OWNED, build
@@ -49,10 +56,10 @@ from fedaudit.setup.seeds import SEEDS, base_seed
 from fedaudit.setup.toml import to_toml
 
 PRECISION = 1.3
-"""Ratio of two levels of noise between which nothing is looked for."""
+"""Bisection ends at this ratio of two noise levels."""
 
 ATTEMPTS = 3
-"""Candidates that are measured on fresh seeds before the search admits defeat."""
+"""Largest number of candidates measured on fresh seeds."""
 
 
 Measured = dict[Choice, tuple[list[int], list[Evidence] | FedauditError]]
@@ -75,47 +82,57 @@ def harden(
 ) -> Hardened:
     """Find the protection that keeps all limits at the least cost in accuracy; write its config.
 
-    `limits` are lines such as "epsilon <= 8"; `policy` holds limits as `fedaudit.gate` takes them.
-    `budget`: seconds, or "10m"; the search then decides on what it has measured. `seeds`: runs per
-    candidate, and as many fresh runs of the choice. `only` names what may be chosen
-    (`choices.NAMES`). `curve`: least number of noise levels on the trade-off curve, measured last.
-    `fresh` removes earlier measurements; otherwise they must be of the same data and code.
+    limits, policy: lines such as "epsilon <= 8"; limits as `fedaudit.gate` takes them
+    budget: seconds, or text such as "10m"; the measurements made by then decide
+    seeds: runs per candidate, and fresh runs of the choice
+    only: protections to search (`choices.NAMES`)
+    curve: least number of noise levels on the trade-off curve, measured last
+    fresh: remove earlier measurements; else they must have the same data and code
     """
-    if seeds < 1:
-        raise UsageError(
-            "a search needs seeds", expected="at least 1", got=str(seeds), remedy="--seeds 3"
-        )
+    require(Count, seeds=seeds, remedy="--seeds 3")
     choices.check_only(only)
     asked = _limits(policy, limits)
     source = Path(config) if isinstance(config, os.PathLike) else config
     base, *others = load_variants(source, overrides=overrides).items()
-    path = Path(out)
-    try:
-        (path / "cells").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TraceError(
-            f"cannot write to {path}",
-            expected="a folder that can be written",
-            got=error.strerror or str(error),
-            remedy="choose another folder with --out",
-        ) from None
+    path = _make_folder(Path(out))
     if fresh:
         shutil.rmtree(path / "cells", ignore_errors=True)
     first = base[1]
     if first.drawn:
         first = first.with_seed(base_seed(path), drawn=True)
     check_and_store(path, [first], begun=any(path.glob("cells/*/run.json")), audits=True)
-    time = seconds(budget) if isinstance(budget, str) else budget
-    with Bench(
+    time = parse_budget(budget) if isinstance(budget, str) else budget
+    with CellRunner(
         path, workers=max(1, workers or os.cpu_count() or 1), budget=time, progress=progress
-    ) as bench:
-        found = Search(first, asked, bench, seeds, only)
+    ) as runner:
+        found = Search(first, asked, runner, seeds, only)
         if others:
             named = ", ".join(repr(name) for name, _ in others)
-            why = f"only the base variant {base[0]!r} is hardened"
+            why = f"harden uses the base variant {base[0]!r} only"
             found.left_out.append((f"[compare] {named}", why))
-        outcome = found.go(curve)
-    return _write(outcome, found)
+        outcome = found.run(curve)
+    return _write_files(outcome, found)
+
+
+def _load_policy(
+    source: Policy | str | Path | Mapping[str, Any] | None, lines: Sequence[str]
+) -> Policy:
+    if isinstance(source, Policy):
+        return source
+    return load_policy(source) if isinstance(source, Mapping) else limits.load_limits(source, lines)
+
+
+def _make_folder(path: Path) -> Path:
+    try:
+        (path / "cells").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TraceError(
+            f"cannot write to {path}",
+            expected="a writable folder",
+            got=error.strerror or str(error),
+            remedy="choose another folder with --out",
+        ) from None
+    return path
 
 
 def _limits(policy: Policy | str | Path | Mapping[str, Any] | None, lines: Sequence[str]) -> Policy:
@@ -125,63 +142,64 @@ def _limits(policy: Policy | str | Path | Mapping[str, Any] | None, lines: Seque
         asked = load_policy(policy)
     else:
         asked = limits.load_limits(policy, lines)
-    limits.refuse_zero(asked)
+    limits.refuse_zero_epsilon(asked)
     return asked
 
 
 class Search:
-    """One search: what was tried, and what came of it."""
+    """One search: candidates, measurements and decision."""
 
     def __init__(
-        self, config: Config, policy: Policy, bench: Bench, seeds: int, only: Sequence[str]
+        self, config: Config, policy: Policy, runner: CellRunner, seeds: int, only: Sequence[str]
     ) -> None:
-        self.config, self.policy, self.bench = config, policy, bench
+        self.config, self.policy, self.runner = config, policy, runner
         self.count = seeds
-        self.seeds = self._seeds(0)
-        self.ways = choices.ways(config, only)
+        self.seeds = self._seeds_of(0)
+        self.transports = choices.transports(config, only)
         self.ladders, self.left_out = choices.ladders(config, policy, only)
         self.audits = limits.audits_for(policy, list(config.audits))
         self.measure_name = ""
         self.points: dict[Choice, Point] = {}
         self.runs: dict[Choice, list[Evidence]] = {}
         self.choice: Choice | None = None
-        self._base = Choice(self.ways[0])
-        self._sites: dict[int, Site] = {}
+        self._base = Choice(self.transports[0])
+        self._prepared: dict[int, PreparedFederation] = {}
 
-    def _seeds(self, attempt: int) -> list[int]:
-        """The search's own seeds, then fresh ones for every attempt."""
+    def _seeds_of(self, attempt: int) -> list[int]:
+        """Seeds of the search (attempt 0), or fresh seeds of an attempt to confirm."""
         first = self.config.seed + attempt * self.count
         return [(first + i) % SEEDS for i in range(self.count)]
 
-    # -- the course of it ----------------------------------------------------------------------
+    # -- order of the search -------------------------------------------------------------------
 
-    def go(self, curve: int) -> Hardened:
+    def run(self, curve: int) -> Hardened:
         stopped = ""
         confirmed: Point | None = None
         rejected: list[Point] = []
         try:
             self._explore()
         except OutOfTime:
-            stopped = self._spent()
-        self.bench.reserve = 0.0
+            stopped = self._budget_text()
+        self.runner.reserve = 0.0
         searched = len(self.points)
-        kept = self._kept()
+        kept = self._candidates()
         chosen = kept[0] if kept else None
         try:
-            chosen, confirmed = self._confirmed(kept, chosen, rejected)
-            self._draw(curve)
-            if not kept and (kept := self._kept()):  # a point that was drawn for the curve alone
-                chosen, confirmed = self._confirmed(kept, kept[0], rejected)
+            chosen, confirmed = self._confirm(kept, chosen, rejected)
+            self._fill_curve(curve)
+            if not kept:
+                kept = self._candidates()  # a point of the curve may keep all limits
+                chosen, confirmed = self._confirm(kept, kept[0] if kept else None, rejected)
         except OutOfTime:
-            stopped = stopped or self._spent()
+            stopped = stopped or self._budget_text()
         clash = conflicts(list(self.points.values())) if not kept else ()
         nearest = None if confirmed is not None else self._nearest(rejected)
         self.choice = chosen
         if nearest is not None:
             self.choice = next(c for c, p in self.points.items() if p.label == nearest.label)
         return Hardened(
-            path=str(self.bench.path),
-            limits=tuple((x.name, rule_of(x)) for x in self.policy.limits),
+            path=str(self.runner.path),
+            limits=tuple((x.name, limit_text(x)) for x in self.policy.limits),
             points=tuple(self.points.values()),
             measure=self.measure_name or "accuracy",
             chosen=None if chosen is None else self.points[chosen],
@@ -194,209 +212,219 @@ class Search:
             stopped=stopped,
             seeds=self.count,
             searched=searched,
-            reused=self.bench.reused,
+            reused=self.runner.reused,
         )
 
-    def _confirmed(
+    def _confirm(
         self, kept: Sequence[Choice], chosen: Choice | None, rejected: list[Point]
     ) -> tuple[Choice | None, Point | None]:
-        """The first of the candidates that keeps every limit on fresh seeds too."""
+        """The first candidate that also keeps every limit on fresh seeds."""
         for attempt, choice in enumerate(kept[:ATTEMPTS], start=1):
-            point = self._point(choice, self._measured([choice], self._seeds(attempt)))
+            point = self._point(choice, self._run_choices([choice], self._seeds_of(attempt)))
             if point.met:
                 return choice, point
             rejected.append(point)
         return chosen, None
 
-    def _spent(self) -> str:
-        cells = self.bench.ran + self.bench.reused
+    def _budget_text(self) -> str:
+        cells = self.runner.ran + self.runner.reused
         return (
-            f"The time budget was spent after {cells} runs; the same command with a larger one "
-            "goes on from there."
+            f"The time budget ended after {cells} runs. The same command with a larger budget "
+            "continues from there."
         )
 
     def _explore(self) -> None:
-        self.try_out([Choice(way) for way in self.ways])
-        ways = [way for way in self.ways if self._worth_noise(way)]
-        if any(self._is_free(c) for c in self._kept()):
-            if ways and self.ladders:
-                names = ", ".join(way.name for way in ways)
-                self.left_out.append(
-                    (f"noise on {names}", "the limits are kept without, and noise would only cost")
-                )
+        self.try_out([Choice(transport) for transport in self.transports])
+        transports = [transport for transport in self.transports if self._worth_noise(transport)]
+        if any(self._is_free(c) for c in self._candidates()):
+            if transports and self.ladders:
+                names = ", ".join(transport.name for transport in transports)
+                self.left_out.append((f"noise on {names}", "the limits are kept without noise"))
             return
-        ladders = [x for x in self.ladders if self._climbable(x)] if ways else []
-        for way in ways:
-            self.try_out([Choice(way, x, x.low) for x in ladders])
+        ladders = [x for x in self.ladders if self._climbable(x)] if transports else []
+        for transport in transports:
+            self.try_out([Choice(transport, x, x.low) for x in ladders])
             for ladder in ladders:
-                self._climb(way, ladder)
-        if not self._kept() and ways:
+                self._climb(transport, ladder)
+        if not self._candidates() and transports:
             near = self._nearest(())
-            best = [c.way for c, p in self.points.items() if p is near and c.way in ways]
+            best = [
+                c.transport
+                for c, p in self.points.items()
+                if p is near and c.transport in transports
+            ]
             for ladder in ladders:
                 if ladder.name == choices.DP_SGD:
-                    self._retreat((best or ways)[0], ladder)
+                    self._retreat((best or transports)[0], ladder)
 
-    def _worth_noise(self, way: Way) -> bool:
-        """Whether noise on this way could keep limits that are broken without."""
-        choice = Choice(way)
+    def _worth_noise(self, transport: Transport) -> bool:
+        """Whether noise on this transport may keep limits that are broken without it."""
+        choice = Choice(transport)
         point = self.points[choice]
-        if way.name == AS_CONFIGURED or point.failed or point.met:
+        if transport.name == AS_CONFIGURED or point.failed or point.met:
             return False
-        why = limits.beyond_noise(point.checks, self.runs[choice])
+        why = limits.why_noise_cannot_help(point.checks, self.runs[choice])
         if not why and (broken := [c for c in point.broken if _is_utility(c.metric)]):
-            why = f"{broken[0].title} is broken without any already"
+            why = f"{broken[0].title} is broken even without noise"
         if why:
-            self.left_out.append((f"noise on {way.name}", why))
+            self.left_out.append((f"noise on {transport.name}", why))
         return not why
 
-    def _climbable(self, ladder: Ladder) -> bool:
-        why = choices.why_not(ladder, self.site(self.seeds[0]), self.policy)
+    def _climbable(self, ladder: NoiseLadder) -> bool:
+        why = choices.why_unusable(ladder, self.prepared(self.seeds[0]), self.policy)
         if why:
-            self.left_out.append((ladder.words, why))
+            self.left_out.append((ladder.label, why))
         return not why
 
-    def _climb(self, way: Way, ladder: Ladder) -> None:
-        """The least noise of a ladder that keeps the limits on risk."""
-        low = self.points[Choice(way, ladder, ladder.low)]
+    def _climb(self, transport: Transport, ladder: NoiseLadder) -> None:
+        """Bisect to the least noise of a ladder that keeps the limits on risk."""
+        low = self.points[Choice(transport, ladder, ladder.low)]
         if low.failed or _risk_kept(low) or not _utility_kept(low):
             return
-        kept = self._kept()
-        if kept and self._cost(Choice(way, ladder, ladder.low)) >= self._cost(kept[0]):
+        kept = self._candidates()
+        if kept and self._cost(Choice(transport, ladder, ladder.low)) >= self._cost(kept[0]):
             return
-        (top,) = self.try_out([Choice(way, ladder, ladder.high)])
+        (top,) = self.try_out([Choice(transport, ladder, ladder.high)])
         if top.failed or not _risk_kept(top):
             return
         below, above = ladder.low, ladder.high
         while above / below > PRECISION:
             middle = math.sqrt(below * above)
-            (point,) = self.try_out([Choice(way, ladder, middle)])
+            (point,) = self.try_out([Choice(transport, ladder, middle)])
             if point.failed:
                 return
             if _risk_kept(point):
                 above = middle
             elif not _utility_kept(point):
-                return  # more noise is needed, and the accuracy is gone already
+                return  # risk needs more noise, utility needs less
             else:
                 below = middle
 
-    def _retreat(self, way: Way, ladder: Ladder) -> None:
-        """Limits conflict: the most noise that the limits on utility leave room for."""
+    def _retreat(self, transport: Transport, ladder: NoiseLadder) -> None:
+        """Limits conflict: bisect to the most noise that keeps the limits on utility."""
         lost = [
             c.level
             for c, p in self.points.items()
-            if (c.way, c.ladder) == (way, ladder) and not p.failed and not _utility_kept(p)
+            if (c.transport, c.ladder) == (transport, ladder)
+            and not p.failed
+            and not _utility_kept(p)
         ]
         below = ladder.low
         if below in lost:
-            # not even the least noise that an epsilon asks for: which epsilon would be possible?
+            # the least noise for this epsilon is too much: find the epsilon that utility allows
             below = ladder.low / choices.SPAN
-        if not lost or not _utility_kept(self.try_out([Choice(way, ladder, below)])[0]):
+        if not lost or not _utility_kept(self.try_out([Choice(transport, ladder, below)])[0]):
             return
         above = min(lost)
         while above / below > 2 * PRECISION:
             middle = math.sqrt(below * above)
-            if _utility_kept(self.try_out([Choice(way, ladder, middle)])[0]):
+            if _utility_kept(self.try_out([Choice(transport, ladder, middle)])[0]):
                 below = middle
             else:
                 above = middle
 
-    def _draw(self, curve: int) -> None:
-        """Levels for the trade-off curve where the search itself needed few."""
-        drawn = {x.metric for x in limits.curves(self.policy)}
+    def _fill_curve(self, curve: int) -> None:
+        """Measure more noise levels for the trade-off curve if the search measured few."""
+        drawn = {x.metric for x in limits.drawn_limits(self.policy)}
         ladder = next((x for x in self.ladders if x.name == choices.DP_SGD), None)
         if not curve or not drawn or ladder is None:
             return
-        way = next(
+        transport = next(
             (
-                w
-                for w in self.ways
-                if w.name != AS_CONFIGURED
-                and Choice(w) in self.points
-                and drawn & set(self.points[Choice(w)].risks)
+                t
+                for t in self.transports
+                if t.name != AS_CONFIGURED
+                and Choice(t) in self.points
+                and drawn & set(self.points[Choice(t)].risks)
             ),
             None,
         )
-        if way is None or choices.why_not(ladder, self.site(self.seeds[0]), self.policy):
+        if transport is None or choices.why_unusable(
+            ladder, self.prepared(self.seeds[0]), self.policy
+        ):
             return
-        there = [c for c in self.points if c.way == way and c.ladder == ladder]
+        there = [c for c in self.points if c.transport == transport and c.ladder == ladder]
         if len(there) >= curve:
             return
         step = (ladder.high / ladder.low) ** (1 / max(curve - 1, 1))
         for n in range(curve):
-            self.try_out([Choice(way, ladder, ladder.low * step**n)])
+            self.try_out([Choice(transport, ladder, ladder.low * step**n)])
 
     # -- measuring -----------------------------------------------------------------------------
 
-    def site(self, seed: int) -> Site:
-        """The federation of a seed; with DP-SGD in it, whose units decide how data are grouped."""
-        if seed not in self._sites:
+    def prepared(self, seed: int) -> PreparedFederation:
+        """The federation of a seed, with DP-SGD if searched: its unit groups the records."""
+        if seed not in self._prepared:
             private = [x for x in self.ladders if x.name in (choices.DP_SGD, choices.ALLOCATED)]
             made = {}
             if private:
-                # without noise there is nothing to account for yet
+                # the accountant needs no noise yet
                 made = {choices.DP_SGD: {**private[0].settings, "noise_multiplier": 0.0}}
             try:
-                federation, facts = build(choices.configured(self.config, made, seed, self.audits))
+                federation, facts = build(
+                    choices.build_config(self.config, made, seed, self.audits)
+                )
             except FedauditError:
-                federation, facts = build(choices.configured(self.config, {}, seed, self.audits))
+                federation, facts = build(choices.build_config(self.config, {}, seed, self.audits))
             owned = self.config.partition["kind"] == OWNED
             names = [about["name"] for about in facts["clients"].values()] if owned else []
-            self._sites[seed] = Site(federation, tuple(names))
-        return self._sites[seed]
+            self._prepared[seed] = PreparedFederation(federation, tuple(names))
+        return self._prepared[seed]
 
-    def made(self, choice: Choice, seed: int) -> choices.Protections:
+    def protections_for(self, choice: Choice, seed: int) -> choices.Protections:
         if choice.ladder is None:
-            return {name: dict(given) for name, given in choice.way.protections.items()}
-        return choices.protections(choice, self.site(seed), self.policy)
+            return {name: dict(given) for name, given in choice.transport.protections.items()}
+        return choices.protections(choice, self.prepared(seed), self.policy)
 
-    def _of(self, choice: Choice, seed: int) -> Config:
-        made = self.made(choice, seed)
-        own = () if choice.ladder is None else self.site(seed).names
-        return choices.configured(self.config, made, seed, self.audits, own)
+    def _config_for(self, choice: Choice, seed: int) -> Config:
+        made = self.protections_for(choice, seed)
+        own = () if choice.ladder is None else self.prepared(seed).names
+        return choices.build_config(self.config, made, seed, self.audits, own)
 
     def try_out(self, wanted: Sequence[Choice]) -> list[Point]:
-        """Measure choices that were not yet, on the seeds of the search."""
+        """Measure choices on the seeds of the search, each once."""
         new = [c for c in wanted if c not in self.points]
         if new:
             late = False
             try:
-                found = self._measured(new, self.seeds)
+                found = self._run_choices(new, self.seeds)
             except OutOfTime:
                 late = True
-                found = self._finished(new)
+                found = self._measured_in_time(new)
             for choice in new:
                 if choice in found:
                     self.points[choice] = self._point(choice, found)
             if late:
                 raise OutOfTime
-            if self._kept():
-                # keep back what it takes to measure the choice again, and its unprotected twin
-                self.bench.reserve = 1.5 * self.bench.expected(2 * self.count)
+            if self._candidates():
+                # reserve time to confirm the choice and its unprotected run
+                self.runner.reserve = 1.5 * self.runner.expected(2 * self.count)
         return [self.points[c] for c in wanted]
 
-    def _finished(self, wanted: Sequence[Choice]) -> Measured:
-        """Of choices that were cut off, those whose runs are complete all the same."""
-        configs = {c: [self._of(c, seed) for seed in self.seeds] for c in [self._base, *wanted]}
-        done = [c for c, of in configs.items() if all(self.bench.has(x) for x in of)]
-        return self._measured(done, self.seeds) if self._base in done else {}
+    def _measured_in_time(self, wanted: Sequence[Choice]) -> Measured:
+        """The choices whose runs were all finished when the budget ended."""
+        configs = {
+            c: [self._config_for(c, seed) for seed in self.seeds] for c in [self._base, *wanted]
+        }
+        done = [c for c, of in configs.items() if all(self.runner.is_measured(x) for x in of)]
+        return self._run_choices(done, self.seeds) if self._base in done else {}
 
-    def _measured(self, wanted: Sequence[Choice], seeds: Sequence[int]) -> Measured:
-        """Choice -> its seeds and its runs, one per seed; or why it cannot be run."""
+    def _run_choices(self, wanted: Sequence[Choice], seeds: Sequence[int]) -> Measured:
+        """Choice -> its seeds, and one run per seed or an error."""
         base = self._base
         out: Measured = {}
         configs: dict[Choice, list[Config]] = {}
         for choice in dict.fromkeys([base, *wanted]):
             try:
-                configs[choice] = [self._of(choice, seed) for seed in seeds]
+                configs[choice] = [self._config_for(choice, seed) for seed in seeds]
             except FedauditError as error:
                 out[choice] = (list(seeds), error)
-        self.bench.measure((c.series, x) for c, of in configs.items() for x in of)
+        self.runner.measure((c.series, x) for c, of in configs.items() for x in of)
         for choice, of in configs.items():
-            found = [self.bench.of(x) for x in of]
+            found = [self.runner.result_of(x) for x in of]
             broken = failures(found)
             if broken and choice == base:
-                raise broken[0]  # the federation itself cannot be run
+                raise broken[0]  # the federation itself does not run
             runs = [e for e in found if isinstance(e, Evidence)]
             out[choice] = (list(seeds), broken[0] if broken else runs)
         return out
@@ -412,18 +440,18 @@ class Search:
         if not self.measure_name:
             known = [m for m in UTILITY if all(m in e.metrics for e in unprotected)]
             self.measure_name = known[0] if known else "accuracy"
-        loss = self._lost(unprotected, runs, seeds, "accuracy")
+        loss = self._cost_against(unprotected, runs, seeds, "accuracy")
         cost = loss
         if self.measure_name != "accuracy":
-            cost = self._lost(unprotected, runs, seeds, self.measure_name)
-        made = self.made(choice, seeds[0])
-        # named by the search's own seed, also where fresh ones are measured
-        noise = choices.noise_words(self.made(choice, self.seeds[0]))
+            cost = self._cost_against(unprotected, runs, seeds, self.measure_name)
+        made = self.protections_for(choice, seeds[0])
+        # labels use the first seed of the search, also on fresh seeds
+        noise = choices.noise_text(self.protections_for(choice, self.seeds[0]))
         own = [e.utility(self.measure_name) for e in runs]
         known_utility = [e for e in own if e is not None]
         risks = {
-            x.metric: limits.mean_of(found)
-            for x in limits.curves(self.policy)
+            x.metric: limits.mean_over_seeds(found)
+            for x in limits.drawn_limits(self.policy)
             if (found := limits.estimates(x, runs))
         }
         return Point(
@@ -431,32 +459,34 @@ class Search:
             series=choice.series,
             level=choice.level,
             noise=noise,
-            trusted=choices.trusted(made),
-            checks=limits.hold(self.policy, runs, loss),
+            trusted=choices.trusted_parties(made),
+            checks=limits.check_limits(self.policy, runs, loss),
             cost=cost if isinstance(cost, Estimate) else None,
-            utility=limits.mean_of(known_utility) if len(known_utility) == len(runs) else None,
+            utility=limits.mean_over_seeds(known_utility)
+            if len(known_utility) == len(runs)
+            else None,
             risks=risks,
             epsilon=limits.largest_epsilon(runs),
-            promise=limits.promise_words(runs),
+            promise=limits.promise_text(runs),
             runs=len(runs),
             folders=tuple(e.path.name for e in runs),
         )
 
-    def _lost(
+    def _cost_against(
         self,
         before: Sequence[Evidence],
         after: Sequence[Evidence],
         seeds: Sequence[int],
         metric: str,
     ) -> Estimate | str:
-        """What was lost against the unprotected runs of the same seeds."""
+        """Loss against the unprotected runs of the same seeds."""
         each = []
         for base, own, seed in zip(before, after, seeds, strict=True):
-            found = loss_between(base, own, self.site(seed).federation, metric)
+            found = loss_between(base, own, self.prepared(seed).federation, metric)
             if isinstance(found, str):
                 return found
             each.append(found)
-        mean = limits.mean_of(each, share=False)
+        mean = limits.mean_over_seeds(each, share=False)
         if metric != "accuracy":
             return mean
         return replace(mean, low=max(mean.low, -1.0), high=min(mean.high, 1.0))
@@ -464,36 +494,33 @@ class Search:
     # -- deciding ------------------------------------------------------------------------------
 
     def _cost(self, choice: Choice) -> float:
-        """Points of a tenth of a hundredth: closer costs are no reason to trust somebody more.
-
-        What is not known is not cheap: it comes last.
-        """
+        """Cost rounded to 0.001: smaller differences do not outweigh trust. Unknown: infinite."""
         cost = self.points[choice].cost
         return math.inf if cost is None else round(cost.value, 3) + 0.0
 
     def _is_free(self, choice: Choice) -> bool:
-        """Whether it costs nothing: as measured, or as a way that changes no model."""
-        if choice.ladder is None and choice.way.name != AS_CONFIGURED:
+        """Whether the cost is zero; a transport with unknown cost is free, it changes no model."""
+        if choice.ladder is None and choice.transport.name != AS_CONFIGURED:
             return self._cost(choice) in (0.0, math.inf)
         return self._cost(choice) == 0.0
 
-    def _kept(self) -> list[Choice]:
-        """Choices that keep all limits, cheapest first; then the fewest to trust, least noise."""
+    def _candidates(self) -> list[Choice]:
+        """Choices that keep all limits by cost, then trusted parties, then noise."""
         return sorted(
             (c for c, p in self.points.items() if p.met),
             key=lambda c: (
                 self._cost(c),
-                choices.others_trusted(self.points[c].trusted),
+                choices.count_others(self.points[c].trusted),
                 c.level,
             ),
         )
 
     def _nearest(self, rejected: Sequence[Point]) -> Point | None:
-        """What breaks the fewest limits, by the least."""
+        """The point that breaks the fewest limits, by the least."""
         if rejected:
             return min(rejected, key=lambda p: (len(p.broken), p.excess))
         possible = [(c, p) for c, p in self.points.items() if not p.failed and not p.met]
-        if not possible or self._kept():
+        if not possible or self._candidates():
             return None
         return min(
             possible,
@@ -510,20 +537,20 @@ def _is_utility(metric: str) -> bool:
     return metric == LOSS or metric in UTILITY
 
 
-def _all(point: Point, of: Callable[[str], bool]) -> bool:
+def _keeps_all(point: Point, of: Callable[[str], bool]) -> bool:
     return not any(of(c.metric) for c in point.broken)
 
 
 def _risk_kept(point: Point) -> bool:
-    return _all(point, lambda metric: not _is_utility(metric))
+    return _keeps_all(point, lambda metric: not _is_utility(metric))
 
 
 def _utility_kept(point: Point) -> bool:
-    return _all(point, _is_utility)
+    return _keeps_all(point, _is_utility)
 
 
 def conflicts(points: Sequence[Point], largest: int = 3) -> tuple[tuple[str, ...], ...]:
-    """The smallest sets of limits that no point keeps all of."""
+    """The smallest sets of limits that no point keeps together."""
     run = [p for p in points if not p.failed]
     names = list(dict.fromkeys(c.limit for p in run for c in p.checks))
     kept = [{c.limit for c in p.checks if c not in p.broken} for p in run]
@@ -538,24 +565,24 @@ def conflicts(points: Sequence[Point], largest: int = 3) -> tuple[tuple[str, ...
 
 
 def instead(points: Sequence[Point], names: Collection[str]) -> dict[str, Point]:
-    """For each limit, what keeps all others and breaks this one by the least."""
+    """Limit -> the point that breaks only this limit, and by the least."""
     out = {}
     for name in sorted(names):
         alone = [p for p in points if not p.failed and {c.limit for c in p.broken} == {name}]
         if alone:
-            out[name] = min(alone, key=lambda p: (p.excess, choices.others_trusted(p.trusted)))
+            out[name] = min(alone, key=lambda p: (p.excess, choices.count_others(p.trusted)))
     return out
 
 
 # -- files ---------------------------------------------------------------------------------------
 
 
-def _write(found: Hardened, search: Search) -> Hardened:
+def _write_files(found: Hardened, search: Search) -> Hardened:
     path = Path(found.path)
     point = found.confirmed or found.nearest or found.chosen
     name = "hardened.toml" if found.confirmed is not None else "nearest.toml"
     for old in ("hardened.toml", "nearest.toml", "policy.toml", *_figures(path)):
-        (path / old).unlink(missing_ok=True)  # of another outcome
+        (path / old).unlink(missing_ok=True)  # from an earlier search
     if point is not None and search.choice is not None:
         policy = _for_gate(search.policy)
         found = replace(found, config=str(path / name), policy=str(path / "policy.toml"))
@@ -575,25 +602,26 @@ def _figures(path: Path) -> list[str]:
 
 
 def _for_gate(policy: Policy) -> Policy:
-    """The limits as a gate on one run can check them: what takes two runs is allowed to be missing
-    by name. Nothing else is: what a protection leaves nothing of, the gate sees by itself."""
+    """The limits for a gate on one run: `accuracy_loss` takes two runs and may be missing."""
     allowed = [x.name for x in policy.limits if x.metric == LOSS]
     return policy.allowing([n for n in allowed if n not in policy.allow_missing])
 
 
 def _config_text(found: Hardened, search: Search, point: Point) -> str:
-    """The whole config with a comment that says what it is and on what grounds."""
+    """The config as TOML, with a comment that states its outcome and limits."""
     assert search.choice is not None
     raw = dict(search.config.raw)
     raw["audits"] = {**{name: {} for name in search.audits}, **raw["audits"]}
-    raw["protections"] = search.made(search.choice, search.config.seed)
+    raw["protections"] = search.protections_for(search.choice, search.config.seed)
     if search.choice.ladder is not None:
-        raw |= choices.whose_noise(raw["protections"], search.site(search.config.seed).names)
+        raw |= choices.client_names_section(
+            raw["protections"], search.prepared(search.config.seed).names
+        )
     made = {k: v for k, v in check(raw).raw.items() if k != "seed"}
     if found.confirmed is not None:
         kept = "keeps every limit"
     elif point.met:
-        kept = "kept every limit in the search and is NOT confirmed on fresh seeds"
+        kept = "kept every limit in the search, but is NOT confirmed on fresh seeds"
     else:
         kept = "does NOT keep every limit"
     lines = [
@@ -603,11 +631,11 @@ def _config_text(found: Hardened, search: Search, point: Point) -> str:
         *(f"{name}: {rule}" for name, rule in found.limits),
     ]
     if found.confirmed is not None:
-        lines.append(f"Measured on {found.seeds} fresh seed(s) that the search had not seen.")
+        lines.append(f"Measured on {found.seeds} fresh seed(s) that the search did not use.")
     lines += [
-        "The seed of the search is not in here: whoever has it can redraw the noise. A run draws",
-        "one of its own unless --seed gives one. The seed also draws the partition: noise that was",
-        "worked out for an epsilon, or per client, fits that of the search's own seed.",
+        "This file omits the seed of the search: with it, anyone can redraw the noise. A run draws",
+        "its own seed unless --seed gives one. The seed also draws the partition: noise computed",
+        "for an epsilon, or per client, fits the partition of the search's seed only.",
     ]
     noted = "".join(f"# {' '.join(line.split())}\n" for line in lines)
     return noted + "\n" + to_toml(made).lstrip()

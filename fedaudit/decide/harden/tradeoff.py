@@ -1,4 +1,4 @@
-"""The trade-off as figures: one risk against what protection costs, with both intervals."""
+"""Trade-off figures: one risk against the cost of protection, with both intervals."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fedaudit.results import Estimate
 
 
 def in_points(metric: str, value: float) -> str:
-    """A number as its limit was written: a loss of accuracy in points of a hundred."""
+    """A number in the unit of its limit: a loss of accuracy in percentage points."""
     return f"{round(100 * value, 1) + 0.0:g} points" if metric == "accuracy_loss" else number(value)
 
 
 @dataclass(frozen=True)
 class Crosses:
-    """Points with an interval each way, joined in their order."""
+    """Points with an interval on both axes, joined in order."""
 
     name: str
     points: tuple[tuple[Estimate, Estimate, str], ...]
@@ -46,7 +46,7 @@ class Crosses:
 
 @dataclass(frozen=True)
 class Ring:
-    """A ring around the point that was chosen."""
+    """A ring around the chosen point."""
 
     at: tuple[float, float]
     name: str
@@ -61,8 +61,8 @@ class Ring:
 
 
 @dataclass(frozen=True)
-class Upright:
-    """A limit on what protection may cost: a dashed line upwards."""
+class VerticalLimit:
+    """A limit on the cost: a dashed vertical line."""
 
     level: float
     words: str
@@ -78,7 +78,7 @@ class Upright:
 
 
 def figure_names(found: Hardened) -> dict[str, str]:
-    """File name -> the risk that it draws."""
+    """File name -> risk in the figure."""
     drawn = [
         m for m in found.metrics if any(p.cost is not None and m in p.risks for p in found.points)
     ]
@@ -86,10 +86,10 @@ def figure_names(found: Hardened) -> dict[str, str]:
 
 
 def figure(found: Hardened, metric: str) -> str:
-    """One risk against what protection costs, a curve per kind of it, limit and chance as lines."""
+    """One risk against cost, a curve per series, limit and chance as lines."""
     shown = [p for p in found.points if p.cost is not None and metric in p.risks]
     if not shown:
-        raise ValueError(f"nothing was measured of {metric}")
+        raise ValueError(f"no measured point has {metric}")
     series: dict[str, list[Point]] = {}
     for p in shown:
         series.setdefault(p.series, []).append(p)
@@ -119,7 +119,8 @@ def figure(found: Hardened, metric: str) -> str:
     lost = sorted({r.limit for p in shown for r in _readings(p, "accuracy_loss") if r.limit})
     if found.measure == "accuracy":
         layers += [
-            Upright(scale * level, f"at most {in_points('accuracy_loss', level)}") for level in lost
+            VerticalLimit(scale * level, f"at most {in_points('accuracy_loss', level)}")
+            for level in lost
         ]
     ring, words = found.chosen, "chosen" if fresh is not None else "best so far, not confirmed"
     if ring is None or (fresh is None and found.rejected):
@@ -127,7 +128,7 @@ def figure(found: Hardened, metric: str) -> str:
     if ring is not None and ring.cost is not None and metric in ring.risks:
         layers.append(Ring((scale * ring.cost.value, ring.risks[metric].value), words))
     xs = [scale * v for x, _ in pairs if x is not None for v in (x.low, x.high)]
-    xs += [max(xs) + 0.04 * (max(xs) - min(*xs, 0.0))]  # an end at the edge would look cut off
+    xs += [max(xs) + 0.04 * (max(xs) - min(*xs, 0.0))]  # room beyond the last interval
     ys = [v for _, y in pairs for v in (y.low, y.high)] + levels
     ys += [chance] if chance is not None else []
     what = f"held-out {found.measure} gained"

@@ -1,9 +1,8 @@
-"""What a protection costs in held-out accuracy, paired with the unprotected run of the same seed.
+"""Cost of a protection in held-out accuracy, paired with the unprotected run of the same seed.
 
-Both runs hold out the same records, so the difference is taken record by record: with b records
-that only the unprotected model gets right and c that only the protected one does, the loss is
-(b - c) / n. Its interval is Tango's score interval for paired shares (Statistics in Medicine 17,
-1998, 891-908), which keeps its level where b and c are small or zero.
+Both runs hold out the same n records. If only the unprotected model is right on b of them and only
+the protected model on c, the loss is (b - c) / n. Its interval is Tango's score interval for paired
+shares (Statistics in Medicine 17, 1998, 891-908), which keeps its level for small or zero b and c.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from fedaudit.decide.gate.evidence import Evidence
 from fedaudit.decide.gate.measures import UTILITY
 from fedaudit.errors import NotObservable
 from fedaudit.results import Estimate
+from fedaudit.stats.intervals import mean, wilson
 from fedaudit.trace import PUBLIC, Trace
 
 if TYPE_CHECKING:
@@ -29,21 +29,23 @@ if TYPE_CHECKING:
 
 
 SAME_MODEL = 1e-4
-"""Relative difference up to which two models differ by rounding alone: sums in another order."""
+"""Relative difference up to which two models count as equal: a sum in another order."""
 
-AT_ONCE = 512
+BATCH = 512
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """The released model (d,) and what it scores on every held-out record (n,)."""
+class HeldOutScores:
+    """The released model (d,) and its score on every held-out record (n,)."""
 
     model: npt.NDArray[Any]
     scores: Floats
 
 
-def held_out(e: Evidence, federation: Federation, metric: str = "accuracy") -> HeldOut | None:
-    """The records' own scores; None where they cannot be had again (part of the model recorded)."""
+def score_held_out(
+    e: Evidence, federation: Federation, metric: str = "accuracy"
+) -> HeldOutScores | None:
+    """Scores per held-out record; None if the trace does not hold the whole model."""
     import torch
 
     stored = e.metrics.get(metric)
@@ -62,35 +64,35 @@ def held_out(e: Evidence, federation: Federation, metric: str = "accuracy") -> H
     noise = task.draw_noise(len(test), federation.seed, "evaluation")
     parts = []
     with torch.no_grad(), task.evaluating():
-        for low in range(0, len(test), AT_ONCE):
-            rows = slice(low, low + AT_ONCE)
+        for low in range(0, len(test), BATCH):
+            rows = slice(low, low + BATCH)
             z = None if noise is None else noise[rows]
             each = task.measures(task.named(flat), test.x[rows], test.y[rows], z)
             if metric not in each:
                 return None
             parts.append(each[metric].double().numpy())
     scores = np.concatenate(parts)
-    # what is compared must be what was recorded
-    return HeldOut(model, scores) if abs(float(scores.mean()) - stored) < 1e-3 else None
+    # the scores must reproduce the recorded metric
+    return HeldOutScores(model, scores) if abs(float(scores.mean()) - stored) < 1e-3 else None
 
 
 def loss_between(
     base: Evidence, own: Evidence, federation: Federation, metric: str = "accuracy"
 ) -> Estimate | str:
-    """Accuracy lost against `base`, as a share (or loss gained); or why it is not known."""
+    """Accuracy lost against `base` as a share (or increase of the loss); or why it is unknown."""
     before, after = base.metrics.get(metric), own.metrics.get(metric)
     if before is None or after is None:
-        have = ", ".join(own.stated) or "none"
+        have = ", ".join(own.metric_names) or "none"
         return f"no held-out {metric} is stored (stored: {have})"
     if base.path == own.path:
         return Estimate(
             value=0.0, low=0.0, high=0.0, n=base.held_out, confidence=1.0, method="the same run"
         )
-    one, other = held_out(base, federation, metric), held_out(own, federation, metric)
+    one, other = score_held_out(base, federation, metric), score_held_out(own, federation, metric)
     if one is None or other is None:
         if metric != "accuracy":
             return f"{metric} has no interval: the recording does not hold the whole model"
-        return unpaired(before, after, base.held_out)
+        return unpaired_difference(before, after, base.held_out)
     apart = float(np.linalg.norm(one.model - other.model))
     same = apart <= SAME_MODEL * float(np.linalg.norm(one.model))
     if same and np.allclose(one.scores, other.scores, rtol=SAME_MODEL, atol=0.0):
@@ -103,16 +105,14 @@ def loss_between(
             method="the same model up to rounding",
         )
     if UTILITY[metric] == GREATER:
-        one, other = other, one  # more of it is the loss
-    return paired(one.scores, other.scores)
+        one, other = other, one  # a higher value is worse
+    return paired_difference(one.scores, other.scores)
 
 
-def paired(before: Floats, after: Floats, confidence: float = 0.95) -> Estimate:
+def paired_difference(before: Floats, after: Floats, confidence: float = 0.95) -> Estimate:
     """Mean of `before` - `after` (n,) over the same records, with its interval."""
     if not set(np.unique(before)) | set(np.unique(after)) <= {0.0, 1.0}:
-        from fedaudit.stats import intervals
-
-        found = intervals.mean(before - after, confidence)
+        found = mean(before - after, confidence)
         assert isinstance(found, Estimate)
         return found
     b, c = int((before > after).sum()), int((after > before).sum())
@@ -130,9 +130,8 @@ def paired(before: Floats, after: Floats, confidence: float = 0.95) -> Estimate:
 def tango(b: int, c: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
     """Score interval of (b - c) / n from discordant pairs: Tango (1998).
 
-    The ends are where the score statistic of a difference D,
-    (b - c - n D) / sqrt(n (2 q + D (1 - D))), is the normal quantile; q is the likeliest share of
-    pairs of the second kind if the difference is D.
+    At its ends, the score statistic of a difference D, (b - c - n D) / sqrt(n (2 q + D (1 - D))),
+    equals the normal quantile; q is the most likely share of pairs of the second kind given D.
     """
     from scipy.optimize import brentq
     from scipy.special import ndtri
@@ -148,7 +147,7 @@ def tango(b: int, c: int, n: int, confidence: float = 0.95) -> tuple[float, floa
         return (b - c - n * d) / math.sqrt(max(spread, 1e-300))
 
     def end(side: Callable[[float], float], at: float, limit: float) -> float:
-        # at the limit the variance is zero, or the statistic does not reach the quantile
+        # at the limit, the variance is zero or the statistic stays below the quantile
         near = limit - math.copysign(1e-9, limit)
         return float(brentq(side, at, near)) if side(at) * side(near) < 0 else limit
 
@@ -158,12 +157,10 @@ def tango(b: int, c: int, n: int, confidence: float = 0.95) -> tuple[float, floa
     )
 
 
-def unpaired(before: float, after: float, n: int) -> Estimate | str:
-    """Newcombe's interval of a difference of two shares; wider than pairing would make it."""
-    from fedaudit.stats.intervals import wilson
-
+def unpaired_difference(before: float, after: float, n: int) -> Estimate | str:
+    """Difference of two shares with Newcombe's interval, wider than the paired one."""
     if not n:
-        return "how many records were held out is not stored"
+        return "the number of held-out records is not stored"
     p, q = (wilson(round(x * n), n) for x in (before, after))
     value = p.value - q.value
     return Estimate(

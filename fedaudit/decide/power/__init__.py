@@ -1,1 +1,1 @@
-"""What a run could have seen, and how much more evidence would show a smaller effect."""
+"""Smallest detectable leak of a run, and the sample size that a smaller one needs."""

@@ -1,4 +1,4 @@
-"""Sample sizes as a table, and the same for machines."""
+"""Sample sizes as a terminal table and as JSON."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def show_power(
     console.print()
     console.print(
         Text(
-            f"A leak of the size to show is found with probability {100 * power:g} %: its interval "
-            f"at {100 * confidence:g} % lies beyond chance. A smaller one may be there unseen.",
+            f"A leak of the size in `to show` is detected with probability {100 * power:g} %: its "
+            f"{100 * confidence:g} % interval lies beyond chance. A smaller leak may be missed.",
             style="dim",
         )
     )

@@ -1,7 +1,7 @@
-"""How many rounds, records or queries audits need before they can conclude.
+"""How many rounds, records or queries an audit needs to detect a leak of a given size.
 
-Of a run: what its results rest on, the smallest leak they would have shown, and what a wanted one
-takes. Of an audit alone: the same, before anything is recorded. Each audit answers for itself
+For a run: its sample sizes, the smallest leak that they detect, and the sample size for a wanted
+leak. For an audit alone: the same, before anything is recorded. Each audit supplies its own rule
 (`Audit.samples`, `Audit.samples_before`).
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fedaudit.audits.planning import Aim, Recorded, SampleSize, counted_headline
-from fedaudit.decide.gate.evidence import Evidence, gather, need_results
+from fedaudit.decide.gate.evidence import Evidence, gather_evidence, require_results
 from fedaudit.decide.power.outcome import SampleSizes
 from fedaudit.errors import UsageError
 from fedaudit.reporting.findings import number
@@ -75,10 +75,10 @@ def power(
 def power_of_run(
     run: str | os.PathLike[str], *, audits: Sequence[str] = (), aim: Aim | None = None
 ) -> list[SampleSize]:
-    """What the results of a run (or study) rest on, and what they would need."""
+    """Sample sizes of the results of a run or study, and those that `aim` needs."""
     aim = aim or Aim()
-    found = gather(run)
-    need_results(found)
+    found = gather_evidence(run)
+    require_results(found)
     for name in audits:
         find(AUDITS, "audit", name)
     out = []
@@ -93,9 +93,9 @@ def power_of_run(
                     f"fedaudit power --audit {name}",
                 )
             result = e.results[name]
-            old = "made of another trace, audit again; " if name in e.stale else ""
+            old = "stale result of another trace, audit again; " if name in e.stale else ""
             out += [
-                replace(n, run=e.label, how=old + n.how, rule=_beside_the_report(n, result, aim))
+                replace(n, run=e.label, how=old + n.how, rule=_rule_text(n, result, aim))
                 for n in _of_result(result, e, aim)
             ]
     return out
@@ -114,12 +114,11 @@ def _of_result(result: AuditResult, e: Evidence, aim: Aim) -> list[SampleSize]:
     return found
 
 
-def _beside_the_report(found: SampleSize, result: AuditResult, aim: Aim) -> str:
-    """The rule of a sample size, and how its "saw from" goes with the figure in the report.
+def _rule_text(found: SampleSize, result: AuditResult, aim: Aim) -> str:
+    """The rule of a sample size, and why its "saw from" differs from the figure in the report.
 
-    A report says from which *measured* value on the result would have read as a leak. A true leak
-    of just that size measures more or less, and is seen about every second time. What is seen with
-    the power asked for lies further out.
+    A report states the *measured* value from which on a result is a leak. A true leak of that size
+    reaches it in about half of all runs. A leak that is detected with the power in `aim` is larger.
     """
     if found.measure != result.headline or result.detectable is None or found.seen is None:
         return found.rule
@@ -127,12 +126,12 @@ def _beside_the_report(found: SampleSize, result: AuditResult, aim: Aim) -> str:
         return found.rule
     return (
         f"{found.rule}; the report's {number(result.detectable)} is the measured value from which "
-        "on this would have read as a leak, which a true leak of that size reaches about every "
-        f"second time; one of {number(found.seen)} does in {100 * aim.power:g} of 100"
+        "on the result is a leak: a true leak of that size reaches it in about half of all runs, "
+        f"one of {number(found.seen)} in {100 * aim.power:g} of 100"
     )
 
 
 def power_of_audit(audit: str, aim: Aim | None = None) -> list[SampleSize]:
-    """What an audit needs, before anything is recorded."""
+    """Sample sizes that an audit needs, before anything is recorded."""
     found: list[SampleSize] = find(AUDITS, "audit", audit).samples_before(aim or Aim())
     return found

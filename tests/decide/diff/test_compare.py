@@ -1,4 +1,4 @@
-"""What changed between two runs: by the interval of the difference, and only of one federation."""
+"""Differences of two runs: MOVER intervals, Holm's correction, verdicts, lost evidence."""
 
 import json
 import math
@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedaudit.decide.diff.compare import changed_settings, compare, diff, difference
+from fedaudit.decide.diff.compare import STALE, changed_settings, compare, diff, difference
 from fedaudit.decide.diff.page import plain_diff
-from fedaudit.decide.gate.evidence import of_run
+from fedaudit.decide.gate.evidence import run_evidence
 from fedaudit.errors import TraceError, UsageError
 from fedaudit.results import AuditResult, Bound, Estimate, Need
 from fedaudit.stats.intervals import wilson
@@ -45,7 +45,7 @@ def noisy_run(tmp_path_factory):
 
 def evidence(run, **changes):
     """The evidence of a run with some estimates of its fingerprint replaced."""
-    found = of_run(run)
+    found = run_evidence(run)
     made = found.results["fingerprint"]
     made = replace(made, estimates={**made.estimates, **changes})
     return replace(found, results={**found.results, "fingerprint": made})
@@ -62,15 +62,15 @@ def of(comparison, measure):
 def test_held_out_loss_is_judged_by_its_own_interval(plain_run, noisy_run):
     (c,) = diff(plain_run, noisy_run)
     d = of(c, "held-out loss")
-    first, second = (of_run(r).metrics for r in (plain_run, noisy_run))
+    first, second = (run_evidence(r).metrics for r in (plain_run, noisy_run))
     assert d.first.high - d.first.value == pytest.approx(1.959964 * first["loss_error"], rel=1e-6)
     assert d.value == pytest.approx(second["loss"] - first["loss"])
     assert d.first.baseline == d.second.baseline > 0
     assert not any("held-out loss" in note for note in c.notes)
     # more loss is worse: the same run against one with much less of it
-    low = replace(of_run(plain_run), metrics={"loss": 0.001, "loss_error": 1e-4})
-    assert of(compare(low, of_run(plain_run)), "held-out loss").change == "worse"
-    unsure = replace(of_run(plain_run), metrics={"loss": 0.5})
+    low = replace(run_evidence(plain_run), metrics={"loss": 0.001, "loss_error": 1e-4})
+    assert of(compare(low, run_evidence(plain_run)), "held-out loss").change == "worse"
+    unsure = replace(run_evidence(plain_run), metrics={"loss": 0.5})
     (note,) = [n for n in compare(unsure, unsure).notes if "loss" in n]
     assert "no standard error is stored" in note
 
@@ -94,7 +94,7 @@ def test_intervals_that_overlap_may_still_differ():
     assert p < 0.05
 
 
-def test_the_error_is_below_a_twentieth_exactly_when_zero_is_outside():
+def test_p_is_below_five_percent_exactly_if_the_interval_excludes_zero():
     rng = np.random.default_rng(0)
     for _ in range(300):
         n, m = rng.integers(5, 200, size=2)
@@ -107,7 +107,7 @@ def test_the_error_is_below_a_twentieth_exactly_when_zero_is_outside():
             assert (p < 0.05) == (low > 0 or high < 0), (a, b)
 
 
-def test_no_difference_is_called_one_at_most_at_the_stated_rate():
+def test_false_differences_stay_below_the_stated_rate():
     rng = np.random.default_rng(1)
     wrong = 0
     for _ in range(3000):
@@ -147,7 +147,7 @@ def test_a_run_does_not_differ_from_itself(plain_run):
     assert all(x.worse == x.better == 0 for x in c.clients)
 
 
-def test_what_got_worse_is_worse_and_the_way_back_is_better(plain_run):
+def test_a_change_is_worse_and_its_reverse_better(plain_run):
     low = evidence(plain_run, linkage_accuracy=share(20, 100))
     high = evidence(plain_run, linkage_accuracy=share(80, 100))
     assert of(compare(low, high), "linkage_accuracy").change == "worse"
@@ -158,8 +158,8 @@ def test_what_got_worse_is_worse_and_the_way_back_is_better(plain_run):
     assert not compare(high, low).worse
 
 
-def test_a_headline_counts_down_where_less_is_worse(plain_run):
-    base = of_run(plain_run)
+def test_a_lower_headline_is_worse_if_less_is_a_leak(plain_run):
+    base = run_evidence(plain_run)
     head = Estimate(value=5, low=5, high=5, n=3, confidence=1.0, baseline=3)
     made = AuditResult(
         audit="query_plan",
@@ -184,7 +184,7 @@ def test_a_headline_counts_down_where_less_is_worse(plain_run):
 
 
 def verdict(base, kind="fingerprint", *, head=None, missing=None, protections=None, bounds=None):
-    """Evidence with one result: an estimate against chance at 0.25, or why there is none."""
+    """Evidence with one result: an estimate with chance 0.25, or a missing need."""
     made = AuditResult(
         audit=kind,
         question="?",
@@ -207,8 +207,8 @@ FEW = Need(code="too_few_rounds", what="linking needs two rounds", remedy="run m
 UNSEEN = Need(code="no_single_updates", what="whatever the words are")
 
 
-def test_verdicts_are_ranked_and_evidence_that_is_lost_is_worse(plain_run):
-    base = of_run(plain_run)
+def test_verdicts_are_ranked_and_lost_evidence_is_worse(plain_run):
+    base = run_evidence(plain_run)
     sides = {
         "disagreement": verdict(base, head=LEAK, bounds=BEYOND),
         "leak": verdict(base, head=LEAK),
@@ -248,14 +248,14 @@ def test_verdicts_are_ranked_and_evidence_that_is_lost_is_worse(plain_run):
 
 
 def test_taking_a_shuffle_away_is_worse_whatever_the_numbers_say(plain_run, tmp_path):
-    """Linked at 100 % behind a shuffler, known by name without: the numbers alone are the same."""
+    """100 % with a shuffler and 100 % without: only the verdict differs."""
     run_one(SMALL | {"protections": {}}, tmp_path / "bare")
     (found,) = diff(plain_run, tmp_path / "bare")
     assert found.worse
     changes = {v.audit: (v.second, v.change) for v in found.verdicts}
     assert changes["fingerprint"] == ("known_outright", "worse")
     every = Estimate(value=1.0, low=1.0, high=1.0, n=4, confidence=1.0, baseline=0.25)
-    base = of_run(plain_run)
+    base = run_evidence(plain_run)
     linked = verdict(base, head=every)
     known = replace(linked.results["fingerprint"], known=True)
     bare = replace(linked, results={"fingerprint": known})
@@ -266,7 +266,7 @@ def test_taking_a_shuffle_away_is_worse_whatever_the_numbers_say(plain_run, tmp_
 
 
 def test_a_protection_that_leaves_nothing_to_link_loses_no_evidence(plain_run):
-    base = of_run(plain_run)
+    base = run_evidence(plain_run)
     summed = verdict(base, missing=UNSEEN, protections={"secure_sum": {}})
     (found,) = compare(verdict(base, head=LEAK), summed).verdicts
     assert (found.change, found.why) == ("better", "a protection leaves nothing to link")
@@ -284,7 +284,7 @@ def test_a_protection_that_leaves_nothing_to_link_loses_no_evidence(plain_run):
 
 
 def test_a_ratio_that_rises_under_cancellation_is_not_worse(plain_run):
-    base = of_run(plain_run)
+    base = run_evidence(plain_run)
 
     def made(**estimates):
         found = AuditResult(
@@ -324,7 +324,7 @@ def test_a_measure_of_unknown_direction_has_changed(plain_run):
 
 
 def test_many_estimates_are_corrected_together(plain_run):
-    """One difference at p = 0.03 among twenty is what chance gives."""
+    """One difference at p = 0.03 among twenty is expected by chance."""
     quiet = {f"linkage_accuracy (m{i})": share(30, 100) for i in range(20)}
     a = evidence(plain_run, **quiet)
     b = evidence(plain_run, **{**quiet, "linkage_accuracy (m3)": share(45, 100)})
@@ -335,7 +335,7 @@ def test_many_estimates_are_corrected_together(plain_run):
 
 
 def test_clients_are_counted_after_holm(plain_run):
-    base = of_run(plain_run)
+    base = run_evidence(plain_run)
     made = base.results["fingerprint"]
 
     def rows(hits):
@@ -370,7 +370,7 @@ def test_an_empty_section_is_a_setting_too():
     assert changed_settings(first, first) == []
 
 
-def test_clients_go_by_number_unless_named(plain_run, tmp_path):
+def test_clients_are_numbered_unless_names_are_requested(plain_run, tmp_path):
     other = Path(shutil.copytree(plain_run, tmp_path / "other"))
     file = other / "results" / "fingerprint.json"
     raw = json.loads(file.read_text())
@@ -388,9 +388,9 @@ def test_clients_go_by_number_unless_named(plain_run, tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"federation": {"clients": 5, "rounds": 3}}, "4 and 5 clients"),
-        ({"task": {"kind": "mlp", "hidden": [5]}}, "other models"),
-        ({"data": {"name": "gaussian-mixture", "records": 200, "dimension": 6}}, "other data"),
+        ({"federation": {"clients": 5, "rounds": 3}}, "clients"),
+        ({"task": {"kind": "mlp", "hidden": [5]}}, "models"),
+        ({"data": {"name": "gaussian-mixture", "records": 200, "dimension": 6}}, "data"),
     ],
 )
 def test_two_federations_are_refused_by_name_and_compared_anyway(plain_run, tmp_path, change, said):
@@ -407,7 +407,7 @@ def test_another_seed_or_more_rounds_are_the_same_federation(plain_run, tmp_path
     run_one(SMALL | {"federation": {"clients": 4, "rounds": 2}}, tmp_path / "other", seed=9)
     (c,) = diff(plain_run, tmp_path / "other")
     assert ("federation.rounds", "3", "2") in c.settings
-    assert any("other records" in n for n in c.notes)
+    assert any("records" in n for n in c.notes)
 
 
 def test_stale_and_missing_results_are_named_not_compared(plain_run, tmp_path):
@@ -422,12 +422,12 @@ def test_stale_and_missing_results_are_named_not_compared(plain_run, tmp_path):
     assert all(d.audit == "" for d in c.differences)
     assert c.lost == (
         "coverage: only in the first run",
-        "fingerprint of the second run was made of another trace: not compared",
+        f"fingerprint of the second run {STALE}",
     )
     assert c.worse
     (back,) = diff(other, plain_run)
     assert back.unpaired == ("coverage: only in the second run",)
-    assert any("fingerprint of the first run was made of another trace" in n for n in back.notes)
+    assert f"fingerprint of the first run {STALE}" in back.notes
     assert back.lost == ()
     assert not back.worse
 
@@ -438,7 +438,7 @@ def test_a_run_without_results_is_an_error(plain_run, tmp_path):
     seal(other, "results")
     with pytest.raises(TraceError, match="no results"):
         diff(plain_run, other)
-    with pytest.raises(TraceError, match="no run"):
+    with pytest.raises(TraceError, match="is not a run"):
         diff(plain_run, tmp_path / "nowhere")
 
 

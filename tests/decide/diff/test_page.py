@@ -1,4 +1,4 @@
-"""A comparison in words and for machines."""
+"""Terminal text and JSON of a comparison."""
 
 import io
 import json
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from fedaudit.decide.diff.outcome import Comparison, Difference, Spent, VerdictChange
+from fedaudit.decide.diff.outcome import Comparison, Difference, EpsilonChange, VerdictChange
 from fedaudit.decide.diff.page import plain_diff, show_diff, summary
 from fedaudit.results import Estimate
 
@@ -45,7 +45,9 @@ MIXED = Comparison(
         difference("same", "purity", headline=False),
         difference("better", "rand", headline=False, value=-0.4),
     ),
-    epsilon=(Spent(protection="dp_sgd", unit="record", first=(1.0, 2.0), second=None, worse=4),),
+    epsilon=(
+        EpsilonChange(protection="dp_sgd", unit="record", first=(1.0, 2.0), second=None, worse=4),
+    ),
     settings=(("federation.rounds", "3", "[red]4"),),
     verdicts=(
         VerdictChange(audit="fingerprint", first="no_evidence", second="leak", change="worse"),
@@ -54,13 +56,13 @@ MIXED = Comparison(
 )
 
 
-def test_what_did_not_change_is_counted_and_shown_when_asked_for():
+def test_unchanged_estimates_are_counted_and_shown_on_request():
     assert "purity" not in shown(MIXED)
-    assert "1 other estimates did not change" in shown(MIXED)
+    assert "1 other estimates unchanged" in shown(MIXED)
     assert "purity" in shown(MIXED, everything=True)
 
 
-def test_every_kind_of_change_is_said():
+def test_the_text_names_every_kind_of_change():
     text = shown(MIXED)
     assert "+0.4 [0.3, 0.5]" in text
     assert "-0.4 [-0.5, -0.3]" in text
@@ -71,7 +73,7 @@ def test_every_kind_of_change_is_said():
     assert "evidence lost: coverage: only in the first run" in text
     assert "[red]4" in text  # a user's setting is text, not markup
     assert summary(MIXED) == (
-        "1 worse, 1 better, 1 not changed beyond the intervals, 1 verdict worse, evidence lost: 1"
+        "1 worse, 1 better, 1 unchanged within the intervals, 1 verdict worse, evidence lost: 1"
     )
 
 
@@ -91,13 +93,13 @@ def test_a_worse_verdict_or_lost_evidence_alone_makes_a_run_worse():
 
 
 def test_json_is_strict_where_epsilon_is_infinite():
-    endless = Spent(protection="x", unit="record", first=(1.0, float("inf")), second=None)
+    endless = EpsilonChange(protection="x", unit="record", first=(1.0, float("inf")), second=None)
     raw = plain_diff([Comparison(run="", first="a", second="b", epsilon=(endless,))])
     (c,) = json.loads(json.dumps(raw, allow_nan=False))["comparisons"]
     assert c["epsilon"][0]["first"] == [1.0, "inf"]
 
 
-def test_chance_stands_beside_every_measure():
+def test_every_measure_shows_its_chance_level():
     one, other = replace(A, baseline=0.25), replace(B, baseline=0.125)
     same = replace(difference("worse"), first=one, second=replace(B, baseline=0.25))
     apart = replace(difference("worse", "rand"), first=one, second=other)

@@ -1,4 +1,4 @@
-"""JUnit, SARIF, JSON and terminal text of a gate: the shapes that other tools read."""
+"""JUnit, SARIF, JSON and terminal text of a gate."""
 
 import io
 import json
@@ -97,7 +97,7 @@ def test_junit_says_what_was_found(mixed):
 
 
 def test_junit_holds_any_text():
-    """Names come from users: markup and control characters must not tear the file."""
+    """Users choose names: markup and control characters must not break the file."""
     name = 'a <b> & "c"\x00\x1b ]]> ü'
     made = Gate(
         run="r", policy="p", policy_sha256="0" * 64, version="0", checks=(check("failed", name),)
@@ -113,7 +113,7 @@ KINDS = ("pass", "open", "informational", "notApplicable", "review", "fail")
 
 
 def assert_sarif(log):
-    """The parts of the 2.1.0 schema that a log of ours uses: required keys, enumerations, types."""
+    """Check the parts of the 2.1.0 schema that our logs use: required keys, enumerations, types."""
     assert log["version"] == "2.1.0"
     assert log["$schema"].endswith("sarif-2.1.0.json")
     assert set(log) <= {"$schema", "version", "runs", "properties"}
@@ -182,6 +182,17 @@ def test_a_statement_names_the_worst_clients_first():
     assert said.startswith("8 of 10 clients break it: client 9: 0.9 breaks at most 0.15; client 8")
     assert "and 3 more" in said
     assert "no evidence for 1 of 10 clients: client 10: has no value" in said
+
+
+def test_the_text_says_if_only_the_interval_breaks_the_limit():
+    near = LimitReading(bound=0.4, limit=0.35, estimate=E)
+    assert statement(check("failed", readings=(near,))) == (
+        "upper bound 0.4 breaks at most 0.35 (measured 0.3 [0.2, 0.4] at 95 %, chance 0.25, "
+        "n = 50). The measured value keeps the limit, its interval does not: more evidence may "
+        "help (`fedaudit power`)"
+    )
+    beyond = statement(check("failed", readings=(replace(near, limit=0.29),)))
+    assert "more evidence" not in beyond
 
 
 def test_all_clients_that_keep_a_limit_are_one_sentence():

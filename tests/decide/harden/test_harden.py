@@ -1,4 +1,4 @@
-"""From limits to the cheapest protection: found, written, confirmed on fresh seeds; or why not."""
+"""`harden` finds, writes and confirms the cheapest protection, or says which limits conflict."""
 
 import json
 import math
@@ -12,12 +12,12 @@ import pytest
 
 from fedaudit import study
 from fedaudit.decide.gate import gate, load_policy
-from fedaudit.decide.gate.check import rule_of
-from fedaudit.decide.gate.evidence import Evidence, nothing_left, of_run
+from fedaudit.decide.gate.check import limit_text
+from fedaudit.decide.gate.evidence import Evidence, nothing_to_link, run_evidence
 from fedaudit.decide.gate.outcome import LimitCheck, LimitReading
 from fedaudit.decide.gate.policy import read_limit, write_policy
 from fedaudit.decide.harden import choices, harden, limits, utility
-from fedaudit.decide.harden.bench import Bench, OutOfTime, seconds
+from fedaudit.decide.harden.cells import CellRunner, OutOfTime, parse_budget
 from fedaudit.decide.harden.outcome import Point
 from fedaudit.decide.harden.search import PRECISION, Search, conflicts, instead
 from fedaudit.errors import ConfigError, UsageError
@@ -40,7 +40,7 @@ CHEAP = "accuracy_loss <= 2 points"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """One folder for all searches of this file: what one has measured the next one finds."""
+    """One folder for all searches of this file, which share their cells."""
     return tmp_path_factory.mktemp("harden")
 
 
@@ -51,7 +51,7 @@ def searched(folder, *lines, config=SMALL, **options):
 
 @pytest.fixture(scope="module")
 def private(folder):
-    """DP-SGD for an epsilon, by the faster accountant."""
+    """DP-SGD for an epsilon, with the faster accountant."""
     config = {**SMALL, "protections": {"dp_sgd": {"accountant": "rdp"}}}
     lines = ("epsilon <= 6 per record", "accuracy_loss <= 0.9")
     done = searched(folder, *lines, config=config, only=["dp_sgd"])
@@ -67,7 +67,7 @@ def found(folder):
 # -- limits that can be kept ---------------------------------------------------------------------
 
 
-def test_the_way_that_leaves_nothing_to_link_costs_nothing_and_is_chosen(found):
+def test_a_secure_sum_leaves_nothing_to_link_and_is_chosen(found):
     assert found.succeeded
     assert found.confirmed.label == choices.SUMMED
     assert found.confirmed.trusted == ("the aggregator",)
@@ -78,14 +78,14 @@ def test_the_way_that_leaves_nothing_to_link_costs_nothing_and_is_chosen(found):
     assert codes["fingerprint.linkage_accuracy"] == "nothing_left"
 
 
-def test_names_on_every_update_are_no_protection_against_linking(found):
+def test_named_updates_break_a_limit_on_linkage(found):
     (check,) = [c for c in found.points[0].checks if c.metric.startswith("fingerprint")]
     assert check.status == "failed"
     (reading,) = check.readings
     assert reading.bound == 1.0
 
 
-def test_the_choice_is_measured_on_seeds_that_the_search_had_not_seen(found, folder):
+def test_the_choice_is_measured_on_fresh_seeds(found, folder):
     seen = {f for p in found.points for f in p.folders}
     assert not seen & set(found.confirmed.folders)
     seeds = [
@@ -110,7 +110,7 @@ def test_the_written_config_runs_and_passes_the_written_policy(found, folder, tm
 def test_a_policy_that_was_written_for_a_protection_fails_without_it(
     found, folder, tmp_path, in_process
 ):
-    """Nothing that is missing because nothing protects it may be let go by name."""
+    """The written policy allows only `accuracy_loss` to be missing."""
     assert load_policy(folder / "policy.toml").allow_missing == ("accuracy_loss",)
     bare = load(folder / "hardened.toml").raw | {"protections": {}}
     study.run(bare, tmp_path / "run")
@@ -121,13 +121,13 @@ def test_a_policy_that_was_written_for_a_protection_fails_without_it(
 
 
 def test_noise_is_not_tried_on_names(found):
-    """No level of noise hides a name: the search gives the ladder up at once."""
+    """Noise does not hide names, so the search does not try it."""
     unprotected = found.points[0]
-    named = of_run(Path(found.path) / "cells" / unprotected.folders[0])
-    assert "known outright" in limits.beyond_noise(unprotected.checks, [named])
+    named = run_evidence(Path(found.path) / "cells" / unprotected.folders[0])
+    assert "known outright" in limits.why_noise_cannot_help(unprotected.checks, [named])
 
 
-def test_an_epsilon_is_met_by_the_accountant_at_the_foot_of_its_ladder(private, tmp_path):
+def test_the_lowest_level_of_a_ladder_meets_the_epsilon(private, tmp_path):
     done, written = private
     assert done.succeeded
     # one level is enough: the noise was known before anything was trained
@@ -157,7 +157,7 @@ def test_a_ladder_is_halved_to_the_least_noise_that_keeps_the_risk(folder):
 
 
 def test_candidates_that_do_not_hold_on_fresh_seeds_are_not_confirmed(folder, monkeypatch):
-    """A limit that luck kept in the search: fresh figures decide."""
+    """The search keeps a limit by luck; the figures on fresh seeds decide."""
     inside = Search._point
 
     def lucky(self, choice, measured):
@@ -179,7 +179,7 @@ def test_candidates_that_do_not_hold_on_fresh_seeds_are_not_confirmed(folder, mo
 # -- limits that cannot --------------------------------------------------------------------------
 
 
-def test_limits_that_cannot_be_kept_together_are_named_with_the_nearest_that_can(folder):
+def test_conflicting_limits_are_named_with_the_nearest_protection(folder):
     done = searched(folder, "epsilon <= 0.05", CHEAP, only=["dp_sgd"])
     assert not done.succeeded
     assert done.conflicts == (("epsilon", "accuracy_loss"),)
@@ -195,24 +195,24 @@ def test_limits_that_cannot_be_kept_together_are_named_with_the_nearest_that_can
 def test_of_several_variants_the_base_is_hardened_and_the_output_says_so(found, folder):
     compare = {"base": "plain", "noisy": {"federation": {"rounds": 5}}, "DP": {"seed": 9}}
     done = searched(folder, LINKS, CHEAP, config={**SMALL, "compare": compare})
-    why = ("[compare] 'noisy', 'DP'", "only the base variant 'plain' is hardened")
-    assert why in done.left_out
+    (why,) = [why for what, why in done.left_out if what == "[compare] 'noisy', 'DP'"]
+    assert "'plain'" in why
     assert done.points == found.points
     text = (folder / "harden.md").read_text("utf-8").replace("\\", "")
     assert "Not tried: [compare] 'noisy', 'DP'" in text
 
 
-def test_a_cost_that_is_not_known_comes_last(found, folder):
-    bench = Bench(folder, workers=1, budget=None, progress=lambda *_: None)
-    search = Search(load(SMALL), limits.load_limits(None, [LINKS]), bench, 1, [])
+def test_an_unknown_cost_comes_last(found, folder):
+    runner = CellRunner(folder, workers=1, budget=None, progress=lambda *_: None)
+    search = Search(load(SMALL), limits.load_limits(None, [LINKS]), runner, 1, [])
     (hidden,) = (p for p in found.points if p.met)
-    ladder = choices.Ladder("dp_sgd", "DP-SGD", 1.0, 4.0)
-    unknown, dear = (choices.Choice(search.ways[1], ladder, level) for level in (1.0, 2.0))
+    ladder = choices.NoiseLadder("dp_sgd", "DP-SGD", 1.0, 4.0)
+    unknown, dear = (choices.Choice(search.transports[1], ladder, level) for level in (1.0, 2.0))
     lost = Estimate(value=0.3, low=0.2, high=0.4, n=100)
     search.points = {unknown: replace(hidden, cost=None), dear: replace(hidden, cost=lost)}
-    assert search._kept() == [dear, unknown]
+    assert search._candidates() == [dear, unknown]
     # a way changes no model: it is free also where no accuracy was stored
-    way = choices.Choice(search.ways[2])
+    way = choices.Choice(search.transports[2])
     search.points[way] = replace(hidden, cost=None)
     assert [search._is_free(c) for c in (way, unknown, dear)] == [True, False, False]
 
@@ -220,13 +220,13 @@ def test_a_cost_that_is_not_known_comes_last(found, folder):
 # -- the seed --------------------------------------------------------------------------------------
 
 
-def test_neither_names_nor_written_configs_tell_the_seed(found, folder, private):
+def test_neither_cell_names_nor_written_configs_reveal_the_seed(found, folder, private):
     _, written = private
     assert "seed" not in written["hardened.toml"]
     folders = [f for p in found.points for f in p.folders]
     assert {f.rpartition("-")[2] for f in folders} == {"1"}
-    other = Bench(folder / "elsewhere", workers=1, budget=None, progress=lambda *_: None)
-    mine = Bench(folder, workers=1, budget=None, progress=lambda *_: None)
+    other = CellRunner(folder / "elsewhere", workers=1, budget=None, progress=lambda *_: None)
+    mine = CellRunner(folder, workers=1, budget=None, progress=lambda *_: None)
     config = load({**SMALL, "protections": {}})
     # another seed that is the first of its folder has the same name
     assert other.folder(load({**SMALL, "protections": {}, "seed": 77})).name == folders[0]
@@ -234,45 +234,45 @@ def test_neither_names_nor_written_configs_tell_the_seed(found, folder, private)
 
 
 def test_a_folder_with_another_seed_is_not_taken_for_the_same_run(found, folder):
-    def number(bench, **changes):
-        return int(bench.folder(load({**SMALL, **changes})).name.rpartition("-")[2])
+    def number(runner, **changes):
+        return int(runner.folder(load({**SMALL, **changes})).name.rpartition("-")[2])
 
     first, second = (
-        Bench(folder, workers=1, budget=None, progress=lambda *_: None) for _ in range(2)
+        CellRunner(folder, workers=1, budget=None, progress=lambda *_: None) for _ in range(2)
     )
     taken = {int(f.name.rpartition("-")[2]) for f in (folder / "cells").iterdir()}
-    for bench in (first, second):  # before and after a restart
-        assert number(bench) == 1
-        new = number(bench, seed=123456)
+    for runner in (first, second):  # before and after a restart
+        assert number(runner) == 1
+        new = number(runner, seed=123456)
         assert new not in taken
-        assert number(bench, seed=123456) == new
+        assert number(runner, seed=123456) == new
 
 
-def test_the_number_of_a_cell_without_its_truth_is_not_given_again(tmp_path):
+def test_the_number_of_a_cell_without_truth_is_not_reused(tmp_path):
     (tmp_path / "cells" / "0123456789abcdef-3").mkdir(parents=True)
-    bench = Bench(tmp_path, workers=1, budget=None, progress=lambda *_: None)
-    assert bench.folder(load(SMALL)).name.endswith("-4")
+    runner = CellRunner(tmp_path, workers=1, budget=None, progress=lambda *_: None)
+    assert runner.folder(load(SMALL)).name.endswith("-4")
 
 
 def test_contradictions_and_unknown_names_are_refused_before_anything_runs(tmp_path):
     for lines, words in (
         (["accuracy >= 0.9", "accuracy <= 0.5"], "contradict"),
         (["fingerprint.linkage_acuracy <= 0.5"], "did you mean 'fingerprint.linkage_accuracy'"),
-        (["epsilon < 5"], "cannot be read"),
-        (["epsilon <= 0"], "cannot be kept by any noise"),
-        (["accuracy_loss >= 2 points"], "at_least means nothing"),
+        (["epsilon < 5"], "cannot read"),
+        (["epsilon <= 0"], "above 0"),
+        (["accuracy_loss >= 2 points"], "at_least does not apply"),
     ):
         with pytest.raises(ConfigError, match=words):
             harden(SMALL, tmp_path / "out", limits=lines)
-    with pytest.raises(UsageError, match="nothing to harden for"):
+    with pytest.raises(UsageError, match="no limit is given"):
         harden(SMALL, tmp_path / "out")
     with pytest.raises(UsageError, match="dp_sgd"):
         harden(SMALL, tmp_path / "out", limits=[CHEAP], only=["dp_sdg"])
-    with pytest.raises(UsageError, match="needs seeds"):
+    with pytest.raises(UsageError, match="seeds"):
         harden(SMALL, tmp_path / "out", limits=[CHEAP], seeds=0)
     file = tmp_path / "limits.toml"
     file.write_text('[[limit]]\nmetric = "accuracy"\nat_least = 0.5\nvariant = "DP-SGD"\n')
-    with pytest.raises(ConfigError, match="one run of a study"):
+    with pytest.raises(ConfigError, match="run of a study"):
         harden(SMALL, tmp_path / "out", policy=file)
     assert not (tmp_path / "out").exists()
 
@@ -280,7 +280,7 @@ def test_contradictions_and_unknown_names_are_refused_before_anything_runs(tmp_p
 # -- resuming and time ---------------------------------------------------------------------------
 
 
-def test_a_search_that_was_stopped_goes_on_and_ends_the_same(found, tmp_path):
+def test_a_stopped_search_resumes_and_ends_the_same(found, tmp_path):
     def stop(stage, done, total, note):
         if done == 2:
             raise KeyboardInterrupt
@@ -315,47 +315,53 @@ def test_a_spent_budget_reports_what_is_known_and_claims_nothing_unconfirmed(fou
     assert json.loads((tmp_path / "harden.json").read_text("utf-8"))["succeeded"] is False
 
 
-def test_no_cell_is_begun_that_the_budget_has_no_time_for(tmp_path):
+def test_no_cell_starts_that_the_budget_cannot_finish(tmp_path):
     now = [0.0]
-    told = []
+    notes = []
 
     def progress(stage, done, total, note):
-        told.append(note)
+        notes.append(note)
 
-    class Slow(Bench):
-        def _place(self, name):
+    class Slow(CellRunner):
+        def _folder_of(self, name):
             now[0] += 4.0  # every run takes four seconds of this clock
-            return super()._place(name)
+            return super()._folder_of(name)
 
-    bench = Slow(tmp_path, workers=1, budget=10.0, progress=progress, clock=lambda: now[0])
+    runner = Slow(tmp_path, workers=1, budget=10.0, progress=progress, clock=lambda: now[0])
     wanted = [(f"seed {s}", load({**SMALL, "seed": s})) for s in (50, 51, 52, 53)]
     with pytest.raises(OutOfTime):
-        bench.measure(wanted)
-    assert told == ["seed 50", "seed 51"]
-    assert [bench.has(c) for _, c in wanted] == [True, True, False, False]
+        runner.measure(wanted)
+    assert notes == ["seed 50", "seed 51"]
+    assert [runner.is_measured(c) for _, c in wanted] == [True, True, False, False]
 
 
 def test_workers_are_ended_with_the_search_and_agree_with_it(found, folder, tmp_path):
     def stop(stage, done, total, note):
         raise KeyboardInterrupt
 
-    bench = Bench(tmp_path, workers=2, budget=600.0, progress=stop)
+    runner = CellRunner(tmp_path, workers=2, budget=600.0, progress=stop)
     (cell,) = found.points[1].folders
     raw = tomllib.loads((folder / "cells" / cell / "truth" / "config.toml").read_text("utf-8"))
-    with pytest.raises(KeyboardInterrupt), bench:
-        bench.measure([("shuffle", load(raw))])
+    with pytest.raises(KeyboardInterrupt), runner:
+        runner.measure([("shuffle", load(raw))])
     assert not active_children()
     # measured by a worker: the same to the last digit as in this process
-    there = of_run(folder / "cells" / cell)
-    own = bench.of(load(raw))
+    there = run_evidence(folder / "cells" / cell)
+    own = runner.result_of(load(raw))
     assert (own.trace_sha256, own.metrics) == (there.trace_sha256, there.metrics)
 
 
 def test_budgets_are_read_in_their_units():
-    assert [seconds(t) for t in ("90", "90s", "10m", "1.5h", "2 min")] == [90, 90, 600, 5400, 120]
+    assert [parse_budget(t) for t in ("90", "90s", "10m", "1.5h", "2 min")] == [
+        90,
+        90,
+        600,
+        5400,
+        120,
+    ]
     for wrong in ("", "ten", "0", "-5m", "5d"):
         with pytest.raises(UsageError, match="time budget"):
-            seconds(wrong)
+            parse_budget(wrong)
 
 
 # -- the pieces ----------------------------------------------------------------------------------
@@ -426,18 +432,20 @@ def test_tango_covers_the_difference_as_often_as_it_says():
 
 def test_the_paired_loss_is_the_difference_of_the_stored_accuracies(private, folder):
     done, _ = private
-    base, own = (of_run(folder / "cells" / p.folders[0]) for p in done.points)
+    base, own = (run_evidence(folder / "cells" / p.folders[0]) for p in done.points)
     lost = base.metrics["accuracy"] - own.metrics["accuracy"]
     assert done.points[1].cost.value == pytest.approx(lost, abs=1e-9)
     assert done.points[1].cost.method == "paired records (Tango)"
-    wide = utility.unpaired(base.metrics["accuracy"], own.metrics["accuracy"], base.held_out)
+    wide = utility.unpaired_difference(
+        base.metrics["accuracy"], own.metrics["accuracy"], base.held_out
+    )
     assert wide.value == pytest.approx(lost, abs=1e-9)
 
 
 def search_for(tmp_path, *lines, **options):
-    bench = Bench(tmp_path, workers=1, budget=None, progress=lambda *_: None)
+    runner = CellRunner(tmp_path, workers=1, budget=None, progress=lambda *_: None)
     policy = limits.load_limits(None, lines)
-    return Search(load({**SMALL, **options}), policy, bench, 1, ())
+    return Search(load({**SMALL, **options}), policy, runner, 1, ())
 
 
 def test_equal_epsilon_gives_every_client_the_noise_that_it_needs_and_no_more(tmp_path):
@@ -445,11 +453,11 @@ def test_equal_epsilon_gives_every_client_the_noise_that_it_needs_and_no_more(tm
         tmp_path, "epsilon <= 6", protections={"dp_sgd": {"accountant": "rdp", "clip": 0.5}}
     )
     (ladder,) = [x for x in search.ladders if x.name == choices.ALLOCATED]
-    made = search.made(choices.Choice(search.ways[1], ladder, 1.0), 3)
+    made = search.protections_for(choices.Choice(search.transports[1], ladder, 1.0), 3)
     assert list(made) == ["dp_sgd", "shuffle"]  # noise before the shuffle
-    config = choices.configured(search.config, made, 3, ["fingerprint"])
+    config = choices.build_config(search.config, made, 3, ["fingerprint"])
     hook = config.protections["dp_sgd"]
-    spent = [hook.guarantee(c, e).epsilon for c, e in enumerate(search.site(3).exposures(hook))]
+    spent = [hook.guarantee(c, e).epsilon for c, e in enumerate(search.prepared(3).exposures(hook))]
     assert max(spent) <= 6.0
     assert min(spent) > 5.9
     assert len(set(hook.noise_multiplier)) > 1
@@ -460,20 +468,26 @@ def test_noise_by_size_spends_what_uniform_noise_would(tmp_path):
     search = search_for(tmp_path, LINKS)
     (ladder,) = [x for x in search.ladders if x.name == choices.ALLOCATED]
     z = np.array(
-        search.made(choices.Choice(search.ways[1], ladder, 2.0), 3)["dp_sgd"]["noise_multiplier"]
+        search.protections_for(choices.Choice(search.transports[1], ladder, 2.0), 3)["dp_sgd"][
+            "noise_multiplier"
+        ]
     )
     assert (z**2).sum() == pytest.approx(len(z) * 2.0**2, rel=2e-3)
-    assert np.argmax(z) == np.argmax(search.site(3).sizes)
+    assert np.argmax(z) == np.argmax(search.prepared(3).sizes)
 
 
-def test_what_the_config_already_has_is_tried_as_it_is():
+def test_the_configs_own_protections_are_a_transport():
     own = {"clip": {"bound": 1.0}, "shuffle": {}}
-    found = choices.ways(load({**SMALL, "protections": own}))
+    found = choices.transports(load({**SMALL, "protections": own}))
     assert [w.name for w in found] == ["unprotected", "shuffle", "secure sum", "as configured"]
     assert list(found[-1].protections) == ["clip", "shuffle"]
-    assert [w.name for w in choices.ways(load(SMALL))] == ["unprotected", "shuffle", "secure sum"]
+    assert [w.name for w in choices.transports(load(SMALL))] == [
+        "unprotected",
+        "shuffle",
+        "secure sum",
+    ]
     masked = load({**SMALL, "protections": {"secure_aggregation": {"threshold": 3}}})
-    (summed,) = [w for w in choices.ways(masked) if w.name == choices.SUMMED]
+    (summed,) = [w for w in choices.transports(masked) if w.name == choices.SUMMED]
     assert summed.protections["secure_aggregation"]["threshold"] == 3
 
 
@@ -481,14 +495,17 @@ def test_ladders_that_cannot_give_the_promise_are_left_out_with_the_reason():
     policy = limits.load_limits(None, ["epsilon <= 8 per person"])
     ladders, left = choices.ladders(load(SMALL), policy)
     assert {x.name for x in ladders} == {"dp_sgd", "allocation"}
-    assert left == [("local DP", "it promises per record, a limit asks for epsilon per person")]
+    ((what, why),) = left
+    assert what == "local DP"
+    assert "per record" in why
+    assert "per person" in why
     whole = load_policy({"limit": [{"metric": "epsilon", "at_most": 8, "unit": "client"}]})
     ladders, left = choices.ladders(load(SMALL), whole)
     assert {x.name for x in ladders} == {"update_noise", "central_dp"}
 
 
 def with_persons(folder, *, shared=False):
-    """A federation of two owners with two records a person; `shared`: some with both owners."""
+    """Two owners, two records per person; `shared`: some persons are with both owners."""
     rng = np.random.default_rng(2)
     rows = ["person,owner,a,b,label"]
     for i in range(160):
@@ -503,7 +520,7 @@ def with_persons(folder, *, shared=False):
     return {**SMALL, "data": data, "partition": {"kind": "by_owner"}, "federation": {"rounds": 2}}
 
 
-def test_where_the_data_name_persons_noise_is_for_persons(tmp_path):
+def test_noise_covers_persons_if_the_data_name_them(tmp_path):
     config = with_persons(tmp_path)
     links = limits.load_limits(None, [LINKS])
     ladders, _ = choices.ladders(load(config), links)
@@ -529,32 +546,32 @@ def test_the_written_config_keeps_the_person_and_its_epsilon_has_a_unit(tmp_path
     assert made["protections"]["dp_sgd"]["unit"] == "person"
     (noisy,) = [p for p in done.points if p.level]
     assert noisy.label.endswith(" per person)")
-    runs = [of_run(tmp_path / "out" / "cells" / f) for f in noisy.folders]
-    assert limits.promise_words(runs) == "per person at delta 1e-05"
-    assert limits.promise_words([]) == ""
+    runs = [run_evidence(tmp_path / "out" / "cells" / f) for f in noisy.folders]
+    assert limits.promise_text(runs) == "per person at delta 1e-05"
+    assert limits.promise_text([]) == ""
 
 
-def test_dp_sgd_trusts_the_clients_own_code_and_counts_nobody_else_for_it():
+def test_dp_sgd_trusts_only_the_clients_own_code():
     made = {"dp_sgd": {"noise_multiplier": 1.0}, "shuffle": {}}
-    assert choices.trusted(made) == ("the client's own code", "the shuffler")
-    assert choices.trusted({}) == ()
-    assert choices.others_trusted(choices.trusted(made)) == 1
-    assert choices.others_trusted(choices.trusted({"dp_sgd": {}})) == 0
+    assert choices.trusted_parties(made) == ("the client's own code", "the shuffler")
+    assert choices.trusted_parties({}) == ()
+    assert choices.count_others(choices.trusted_parties(made)) == 1
+    assert choices.count_others(choices.trusted_parties({"dp_sgd": {}})) == 0
 
 
-def test_a_loss_of_accuracy_is_told_in_the_points_that_it_was_asked_for():
+def test_a_limit_on_accuracy_loss_is_stated_in_points():
     (limit,) = limits.load_limits(None, ["accuracy_loss <= 15 points"]).limits
-    assert rule_of(limit) == "at most 15 points"
+    assert limit_text(limit) == "at most 15 points"
     (limit,) = limits.load_limits(None, ["accuracy_loss <= 0.7 %"]).limits
-    assert rule_of(limit) == "at most 0.7 points"
+    assert limit_text(limit) == "at most 0.7 points"
     (limit,) = limits.load_limits(None, ["accuracy >= 0.8"]).limits
-    assert rule_of(limit) == "at least 0.8"
+    assert limit_text(limit) == "at least 0.8"
 
 
 def test_rounded_noise_is_never_less_and_a_rounded_epsilon_never_more():
     for value in (0.0123456, 1.0, 2.73456, 99.999, 12345.6):
-        assert value <= choices._short(value) <= value * 1.0011
-        assert value >= choices._short(value, up=False) >= value * 0.9989
+        assert value <= choices._round_safely(value) <= value * 1.0011
+        assert value >= choices._round_safely(value, up=False) >= value * 0.9989
 
 
 def linked(code, **protections):
@@ -576,34 +593,34 @@ def linked(code, **protections):
     return Evidence(path=Path(), results=results, config={"protections": protections})
 
 
-def test_nothing_left_to_link_is_a_rule_about_updates_that_nobody_sees():
+def test_nothing_is_left_to_link_if_no_single_update_is_visible():
     limit = "fingerprint.linkage_accuracy"
     hidden = "no_single_updates"
-    assert nothing_left(limit, [linked(hidden, secure_sum={})])
-    assert not nothing_left(limit, [linked("senders_known")])
-    assert not nothing_left(limit, [linked(hidden), linked("too_few_rounds")])
+    assert nothing_to_link(limit, [linked(hidden, secure_sum={})])
+    assert not nothing_to_link(limit, [linked("senders_known")])
+    assert not nothing_to_link(limit, [linked(hidden), linked("too_few_rounds")])
     # sums from which a single update can be solved for leave something to link
-    assert nothing_left(limit, [linked(hidden, secure_aggregation={}, recoverable=0.0)])
-    assert not nothing_left(limit, [linked(hidden, secure_aggregation={}, recoverable=2.0)])
-    assert not nothing_left(limit, [linked(hidden, secure_aggregation={})])
+    assert nothing_to_link(limit, [linked(hidden, secure_aggregation={}, recoverable=0.0)])
+    assert not nothing_to_link(limit, [linked(hidden, secure_aggregation={}, recoverable=2.0)])
+    assert not nothing_to_link(limit, [linked(hidden, secure_aggregation={})])
     # a recording of somebody else's has no config to say that one ideal sum is all there is
-    assert not nothing_left(limit, [linked(hidden)])
-    assert nothing_left(limit, [linked(hidden, recoverable=0.0)])
+    assert not nothing_to_link(limit, [linked(hidden)])
+    assert nothing_to_link(limit, [linked(hidden, recoverable=0.0)])
     other = "query_plan.recoverable_updates"
-    assert not nothing_left(other, [linked(hidden, secure_sum={})])
+    assert not nothing_to_link(other, [linked(hidden, secure_sum={})])
 
 
-def test_a_verdict_on_every_audit_goes_by_the_same_rule():
+def test_a_limit_on_all_verdicts_uses_the_same_rule():
     policy = load_policy({"limit": [{"metric": "verdict"}]})
     hidden = linked("no_single_updates", secure_sum={})
-    (check,) = limits.hold(policy, [hidden], "no loss")
+    (check,) = limits.check_limits(policy, [hidden], "no loss")
     assert (check.metric, check.status) == ("fingerprint.verdict", "passed")
     named = linked("senders_known")
-    (check,) = limits.hold(policy, [named, hidden], "no loss")
+    (check,) = limits.check_limits(policy, [named, hidden], "no loss")
     assert (check.status, check.run, check.code) == ("missing", "run 1 of 2", "senders_known")
 
 
-def test_noise_does_not_make_records_or_rounds():
+def test_noise_does_not_help_an_underpowered_audit():
     def lacking(metric, why, code=""):
         return LimitCheck(
             limit="x", metric=metric, rule="", status="missing", missing=why, code=code
@@ -611,11 +628,13 @@ def test_noise_does_not_make_records_or_rounds():
 
     rate = "two_stage_membership.true_positive_rate (at 1 %)"
     few = "a true-positive rate needs 1,000, has 359"
-    assert limits.beyond_noise([lacking(rate, few, "underpowered")], []) == f"x: {few}"
-    assert limits.beyond_noise([lacking(rate, few)], []) == ""
-    assert limits.beyond_noise([lacking("epsilon", "nothing was promised to it")], []) == ""
+    assert limits.why_noise_cannot_help([lacking(rate, few, "underpowered")], []) == f"x: {few}"
+    assert limits.why_noise_cannot_help([lacking(rate, few)], []) == ""
+    assert (
+        limits.why_noise_cannot_help([lacking("epsilon", "nothing was promised to it")], []) == ""
+    )
     named = linked("senders_known")
-    assert limits.beyond_noise([lacking("fingerprint.linkage_accuracy", "n/a")], [named])
+    assert limits.why_noise_cannot_help([lacking("fingerprint.linkage_accuracy", "n/a")], [named])
 
 
 def measured(label, **bounds):
@@ -645,8 +664,8 @@ def test_conflicts_are_the_smallest_sets_that_nothing_keeps():
 
 def test_means_over_seeds_of_a_difference_may_lie_below_zero():
     runs = [Estimate(value=v, low=v - 0.01, high=v + 0.01, n=9) for v in (0.01, 0.2, 0.4)]
-    assert limits.mean_of(runs).low == 0.0
-    apart = limits.mean_of(runs, share=False)
+    assert limits.mean_over_seeds(runs).low == 0.0
+    apart = limits.mean_over_seeds(runs, share=False)
     assert apart.value == pytest.approx(np.mean([0.01, 0.2, 0.4]))
     assert apart.low < 0
     # Student's t by hand

@@ -1,4 +1,4 @@
-"""A search in words, tables and a figure: every number with its interval, nothing claimed twice."""
+"""Text, tables and figures of a hardening."""
 
 import csv
 import io
@@ -76,30 +76,30 @@ LOST = replace(
 )
 
 
-def test_the_outcome_states_fresh_figures_and_that_the_best_of_many_flatters():
+def test_the_outcome_states_figures_of_fresh_seeds_and_warns_of_selection():
     text = "\n".join(words.summary(FOUND))
     assert "6.0 points of accuracy lost [4.0, 8.0], at 95 %" in text  # not the search's 5.0
-    assert "best of 3 measured protections looks better than it is" in text
+    assert "best of 3 measured protections" in text
     assert "2 fresh seeds" in text
     assert "trusts the shuffler" in text
 
 
-def test_what_cannot_be_had_together_is_named_with_what_it_would_take():
+def test_conflicting_limits_are_named_with_their_relaxation():
     text = "\n".join(words.summary(LOST))
-    assert f"nothing that was measured keeps {RISK} (at most 0.5) and accuracy_loss" in text
+    assert f"no measured protection keeps {RISK} (at most 0.5) and accuracy_loss" in text
     assert "accuracy_loss at most 42 points instead of 10 points" in text
-    assert f"if {RISK} may give way: shuffle" in text
+    assert f"without {RISK}: shuffle" in text
     assert f"{RISK} at most 1 instead of 0.5" in text
 
 
-def test_a_candidate_that_was_not_confirmed_is_called_so():
+def test_an_unconfirmed_candidate_is_marked():
     unsure = replace(FOUND, confirmed=None, stopped="The time budget was spent.")
     text = "\n".join(words.summary(unsure))
-    assert "before it could be measured on fresh seeds" in text
+    assert "before its test on fresh seeds" in text
     assert not unsure.succeeded
-    assert "two seeds is very wide" in text
+    assert "Two seeds give a very wide interval" in text
     empty = replace(LOST, points=(), nearest=None, conflicts=(), instead={}, seeds=1)
-    assert words.summary(empty) == ["nothing could be measured in the time that was given."]
+    assert words.summary(empty) == ["the time budget ended before the first measurement."]
 
 
 def test_tables_hold_every_point_with_its_interval():
@@ -134,11 +134,11 @@ def test_the_figure_has_both_intervals_the_limits_and_the_choice():
     crosses = [p for p in root.iter("{http://www.w3.org/2000/svg}path") if "V" in p.get("d")]
     assert len(crosses) == 4
     assert all("H" in p.get("d") for p in crosses)
-    with pytest.raises(ValueError, match="nothing was measured"):
+    with pytest.raises(ValueError, match="no measured point"):
         tradeoff.figure(FOUND, "epsilon")
 
 
-def test_what_is_missing_is_further_off_than_any_number():
+def test_a_missing_number_is_the_largest_excess():
     none = LimitCheck(limit="epsilon", metric="epsilon", rule="", status="missing", missing="none")
     lacking = Point(label="x", series="x", checks=(none,))
     assert lacking.excess > POINTS[2].excess > POINTS[1].excess == 0
@@ -155,7 +155,7 @@ def test_the_terminal_shows_the_table_and_the_outcome():
     assert "instead of 10 points" in text
 
 
-def test_the_figure_calls_nothing_chosen_that_was_not_confirmed():
+def test_the_figure_does_not_call_an_unconfirmed_point_chosen():
     def legend(found):
         root = ElementTree.fromstring(tradeoff.figure(found, RISK))
         return {t.text for t in root.iter("{http://www.w3.org/2000/svg}text")}

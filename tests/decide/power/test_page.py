@@ -1,4 +1,4 @@
-"""Sample sizes as a table."""
+"""Terminal table and JSON of sample sizes."""
 
 import io
 
@@ -19,7 +19,7 @@ def shown(*needs):
     return out.getvalue()
 
 
-def test_a_run_has_columns_that_a_plan_has_not():
+def test_only_a_run_has_the_column_saw_from():
     assert "saw from" in shown(MEASURED)
     planned = SampleSize(
         audit="fingerprint", measure="linkage", unit="links", wanted=0.1, needed=300
@@ -28,7 +28,7 @@ def test_a_run_has_columns_that_a_plan_has_not():
     assert "300 links" in shown(planned)
 
 
-def test_nothing_seen_no_number_and_nothing_needed_are_told_apart():
+def test_nothing_seen_no_number_and_nothing_needed_read_differently():
     blind = SampleSize(audit="a", measure="m", have=3, wanted=0.1)
     assert "nothing" in shown(blind)
     assert "no number will do" in shown(blind)

@@ -1,4 +1,4 @@
-"""What a run's results rest on, what they would have shown, and what a wanted leak takes."""
+"""Sample sizes of a run, its smallest detectable leak, and the size that a wanted leak needs."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ import pytest
 
 from fedaudit import study
 from fedaudit.audits.planning import Aim
-from fedaudit.decide.gate.evidence import of_run
+from fedaudit.decide.gate.evidence import run_evidence
 from fedaudit.decide.power.page import plain_power
 from fedaudit.decide.power.sample_sizes import power_of_audit, power_of_run
 from fedaudit.errors import ConfigError, TraceError, UsageError
@@ -55,8 +55,8 @@ def store(run, result):
 
 
 def linked(run, rows):
-    """A copy of the run whose clients have so many links found, of so many."""
-    made = of_run(run).results["fingerprint"]
+    """A copy of the run with the given numbers of found links per client."""
+    made = run_evidence(run).results["fingerprint"]
     per_client = {
         client: {"links": n, "found": k}
         for client, (k, n) in zip(made.per_client, rows, strict=True)
@@ -112,18 +112,18 @@ def test_links_are_counted_and_turned_into_rounds(finished, tmp_path):
     assert need.enough is False
 
 
-def test_the_smallest_leak_of_a_report_is_the_one_that_is_seen_every_second_time(tmp_path):
-    """Two figures, one test: what has to be measured, and what has to be true."""
+def test_the_report_states_the_leak_that_is_detected_in_half_of_all_runs(tmp_path):
+    """The report states a measured value, `power` a true one."""
     raw = SMALL | {"federation": {"clients": 8, "rounds": 8}, "audits": {"fingerprint": {}}}
     study.run(raw, tmp_path / "run")
-    result = of_run(tmp_path / "run").results["fingerprint"]
+    result = run_evidence(tmp_path / "run").results["fingerprint"]
     half = power_of_run(tmp_path / "run", aim=Aim(power=0.5))[0]
     (need,) = power_of_run(tmp_path / "run")
     assert half.seen == pytest.approx(result.detectable, abs=1 / 8)  # one client more or less
     assert need.seen > result.detectable
     for figure in (result.detectable, need.seen):
         assert f"{figure:.3g}" in need.rule
-    assert "about every second time" in need.rule
+    assert "about half of all runs" in need.rule
     assert "in 90 of 100" in need.rule
     # what is counted: links there, clients here
     assert (need.have, result.estimates["linkage_accuracy"].n) == (56, 8)
@@ -163,7 +163,7 @@ def test_membership_tells_what_rates_need(finished):
     assert rate.enough is False
     (stated,) = {
         u.have
-        for u in of_run(finished).results["two_stage_membership"].underpowered
+        for u in run_evidence(finished).results["two_stage_membership"].underpowered
         if "0.001 " in u.what
     }
     assert rate.have == stated
@@ -174,7 +174,7 @@ def test_membership_tells_what_rates_need(finished):
 
 def test_when_non_members_suffice_members_decide(finished, tmp_path):
     run = Path(shutil.copytree(finished, tmp_path / "run"))
-    made = of_run(run).results["active_membership"]
+    made = run_evidence(run).results["active_membership"]
     rates = {
         "true_positive_rate": Estimate(value=0.5, low=0.4, high=0.6, n=100),
         "true_negative_rate": Estimate(value=0.5, low=0.4, high=0.6, n=2000),
@@ -203,7 +203,7 @@ def test_a_stored_width_is_scaled_to_clients_and_federations(finished, tmp_path)
     assert need.needed == power.units_for_effect(0.2, 10, 0.1)
     assert f"{-(-need.needed // 10)} target federations of 10 clients" in need.how
     flat = replace(head, low=0.2, high=0.2)
-    made = of_run(run).results["topology_inference"]
+    made = run_evidence(run).results["topology_inference"]
     store(run, replace(made, estimates={"explained (A1)": flat}))
     (need,) = power_of_run(run, audits=["topology_inference"])
     assert need.needed is None
@@ -243,7 +243,7 @@ def test_what_cannot_be_planned_is_refused(finished, tmp_path):
         ("rate", 2.0),
     ],
 )
-def test_an_aim_that_makes_no_sense_is_refused(key, value):
+def test_an_invalid_aim_is_refused(key, value):
     with pytest.raises(UsageError):
         Aim(**{key: value})
 

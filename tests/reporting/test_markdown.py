@@ -1,17 +1,14 @@
-"""The other forms of a report: Markdown for people, JSON for machines."""
+"""The report as Markdown."""
 
-import json
 import math
 import re
-from dataclasses import replace
 
 from fedaudit.reporting.chapter import Chapter
-from fedaudit.reporting.environment import code, said
+from fedaudit.reporting.environment import code, escape_markdown
 from fedaudit.reporting.findings import judge_all
-from fedaudit.reporting.machine import FORMAT, machine
 from fedaudit.reporting.markdown import markdown
 from fedaudit.reporting.rules import RULES
-from fedaudit.results import NO_TRUTH, AuditResult, Estimate, Finding, Need
+from fedaudit.results import NO_TRUTH, AuditResult, Estimate, Need
 
 
 def chapter(variant="unprotected", value=0.7, **more):
@@ -76,7 +73,7 @@ def test_the_table_has_a_row_per_question_and_a_column_per_variant():
     assert "`ab12`" in text
 
 
-def test_what_a_blind_attack_guessed_is_listed():
+def test_guesses_of_a_blind_attack_are_listed():
     row = AuditResult(
         audit="fingerprint",
         question="Can it?",
@@ -92,7 +89,7 @@ def test_what_a_blind_attack_guessed_is_listed():
     assert "listed below" in text
 
 
-def test_notes_and_held_out_figures_reach_a_pull_request():
+def test_notes_and_held_out_metrics_are_in_the_markdown():
     summary = {"data": "patients.csv", "noted": "values were filled", "held out": "loss 2.7"}
     text = markdown([chapter(summary=summary)])
     assert text.count("values were filled") == 1
@@ -113,29 +110,5 @@ def test_hostile_text_stays_text_in_markdown():
     assert not re.search(r"(?<!\\)\[a", text)
     assert "@team" not in text
     assert not re.search(r"^# z", text, re.MULTILINE)
-    assert said("a|b") == "a\\|b"
+    assert escape_markdown("a|b") == "a\\|b"
     assert code("a`b") == "`` a`b ``"
-
-
-def test_machines_get_strict_json_with_everything():
-    def refuse(word):
-        raise AssertionError(word)
-
-    told = json.loads(machine(study()), parse_constant=refuse)
-    assert (told["format"], told["version"]) == (FORMAT, 2)
-    first, second = told["chapters"]
-    assert (first["federation"], first["variant"]) == ("digits", "unprotected")
-    assert first["guarantees"]["dp_sgd"]["client 1"]["epsilon"] == "inf"
-    assert first["evidence"] == {"trace sha256": "ab12"}
-    for given, chapter_ in zip((first, second), study(), strict=True):
-        assert [Finding.from_dict(f) for f in given["findings"]] == list(chapter_.findings)
-        back = [AuditResult.from_json(json.dumps(r)) for r in given["results"]]
-        assert back == list(chapter_.results)
-        for f in given["findings"]:
-            assert told["rules"][f["rule"].partition(":")[0]]["verdict"] == f["verdict"]
-
-
-def test_a_guarantee_that_is_no_number_is_left_open():
-    odd = replace(chapter(), guarantees={"x": {"a": {"epsilon": math.nan, "list": (1, -math.inf)}}})
-    told = json.loads(machine([odd]))["chapters"][0]["guarantees"]["x"]["a"]
-    assert told == {"epsilon": None, "list": [1, "-inf"]}
