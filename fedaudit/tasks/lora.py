@@ -121,8 +121,8 @@ class AdapterLoRA(LanguageModel):
         own = self.module.named_parameters()
         return {n: p.unsqueeze(0) for n, p in own if not p.requires_grad}
 
-    def trained_together(self, batch: int) -> int:
-        """Adapters are small: what leaves the cache first is activations."""
+    def clients_per_block(self, batch: int) -> int:
+        """Adapters are small, so activations decide how many clients fit the cache."""
         return max(1, TRAINED_AT_ONCE // (batch * self.length))
 
     def stacked_losses(self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None) -> Tensor:

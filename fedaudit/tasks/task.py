@@ -109,8 +109,8 @@ class Task:
         """Loss per example; any number of leading dimensions."""
         raise TypeError(f"{type(self).__name__} has no loss")
 
-    def trained_together(self, batch: int) -> int | None:
-        """Clients that are best trained as one block, where parameters do not say it, or None."""
+    def clients_per_block(self, batch: int) -> int | None:
+        """Largest number of clients to train as one block; None: parameters alone decide."""
         return None
 
     def noise_shape(self) -> tuple[int, ...] | None:

@@ -1,6 +1,6 @@
 """Our federations on Flower: the same rounds, with clients that are Flower's nodes.
 
-The federation plays its game as always (see `federation.game.drive`): it says what clients are
+The federation runs its rounds as always (see `federation.requests`): it says what clients are
 asked to train, takes their updates, and writes trace and truth. Here a request becomes one message
 per client, and a node trains its one client with the same seed addresses. Results therefore do not
 depend on where a client was trained.
