@@ -12,7 +12,7 @@ from fedaudit.errors import UsageError
 from fedaudit.frames import Row, Tabular
 from fedaudit.protections.guard import Calibration, GuardReport
 from fedaudit.protections.guard import guard as guard_model
-from fedaudit.protections.guard.files import Seen, check_trace, is_trace, read_model
+from fedaudit.protections.guard.files import CheckedModel, check_trace, is_trace, read_model
 from fedaudit.study.seal import open_trace
 from fedaudit.trace import Trace
 
@@ -23,15 +23,15 @@ Place = str | os.PathLike[str]
 class ReceivedModels(Tabular):
     """Every model that clients of a trace received, and what was found in each."""
 
-    seen: tuple[Seen, ...]
+    seen: tuple[CheckedModel, ...]
 
     @property
-    def flagged(self) -> tuple[Seen, ...]:
+    def flagged(self) -> tuple[CheckedModel, ...]:
         """The models in which something was found."""
         return tuple(s for s in self.seen if s.report.flagged)
 
     @property
-    def unsaid(self) -> tuple[Seen, ...]:
+    def unsaid(self) -> tuple[CheckedModel, ...]:
         """The models of which nothing can be said."""
         return tuple(s for s in self.seen if s.report.verdict == "nothing_to_say")
 
