@@ -120,10 +120,10 @@ def own_records(data: Any, module: Any, label: str | None = None) -> dict[str, A
     import torch
 
     from fedaudit.data.files import read
-    from fedaudit.tasks.catalogue import build_own
+    from fedaudit.tasks.catalogue import build_module
     from fedaudit.tasks.classifier import Classifier
 
-    built = build_own(module) if isinstance(module, str) else module
+    built = build_module(module) if isinstance(module, str) else module
     records = read(data, label=label, one_class=True)
     examples = Classifier(built).encode(records)
     y = examples.y
