@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+
 from fedaudit.errors import DataError, NotApplicable, NotObservable
 from fedaudit.files import Unreadable, read_npz
 from fedaudit.protections.guard import no_model
@@ -39,8 +41,6 @@ def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         if file.suffix == ".npz":
             return read_npz(file)
         if file.suffix == ".safetensors":
-            from safetensors import safe_open
-
             with safe_open(file, "pt") as stored:
                 beside = [p for p in (file.parent, file.parent.parent) if is_trace(p)]
                 metadata = stored.metadata() or {}
