@@ -1,4 +1,4 @@
-"""Refuse what is not a model: messages, truth, checkpoints, optimiser states, records, updates.
+"""Refuse input that is not a model: messages, truth, checkpoints, optimisers, records, updates.
 
 Checks run on any array of numbers: on messages or records they would report "no evidence". Files
 written by fedaudit name their content in the header. Other content is recognised by names, types

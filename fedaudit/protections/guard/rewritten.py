@@ -2,8 +2,8 @@
 
 Training moves all rows a little; planting replaces some. The value is 1 - the cosine of a row with
 itself in the previous model, for the weakest of the rows that must look planted. Rows that were
-zero had no direction (new output layers) and are left out; so are low-rank adapters, of which one
-factor starts at zero and has no steady direction for many rounds.
+zero had no direction (new output layers) and are left out. So are low-rank adapters: one factor
+starts at zero and has no steady direction for many rounds.
 """
 
 from __future__ import annotations

@@ -52,9 +52,9 @@ from fedaudit.rows import empty_array
 from fedaudit.settings import require
 from fedaudit.stats.query_algebra import rank, smallest_support
 
-Payload = TypeVar("Payload")
+Content = TypeVar("Content")
 NOBODY: AbstractSet[int] = frozenset()
-Threshold = Annotated[int, Ge(2), "a sum over one client is its update"]
+ClientThreshold = Annotated[int, Ge(2), "a sum over one client is its update"]
 
 WORK = 50_000_000
 """Work limit of the search for an isolating combination, per query: half a second at most."""
@@ -139,7 +139,7 @@ class SecureAggregator:
         masks: bool = True,
         random: Random = os.urandom,
     ) -> None:
-        require(Threshold, remedy="threshold = 5", threshold=threshold)
+        require(ClientThreshold, remedy="threshold = 5", threshold=threshold)
         self.threshold, self.bound, self.modulus_bits = threshold, bound, modulus_bits
         self.refuse_isolating, self.masks = refuse_isolating, masks
         self.ledger = Ledger()
@@ -371,11 +371,11 @@ class _ProtocolRun:
         self.sent: dict[int, int] = {}
         self.received: dict[int, int] = {}
 
-    def up(self, client: int, what: Payload, size: int) -> Payload:
+    def up(self, client: int, what: Content, size: int) -> Content:
         self.sent[client] = self.sent.get(client, 0) + size
         return what
 
-    def down(self, client: int, what: Payload, size: int) -> Payload:
+    def down(self, client: int, what: Content, size: int) -> Content:
         self.received[client] = self.received.get(client, 0) + size
         return what
 

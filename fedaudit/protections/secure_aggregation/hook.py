@@ -20,10 +20,10 @@ from fedaudit.errors import ConfigError
 from fedaudit.hooks import Hook, Leg, SumQuery, Uploads
 from fedaudit.protections.clip import needs_deltas
 from fedaudit.protections.secure_aggregation.aggregator import (
+    ClientThreshold,
     LedgerEntry,
     QueryRefused,
     SecureAggregator,
-    Threshold,
 )
 from fedaudit.protections.secure_aggregation.protocol import TooFewLeft
 from fedaudit.protections.secure_aggregation.ring import RingQuantiser
@@ -83,7 +83,7 @@ class SecureAggregation(Hook):
     only_sums: ClassVar[bool] = True
     between: ClassVar[str] = AGGREGATOR
 
-    threshold: Threshold = 5
+    threshold: ClientThreshold = 5
     modulus_bits: Literal[32, 64] = 32
     bound: PositiveFinite = 16.0
     dropout: ShareBelowOne = 0.0

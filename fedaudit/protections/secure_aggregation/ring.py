@@ -74,7 +74,7 @@ class RingQuantiser:
         """The real number that one unit of the ring stands for: a power of two."""
         if not self.largest:
             raise RingOverflow(
-                "the ring is too small for so many clients",
+                "the ring is too small for this number of clients",
                 expected=f"fewer than 2^{self.bits - 1} clients",
                 got=str(self.clients),
                 remedy="modulus_bits = 64",
