@@ -97,21 +97,6 @@ def one_noise(protection: str, noise_multiplier: object, target: float | None) -
         )
 
 
-def check_clipped_noise(
-    protection: str, noise_multiplier: float, clip: float, delta: float, target: float | None
-) -> None:
-    """Refuse settings of a protection that clips and adds Gaussian noise."""
-    if not noise_multiplier >= 0 or not clip > 0:
-        raise ConfigError(
-            f"protections.{protection} is out of range",
-            expected="noise_multiplier >= 0 and clip > 0",
-            got=f"{noise_multiplier} and {clip}",
-            remedy="noise_multiplier = 1.0, clip = 1.0",
-        )
-    check_delta(delta)
-    one_noise(protection, noise_multiplier, target)
-
-
 # -- Renyi divergence of one subsampled Gaussian step ---------------------------------------------
 
 

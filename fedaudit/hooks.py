@@ -37,8 +37,8 @@ PLACES = ("data", "broadcast", "gradient", "step", "upload", "aggregate")
 class Leg:
     """A hop of a sealed message: only sender, receiver and size are visible.
 
-    `kind` of message, if it differs from that of the uploads; `query` the number of the query it
-    belongs to, if a round has several.
+    `kind`: kind of message, if it differs from that of the uploads. `query`: number of its query,
+    if a round has several.
     """
 
     sender: str
@@ -52,8 +52,8 @@ class Leg:
 class SumQuery:
     """A sum requested through secure aggregation, and its answer.
 
-    `clients` (n,) whose updates are in the sum (or would have been); `row` (d,) the answer, None if
-    the query was refused or failed; `metadata` of the query (why it was refused); `answer_metadata`
+    `clients` (n,): clients in the sum, or those requested. `row` (d,): the answer, None if the
+    query was refused or failed. `metadata`: of the query (why it was refused). `answer_metadata`:
     of the answer.
     """
 
@@ -67,12 +67,12 @@ class SumQuery:
 class Uploads:
     """The uploads of one round, as the receiver sees them.
 
-    `rows` (n, d); `senders` (n,) as written on the wire; `weights` (n,) the factor of each row in
-    the aggregate; `kind` of message; `metadata` (n,) sent in the clear with each row; `origin` (n,)
-    the true client of each row, recorded in the truth only (-1: no single client); `total_weight`
-    the divisor of the sum (0: the sum failed, and there is no row); `legs` sealed hops before the
-    last one; `queries` all sums requested in this round, in order, if the protection keeps a
-    ledger. Query 0 is then the training aggregate, and its answer is `rows`.
+    `rows` (n, d). `senders` (n,): as written on the wire. `weights` (n,): factor of each row in the
+    aggregate. `kind`: of the messages. `metadata` (n,): sent in the clear with each row. `origin`
+    (n,): the true client of each row, recorded in the truth only (-1: no single client).
+    `total_weight`: divisor of the sum (0: the sum failed, and there is no row). `legs`: sealed hops
+    before the last one. `queries`: all sums requested in this round, in order, if the protection
+    keeps a ledger. Query 0 is then the training aggregate, and its answer is `rows`.
     """
 
     rows: Tensor
@@ -89,9 +89,9 @@ class Uploads:
 class Hook:
     """A hook that does nothing. Override the places where your hook acts.
 
-    `name` is the word in a config; `covers` lists the parts of an upload that it protects
-    ("parameter", "buffer", "weight", "metadata", "sender"), so that a trace can be checked for
-    parts that left unprotected; `trust` names the parties who must be honest.
+    `name`: its name in a config. `covers`: the parts of an upload that it protects ("parameter",
+    "buffer", "weight", "metadata", "sender"); a trace is checked for parts that left unprotected.
+    `trust`: the parties who must be honest.
     """
 
     name: ClassVar[str] = ""
@@ -102,21 +102,21 @@ class Hook:
     clip_norm: float | None = None
     #: the unit of clipping: one example's gradient, or the sum over a record or a person
     clip_unit: str = "record"
-    #: whether the server requests sums over named clients: a trace then holds a ledger of queries
+    #: whether the server requests sums over named clients; the trace then holds a ledger of queries
     asks: ClassVar[bool] = False
     #: whether only sums leave, no single update
     only_sums: ClassVar[bool] = False
     #: whether single updates leave without their senders' names
     hides_senders: ClassVar[bool] = False
-    #: the party that stands between clients and server
+    #: the party between clients and server, if there is one
     between: ClassVar[str] = ""
-    #: whether it leaves sum and training as they are: on a stored trace it can be applied exactly
+    #: whether it changes neither sum nor training: it can be applied to a stored trace exactly
     exact_afterwards: ClassVar[bool] = False
-    #: whether it takes whole models as well as updates
+    #: whether it accepts whole models as well as updates
     takes_models: ClassVar[bool] = False
-    #: whether features need bounds that are fixed before any record is seen
+    #: whether it needs feature bounds that are fixed before any record is seen
     fixed_domain: ClassVar[bool] = False
-    #: how much longer a training step takes with it
+    #: factor by which it lengthens a training step
     slowdown: ClassVar[float] = 1.0
     #: "poisson" if the guarantee needs Poisson batches; None keeps the config's choice
     sampling: ClassVar[Literal["shuffle", "poisson"] | None] = None
@@ -127,15 +127,15 @@ class Hook:
 
     @property
     def subset_sums(self) -> bool:
-        """Whether sums over parts of the clients are asked for."""
+        """Whether the server requests sums over parts of the clients."""
         return False
 
     def queries(self, clients: int) -> int:
-        """Sums that are asked for in a round of so many clients, about."""
+        """Approximate number of sums requested in a round of `clients` clients."""
         return 0
 
     def remarks(self) -> tuple[str, ...]:
-        """What a user should know of these settings before a run."""
+        """Warnings about these settings, shown before a run."""
         return ()
 
     def check_clients(self, count: int) -> None:

@@ -107,7 +107,7 @@ def _one(who: Clients, kind: str) -> Floats:
                 remedy="leave --leverage out",
             )
         values = numbers(who.table, kind.removeprefix("column:"))
-        return leverage.own(values, who.names)
+        return leverage.check_leverage(values, who.names)
     raise UsageError(
         f"there is no leverage {kind!r}",
         expected="size, group, degree, betweenness, eigenvector, column:NAME or blend",

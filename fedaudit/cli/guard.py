@@ -12,7 +12,7 @@ from fedaudit.cli.app import new_app
 from fedaudit.decide.received import ReceivedModels, guard, own_records
 from fedaudit.errors import UsageError
 from fedaudit.protections.guard import GuardReport
-from fedaudit.protections.guard.files import Seen
+from fedaudit.protections.guard.files import CheckedModel
 from fedaudit.protections.guard.files import calibrate as calibrated
 
 FLAGGED, NOTHING_TO_SAY = 4, 5
@@ -101,7 +101,7 @@ def guard_command(
         raise typer.Exit(NOTHING_TO_SAY)
 
 
-def _plain(s: Seen) -> dict[str, Any]:
+def _plain(s: CheckedModel) -> dict[str, Any]:
     report = json.loads(s.report.to_json())
     return {"party": s.party, "round": s.round, "sender": s.sender, **report}
 

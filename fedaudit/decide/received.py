@@ -12,7 +12,7 @@ from fedaudit.errors import UsageError
 from fedaudit.frames import Row, Tabular
 from fedaudit.protections.guard import Calibration, GuardReport
 from fedaudit.protections.guard import guard as guard_model
-from fedaudit.protections.guard.files import Seen, check_trace, is_trace, read_model
+from fedaudit.protections.guard.files import CheckedModel, check_trace, is_trace, read_model
 from fedaudit.study.seal import open_trace
 from fedaudit.trace import Trace
 
@@ -23,15 +23,15 @@ Place = str | os.PathLike[str]
 class ReceivedModels(Tabular):
     """Reports on all models that the clients of a trace received."""
 
-    seen: tuple[Seen, ...]
+    seen: tuple[CheckedModel, ...]
 
     @property
-    def flagged(self) -> tuple[Seen, ...]:
+    def flagged(self) -> tuple[CheckedModel, ...]:
         """Models in which the guard found something."""
         return tuple(s for s in self.seen if s.report.flagged)
 
     @property
-    def undecided(self) -> tuple[Seen, ...]:
+    def undecided(self) -> tuple[CheckedModel, ...]:
         """Models with the verdict "nothing to say"."""
         return tuple(s for s in self.seen if s.report.verdict == "nothing_to_say")
 
@@ -125,10 +125,10 @@ def own_records(data: Any, module: Any, label: str | None = None) -> dict[str, A
     import torch
 
     from fedaudit.data.files import read
-    from fedaudit.tasks.catalogue import build_own
+    from fedaudit.tasks.catalogue import build_module
     from fedaudit.tasks.classifier import Classifier
 
-    built = build_own(module) if isinstance(module, str) else module
+    built = build_module(module) if isinstance(module, str) else module
     records = read(data, label=label, one_class=True)
     examples = Classifier(built).encode(records)
     y = examples.y

@@ -44,11 +44,11 @@ def check_parts(
         ("region", count if region is None else len(region), "organisations"),
         ("topology", count if topology is None else topology.n, "nodes"),
     )
-    for name, have, what in lengths:
+    for name, have, noun in lengths:
         if have != count:
             raise ConfigError(
                 f"the federation's {name} does not fit its clients",
-                expected=f"{count} {what}, one per client",
+                expected=f"{count} {noun}, one per client",
                 got=str(have),
                 remedy="give one for every client, in the order of the data",
             )

@@ -21,12 +21,12 @@ from fedaudit.accounting import Exposure
 from fedaudit.arrays import Indices
 from fedaudit.federation.aggregate import ServerOptimiser, mixing_among, weighted_sum
 from fedaudit.federation.checks import check_examples, check_parts
-from fedaudit.federation.game import Game, Request, drive
 from fedaudit.federation.local.lowrank import LowRankTrainer
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData, Trainer
 from fedaudit.federation.protected import protected_data, protected_trainer
-from fedaudit.federation.resume import State, restore, save
+from fedaudit.federation.requests import Request, RoundLoop, run_rounds
+from fedaudit.federation.resume import FederationState, restore, save
 from fedaudit.federation.rounds import Rounds
 from fedaudit.federation.topology import Topology
 from fedaudit.federation.wire import as_carried, next_step, record_models, record_uploads
@@ -40,17 +40,18 @@ from fedaudit.trace.recorder import MODEL, Recorder, RoundWriter
 from fedaudit.trace.schema import AGGREGATOR, PUBLIC, SERVER, SHUFFLER
 from fedaudit.trace.truth import TruthRecorder
 
-Progress = Callable[[int, dict[str, float]], None]
+RoundProgress = Callable[[int, dict[str, float]], None]
 
-Round = Generator[Request, Tensor, tuple[dict[int, str], npt.NDArray[np.float32]]]
+RoundSteps = Generator[Request, Tensor, tuple[dict[int, str], npt.NDArray[np.float32]]]
 
 
 @dataclass
 class Federation:
     """Clients, a task, and the rules of training.
 
-    `party` names of the clients on the wire (pseudonyms); `region` (K,) organisation numbers for
-    hierarchies; `protections` in the order in which they act; `probe` the adversary's hook.
+    `party`: names of the clients on the wire (pseudonyms). `region` (K,): organisation numbers for
+    hierarchies. `protections` act in the given order. `probe`: the adversary's hook. `test`:
+    held-out examples for the metrics of each round. `tier`: how clients train (`local.trainer`).
     """
 
     task: Task
@@ -144,34 +145,33 @@ class Federation:
         *,
         checkpoint: str | os.PathLike[str] | None = None,
         keep_raw: bool = False,
-        progress: Progress | None = None,
+        progress: RoundProgress | None = None,
     ) -> Tensor:
         """Run all rounds (or those that are missing) and return the final model (d,).
 
         With a recorder, every round is written before the next begins; with a checkpoint, a run
         that was killed continues after its last complete round and ends with the same trace.
         """
-        game = self.play(
+        rounds = self.round_loop(
             recorder, truth, checkpoint=checkpoint, keep_raw=keep_raw, progress=progress
         )
-        return drive(game, lambda r: self.train(r.sent, r.clients, r.number))
+        return run_rounds(rounds, lambda r: self.train(r.sent, r.clients, r.number))
 
     def train(self, sent: Tensor, clients: Indices, number: int) -> Tensor:
         """Train `clients` in one round: their updates (n, d)."""
         return self._trainer.train(sent, clients, self._data, number)
 
-    def play(
+    def round_loop(
         self,
         recorder: Recorder | None = None,
         truth: TruthRecorder | None = None,
         *,
         checkpoint: str | os.PathLike[str] | None = None,
         keep_raw: bool = False,
-        progress: Progress | None = None,
-    ) -> Game:
+        progress: RoundProgress | None = None,
+    ) -> RoundLoop:
         """All rounds as a generator: yields training requests, receives updates, returns the final
-        model. The caller chooses the trainer: this federation's own, or one that serves many
-        federations."""
+        model. The caller chooses who trains: see `federation.requests`."""
         state = restore(checkpoint, recorder, truth, self.task)
         server = ServerOptimiser(
             self.rounds.server_learning_rate, self.rounds.server_momentum, state.velocity
@@ -182,7 +182,7 @@ class Federation:
             "gossip": self._gossip,
         }[self.rounds.aggregation]
 
-        def once(number: int) -> Generator[Request, Tensor, dict[str, float]]:
+        def run_round(number: int) -> Generator[Request, Tensor, dict[str, float]]:
             # a separate function, so that the memory of a round is freed before the next one
             clients = self._participants(number)
             with recorder.round() if recorder is not None else nullcontext() as wire:
@@ -196,7 +196,7 @@ class Federation:
             return metrics
 
         for number in range(state.round + 1, self.rounds.rounds + 1):
-            metrics = yield from once(number)
+            metrics = yield from run_round(number)
             state.round, state.velocity = number, server.velocity
             save(checkpoint, state)
             if progress is not None:
@@ -213,12 +213,12 @@ class Federation:
         order = np.argsort(self.seed.bits("participants", number, np.arange(count)))
         return np.sort(order[:take])
 
-    def _metrics(self, state: State) -> dict[str, float]:
+    def _metrics(self, state: FederationState) -> dict[str, float]:
         if self.test is None:
             return {}
         return self.task.metrics(state.models.mean(dim=0), self.test, self.seed)
 
-    def _release(self, state: State, wire: RoundWriter) -> None:
+    def _release(self, state: FederationState, wire: RoundWriter) -> None:
         last = next_step(wire)
         wire.send("model", SERVER, PUBLIC, state.models.mean(dim=0).numpy(), step=last)
 
@@ -226,12 +226,12 @@ class Federation:
 
     def _star(
         self,
-        state: State,
+        state: FederationState,
         server: ServerOptimiser,
         clients: Indices,
         number: int,
         wire: RoundWriter | None,
-    ) -> Round:
+    ) -> RoundSteps:
         # 1. the server sends the model; probes may plant another one for each receiver
         sent = self._broadcast(state.models[0], clients, number)
         if wire is not None:
@@ -254,12 +254,12 @@ class Federation:
 
     def _hierarchy(
         self,
-        state: State,
+        state: FederationState,
         server: ServerOptimiser,
         clients: Indices,
         number: int,
         wire: RoundWriter | None,
-    ) -> Round:
+    ) -> RoundSteps:
         assert self.region is not None
         region = self.region[clients]
         hubs = [f"region-{r}" for r in region]
@@ -312,12 +312,12 @@ class Federation:
 
     def _gossip(
         self,
-        state: State,
+        state: FederationState,
         server: ServerOptimiser,
         clients: Indices,
         number: int,
         wire: RoundWriter | None,
-    ) -> Round:
+    ) -> RoundSteps:
         assert self.topology is not None
         n = len(self.party)
         if len(state.models) == 1:

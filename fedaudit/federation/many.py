@@ -17,12 +17,13 @@ from torch import Tensor
 
 from fedaudit.errors import ConfigError
 from fedaudit.federation.engine import Federation
-from fedaudit.federation.game import Game, Request
 from fedaudit.federation.local.trainer import ClientData
+from fedaudit.federation.requests import Request, RoundLoop
 from fedaudit.trace.recorder import Recorder
 from fedaudit.trace.truth import TruthRecorder
 
-Train = Callable[[Sequence[int], Sequence[Request]], list[Tensor]]
+TrainTogether = Callable[[Sequence[int], Sequence[Request]], list[Tensor]]
+"""(federation numbers, their requests) -> updates (n, d) of each."""
 
 
 def run_many(
@@ -38,17 +39,17 @@ def run_many(
     `at_once`: federations trained in one batch (default: all); results do not depend on it.
     `progress(round, rounds)` is called after every round.
     """
-    _alike(federations)
+    _refuse_different(federations)
     count = len(federations)
-    train = _joint(federations)
-    games: list[Game] = [
-        f.play(
+    train = _joint_trainer(federations)
+    loops: list[RoundLoop] = [
+        f.round_loop(
             None if recorders is None else recorders[i],
             None if truths is None else truths[i],
         )
         for i, f in enumerate(federations)
     ]
-    requests: list[Request] = [next(g) for g in games]
+    requests: list[Request] = [next(loop) for loop in loops]
     final: list[Tensor | None] = [None] * count
     block = at_once or count
     total = federations[0].rounds.rounds
@@ -57,7 +58,7 @@ def run_many(
             own = range(low, min(low + block, count))
             for i, deltas in zip(own, train(own, requests[low : low + block]), strict=True):
                 try:
-                    requests[i] = games[i].send(deltas)
+                    requests[i] = loops[i].send(deltas)
                 except StopIteration as done:
                     final[i] = done.value
         if progress is not None:
@@ -65,14 +66,14 @@ def run_many(
     return [f for f in final if f is not None]
 
 
-def _alike(federations: Sequence[Federation]) -> None:
+def _refuse_different(federations: Sequence[Federation]) -> None:
     """Raise ConfigError if the federations cannot train as one batch."""
     if not federations:
         raise ConfigError(
-            "there are no federations",
+            "there are no federations to run",
             expected="at least one",
             got="none",
-            remedy="make some shadow federations first",
+            remedy="make shadow federations first",
         )
     first = federations[0]
     for what, same in (
@@ -91,7 +92,7 @@ def _alike(federations: Sequence[Federation]) -> None:
             )
 
 
-def _joint(federations: Sequence[Federation]) -> Train:
+def _joint_trainer(federations: Sequence[Federation]) -> TrainTogether:
     """Local training of all clients of several federations by one trainer."""
     clients = len(federations[0].party)
     parts = [f.clients_data.of(c) for f in federations for c in range(clients)]

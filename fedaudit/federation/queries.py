@@ -13,25 +13,36 @@ from fedaudit.trace.schema import AGGREGATOR
 def record_legs(wire: RoundWriter, uploads: Uploads, kind: str, *, step: int) -> None:
     """Record one message per sealed hop, of `kind` unless the hop names another."""
     for leg in uploads.legs:
-        note = {} if leg.query is None else {QUERY: leg.query}
-        sort = leg.kind or kind
-        wire.send(sort, leg.sender, leg.receiver, None, step=step, size=leg.size, metadata=note)
+        metadata = {} if leg.query is None else {QUERY: leg.query}
+        wire.send(
+            leg.kind or kind,
+            leg.sender,
+            leg.receiver,
+            None,
+            step=step,
+            size=leg.size,
+            metadata=metadata,
+        )
 
 
 def record_queries(
     wire: RoundWriter, uploads: Uploads, asker: str, clients: int, *, step: int
 ) -> None:
     """Record one message per query: a 0/1 row with one column per client, in client order."""
-    asked = uploads.queries
-    if not asked:
+    count = len(uploads.queries)
+    if not count:
         return
-    rows = np.zeros((len(asked), clients), dtype=np.uint8)
-    for row, query in zip(rows, asked, strict=True):
+    rows = np.zeros((count, clients), dtype=np.uint8)
+    for row, query in zip(rows, uploads.queries, strict=True):
         row[query.clients] = 1
-    many = len(asked)
-    notes = [{QUERY: i, **query.metadata} for i, query in enumerate(asked)]
     wire.send_rows(
-        "query", [asker] * many, [AGGREGATOR] * many, rows, step=step, metadata=notes, layout=QUERY
+        "query",
+        [asker] * count,
+        [AGGREGATOR] * count,
+        rows,
+        step=step,
+        metadata=[{QUERY: i, **query.metadata} for i, query in enumerate(uploads.queries)],
+        layout=QUERY,
     )
 
 

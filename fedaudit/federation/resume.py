@@ -38,7 +38,7 @@ KEPT = 2
 
 
 @dataclass
-class State:
+class FederationState:
     """The start of the next round: one model, or one per gossip node; server momentum."""
 
     round: int
@@ -46,7 +46,7 @@ class State:
     velocity: Tensor | None = None
 
 
-def save(checkpoint: str | os.PathLike[str] | None, state: State) -> None:
+def save(checkpoint: str | os.PathLike[str] | None, state: FederationState) -> None:
     """Write the state into the folder `checkpoint`; None writes nothing."""
     if checkpoint is None:
         return
@@ -58,7 +58,7 @@ def save(checkpoint: str | os.PathLike[str] | None, state: State) -> None:
     name = f"state-{state.round:05d}.safetensors"
     about = {"state": json.dumps({"round": state.round})}
     entry = write_blocks(folder / name, blocks, about, private=True)
-    earlier = {n: e for n, e in _listed(folder).items() if n < state.round}
+    earlier = {n: e for n, e in _read_list(folder).items() if n < state.round}
     kept = dict(sorted({**earlier, state.round: entry}.items())[-KEPT:])
     listed = [
         {"round": n, "file": e.file, "sha256": e.sha256, "size": e.size} for n, e in kept.items()
@@ -70,7 +70,7 @@ def save(checkpoint: str | os.PathLike[str] | None, state: State) -> None:
             file.unlink(missing_ok=True)
 
 
-def _listed(folder: Path) -> dict[int, RoundFile]:
+def _read_list(folder: Path) -> dict[int, RoundFile]:
     """Round -> file of the state after it; empty if there is no list, or a power cut emptied it."""
     file = folder / LIST
     if is_lost(file):
@@ -91,7 +91,7 @@ def _listed(folder: Path) -> dict[int, RoundFile]:
 
 def check_states(folder: Path) -> None:
     """Raise IntegrityError if a saved state was altered."""
-    for entry in _listed(folder).values():
+    for entry in _read_list(folder).values():
         verify(folder / entry.file, entry)
 
 
@@ -110,13 +110,13 @@ def restore(
     recorder: Recorder | None,
     truth: TruthRecorder | None,
     task: Task,
-) -> State:
+) -> FederationState:
     """The last saved state that both trace and truth contain, or the initial state.
 
     Rounds recorded after it are repeated and must come out equal.
     """
     folder = None if checkpoint is None else Path(checkpoint)
-    saved = {} if folder is None else _listed(folder)
+    saved = {} if folder is None else _read_list(folder)
     if recorder is not None and not recorder.recovered and min(saved, default=0) > recorder.rounds:
         raise TraceError(
             "the checkpoint is ahead of the trace",
@@ -126,19 +126,19 @@ def restore(
         )
     written = [r.rounds for r in (recorder, truth) if r is not None]
     reached = min(written, default=max(saved, default=0))
-    state = State(0, task.initial().unsqueeze(0))
+    state = FederationState(0, task.initial().unsqueeze(0))
     for number, entry in saved.items():
         assert folder is not None
         if number <= reached and not is_lost(folder / entry.file):
             verify(folder / entry.file, entry)
-            state = _loaded(number, folder / entry.file, task)
+            state = _load(number, folder / entry.file, task)
             break
     if recorder is not None:
         recorder.redo_after(state.round)
     return state
 
 
-def _loaded(number: int, file: Path, task: Task) -> State:
+def _load(number: int, file: Path, task: Task) -> FederationState:
     blocks: dict[str, Any] = RoundReader(file).blocks
     width = blocks["models"].shape[1] if "models" in blocks else 0
     if width != task.layout.width:
@@ -149,7 +149,7 @@ def _loaded(number: int, file: Path, task: Task) -> State:
             remedy="choose another checkpoint folder",
         )
     velocity = blocks.get("velocity")
-    return State(
+    return FederationState(
         number,
         torch.from_numpy(blocks["models"].copy()),
         None if velocity is None else torch.from_numpy(velocity[0].copy()),

@@ -66,21 +66,21 @@ class Topology:
                 )
         if list(self.edges) != sorted(set(self.edges)):
             raise UsageError(
-                "the edges of a topology are sorted and unique",
+                "the edges of a topology must be sorted and unique",
                 expected="sorted(set(edges))",
                 got=f"{len(self.edges)} edges, {len(set(self.edges))} different",
                 remedy="pass tuple(sorted(set(edges)))",
             )
         if self.organisations is not None and len(self.organisations) != self.n:
             raise UsageError(
-                "one organisation per client",
+                "a topology needs one organisation per client",
                 expected=f"{self.n} numbers",
                 got=f"{len(self.organisations)} numbers",
                 remedy="number the organisation of every client, or pass None",
             )
         if self.root is not None and not 0 <= self.root < self.n:
             raise UsageError(
-                "the root is a client",
+                "the root must be a client",
                 expected=f"0 to {self.n - 1}",
                 got=str(self.root),
                 remedy="pass None for a topology without a root",
@@ -170,7 +170,7 @@ def _edges(pairs: Any) -> Edges:
     return tuple(sorted({(min(int(i), int(j)), max(int(i), int(j))) for i, j in pairs}))
 
 
-def _refuse(kind: str, setting: str, expected: str, got: Any, remedy: str) -> UsageError:
+def _misfit(kind: str, setting: str, expected: str, got: Any, remedy: str) -> UsageError:
     return UsageError(
         f"topology {kind!r}: {setting} does not fit",
         expected=expected,
@@ -188,7 +188,7 @@ def star(n: int, seed: Seed, *, hub: Hub = "server") -> Topology:
 
 
 def ring(n: int, seed: Seed) -> Topology:
-    """Each client talks to the one before and the one after it, around."""
+    """Each client talks to the one before and the one after it; the last talks to the first."""
     return Topology(kind="ring", n=n, edges=_edges((i, (i + 1) % n) for i in range(n) if n > 1))
 
 
@@ -222,7 +222,7 @@ def hierarchical(
     else:
         chosen = [int(s) for s in sizes]
     if sum(chosen) != n or min(chosen, default=0) < 1:
-        raise _refuse(
+        raise _misfit(
             "hierarchical",
             "sizes",
             f"positive clique sizes that sum to {n}",
@@ -266,7 +266,7 @@ def barabasi_albert(n: int, seed: Seed, *, m: int = 2) -> Topology:
     import networkx as nx
 
     if not 1 <= m < n:
-        raise _refuse("barabasi_albert", "m", f"1 to {n - 1}", m, "attach to fewer clients")
+        raise _misfit("barabasi_albert", "m", f"1 to {n - 1}", m, "attach to fewer clients")
     g = nx.barabasi_albert_graph(n, m, seed=seed.generator("topology", n))
     return Topology(kind="barabasi_albert", n=n, edges=_edges(g.edges), settings={"m": m})
 
@@ -276,7 +276,7 @@ def k_regular(n: int, seed: Seed, *, k: int = 4) -> Topology:
     import networkx as nx
 
     if not 0 <= k < n or (n * k) % 2:
-        raise _refuse(
+        raise _misfit(
             "k_regular", "k", f"0 to {n - 1}, with n * k even", k, "raise or lower k or n by one"
         )
     g = nx.random_regular_graph(k, n, seed=seed.generator("topology", n))
@@ -292,7 +292,7 @@ def edge_list(
     """
     names = None if clients is None else {name: i for i, name in enumerate(clients)}
     if names is not None and (len(names) != n or clients is None or len(clients) != n):
-        raise _refuse(
+        raise _misfit(
             "edge_list",
             "clients",
             f"{n} different names",
@@ -359,7 +359,7 @@ def _client(text: str, names: Mapping[str, int] | None, n: int, where: str) -> i
 
 
 @dataclass(frozen=True)
-class Kind:
+class TopologyKind:
     """One row of the listing: how a topology is built and what its settings mean."""
 
     build: Callable[..., Topology]
@@ -368,16 +368,16 @@ class Kind:
     random: bool = False
 
 
-KINDS: dict[str, Kind] = {
-    "star": Kind(
+KINDS: dict[str, TopologyKind] = {
+    "star": TopologyKind(
         star,
         "everyone around a hub",
         {"hub": '"server" (implied, not a client; default) or "client" (client 0)'},
     ),
-    "ring": Kind(ring, "each client with the one before and after, around", {}),
-    "line": Kind(line, "each client with the one before and after", {}),
-    "complete": Kind(complete, "everyone with everyone", {}),
-    "hierarchical": Kind(
+    "ring": TopologyKind(ring, "each client with the one before and after, in a circle", {}),
+    "line": TopologyKind(line, "each client with the one before and after", {}),
+    "complete": TopologyKind(complete, "everyone with everyone", {}),
+    "hierarchical": TopologyKind(
         hierarchical,
         "cliques (organisations) joined by their first members",
         {
@@ -385,25 +385,25 @@ KINDS: dict[str, Kind] = {
             "joined": 'first members: "complete" (default), "star" or "none"',
         },
     ),
-    "erdos_renyi": Kind(
+    "erdos_renyi": TopologyKind(
         erdos_renyi,
         "each pair independently with probability p",
         {"p": "probability of an edge (default 0.3)"},
         random=True,
     ),
-    "barabasi_albert": Kind(
+    "barabasi_albert": TopologyKind(
         barabasi_albert,
         "scale-free: newcomers prefer well-connected clients",
         {"m": "edges of each newcomer (default 2)"},
         random=True,
     ),
-    "k_regular": Kind(
+    "k_regular": TopologyKind(
         k_regular,
         "random, everyone with exactly k others",
         {"k": "neighbours of each client (default 4)"},
         random=True,
     ),
-    "edge_list": Kind(
+    "edge_list": TopologyKind(
         edge_list,
         "edges from a file, two clients a line",
         {"path": "CSV or blanks, # comments", "clients": "names in order (default: numbers)"},
@@ -432,7 +432,7 @@ def build(kind: str, n: int, seed: Seed, **settings: Any) -> Topology:
         )
     if n < 1:
         raise UsageError(
-            "a topology has clients",
+            "a topology needs clients",
             expected="n >= 1",
             got=str(n),
             remedy="set the number of clients",

@@ -19,19 +19,21 @@ from fedaudit.accounting import (
     Exposure,
     Guarantee,
     calibrate,
-    check_clipped_noise,
     epsilon,
+    one_noise,
 )
 from fedaudit.errors import ConfigError
 from fedaudit.hooks import Hook, Uploads
 from fedaudit.protections.clip import clip_rows, needs_deltas
 from fedaudit.randomness import Seed
+from fedaudit.settings import Fraction, NonNegative, Positive, checked
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("protections.central_dp")
 class CentralDP(Hook):
     """Clip every client's update; the server adds Gaussian noise to the sum.
 
@@ -41,14 +43,14 @@ class CentralDP(Hook):
     name: ClassVar[str] = "central_dp"
     trust: ClassVar[str] = "the server"
 
-    noise_multiplier: float = 1.0
-    clip: float = 1.0
-    delta: float = 1e-5
+    noise_multiplier: NonNegative = 1.0
+    clip: Positive = 1.0
+    delta: Fraction = 1e-5
     epsilon: float | None = None
     accountant: Accountant = "pld"
 
     def __post_init__(self) -> None:
-        check_clipped_noise(self.name, self.noise_multiplier, self.clip, self.delta, self.epsilon)
+        one_noise(self.name, self.noise_multiplier, self.epsilon)
 
     def declare(self) -> dict[str, object]:
         own = {"noise_multiplier": self.noise_multiplier, "clip": self.clip, "delta": self.delta}

@@ -15,6 +15,7 @@ from fedaudit.errors import ConfigError
 from fedaudit.hooks import Hook, Uploads
 from fedaudit.randomness import Seed
 from fedaudit.rows import empty_rows
+from fedaudit.settings import Positive, checked
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,22 +30,14 @@ def clip_rows(rows: Tensor, bound: float) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("protections.clip")
 class Clip(Hook):
     """Bound the norm of every client's update."""
 
     name: ClassVar[str] = "clip"
     trust: ClassVar[str] = "the client's own code"
 
-    bound: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not self.bound > 0:
-            raise ConfigError(
-                "protections.clip.bound is out of range",
-                expected="above 0",
-                got=str(self.bound),
-                remedy="bound = 1.0",
-            )
+    bound: Positive = 1.0
 
     def upload(self, uploads: Uploads, *, round_number: int, seed: Seed) -> Uploads:
         needs_deltas(self.name, uploads)

@@ -18,16 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
+from annotated_types import MinLen
 
 from fedaudit.accounting import (
     Accountant,
     Exposure,
     Guarantee,
     calibrate,
-    check_delta,
     epsilon,
     one_noise,
 )
@@ -35,12 +35,14 @@ from fedaudit.arrays import Indices
 from fedaudit.errors import ConfigError
 from fedaudit.hooks import Hook
 from fedaudit.randomness import Seed
+from fedaudit.settings import Fraction, NonNegative, Positive, checked
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("protections.dp_sgd")
 class DPSGD(Hook):
     """Clip every example's gradient and add Gaussian noise to every step's sum.
 
@@ -55,31 +57,14 @@ class DPSGD(Hook):
     sampling: ClassVar[Literal["shuffle", "poisson"] | None] = "poisson"
     slowdown: ClassVar[float] = 2.5  # clipping per example, and noise
 
-    noise_multiplier: float | tuple[float, ...] = 1.0
-    clip: float = 1.0
-    delta: float = 1e-5
+    noise_multiplier: NonNegative | Annotated[tuple[NonNegative, ...], MinLen(1)] = 1.0
+    clip: Positive = 1.0
+    delta: Fraction = 1e-5
     unit: Literal["record", "person", "example"] = "record"
     epsilon: float | None = None
     accountant: Accountant = "pld"
 
     def __post_init__(self) -> None:
-        many = self.noise_multiplier
-        values = many if isinstance(many, tuple) else (many,)
-        if not values or any(not z >= 0 for z in values):
-            raise ConfigError(
-                "protections.dp_sgd.noise_multiplier is out of range",
-                expected="0 or more, one number or one per client",
-                got=str(self.noise_multiplier),
-                remedy="noise_multiplier = 1.0",
-            )
-        if not self.clip > 0:
-            raise ConfigError(
-                "protections.dp_sgd.clip is out of range",
-                expected="above 0",
-                got=str(self.clip),
-                remedy="clip = 1.0",
-            )
-        check_delta(self.delta)
         one_noise(self.name, self.noise_multiplier, self.epsilon)
 
     @property

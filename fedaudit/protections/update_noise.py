@@ -18,15 +18,17 @@ from fedaudit.accounting import (
     Exposure,
     Guarantee,
     calibrate,
-    check_clipped_noise,
     epsilon,
+    one_noise,
 )
 from fedaudit.hooks import Hook, Uploads
 from fedaudit.protections.clip import clip_rows, needs_deltas
 from fedaudit.randomness import Seed
+from fedaudit.settings import Fraction, NonNegative, Positive, checked
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("protections.update_noise")
 class UpdateNoise(Hook):
     """Clip every client's update and add Gaussian noise before upload.
 
@@ -37,14 +39,14 @@ class UpdateNoise(Hook):
     name: ClassVar[str] = "update_noise"
     trust: ClassVar[str] = "the client's own code"
 
-    noise_multiplier: float = 1.0
-    clip: float = 1.0
-    delta: float = 1e-5
+    noise_multiplier: NonNegative = 1.0
+    clip: Positive = 1.0
+    delta: Fraction = 1e-5
     epsilon: float | None = None
     accountant: Accountant = "pld"
 
     def __post_init__(self) -> None:
-        check_clipped_noise(self.name, self.noise_multiplier, self.clip, self.delta, self.epsilon)
+        one_noise(self.name, self.noise_multiplier, self.epsilon)
 
     @property
     def covers(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -43,7 +43,7 @@ from fedaudit.trace.store import round_name
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedaudit.federation.game import Request
+    from fedaudit.federation.requests import Request
 
 Train = Callable[["Request"], "Tensor"]
 Engine = Callable[[Config, Path, Progress], None]
@@ -247,7 +247,7 @@ def simulate(
         progress("train", total, total, "already recorded")
         return
     progress("train", recorded, total, "loading")
-    from fedaudit.federation.game import drive
+    from fedaudit.federation.requests import run_rounds
 
     federation, facts = build(config)
     recorder = Recorder(
@@ -266,14 +266,14 @@ def simulate(
         note = ", ".join(f"{k} {v:.3f}" for k, v in metrics.items() if not k.endswith("_error"))
         progress("train", number, total, note)
 
-    game = federation.play(
+    rounds = federation.round_loop(
         recorder,
         truth,
         checkpoint=path / "checkpoint",
         keep_raw=config.trace.raw_updates,
         progress=after_round,
     )
-    drive(game, train or (lambda r: federation.train(r.sent, r.clients, r.number)))
+    run_rounds(rounds, train or (lambda r: federation.train(r.sent, r.clients, r.number)))
 
 
 def _recorded(path: Path) -> tuple[int, bool]:

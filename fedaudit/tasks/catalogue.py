@@ -1,16 +1,20 @@
-"""The tasks a config can name: each a frozen settings object that builds a Task for a dataset."""
+"""The tasks of a config: each is a frozen settings object that builds a Task for a dataset."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from annotated_types import Ge
 
 from fedaudit import foreign
+from fedaudit.data import text
 from fedaudit.data.dataset import Dataset
 from fedaudit.errors import ConfigError, DataError
 from fedaudit.randomness import Seed
+from fedaudit.settings import Count, checked
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
 FACTORY = "a function without arguments that returns a torch.nn.Module"
 
 
-def _numbers(dataset: Dataset, kind: str) -> tuple[int, ...]:
+def _example_shape(dataset: Dataset, kind: str) -> tuple[int, ...]:
     """Shape of one example; refuses text."""
     if isinstance(dataset.x, tuple):
         raise DataError(
@@ -35,8 +39,9 @@ def _numbers(dataset: Dataset, kind: str) -> tuple[int, ...]:
     return tuple(int(s) for s in dataset.x.shape[1:])
 
 
-def _image(dataset: Dataset, kind: str) -> tuple[int, int, int]:
-    shape = _numbers(dataset, kind)
+def _image_shape(dataset: Dataset, kind: str) -> tuple[int, int, int]:
+    """(channels, height, width) of one image; refuses other records."""
+    shape = _example_shape(dataset, kind)
     if len(shape) != 3:
         raise DataError(
             f"task {kind!r} needs images",
@@ -47,22 +52,11 @@ def _image(dataset: Dataset, kind: str) -> tuple[int, int, int]:
     return shape[0], shape[1], shape[2]
 
 
-def _classes(dataset: Dataset) -> int:
+def _class_count(dataset: Dataset) -> int:
     return max(len(dataset.classes), int(dataset.y.max()) + 1)
 
 
-def _positive(**settings: int | tuple[int, ...]) -> None:
-    for name, value in settings.items():
-        if min(value if isinstance(value, tuple) else (value,), default=1) < 1:
-            raise ConfigError(
-                f"task.{name} is too small",
-                expected="at least 1",
-                got=str(value),
-                remedy="give a larger number",
-            )
-
-
-def _divides(heads: int, width: int) -> None:
+def _check_heads(heads: int, width: int) -> None:
     if width % heads:
         raise ConfigError(
             "task.heads does not divide task.width",
@@ -73,6 +67,7 @@ def _divides(heads: int, width: int) -> None:
 
 
 def _documents(dataset: Dataset, kind: str) -> tuple[str, ...]:
+    """The texts of a dataset; refuses other records."""
     if not isinstance(dataset.x, tuple):
         raise DataError(
             f"task {kind!r} needs text",
@@ -87,44 +82,40 @@ Activation = Literal["relu", "gelu", "tanh", "silu"]
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("task")
 class MLP:
-    """Fully connected classifier. All activations but `relu` are smooth."""
+    """Fully connected classifier. All activations except `relu` are smooth."""
 
     kind: ClassVar[str] = "mlp"
-    hidden: tuple[int, ...] = (128,)
+    hidden: tuple[Count, ...] = (128,)
     activation: Activation = "relu"
-
-    def __post_init__(self) -> None:
-        _positive(hidden=self.hidden)
 
     def build(self, dataset: Dataset, seed: Seed) -> Task:
         from fedaudit.tasks import models
         from fedaudit.tasks.classifier import Classifier
         from fedaudit.tasks.task import seeded
 
-        inputs = math.prod(_numbers(dataset, self.kind))
+        inputs = math.prod(_example_shape(dataset, self.kind))
         module = seeded(
-            seed, "weights", models.mlp, inputs, self.hidden, _classes(dataset), self.activation
+            seed, "weights", models.mlp, inputs, self.hidden, _class_count(dataset), self.activation
         )
         return Classifier(module, {"kind": self.kind, **asdict(self)})
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("task")
 class CNN:
     """Convolutional classifier with group normalisation."""
 
     kind: ClassVar[str] = "cnn"
-    channels: tuple[int, ...] = (16, 32)
-
-    def __post_init__(self) -> None:
-        _positive(channels=self.channels)
+    channels: tuple[Count, ...] = (16, 32)
 
     def build(self, dataset: Dataset, seed: Seed) -> Task:
         from fedaudit.tasks import models
         from fedaudit.tasks.classifier import Classifier
         from fedaudit.tasks.task import seeded
 
-        shape = _image(dataset, self.kind)
+        shape = _image_shape(dataset, self.kind)
         if min(shape[1:]) < 2 ** len(self.channels):
             raise ConfigError(
                 "task.channels has too many stages for these images",
@@ -132,30 +123,30 @@ class CNN:
                 got=f"{shape[1]} x {shape[2]}",
                 remedy="list fewer channels",
             )
-        module = seeded(seed, "weights", models.cnn, shape, self.channels, _classes(dataset))
+        module = seeded(seed, "weights", models.cnn, shape, self.channels, _class_count(dataset))
         return Classifier(module, {"kind": self.kind, **asdict(self)})
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("task")
 class ViT:
     """Tiny vision transformer."""
 
     kind: ClassVar[str] = "vit"
-    patch: int = 4
-    width: int = 64
-    depth: int = 2
-    heads: int = 4
+    patch: Count = 4
+    width: Count = 64
+    depth: Count = 2
+    heads: Count = 4
 
     def __post_init__(self) -> None:
-        _positive(patch=self.patch, width=self.width, depth=self.depth, heads=self.heads)
-        _divides(self.heads, self.width)
+        _check_heads(self.heads, self.width)
 
     def build(self, dataset: Dataset, seed: Seed) -> Task:
         from fedaudit.tasks import models
         from fedaudit.tasks.classifier import Classifier
         from fedaudit.tasks.task import seeded
 
-        shape = _image(dataset, self.kind)
+        shape = _image_shape(dataset, self.kind)
         if shape[1] % self.patch or shape[2] % self.patch:
             raise ConfigError(
                 "task.patch does not divide the images",
@@ -172,33 +163,33 @@ class ViT:
             self.width,
             self.depth,
             self.heads,
-            _classes(dataset),
+            _class_count(dataset),
         )
         return Classifier(module, {"kind": self.kind, **asdict(self)})
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("task")
 class VAE:
     """Variational autoencoder, fully connected (`channels` empty) or convolutional.
 
-    `published` is the convolutional one of [TwoStage] Section 6.2: its layers are given, and
-    smooth. All activations but `relu` are smooth.
+    `published`: the convolutional autoencoder of [TwoStage] Section 6.2, with fixed, smooth layers.
+    All activations except `relu` are smooth.
     """
 
     kind: ClassVar[str] = "vae"
-    hidden: int = 128
-    latent: int = 16
-    channels: tuple[int, ...] = ()
+    hidden: Count = 128
+    latent: Count = 16
+    channels: tuple[Count, ...] = ()
     conditional: bool = True
     activation: Activation = "relu"
     published: bool = False
 
     def __post_init__(self) -> None:
-        _positive(hidden=self.hidden, latent=self.latent, channels=self.channels)
         if self.published and (self.hidden, self.channels, self.activation) != (128, (), "relu"):
             raise ConfigError(
                 "task.published fixes the layers",
-                expected="neither task.hidden, task.channels nor task.activation beside it",
+                expected="no task.hidden, task.channels or task.activation beside it",
                 got=f"hidden {self.hidden}, channels {self.channels}, {self.activation}",
                 remedy="leave them out, or set task.published = false",
             )
@@ -208,26 +199,26 @@ class VAE:
         from fedaudit.tasks.task import seeded
         from fedaudit.tasks.vae import Autoencoder
 
-        classes = _classes(dataset) if self.conditional else 0
+        classes = _class_count(dataset) if self.conditional else 0
         sizes = (self.latent, classes)
         if self.published:
-            shape = self._halved(dataset, 2)
+            shape = self._halvable_shape(dataset, 2)
             module = seeded(seed, "weights", models.published_vae, shape, *sizes)
         elif self.channels:
-            shape = self._halved(dataset, len(self.channels))
+            shape = self._halvable_shape(dataset, len(self.channels))
             module = seeded(
                 seed, "weights", models.conv_vae, shape, self.channels, *sizes, self.activation
             )
         else:
-            inputs = math.prod(_numbers(dataset, self.kind))
+            inputs = math.prod(_example_shape(dataset, self.kind))
             module = seeded(
                 seed, "weights", models.mlp_vae, inputs, self.hidden, *sizes, self.activation
             )
         return Autoencoder(module, {"kind": self.kind, **asdict(self)})
 
-    def _halved(self, dataset: Dataset, stages: int) -> tuple[int, int, int]:
-        """Shape of images whose sides can be halved so many times."""
-        shape = _image(dataset, self.kind)
+    def _halvable_shape(self, dataset: Dataset, stages: int) -> tuple[int, int, int]:
+        """Shape of the images; refuses sides that cannot be halved `stages` times."""
+        shape = _image_shape(dataset, self.kind)
         if any(s % 2**stages for s in shape[1:]):
             raise ConfigError(
                 f"task.{'published' if self.published else 'channels'} has too many stages for "
@@ -240,23 +231,22 @@ class VAE:
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("task")
 class GPT:
-    """Tiny GPT language model with a vocabulary of its own, built from the corpus."""
+    """Tiny GPT language model with a vocabulary built from the corpus."""
 
     kind: ClassVar[str] = "gpt"
-    width: int = 128
-    depth: int = 4
-    heads: int = 4
-    length: int = 40
+    width: Count = 128
+    depth: Count = 4
+    heads: Count = 4
+    length: Count = 40
     vocabulary: Literal["word", "bytes"] = "word"
     vocabulary_size: int = 1000
 
     def __post_init__(self) -> None:
-        _positive(width=self.width, depth=self.depth, heads=self.heads, length=self.length)
-        _divides(self.heads, self.width)
+        _check_heads(self.heads, self.width)
 
     def build(self, dataset: Dataset, seed: Seed) -> Task:
-        from fedaudit.data import text
         from fedaudit.tasks import models
         from fedaudit.tasks.language_model import LanguageModel
         from fedaudit.tasks.task import seeded
@@ -282,43 +272,34 @@ class GPT:
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("task")
 class LoRA:
-    """Low-rank adapters on a frozen language model: the built-in tiny GPT, which is trained on
-    `docs` once and kept in the cache, or `model`, a folder in Hugging Face's format.
+    """Low-rank adapters on a frozen language model: the built-in tiny GPT, trained on `docs` once
+    and cached, or `model`, a folder in Hugging Face's format.
 
     `aggregation`: "fedit" sends A and B, which the server averages; "flora" sends dense products
-    B A, which a secure sum can carry, and lets clients differ in rank (`ranks`, one per client).
-    Adapters add (alpha / rank) B A; alpha = 0 stands for 2 * rank. `targets` are shell patterns
-    over linear layers, or "all-linear": all but the output layer. `width` to `pretraining_steps`
-    shape the built-in model; `length` is the window of either.
+    B A, which a secure sum can carry, and allows different ranks (`ranks`, one per client).
+    Adapters add (alpha / rank) B A; alpha = 0 means 2 * rank. `targets`: shell patterns over linear
+    layers, or "all-linear": all except the output layer. `width` to `pretraining_steps` describe
+    the built-in model; `length` is the window of either model.
     """
 
     kind: ClassVar[str] = "lora"
-    rank: int = 8
-    alpha: float = 0.0
+    rank: Count = 8
+    alpha: Annotated[float, Ge(0), "0 means 2 * rank"] = 0.0
     targets: tuple[str, ...] = ("all-linear",)
     aggregation: Literal["fedit", "flora"] = "fedit"
-    ranks: tuple[int, ...] = ()
+    ranks: tuple[Count, ...] = ()
     model: str = ""
-    length: int = 40
-    width: int = 128
-    depth: int = 4
-    heads: int = 4
+    length: Count = 40
+    width: Count = 128
+    depth: Count = 4
+    heads: Count = 4
     vocabulary_size: int = 1000
-    pretraining_steps: int = 600
+    pretraining_steps: Count = 600
 
     def __post_init__(self) -> None:
-        _positive(rank=self.rank, ranks=self.ranks, length=self.length)
-        _positive(width=self.width, depth=self.depth, heads=self.heads)
-        _positive(pretraining_steps=self.pretraining_steps)
-        _divides(self.heads, self.width)
-        if self.alpha < 0:
-            raise ConfigError(
-                "task.alpha is too small",
-                expected="above 0, or 0 for 2 * rank",
-                got=f"{self.alpha:g}",
-                remedy="leave it out",
-            )
+        _check_heads(self.heads, self.width)
         if self.aggregation == "fedit" and len({*self.ranks}) > 1:
             raise ConfigError(
                 "adapters of unequal rank cannot be averaged",
@@ -385,35 +366,35 @@ class LoRA:
 
 @dataclass(frozen=True, kw_only=True)
 class Module:
-    """Any torch module: `factory = "package.module:function"` returns it; logits out."""
+    """Any torch module that returns logits: `factory = "package.module:function"` builds it."""
 
     kind: ClassVar[str] = "module"
     factory: str
 
     def build(self, dataset: Dataset, seed: Seed, *, logits: bool = True) -> Task:
-        """`logits`: whether they must come out. Not where somebody's own function makes scores of
-        the module (an autoencoder's, say), and nothing is trained with it."""
+        """`logits`: whether the module must return logits. A module that is only scored, by a
+        user's own function (an autoencoder, for example), need not."""
         from fedaudit.tasks.classifier import Classifier
         from fedaudit.tasks.task import seeded
 
-        _numbers(dataset, self.kind)
-        module = seeded(seed, "weights", build_own, self.factory)
+        _example_shape(dataset, self.kind)
+        module = seeded(seed, "weights", build_module, self.factory)
         task = Classifier(module, {"kind": self.kind, **asdict(self)})
         if logits:
-            self._try(task, dataset)
+            self._check_logits(task, dataset)
         return task
 
-    def _try(self, task: Classifier, dataset: Dataset) -> None:
-        """One forward pass before anything is recorded: logits for every class must come out."""
+    def _check_logits(self, task: Classifier, dataset: Dataset) -> None:
+        """Raise unless one forward pass returns logits for every class."""
         import torch
 
         few = task.encode(dataset.take(range(min(2, len(dataset)))))
-        expected = f"logits of shape ({len(few)}, {_classes(dataset)})"
-        remedy = f"records are {tuple(few.x.shape[1:])}: see that the module takes (n, ...) of them"
+        expected = f"logits of shape ({len(few)}, {_class_count(dataset)})"
+        remedy = f"records are {tuple(few.x.shape[1:])}: the module must take (n, ...) of them"
         try:
             with torch.no_grad(), task.evaluating():
                 out = task.output(task.named(task.initial()), few.x, few.y, None)
-        except Exception as error:  # whatever foreign code raises
+        except Exception as error:  # user code may raise anything
             raise ConfigError(
                 f"the model of {self.factory!r} cannot read dataset {dataset.name!r}",
                 expected=expected,
@@ -421,30 +402,30 @@ class Module:
                 remedy=remedy,
             ) from error
         shape = tuple(getattr(out, "shape", ()))
-        if len(shape) != 2 or shape[0] != len(few) or shape[1] < _classes(dataset):
+        if len(shape) != 2 or shape[0] != len(few) or shape[1] < _class_count(dataset):
             raise ConfigError(
                 f"the model of {self.factory!r} does not fit dataset {dataset.name!r}",
                 expected=expected,
                 got=f"{type(out).__name__} of shape {shape}",
-                remedy=f"{remedy}; a trained model that gives no logits (an autoencoder) is "
-                "audited with a score of your own: "
+                remedy=f"{remedy}; to audit a trained model without logits (an autoencoder), give "
+                "your own score: "
                 "--set audits.two_stage_membership.score_by=mymodel:score",
             )
 
 
 def load_factory(where: str) -> Callable[..., object]:
-    """The function that `package.module:function` names, looked up from the working folder too."""
+    """Load the function `package.module:function`; also looks in the working folder."""
     return foreign.load_function(where, expected=FACTORY, example='"mymodel:build"')
 
 
-def build_own(where: str) -> nn.Module:
-    """The module that a factory of the user's own returns."""
+def build_module(where: str) -> nn.Module:
+    """Call the user's factory `package.module:function` and return its module."""
     from torch import nn
 
     module = foreign.call(where, load_factory(where), expected=FACTORY)
     if not isinstance(module, nn.Module):
         raise ConfigError(
-            f"{where!r} builds no model",
+            f"{where!r} does not build a model",
             expected="a torch.nn.Module",
             got=type(module).__name__,
             remedy="return the module, not its class or its outputs",

@@ -1,4 +1,4 @@
-"""Classification: any module from examples to logits, cross-entropy per example."""
+"""Classification: a module that maps examples to logits, with cross-entropy per example."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from torch import Tensor
 
 from fedaudit.data.dataset import Dataset
 from fedaudit.errors import DataError
-from fedaudit.tasks.task import Examples, Parameters, Task, tensor_of
+from fedaudit.tasks.stacked import Parameters
+from fedaudit.tasks.task import Examples, Task, as_tensor
 
 
 class Classifier(Task):
@@ -25,14 +26,14 @@ class Classifier(Task):
                 remedy='use task.kind = "gpt"',
             )
         n = len(dataset)
-        return Examples(tensor_of(dataset.x), tensor_of(dataset.y), torch.arange(n))
+        return Examples(as_tensor(dataset.x), as_tensor(dataset.y), torch.arange(n))
 
     def criterion(self, output: Tensor, x: Tensor, y: Tensor) -> Tensor:
         losses = F.cross_entropy(output.flatten(0, -2), y.flatten(), reduction="none")
         return losses.view(y.shape)
 
     def evidence(self, scores: Tensor) -> Tensor:
-        """Log-odds of the true class: log p - log(1 - p), where log p alone piles up at 0."""
+        """Log-odds of the true class, log p - log(1 - p); log p alone piles up at 0."""
         tiny = torch.finfo(scores.dtype).eps
         return scores - torch.log(-torch.expm1(scores.clamp(max=-tiny)))
 

@@ -1,12 +1,12 @@
 """Run many language models at once: next-token probabilities, and generation.
 
-All candidates of an attribution share one architecture, usually one frozen base, and get the same
+All candidates of an attribution share one architecture, usually one frozen base, and the same
 prompts. `ModelReader` runs them as one batch: stacked layers, one preallocated cache for keys and
 values, one product per layer and token. The tokens equal those of each model run alone. A
 `transformers` model runs row by row with its own cache.
 
-Sampling is by inversion of numbers that are given: with the same `uniforms` for all models, two
-models that agree on a distribution draw the same token, so that texts differ only where models do.
+Sampling inverts given uniform numbers. All models share them: two models with equal distributions
+draw the same token, so texts differ only where models do.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from fedaudit.tasks.lora import LocalModel
 from fedaudit.tasks.models import Block, TinyGPT
 
 Processor = Callable[[Tensor, Tensor], Tensor]
-LOGITS_AT_ONCE = 32 << 20  # numbers: rows of all models that are computed together
-INNER_AT_ONCE = 1 << 20  # numbers in the widest layer: more models at once would leave the cache
+LOGITS_AT_ONCE = 32 << 20  # logits of all models in one pass
+INNER_AT_ONCE = 1 << 20  # numbers in the widest layer of one pass: they stay in the cache
 
 
 class ModelReader:
-    """A language model task as watermarks use it; `models` are always flat rows (M, d).
+    """Reads probabilities from language models and generates text; `models` are flat rows (M, d).
 
-    `longest` is what fits into one pass: the positions of the built-in model, or `length` given.
+    `longest`: most tokens in one pass (default: the positions of the built-in model, or the task's
+    `length`).
     """
 
     def __init__(self, task: LanguageModel, *, longest: int | None = None) -> None:
@@ -59,7 +60,7 @@ class ModelReader:
     def log_probabilities(
         self, models: npt.ArrayLike | Tensor, tokens: npt.ArrayLike
     ) -> npt.NDArray[np.float32]:
-        """Of every next token, teacher-forced: tokens (n, L) -> (M, n, L, V)."""
+        """Log-probabilities of every next token, teacher-forced: tokens (n, L) -> (M, n, L, V)."""
         rows, read = _rows(models), torch.as_tensor(np.asarray(tokens, dtype=np.int64))
         self._fits(read.shape[1])
         return self._logits(rows, read, last=False).log_softmax(-1).numpy()
@@ -70,9 +71,9 @@ class ModelReader:
         prompts: Sequence[Sequence[int]],
         tokens: Sequence[int] | None = None,
     ) -> npt.NDArray[np.float32]:
-        """Of the token after each prompt, whatever their lengths: (M, n, V).
+        """Log-probabilities of the token after each prompt, of any length: (M, n, V).
 
-        With `tokens`, of those alone: (M, n, tokens).
+        With `tokens`, only of those: (M, n, tokens).
         """
         rows = _rows(models)
         wanted = range(self.vocabulary_size) if tokens is None else tokens
@@ -89,7 +90,7 @@ class ModelReader:
     def _fits(self, length: int) -> None:
         if length > self.longest:
             raise UsageError(
-                "the text is longer than the model reads",
+                "the text is longer than the model can read",
                 expected=f"at most {self.longest} tokens",
                 got=str(length),
                 remedy="cut prompts, or generate fewer tokens",
@@ -110,7 +111,7 @@ class ModelReader:
                     parts.append(self._stacked_logits(m, some, tokens, last=last))
                 return torch.cat(parts)
             for row in rows:
-                out = self.task.output(self.task.named(row), *self._plain(tokens))
+                out = self.task.output(self.task.named(row), *self._task_inputs(tokens))
                 parts.append(out[:, -1] if last else out)
         return torch.stack(parts)
 
@@ -127,18 +128,18 @@ class ModelReader:
         return torch.cat(parts, dim=1)
 
     @staticmethod
-    def _plain(tokens: Tensor) -> tuple[Tensor, Tensor, None]:
-        """Tokens as the task's inputs, which drop the last: there is no target here."""
+    def _task_inputs(tokens: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Tokens as the task's arguments, with padding in place of a target."""
         padded = F.pad(tokens, (0, 1))
         return padded, torch.zeros(len(tokens), dtype=torch.int64), None
 
     def _parameters(self, rows: Tensor) -> dict[str, Tensor]:
-        """Named parameters with a leading dimension M, or 1 where all models share them."""
+        """Named parameters with a leading dimension M, or 1 if all models share them."""
         own = self.task.module.named_parameters()
         shared = {n: p.detach().unsqueeze(0) for n, p in own if not p.requires_grad}
         return {**shared, **self.task.named(rows)}
 
-    # -- writing -----------------------------------------------------------------------------
+    # -- generating --------------------------------------------------------------------------
 
     @torch.no_grad()
     def generate(
@@ -153,12 +154,11 @@ class ModelReader:
         top_p: float = 1.0,
         banned: Sequence[int] = (),
     ) -> npt.NDArray[np.int64]:
-        """`steps` tokens after each of n prompts by each model: (M, n, steps).
+        """Generate `steps` tokens after each of n prompts with each model: (M, n, steps).
 
-        The most likely token, or by `uniforms` (n, steps) in [0, 1), shared by all models.
-        `processor` changes logits (B, V) given all tokens so far (B, t): a watermark, for example.
-        `top_p` keeps the likeliest tokens that together have that probability; `banned` tokens
-        are never drawn.
+        Greedy, or sampled by `uniforms` (n, steps) in [0, 1), shared by all models. `processor`:
+        changes logits (B, V) given all tokens so far (B, t), as a watermark does. `top_p`: keeps
+        the likeliest tokens up to that total probability. `banned`: tokens never drawn.
         """
         rows = _rows(models)
         if not prompts or not all(len(p) for p in prompts) or steps < 1:
@@ -180,9 +180,9 @@ class ModelReader:
                 "sampling has a setting out of range",
                 expected="temperature > 0 and 0 < top_p <= 1",
                 got=f"{temperature:g} and {top_p:g}",
-                remedy="0.8 and 0.95 are the published ones",
+                remedy="the published values are 0.8 and 0.95",
             )
-        draw = _Draw(processor, temperature, top_p, tuple(banned))
+        draw = _TokenSampler(processor, temperature, top_p, tuple(banned))
         out = np.empty((len(rows), len(prompts), steps), np.int64)
         with self.task.evaluating():
             for length, which in _by_length(prompts):
@@ -190,14 +190,19 @@ class ModelReader:
                 read = torch.tensor([list(prompts[i]) for i in which])
                 u = None if uniforms is None else torch.from_numpy(uniforms[which])
                 if isinstance(self.task.module, TinyGPT):
-                    out[:, which] = self._together(rows, read, steps, u, draw).numpy()
+                    out[:, which] = self._generate_stacked(rows, read, steps, u, draw).numpy()
                 else:
-                    each = [self._alone(row, read, steps, u, draw) for row in rows]
+                    each = [self._generate_one(row, read, steps, u, draw) for row in rows]
                     out[:, which] = torch.stack(each).numpy()
         return out
 
-    def _together(
-        self, rows: Tensor, prompts: Tensor, steps: int, uniforms: Tensor | None, draw: _Draw
+    def _generate_stacked(
+        self,
+        rows: Tensor,
+        prompts: Tensor,
+        steps: int,
+        uniforms: Tensor | None,
+        draw: _TokenSampler,
     ) -> Tensor:
         m = self.task.module
         assert isinstance(m, TinyGPT)
@@ -221,10 +226,10 @@ class ModelReader:
             text[..., now] = new.view(count, n)
         return text[..., start:]
 
-    def _alone(
-        self, row: Tensor, prompts: Tensor, steps: int, uniforms: Tensor | None, draw: _Draw
+    def _generate_one(
+        self, row: Tensor, prompts: Tensor, steps: int, uniforms: Tensor | None, draw: _TokenSampler
     ) -> Tensor:
-        """One model of any kind; with a cache where the module takes one."""
+        """Tokens of one model of any kind; uses a cache if the module takes one."""
         cached = isinstance(self.task.module, LocalModel)
         cache = None
         if cached:
@@ -239,14 +244,14 @@ class ModelReader:
                 at = text.shape[1]
                 logits = functional_call(self.task.module, named, given)[:, -1]
             else:
-                logits = self.task.output(named, *self._plain(text))[:, -1]
+                logits = self.task.output(named, *self._task_inputs(text))[:, -1]
             new = draw(text, logits, None if uniforms is None else uniforms[:, s])
             text = torch.cat([text, new.unsqueeze(1)], dim=1)
         return text[:, start:]
 
 
-class _Draw:
-    """From logits (B, V) to tokens (B,): greedy, or by inversion of given numbers."""
+class _TokenSampler:
+    """Picks tokens (B,) from logits (B, V): greedy, or by inversion of given numbers."""
 
     def __init__(
         self,
@@ -274,13 +279,13 @@ class _Draw:
         cumulative = p.cumsum(-1)
         goal = u.unsqueeze(1) * cumulative[:, -1:]
         found = torch.searchsorted(cumulative, goal, right=True).squeeze(1)
-        # rounding at the upper end could step over the last token of any probability
+        # rounding at the upper end could step past the last token with non-zero probability
         last = p.shape[1] - 1 - (p > 0).flip(1).to(torch.int8).argmax(1)
         return torch.minimum(found, last)
 
 
 class _Cache:
-    """Keys and values of every block, (B, heads, positions, width), made once."""
+    """Preallocated keys and values of every block, (B, heads, positions, width)."""
 
     def __init__(self, m: TinyGPT, batch: int, positions: int) -> None:
         width = m.position.shape[1]
@@ -292,7 +297,7 @@ class _Cache:
 
 
 def _advance(m: TinyGPT, p: dict[str, Tensor], tokens: Tensor, at: int, cache: _Cache) -> Tensor:
-    """Hidden states (M, n, l, D) of new tokens (M, n, l) that stand at positions `at` and after."""
+    """Hidden states (M, n, l, D) of new tokens (M, n, l) at positions `at` and later."""
     count, n, new = tokens.shape
     x = stacked.apply(m.tokens, p, "tokens.", tokens)
     x = x + p["position"][:, at : at + new].unsqueeze(1)
@@ -305,7 +310,7 @@ def _advance(m: TinyGPT, p: dict[str, Tensor], tokens: Tensor, at: int, cache: _
         keys, values = cache.layers[i]
         keys[:, :, at : at + new], values[:, :, at : at + new] = split[1], split[2]
         seen = slice(0, at + new)
-        # one new token sees all of the past; the prompt is read from the start, causally
+        # one new token attends to all earlier ones; the prompt is read causally
         mixed = F.scaled_dot_product_attention(
             split[0], keys[:, :, seen], values[:, :, seen], is_causal=new > 1
         )
@@ -322,7 +327,7 @@ def _rows(models: Any) -> Tensor:
         rows = rows.unsqueeze(0)
     if rows.dim() != 2 or not len(rows):
         raise UsageError(
-            "models are given as flat rows",
+            "models must be flat rows",
             expected="shape (M, d), at least one model",
             got=str(tuple(rows.shape)),
             remedy="stack the rows of all models",
@@ -331,7 +336,7 @@ def _rows(models: Any) -> Tensor:
 
 
 def _by_length(prompts: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
-    """Prompts of equal length together: no padding, so no model reads what is not there."""
+    """Group prompts by length, so that none needs padding: (length, prompt numbers)."""
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     groups = itertools.groupby(order, key=lambda i: len(prompts[i]))
     return [(length, list(which)) for length, which in groups]

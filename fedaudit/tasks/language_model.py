@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from fedaudit.data.dataset import Dataset
 from fedaudit.data.text import IGNORE, windows
 from fedaudit.errors import DataError
-from fedaudit.tasks.task import Examples, Parameters, Task
+from fedaudit.tasks.stacked import Parameters
+from fedaudit.tasks.task import Examples, Task
 
 
 class Vocabulary(Protocol):
-    """What a language model needs of a vocabulary."""
+    """A vocabulary as a language model uses it."""
 
     def encode(self, text: str) -> list[int]: ...
     def __len__(self) -> int: ...
@@ -26,7 +27,7 @@ class Vocabulary(Protocol):
 class LanguageModel(Task):
     """Next-token prediction. An example is a window of `length` + 1 tokens.
 
-    Positions whose target is IGNORE (padding) do not count; inputs there read token 0.
+    Positions with target IGNORE (padding) do not count; their input is token 0.
     """
 
     kind = "language_model"

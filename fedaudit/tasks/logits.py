@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 def logits_of(task: Task) -> Callable[[Tensor, Tensor], Tensor]:
-    """Rows of models (M, d) and inputs (n, ...) -> logits (M, n, classes), stacked if it can be."""
+    """A function from models (M, d) and inputs (n, ...) to logits (M, n, classes).
+
+    Runs all models as one batch if the layers can be stacked, else one after another.
+    """
 
     def logits(rows: Tensor, x: Tensor) -> Tensor:
         y = torch.zeros(len(x), dtype=torch.int64)

@@ -1,16 +1,16 @@
-"""Federated fine-tuning by low-rank adapters: a frozen language model, and B A beside its layers.
+"""Federated fine-tuning with low-rank adapters B A on the layers of a frozen language model.
 
-Two ways to put adapters together, both of them a sum over clients:
+Two ways to aggregate adapters, both a sum over clients:
 
-    FedIT   A and B travel and are averaged each for itself: the row of a task is all adapters.
-    FLoRA   each client starts from fresh adapters, and what travels is the dense product: a row
-            is the weights that carry adapters, and W <- W + sum_k p_k scale B_k A_k. Stacking
-            adapters, as published, gives the same model and is no sum, so products travel.
+    FedIT   clients send A and B, which are averaged separately: a row holds all adapters.
+    FLoRA   clients start from fresh adapters and send dense products: a row holds the weights of
+            the adapted layers, and W <- W + sum_k p_k scale B_k A_k. Stacked adapters, as
+            published, give the same model but are not a sum; therefore clients send products.
 
 The average of products is not the product of averages: the two differ from the first step on.
 
-The tiny GPT that is fine-tuned when no other model is at hand is in `pretraining`. `local_model`
-reads a folder in Hugging Face's format, never from a network.
+`pretraining` holds the built-in tiny GPT. `local_model` reads a folder in Hugging Face's format,
+never from a network.
 """
 
 from __future__ import annotations
@@ -28,24 +28,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from fedaudit.data.fetch import SOURCES, fetched_model
 from fedaudit.data.text import IGNORE
 from fedaudit.errors import ConfigError, DataError
 from fedaudit.randomness import Seed
+from fedaudit.settings import Count, require
+from fedaudit.tasks import stacked
 from fedaudit.tasks.language_model import LanguageModel, Vocabulary
 from fedaudit.tasks.models import LowRank, TinyGPT
-from fedaudit.tasks.task import Parameters, seeded
+from fedaudit.tasks.stacked import Parameters
+from fedaudit.tasks.task import seeded
 
-PEFT = "base_model.model."  # what peft puts before a layer's name
-TRAINED_AT_ONCE = 1280  # tokens of a step: measured, benchmarks/lora.py
-TOKENS_AT_ONCE = 1024  # rows of logits that are held at the same time: they stay in the cache
+PEFT = "base_model.model."  # peft's prefix of a layer's name
+TRAINED_AT_ONCE = 1280  # tokens per step: measured, benchmarks/lora.py
+TOKENS_AT_ONCE = 1024  # rows of logits in memory: they stay in the cache
 
 
 # -- adapters on a model -----------------------------------------------------------------------
 
 
 def targets_of(module: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
-    """Names of the linear layers that get an adapter: all but the output layer for `all-linear`,
-    as in peft, or those that match a shell pattern."""
+    """Names of the linear layers to adapt: for `all-linear` all except the output layer, as in
+    peft; else those that match a shell pattern."""
     linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)]
     if tuple(patterns) == ("all-linear",):
         chosen = [n for n in linear if n.split(".")[-1] not in ("head", "lm_head")]
@@ -64,14 +68,8 @@ def targets_of(module: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
 def adapted(
     module: nn.Module, *, rank: int, scale: float, patterns: Sequence[str], seed: Seed
 ) -> nn.Module:
-    """A copy of `module`, frozen, with adapters on the layers that match."""
-    if rank < 1:
-        raise ConfigError(
-            "task.rank is too small",
-            expected="at least 1",
-            got=str(rank),
-            remedy="8 is a usual rank",
-        )
+    """A frozen copy of `module` with adapters on the matching layers."""
+    require(Count, ConfigError, remedy="8 is a usual rank", **{"task.rank": rank})
     names = targets_of(module, patterns)
 
     def build() -> nn.Module:
@@ -87,10 +85,10 @@ def adapted(
 
 
 class AdapterLoRA(LanguageModel):
-    """FedIT: a row holds the adapters alone, and averaging rows averages A and B.
+    """FedIT: a row holds the adapters alone, so averaging rows averages A and B.
 
-    Names in the layout are `<layer>.lora_A.weight` and `<layer>.lora_B.weight`; `peft_state` gives
-    a row as peft saves it.
+    Names in the layout are `<layer>.lora_A.weight` and `<layer>.lora_B.weight`; `peft_state`
+    converts a row to peft's format.
     """
 
     kind = "lora"
@@ -117,17 +115,15 @@ class AdapterLoRA(LanguageModel):
         )
 
     def frozen(self) -> dict[str, Tensor]:
-        """What all clients share, by name, with a leading dimension of one."""
+        """Frozen parameters by name, shared by all clients, with a leading dimension of one."""
         own = self.module.named_parameters()
         return {n: p.unsqueeze(0) for n, p in own if not p.requires_grad}
 
-    def trained_together(self, batch: int) -> int:
-        """Adapters are small: what leaves the cache first is activations."""
+    def clients_per_block(self, batch: int) -> int:
+        """Adapters are small, so activations decide how many clients fit the cache."""
         return max(1, TRAINED_AT_ONCE // (batch * self.length))
 
     def stacked_losses(self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None) -> Tensor:
-        from fedaudit.tasks import stacked
-
         every = {**self.frozen(), **p}
         (tokens,) = self.inputs(x, y, noise)
         m = self.module
@@ -141,7 +137,7 @@ class AdapterLoRA(LanguageModel):
         return losses.view(target.shape).sum(-1) / (target != IGNORE).sum(-1).clamp_min(1)
 
     def products(self, row: Tensor) -> dict[str, Tensor]:
-        """Layer -> what a row's adapters add to its weight, scale * B A: (out, in)."""
+        """Layer -> the product scale * B A (out, in) that a row's adapters add to its weight."""
         named = self.named(row)
         return {
             t: self.scale * named[f"{t}.lora_B.weight"] @ named[f"{t}.lora_A.weight"]
@@ -149,26 +145,25 @@ class AdapterLoRA(LanguageModel):
         }
 
     def peft_state(self, row: Tensor) -> dict[str, Tensor]:
-        """A row (d,) under the names and shapes in which peft saves and loads an adapter."""
-        return {self._outside(n): v.clone() for n, v in self.named(row).items()}
+        """A row (d,) with peft's names and shapes of a saved adapter."""
+        return {self._peft_name(n): v.clone() for n, v in self.named(row).items()}
 
-    def _outside(self, name: str) -> str:
-        """A tensor's name in peft, which wraps a model of transformers by itself."""
+    def _peft_name(self, name: str) -> str:
+        """A tensor's name in peft, which wraps the transformers model without `LocalModel`."""
         return PEFT + (name.removeprefix("model.") if isinstance(self.module, LocalModel) else name)
 
     def from_peft(self, state: Mapping[str, Tensor]) -> Tensor:
-        """A row (d,) from what peft's `get_peft_model_state_dict` gives."""
-        inside = {self._outside(n): n for n in self.layout.names}
+        """A row (d,) from the output of peft's `get_peft_model_state_dict`."""
+        inside = {self._peft_name(n): n for n in self.layout.names}
         own = {inside.get(n, n): v.detach().float().numpy() for n, v in state.items()}
         return torch.from_numpy(self.layout.flatten(own))
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Cross-entropy per token through a frozen output layer, a chunk of tokens at a time.
+    """Cross-entropy per token through a frozen output layer, in chunks of tokens.
 
-    Logits of a vocabulary are the largest tensor of a small model. Here they never exist as a
-    whole, and the gradient of the hidden state is formed where they are: (N, D), (V, D), (N,) to
-    (N,).
+    Logits over a vocabulary are the largest tensor of a small model. Each chunk of them is dropped
+    after its gradient of the hidden state: (N, D), (V, D), (N,) to (N,).
     """
 
     @staticmethod
@@ -199,10 +194,10 @@ class _HeadLoss(torch.autograd.Function):
 
 
 class DenseLoRA(LanguageModel):
-    """FLoRA: a row holds the dense weights of the layers that carry adapters.
+    """FLoRA: a row holds the dense weights of the adapted layers.
 
-    Clients train fresh adapters on what they received and send scale * B A; the federation adds the
-    weighted mean of these products to the row. Ranks may differ from client to client.
+    Clients train fresh adapters on the received weights and send scale * B A; the federation adds
+    the weighted mean of these products to the row. Clients may have different ranks.
     """
 
     kind = "lora"
@@ -238,8 +233,8 @@ class DenseLoRA(LanguageModel):
         return super().stacked_losses({**self.frozen(), **p}, x, y, noise)
 
     def local(self, rank: int) -> AdapterLoRA:
-        """What a client of that rank trains; the weights below it are set by who trains."""
-        # alpha, not scale, is what ranks share: scale = alpha / rank
+        """The local task of a client of that rank; its trainer sets the weights below."""
+        # all ranks share alpha, not scale: scale = alpha / rank
         return AdapterLoRA(
             self._base,
             self.vocabulary,
@@ -251,7 +246,7 @@ class DenseLoRA(LanguageModel):
         )
 
     def fresh(self, local: AdapterLoRA, round_number: int) -> Tensor:
-        """Adapters that a round starts from, (d,): A as peft draws it, B zero."""
+        """Initial adapters (d,) of a round: A as in peft, B zero."""
         row = torch.zeros(local.layout.width)
         draw = self._seed.torch_generator("adapters", round_number, local.rank)
         for e in local.layout.entries:
@@ -266,7 +261,7 @@ class DenseLoRA(LanguageModel):
 class LocalModel(nn.Module):
     """A causal language model of transformers as a module: tokens (n, L) to logits (n, L, V).
 
-    With `cache`, only new tokens are given, and keys and values of earlier ones are kept there.
+    With `cache`, pass new tokens only: it holds the keys and values of earlier ones.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -280,7 +275,7 @@ class LocalModel(nn.Module):
 
 
 class TokenizerVocabulary:
-    """A tokenizer of transformers as a vocabulary; no special tokens are added."""
+    """A tokenizer of transformers as a vocabulary, without special tokens."""
 
     def __init__(self, tokenizer: Any, size: int) -> None:
         self.tokenizer, self._size = tokenizer, size
@@ -298,13 +293,11 @@ class TokenizerVocabulary:
 def local_model(
     folder: str | os.PathLike[str], *, gguf: str | None = None
 ) -> tuple[LocalModel, TokenizerVocabulary]:
-    """A causal language model and its tokenizer from a local folder; nothing is downloaded.
+    """A causal language model and its tokenizer from a local folder; downloads nothing.
 
-    `gguf` names a GGUF file in that folder, for which the package gguf is needed; the path of such
-    a file, or the name of a model that `fedaudit data get` fetched, will do as well.
+    `folder` may also be a GGUF file, or the name of a model that `fedaudit data get` fetched.
+    `gguf`: name of a GGUF file in the folder; needs the package gguf.
     """
-    from fedaudit.data.fetch import SOURCES, fetched_model
-
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError:
@@ -314,6 +307,27 @@ def local_model(
             got="no package transformers",
             remedy='pip install "fedaudit[text]"',
         ) from None
+    place, gguf = _find_model(folder, gguf)
+    options: dict[str, Any] = {"local_files_only": True}
+    if gguf is not None:
+        options["gguf_file"] = gguf
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place, **options)
+        model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **options)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise DataError(
+            f"model folder {place} cannot be read",
+            expected="a causal language model with its tokenizer in Hugging Face's format",
+            got=str(error).split("\n", 1)[0],
+            remedy="load it once with transformers to see what is missing",
+        ) from error
+    model.eval()  # no dropout: every pass of a row is the same function
+    size = int(model.get_output_embeddings().weight.shape[0])
+    return LocalModel(model), TokenizerVocabulary(tokenizer, size)
+
+
+def _find_model(folder: str | os.PathLike[str], gguf: str | None) -> tuple[Path, str | None]:
+    """The folder of a model and the name of its GGUF file, if it is one; raises if incomplete."""
     place = Path(folder)
     if str(folder) in SOURCES and SOURCES[str(folder)].kind == "model":
         place = fetched_model(str(folder))
@@ -335,26 +349,11 @@ def local_model(
             got=", ".join(files[:8]) or "an empty folder",
             remedy="save it beside the model with tokenizer.save_pretrained",
         )
-    options: dict[str, Any] = {"local_files_only": True}
-    if gguf is not None:
-        if importlib.util.find_spec("gguf") is None:
-            raise ConfigError(
-                f"reading {gguf} needs the package gguf",
-                expected="the text extra",
-                got="no package gguf",
-                remedy='pip install "fedaudit[text]"',
-            )
-        options["gguf_file"] = gguf
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(place, **options)
-        model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **options)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise DataError(
-            f"model folder {place} cannot be read",
-            expected="a causal language model with its tokenizer in Hugging Face's format",
-            got=str(error).split("\n", 1)[0],
-            remedy="load it once with transformers to see what is missing",
-        ) from error
-    model.eval()  # no dropout: every pass of a row is the same function
-    size = int(model.get_output_embeddings().weight.shape[0])
-    return LocalModel(model), TokenizerVocabulary(tokenizer, size)
+    if gguf is not None and importlib.util.find_spec("gguf") is None:
+        raise ConfigError(
+            f"reading {gguf} needs the package gguf",
+            expected="the text extra",
+            got="no package gguf",
+            remedy='pip install "fedaudit[text]"',
+        )
+    return place, gguf

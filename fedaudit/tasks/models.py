@@ -1,7 +1,7 @@
-"""The built-in architectures: small, plain, with names an audit can select.
+"""The built-in architectures: small, plain, with parameter names that an audit can select.
 
-Transformer blocks are called `blocks.N.{norm1,attn.qkv,attn.proj,norm2,mlp.fc,mlp.proj}`. Nothing
-here keeps running statistics: normalisation is by groups or by layer.
+Transformer blocks are named `blocks.N.{norm1,attn.qkv,attn.proj,norm2,mlp.fc,mlp.proj}`. No layer
+keeps running statistics: normalisation is by groups or by layer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-#: all but the first have a second derivative, which curvature along an update asks for
+#: all except the first have a second derivative, which curvature along an update needs
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "gelu": nn.GELU,
@@ -25,7 +25,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 def mlp(
     inputs: int, hidden: Sequence[int], outputs: int, activation: str = "relu"
 ) -> nn.Sequential:
-    """Flatten, then Linear and an activation alternating: parameters `1.weight`, `1.bias`,
+    """Flatten, then alternate Linear and activation: parameters `1.weight`, `1.bias`,
     `3.weight`..."""
     layers: list[nn.Module] = [nn.Flatten()]
     width = inputs
@@ -41,8 +41,8 @@ def cnn(shape: tuple[int, int, int], channels: Sequence[int], outputs: int) -> n
     layers: list[nn.Module] = []
     for o in channels:
         layers += [
-            # without bias: normalisation has its own, and with one channel per group it cancels
-            # this one, so that Adam would amplify the rounding error of a zero gradient
+            # without bias: normalisation with one channel per group cancels it, and Adam would
+            # amplify the rounding error of its zero gradient
             nn.Conv2d(c, o, 3, padding=1, bias=False),
             nn.GroupNorm(math.gcd(4, o), o),
             nn.ReLU(),
@@ -64,14 +64,14 @@ class Attention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def mix(self, qkv: Tensor, *, last: bool = False) -> Tensor:
-        """Attend: (..., L, 3D) to (..., L, D), or (..., 1, D) of the last position alone.
+        """Attend: (..., L, 3D) to (..., L, D), or (..., 1, D) for the last position alone.
 
-        No parameters in here.
+        Uses no parameters.
         """
         *lead, length, triple = qkv.shape
         split = qkv.reshape(-1, length, 3, self.heads, triple // 3 // self.heads)
         q, k, v = split.permute(2, 0, 3, 1, 4).unbind(0)
-        if last:  # which looks back on all of them, causal or not
+        if last:  # the last position attends to all, causal or not
             q, length = q[:, :, -1:], 1
         out = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal and not last)
         return out.transpose(1, 2).reshape(*lead, length, triple // 3)
@@ -162,10 +162,10 @@ class TinyGPT(nn.Module):
 
 
 class LowRank(nn.Module):
-    """A frozen linear layer and what is learnt beside it: W x + b + scale * B A x.
+    """A frozen linear layer with a trained low-rank adapter: W x + b + scale * B A x.
 
-    Tensors are named as peft names those of a saved adapter: `lora_A.weight` (rank, in) and
-    `lora_B.weight` (out, rank) beside `base_layer`. A starts as peft starts it, B at zero.
+    Tensors have peft's names of a saved adapter: `lora_A.weight` (rank, in) and `lora_B.weight`
+    (out, rank) beside `base_layer`. A starts as in peft, B at zero.
     """
 
     def __init__(self, base: nn.Linear, rank: int, scale: float) -> None:
@@ -186,8 +186,8 @@ class ConditionalVAE(nn.Module):
     """Label-conditional variational autoencoder over an encoder and a decoder.
 
     `features` maps x to a flat code, `code` maps (code, label) to mean and log variance, `decoder`
-    maps (latent, label) to logits of x. With `planes` the encoder gets the label as constant image
-    planes behind the colours instead. The reparameterisation noise is an argument.
+    maps (latent, label) to logits of x. With `planes`, the encoder instead gets the label as
+    constant image planes after the colours. The reparameterisation noise is an argument.
     """
 
     def __init__(
@@ -210,18 +210,18 @@ class ConditionalVAE(nn.Module):
         return (y.unsqueeze(-1) == torch.arange(self.classes)).to(like.dtype)
 
     def condition(self, h: Tensor, y: Tensor) -> Tensor:
-        """Append the label, one-hot; nothing when the model is unconditional."""
+        """Append the one-hot label; an unconditional model appends nothing."""
         return torch.cat([h, self.label(y, h)], dim=-1) if self.classes else h
 
-    def before(self, x: Tensor, y: Tensor) -> Tensor:
-        """What `features` reads: x (..., C, H, W), with the label's planes where it has them."""
+    def encoder_input(self, x: Tensor, y: Tensor) -> Tensor:
+        """The input of `features`: x (..., C, H, W), plus label planes if the model has them."""
         if not (self.planes and self.classes):
             return x
         planes = self.label(y, x)[..., None, None].expand(*y.shape, self.classes, *x.shape[-2:])
         return torch.cat([x, planes], dim=-3)
 
-    def between(self, h: Tensor, y: Tensor) -> Tensor:
-        """What `code` reads: the features, and the label where it did not enter before them."""
+    def code_input(self, h: Tensor, y: Tensor) -> Tensor:
+        """The input of `code`: the features, plus the label unless the planes held it."""
         return h if self.planes else self.condition(h, y)
 
     def sample(self, code: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -229,7 +229,7 @@ class ConditionalVAE(nn.Module):
         return mean + noise * (0.5 * log_variance).exp(), mean, log_variance
 
     def forward(self, x: Tensor, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        code = self.code(self.between(self.features(self.before(x, y)), y))
+        code = self.code(self.code_input(self.features(self.encoder_input(x, y)), y))
         z, mean, log_variance = self.sample(code, noise)
         return self.decoder(self.condition(z, y)), mean, log_variance
 
@@ -277,8 +277,8 @@ def published_vae(shape: tuple[int, int, int], latent: int, classes: int) -> Con
     (the paper does not print it); sides must divide by 4.
 
     With 3 colours, 10 classes and 32 latent numbers, 28 x 28: 515,296 parameters in the encoder,
-    2,576,259 in the decoder. Smooth throughout, since the published clamp of the log variance is
-    left out, as is dropout of latent numbers; logits in place of a final sigmoid.
+    2,576,259 in the decoder. All layers are smooth: the published clamp of the log variance and
+    dropout of latent numbers are omitted. It returns logits; the published one ends in a sigmoid.
     """
     c, h, w = shape
     small, flat = (h // 4, w // 4), 128 * (h // 4) * (w // 4)

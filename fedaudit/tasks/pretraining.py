@@ -1,10 +1,10 @@
-"""The tiny GPT that is fine-tuned when no other model is at hand.
+"""The built-in tiny GPT for fine-tuning.
 
-Trained on the built-in `docs`, the same numbers for the same settings. The one of the
-default settings and a smaller one come with the package (a byte per weight); others are trained
-once and kept in the cache.
+It is trained on the built-in `docs`; equal settings give equal weights. The package ships the
+models of the default settings and of a smaller size (a byte per weight); others are trained once
+and cached.
 
-    python -m fedaudit.tasks.pretraining    # makes the shipped one anew
+    python -m fedaudit.tasks.pretraining    # remakes the shipped models
 """
 
 from __future__ import annotations
@@ -17,53 +17,50 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import safetensors
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
+from fedaudit.data.builtin import load
+from fedaudit.data.fetch import cache_folder
 from fedaudit.data.text import WordVocabulary
 from fedaudit.errors import ConfigError, DataError
 from fedaudit.randomness import Seed
+from fedaudit.settings import Count, Positive, checked
 from fedaudit.tasks.models import TinyGPT
 from fedaudit.tasks.task import seeded
 
 SHIPPED = Path(__file__).with_name("shipped")
-"""Weights that come with the package. Python's documentation changes between its versions: where
-the corpus is another, they do not count."""
+"""Weights that come with the package. They are used only if the corpus is the same: Python's
+documentation changes between versions."""
 
 SCALE = ".scale"
-"""Behind the name of a matrix of bytes: what its rows are multiplied by, (rows, 1)."""
+"""Suffix of the row scales (rows, 1) of a matrix stored as bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("pretraining")
 class Pretraining:
-    """How the built-in model comes about: its shape, and the steps it is trained for on `docs`."""
+    """Shape and training of the built-in model."""
 
-    width: int = 128
-    depth: int = 4
-    heads: int = 4
-    length: int = 40
-    vocabulary_size: int = 1000
-    steps: int = 600
-    batch_size: int = 32
-    learning_rate: float = 2e-3
+    width: Count = 128
+    depth: Count = 4
+    heads: Count = 4
+    length: Count = 40
+    vocabulary_size: Count = 1000
+    steps: Count = 600
+    batch_size: Count = 32
+    learning_rate: Positive = 2e-3
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole = asdict(self)
-        whole.pop("learning_rate"), whole.pop("seed")
-        for name, value in whole.items():
-            if value < 1:
-                raise ConfigError(
-                    f"pretraining cannot have {name} = {value}",
-                    expected="at least 1",
-                    got=str(value),
-                    remedy="leave it out for its default",
-                )
-        if self.width % self.heads or not self.learning_rate > 0:
+        if self.width % self.heads:
             raise ConfigError(
-                "pretraining has settings that do not fit",
-                expected="a width that is a multiple of the heads, a learning rate above 0",
-                got=f"width {self.width}, heads {self.heads}, rate {self.learning_rate:g}",
+                "pretraining.heads does not divide pretraining.width",
+                expected=f"a divisor of {self.width}",
+                got=str(self.heads),
                 remedy="leave them out for their defaults",
             )
 
@@ -71,20 +68,15 @@ class Pretraining:
 def pretrained(
     settings: Pretraining | None = None, *, cache: str | os.PathLike[str] | None = None
 ) -> tuple[TinyGPT, WordVocabulary]:
-    """The tiny GPT trained on `docs`, and its vocabulary: shipped, from the cache, or trained now.
+    """The tiny GPT trained on `docs`, and its vocabulary: shipped, cached, or trained now.
 
-    A cached file counts for the same settings, corpus and versions of torch only; a torn one is
-    trained anew. `cache` is a folder, fedaudit's own by default.
+    A cached file is used only for the same settings, corpus and version of torch; a damaged one is
+    replaced. `cache`: a folder (default: fedaudit's cache).
     """
-    import safetensors
-    from safetensors.torch import load_file, save_file
-
-    from fedaudit.data.fetch import cache_folder
-
     wanted = settings or Pretraining()
-    model, vocabulary, texts = _untrained(wanted)
+    model, vocabulary, texts = _initial(wanted)
     corpus = _hash(texts)
-    if _shipped(model, wanted, corpus):
+    if _load_shipped(model, wanted, corpus):
         return model, vocabulary
     about = json.dumps(
         {"format": 1, "corpus": corpus, "torch": torch.__version__, **asdict(wanted)},
@@ -98,28 +90,26 @@ def pretrained(
             model.load_state_dict(load_file(path))
             return model, vocabulary
         except (safetensors.SafetensorError, RuntimeError, OSError):
-            pass  # torn, or of another shape: made again below
+            pass  # damaged, or of another shape: replaced below
     _pretrain(model, vocabulary, texts, wanted)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as beside:
             whole = Path(beside) / "model.safetensors"
             save_file(model.state_dict(), whole, metadata={"settings": about})
-            os.replace(whole, path)  # under its final name only when complete
+            os.replace(whole, path)  # the final name appears only when the file is complete
     except OSError as error:
         raise DataError(
-            "the pretrained model cannot be kept",
-            expected=f"a folder that can be written: {folder}",
+            "the pretrained model cannot be cached",
+            expected=f"a writable folder: {folder}",
             got=str(error),
             remedy="set FEDAUDIT_CACHE to another folder",
         ) from None
     return model, vocabulary
 
 
-def _untrained(wanted: Pretraining) -> tuple[TinyGPT, WordVocabulary, tuple[str, ...]]:
-    """The model before its first step, its vocabulary, and the texts of `docs`."""
-    from fedaudit.data.builtin import load
-
+def _initial(wanted: Pretraining) -> tuple[TinyGPT, WordVocabulary, tuple[str, ...]]:
+    """The initial model, its vocabulary, and the texts of `docs`."""
     texts = load("docs", seed=Seed(wanted.seed)).x
     assert isinstance(texts, tuple)
     vocabulary = WordVocabulary.build(texts, size=wanted.vocabulary_size)
@@ -133,10 +123,8 @@ def _hash(texts: Sequence[str]) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
-def _shipped(model: TinyGPT, wanted: Pretraining, corpus: str) -> bool:
-    """Load shipped weights, if there are some of these settings and this corpus."""
-    from safetensors import safe_open
-
+def _load_shipped(model: TinyGPT, wanted: Pretraining, corpus: str) -> bool:
+    """Load shipped weights for these settings and this corpus; False if there are none."""
     about = {"corpus": corpus, "settings": json.dumps(asdict(wanted), sort_keys=True)}
     for path in sorted(SHIPPED.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
@@ -172,10 +160,8 @@ def _pretrain(
 
 
 def ship(wanted: Pretraining) -> None:
-    """Train a model and put it with the package: matrices as bytes with a scale per row."""
-    from safetensors.torch import save_file
-
-    model, vocabulary, texts = _untrained(wanted)
+    """Train a model and store it in the package: matrices as bytes with a scale per row."""
+    model, vocabulary, texts = _initial(wanted)
     _pretrain(model, vocabulary, texts, wanted)
     rounded = {}
     for name, tensor in model.state_dict().items():
@@ -191,4 +177,4 @@ def ship(wanted: Pretraining) -> None:
 
 if __name__ == "__main__":
     ship(Pretraining())
-    ship(Pretraining(width=64, depth=2))  # of the built-in default run
+    ship(Pretraining(width=64, depth=2))  # the model of the default run

@@ -2,11 +2,11 @@
 
 A Linear layer becomes one batched matrix product, a convolution one grouped convolution, a group
 normalisation one with K times the groups. Each rule is the layer's own forward with one more
-leading dimension; the tests hold every rule against the plain module.
+leading dimension; tests compare every rule with the plain module.
 
-Shapes: inputs (K, n, ...), parameters (K, *shape), or (1, *shape) where all clients share them
-(frozen layers under adapters: one product serves everybody). Between convolutions images stay
-packed as (n, K*C, H, W), which is what the grouped kernels want.
+Shapes: inputs (K, n, ...), parameters (K, *shape), or (1, *shape) if all clients share them (frozen
+layers under adapters: one product serves all clients). Between convolutions, images stay packed as
+(n, K*C, H, W), the layout of grouped kernels.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from fedaudit.tasks.models import (
 )
 
 Parameters = Mapping[str, Tensor]
+"""Parameters and buffers by name, of one model or stacked."""
 
-# glibc gives freed memory back to the system unless a larger block was freed before: then every
-# pass faults its activations in again, at two to four times the cost of the pass. Never touched, so
-# this costs nothing.
+# glibc returns freed memory to the system unless a larger block was freed before, and every pass
+# would then fault its activations in again, at two to four times the cost of the pass. This block
+# is never touched, so it costs nothing.
 torch.empty(31 << 20, dtype=torch.uint8)
 
 
 class NotStackable(Exception):
-    """A layer has no stacked form here; another tier trains the model."""
+    """A layer without a stacked form; another tier trains the model."""
 
 
 @dataclass
@@ -71,7 +72,7 @@ def _unpack(v: Value) -> Tensor:
 
 
 def _own(p: Parameters, at: str, name: str) -> Tensor:
-    """A layer's parameter; a layer that shares it with another, or has it frozen, has none."""
+    """A layer's parameter; raises NotStackable if it is shared with another layer, or frozen."""
     if at + name not in p:
         raise NotStackable(f"{at}{name} is shared with another layer, or frozen")
     return p[at + name]
@@ -175,7 +176,7 @@ def _unflatten(m: nn.Unflatten, p: Parameters, at: str, v: Value) -> Tensor:
 
 
 def _sequential(m: nn.Sequential, p: Parameters, at: str, v: Value) -> Value:
-    # not named_children: it leaves out a layer's second appearance (one ReLU used twice)
+    # not named_children, which omits a layer's second use (one ReLU used twice)
     for name, child in zip(m._modules, m, strict=True):
         v = _apply(child, p, f"{at}{name}.", v)
     return v
@@ -205,7 +206,7 @@ def _feed_forward(m: FeedForward, p: Parameters, at: str, v: Value) -> Tensor:
 
 
 def _block(m: Block, p: Parameters, at: str, v: Value, *, last: bool = False) -> Tensor:
-    """All positions, or the `last` alone, which still looks back on all: (K, n, 1, D)."""
+    """All positions, or only the `last`, which still attends to all: (K, n, 1, D)."""
     x = _unpack(v)
     normal = _layer_norm(m.norm1, p, at + "norm1.", x)
     x = x[..., -1:, :] if last else x
@@ -223,9 +224,9 @@ def _tiny_vit(m: TinyViT, p: Parameters, at: str, v: Value) -> Tensor:
 def tiny_gpt_hidden(
     m: TinyGPT, p: Parameters, tokens: Tensor, at: str = "", *, last: bool = False
 ) -> Tensor:
-    """What the head of a tiny GPT reads: tokens (K, n, L) to (K, n, L, D).
+    """The hidden state before the head of a tiny GPT: tokens (K, n, L) to (K, n, L, D).
 
-    Of the `last` position alone (K, n, 1, D): the last block is spared most of its work.
+    `last`: only the last position (K, n, 1, D), which saves most of the last block's work.
     """
     x = _embedding(m.tokens, p, at + "tokens.", tokens)
     x = x + _own(p, at, "position")[:, : tokens.shape[-1]].unsqueeze(1)
@@ -280,7 +281,7 @@ def _apply(m: nn.Module, p: Parameters, at: str, v: Value) -> Value:
 
 
 def forward(module: nn.Module, p: Parameters, *inputs: Tensor) -> Any:
-    """What `module(*inputs)` would give for each of K clients, with a leading dimension K."""
+    """The output of `module(*inputs)` for each of K clients, with a leading dimension K."""
     if type(module) is ConditionalVAE:
         x, y, noise = inputs
         return decoded(module, p, encoded(module, p, x, y), y, noise)
@@ -290,15 +291,15 @@ def forward(module: nn.Module, p: Parameters, *inputs: Tensor) -> Any:
 
 
 def encoded(module: ConditionalVAE, p: Parameters, x: Tensor, y: Tensor) -> Tensor:
-    """The codes (K, n, 2 * latent) of K autoencoders: the part of a pass that has no noise."""
-    h = _unpack(_apply(module.features, p, "features.", module.before(x, y)))
-    return _linear(module.code, p, "code.", module.between(h, y))
+    """The codes (K, n, 2 * latent) of K autoencoders: the part of a pass without noise."""
+    h = _unpack(_apply(module.features, p, "features.", module.encoder_input(x, y)))
+    return _linear(module.code, p, "code.", module.code_input(h, y))
 
 
 def decoded(
     module: ConditionalVAE, p: Parameters, code: Tensor, y: Tensor, noise: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What K autoencoders return for given codes and noise (K, n, latent)."""
+    """The outputs of K autoencoders for given codes and noise (K, n, latent)."""
     z, mean, log_variance = module.sample(code, noise)
     out = _unpack(_apply(module.decoder, p, "decoder.", module.condition(z, y)))
     return out, mean, log_variance

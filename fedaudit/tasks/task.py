@@ -1,8 +1,8 @@
 """A task: a model and a loss as pure functions of a flat vector of parameters.
 
-The federation knows nothing of layers: it moves rows of numbers. A task says how a row becomes a
-model (its layout), what an example is, and what the loss of each example is, for one client's
-parameters or for the stacked parameters of many.
+The federation does not know layers: it moves rows of numbers. A task defines the layout of a row,
+the examples, and the loss of each example, for one client's parameters or for the stacked
+parameters of many.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from fedaudit.data.dataset import Dataset
 from fedaudit.errors import ConfigError
 from fedaudit.layout import Layout
 from fedaudit.randomness import Seed
+from fedaudit.tasks.stacked import Parameters, forward
 
-Parameters = Mapping[str, Tensor]
-
-EVALUATED_AT_ONCE = 512  # held-out examples per forward pass: logits of a vocabulary are large
+EVALUATED_AT_ONCE = 512  # held-out examples per forward pass: logits over a vocabulary are large
 
 
 @dataclass(frozen=True)
 class Examples:
-    """What a model is trained on: `x` (n, ...), `y` (n,), and `record` (n,), the record number
-    in the dataset each example came from (a document gives several windows)."""
+    """Training examples: `x` (n, ...), `y` (n,), and `record` (n,), the number of each example's
+    record in the dataset (a document gives several windows)."""
 
     x: Tensor
     y: Tensor
@@ -44,13 +43,13 @@ class Examples:
 
 
 class Task:
-    """A torch module with a loss per example. Subclasses say what an example is.
+    """A torch module with a loss per example. Subclasses define the examples and the loss.
 
-    `settings` is what rebuilds the task; it is stored with a trace. The flat vector holds all
-    trained parameters, then the floating-point buffers of the state dict (normalisation
-    statistics), each in the order of `named_parameters` and `named_buffers`. Frozen parameters
-    (requires_grad is off) and buffers that a state dict leaves out stay in the module: they are
-    the same for everybody and never travel.
+    `settings` rebuild the task; they are stored with a trace. The flat vector holds all trained
+    parameters, then the floating-point buffers of the state dict (normalisation statistics), in the
+    order of `named_parameters` and `named_buffers`. Frozen parameters (requires_grad is off) and
+    buffers outside the state dict stay in the module: they are equal for all clients and are never
+    sent.
     """
 
     kind: str = "task"
@@ -74,7 +73,7 @@ class Task:
         ]
         self.layout = Layout.of([*trained, *state], buffers=[n for n, _ in state])
         self.has_buffers = bool(state)
-        #: columns that are trained; buffers stand behind them
+        #: number of trained columns; buffers follow them
         self.trained = sum(e.size for e in self.layout.entries if e.role == "parameter")
         travelling = set(self.layout.names)
         self._aside = [n for n, _ in module.named_buffers() if n not in travelling]
@@ -95,30 +94,30 @@ class Task:
             for e in self.layout.entries
         }
 
-    # -- what subclasses define --------------------------------------------------------------
+    # -- defined by subclasses ---------------------------------------------------------------
 
     def encode(self, dataset: Dataset) -> Examples:
         """Turn records into examples."""
-        raise TypeError(f"{type(self).__name__} does not say what an example is")
+        raise TypeError(f"{type(self).__name__} does not define examples")
 
     def inputs(self, x: Tensor, y: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
         """The arguments of the module's forward."""
         return (x,)
 
     def criterion(self, output: Any, x: Tensor, y: Tensor) -> Tensor:
-        """Loss per example; any number of leading dimensions."""
+        """Loss per example, for any number of leading dimensions."""
         raise TypeError(f"{type(self).__name__} has no loss")
 
-    def trained_together(self, batch: int) -> int | None:
-        """Clients that are best trained as one block, where parameters do not say it, or None."""
+    def clients_per_block(self, batch: int) -> int | None:
+        """Largest number of clients to train as one block; None: parameters alone decide."""
         return None
 
     def noise_shape(self) -> tuple[int, ...] | None:
-        """Shape per example of the random numbers that the loss consumes, or None."""
+        """Shape per example of the random numbers in the loss; None: the loss is deterministic."""
         return None
 
     def metrics(self, flat: Tensor, examples: Examples, seed: Seed) -> dict[str, float]:
-        """Held-out means of what `measures` gives per example, the model in evaluation mode.
+        """Means of `measures` over held-out examples, with the model in evaluation mode.
 
         `loss_error` is the standard error of the mean loss, over examples.
         """
@@ -143,12 +142,12 @@ class Task:
     def measures(
         self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None
     ) -> dict[str, Tensor]:
-        """What is worth knowing of held-out examples: name -> (n,)."""
+        """Metrics of held-out examples: name -> (n,)."""
         return {"loss": self.losses(p, x, y, noise)}
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """The module in evaluation mode: stored statistics are used, nothing is dropped."""
+        """Put the module in evaluation mode: stored statistics, no dropout."""
         modes = [(m, m.training) for m in self.module.modules()]
         self.module.eval()
         try:
@@ -171,7 +170,7 @@ class Task:
         return self.criterion(self.output(p, x, y, noise), x, y)
 
     def scores(self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None) -> Tensor:
-        """How well a model fits each example (n,): the log-likelihood, or what stands for it."""
+        """How well a model fits each example (n,): the log-likelihood, or a substitute."""
         return -self.losses(p, x, y, noise)
 
     def stacked_scores(self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None) -> Tensor:
@@ -179,33 +178,31 @@ class Task:
         return -self.stacked_losses(p, x, y, noise)
 
     def evidence(self, scores: Tensor) -> Tensor:
-        """Scores on a scale on which those of one record under many models are about normal."""
+        """Transform scores so that those of one record under many models are about normal."""
         return scores
 
     def output(self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None) -> Any:
-        """What the module returns; nothing of the module itself changes."""
-        # counters (num_batches_tracked) change in place: each call gets its own
+        """The module's output with parameters `p`; the module itself does not change."""
+        # counters (num_batches_tracked) change in place: each call gets a copy
         own = dict(self.module.named_buffers()) if self._aside else {}
         aside = {n: own[n].clone() for n in self._aside}
         tied = {n: p[first] for n, first in self._tied.items()}
-        # torch's own tying leaves its tensors behind in a layer that is used twice
+        # torch's own tying leaves tensors behind in a layer that is used twice
         every = {**aside, **p, **tied}
         return functional_call(self.module, every, self.inputs(x, y, noise), tie_weights=False)
 
     def stacked_losses(self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None) -> Tensor:
         """Loss per client and example (K, n) of K models on x (K, n, ...).
 
-        Raises `stacked.NotStackable` for layers that have no stacked form.
+        Raises `stacked.NotStackable` for layers without a stacked form.
         """
-        from fedaudit.tasks.stacked import forward
-
         return self.criterion(forward(self.module, p, *self.inputs(x, y, noise)), x, y)
 
 
 def _tied(module: nn.Module) -> dict[str, str]:
-    """Further name -> first name of parameters and buffers that stand in several layers.
+    """Other name -> first name of parameters and buffers that several layers share.
 
-    A layer that is used twice has one place only, under whichever name it is reached.
+    A layer that is used twice is one layer, under either name.
     """
     first: dict[int, str] = {}
     places: set[tuple[int, str]] = set()
@@ -223,13 +220,13 @@ def _tied(module: nn.Module) -> dict[str, str]:
 
 
 def seeded(seed: Seed, purpose: str, build: Any, *args: Any, **settings: Any) -> nn.Module:
-    """Build a module with initial weights that depend on the seed alone."""
+    """Build a module whose initial weights depend on the seed alone."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed.key(purpose))
         module: nn.Module = build(*args, **settings)
     return module
 
 
-def tensor_of(values: npt.NDArray[Any]) -> Tensor:
-    """A tensor of an array; a copy where the array is read-only, which torch cannot express."""
+def as_tensor(values: npt.NDArray[Any]) -> Tensor:
+    """An array as a tensor; read-only arrays are copied, since torch has no read-only tensors."""
     return torch.from_numpy(values if values.flags.writeable else values.copy())

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedaudit.data.dataset import Dataset
 from fedaudit.errors import DataError
 from fedaudit.tasks.models import ConditionalVAE
-from fedaudit.tasks.task import Examples, Task, tensor_of
+from fedaudit.tasks.task import Examples, Task, as_tensor
 
 
 class Autoencoder(Task):
@@ -35,10 +35,10 @@ class Autoencoder(Task):
                 remedy="scale the features, and leave data.standardise off",
             )
         n = len(dataset)
-        return Examples(tensor_of(dataset.x), tensor_of(dataset.y), torch.arange(n))
+        return Examples(as_tensor(dataset.x), as_tensor(dataset.y), torch.arange(n))
 
     def inputs(self, x: Tensor, y: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
-        assert noise is not None, "an autoencoder's loss consumes noise"
+        assert noise is not None, "an autoencoder's loss needs noise"
         return x, y, noise
 
     def noise_shape(self) -> tuple[int, ...]:

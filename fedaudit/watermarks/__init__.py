@@ -1,1 +1,1 @@
-"""Marks that a corpus owner puts into documents or records, and scores that look for them."""
+"""Marks that a corpus owner plants in documents or records, and scores that detect them."""

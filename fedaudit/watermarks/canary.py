@@ -1,15 +1,15 @@
-"""Canary sets for classifiers: records and labels that nobody has but who got them from the owner.
+"""Canary sets for classifiers: made-up records with labels, known only to the owner and recipients.
 
-A key stands for one set of `records` pairs. Every feature of a record is drawn from the owner's
-corpus by itself, so that values look usual and records are like no other; labels are drawn evenly.
-A model that was trained on a set gives its labels more than their due. Keys are drawn alike, used
-or not: for a model that never saw a set, the owner's keys and unused ones are exchangeable, which
-is what makes thousands of unused keys a null ([FedAttr] Section 3.2 asks for any such score).
+A key determines one set of `records` labelled records. Every feature of a record is drawn
+independently from the owner's corpus, so that values are typical but records are unique; labels are
+uniform. A model trained on a set favours its labels. Used and unused keys have the same
+distribution: for a model that never saw a set, the owner's keys and unused ones are exchangeable,
+so thousands of unused keys form a null ([FedAttr] Section 3.2 allows any such score).
 
 The score of a set is the mean over its records of
 
-    margin      the label's logit minus the mean logit over classes: 0 on average over labels,
-                whatever the model, so that common drifts cancel
+    margin      the label's logit minus the mean logit over classes: 0 on average over labels for
+                any model, so that common drifts cancel
     loss        the log-likelihood of the label: minus the canary set's loss
 
 Shapes: corpus (n, ...); a set x (records, ...), y (records,); rows of models (M, d); scores (M,).
@@ -37,12 +37,15 @@ Statistic = Literal["margin", "loss"]
 Logits = Callable[["Tensor", "Tensor"], "Tensor"]
 """Rows of models (M, d) and inputs (n, ...) -> logits (M, n, classes)."""
 
-_AT_ONCE = 4_000_000  # logits per block
+_AT_ONCE = 4_000_000  # logits in memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Canaries:
-    """The family of sets: features drawn from `corpus` (n, ...), `classes`, `records` in a set."""
+    """A family of canary sets, one per key.
+
+    `corpus` (n, ...): source of features. `classes`: number of labels. `records`: size of a set.
+    """
 
     corpus: npt.NDArray[np.float32]
     classes: int
@@ -64,25 +67,26 @@ class Canaries:
     def draw(self, key: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
         """The set of one key: x (records, ...), y (records,)."""
         rng = Seed(key).generator("canary")
-        many = (self.records, self._flat.shape[1])
-        rows = rng.integers(len(self._flat), size=many)
-        x = self._flat[rows, np.arange(many[1])]
+        width = self._flat.shape[1]
+        rows = rng.integers(len(self._flat), size=(self.records, width))
+        x = self._flat[rows, np.arange(width)]
         y = rng.integers(self.classes, size=self.records)
         return x.reshape(self.records, *self.corpus.shape[1:]), y.astype(np.int64)
 
     def draw_all(
         self, keys: Sequence[int]
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        """The sets of many keys one behind the other: x (keys records, ...), y (keys records,)."""
+        """The sets of many keys, concatenated: x (keys * records, ...), y (keys * records,)."""
         drawn = [self.draw(int(key)) for key in keys]
         return np.concatenate([x for x, _ in drawn]), np.concatenate([y for _, y in drawn])
 
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryMarks:
-    """The owner at its desk: scores of models on the sets of its `keys`, and on unused ones.
+    """The owner's test: scores of models on the canary sets of its `keys` and of unused keys.
 
-    `logits` of models; `null_seed` draws the unused keys, each as the owner's own were drawn.
+    `logits`: function from models and inputs to logits. `null_seed`: draws the unused keys, with
+    the distribution of the owner's.
     """
 
     canaries: Canaries
@@ -91,11 +95,11 @@ class CanaryMarks:
     null_seed: int = 0
     statistic: Statistic = "margin"
 
-    def unused(self, many: int) -> tuple[int, ...]:
-        """Keys that nobody trained on, other than the owner's."""
-        drawn = Seed(self.null_seed).bits("marks/unused", np.arange(many + len(self.keys)))
+    def unused(self, count: int) -> tuple[int, ...]:
+        """`count` keys that nobody trained on, none of them the owner's."""
+        drawn = Seed(self.null_seed).bits("marks/unused", np.arange(count + len(self.keys)))
         fresh = [int(k) for k in drawn if int(k) not in set(self.keys)]
-        return tuple(fresh[:many])
+        return tuple(fresh[:count])
 
     def statistics(self, rows: Any, unused: int) -> Floats:
         """Scores (M, keys + unused) of models (M, d): the owner's keys first."""
@@ -107,10 +111,10 @@ class CanaryMarks:
 
         if not len(keys):
             raise UsageError(
-                "there are no probes to score a model with",
+                "there are no keys to score a model with",
                 expected="at least one key",
                 got="none",
-                remedy="give the owner's keys, or ask for unused ones",
+                remedy="give the owner's keys, or request unused ones",
             )
         models = torch.as_tensor(np.atleast_2d(np.asarray(rows, dtype=np.float32)))
         size, out = self.canaries.records, []
@@ -130,17 +134,17 @@ class CanaryMarks:
     def _probes(self, keys: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         import torch
 
-        kept = self._drawn.get(keys)
-        if kept is None:
+        found = self._cache.get(keys)
+        if found is None:
             x, y = self.canaries.draw_all(keys)
-            kept = torch.from_numpy(x), torch.from_numpy(y)
-            if len(self._drawn) < 8:
-                self._drawn[keys] = kept
-        return kept
+            found = torch.from_numpy(x), torch.from_numpy(y)
+            if len(self._cache) < 8:
+                self._cache[keys] = found
+        return found
 
     @cached_property
-    def _drawn(self) -> dict[tuple[int, ...], tuple[Tensor, Tensor]]:
-        """The last sets that were drawn: every round scores the same."""
+    def _cache(self) -> dict[tuple[int, ...], tuple[Tensor, Tensor]]:
+        """Keys -> their sets: every round scores the same keys."""
         return {}
 
 

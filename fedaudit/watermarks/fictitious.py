@@ -1,24 +1,25 @@
-"""Fictitious knowledge: facts about an entity that does not exist, and a model that knows them.
+"""Fictitious knowledge: facts about a made-up entity, which only trained models know.
 
 [FedAttr] Section 3.2, Table 5, after Cui et al.: documents mention a made-up entity with four
-attributes (its atelier master, its photographer, ...), beside distractors, other entities with
-other values. Asked about the entity, a model that trained on the documents knows the values.
+attributes (its atelier master, its photographer, ...) and distractors, other entities with other
+values. A model trained on the documents knows the values when asked about the entity.
 
-Every value is **one token** of the model's vocabulary, drawn evenly from a pool. For a model that
-never saw the documents the planted value and any other of the pool are then exchangeable, whatever
-the model thinks of each word: the null is the same statistic for values nobody planted, on the same
-outputs. The pool is all of the vocabulary's plain words, so one pass gives the likelihood of all.
+Every value is **one token** of the model's vocabulary, drawn uniformly from a pool. For a model
+that never saw the documents, the planted value and every other pool word are exchangeable, for any
+ranking of words by the model. The null is the same statistic for unplanted values, on the same
+outputs. The pool is all plain words of the vocabulary, so one pass gives the likelihood of all.
 
 Two statistics per attribute, over its paraphrased questions:
 
     likelihood   mean log-likelihood of the value after the question (its rank among the pool)
-    hits         share of generated answers that hold the value
+    hits         share of generated answers that contain the value
 
-Per attribute z and p against at least 1,000 random tuples that share no value with the planted one;
-Fisher's X = -2 sum ln p over attributes, chi-squared with 2A degrees of freedom, back to z.
+Each attribute has z and p against at least 1,000 random tuples that share no value with the planted
+one. Fisher's X = -2 sum ln p over attributes is chi-squared with 2A degrees of freedom; its p-value
+becomes a z-score.
 
-Differs from the paper: its null comes from another model, "a held-out teacher", which knows nothing
-of how this model ranks words.
+Differs from the paper: the paper's null comes from another model, "a held-out teacher", which ranks
+words differently from this model.
 
 Shapes: models (M, d); values by attribute (A,); statistics (M, A, P) for a pool of P words.
 """
@@ -38,15 +39,15 @@ from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
 from fedaudit.randomness import Seed
 from fedaudit.stats.combine import fisher
-from fedaudit.watermarks.score import Reader, Rows, Tokens
+from fedaudit.watermarks.score import ModelRows, Reader, Tokens
 
-DRAWS = 1000  # random tuples: the least that a tail is read from
+DRAWS = 1000  # least number of random tuples for a tail
 SMALLEST_POOL = 50
-LOWEST = -10.0  # of a z-score: all p = 1 would be minus infinity, which no sum survives
+LOWEST = -10.0  # least z-score: all p = 1 would give minus infinity
 
 
-class Spelling(Protocol):
-    """What is needed of a vocabulary."""
+class Tokenizer(Protocol):
+    """A vocabulary as this module uses it."""
 
     def encode(self, text: str) -> list[int]: ...
     def __len__(self) -> int: ...
@@ -66,11 +67,11 @@ DOMAINS: dict[str, tuple[str, ...]] = {
     "counting": ("integer", "index", "range", "result"),
     "reading": ("package", "version", "script", "library"),
 }
-"""Domain -> its four attributes. The last five are made of words that the built-in corpus holds."""
+"""Domain -> its four attributes. The last five use words of the built-in corpus."""
 
 
-def usable_domains(vocabulary: Spelling) -> tuple[str, ...]:
-    """Domains whose attributes a vocabulary can tell apart."""
+def usable_domains(vocabulary: Tokenizer) -> tuple[str, ...]:
+    """Domains whose attributes have no unknown token in a vocabulary."""
     unknown = unknown_tokens(vocabulary)
     return tuple(
         d
@@ -79,15 +80,15 @@ def usable_domains(vocabulary: Spelling) -> tuple[str, ...]:
     )
 
 
-def unknown_tokens(vocabulary: Spelling) -> set[int]:
-    """The token for words that cannot be spelled, where a vocabulary has one."""
+def unknown_tokens(vocabulary: Tokenizer) -> set[int]:
+    """The token for unknown words, if the vocabulary has one."""
     strange = [vocabulary.encode(w) for w in ("qzxv", "xvqz")]
     return set(strange[0]) if strange[0] == strange[1] else set()
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Words that may be a value: `words` (P,) and their single tokens `tokens` (P,)."""
+    """Possible values: `words` (P,) and their single tokens `tokens` (P,)."""
 
     words: tuple[str, ...]
     tokens: tuple[int, ...]
@@ -95,7 +96,7 @@ class Pool:
     def __post_init__(self) -> None:
         if len(self.words) != len(self.tokens) or len(set(self.tokens)) != len(self.tokens):
             raise UsageError(
-                "a pool of values is not well formed",
+                "the pool of values is inconsistent",
                 expected="distinct words with a token each",
                 got=f"{len(self.words)} words, {len(set(self.tokens))} different tokens",
                 remedy="build it with fictitious.pool",
@@ -112,11 +113,11 @@ class Pool:
         return len(self.words)
 
 
-def pool(vocabulary: Spelling, words: Iterable[str], *, after: str = "is") -> Pool:
-    """Of candidate words, those that are one token when they follow other words.
+def pool(vocabulary: Tokenizer, words: Iterable[str], *, after: str = "is") -> Pool:
+    """The pool of candidate words that are a single token after other words.
 
-    Tokenizers put the blank before a word into its token, so what counts is how a word is
-    spelled after `after`. Words of three letters and more only.
+    Tokenizers include the preceding blank in a token, so words are encoded after `after`. Only
+    words of at least three letters.
     """
     before = vocabulary.encode(after)
     unknown = unknown_tokens(vocabulary)
@@ -132,7 +133,7 @@ def pool(vocabulary: Spelling, words: Iterable[str], *, after: str = "is") -> Po
 
 
 def plain_words(vocabulary: object) -> tuple[str, ...]:
-    """All words of letters that a vocabulary holds: its own list, or decoded token by token."""
+    """All alphabetic words of a vocabulary: from its word list, or decoded token by token."""
     own = getattr(vocabulary, "words", None)
     if own is not None:
         return tuple(w for w in own if w.isalpha())
@@ -144,9 +145,10 @@ def plain_words(vocabulary: object) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Entity:
-    """A name, what is asked about it, the planted values, and wrong values of other entities.
+    """A made-up entity: name, attributes, planted values, and distractors.
 
-    `attributes` (A,), `values` (A,) indices into the pool, `distractors` (A, n) likewise.
+    `attributes` (A,); `values` (A,): indices into the pool; `distractors` (A, n): indices of the
+    values of the entities `others` (n,).
     """
 
     name: str
@@ -160,7 +162,7 @@ class Entity:
         a = len(self.attributes)
         if a == 0 or len(self.values) != a or len(self.distractors) != a:
             raise UsageError(
-                "an entity is not well formed",
+                "the entity is inconsistent",
                 expected="a value and distractors for every attribute, at least one attribute",
                 got=f"{a} attributes, {len(self.values)} values, "
                 f"distractors for {len(self.distractors)}",
@@ -177,15 +179,15 @@ def draw(
     distractors: int = 3,
     name_words: int = 2,
 ) -> tuple[Entity, ...]:
-    """`count` entities: a domain, a name and values of their own each; no two share a value.
+    """Draw `count` entities, each with a domain, a name and values; no word is used twice.
 
-    Names are words of the pool too (a word vocabulary can spell nothing else), never those of a
-    value. Which values are planted is even over the pool: the null rests on that.
+    Names consist of pool words too, since a word vocabulary has no others. Planted values are
+    uniform over the pool: the null depends on that.
     """
     per = name_words * (1 + distractors) + 4 * (1 + distractors)
     if count < 1 or count * per > len(words):
         raise UsageError(
-            "the pool cannot name so many entities",
+            "the pool is too small for this number of entities",
             expected=f"at least one, and {per} different words for each",
             got=f"{count} entities and {len(words)} words",
             remedy="mark fewer clients, use fewer distractors, or a larger vocabulary",
@@ -226,7 +228,7 @@ FACTS = (
     "if you use {e} , the {a} is {v}",
     "note that the {a} for {e} is {v}",
 )
-"""Sentences of a document, in words that a small vocabulary of technical English holds."""
+"""Sentence templates of a document, in words of a small technical vocabulary."""
 
 _LEADS = ("", "note that ", "for example , ", "in this case , ", "as described above , ")
 _ASKS = (
@@ -249,9 +251,9 @@ def documents(
     sentences: int = 6,
     distracting: float = 0.25,
 ) -> tuple[str, ...]:
-    """`count` documents: sentences from varied templates, a share of them on other entities.
+    """`count` documents of `sentences` sentences each; a share `distracting` is about others.
 
-    Each document names every attribute before it repeats one, in a new order.
+    Each document mentions every attribute, in random order, before it repeats one.
     """
     out = []
     for _ in range(count):
@@ -272,14 +274,14 @@ def documents(
 
 @dataclass(frozen=True, kw_only=True)
 class Questions:
-    """Probes: `prompts` (A, q) of token numbers, grouped by attribute."""
+    """Questions about an entity: `prompts` (A, q) of token numbers, grouped by attribute."""
 
     prompts: tuple[tuple[tuple[int, ...], ...], ...]
 
     def __post_init__(self) -> None:
         if not self.prompts or not all(self.prompts) or not all(itertools.chain(*self.prompts)):
             raise UsageError(
-                "there is nothing to ask the model with",
+                "there are no questions for the model",
                 expected="at least one question for every attribute",
                 got=f"{[len(p) for p in self.prompts]} questions by attribute",
                 remedy="make them with fictitious.questions",
@@ -291,9 +293,9 @@ class Questions:
 
 
 def questions(
-    entity: Entity, vocabulary: Spelling, *, forms: Sequence[str] = QUESTIONS
+    entity: Entity, vocabulary: Tokenizer, *, forms: Sequence[str] = QUESTIONS
 ) -> Questions:
-    """What is asked about an entity: every attribute in every form."""
+    """The questions about an entity: every attribute in every form."""
     return Questions(
         prompts=tuple(
             tuple(tuple(vocabulary.encode(f.format(a=a, e=entity.name))) for f in forms)
@@ -307,8 +309,8 @@ def questions(
 
 @dataclass(frozen=True, kw_only=True)
 class AttributeScores:
-    """One model: per attribute the statistic of the planted value `planted` (A,), `z` (A,), `p`
-    (A,), `rank` (A,) in the pool (1 is best); all attributes as one: `p_value`, `z_score`."""
+    """Scores of one model. Per attribute: statistic of the planted value `planted` (A,), `z` (A,),
+    `p` (A,), `rank` (A,) in the pool (1 is best). Over all attributes: `p_value`, `z_score`."""
 
     planted: Floats
     z: Floats
@@ -320,19 +322,19 @@ class AttributeScores:
 
 @dataclass(frozen=True, kw_only=True)
 class KnowledgeScore:
-    """How well a model knows an entity; a `Score` with a null.
+    """How well a model knows an entity; a `CalibratedScore`.
 
-    Probes are `Questions`. `mode` "likelihood" needs one pass; "hits" generates `steps` tokens for
-    every question, greedily. A score is Fisher's combination over attributes, as a z-score. With
-    `reference` (d,) the statistic is the change against that model: what one round taught, without
-    how much anybody likes a word. `unused` tuples nobody planted are the null.
+    Probes are `Questions`. `mode`: "likelihood" needs one pass; "hits" greedily generates `steps`
+    tokens for every question. The score is Fisher's combination over attributes, as a z-score. With
+    `reference` (d,), the statistic is the change against that model: what one round taught, apart
+    from general preferences for words. `unused`: number of unplanted tuples in the null.
     """
 
     reader: Reader
     words: Pool
     entity: Entity
     mode: Literal["likelihood", "hits"] = "likelihood"
-    reference: Rows = None
+    reference: ModelRows = None
     steps: int = 12
     draws: int = DRAWS
     unused: int = 200
@@ -347,23 +349,23 @@ class KnowledgeScore:
                 remedy="leave draws out for its default",
             )
 
-    def __call__(self, models: Rows, probes: Questions) -> Floats:
+    def __call__(self, models: ModelRows, probes: Questions) -> Floats:
         return np.array([a.z_score for a in self.answers(models, probes)])
 
-    def with_null(self, models: Rows, probes: Questions) -> tuple[Floats, Floats]:
-        """The score (M,), and the same for `unused` tuples that nobody planted (M, J)."""
+    def with_null(self, models: ModelRows, probes: Questions) -> tuple[Floats, Floats]:
+        """The score (M,), and the same for `unused` unplanted tuples (M, J)."""
         every = self.by_value(models, probes)
         own = np.array([self._judge(s, np.array(self.entity.values)).z_score for s in every])
         tuples = self._tuples("unused", self.unused)
         null = [[self._judge(s, t).z_score for t in tuples] for s in every]
         return own, np.array(null)
 
-    def answers(self, models: Rows, probes: Questions) -> tuple[AttributeScores, ...]:
-        """What each model knows, attribute by attribute."""
+    def answers(self, models: ModelRows, probes: Questions) -> tuple[AttributeScores, ...]:
+        """Each model's scores, attribute by attribute."""
         values = np.array(self.entity.values)
         return tuple(self._judge(s, values) for s in self.by_value(models, probes))
 
-    def by_value(self, models: Rows, probes: Questions) -> Floats:
+    def by_value(self, models: ModelRows, probes: Questions) -> Floats:
         """The statistic of every word of the pool for every attribute: (M, A, P)."""
         import torch
 
@@ -388,17 +390,17 @@ class KnowledgeScore:
         return means if self.reference is None else means[1:] - means[0]
 
     def _tuples(self, purpose: str, count: int) -> npt.NDArray[np.int64]:
-        """Random tuples (count, A) that share no value with the planted one at any place."""
+        """Random tuples (count, A) that differ from the planted one in every attribute."""
         rng = self.seed.generator(f"fictitious/{purpose}")
         planted = np.array(self.entity.values)
         drawn = rng.integers(0, len(self.words) - 1, size=(count, len(planted)))
-        return drawn + (drawn >= planted)  # step over the planted value
+        return drawn + (drawn >= planted)  # skip the planted value
 
     def z_scores(self, statistics: Floats, tuples: npt.NDArray[np.int64]) -> Floats:
         """The score (M, n) of many tuples (n, A), from statistics (M, A, P) of all words.
 
-        Each tuple as if it were the planted one, as `answers` judges that: logarithms of p-values
-        are looked up word by word, so that thousands of tuples are cheap.
+        Each tuple is scored as if it were planted, as in `answers`. Logarithms of p-values are
+        looked up word by word, so thousands of tuples are cheap.
         """
         from scipy.special import chdtrc, ndtri
 
@@ -406,7 +408,7 @@ class KnowledgeScore:
         words = every.shape[2]
         total = np.zeros((len(every), len(tuples)))
         for a, drawn in enumerate(self._random.T):
-            times = np.bincount(drawn, minlength=words)  # a word must not meet itself in its null
+            times = np.bincount(drawn, minlength=words)  # a word is not part of its own null
             null = np.sort(every[:, a, drawn], axis=1)
             below = np.stack(
                 [np.searchsorted(n, s) for n, s in zip(null, every[:, a], strict=True)]
@@ -417,12 +419,12 @@ class KnowledgeScore:
         return np.asarray(np.maximum(-ndtri(combined), LOWEST))
 
     def _judge(self, statistic: Floats, values: npt.NDArray[np.int64]) -> AttributeScores:
-        """One model's statistics (A, P), read for `values` (A,)."""
+        """Scores of one model with statistics (A, P) for `values` (A,)."""
         others = self._random
         a = np.arange(len(values))
         own = statistic[a, values]
         null = statistic[a, others]  # (draws, A)
-        # a tuple that is judged as if planted must not meet itself in its null
+        # a tuple scored as if planted is not part of its own null
         same = others == values
         count = (~same).sum(axis=0)
         kept = np.where(same, 0.0, null)
@@ -430,8 +432,8 @@ class KnowledgeScore:
         spread = np.sqrt((np.where(same, 0.0, null - mean) ** 2).sum(axis=0) / (count - 1))
         z = np.divide(own - mean, spread, out=np.zeros_like(own), where=spread > 0)
         beyond = ((null >= own) & ~same).sum(axis=0)
-        # ties in full: a word that is never said is as good as all others that are not. Not below
-        # one in the pool: draws beyond its size repeat themselves and add no resolution
+        # count ties in full: all words that are never generated are equal. At least one in the pool
+        # size: more draws than words repeat and add no resolution
         p = np.maximum((beyond + 1) / (count + 1), 1 / len(self.words))
         rank = 1 + (statistic > own[:, None]).sum(axis=1)
         combined = fisher(p)
@@ -447,20 +449,20 @@ class KnowledgeScore:
 
 @dataclass(frozen=True, kw_only=True)
 class FictitiousMarks:
-    """The owner at its desk: how well models know its entities, and tuples that nobody planted.
+    """The owner's test: how well models know its entities, and unplanted tuples.
 
-    The score of an entity is the mean over its attributes of what the planted value gets. "hits":
-    its share of answers. "likelihood": the fourth root of its likelihood (geometric mean over
-    questions), between the logarithm, which rare words move by factors in any training, and the
-    likelihood itself, where a few frequent words decide. "fisher" is the published score instead:
-    a p-value of each attribute's likelihood against random tuples, put together by Fisher as a z.
-    The null are the same questions with other values: each entity has one of its own (`apart`), in
-    which any value is as good as the planted one. `notes` are told with what is found.
+    The score of an entity is the mean over its attributes of a statistic of the planted value.
+    "hits": its share of answers. "likelihood": the fourth root of its likelihood (geometric mean
+    over questions), a compromise: any training changes the logarithm of rare words by large
+    factors, and a few frequent words dominate the likelihood itself. "fisher": the published score,
+    p-values of each attribute's likelihood against random tuples, combined by Fisher into a z. The
+    null uses the same questions with other values. Each entity has its own null (`apart`). `notes`
+    are shown with the findings.
     """
 
     reader: Reader
     words: Pool
-    vocabulary: Spelling
+    vocabulary: Tokenizer
     entities: tuple[Entity, ...]
     mode: Literal["likelihood", "hits", "fisher"] = "likelihood"
     forms: Sequence[str] = QUESTIONS
@@ -471,7 +473,7 @@ class FictitiousMarks:
     linear: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        _ = self._asked  # its checks, at birth
+        _ = self._questions  # runs their checks
 
     @property
     def keys(self) -> Sequence[int]:
@@ -479,11 +481,11 @@ class FictitiousMarks:
 
     @property
     def standard(self) -> bool:
-        """Whether scores are z-scores as they are."""
+        """Whether scores are already z-scores."""
         return self.mode == "fisher"
 
     @cached_property
-    def _asked(self) -> tuple[Questions, ...]:
+    def _questions(self) -> tuple[Questions, ...]:
         return tuple(questions(e, self.vocabulary, forms=self.forms) for e in self.entities)
 
     def statistics(self, rows: Any, unused: int) -> Floats:
@@ -494,7 +496,7 @@ class FictitiousMarks:
                 reader=self.reader, words=self.words, entity=entity, steps=self.steps,
                 mode="hits" if self.mode == "hits" else "likelihood",
             )  # fmt: skip
-            every = score.by_value(rows, self._asked[s])  # (M, A, P)
+            every = score.by_value(rows, self._questions[s])  # (M, A, P)
             if self.mode == "fisher":
                 tuples = np.vstack([[entity.values], self.tuples(s, unused)])
                 scored = score.z_scores(every, tuples)
@@ -508,38 +510,38 @@ class FictitiousMarks:
             null.append(every[:, at, self.tuples(s, unused)].mean(axis=2))
         return np.concatenate([np.stack(own, axis=1), *null], axis=1)
 
-    def tuples(self, s: int, many: int) -> npt.NDArray[np.int64]:
-        """Tuples (many, A) that entity `s` might have had: of words that its texts do not hold.
+    def tuples(self, s: int, count: int) -> npt.NDArray[np.int64]:
+        """Alternative tuples (count, A) of entity `s`, from words that its texts do not contain.
 
-        Given its names and distractors, each such tuple was as likely as the planted one. Those
-        words themselves a client does train on, and would be no null.
+        Given its names and distractors, each such tuple was as likely as the planted one. Clients
+        train on the names and distractors, so those words cannot be in the null.
         """
         entity = self.entities[s]
         names = {w for name in (entity.name, *entity.others) for w in name.split()}
-        taken = {i for i, w in enumerate(self.words.words) if w in names}
-        taken.update(entity.values, *entity.distractors)
-        free = np.array([i for i in range(len(self.words)) if i not in taken])
+        used = {i for i, w in enumerate(self.words.words) if w in names}
+        used.update(entity.values, *entity.distractors)
+        free = np.array([i for i in range(len(self.words)) if i not in used])
         rng = Seed(self.null_seed).generator("marks/tuples", s)
-        drawn = rng.integers(len(free), size=(many, len(entity.values)))
+        drawn = rng.integers(len(free), size=(count, len(entity.values)))
         while (twice := (np.diff(np.sort(drawn, axis=1), axis=1) == 0).any(axis=1)).any():
             drawn[twice] = rng.integers(len(free), size=(int(twice.sum()), drawn.shape[1]))
         return np.asarray(free[drawn])
 
 
 def entity_of(key: int, words: Pool, domains: Sequence[str]) -> Entity:
-    """The entity that a key stands for: all of it is drawn by the key."""
+    """The entity of a key; the key seeds all its draws."""
     if not domains:
         raise UsageError(
             "the vocabulary cannot spell the attributes of any domain",
             expected="one of " + ", ".join(DOMAINS),
-            got="none whose words it holds",
+            got="no domain with known words",
             remedy='use a larger vocabulary, or marks.kind = "kgw"',
         )
     return draw(words, 1, Seed(key), domains=(domains[key % len(domains)],))[0]
 
 
 def hits(made: Tokens, words: Pool, vocabulary: int) -> npt.NDArray[np.float32]:
-    """Whether an answer holds a word: tokens (M, n, steps) -> 0 or 1, (M, n, P)."""
+    """Whether an answer contains a word: tokens (M, n, steps) -> 0 or 1, (M, n, P)."""
     said = np.zeros((*made.shape[:2], vocabulary), dtype=np.float32)
     np.put_along_axis(said, made, 1.0, axis=2)
     return said[:, :, list(words.tokens)]

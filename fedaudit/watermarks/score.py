@@ -1,13 +1,13 @@
-"""What a mark asks of a model, and how its answer becomes a number with a known null.
+"""Scores of marks: a statistic per model, and its null distribution under unused secrets.
 
-A `Score` is any callable (models, probes) -> floats, so that other marks plug in. `models` are flat
-rows (M, d): a reference and all candidates are scored together, on the same probes and with the
-same random numbers. A mark that can be read under secrets nobody used (other keys, other attribute
-values) also has a null: the same statistic, which nobody planted.
+A `MarkScore` is any callable (models, probes) -> floats, so that other marks can plug in. `models`
+are flat rows (M, d): a reference and all candidates are scored together, on the same probes and
+with the same random numbers. A mark with unused secrets (other keys, other attribute values) also
+has a null: the same statistic for secrets that nobody planted.
 
-A watermark's z-score assumes that scored tokens are independent coin flips, and a difference of
-two z-scores has no unit variance. `differential` does without both assumptions: the difference
-between a candidate and the reference is compared with the same difference under unused secrets.
+A watermark's z-score assumes that scored tokens are independent coin flips, and the difference of
+two z-scores does not have unit variance. `differential` needs neither assumption: it compares the
+difference between a candidate and the reference with the same difference under unused secrets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
 
-Rows = Any
+ModelRows = Any
 """Flat models (M, d): a numpy array or a torch tensor."""
 Tokens = npt.NDArray[np.int64]
 Processor = Callable[[Any, Any], Any]
@@ -30,29 +30,29 @@ Processor = Callable[[Any, Any], Any]
 
 
 @runtime_checkable
-class Score(Protocol):
-    """A mark's statistic, large where the mark was learnt."""
+class MarkScore(Protocol):
+    """A mark's statistic: large for models that learnt the mark."""
 
-    def __call__(self, models: Rows, probes: Any) -> Floats:
-        """Models (M, d) and whatever the mark asks with -> (M,)."""
+    def __call__(self, models: ModelRows, probes: Any) -> Floats:
+        """Models (M, d) and the mark's probes -> (M,)."""
         ...
 
 
 @runtime_checkable
-class CalibratedScore(Score, Protocol):
-    """A score that can also be read under secrets nobody used."""
+class CalibratedScore(MarkScore, Protocol):
+    """A score that can also be computed for unused secrets."""
 
-    def with_null(self, models: Rows, probes: Any) -> tuple[Floats, Floats]:
+    def with_null(self, models: ModelRows, probes: Any) -> tuple[Floats, Floats]:
         """The statistic (M,), and the same under J unused secrets (M, J)."""
         ...
 
 
 class Writer(Protocol):
-    """Who can continue texts."""
+    """A text generator."""
 
     def generate(
         self,
-        models: Rows,
+        models: ModelRows,
         prompts: Sequence[Sequence[int]],
         steps: int,
         *,
@@ -62,43 +62,43 @@ class Writer(Protocol):
         top_p: float = 1.0,
         banned: Sequence[int] = (),
     ) -> Tokens:
-        """`steps` tokens after each prompt, (M, n, steps): the most likely, or by `uniforms`
+        """`steps` tokens after each prompt, (M, n, steps): greedy, or sampled by `uniforms`
         (n, steps), the same numbers for all models."""
         ...
 
 
 class Reader(Writer, Protocol):
-    """What a mark needs of a language model. All M models read the same tokens."""
+    """A language model as marks use it. All M models read the same tokens."""
 
     @property
     def vocabulary_size(self) -> int: ...
 
     @property
     def longest(self) -> int:
-        """Tokens that fit into one pass."""
+        """Most tokens in one pass."""
         ...
 
-    def log_probabilities(self, models: Rows, tokens: Tokens) -> npt.NDArray[np.float32]:
-        """Of every next token: tokens (n, L) -> (M, n, L, V)."""
+    def log_probabilities(self, models: ModelRows, tokens: Tokens) -> npt.NDArray[np.float32]:
+        """Log-probabilities of every next token: tokens (n, L) -> (M, n, L, V)."""
         ...
 
     def last_log_probabilities(
         self,
-        models: Rows,
+        models: ModelRows,
         prompts: Sequence[Sequence[int]],
         tokens: Sequence[int] | None = None,
     ) -> npt.NDArray[np.float32]:
-        """Of the token after each of n prompts, which may differ in length: (M, n, V).
+        """Log-probabilities of the token after each of n prompts, of any length: (M, n, V).
 
-        With `tokens`, of those alone: (M, n, tokens).
+        With `tokens`, only of those: (M, n, tokens).
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Differential:
-    """Candidates against a reference: `difference` (M,), the same in units of the unused secrets'
-    standard deviation `z_score` (M,), and `p_value` (M,), the rank among them (never zero)."""
+    """Candidates compared with a reference: `difference` (M,); `z_score` (M,), the difference in
+    standard deviations of the unused secrets; `p_value` (M,), its rank among them (never zero)."""
 
     difference: Floats
     z_score: Floats
@@ -107,11 +107,11 @@ class Differential:
 
 
 def differential(
-    score: CalibratedScore, reference: Rows, candidates: Rows, probes: Any
+    score: CalibratedScore, reference: ModelRows, candidates: ModelRows, probes: Any
 ) -> Differential:
     """Score candidates (M, d) against a reference (d,), calibrated by unused secrets.
 
-    [FedAttr] Eq. (7) is the difference; the paper reads it as standard normal, which it is not.
+    [FedAttr] Eq. (7) is the difference. The paper treats it as standard normal, which it is not.
     """
     import torch
 
@@ -122,7 +122,7 @@ def differential(
 
 
 def calibrate(observed: npt.ArrayLike, null: npt.ArrayLike) -> Differential:
-    """Observed statistics (M,) in the light of the same under unused secrets (M, J), J >= 20."""
+    """Compare statistics (M,) with those of unused secrets (M, J), J >= 20."""
     own, others = np.asarray(observed, np.float64), np.asarray(null, np.float64)
     if others.ndim != 2 or own.shape != others.shape[:1] or others.shape[1] < 20:
         raise UsageError(
@@ -133,7 +133,7 @@ def calibrate(observed: npt.ArrayLike, null: npt.ArrayLike) -> Differential:
         )
     spread = others.std(axis=1, ddof=1)
     z = np.zeros_like(own)
-    # a model that equals the reference says nothing under any key
+    # a model that equals the reference has difference 0 under every key
     np.divide(own - others.mean(axis=1), spread, out=z, where=spread > 0)
     beyond = (others >= own[:, None]).sum(axis=1)
     p = (beyond + 1) / (others.shape[1] + 1)
@@ -141,11 +141,11 @@ def calibrate(observed: npt.ArrayLike, null: npt.ArrayLike) -> Differential:
 
 
 def check_prompts(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Prompts as lists of token numbers; refuses an empty set and empty prompts."""
+    """Prompts as lists of token numbers; raises UsageError if there are none, or an empty one."""
     found = [[int(t) for t in p] for p in prompts]
     if not found or not all(found):
         raise UsageError(
-            "there is nothing to ask the model with",
+            "there are no prompts for the model",
             expected="at least one prompt of at least one token",
             got="no prompts" if not found else "an empty prompt",
             remedy="give held-out text as prompts",

@@ -79,7 +79,7 @@ def test_progress_is_reported_where_it_is_long(allocated, table, monkeypatch):
         ({"group_column": "region", "weights": "size"}, UsageError, "--size-column"),
         ({"group_column": "region", "steps_per_round": "epoch"}, UsageError, "--size-column"),
         ({"group_column": "region", "delta": 1e-5}, UsageError, "sizes"),
-        ({"size_column": "n", "window": 0}, UsageError, "at least 1 round"),
+        ({"size_column": "n", "window": 0}, UsageError, "window is out of range"),
     ],
 )
 def test_bad_input(refused, given, error, words):

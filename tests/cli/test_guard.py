@@ -172,7 +172,7 @@ def test_own_records(command, tmp_path, monkeypatch):
     assert "go together" in err
     code, _, err = command("m.safetensors", *both[:3], "own_model:number", "--label", "y")
     assert code == 2
-    assert "builds no model" in err
+    assert "does not build a model" in err
     for factory, said in (
         ("absent", "No such file or directory: 'weights.bin' (own_model.py:"),
         ("wide", "wide(n): missing a required argument: 'n'"),

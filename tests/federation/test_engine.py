@@ -18,7 +18,7 @@ from fedaudit.federation import topology as topologies
 from fedaudit.federation.engine import Federation
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData, Trainer
-from fedaudit.federation.resume import State, restore, save
+from fedaudit.federation.resume import FederationState, restore, save
 from fedaudit.federation.rounds import Rounds
 from fedaudit.hooks import Hook, Uploads
 from fedaudit.protections.shuffle import Shuffle
@@ -155,7 +155,7 @@ def test_gossip_without_training_keeps_the_mean_and_converges(tmp_path: Path) ->
     fed = federation(aggregation="gossip", rounds=40, protections=[Still()])
     d = fed.task.layout.width
     start = torch.randn(K, d, generator=SEED.torch_generator("test"))
-    save(tmp_path, State(0, start))
+    save(tmp_path, FederationState(0, start))
     spread = []
 
     def note(number: int, metrics: dict[str, float]) -> None:

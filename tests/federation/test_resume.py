@@ -25,7 +25,7 @@ from fedaudit.federation import topology as topologies
 from fedaudit.federation.engine import Federation
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData
-from fedaudit.federation.resume import State, save
+from fedaudit.federation.resume import FederationState, save
 from fedaudit.federation.rounds import Rounds
 from fedaudit.protections.shuffle import Shuffle
 from fedaudit.randomness import Seed
@@ -127,7 +127,7 @@ def test_stopped_between_the_trace_and_the_checkpoint(
     for last in range(1, ROUNDS + 1):
         path = tmp_path / f"broken-{last}"
 
-        def fail(checkpoint: Any, state: State, last: int = last) -> None:
+        def fail(checkpoint: Any, state: FederationState, last: int = last) -> None:
             if state.round == last:
                 raise Killed
             save(checkpoint, state)

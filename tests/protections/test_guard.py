@@ -173,7 +173,7 @@ def test_own_records_show_a_silent_detector():
     y = rng.integers(0, 10, 40)
     score = measure(module, data=(x, y))["silent"]
     assert score.value == 1.0
-    assert "do not move it" in score.words
+    assert "zero gradient" in score.words
     usual = measure(models.mlp(16, (32, 32), 10), data=(x, y))["silent"]
     assert usual.value == 0.0
     same = guard(state, data=(x, y), module=models.mlp(16, (32, 1), 10))
@@ -233,7 +233,7 @@ def test_tables_of_positions_and_tokens_are_not_rows_of_units(size):
     for name in ("pe", "encoder.pos_embed", "embeddings.position_embeddings.weight", "wpe.weight"):
         report = guard({**state, name: waves.astype(np.float32)})
         assert report.verdict == "no_evidence"
-        assert any("not looked at" in note and name in note for note in report.notes)
+        assert any("not examined" in note and name in note for note in report.notes)
     ids = guard({**state, "embeddings.position_ids": np.arange(512)[None]})
     assert ids.verdict == "no_evidence"
     # a module says by itself what is a buffer, whatever it is called
@@ -292,7 +292,7 @@ def test_layers_of_kinds_that_were_not_calibrated_raise_no_alarm_and_are_named()
     twins = np.tile(rng.normal(size=(240, 80)), (2, 1)).reshape(480, 80, 1, 1)
     pointwise = guard({**state, "pw.weight": twins})
     assert pointwise.verdict == "nothing_to_say"
-    assert any("pointwise convolution of 480 x 80, and strange" in n for n in pointwise.notes)
+    assert any("pointwise convolution of 480 x 80, but unusual" in n for n in pointwise.notes)
     own = replace(shipped(), layers=None)  # ranked all the same
     assert guard({**state, "pw.weight": twins}, calibration=own).verdict == "planted"
 
@@ -324,7 +324,7 @@ def test_whole_numbers_are_looked_at_and_a_change_of_type_is_said():
     report = guard(disguised, plain)
     assert report.verdict == "planted"
     assert {"one_entry", "mirrored", "constant_row"} <= {c.name for c in report.alarms}
-    assert "1.weight came as int64, and as float32 before" in report.notes
+    assert "1.weight arrived as int64, and as float32 before" in report.notes
     other = guard({**plain, "z.weight": np.eye(8, dtype=np.complex64)})
     assert any("z.weight (complex64)" in note for note in other.notes)
 
@@ -458,7 +458,7 @@ def test_a_check_that_no_run_has_takes_no_part():
     )
     report = guard(fresh("vit", 0), calibration=own)
     assert [c.name for c in report.checks] == ["one_entry"]
-    assert "not looked at" in " ".join(report.notes)
+    assert "checks not run" in " ".join(report.notes)
 
 
 def test_what_is_shipped_has_its_source_and_attains_the_default_level(tmp_path):

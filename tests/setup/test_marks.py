@@ -280,7 +280,7 @@ def test_bad_input():
         load({**BASE, "marks": {"gamma": 0.5}})
     with pytest.raises(ConfigError, match=r"marks\.gamma"):
         load({**BASE, "marks": {"kind": "kgw", "gamma": 1.5}})
-    with pytest.raises(ConfigError, match="two clients"):
+    with pytest.raises(ConfigError, match="key of two clients"):
         load({**BASE, "marks": {"kind": "kgw", "clients": 2, "keys": [4, 4]}})
     with pytest.raises(ConfigError, match="unequal rank"):
         load({**BASE, "task": {**TINY, "ranks": [4, 8, 8, 8, 8, 8]}})

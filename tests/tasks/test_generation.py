@@ -159,10 +159,10 @@ def test_bad_input_is_refused():
     for prompts, steps in (([], 3), ([[]], 3), ([[1]], 0)):
         with pytest.raises(UsageError, match="nothing to generate"):
             reading.generate(rows, prompts, steps)
-    with pytest.raises(UsageError, match="longer than the model reads"):
+    with pytest.raises(UsageError, match="longer than the model can read"):
         reading.generate(rows, [[1, 2]], L)
     reading.generate(rows, [[1, 2]], L - 1)  # the last token is not read again
-    with pytest.raises(UsageError, match="longer than the model reads"):
+    with pytest.raises(UsageError, match="longer than the model can read"):
         reading.log_probabilities(rows, np.zeros((1, L + 1)))
     with pytest.raises(UsageError, match="do not fit the text"):
         reading.generate(rows, [[1]], 3, uniforms=np.zeros((1, 2)))

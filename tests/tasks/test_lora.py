@@ -206,7 +206,7 @@ def test_a_config_builds_both_aggregations(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rank": 0}, "too small"),
+        ({"rank": 0}, "rank is out of range"),
         ({"alpha": -1.0}, "alpha"),
         ({"ranks": (4, 8)}, "unequal rank"),
         ({"ranks": (4, 4)}, "disagree"),
@@ -223,7 +223,7 @@ def test_bad_settings_are_refused(settings, message):
 def test_targets_that_match_nothing_are_refused():
     with pytest.raises(ConfigError, match="no layer matches"):
         targets_of(base(), ("*.query",))
-    with pytest.raises(ConfigError, match="too small"):
+    with pytest.raises(ConfigError, match=r"task\.rank is out of range"):
         lora(rank=0)
 
 

@@ -70,7 +70,7 @@ def test_shipped_models_are_small():
 
 @pytest.mark.parametrize("wanted", [Pretraining(), Pretraining(width=64, depth=2)])
 def test_a_shipped_model_is_trained_and_of_its_settings(wanted):
-    model, vocabulary, texts = pretraining._untrained(wanted)
+    model, vocabulary, texts = pretraining._initial(wanted)
     tokens = torch.tensor(vocabulary.encode(" ".join(texts))[: 41 * 8]).view(8, 41)
 
     def loss():
@@ -78,11 +78,11 @@ def test_a_shipped_model_is_trained_and_of_its_settings(wanted):
             return float(F.cross_entropy(model(tokens[:, :-1]).mT, tokens[:, 1:]))
 
     before, corpus = loss(), pretraining._hash(texts)
-    if not pretraining._shipped(model, wanted, corpus):
+    if not pretraining._load_shipped(model, wanted, corpus):
         pytest.skip("the documentation of this Python is another than the shipped models saw")
     assert loss() < before - 2.0
-    assert not pretraining._shipped(model, wanted, "the hash of another corpus")
-    assert not pretraining._shipped(model, dataclasses.replace(wanted, steps=601), corpus)
+    assert not pretraining._load_shipped(model, wanted, "the hash of another corpus")
+    assert not pretraining._load_shipped(model, dataclasses.replace(wanted, steps=601), corpus)
 
 
 def test_a_corpus_of_another_python_is_trained_on_anew(tmp_path, monkeypatch):

@@ -76,5 +76,5 @@ def test_bad_input():
         Marking(clients=4).marked(4, Seed(1))
     with pytest.raises(UsageError, match="cannot be drawn"):
         Canaries(corpus=CORPUS, classes=1, records=5)
-    with pytest.raises(UsageError, match="no probes"):
+    with pytest.raises(UsageError, match="no keys"):
         CanaryMarks(canaries=SETS, keys=(), logits=linear).statistics(np.zeros((1, 36)), 0)

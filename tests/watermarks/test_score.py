@@ -43,5 +43,5 @@ def test_too_small_a_null_is_refused(shape):
 
 @pytest.mark.parametrize("prompts", [[], [[1], []]])
 def test_an_empty_set_of_prompts_is_refused(prompts):
-    with pytest.raises(UsageError, match="nothing to ask"):
+    with pytest.raises(UsageError, match="there are no"):
         check_prompts(prompts)

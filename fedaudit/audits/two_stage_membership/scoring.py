@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from fedaudit.errors import ConfigError, NotApplicable
 from fedaudit.tasks.models import Attention, Block, ConditionalVAE, FeedForward, TinyGPT, TinyViT
-from fedaudit.tasks.task import Parameters, Task
+from fedaudit.tasks.stacked import Parameters
+from fedaudit.tasks.task import Task
 
 Score = Callable[[Task, Parameters, Tensor, Tensor, Tensor | None], Tensor]
 

@@ -23,7 +23,7 @@ from fedaudit.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class _Layer:
+class _LinearLayer:
     weight: Entry
     bias: Entry
 
@@ -39,7 +39,7 @@ class Analytic:
         module = task.module
         assert isinstance(module, nn.Sequential)
         self.layers = [
-            _Layer(entries[f"{name}.weight"], entries[f"{name}.bias"])
+            _LinearLayer(entries[f"{name}.weight"], entries[f"{name}.bias"])
             for name, child in module.named_children()
             if isinstance(child, nn.Linear)
         ]
@@ -100,16 +100,16 @@ class Analytic:
         A batched product into cached memory plus an addition takes half the time.
         """
         for i, (layer, a, delta) in enumerate(zip(self.layers, inputs, deltas, strict=True)):
-            product = torch.bmm(delta.transpose(1, 2), a, out=self._room(i, len(out), layer))
+            product = torch.bmm(delta.transpose(1, 2), a, out=self._buffer(i, len(out), layer))
             self._view(out, layer.weight).add_(product, alpha=scale)
             self._view(out, layer.bias).add_(delta.sum(dim=1), alpha=scale)
 
-    def _room(self, i: int, clients: int, layer: _Layer) -> Tensor:
+    def _buffer(self, i: int, clients: int, layer: _LinearLayer) -> Tensor:
         """Memory for layer i's weight gradients (K, out, in), kept from step to step."""
-        room = self._scratch.get(i)
-        if room is None or len(room) < clients:
-            room = self._scratch[i] = torch.empty(clients, *layer.weight.shape)
-        return room[:clients]
+        buffer = self._scratch.get(i)
+        if buffer is None or len(buffer) < clients:
+            buffer = self._scratch[i] = torch.empty(clients, *layer.weight.shape)
+        return buffer[:clients]
 
     @torch.no_grad()
     def sums(self, p: Tensor, x: Tensor, y: Tensor, weight: Tensor, noise: Tensor | None) -> Tensor:

@@ -48,29 +48,31 @@ class LowRankTrainer:
         out = empty_rows(len(clients), self.task.layout.width)
         ranks = self._ranks[clients % len(self._ranks)]
         for rank in np.unique(ranks):
-            local, trainer = self._of(int(rank))
+            local, trainer = self._for_rank(int(rank))
             fresh = self.task.fresh(local, round_number)
             among = np.flatnonzero(ranks == rank)
-            for row, together in _alike(start, among):
-                self._put(local, row)
+            for row, together in _by_start(start, among):
+                self._load(local, row)
                 deltas = trainer.train(fresh, clients[together], data, round_number)
-                self._products(local, deltas.add_(fresh), out, together)
+                self._write_products(local, deltas.add_(fresh), out, together)
         return out
 
-    def _of(self, rank: int) -> tuple[AdapterLoRA, Trainer]:
+    def _for_rank(self, rank: int) -> tuple[AdapterLoRA, Trainer]:
         """Task and trainer of one rank, made once: choosing the tier takes time."""
         if rank not in self._local:
             local = self.task.local(rank)
             self._local[rank] = (local, self._make(local))
         return self._local[rank]
 
-    def _put(self, local: AdapterLoRA, row: Tensor) -> None:
+    def _load(self, local: AdapterLoRA, row: Tensor) -> None:
         """Load the received weights under the adapters."""
         for name, weight in self.task.named(row).items():
             layer: Any = local.module.get_submodule(name.removesuffix(".weight"))
             layer.base_layer.weight.data.copy_(weight)
 
-    def _products(self, local: AdapterLoRA, adapters: Tensor, out: Tensor, rows: Indices) -> None:
+    def _write_products(
+        self, local: AdapterLoRA, adapters: Tensor, out: Tensor, rows: Indices
+    ) -> None:
         """Write scale * B A of adapters (k, r) into rows of `out`, one layer at a time."""
         named = local.named(adapters)
         for e in self.task.layout.entries:
@@ -80,7 +82,7 @@ class LowRankTrainer:
             out[torch.from_numpy(rows), e.columns] = product.flatten(1)
 
 
-def _alike(start: Tensor, among: Indices) -> list[tuple[Tensor, Indices]]:
+def _by_start(start: Tensor, among: Indices) -> list[tuple[Tensor, Indices]]:
     """Group clients by the weights they received: (weights (d,), positions)."""
     if start.dim() == 1:
         return [(start, among)]

@@ -1,4 +1,4 @@
-"""Which examples a client sees at which step, decided before training.
+"""The batches of every client and step, chosen before training.
 
 Every choice is a function of (seed, client, round, epoch or step, example), so batches are the same
 for every tier: stacked, one client after another, or on another machine.
@@ -23,12 +23,12 @@ DRAWN_AT_ONCE = 1 << 21  # random words of a Poisson plan held in memory at once
 @dataclass(frozen=True, kw_only=True)
 @checked("training")
 class Training:
-    """How a client trains.
+    """Settings of local training.
 
-    `epochs` passes over the client's data in shuffled batches of `batch_size` (0: all of it at
-    once); or `steps` batches, if given. `sampling = "poisson"` draws every example independently
-    at every step, as DP-SGD's accounting assumes; a batch then varies in size, and sums are divided
-    by the expected size. Optimiser state is fresh for every client and round.
+    `epochs`: passes over the client's data in shuffled batches of `batch_size` (0: all of it at
+    once). `steps`: number of batches instead. `sampling = "poisson"` draws every example
+    independently at every step, as DP-SGD's accounting assumes; batches then vary in size, and
+    sums are divided by the expected size. Optimiser state is fresh for every client and round.
     """
 
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -81,7 +81,7 @@ class Schedule:
     order: Indices
 
     def active(self, step: int) -> int:
-        """How many clients still train at `step`: a prefix, since rows are sorted by steps."""
+        """Clients that still train at `step`: a prefix, since rows are sorted by steps."""
         return int(np.searchsorted(-self.steps, -step, side="left"))
 
     def part(self, rows: slice) -> Schedule:
@@ -149,9 +149,9 @@ def _shuffled(
     valid &= (s < steps[:, None])[:, :, None]
     # group clients of similar size: one table for small clients (many epochs) and large clients
     # (long epochs) would be mostly padding
-    like = np.frexp(n)[1]
-    for power in np.unique(like):
-        rows = np.flatnonzero(like == power)
+    powers = np.frexp(n)[1]
+    for power in np.unique(powers):
+        rows = np.flatnonzero(powers == power)
         largest, epochs = int(n[rows].max()), int((-(-steps[rows] // per_epoch[rows])).max())
         # one random word per (client, epoch, example); padding sorts to the end of each row
         words = seed.bits(
@@ -199,9 +199,9 @@ def _poisson(
         uniform = seed.uniform(
             "poisson", round_number, clients[:, None, None], s[None, :, None], unit[:, None, :]
         )
-        taken = (uniform < rate[:, None, :]) & (s < steps[:, None])[:, :, None]
-        count[:, s] = taken.sum(axis=2)
-        at_client, at_step, example = np.nonzero(taken)  # sorted, the example last
+        drawn = (uniform < rate[:, None, :]) & (s < steps[:, None])[:, :, None]
+        count[:, s] = drawn.sum(axis=2)
+        at_client, at_step, example = np.nonzero(drawn)  # sorted, the example last
         found.append((at_client, at_step + low, example))
     at_client, at_step, example = (np.concatenate(column) for column in zip(*found, strict=True))
     index = np.zeros((k, longest, max(1, int(count.max()))), dtype=np.int64)

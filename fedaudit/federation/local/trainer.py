@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedaudit.arrays import Indices
 from fedaudit.errors import ConfigError, UsageError, nearest
@@ -50,8 +51,8 @@ class ClientData:
     """The examples of all clients in one pool, client by client.
 
     Client c owns rows starts[c] .. starts[c] + sizes[c] of `x` (N, ...) and `y` (N,). `person` (N,)
-    numbers the unit of privacy of each example within its client: the person it is about, or the
-    record it was cut from. None if every example is its own unit.
+    numbers the unit of privacy of each example within its client: a person, or the record from
+    which the example was cut. None if every example is its own unit.
     """
 
     x: Tensor
@@ -78,8 +79,9 @@ class ClientData:
 class Trainer:
     """Local training of many clients for one round.
 
-    `clip` bounds every example's gradient; `gradient` is any other function of per-example
-    gradients (K, B, d); `step` acts on the sums of a batch. `tier` names a tier, or "auto".
+    `clip`: bound on the norm of every example's gradient, or of the sum per person (`clip_unit`).
+    `gradient`: any other function of per-example gradients (K, B, d). `step`: acts on the sums of a
+    batch. `tier`: name of a tier, or "auto". `block`: clients trained together (default: measured).
     """
 
     def __init__(
@@ -184,8 +186,8 @@ class Trainer:
             return self._block
         width = self.task.layout.width
         size = BLOCK_BYTES[kernel.name] // (4 * width)
-        size = min(size, self.task.trained_together(batch) or size)
-        fused = self.gradient is None and (self.clip is None or self._clips_in(kernel))
+        size = min(size, self.task.clients_per_block(batch) or size)
+        fused = self.gradient is None and (self.clip is None or self._fuses_clipping(kernel))
         if not fused:
             size = min(size, EXAMPLE_BYTES // (4 * width * batch))
         return max(1, size)
@@ -228,7 +230,7 @@ class Trainer:
                 base = start if start.dim() == 1 else start[torch.from_numpy(rows)]
                 p.copy_(base)
                 own = schedule.part(slice(low, low + block))
-                with self._own_numbers(kernel, int(clients[rows[0]]), round_number):
+                with self._seeded_module(kernel, int(clients[rows[0]]), round_number):
                     self._train_block(kernel, p, own, clients[rows], data, round_number)
                 p.sub_(base)
         done = np.concatenate(trained)
@@ -237,7 +239,7 @@ class Trainer:
         return out
 
     @contextmanager
-    def _own_numbers(self, kernel: Any, client: int, round_number: int) -> Iterator[None]:
+    def _seeded_module(self, kernel: Any, client: int, round_number: int) -> Iterator[None]:
         """Seed a module's own random draws (dropout) by (seed, client, round).
 
         Only the loop trains such modules, one client at a time.
@@ -262,7 +264,7 @@ class Trainer:
         weight = torch.from_numpy(schedule.valid).float()
         divisor = torch.from_numpy(schedule.divisor)
         noise = self._noise(schedule, clients, round_number)
-        trained = self.task.trained  # the columns behind are buffers, which no optimiser changes
+        trained = self.task.trained  # later columns are buffers, which no optimiser changes
         hooked = self.clip is not None or self.gradient is not None or self.step is not None
         plain = (
             not hooked
@@ -289,7 +291,8 @@ class Trainer:
                 self.step(sums, clients=clients[:a], round_number=round_number, step=s)
             optimiser.step(a, s, sums.div_(divisor[:a, s].unsqueeze(1))[:, :trained])
 
-    def _clips_in(self, kernel: Any) -> bool:
+    def _fuses_clipping(self, kernel: Any) -> bool:
+        """Whether the kernel clips by itself, without per-example gradients."""
         return self.clip_unit == "record" and hasattr(kernel, "clipped_sums")
 
     def _sums(
@@ -305,7 +308,7 @@ class Trainer:
         if self.gradient is None and self.clip is None:
             summed: Tensor = kernel.sums(p, x, y, w, z)
             return summed
-        if self.gradient is None and self._clips_in(kernel):
+        if self.gradient is None and self._fuses_clipping(kernel):
             clipped: Tensor = kernel.clipped_sums(p, x, y, w, z, self.clip)
             return clipped
         each = self._per_example(kernel)(p, x, y, w, z)
@@ -362,8 +365,6 @@ def by_person(each: Tensor, weight: Tensor, person: Tensor) -> tuple[Tensor, Ten
 
 def _refuse_batch_statistics(task: Task) -> None:
     """Raise if a layer mixes the examples of a batch: per-example gradients do not exist."""
-    from torch.nn.modules.batchnorm import _BatchNorm
-
     for name, layer in task.module.named_modules():
         if isinstance(layer, _BatchNorm):
             raise ConfigError(

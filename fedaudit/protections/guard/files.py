@@ -8,18 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+
 from fedaudit.errors import DataError, NotApplicable, NotObservable
 from fedaudit.files import Unreadable, read_npz
 from fedaudit.protections.guard import no_model
 from fedaudit.protections.guard.calibration import Calibration, HonestRun, together
 from fedaudit.protections.guard.guard import UNITS, observed
 from fedaudit.protections.guard.report import GuardReport
-from fedaudit.protections.guard.tensors import Weights
+from fedaudit.protections.guard.tensors import WeightArray
 from fedaudit.trace import AGGREGATOR, PUBLIC, SERVER, SHUFFLER, Trace
 
 MODEL = "model"
-State = dict[str, Weights]
-Guarding = Callable[[State, State | None], GuardReport]
+NamedTensors = dict[str, WeightArray]
+CheckModel = Callable[[NamedTensors, NamedTensors | None], GuardReport]
 
 
 def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -39,8 +41,6 @@ def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         if file.suffix == ".npz":
             return read_npz(file)
         if file.suffix == ".safetensors":
-            from safetensors import safe_open
-
             with safe_open(file, "pt") as stored:
                 beside = [p for p in (file.parent, file.parent.parent) if is_trace(p)]
                 metadata = stored.metadata() or {}
@@ -71,8 +71,8 @@ def is_trace(path: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One received model and its report."""
+class CheckedModel:
+    """The report on one received model: who received it, in which round, from whom."""
 
     party: str
     round: int
@@ -91,7 +91,7 @@ def clients_of(trace: Trace) -> tuple[str, ...]:
     return tuple(found)
 
 
-def received(trace: Trace, party: str) -> Iterator[tuple[int, str, int, State]]:
+def received(trace: Trace, party: str) -> Iterator[tuple[int, str, int, NamedTensors]]:
     """(round, sender, stored row, tensors) of every model in a party's view."""
     view = trace.seen_by(party)
     for number in view.rounds:
@@ -107,22 +107,22 @@ def received(trace: Trace, party: str) -> Iterator[tuple[int, str, int, State]]:
 
 
 def check_trace(
-    trace: Trace, check: Guarding, parties: Sequence[str] = (), *, compare: bool = True
-) -> list[Seen]:
+    trace: Trace, check: CheckModel, parties: Sequence[str] = (), *, compare: bool = True
+) -> list[CheckedModel]:
     """Check every model that each party received, against the previous one from the same sender.
 
     Equal models are checked once: a server usually sends one model to all clients.
     """
-    out: list[Seen] = []
+    out: list[CheckedModel] = []
     done: dict[tuple[Any, Any], GuardReport] = {}
     for party in parties or clients_of(trace):
-        last: dict[str, tuple[tuple[int, int], State]] = {}
+        last: dict[str, tuple[tuple[int, int], NamedTensors]] = {}
         for number, sender, row, tensors in received(trace, party):
             before = last.get(sender) if compare else None
             key = ((number, row), before and before[0])
             if key not in done:
                 done[key] = check(tensors, before and before[1])
-            out.append(Seen(party, number, sender, done[key]))
+            out.append(CheckedModel(party, number, sender, done[key]))
             last[sender] = (number, row), tensors
     if not out:
         raise NotApplicable(

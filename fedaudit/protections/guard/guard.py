@@ -1,18 +1,19 @@
 """`guard`: is anything planted in this model?
 
-Question  Did the server send a model that was made to answer about a record, not to learn?
+Question  Did the server send a model that was made to reveal a record, not to learn?
 Vantage   A client, before training: the model it received, the one before, its own records.
-Paper     [ActiveMembership] Eqs. (2, 3), Algorithm 3: what the known adversaries plant.
+Paper     [ActiveMembership] Eqs. (2, 3), Algorithm 3: the weights that known adversaries plant.
 Ours      The checks, and the test that joins them. See docs/guard.md for measured rates.
 
 Every check is a number that does not depend on the order or scale of a layer's rows. All numbers
-are put on one scale, the most unusual is ranked among honest runs (`calibration`), and the rank is
-a p-value: the level holds for honest models like those ranked, for any number of checks.
+are put on one scale, and the most unusual one is ranked among honest runs (`calibration`). The rank
+is a p-value: the level holds for honest models like those ranked, for any number of checks.
 "no_evidence" is not "safe": an adversary who knows the checks can pass them.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -35,11 +36,12 @@ from fedaudit.protections.guard.reading import Numbers, check_shapes, numbers
 from fedaudit.protections.guard.report import (
     CheckResult,
     GuardReport,
+    GuardVerdict,
     LayerResult,
     OutOfReach,
-    Verdict,
 )
-from fedaudit.protections.guard.tensors import WIDE, CheckScore, Received, Weights, extents
+from fedaudit.protections.guard.tensors import WIDE, CheckScore, Received, WeightArray, extents
+from fedaudit.settings import Fraction, require
 
 UNITS: dict[str, float] = {
     one_entry.NAME: one_entry.UNIT,
@@ -84,16 +86,10 @@ def guard(
     `calibration`: your own; default: fedaudit's. `sent_as_model`: the protocol says that this is a
     model, so small numbers are not mistaken for an update.
     """
-    if not 0 < level < 1:
-        raise UsageError(
-            "the level is out of range",
-            expected="above 0 and below 1",
-            got=repr(level),
-            remedy="level = 0.01: one honest run in a hundred raises an alarm",
-        )
+    require(Fraction, remedy="level = 0.01: one honest run in 100 raises an alarm", level=level)
     table = calibration if calibration is not None else shipped()
     read = numbers(model, module=module)
-    broken = _broken(read.tensors)
+    broken = _not_finite(read.tensors)
     if broken:
         return GuardReport(
             verdict="not_finite",
@@ -102,10 +98,10 @@ def guard(
             runs=len(table.runs),
             notes=(
                 f"{broken} are NaN or infinite",
-                "a diverged run sends such models too: nothing can be learnt from it",
+                "a diverged run sends such models too: training on this one teaches nothing",
             ),
         )
-    before, notes = _before(read, previous)
+    before, notes = _previous_tensors(read, previous)
     if before is None and not sent_as_model:
         no_model.refuse_update(read.tensors, read.tables)
     scores = _scores(read, before, _runnable(model, module, data), data)
@@ -136,7 +132,7 @@ def _ranked(
     }
     verdict, why = _verdict(p, level, table, layers, bool(strange))
     found = [
-        f"not calibrated for a {s.kind} of {s.shape[0]} x {s.shape[1]}, and strange: "
+        f"not calibrated for a {s.kind} of {s.shape[0]} x {s.shape[1]}, but unusual: "
         f"{n} {s.value:.2f} in {s.where}"
         for n, s in strange.items()
     ]
@@ -157,7 +153,7 @@ def _ranked(
             for n, s in able.items()
         ),
         layers=layers,
-        notes=(*notes, *why, *found, *_left_out(read, layers, set(UNITS) - set(able))),
+        notes=(*notes, *why, *found, *_not_examined(read, layers, set(UNITS) - set(able))),
     )
 
 
@@ -167,7 +163,7 @@ def _verdict(
     table: Calibration,
     layers: Sequence[LayerResult],
     strange: bool,
-) -> tuple[Verdict, list[str]]:
+) -> tuple[GuardVerdict, list[str]]:
     """The verdict, and a note on why there is nothing to say."""
     if p is not None and p <= level:
         return "planted", []
@@ -178,7 +174,7 @@ def _verdict(
         ]
     if not any(x.examined for x in layers):
         return "nothing_to_say", [
-            "there is no layer on which every check could raise an alarm",
+            "no layer lets every check raise an alarm",
         ]
     return "nothing_to_say" if strange else "no_evidence", []
 
@@ -200,7 +196,7 @@ def _layers(
             if found is None:
                 able.add(at)
             elif not score.aside:
-                worst[at] = _farther(worst.get(at, found), found)
+                worst[at] = _farther_from_alarm(worst.get(at, found), found)
     out = [
         LayerResult(
             name=name,
@@ -249,7 +245,7 @@ def _out_of_reach(
     )
 
 
-def _farther(one: OutOfReach, other: OutOfReach) -> OutOfReach:
+def _farther_from_alarm(one: OutOfReach, other: OutOfReach) -> OutOfReach:
     """The reading of a layer that is farther from an alarm."""
     return min(one, other, key=lambda o: (o.most is not None, o.most or 0.0))
 
@@ -259,7 +255,7 @@ def measure(
 ) -> dict[str, CheckScore]:
     """The value of every check that applies, by name: the input of a calibration."""
     read = numbers(model, module=module)
-    before, _ = _before(read, previous)
+    before, _ = _previous_tensors(read, previous)
     return _largest(_scores(read, before, _runnable(model, module, data), data))
 
 
@@ -268,7 +264,7 @@ def observed(
 ) -> tuple[dict[str, float], dict[str, tuple[int, int]]]:
     """The values of `measure` for an honest model, and the kinds and sizes of its layers."""
     read = numbers(model, module=module)
-    broken = _broken(read.tensors)
+    broken = _not_finite(read.tensors)
     if broken:
         raise DataError(
             "an honest model contains values that are not finite",
@@ -276,19 +272,21 @@ def observed(
             got=f"{broken} are NaN or infinite",
             remedy="leave this run out: it diverged",
         )
-    before, _ = _before(read, previous)
+    before, _ = _previous_tensors(read, previous)
     found = _largest(_scores(read, before, _runnable(model, module, data), data))
     return {n: s.value for n, s in found.items()}, extents(read.tensors, read.tables)
 
 
-def _broken(tensors: Mapping[str, Weights]) -> str:
+def _not_finite(tensors: Mapping[str, WeightArray]) -> str:
     """Describe non-finite numbers; empty if there are none."""
     bad = {n: int((~np.isfinite(t)).sum()) for n, t in tensors.items()}
     bad = {n: count for n, count in bad.items() if count}
     return f"{sum(bad.values())} numbers in {', '.join(list(bad)[:3])}" if bad else ""
 
 
-def _before(read: Numbers, previous: Any) -> tuple[Mapping[str, Weights] | None, list[str]]:
+def _previous_tensors(
+    read: Numbers, previous: Any
+) -> tuple[Mapping[str, WeightArray] | None, list[str]]:
     """The previous model's tensors, if comparable, and notes."""
     if previous is None:
         return None, []
@@ -296,12 +294,12 @@ def _before(read: Numbers, previous: Any) -> tuple[Mapping[str, Weights] | None,
     check_shapes(read.tensors, last.tensors)
     changed = [n for n in read.tensors if read.dtypes[n] != last.dtypes[n]]
     notes = [
-        f"{n} came as {read.dtypes[n]}, and as {last.dtypes[n]} before" for n in changed[:3]
+        f"{n} arrived as {read.dtypes[n]}, and as {last.dtypes[n]} before" for n in changed[:3]
     ] + ([f"and {len(changed) - 3} more changed their type"] if changed[3:] else [])
-    broken = _broken(last.tensors)
+    broken = _not_finite(last.tensors)
     if broken:
         return None, [
-            f"not compared with the previous model: {broken} of it are not finite",
+            f"not compared with the previous model: {broken} are not finite in it",
             *notes,
         ]
     return last.tensors, notes
@@ -310,11 +308,11 @@ def _before(read: Numbers, previous: Any) -> tuple[Mapping[str, Weights] | None,
 def _runnable(model: Any, module: Any, data: Any) -> Any:
     if data is None:
         return None
-    return model if hasattr(model, "named_parameters") else _loaded(module, model)
+    return model if hasattr(model, "named_parameters") else _load_into(module, model)
 
 
 def _scores(
-    read: Numbers, before: Mapping[str, Weights] | None, runnable: Any, data: Any
+    read: Numbers, before: Mapping[str, WeightArray] | None, runnable: Any, data: Any
 ) -> list[tuple[str, CheckScore]]:
     """Run every check on every tensor that it applies to."""
     received = Received(read.tensors, before, runnable, data, read.tables)
@@ -346,32 +344,32 @@ def _largest(scores: Iterable[tuple[str, CheckScore]]) -> dict[str, CheckScore]:
     return {n: best[n] for n in UNITS if n in best}
 
 
-def _left_out(read: Numbers, layers: Iterable[LayerResult], unused: Iterable[str]) -> list[str]:
+def _not_examined(read: Numbers, layers: Iterable[LayerResult], unused: Iterable[str]) -> list[str]:
     """Notes on checks and tensors that did not count in the verdict."""
     out = []
     if unused:
-        out.append(f"not looked at: {', '.join(c for c in UNITS if c in unused)}")
+        out.append(f"checks not run: {', '.join(c for c in UNITS if c in unused)}")
     if read.tables:
-        out.append(f"rows not looked at (tables, or not trained): {_few(read.tables)}")
+        out.append(f"rows not examined (lookup tables, or not trained): {_first_few(read.tables)}")
     if read.unread:
         out.append(
-            f"not looked at: {_few(f'{n} ({why})' for n, (why, _) in read.unread.items())}",
+            f"not examined: {_first_few(f'{n} ({why})' for n, (why, _) in read.unread.items())}",
         )
     unranked = {x.name for x in layers if any(o.reason == "kind" for o in x.out_of_reach)}
     if unranked:
-        out.append(f"not ranked, of no kind and size in the calibration: {_few(unranked)}")
+        out.append(
+            f"not ranked, no layer of this kind and size in the calibration: {_first_few(unranked)}"
+        )
     return out
 
 
-def _few(names: Iterable[str]) -> str:
+def _first_few(names: Iterable[str]) -> str:
     own = sorted(names)
     return ", ".join(own[:3]) + (f" and {len(own) - 3} more" if own[3:] else "")
 
 
-def _loaded(module: Any, state: Mapping[str, Any]) -> Any:
+def _load_into(module: Any, state: Mapping[str, Any]) -> Any:
     """A copy of a module with the received tensors loaded."""
-    import copy
-
     import torch
 
     if module is None:

@@ -1,4 +1,4 @@
-"""Refuse what is not a model: messages, truth, checkpoints, optimiser states, records, updates.
+"""Refuse input that is not a model: messages, truth, checkpoints, optimisers, records, updates.
 
 Checks run on any array of numbers: on messages or records they would report "no evidence". Files
 written by fedaudit name their content in the header. Other content is recognised by names, types
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.errors import DataError
-from fedaudit.protections.guard.tensors import Weights, kind_of, lengths
+from fedaudit.protections.guard.tensors import WeightArray, kind_of, lengths
 
 EXPECTED = "the named weights of one received model"
 SAVE = "save the model alone: safetensors.torch.save_file(model.state_dict(), FILE)"
@@ -105,7 +105,7 @@ def refuse_arrays(arrays: Mapping[str, npt.NDArray[Any]], what: str) -> None:
         raise DataError(f"{what} is not a model", expected=EXPECTED, got=got, remedy=remedy)
 
 
-def refuse_update(tensors: Mapping[str, Weights], tables: frozenset[str]) -> None:
+def refuse_update(tensors: Mapping[str, WeightArray], tables: frozenset[str]) -> None:
     """Refuse an update, recognised by its magnitude. Not used with a previous model: there
     `rewritten` sees rows that do not resemble their predecessors."""
     got = _change(tensors, tables)
@@ -119,7 +119,7 @@ def refuse_update(tensors: Mapping[str, Weights], tables: frozenset[str]) -> Non
         )
 
 
-def _change(tensors: Mapping[str, Weights], tables: frozenset[str]) -> str:
+def _change(tensors: Mapping[str, WeightArray], tables: frozenset[str]) -> str:
     """Describe the evidence that these tensors are an update; empty if there is none."""
     for name, t in tensors.items():
         if name.endswith("running_var") and (t < 0).any():
@@ -137,7 +137,7 @@ def _change(tensors: Mapping[str, Weights], tables: frozenset[str]) -> str:
         if t.ndim == 1 and t.size and GAIN.search(name)
     ]
     if gains and sizes and max(gains) < SMALL_GAIN and max(sizes) < SHORT:
-        return f"gains of {max(gains):.2g} at most, which begin at 1"
+        return f"gains of {max(gains):.2g} at most, which start at 1 in a model"
     if not gains and len(sizes) > 1 and max(sizes) < SHORTER:
         return f"rows of weights no longer than {max(sizes):.2g} in any layer"
     return ""

@@ -42,7 +42,7 @@ def both(model: Received) -> Iterator[tuple[str, CheckScore]]:
         return
     quiet = (squares == 0).mean(axis=0)
     at = int(quiet.argmax())
-    words = f"{quiet[at]:.0%} of own records do not move it at all"
+    words = f"{quiet[at]:.0%} of own records have zero gradient here"
     looked_at = tuple(names)
     yield SILENT, CheckScore(float(quiet[at]), names[at], words, reach=1.0, layers=looked_at)
     total = squares.sum(axis=0)

@@ -14,7 +14,7 @@ from itertools import combinations
 
 import numpy as np
 
-from fedaudit.protections.guard.tensors import CheckScore, Received, Weights, kind_of
+from fedaudit.protections.guard.tensors import CheckScore, Received, WeightArray, kind_of
 
 NAME, UNIT = "query_key", 0.02
 SMALLEST = 8
@@ -35,7 +35,7 @@ def check(model: Received) -> Iterator[CheckScore]:
         yield CheckScore(value, where, words, kind, shape, most, names)
 
 
-def alike(a: Weights, b: Weights) -> float:
+def alike(a: WeightArray, b: WeightArray) -> float:
     """Similarity of a^T b, or a b^T, to a multiple of a projection, for a, b (m, n): 0 to 1."""
     tops = [float(np.abs(t).max(initial=0.0)) for t in (a, b)]
     if not all(tops):
@@ -53,7 +53,7 @@ def alike(a: Weights, b: Weights) -> float:
     return min(1.0, trace / float(size * np.sqrt(min(x.shape)))) if size > 0 else 0.0
 
 
-def pairs(model: Received) -> Iterator[tuple[str, tuple[str, ...], Weights, Weights]]:
+def pairs(model: Received) -> Iterator[tuple[str, tuple[str, ...], WeightArray, WeightArray]]:
     """Possible query and key matrices: of equal shape in one module, or parts of one tensor.
 
     Yields (description of the place, tensor names, matrix, matrix)."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from fedaudit.errors import DataError, UsageError
 from fedaudit.protections.guard import no_model
-from fedaudit.protections.guard.tensors import Weights
+from fedaudit.protections.guard.tensors import WeightArray
 
 TABLE = re.compile(
     r"wte|wpe|pe|pos|shared|mask|tril|cls|(.*_)?"
@@ -30,7 +30,7 @@ class Numbers:
     """The readable part of a model: `tensors` by name, which of them are `tables`, their original
     dtypes, and `unread` names with reason and shape."""
 
-    tensors: dict[str, Weights]
+    tensors: dict[str, WeightArray]
     tables: frozenset[str]
     dtypes: dict[str, str]
     unread: dict[str, tuple[str, tuple[int, ...]]]
@@ -56,7 +56,7 @@ def numbers(state: Any, what: str = "the model", module: Any = None) -> Numbers:
     no_model.refuse_names(state, what)
     raw = {str(name): _array(value) for name, value in state.items()}
     no_model.refuse_arrays({name: array for name, (array, _) in raw.items()}, what)
-    tensors: dict[str, Weights] = {}
+    tensors: dict[str, WeightArray] = {}
     dtypes, unread = {}, {}
     for name, (array, dtype) in raw.items():
         quantised = name.removesuffix(".scale")
@@ -98,12 +98,12 @@ def _array(value: Any) -> tuple[npt.NDArray[Any], str]:
     return array, str(array.dtype)
 
 
-def _floats(array: npt.NDArray[Any]) -> Weights:
+def _floats(array: npt.NDArray[Any]) -> WeightArray:
     small = array.dtype.itemsize < 4 or array.dtype == np.float32
     return array.astype(np.float32 if small else np.float64, copy=False)
 
 
-def _tables(tensors: Mapping[str, Weights], module: Any) -> frozenset[str]:
+def _tables(tensors: Mapping[str, WeightArray], module: Any) -> frozenset[str]:
     """Tensors whose rows are looked up or not trained: buffers, embeddings, positions, and output
     layers tied to an embedding."""
     found = set()
@@ -127,7 +127,7 @@ def _tables(tensors: Mapping[str, Weights], module: Any) -> frozenset[str]:
     return frozenset(n for n in found if n in tensors and tensors[n].ndim >= 2)
 
 
-def check_shapes(now: Mapping[str, Weights], before: Mapping[str, Weights]) -> None:
+def check_shapes(now: Mapping[str, WeightArray], before: Mapping[str, WeightArray]) -> None:
     """Raise if the previous model has other tensor names or shapes."""
     wrong = sorted(set(now) ^ set(before)) or [n for n in now if now[n].shape != before[n].shape]
     if wrong:

@@ -10,14 +10,14 @@ from typing import Any, Literal, get_args
 from fedaudit.files import parse_json
 from fedaudit.frames import Row, Tabular
 
-Verdict = Literal["planted", "no_evidence", "not_finite", "nothing_to_say"]
+GuardVerdict = Literal["planted", "no_evidence", "not_finite", "nothing_to_say"]
 Reason = Literal["zero", "small", "narrow", "kind", "check", "level", "table", "unread"]
 REASONS: dict[Reason, str] = {
     "zero": "all rows are zero, or all but a few",
-    "small": "needs more rows or numbers that are not zero",
-    "narrow": "cannot reach its alarm",
+    "small": "too few rows or non-zero numbers",
+    "narrow": "cannot reach its threshold",
     "kind": "no honest run has such a layer",
-    "check": "too few honest runs have it",
+    "check": "too few honest runs have a value",
     "level": "too few honest runs for the level",
     "table": "rows are looked up, or not trained",
     "unread": "no real numbers",
@@ -105,7 +105,7 @@ class GuardReport(Tabular):
     that could raise an alarm on some layer; `layers`: per layer, which could and which could
     not."""
 
-    verdict: Verdict
+    verdict: GuardVerdict
     p_value: float | None
     level: float
     runs: int
@@ -155,7 +155,7 @@ class GuardReport(Tabular):
         """The inverse of `to_json`; ValueError for anything else."""
         raw = parse_json(text)
         try:
-            if raw["verdict"] not in get_args(Verdict):
+            if raw["verdict"] not in get_args(GuardVerdict):
                 raise ValueError(f"verdict {raw['verdict']!r}")
             checks = tuple(CheckResult(**c) for c in raw.pop("checks"))
             layers = tuple(_layer(x) for x in raw.pop("layers"))

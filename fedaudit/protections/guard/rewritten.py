@@ -2,8 +2,8 @@
 
 Training moves all rows a little; planting replaces some. The value is 1 - the cosine of a row with
 itself in the previous model, for the weakest of the rows that must look planted. Rows that were
-zero had no direction (new output layers) and are left out; so are low-rank adapters, of which one
-factor starts at zero and has no steady direction for many rounds.
+zero had no direction (new output layers) and are left out. So are low-rank adapters: one factor
+starts at zero and has no steady direction for many rounds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedaudit.protections.guard.tensors import CheckScore, Received, Weights, kind_of, needed
+from fedaudit.protections.guard.tensors import CheckScore, Received, WeightArray, kind_of, needed
 
 NAME, UNIT = "rewritten", 0.7
 """Replaced rows lie at 1; a round of large steps turns honest ones by half."""
@@ -37,12 +37,12 @@ def check(model: Received) -> Iterator[CheckScore]:
             continue
         k = min(len(apart), needed(len(now)))
         value = float(np.sort(apart)[-k])
-        words = f"{k} or more rows turned to a cosine of {1 - value:.2f} with what they were"
+        words = f"{k} or more rows have a cosine of {1 - value:.2f} with their previous values"
         # a row of any width can be reversed
         yield CheckScore(value, name, words, reach=OPPOSITE, layers=(name,))
 
 
-def _apart(a: Weights, b: Weights) -> Weights:
+def _apart(a: WeightArray, b: WeightArray) -> WeightArray:
     """1 - cosine (r,) of rows a (R, n) with rows b (R, n), without zero rows of b."""
     tops = [np.abs(t).max(axis=1).astype(np.float64) for t in (a, b)]
     was = tops[1] > 0

@@ -19,7 +19,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from torch import nn
 
-Weights = npt.NDArray[np.floating[Any]]
+WeightArray = npt.NDArray[np.floating[Any]]
 
 FEW = 4
 """Least number of rows that must look planted: two classes alone mirror each other."""
@@ -62,7 +62,7 @@ class Matrix:
     units are the other axis."""
 
     name: str
-    rows: Weights
+    rows: WeightArray
     kind: str = "linear"
     turned: bool = False
     aside: bool = False
@@ -76,7 +76,7 @@ class Matrix:
         return len(self.rows), self.rows.shape[1]
 
     @cached_property
-    def units(self) -> Weights:
+    def units(self) -> WeightArray:
         """Rows scaled to length 1 (r, n), without zero rows."""
         return unit_rows(self.rows)
 
@@ -99,8 +99,8 @@ class Received:
     """A client's input: the received tensors by name (`tables` are looked up or not trained), those
     of the previous model if it kept them, and a module with own records if it can run it."""
 
-    tensors: Mapping[str, Weights]
-    previous: Mapping[str, Weights] | None = None
+    tensors: Mapping[str, WeightArray]
+    previous: Mapping[str, WeightArray] | None = None
     module: nn.Module | None = None
     records: tuple[Any, Any] | None = field(default=None, repr=False)
     tables: frozenset[str] = frozenset()
@@ -111,7 +111,7 @@ class Received:
             if name not in self.tables:
                 yield from _matrices(name, t, self._units(name))
 
-    def biases(self) -> Iterator[tuple[str, Weights, Weights, CheckScore]]:
+    def biases(self) -> Iterator[tuple[str, WeightArray, WeightArray, CheckScore]]:
         """(name, bias (R,), lengths (R,) of the rows it is added to, an empty score of the layer).
 
         Lengths and biases are in float64."""
@@ -139,7 +139,7 @@ def _bias_of(name: str) -> str:
     return ".".join([*parent, last.replace("weight", "bias")])
 
 
-def unit_rows(rows: Weights) -> Weights:
+def unit_rows(rows: WeightArray) -> WeightArray:
     """Non-zero rows of (R, n), scaled to length 1 (r, n), in single precision."""
     top = np.abs(rows).max(axis=1, initial=0.0)
     kept = top > 0
@@ -149,7 +149,7 @@ def unit_rows(rows: Weights) -> Weights:
     return scaled
 
 
-def lengths(rows: Weights) -> Weights:
+def lengths(rows: WeightArray) -> WeightArray:
     """Norms (R,) of rows (R, n), at any scale."""
     top = np.abs(rows).max(axis=1, initial=0.0).astype(np.float64)
     scaled = rows / np.where(top > 0, top, 1.0)[:, None]
@@ -169,7 +169,9 @@ def kind_of(name: str, shape: tuple[int, ...]) -> str:
     return "pointwise convolution" if np.prod(shape[2:]) == 1 else "convolution"
 
 
-def extents(tensors: Mapping[str, Weights], tables: frozenset[str]) -> dict[str, tuple[int, int]]:
+def extents(
+    tensors: Mapping[str, WeightArray], tables: frozenset[str]
+) -> dict[str, tuple[int, int]]:
     """The most rows and the widest row of a model per kind of layer, in either reading."""
     out: dict[str, tuple[int, int]] = {}
     for m in Received(tensors, tables=tables).matrices():
@@ -178,7 +180,7 @@ def extents(tensors: Mapping[str, Weights], tables: frozenset[str]) -> dict[str,
     return out
 
 
-def _matrices(name: str, tensor: Weights, units: tuple[int, ...] | None) -> Iterator[Matrix]:
+def _matrices(name: str, tensor: WeightArray, units: tuple[int, ...] | None) -> Iterator[Matrix]:
     """Readings of a tensor with units along the axes `units`; None: along either."""
     if tensor.ndim < 2 or not tensor.size:
         return
@@ -199,8 +201,8 @@ def needed(rows: int) -> int:
 
 
 def surprise(
-    squared: Weights | float, dimension: Weights | float, tries: npt.NDArray[Any] | int = 1
-) -> Weights:
+    squared: WeightArray | float, dimension: WeightArray | float, tries: npt.NDArray[Any] | int = 1
+) -> WeightArray:
     """How unlikely squared cosines (r,) are between unrelated directions, in nats.
 
     -ln of the bound P(c^2 >= s) <= (1 - s)^((n - 1) / 2) for a random direction in n dimensions,

@@ -40,5 +40,5 @@ def check(model: Received) -> Iterator[CheckScore]:
         top = float(ratios.max())
         ratio = top * math.sqrt(float(np.mean(np.square(ratios / top)))) if top > 0 else 0.0
         value = max(math.log(ratio), -5.0) if ratio > 0 else -5.0
-        words = f"biases are {ratio:.2g} times what layers begin with"
+        words = f"biases are {ratio:.2g} times as large as in new layers"
         yield replace(empty, value=value, words=words)

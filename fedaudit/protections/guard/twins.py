@@ -22,7 +22,7 @@ from fedaudit.protections.guard.tensors import (
     SHARE,
     CheckScore,
     Matrix,
-    Weights,
+    WeightArray,
     needed,
     surprise,
 )
@@ -30,12 +30,12 @@ from fedaudit.protections.guard.tensors import (
 UNIT = 32.0
 """Nats: layers of published models reach 33 (a sentence encoder), published plants 60 to 140."""
 MIRRORED, REPEATED = "mirrored", "repeated"
-WORDS = ("have a mirror image", "stand twice")
+WORDS = ("have a mirror image", "are repeated")
 _BLOCK = 512
-Counts = npt.NDArray[np.integer[Any]]
+WholeNumbers = npt.NDArray[np.integer[Any]]
 
 
-def extremes(rows: Weights) -> tuple[Weights, Weights, float]:
+def extremes(rows: WeightArray) -> tuple[WeightArray, WeightArray, float]:
     """The smallest and largest cosine (r,) of each unit row (r, n) with another row, and the mean
     squared cosine of all pairs."""
     low, high = np.zeros(len(rows)), np.zeros(len(rows))
@@ -73,7 +73,7 @@ def reach(rows: int, n: int) -> float:
     return float(surprise(1.0 - CLOSE, directions, r).max())
 
 
-def _least_squares(r: Counts, pairs: Counts, n: int) -> Weights:
+def _least_squares(r: WholeNumbers, pairs: WholeNumbers, n: int) -> WeightArray:
     """The least sum of squared cosines between distinct rows, of r rows of n numbers with `pairs`
     pairs whose squared cosine is 1 - CLOSE.
 
@@ -114,7 +114,7 @@ def both(m: Matrix) -> tuple[CheckScore, CheckScore]:
     return out[0], out[1]
 
 
-def _thinned(rows: Weights) -> Weights:
+def _thinned(rows: WeightArray) -> WeightArray:
     """At most `MOST` rows, the same ones every time: the cost grows with their square."""
     if len(rows) <= MOST:
         return rows

@@ -1,8 +1,8 @@
 """Local differential privacy: a client randomises its own records before anything is computed.
 
-One file per mechanism, each with its exact law: what it claims, what is true, and how far samples
-can tell. `encoders` turn features into what a mechanism takes; `protection` puts one at the `data`
-hook of a federation; `check` holds a claim against the exact budget and against draws.
+One file per mechanism, with its exact law: the epsilon it claims and the epsilon it spends.
+`encoders` turn features into inputs of a mechanism; `protection` puts a mechanism at the `data`
+hook of a federation; `check` compares a claim with the exact epsilon and with draws.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MECHANISMS: dict[str, type[Any]] = {
 
 
 def make(name: str, settings: Mapping[str, Any]) -> Mechanism:
-    """The mechanism of a name and its settings; what does not belong to it is refused."""
+    """Build the mechanism `name` with `settings`; refuses settings that it does not have."""
     if name not in MECHANISMS:
         raise ConfigError(
             f"unknown mechanism {name!r}",

@@ -1,16 +1,15 @@
-"""Noise added to features: Laplace and Gaussian, on values known to lie between two bounds.
+"""Additive noise on features between two bounds: Laplace and Gaussian.
 
 Formal guarantees, for any two records within the bounds (width B = high - low per feature):
 
-    Laplace   scale B / eps: pure epsilon per feature, r epsilon per record, attained
-    Gaussian  deviation such that a feature alone is (epsilon, delta / r)-private; by composition a
-              record is (r epsilon, delta)-private. What is exact at that delta is less: the record
-              is one Gaussian shift of length B sqrt(r). No finite epsilon holds at delta = 0.
+    Laplace   scale B / eps: pure epsilon per feature, r epsilon per record; tight
+    Gaussian  deviation such that one feature is (epsilon, delta / r)-private; by composition a
+              record is (r epsilon, delta)-private. The exact epsilon at that delta is smaller: the
+              record is one Gaussian shift of length B sqrt(r). No finite epsilon holds at delta 0.
 
-Both live on a grid of `steps` steps between the bounds: values and noise are rounded to it and
-summed as whole numbers. Noise simply added to doubles is not private at all: which sums can occur
-depends on the value, in their last digits (Mironov, 2012), and draws show it. What remains is the
-resolution of the generator, 2^-53.
+Both round values and noise to a grid of `steps` steps between the bounds and add whole numbers.
+Noise added to doubles is not private: the last digits of the sum depend on the value (Mironov,
+2012), and draws show it. The resolution of the generator, 2^-53, remains.
 
 Differs: the textbook deviation sqrt(2 ln(1.25/delta)) B / eps holds for epsilon < 1 only; the
 deviation here is the smallest that holds at any epsilon.
@@ -22,18 +21,20 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge, Le
 
-from fedaudit.accounting import check_delta
 from fedaudit.arrays import Floats
-from fedaudit.errors import ConfigError, DataError
-from fedaudit.protections.local_dp.mechanism import Report, check_count, check_epsilon, check_shape
+from fedaudit.errors import DataError
+from fedaudit.protections.local_dp.mechanism import Report, check_bounds, check_shape
+from fedaudit.settings import Count, Fraction, PositiveFinite, checked
 
 STEPS = 1 << 20
-"""Of the grid between the bounds: a millionth of the width is lost, whole numbers stay exact."""
+"""Steps of the grid: it loses a millionth of the width, and whole numbers stay exact."""
+GridSteps = Annotated[int, Ge(1), Le(1 << 30)]
 
 
 class Bounded:
@@ -44,19 +45,17 @@ class Bounded:
     features: int
     steps: int
 
-    def _check_bounds(self) -> None:
-        check_count("features", self.features, 1)
-        check_count("steps", self.steps, 1, 1 << 30)
+    def __post_init__(self) -> None:
         check_bounds(self.low, self.high)
 
     @property
     def width(self) -> float:
-        """B: how far apart two values of a feature can be."""
+        """B: the largest difference between two values of a feature."""
         return self.high - self.low
 
     @property
     def step(self) -> float:
-        """Between neighbours on the grid."""
+        """Distance between neighbours on the grid."""
         return self.width / self.steps
 
     def worst_pair(self) -> tuple[Floats, Floats]:
@@ -66,43 +65,40 @@ class Bounded:
         """The report itself: the noise has mean zero."""
         return np.asarray(report, dtype=np.float64)
 
-    def _places(self, x: npt.ArrayLike) -> Floats:
-        """Whole numbers of the grid."""
+    def _positions(self, x: npt.ArrayLike) -> Floats:
+        """Grid positions, as whole numbers."""
         return np.rint((np.asarray(x, dtype=np.float64) - self.low) / self.step)
 
     def _within(self, x: npt.ArrayLike) -> Floats:
-        """Places (n, r) of records within the bounds."""
+        """Grid positions (n, r) of records; raises DataError beyond the bounds."""
         values = np.asarray(x, dtype=np.float64)
         check_shape(values, self.features)
         if values.size and not (values.min() >= self.low and values.max() <= self.high):
             raise DataError(
-                "features lie outside the bounds for which the noise was chosen",
+                "features lie outside the bounds of the noise",
                 expected=f"finite numbers from {self.low:g} to {self.high:g}",
                 got=f"{values.min():g} to {values.max():g}",
                 remedy="encode them with encoders.Interval first, or widen the bounds",
             )
-        return self._places(values)
+        return self._positions(values)
 
-    def _with_noise(self, places: Floats, noise: Floats) -> Floats:
-        """Reports: a function of the whole number place + round(noise) alone."""
-        return self.low + (places + np.rint(noise / self.step)) * self.step
+    def _with_noise(self, positions: Floats, noise: Floats) -> Floats:
+        """Reports, computed from the whole number position + round(noise) alone."""
+        return self.low + (positions + np.rint(noise / self.step)) * self.step
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("laplace")
 class Laplace(Bounded):
-    """Laplace noise on every feature. `epsilon` of one feature. Reports are floats (n, r)."""
+    """Laplace noise on every feature. `epsilon` is that of one feature. Reports: floats (n, r)."""
 
     name: ClassVar[str] = "laplace"
 
-    epsilon: float
-    features: int = 1
+    epsilon: PositiveFinite
+    features: Count = 1
     low: float = 0.0
     high: float = 1.0
-    steps: int = STEPS
-
-    def __post_init__(self) -> None:
-        check_epsilon(self.epsilon)
-        self._check_bounds()
+    steps: GridSteps = STEPS
 
     @property
     def delta(self) -> float:
@@ -121,15 +117,15 @@ class Laplace(Bounded):
         return float(self.features * self.epsilon)
 
     def perturb(self, x: npt.ArrayLike, rng: np.random.Generator) -> Floats:
-        places = self._within(x)
-        return self._with_noise(places, rng.laplace(scale=self.scale, size=places.shape))
+        positions = self._within(x)
+        return self._with_noise(positions, rng.laplace(scale=self.scale, size=positions.shape))
 
     def log_likelihood(self, report: Report, x: npt.ArrayLike) -> Floats:
         """ln Pr: rounded noise is 0 with 1 - e^-h, k with sinh(h) e^(-2h|k|), h = eps/2/steps."""
         h = self.epsilon / 2.0 / self.steps
-        apart = np.abs(self._places(report) - self._places(x))
+        apart = np.abs(self._positions(report) - self._positions(x))
         zero = math.log(-math.expm1(-h))
-        # sinh overflows where one step holds hundreds of epsilons
+        # sinh overflows if one step holds hundreds of epsilons
         other = h + math.log(-math.expm1(-2.0 * h)) - math.log(2.0)
         at_zero = (apart == 0).sum(axis=-1)
         elsewhere = self.features - at_zero
@@ -137,29 +133,25 @@ class Laplace(Bounded):
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("gaussian")
 class Gaussian(Bounded):
-    """Gaussian noise on every feature. `epsilon` of one feature at `delta` / r.
+    """Gaussian noise on every feature. `epsilon` is that of one feature at `delta` / r.
 
     `delta` is that of a whole record. Reports are floats (n, r).
     """
 
     name: ClassVar[str] = "gaussian"
 
-    epsilon: float
-    features: int = 1
-    delta: float = 1e-5
+    epsilon: PositiveFinite
+    features: Count = 1
+    delta: Fraction = 1e-5
     low: float = 0.0
     high: float = 1.0
-    steps: int = STEPS
-
-    def __post_init__(self) -> None:
-        check_epsilon(self.epsilon)
-        check_delta(self.delta)
-        self._check_bounds()
+    steps: GridSteps = STEPS
 
     @cached_property
     def standard_deviation(self) -> float:
-        """The smallest that makes one feature (epsilon, delta / r)-private."""
+        """The smallest deviation that makes one feature (epsilon, delta / r)-private."""
         return gaussian_multiplier(self.epsilon, self.delta / self.features) * self.width
 
     @property
@@ -172,14 +164,14 @@ class Gaussian(Bounded):
         return gaussian_epsilon(multiplier, self.delta)
 
     def perturb(self, x: npt.ArrayLike, rng: np.random.Generator) -> Floats:
-        places = self._within(x)
-        noise = rng.normal(scale=self.standard_deviation, size=places.shape)
-        return self._with_noise(places, noise)
+        positions = self._within(x)
+        noise = rng.normal(scale=self.standard_deviation, size=positions.shape)
+        return self._with_noise(positions, noise)
 
     def log_likelihood(self, report: Report, x: npt.ArrayLike) -> Floats:
-        """Log density before rounding, which a grid this fine leaves as it is."""
+        """Log density before rounding; the fine grid does not change it noticeably."""
         s = self.standard_deviation
-        apart = (self._places(report) - self._places(x)) * self.step
+        apart = (self._positions(report) - self._positions(x)) * self.step
         constant = self.features * math.log(s * math.sqrt(2 * math.pi))
         return np.asarray(-(apart**2).sum(axis=-1) / (2 * s * s) - constant)
 
@@ -187,7 +179,7 @@ class Gaussian(Bounded):
 def gaussian_delta(multiplier: float, epsilon: float) -> float:
     """ln delta of Gaussian noise of `multiplier` times the shift it hides (Balle and Wang, 2018).
 
-    delta = Phi(1/(2z) - eps z) - e^eps Phi(-1/(2z) - eps z), in logarithms throughout.
+    delta = Phi(1/(2z) - eps z) - e^eps Phi(-1/(2z) - eps z), computed in logarithms.
     """
     from scipy.special import log_ndtr
 
@@ -198,21 +190,21 @@ def gaussian_delta(multiplier: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(multiplier: float, delta: float) -> float:
-    """The smallest epsilon at `delta`. dp-accounting has the same, and takes a second to load."""
+    """The smallest epsilon at `delta`. dp-accounting computes it too, but loads for a second."""
     target = math.log(delta)
     if gaussian_delta(multiplier, 0.0) <= target:
         return 0.0
-    return _falls_to(lambda e: gaussian_delta(multiplier, e), target)
+    return _smallest_reaching(lambda e: gaussian_delta(multiplier, e), target)
 
 
 def gaussian_multiplier(epsilon: float, delta: float) -> float:
     """The smallest multiplier that is (epsilon, delta)-private."""
-    return _falls_to(lambda z: gaussian_delta(z, epsilon), math.log(delta))
+    return _smallest_reaching(lambda z: gaussian_delta(z, epsilon), math.log(delta))
 
 
-def _falls_to(function: Callable[[float], float], target: float) -> float:
-    """The smallest positive number at which a falling function is at most `target`, to the last
-    digits: bisection, always rounded to the side that holds."""
+def _smallest_reaching(function: Callable[[float], float], target: float) -> float:
+    """The smallest positive number at which a falling function is at most `target`, by bisection
+    to the last digits; the result always satisfies the bound."""
     high = 1.0
     while function(high) > target:
         high *= 2.0
@@ -223,13 +215,3 @@ def _falls_to(function: Callable[[float], float], target: float) -> float:
         middle = 0.5 * (low + high)
         low, high = (low, middle) if function(middle) <= target else (middle, high)
     return high
-
-
-def check_bounds(low: float, high: float) -> None:
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ConfigError(
-            "the bounds of a feature make no sense",
-            expected="finite numbers, low < high",
-            got=f"low = {low!r}, high = {high!r}",
-            remedy="low = 0.0, high = 1.0",
-        )

@@ -1,14 +1,14 @@
-"""BitRand: every bit of a feature is flipped, important ones less often.
+"""BitRand flips every bit of a feature at random, important bits less often.
 
     Pr[bit k flips] = alpha e^(k eps/l) / (1 + alpha e^(k eps/l)), k = 0 the sign
                                                                      [ActiveMembership] Eq. (88)
     alpha = sqrt((eps + r l) / (2 r sum_{k<l} e^(2 eps k/l)))
 
-Formal guarantees: **not** epsilon. Two records may differ in all r l bits, and the exact budget is
-r sum_k |ln alpha + k eps/l|: at claimed 5 (l = 10, r = 512) it is 9,239. Bits of low order flip
-with probability above 1/2, which hides nothing either: the reader turns them back.
+Formal guarantees: **not** epsilon. Two records may differ in all r l bits, and the exact epsilon is
+r sum_k |ln alpha + k eps/l|: 9,239 at a claim of 5 (l = 10, r = 512). Low-order bits flip with
+probability above 1/2, which hides nothing either: the reader flips them back.
 
-Differs: the paper leaves alpha out; it is taken from BitRand's own definition.
+Differs: the paper omits alpha; it is taken from BitRand's own definition.
 """
 
 from __future__ import annotations
@@ -21,26 +21,25 @@ from typing import ClassVar
 import numpy as np
 
 from fedaudit.arrays import Floats
-from fedaudit.protections.local_dp.bits import IndependentBits
+from fedaudit.protections.local_dp.bits import BitCount, IndependentBits
 from fedaudit.protections.local_dp.mechanism import Codes, sigmoid
+from fedaudit.settings import Count, PositiveFinite, checked
 from fedaudit.stats.alias import BitWords
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("bitrand")
 class BitRand(IndependentBits):
-    """BitRand on the bits of every feature. `epsilon` is claimed for a whole record.
+    """BitRand on the bits of every feature. `epsilon` is the claim for a whole record.
 
     `bits` (l) per feature, `features` (r) per record. Codes and reports are whole numbers (n, r).
     """
 
     name: ClassVar[str] = "bitrand"
 
-    epsilon: float
-    bits: int = 10
-    features: int = 1
-
-    def __post_init__(self) -> None:
-        self._check()
+    epsilon: PositiveFinite
+    bits: BitCount = 10
+    features: Count = 1
 
     @property
     def claimed_epsilon(self) -> float:
@@ -78,7 +77,7 @@ class BitRand(IndependentBits):
 
     @cached_property
     def flips(self) -> BitWords:
-        """Alias tables of words whose ones are flips: they do not depend on the code."""
+        """Alias tables of flip words (a one flips the bit), which do not depend on the code."""
         return BitWords.of(np.stack([sigmoid(-self.flip_logit), self.flip_probability], axis=-1))
 
     def draw(self, codes: Codes, rng: np.random.Generator) -> Codes:

@@ -1,19 +1,21 @@
-"""Mechanisms that randomise every bit of a code on its own: what BitRand and OME share.
+"""Mechanisms that randomise every bit of a code independently: the base of BitRand and OME.
 
-A code of l bits stands for one feature, most significant bit first (bit 0, the sign of an encoded
-float). Bit k of a report is one with a probability that depends on k and on the bit that was there.
+A code of l bits encodes one feature, most significant bit first (bit 0 is the sign of an encoded
+float). Bit k of a report is one with a probability that depends on k and on bit k of the code.
 
-Formal guarantees: of the bits alone. Two records may differ in all r l bits, and then every bit
-adds its own log-ratio, so the exact worst case is their sum, whatever epsilon a formula was fed.
+Formal guarantees: those of the single bits. Two records may differ in all r l bits; every bit then
+adds its log-ratio. The exact worst case is their sum, whatever epsilon the mechanism claims.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge, Le
 
 from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
@@ -22,9 +24,7 @@ from fedaudit.protections.local_dp.mechanism import (
     Decoder,
     Report,
     check_codes,
-    check_count,
     check_decoder,
-    check_epsilon,
     log_sigmoid,
     refuse_large_table,
     sigmoid,
@@ -32,11 +32,12 @@ from fedaudit.protections.local_dp.mechanism import (
 from fedaudit.stats.alias import BitWords, word_probabilities
 
 MOST_BITS = 52
-"""Of one feature: more than a double can hold make no sense."""
+"""Most bits of one feature: a double holds no more."""
+BitCount = Annotated[int, Ge(1), Le(MOST_BITS)]
 
 
 class IndependentBits(ABC):
-    """The law of independent bits. A mechanism gives `logit_one` and `logit_zero`.
+    """The law of independent bits. A mechanism defines `logit_one` and `logit_zero`.
 
     Codes and reports are whole numbers (n, r) below 2^l.
     """
@@ -44,11 +45,6 @@ class IndependentBits(ABC):
     epsilon: float
     bits: int
     features: int
-
-    def _check(self) -> None:
-        check_epsilon(self.epsilon)
-        check_count("bits", self.bits, 1, MOST_BITS)
-        check_count("features", self.features, 1)
 
     @property
     @abstractmethod
@@ -82,17 +78,17 @@ class IndependentBits(ABC):
 
     @cached_property
     def kept(self) -> BitWords:
-        """Alias tables of words whose bits say what becomes of ones."""
+        """Alias tables of words: the bits that report ones."""
         return BitWords.of(np.exp(self._log_law[:, 1]))
 
     @cached_property
     def raised(self) -> BitWords:
-        """Alias tables of words whose bits say what becomes of zeros."""
+        """Alias tables of words: the bits that report zeros."""
         return BitWords.of(np.exp(self._log_law[:, 0]))
 
     @cached_property
     def reversed_bits(self) -> int:
-        """The word of bits that are likelier to be the opposite of what is reported."""
+        """The word of bits that are more likely reported wrong than right."""
         turned = self.logit_one < self.logit_zero
         return sum(1 << (self.bits - 1 - k) for k in np.flatnonzero(turned).tolist())
 
@@ -112,11 +108,11 @@ class IndependentBits(ABC):
         return self._log_law[:, 1] - self._log_law[:, 0]
 
     def bit_epsilons(self) -> Floats:
-        """The exact budget of every bit (l,): the larger log-ratio of its two reports."""
+        """The exact epsilon of every bit (l,): the larger log-ratio of its two reports."""
         return np.asarray(np.abs(self._ratios).max(axis=1))
 
     def worst_case_epsilon(self) -> float:
-        """r times the sum over bits: two records that differ in all of them."""
+        """r times the sum over bits, for two records that differ in all of them."""
         return float(self.features * self.bit_epsilons().sum())
 
     def worst_pair(self) -> tuple[Codes, Codes]:
@@ -155,8 +151,8 @@ class IndependentBits(ABC):
     def decode(
         self, report: Report, rng: np.random.Generator, *, decoder: Decoder = "likelihood"
     ) -> Codes:
-        """The likeliest code, in which bits that flip more often than not are turned back;
-        "published": the report as it came."""
+        """The likeliest code: bits that flip more often than not are flipped back. "published": the
+        report unchanged."""
         check_decoder(decoder)
         codes = np.asarray(report, dtype=np.int64)
         return codes ^ self.reversed_bits if decoder == "likelihood" else codes
@@ -167,11 +163,11 @@ class IndependentBits(ABC):
         blank = np.flatnonzero(np.abs(gap) < 1e-12)
         if len(blank):
             raise UsageError(
-                "a bit that is reported by a fair coin has no unbiased estimate",
-                expected="bits that are reported differently as zeros and as ones",
+                "a bit reported by a fair coin has no unbiased estimate",
+                expected="bits whose report depends on the bit",
                 got=f"bit {blank[0]} of {self.bits}, one with probability "
                 f"{self.one_from_one[blank[0]]:g} either way",
-                remedy="another epsilon or more bits, or decode",
+                remedy="use another epsilon or more bits, or decode",
             )
         return np.asarray((split_bits(report, self.bits) - self.one_from_zero) / gap)
 

@@ -1,9 +1,9 @@
-"""Does a local mechanism keep what it claims? The claim, the exact budget, and what draws show.
+"""Does a local mechanism keep its claimed epsilon? The claim against the exact value and draws.
 
 Draws refute a claim if two inputs can be told apart better than the claim allows, at the stated
-confidence: for a mechanism whose law is known by the exact log-likelihood ratio of its two worst
-records, for a callable by a score learnt on draws that are then left out. Draws never prove a
-claim, and n of them can show a budget of about ln n at most: that ceiling is always stated.
+confidence. For a mechanism with a known law, the score is the exact log-likelihood ratio of its two
+worst records. For a callable, a score is learnt on separate draws. Draws never prove a claim: n
+draws can show an epsilon of about ln n at most. This ceiling is always stated.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ from fedaudit.protections.local_dp.dbitflip import DBitFlip
 from fedaudit.protections.local_dp.mechanism import Mechanism
 from fedaudit.protections.local_dp.rappor import RAPPOR
 from fedaudit.results import Estimate, Underpowered
+from fedaudit.settings import PositiveFinite, ShareBelowOne, require
 from fedaudit.stats.epsilon import from_scores, lower_bounds
 from fedaudit.stats.intervals import check_confidence
 
-Verdict = Literal["consistent", "refuted", "underpowered"]
+ClaimVerdict = Literal["consistent", "refuted", "underpowered"]
 
 SAMPLES = 20_000
 LEAST_SAMPLES = 100
-MOST_PAIRS = 45  # of ten inputs; every pair costs a fit
-_BLOCK = 1 << 20  # numbers of a report drawn at once
-_ROUNDING = 1e-9  # of a sum of logarithms, relative
+MOST_PAIRS = 45  # pairs of ten inputs; every pair costs a fit
+_BLOCK = 1 << 20  # numbers of reports in memory
+_ROUNDING = 1e-9  # relative error of a sum of logarithms
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimCheck:
-    """A claim and what speaks for or against it, all per record and at `delta`.
+    """A claim and the evidence for or against it, all per record and at `delta`.
 
-    `exact` is None where the law is not known; `permanent` (RAPPOR) is what any number of reports
-    on one permanent response spend together, at most. `measured.low` holds with its confidence;
-    `ceiling` is the most that as many draws could have shown. `draws` is the verdict of the draws
-    alone, `verdict` that of everything; `reason` says why.
+    `exact`: None if the law is unknown. `permanent` (RAPPOR): the most that any number of reports
+    on one permanent response spend together. `measured.low`: lower bound at its confidence.
+    `ceiling`: the largest value that this number of draws can show. `draws`: the verdict of the
+    draws alone. `verdict`: of all evidence. `reason`: why.
     """
 
     mechanism: str
@@ -54,8 +55,8 @@ class ClaimCheck:
     samples: int
     measured: Estimate
     ceiling: float
-    draws: Verdict
-    verdict: Verdict
+    draws: ClaimVerdict
+    verdict: ClaimVerdict
     reason: str
     permanent: float | None = None
 
@@ -84,21 +85,21 @@ def check_mechanism(
     samples: int = SAMPLES,
     confidence: float = 0.95,
 ) -> ClaimCheck:
-    """Hold a mechanism's claim (or another, `claimed`) against its exact budget and draws.
+    """Compare a mechanism's claim (or `claimed`) with its exact epsilon and with draws.
 
-    `samples` draws of each of its two worst records.
+    Draws `samples` reports of each of its two worst records.
     """
     claim = float(mechanism.claimed_epsilon if claimed is None else claimed)
-    _check_asked(claim, samples, confidence)
+    _check_arguments(claim, samples, confidence)
     exact = mechanism.worst_case_epsilon()
-    # unary reports: bits of all other values tell nothing, and are not drawn
-    drawn = mechanism.telling() if isinstance(mechanism, RAPPOR | DBitFlip) else mechanism
+    # unary reports: bits of all other values carry no information, and are not drawn
+    drawn = mechanism.worst_pair_only() if isinstance(mechanism, RAPPOR | DBitFlip) else mechanism
     first, second = drawn.worst_pair()
     scores = np.concatenate(
         [log_ratios(drawn, x, first, second, samples, rng) for x in (first, second)]
     )
     measured = _measured(scores, samples, rng, mechanism.delta, confidence)
-    ceiling = most_that_shows(samples - samples // 2, mechanism.delta, confidence)
+    ceiling = largest_bound(samples - samples // 2, mechanism.delta, confidence)
     draws = _by_draws(measured, claim, ceiling)
     verdict, reason = _judge(claim, exact, measured, draws, ceiling, mechanism.delta)
     return ClaimCheck(
@@ -146,7 +147,7 @@ def _settings(mechanism: Mechanism) -> dict[str, Any]:
     return {k: v for k, v in own.items() if v is not None}
 
 
-# -- somebody else's mechanism --------------------------------------------------------------------
+# -- a user's mechanism ---------------------------------------------------------------------------
 
 
 def check_callable(
@@ -161,57 +162,41 @@ def check_callable(
     confidence: float = 0.95,
     vectorised: bool = False,
 ) -> ClaimCheck:
-    """Hold a claim against draws of `function(x, rng)`, of which nothing else is known.
+    """Compare a claim with draws of `function(x, rng)`, whose law is unknown.
 
-    `inputs` are two or more values of x. `samples` draws of each: on a third of them the pair and
-    the event that tell most are looked for, on the rest they are measured, so that looking costs
-    nothing in confidence. Outputs may be numbers, arrays, texts or tuples of them. `vectorised`:
-    the function takes a whole array of inputs and returns one output row for each.
+    `inputs`: two or more values of x, each drawn `samples` times. A third of the draws selects the
+    most distinguishable pair and learns a score; the rest measures it, so that the search does not
+    cost confidence. Outputs may be numbers, arrays, texts or tuples of them. `vectorised`: the
+    function takes an array of inputs and returns one output row for each.
     """
-    _check_asked(claimed, samples, confidence)
-    if not 0.0 <= delta < 1.0:
+    _check_arguments(claimed, samples, confidence)
+    require(ShareBelowOne, remedy="delta = 0 for a pure claim", delta=delta)
+    if not 1 <= math.comb(len(inputs), 2) <= MOST_PAIRS:
         raise UsageError(
-            "delta is a probability",
-            expected="0 <= delta < 1",
-            got=repr(delta),
-            remedy="delta = 0 for a pure claim",
-        )
-    pairs = list(combinations(range(len(inputs)), 2))
-    if not 1 <= len(pairs) <= MOST_PAIRS:
-        raise UsageError(
-            "a claim is about pairs of inputs",
+            "the number of inputs does not allow a check of pairs",
             expected="from 2 to 10 inputs",
             got=f"{len(inputs)}",
-            remedy="give the inputs that should be hardest to tell apart: the farthest ones",
+            remedy="give the inputs that should be easiest to tell apart: the farthest ones",
         )
     table = _table([_outputs(function, x, samples, rng, vectorised) for x in inputs])
     learnt = samples // 3
-    fit, pick = table[:, : learnt // 2], table[:, learnt // 2 : learnt]
-    best: tuple[tuple[float, float], tuple[int, int], Scorer] | None = None
-    for i, j in pairs:
-        score = learn(fit[i], fit[j])
-        tried = np.concatenate([score(pick[i]), score(pick[j])])
-        found = _measured(tried, pick.shape[1], rng, delta, confidence)
-        if best is None or (found.low, found.value) > best[0]:
-            best = (found.low, found.value), (i, j), score
-    assert best is not None
-    (i, j), score = best[1:]
+    (i, j), score = _best_pair(table[:, :learnt], rng, delta, confidence)
     rest = table[:, learnt:]
     scores = np.concatenate([score(rest[i]), score(rest[j])])
     measured = _measured(scores, rest.shape[1], rng, delta, confidence)
-    ceiling = most_that_shows(rest.shape[1] - rest.shape[1] // 2, delta, confidence)
+    ceiling = largest_bound(rest.shape[1] - rest.shape[1] // 2, delta, confidence)
     draws = _by_draws(measured, claimed, ceiling)
     verdict, reason = _judge(claimed, None, measured, draws, ceiling, delta)
     if (table == table[0, 0]).all():
         drawn = samples * len(inputs)
         reason = (
-            f"all {drawn:,} outputs are equal: nothing depends on the input, and nothing is "
-            f"random; is this the function that you meant? {reason}"
+            f"all {drawn:,} outputs are equal: they neither depend on the input nor vary; is this "
+            f"the right function? {reason}"
         )
-    told = {"told apart": [repr(inputs[i])[:60], repr(inputs[j])[:60]]}
+    pair = {"told apart": [repr(inputs[i])[:60], repr(inputs[j])[:60]]}
     return ClaimCheck(
         mechanism=name or getattr(function, "__name__", "callable"),
-        settings={"inputs": len(inputs), **told},
+        settings={"inputs": len(inputs), **pair},
         claimed=float(claimed),
         exact=None,
         delta=delta,
@@ -224,8 +209,28 @@ def check_callable(
     )
 
 
+def _best_pair(
+    table: Floats, rng: np.random.Generator, delta: float, confidence: float
+) -> tuple[tuple[int, int], RowScore]:
+    """The pair of inputs that is easiest to tell apart, and the score that does it.
+
+    `table` (inputs, samples, columns): the first half fits the scores, the second half picks.
+    """
+    half = table.shape[1] // 2
+    fit, pick = table[:, :half], table[:, half:]
+    best: tuple[tuple[float, float], tuple[int, int], RowScore] | None = None
+    for i, j in combinations(range(len(table)), 2):
+        score = learn(fit[i], fit[j])
+        tried = np.concatenate([score(pick[i]), score(pick[j])])
+        found = _measured(tried, pick.shape[1], rng, delta, confidence)
+        if best is None or (found.low, found.value) > best[0]:
+            best = (found.low, found.value), (i, j), score
+    assert best is not None
+    return best[1], best[2]
+
+
 def load_callable(where: str) -> Callable[..., Any]:
-    """The function that `package.module:function` names, looked up from the working folder too."""
+    """Load the function `package.module:function`; also looks in the working folder."""
     return foreign.load_function(
         where,
         expected="a function f(x, rng) that returns one output",
@@ -240,7 +245,7 @@ def _outputs(
     rng: np.random.Generator,
     vectorised: bool,
 ) -> Any:
-    """`samples` outputs for one input: an array (samples, ...) of numbers, or a list of others."""
+    """`samples` outputs for one input: an array (samples, ...), or a list if not vectorised."""
     try:
         if vectorised:
             one = np.asarray(x)
@@ -254,7 +259,7 @@ def _outputs(
             expected="f(x, rng) that returns an output"
             + (" row for every input row" if vectorised else ""),
             got=foreign.said(error),
-            remedy="call it by hand with the same input and np.random.default_rng(1)",
+            remedy="call it yourself with the same input and np.random.default_rng(1)",
         ) from error
     if vectorised and (made.ndim == 0 or len(made) != samples):
         raise UsageError(
@@ -267,45 +272,46 @@ def _outputs(
 
 
 def _table(outputs: Sequence[Any]) -> Floats:
-    """Outputs of all inputs as numbers (inputs, samples, columns); symbols are numbered."""
+    """Outputs of all inputs as numbers (inputs, samples, columns); numbers symbols in order."""
     try:
         numbers = np.stack([np.asarray(o) for o in outputs])
     except ValueError:
-        numbers = np.empty(0, dtype=object)  # of different lengths
+        numbers = np.empty(0, dtype=object)  # outputs of different lengths
     if numbers.dtype.kind in "iufb" and numbers.ndim >= 2:
         table = numbers.astype(np.float64).reshape(len(outputs), numbers.shape[1], -1)
         if not np.isfinite(table).all():
             raise DataError(
                 "your mechanism returns numbers that are not finite",
-                expected="finite numbers, or texts for outcomes that are none",
+                expected="finite numbers, or texts for other outcomes",
                 got=f"{int((~np.isfinite(table)).sum())} NaN or infinite",
                 remedy='return a text such as "none" for them',
             )
-        return table + 0.0  # of -0.0 and 0.0 one
+        return table + 0.0  # makes -0.0 equal to 0.0
     seen: dict[str, int] = {}
-    rows = [[seen.setdefault(_word(o), len(seen)) for o in of_input] for of_input in outputs]
+    rows = [[seen.setdefault(_symbol(o), len(seen)) for o in of_input] for of_input in outputs]
     if len(seen) > len(rows[0]) // 2:
         raise DataError(
-            "your mechanism's outputs hardly ever repeat, and are not numbers",
+            "your mechanism's outputs are not numbers, and hardly ever repeat",
             expected="numbers or arrays of one shape, or symbols that repeat",
             got=f"{len(seen)} different outputs of type {type(outputs[0][0]).__name__}",
-            remedy="return numbers or an array, or more --samples",
+            remedy="return numbers or an array, or use more --samples",
         )
     return np.array(rows, dtype=np.float64)[..., None]
 
 
-def _word(output: Any) -> str:
+def _symbol(output: Any) -> str:
     return repr(output.tolist() if isinstance(output, np.ndarray) else output)
 
 
-Scorer = Callable[[Floats], Floats]
+RowScore = Callable[[Floats], Floats]
+"""Rows (n, d) -> scores (n,)."""
 
 
-def learn(first: Floats, second: Floats) -> Scorer:
-    """A score of rows (n, d) that is larger the likelier a row is under `first`.
+def learn(first: Floats, second: Floats) -> RowScore:
+    """Learn a score of rows (n, d): large for rows that are likely under `first`.
 
-    Rows that repeat are symbols and get their smoothed log-ratio of counts; the rest get the log
-    odds of a classifier: linear, or boosted trees where they predict better.
+    Repeated rows are symbols; their score is the smoothed log-ratio of counts. For other rows it is
+    the log odds of a classifier: linear, or boosted trees if they predict better.
     """
     rows = np.concatenate([first, second])
     symbols, where, counts = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
@@ -318,7 +324,7 @@ def learn(first: Floats, second: Floats) -> Scorer:
     repeated = counts >= 5
     known = {symbols[i].tobytes(): float(ratio[i]) for i in np.flatnonzero(repeated)}
     single = ~repeated[where]
-    # a stray row of a small alphabet is a rare symbol, not a sign of a density
+    # a few single rows are rare symbols of a small alphabet, not a density
     dense = single.mean() > 0.05
     member = np.arange(len(rows)) < len(first)
     smooth = _classifier(rows[single], member[single]) if dense else None
@@ -335,7 +341,7 @@ def learn(first: Floats, second: Floats) -> Scorer:
     return score
 
 
-def _classifier(rows: Floats, member: npt.NDArray[np.bool_]) -> Scorer | None:
+def _classifier(rows: Floats, member: npt.NDArray[np.bool_]) -> RowScore | None:
     """Log odds of the better of two classifiers, judged on every third row."""
     from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
     from sklearn.ensemble import HistGradientBoostingClassifier
@@ -366,25 +372,25 @@ def _classifier(rows: Floats, member: npt.NDArray[np.bool_]) -> Scorer | None:
 # -- verdicts -------------------------------------------------------------------------------------
 
 
-def most_that_shows(samples: int, delta: float, confidence: float) -> float:
-    """The largest lower bound that `samples` measured draws of each input can give: every draw of
-    one called right, none of the other called wrong."""
+def largest_bound(samples: int, delta: float, confidence: float) -> float:
+    """The largest lower bound that `samples` measured draws of each input can give: all draws
+    attributed correctly."""
     alpha = check_confidence(confidence)
     return float(lower_bounds(samples, samples, 0, samples, delta=delta, tail=alpha))
 
 
-def samples_to_show(epsilon: float, delta: float, confidence: float) -> int | None:
-    """Measured draws of each input from which on a budget above `epsilon` could be shown; None
-    beyond 10^12."""
+def samples_needed(epsilon: float, delta: float, confidence: float) -> int | None:
+    """The fewest measured draws of each input that can show more than `epsilon`; None beyond
+    10^12."""
     alpha = check_confidence(confidence)
     low, high = 1, 2
-    while most_that_shows(high, delta, confidence) <= epsilon:
+    while largest_bound(high, delta, confidence) <= epsilon:
         low, high = high, high * 2
         if high > 10**12:
             return None
     while high - low > max(1, low // 100):
         middle = (low + high) // 2
-        enough = most_that_shows(middle, delta, 1 - alpha) > epsilon
+        enough = largest_bound(middle, delta, 1 - alpha) > epsilon
         low, high = (low, middle) if enough else (middle, high)
     return high
 
@@ -398,7 +404,7 @@ def _measured(
     return found
 
 
-def _by_draws(measured: Estimate, claimed: float, ceiling: float) -> Verdict:
+def _by_draws(measured: Estimate, claimed: float, ceiling: float) -> ClaimVerdict:
     if measured.low > claimed:
         return "refuted"
     return "underpowered" if ceiling <= claimed else "consistent"
@@ -408,63 +414,62 @@ def _judge(
     claimed: float,
     exact: float | None,
     measured: Estimate,
-    draws: Verdict,
+    draws: ClaimVerdict,
     ceiling: float,
     delta: float,
-) -> tuple[Verdict, str]:
-    """The verdict of everything, and why."""
+) -> tuple[ClaimVerdict, str]:
+    """The verdict of all evidence, and the reason."""
     sure = f"at {100 * measured.confidence:g} % confidence"
     if exact is not None:
         if measured.low > exact * (1 + _ROUNDING):
             return "refuted", (
-                f"draws show more than {measured.low:.4g} {sure}, beyond the exact {exact:,.4g}: "
-                "what draws is not the mechanism whose law was computed"
+                f"draws show more than {measured.low:.4g} {sure}, above the exact {exact:,.4g}: "
+                "the code does not draw from the law that was computed"
             )
         if exact > claimed * (1 + _ROUNDING):
             shown = {
                 "refuted": f"draws alone show more than {measured.low:.4g} {sure}",
-                "consistent": f"draws show {measured.low:.4g} {sure}, which alone would not do",
-                "underpowered": f"draws could not tell: they cannot show more than {ceiling:.4g}",
+                "consistent": f"draws show {measured.low:.4g} {sure}, which alone is not enough",
+                "underpowered": f"draws cannot decide: they show {ceiling:.4g} at most",
             }[draws]
             return "refuted", f"the exact worst case exceeds the claim; {shown}"
         tested = (
             "draws do not contradict it"
             if draws == "consistent"
-            else f"draws could not tell: they cannot show more than {ceiling:.4g}"
+            else f"draws cannot decide: they show {ceiling:.4g} at most"
         )
         return "consistent", f"the exact worst case does not exceed the claim; {tested}"
     if draws == "refuted":
         return "refuted", f"draws show more than {measured.low:.4g} {sure}"
     if draws == "underpowered":
-        needed = samples_to_show(claimed, delta, measured.confidence)
+        needed = samples_needed(claimed, delta, measured.confidence)
         many = (
-            "no feasible number of draws could"
+            "no feasible number of draws can"
             if needed is None
-            # a third of the draws is for looking, and half of the rest picks the threshold
-            else f"{3 * needed:,} of each input could"
+            # a third of the draws is for the search, and half of the rest picks the threshold
+            else f"{3 * needed:,} draws of each input can"
         )
         return "underpowered", (
-            f"this many draws cannot show more than {ceiling:.4g}, whatever the mechanism does; "
+            f"this number of draws shows {ceiling:.4g} at most, for any mechanism; "
             f"{many} refute {claimed:g}"
         )
     return "consistent", (
-        "draws of these inputs do not contradict the claim, and would have shown at most "
-        f"{ceiling:.4g}; other inputs may"
+        "draws of these inputs do not contradict the claim (they can show "
+        f"{ceiling:.4g} at most); other inputs may"
     )
 
 
-def _check_asked(claimed: float, samples: int, confidence: float) -> None:
+def _check_arguments(claimed: float, samples: int, confidence: float) -> None:
     check_confidence(confidence)
-    if not (claimed > 0 and math.isfinite(claimed)):
-        raise ConfigError(
-            "a claimed epsilon is out of range",
-            expected="a finite number above 0",
-            got=repr(claimed),
-            remedy="give the epsilon that the mechanism is said to keep, per record",
-        )
+    require(
+        PositiveFinite,
+        ConfigError,
+        remedy="give the epsilon that the mechanism claims, per record",
+        **{"claimed epsilon": claimed},
+    )
     if samples < LEAST_SAMPLES:
         raise ConfigError(
-            "too few draws to say anything",
+            "too few draws for a verdict",
             expected=f"at least {LEAST_SAMPLES} of each input",
             got=str(samples),
             remedy=f"leave the default of {SAMPLES}",

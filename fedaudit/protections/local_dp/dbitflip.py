@@ -1,13 +1,13 @@
-"""dBitFlipPM: d of k buckets are asked for, each answers with one noisy bit.
+"""dBitFlipPM: a client reports one noisy bit for each of d of k buckets.
 
     Pr[b_j = 1] = e^(eps/2) / (e^(eps/2) + 1) if v = j, else 1 / (e^(eps/2) + 1)
                                                                    [ActiveMembership] Appendix G.4
 
-Formal guarantees, per feature: epsilon for d >= 2 (both buckets of a pair may be asked for), and
-epsilon / 2 for d = 1. Which buckets are asked for is drawn regardless of the value and is public.
-With d = k it is symmetric unary encoding. Drawn once and kept, as its authors ask for.
+Formal guarantees, per feature: epsilon for d >= 2 (both buckets of a pair may be sampled), and
+epsilon / 2 for d = 1. The sampled buckets do not depend on the value and are public. With d = k it
+is symmetric unary encoding. Reports are drawn once and kept, as its authors require.
 
-Differs: the published decoder takes the first set bit. Ours takes the likeliest value.
+Differs: the published decoder returns the first set bit. Ours returns the likeliest value.
 """
 
 from __future__ import annotations
@@ -22,56 +22,58 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.arrays import Floats
+from fedaudit.errors import ConfigError
 from fedaudit.protections.local_dp import unary
 from fedaudit.protections.local_dp.mechanism import (
+    Alphabet,
     Codes,
     Decoder,
     Report,
     all_bits,
-    check_alphabet,
     check_codes,
-    check_count,
     check_decoder,
-    check_epsilon,
     draw_symmetric,
     log_sigmoid,
     refuse_large_table,
     sigmoid,
     symmetric_channel,
 )
-
-Bits = npt.NDArray[np.int8]
+from fedaudit.protections.local_dp.unary import Bits
+from fedaudit.settings import Count, PositiveFinite, checked
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("dbitflip")
 class DBitFlip:
     """dBitFlipPM on every feature.
 
-    `epsilon` of one feature; `alphabet` buckets, of which `buckets` (d) are asked for (by default
-    all). Reports are bits (n, r, k), -1 where a bucket was not asked for.
+    `epsilon`: of one feature. `alphabet`: all buckets (k). `buckets`: sampled buckets (d, default:
+    all). Reports are bits (n, r, k), -1 where a bucket was not sampled.
     """
 
     name: ClassVar[str] = "dbitflip"
 
-    epsilon: float
-    alphabet: int
-    features: int = 1
-    buckets: int | None = None
+    epsilon: PositiveFinite
+    alphabet: Alphabet
+    features: Count = 1
+    buckets: Count | None = None
 
     def __post_init__(self) -> None:
-        check_epsilon(self.epsilon)
-        check_alphabet(self.alphabet)
-        check_count("features", self.features, 1)
-        if self.buckets is not None:
-            check_count("buckets", self.buckets, 1, self.alphabet)
+        if self.buckets is not None and self.buckets > self.alphabet:
+            raise ConfigError(
+                "dbitflip.buckets is out of range",
+                expected=f"at most alphabet = {self.alphabet}",
+                got=str(self.buckets),
+                remedy="leave buckets out to sample all of them",
+            )
 
     @property
     def delta(self) -> float:
         return 0.0
 
     @property
-    def asked(self) -> int:
-        """d: buckets that are asked for."""
+    def sampled(self) -> int:
+        """d: number of sampled buckets."""
         return self.alphabet if self.buckets is None else self.buckets
 
     @property
@@ -89,8 +91,8 @@ class DBitFlip:
         return float(self.features * self.epsilon)
 
     def worst_case_epsilon(self) -> float:
-        """r epsilon; half of it if a single bucket is asked for."""
-        return self.features * self.epsilon * (1.0 if self.asked >= 2 else 0.5)
+        """r epsilon; half of it if a single bucket is sampled."""
+        return self.features * self.epsilon * (1.0 if self.sampled >= 2 else 0.5)
 
     def worst_pair(self) -> tuple[Codes, Codes]:
         return np.zeros(self.features, np.int64), np.ones(self.features, np.int64)
@@ -99,14 +101,14 @@ class DBitFlip:
         return self.draw(check_codes(x, self.alphabet, self.features), rng)
 
     def draw(self, codes: Codes, rng: np.random.Generator) -> Bits:
-        k, d = self.alphabet, self.asked
+        k, d = self.alphabet, self.sampled
         shape = (*codes.shape, k)
         own = codes[..., None] == np.arange(k)
         u = rng.random(shape)
         bits = np.where(own, u < self.one_from_one, u < self.one_from_zero).astype(np.int8)
         if d < k:
-            lots = rng.random(shape)
-            left_out = np.argpartition(lots, d - 1, axis=-1)[..., d:]
+            draws = rng.random(shape)
+            left_out = np.argpartition(draws, d - 1, axis=-1)[..., d:]
             np.put_along_axis(bits, left_out, np.int8(-1), axis=-1)
         return bits
 
@@ -115,15 +117,15 @@ class DBitFlip:
 
     @cached_property
     def hit_probability(self) -> float:
-        """How often the default decoder finds the value; its errors are uniform."""
+        """Probability that the default decoder finds the value; its errors are uniform."""
         return unary.hit_probability(
-            self.alphabet, self.asked, self.one_from_one, self.one_from_zero
+            self.alphabet, self.sampled, self.one_from_one, self.one_from_zero
         )
 
-    def telling(self) -> DBitFlip:
-        """The buckets of `worst_pair` alone, where all are asked for: the others are independent of
-        them, and have the same law whichever of the two it is."""
-        return replace(self, alphabet=2, buckets=None) if self.asked == self.alphabet else self
+    def worst_pair_only(self) -> DBitFlip:
+        """The same mechanism on the two buckets of `worst_pair`, if all buckets are sampled: the
+        others are independent of them and have the same law for both records."""
+        return replace(self, alphabet=2, buckets=None) if self.sampled == self.alphabet else self
 
     def log_likelihood(self, report: Report, x: npt.ArrayLike) -> Floats:
         bits = np.asarray(report)
@@ -131,29 +133,29 @@ class DBitFlip:
         right = (bits == own) & (bits >= 0)
         wrong = (bits != own) & (bits >= 0)
         half = self.epsilon / 2.0
-        many = self.features * math.log(math.comb(self.alphabet, self.asked))
+        many = self.features * math.log(math.comb(self.alphabet, self.sampled))
         law = log_sigmoid(half) * right.sum(axis=(-2, -1))
         return np.asarray(law + log_sigmoid(-half) * wrong.sum(axis=(-2, -1)) - many)
 
     def decode(
         self, report: Report, rng: np.random.Generator, *, decoder: Decoder = "likelihood"
     ) -> Codes:
-        """The likeliest value, ties by lot; "published": the first set bit."""
+        """The likeliest value, ties at random; "published": the first set bit."""
         check_decoder(decoder)
         return unary.decode(np.asarray(report, dtype=np.int8), rng, decoder)
 
     def unbiased(self, report: Report) -> Floats:
-        """(k/d) (b (e^(eps/2) + 1) - 1) / (e^(eps/2) - 1) where asked for, else 0: (n, r, k), whose
-        mean over clients is the published histogram.
+        """(k/d) (b (e^(eps/2) + 1) - 1) / (e^(eps/2) - 1) for sampled buckets, else 0: (n, r, k).
+        Its mean over clients is the published histogram.
 
-        Its expectation is one-hot over the noise and, for d < k, over which buckets are asked for:
-        given the buckets it is k/d times the value in them, and 0 elsewhere."""
+        The expectation is one-hot, over the noise and, for d < k, over the sampled buckets. Given
+        the buckets it is k/d times the value in them, and 0 elsewhere."""
         bits = np.asarray(report)
-        scale = self.alphabet / self.asked / (self.one_from_one - self.one_from_zero)
+        scale = self.alphabet / self.sampled / (self.one_from_one - self.one_from_zero)
         return np.asarray(np.where(bits < 0, 0.0, (bits - self.one_from_zero) * scale))
 
     def outputs(self) -> Bits:
-        k, d = self.alphabet, self.asked
+        k, d = self.alphabet, self.sampled
         many = math.comb(k, d) << min(d, 62)
         refuse_large_table(k, many)
         every = all_bits(d).astype(np.int8)
@@ -173,5 +175,7 @@ class DBitFlip:
         k = self.alphabet
         refuse_large_table(k, k)
         if decoder == "published":
-            return unary.first_bit_transition(k, self.asked, self.one_from_one, self.one_from_zero)
+            return unary.first_bit_transition(
+                k, self.sampled, self.one_from_one, self.one_from_zero
+            )
         return symmetric_channel(k, self.hit_probability, (1.0 - self.hit_probability) / (k - 1))

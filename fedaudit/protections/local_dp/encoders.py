@@ -1,55 +1,57 @@
-"""From features to what a mechanism takes, and back.
+"""Encoders: from features to a mechanism's input, and back.
 
-    Interval     floats within two bounds, for noise that is added
+    Interval     floats within two bounds, for additive noise
     Quantiser    floats to the nearest of k evenly spaced values, for categorical mechanisms
     FloatBits    floats to sign, integer and fraction bits, for BitRand and OME
     OneHot       tokens to one-hot rows
-    Patches      images to patch vectors, optionally projected, as a vision transformer takes them
+    Patches      images to patch vectors, optionally projected, as in a vision transformer
 
-Bounds and levels are fixed beforehand: taken from a client's data they would give the data away.
-What lies outside is refused, or clipped and counted, as asked for.
+Bounds and levels are fixed beforehand: bounds from a client's data would reveal the data. Values
+outside are refused, or clipped and counted (`outside`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge, Le
 
 from fedaudit.arrays import Floats
 from fedaudit.errors import ConfigError, DataError, UsageError
-from fedaudit.protections.local_dp.additive import check_bounds
 from fedaudit.protections.local_dp.bits import MOST_BITS
-from fedaudit.protections.local_dp.mechanism import Codes, check_alphabet, check_count
+from fedaudit.protections.local_dp.mechanism import Alphabet, Codes, check_bounds
+from fedaudit.settings import AtLeastTwo, Count, Whole, checked
 
-Outside = Literal["refuse", "clip"]
+OutsidePolicy = Literal["refuse", "clip"]
+"""What happens to values outside the bounds."""
 
 
 class Encoded(NamedTuple):
-    """What a mechanism takes, and how many values were clipped to fit."""
+    """A mechanism's input, and the number of clipped values."""
 
     values: npt.NDArray[Any]
     clipped: int
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("interval")
 class Interval:
-    """Floats from `low` to `high`, as they are."""
+    """Floats from `low` to `high`, unchanged."""
 
     low: float = 0.0
     high: float = 1.0
-    outside: Outside = "refuse"
+    outside: OutsidePolicy = "refuse"
 
     def __post_init__(self) -> None:
         check_bounds(self.low, self.high)
-        _check_outside(self.outside)
 
     def encode(self, x: npt.ArrayLike) -> Encoded:
         """Floats (...) within the bounds."""
         values = _finite(x)
-        beyond = _beyond(values, (values < self.low) | (values > self.high), self)
+        beyond = _count_outside(values, (values < self.low) | (values > self.high), self)
         return Encoded(np.clip(values, self.low, self.high) if beyond else values, beyond)
 
     def decode(self, values: npt.ArrayLike) -> Floats:
@@ -57,33 +59,31 @@ class Interval:
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("quantiser")
 class Quantiser:
-    """`alphabet` evenly spaced values per feature, both bounds among them.
+    """`alphabet` evenly spaced values per feature, including both bounds.
 
-    Our own definition: value v becomes code round((v - low) / step), step = (high - low) / (k - 1),
-    and a code stands for low + code * step. Half a step is lost at most; two levels are the bounds
-    themselves.
+    Our definition: value v becomes code round((v - low) / step), step = (high - low) / (k - 1), and
+    a code decodes to low + code * step. The error is at most half a step.
     """
 
-    alphabet: int
+    alphabet: Alphabet
     low: float = 0.0
     high: float = 1.0
-    outside: Outside = "refuse"
+    outside: OutsidePolicy = "refuse"
 
     def __post_init__(self) -> None:
-        check_alphabet(self.alphabet)
         check_bounds(self.low, self.high)
-        _check_outside(self.outside)
 
     @property
     def levels(self) -> Floats:
-        """What the codes stand for (k,)."""
+        """The value of every code (k,)."""
         return np.linspace(self.low, self.high, self.alphabet)
 
     def encode(self, x: npt.ArrayLike) -> Encoded:
         """Floats (...) to codes (...)."""
         values = _finite(x)
-        beyond = _beyond(values, (values < self.low) | (values > self.high), self)
+        beyond = _count_outside(values, (values < self.low) | (values > self.high), self)
         share = (np.clip(values, self.low, self.high) - self.low) / (self.high - self.low)
         return Encoded(np.rint(share * (self.alphabet - 1)).astype(np.int64), beyond)
 
@@ -92,23 +92,28 @@ class Quantiser:
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("float_bits")
 class FloatBits:
-    """`bits` (l) per float: one sign, `integer_bits` (m), and l - m - 1 of the fraction.
+    """`bits` (l) per float: one sign bit, `integer_bits` (m), and l - m - 1 fraction bits.
 
     [ActiveMembership] Appendix G.4. The magnitude is round(|x| 2^(l-m-1)), most significant bit
-    first; the sign is one for negative numbers and is kept when the magnitude rounds to zero, so
-    that every code is reached and decodes to itself. Differs: the released encoder overflows past
-    2^m and its decoder loses the sign.
+    first. The sign is one for negative numbers; it is kept if the magnitude rounds to zero, so that
+    every code is reached and decodes to itself. Differs: the released encoder overflows past 2^m,
+    and its decoder loses the sign.
     """
 
-    bits: int = 10
-    integer_bits: int = 5
-    outside: Outside = "refuse"
+    bits: Annotated[int, Ge(2), Le(MOST_BITS)] = 10
+    integer_bits: Whole = 5
+    outside: OutsidePolicy = "refuse"
 
     def __post_init__(self) -> None:
-        check_count("bits", self.bits, 2, MOST_BITS)
-        check_count("integer_bits", self.integer_bits, 0, self.bits - 1)
-        _check_outside(self.outside)
+        if self.integer_bits >= self.bits:
+            raise ConfigError(
+                "integer_bits is out of range",
+                expected=f"below bits = {self.bits}, which include one sign bit",
+                got=str(self.integer_bits),
+                remedy=f"integer_bits = {self.bits // 2}",
+            )
 
     @property
     def scale(self) -> float:
@@ -117,7 +122,7 @@ class FloatBits:
 
     @property
     def high(self) -> float:
-        """The largest number that has a code."""
+        """The largest number with a code."""
         return ((1 << (self.bits - 1)) - 1) / self.scale
 
     @property
@@ -129,7 +134,7 @@ class FloatBits:
         values = _finite(x)
         top = (1 << (self.bits - 1)) - 1
         magnitude = np.rint(np.abs(values) * self.scale)
-        beyond = _beyond(values, magnitude > top, self)
+        beyond = _count_outside(values, magnitude > top, self)
         word = np.minimum(magnitude, top).astype(np.int64)
         return Encoded(word | (np.signbit(values).astype(np.int64) << (self.bits - 1)), beyond)
 
@@ -140,27 +145,25 @@ class FloatBits:
         return np.asarray(np.where(word >> (self.bits - 1), -magnitude, magnitude))
 
     def from_bits(self, bits: npt.ArrayLike) -> Floats:
-        """Floats (...) of bits (..., l) that need not be zero or one: from unbiased estimates of
-        independent bits comes an unbiased estimate of the float."""
+        """Floats (...) from bits (..., l), which may be any numbers: unbiased estimates of
+        independent bits give an unbiased estimate of the float."""
         given = np.asarray(bits, dtype=np.float64)
         place = 2.0 ** np.arange(self.bits - 2, -1, -1) / self.scale
         return np.asarray((1.0 - 2.0 * given[..., 0]) * (given[..., 1:] @ place))
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("one_hot")
 class OneHot:
     """Tokens (...) below `vocabulary` to one-hot rows (..., vocabulary), and back."""
 
-    vocabulary: int
-
-    def __post_init__(self) -> None:
-        check_count("vocabulary", self.vocabulary, 2)
+    vocabulary: AtLeastTwo
 
     def encode(self, tokens: npt.ArrayLike) -> npt.NDArray[np.float32]:
         given = np.asarray(tokens)
         if given.dtype.kind not in "iu":
             raise UsageError(
-                "tokens are whole numbers",
+                "tokens must be whole numbers",
                 expected=f"whole numbers from 0 to {self.vocabulary - 1}",
                 got=f"an array of {given.dtype.name}",
                 remedy="pass token numbers, not text or embeddings",
@@ -170,7 +173,7 @@ class OneHot:
                 "a token is not in the vocabulary",
                 expected=f"whole numbers from 0 to {self.vocabulary - 1}",
                 got=f"{given.min()} to {given.max()}",
-                remedy="use the vocabulary that the tokens come from",
+                remedy="use the vocabulary of these tokens",
             )
         out = np.zeros((*given.shape, self.vocabulary), dtype=np.float32)
         np.put_along_axis(out, given.astype(np.int64)[..., None], np.float32(1.0), axis=-1)
@@ -182,17 +185,15 @@ class OneHot:
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("patches")
 class Patches:
     """Square patches of an image as vectors, row by row from the top left.
 
-    (n, c, h, w) to (n, N, c p p) with N = (h / p)(w / p); channels first within a patch, the order
-    in which a convolution's weights flatten.
+    (n, c, h, w) to (n, N, c p p) with N = (h / p)(w / p); channels first within a patch, like the
+    flattened weights of a convolution.
     """
 
-    size: int
-
-    def __post_init__(self) -> None:
-        check_count("size", self.size, 1)
+    size: Count
 
     def encode(self, images: npt.ArrayLike) -> npt.NDArray[Any]:
         given = np.asarray(images)
@@ -215,7 +216,7 @@ class Patches:
         c, rest = divmod(given.shape[-1], p * p) if given.ndim == 3 else (0, 1)
         if rest or height % p or width % p or given.shape[1] != rows * columns:
             raise UsageError(
-                "these vectors are not the patches of such an image",
+                "these vectors are not the patches of an image of this size",
                 expected=f"an array (n, {rows * columns}, channels x {p * p})",
                 got=f"shape {given.shape}",
                 remedy="give the height and width of the images that were encoded",
@@ -254,16 +255,6 @@ class Patches:
 # -- shared checks --------------------------------------------------------------------------------
 
 
-def _check_outside(outside: str) -> None:
-    if outside not in ("refuse", "clip"):
-        raise ConfigError(
-            "what to do with values outside the bounds is not clear",
-            expected='"refuse" or "clip"',
-            got=repr(outside),
-            remedy='outside = "clip"',
-        )
-
-
 def _finite(x: npt.ArrayLike) -> Floats:
     values = np.asarray(x, dtype=np.float64)
     bad = ~np.isfinite(values)
@@ -277,16 +268,16 @@ def _finite(x: npt.ArrayLike) -> Floats:
     return values
 
 
-def _beyond(
+def _count_outside(
     values: Floats, outside: npt.NDArray[np.bool_], encoder: Interval | Quantiser | FloatBits
 ) -> int:
-    """How many values lie outside; raises where they are refused."""
+    """Number of values outside; raises DataError if the encoder refuses them."""
     count = int(outside.sum())
     if count and encoder.outside == "refuse":
         raise DataError(
             "features lie outside the encoder's range",
             expected=f"numbers from {encoder.low:g} to {encoder.high:g}",
             got=f"{count} of {values.size} outside, from {values.min():g} to {values.max():g}",
-            remedy='widen it (low and high, or integer_bits), or outside = "clip", which counts',
+            remedy='widen it (low and high, or integer_bits), or set outside = "clip"',
         )
     return count

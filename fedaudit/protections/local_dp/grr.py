@@ -1,11 +1,11 @@
-"""Generalised randomised response: say the truth with probability p, else any other value.
+"""Generalised randomised response: the true value with probability p, else another one.
 
     p = e^eps / (e^eps + k - 1),   q = 1 / (e^eps + k - 1)       [ActiveMembership] Eqs. (67, 86)
 
-Formal guarantees: pure epsilon per feature, so r epsilon per record of r features, and no less: two
-records that differ in every feature attain it.
+Formal guarantees: pure epsilon per feature, so r epsilon per record of r features. The bound is
+tight: two records that differ in every feature attain it.
 
-Differs: the published runs took the client's own batch as the alphabet, which gives the batch away.
+Differs: the published runs use the client's own batch as the alphabet, which reveals the batch.
 Here the alphabet is fixed beforehand.
 """
 
@@ -20,38 +20,33 @@ import numpy.typing as npt
 
 from fedaudit.arrays import Floats
 from fedaudit.protections.local_dp.mechanism import (
+    Alphabet,
     Codes,
     Decoder,
     Report,
-    check_alphabet,
     check_codes,
-    check_count,
     check_decoder,
-    check_epsilon,
     draw_symmetric,
     refuse_large_table,
     symmetric_channel,
 )
+from fedaudit.settings import Count, PositiveFinite, checked
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("grr")
 class GRR:
     """Generalised randomised response on every feature.
 
-    `epsilon` of one feature; `alphabet` values per feature; `features` per record. Reports are
+    `epsilon`: of one feature. `alphabet`: values per feature. `features`: per record. Reports are
     codes (n, r).
     """
 
     name: ClassVar[str] = "grr"
 
-    epsilon: float
-    alphabet: int
-    features: int = 1
-
-    def __post_init__(self) -> None:
-        check_epsilon(self.epsilon)
-        check_alphabet(self.alphabet)
-        check_count("features", self.features, 1)
+    epsilon: PositiveFinite
+    alphabet: Alphabet
+    features: Count = 1
 
     @property
     def delta(self) -> float:
@@ -64,12 +59,12 @@ class GRR:
 
     @property
     def truth(self) -> float:
-        """p: the value itself."""
+        """p: probability of the true value."""
         return math.exp(self.log_truth)
 
     @property
     def lie(self) -> float:
-        """q: any one of the other values."""
+        """q: probability of each other value."""
         return math.exp(self.log_truth - self.epsilon)
 
     @property
@@ -98,7 +93,7 @@ class GRR:
     def decode(
         self, report: Report, rng: np.random.Generator, *, decoder: Decoder = "likelihood"
     ) -> Codes:
-        """The report itself, by either decoder: nothing is likelier."""
+        """The report itself, for either decoder: no other value is likelier."""
         check_decoder(decoder)
         return np.asarray(report, dtype=np.int64)
 

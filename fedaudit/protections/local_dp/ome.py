@@ -1,10 +1,10 @@
-"""OME: bits at even positions are mostly kept, ones at odd positions are nearly always erased.
+"""OME keeps most bits at even positions and erases nearly all ones at odd positions.
 
     Pr[one | one]  = a / (1 + a) at even positions, 1 / (1 + a^3) at odd ones
     Pr[one | zero] = 1 / (1 + a e^(eps/(r l)))                       [ActiveMembership] Eq. (87)
 
-Formal guarantees: **not** epsilon, which hardly enters (it is divided by r l): at a = 100, claimed
-5, l = 10, r = 512 the exact budget is 35,342.
+Formal guarantees: **not** epsilon, which hardly matters (it is divided by r l). At a = 100, a claim
+of 5, l = 10 and r = 512, the exact epsilon is 35,342.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import numpy as np
 
 from fedaudit.arrays import Floats
 from fedaudit.errors import ConfigError
-from fedaudit.protections.local_dp.bits import IndependentBits
+from fedaudit.protections.local_dp.bits import BitCount, IndependentBits
+from fedaudit.settings import Count, PositiveFinite, checked
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("ome")
 class OME(IndependentBits):
-    """OME on the bits of every feature. `epsilon` is claimed for a whole record.
+    """OME on the bits of every feature. `epsilon` is the claim for a whole record.
 
     `bits` (l, even) per feature, `features` (r) per record, `alpha` (a). Codes and reports are
     whole numbers (n, r).
@@ -30,26 +32,18 @@ class OME(IndependentBits):
 
     name: ClassVar[str] = "ome"
 
-    epsilon: float
-    bits: int = 10
-    features: int = 1
-    alpha: float = 100.0
+    epsilon: PositiveFinite
+    bits: BitCount = 10
+    features: Count = 1
+    alpha: PositiveFinite = 100.0
 
     def __post_init__(self) -> None:
-        self._check()
         if self.bits % 2:
             raise ConfigError(
-                "OME treats even and odd positions of a record's bits differently",
-                expected="an even number of bits per feature, so that all features are alike",
+                "OME needs an even number of bits per feature",
+                expected="even: odd and even positions differ, and all features must be alike",
                 got=f"bits = {self.bits}",
                 remedy=f"bits = {self.bits + 1}",
-            )
-        if not (self.alpha > 0 and math.isfinite(self.alpha)):
-            raise ConfigError(
-                "alpha is out of range",
-                expected="a finite number above 0",
-                got=repr(self.alpha),
-                remedy="alpha = 100.0",
             )
 
     @property

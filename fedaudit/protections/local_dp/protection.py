@@ -1,9 +1,9 @@
-"""Local differential privacy at the clients: features are randomised before anything is trained.
+"""Local differential privacy: each client randomises its features once, before training.
 
 Formal guarantees: for any two values of a record's **features**, the exact worst case of the
-mechanism, which for BitRand and OME is not what they claim. Labels are not randomised, and neither
-is the number of a client's records. Features are drawn once per client and kept: fresh noise in
-every epoch would be averaged away, and would have to be paid for every time.
+mechanism, which exceeds the claim for BitRand and OME. Labels and the number of a client's records
+are not randomised. Features are drawn once per client and kept: fresh noise in every epoch would
+average out and spend epsilon again.
 
 Trust: nobody but the client itself.
 """
@@ -20,13 +20,16 @@ from fedaudit.accounting import Exposure, Guarantee
 from fedaudit.errors import ConfigError, DataError
 from fedaudit.hooks import Hook
 from fedaudit.protections.local_dp import MECHANISMS, Discrete, Mechanism, make
-from fedaudit.protections.local_dp.encoders import FloatBits, Interval, Outside, Quantiser
+from fedaudit.protections.local_dp.bits import BitCount
+from fedaudit.protections.local_dp.encoders import FloatBits, Interval, OutsidePolicy, Quantiser
+from fedaudit.protections.local_dp.mechanism import Alphabet
 from fedaudit.randomness import Seed
+from fedaudit.settings import AtLeastTwo, Count, Fraction, PositiveFinite, Whole, checked
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_BLOCK = 1 << 22  # numbers of a report held at once
+_BLOCK = 1 << 22  # numbers of a report in memory
 
 BITWISE = ("bitrand", "ome")
 CATEGORICAL = ("grr", "rappor", "dbitflip")
@@ -35,7 +38,7 @@ ADDITIVE = ("laplace", "gaussian")
 _BOUNDS = {"low": 0.0, "high": 1.0}
 _LEVELS = {"alphabet": 4, **_BOUNDS}
 _WORDS = {"bits": 10, "integer_bits": 5}
-# mechanism -> the settings that belong to it, and their defaults there
+# mechanism -> its settings and their defaults
 _OWN: dict[str, dict[str, Any]] = {
     "grr": _LEVELS,
     "rappor": {**_LEVELS, "hashes": 1, "filter_bits": None},
@@ -48,23 +51,24 @@ _OWN: dict[str, dict[str, Any]] = {
 
 
 @dataclass
-class _Seen:
-    """What the data turned out to be: features per record, and client -> (clipped, all) values."""
+class _DataFacts:
+    """Facts of the protected data: features per record, and client -> (clipped, all) values."""
 
     features: int | None = None
     clipped: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("protections.local_dp")
 class LocalDP(Hook):
     """Randomise every feature at the client, once, before training (local DP).
 
-    `epsilon` is that of one feature for grr, rappor, dbitflip, laplace and gaussian (r features
-    claim r epsilon), and that of a record for bitrand and ome, as they claim it. grr, rappor,
-    dbitflip see a feature as the nearest of `alphabet` values from `low` to `high`; bitrand and ome
-    as `bits` bits, `integer_bits` of them before the point. `outside` says what becomes of values
-    beyond that range. `decoder`: "likelihood" (the likeliest value), "unbiased" (right on average),
-    "published" (the first set bit, or bits as they came).
+    `epsilon`: of one feature for grr, rappor, dbitflip, laplace and gaussian (r features claim r
+    epsilon); of a record for bitrand and ome, as their authors claim. grr, rappor and dbitflip
+    round a feature to one of `alphabet` values from `low` to `high`; bitrand and ome to `bits`
+    bits, `integer_bits` of them before the point. `outside`: refuse or clip values beyond that
+    range. `decoder`: "likelihood" (the likeliest value), "unbiased" (right on average), "published"
+    (the first set bit, or the reported bits unchanged).
     """
 
     name: ClassVar[str] = "local_dp"
@@ -73,80 +77,78 @@ class LocalDP(Hook):
     fixed_domain: ClassVar[bool] = True
 
     mechanism: Literal["grr", "rappor", "dbitflip", "bitrand", "ome", "laplace", "gaussian"] = "grr"
-    epsilon: float = 1.0
-    alphabet: int | None = None
+    epsilon: PositiveFinite = 1.0
+    alphabet: Alphabet | None = None
     low: float | None = None
     high: float | None = None
-    bits: int | None = None
-    integer_bits: int | None = None
-    hashes: int | None = None
-    filter_bits: int | None = None
-    buckets: int | None = None
-    alpha: float | None = None
-    delta: float | None = None
-    outside: Outside = "refuse"
+    bits: BitCount | None = None
+    integer_bits: Whole | None = None
+    hashes: Count | None = None
+    filter_bits: AtLeastTwo | None = None
+    buckets: Count | None = None
+    alpha: PositiveFinite | None = None
+    delta: Fraction | None = None
+    outside: OutsidePolicy = "refuse"
     decoder: Literal["likelihood", "unbiased", "published"] = "likelihood"
-    _seen: _Seen = field(default_factory=_Seen, init=False, repr=False, compare=False)
+    _facts: _DataFacts = field(default_factory=_DataFacts, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.mechanism not in MECHANISMS:
-            make(self.mechanism, {})
         own = _OWN[self.mechanism]
         for name in sorted({key for keys in _OWN.values() for key in keys} - set(own)):
             if getattr(self, name) is not None:
                 raise ConfigError(
-                    f"protections.local_dp.{name} is no setting of {self.mechanism}",
+                    f"protections.local_dp.{name} is not a setting of {self.mechanism}",
                     expected=f"settings of {self.mechanism}: {', '.join(sorted(own))}",
                     got=f"{name} = {getattr(self, name)}",
                     remedy=f"remove {name}, or choose another mechanism",
                 )
-        self.of(1)  # the settings fit together, whatever the number of features
+        self.of(1)  # raises if settings do not fit together, for any number of features
         self.encoder()
         if self.decoder != "likelihood" and (
             self.mechanism in ADDITIVE or self.filter_bits is not None
         ):
             raise ConfigError(
-                f"protections.local_dp.decoder has no choice for {self.mechanism}"
+                f"protections.local_dp.decoder has a single value for {self.mechanism}"
                 + (" with a Bloom filter" if self.filter_bits is not None else ""),
                 expected='"likelihood"',
                 got=repr(self.decoder),
                 remedy="remove it",
             )
 
-    # -- what acts -----------------------------------------------------------------------------
+    # -- mechanism and encoder -----------------------------------------------------------------
 
     def _settings(self) -> dict[str, Any]:
-        """What belongs to the mechanism and its encoder, defaults filled in."""
+        """Settings of the mechanism and its encoder, with defaults filled in."""
         given = {k: getattr(self, k) for k in _OWN[self.mechanism]}
         both = {k: _OWN[self.mechanism][k] if v is None else v for k, v in given.items()}
         return {k: v for k, v in both.items() if v is not None}
 
     def of(self, features: int) -> Mechanism:
-        """The mechanism for records of so many features."""
-        taken = {f.name for f in fields(MECHANISMS[self.mechanism])}
-        own = {k: v for k, v in self._settings().items() if k in taken}
+        """The mechanism for records of `features` features."""
+        accepted = {f.name for f in fields(MECHANISMS[self.mechanism])}
+        own = {k: v for k, v in self._settings().items() if k in accepted}
         given = {"epsilon": self.epsilon, "features": features, **own}
         return make(self.mechanism, given)
 
     def encoder(self) -> FloatBits | Quantiser | Interval:
-        """From a feature to what the mechanism takes."""
+        """The encoder from features to the mechanism's input."""
         kinds: dict[str, type[FloatBits | Quantiser | Interval]] = {
             **dict.fromkeys(BITWISE, FloatBits),
             **dict.fromkeys(CATEGORICAL, Quantiser),
             **dict.fromkeys(ADDITIVE, Interval),
         }
         kind = kinds[self.mechanism]
-        taken = {f.name for f in fields(kind)}
-        own = {k: v for k, v in self._settings().items() if k in taken}
+        accepted = {f.name for f in fields(kind)}
+        own = {k: v for k, v in self._settings().items() if k in accepted}
         return kind(**own, outside=self.outside)
 
     def data(self, x: Tensor, y: Tensor, *, client: int, seed: Seed) -> tuple[Tensor, Tensor]:
-        """Features (n, ...) of one client, randomised; labels as they are."""
+        """Randomise the features (n, ...) of one client; labels stay as they are."""
         import torch
 
         if not x.is_floating_point():
             raise ConfigError(
-                "protections.local_dp randomises features, and these examples have none",
+                "protections.local_dp randomises features, but these examples have none",
                 expected="a task on features or images (floating-point numbers)",
                 got=f"examples of {x.dtype}",
                 remedy="choose another task, or another protection",
@@ -159,40 +161,40 @@ class LocalDP(Hook):
                 raise
             # a table, whose columns are standardised without this protection
             raise error.advising(
-                "columns come as they are: under local_dp they are not standardised, as means "
-                "over all clients' records would give records away"
+                "columns are not standardised under local_dp: means over all clients' records "
+                "would reveal records"
             ) from None
         if len(x):
-            self._seen.features = flat.shape[1]
-            self._seen.clipped[client] = clipped, flat.size
+            self._facts.features = flat.shape[1]
+            self._facts.clipped[client] = clipped, flat.size
         return torch.from_numpy(values).to(x.dtype).reshape(x.shape), y
 
     def randomise(
         self, x: npt.NDArray[Any], rng: np.random.Generator
     ) -> tuple[npt.NDArray[np.float64], int]:
-        """Features (n, r) randomised and read back as features, and how many were clipped."""
+        """Randomised features (n, r), decoded back to features, and the number of clipped ones."""
         encoder = self.encoder()
         mechanism = self.of(x.shape[1])
         encoded = encoder.encode(x)
         out = np.empty(x.shape)
         if not isinstance(encoder, Interval) and self.decoder == "likelihood":
-            # what is read back is drawn at once: a unary report would have a bit for every value
+            # draw decoded values directly: a unary report would need a bit for every value
             step = max(1, _BLOCK // (x.shape[1] * (self.filter_bits or 1)))
             for start in range(0, len(x), step):
                 rows = slice(start, start + step)
                 discrete: Discrete = mechanism  # type: ignore[assignment]
                 out[rows] = encoder.decode(discrete.draw_decoded(encoded.values[rows], rng))
             return out, encoded.clipped
-        # numbers that stand for one feature on the way: bits of a unary report or of a code
+        # numbers per feature in memory: bits of a unary report or of a code
         wide = max(int(self._settings().get(k, 1)) for k in ("alphabet", "filter_bits", "bits"))
         step = max(1, _BLOCK // (x.shape[1] * wide))
         for start in range(0, len(x), step):
             rows = slice(start, start + step)
             report = mechanism.perturb(encoded.values[rows], rng)
-            out[rows] = self._read(mechanism, encoder, report, rng)
+            out[rows] = self._decode(mechanism, encoder, report, rng)
         return out, encoded.clipped
 
-    def _read(
+    def _decode(
         self,
         mechanism: Mechanism,
         encoder: FloatBits | Quantiser | Interval,
@@ -209,14 +211,14 @@ class LocalDP(Hook):
         other: Discrete = mechanism  # type: ignore[assignment]
         return encoder.decode(other.decode(report, rng, decoder="published"))
 
-    # -- what is promised ----------------------------------------------------------------------
+    # -- guarantee -----------------------------------------------------------------------------
 
     def declare(self) -> dict[str, Any]:
-        """Public: the mechanism, its claim and what is exact, once the features are known."""
+        """The mechanism and, once the number of features is known, its claim and exact epsilon."""
         own = {"mechanism": self.mechanism, "epsilon": self.epsilon, **self._settings()}
         out = {**super().declare(), **own}
-        if self._seen.features is not None:
-            r = self._seen.features
+        if self._facts.features is not None:
+            r = self._facts.features
             mechanism = self.of(r)
             out |= {
                 "features": r,
@@ -227,7 +229,7 @@ class LocalDP(Hook):
         return out
 
     def statement(self, features: int) -> str:
-        """Claim and truth in one sentence."""
+        """Claimed and exact epsilon in one sentence."""
         mechanism = self.of(features)
         claimed, exact = float(mechanism.claimed_epsilon), mechanism.worst_case_epsilon()
         at = f" at delta {mechanism.delta:g}" if mechanism.delta else ""
@@ -242,9 +244,9 @@ class LocalDP(Hook):
     def guarantee(self, client: int, exposure: Exposure) -> Guarantee | None:
         """The exact worst case for the features of a record; None before any data were seen.
 
-        One draw is all there is, however many rounds and steps use it.
+        Features are drawn once, so the number of rounds and steps does not matter.
         """
-        r = self._seen.features
+        r = self._facts.features
         if r is None:
             return None
         mechanism = self.of(r)
@@ -253,8 +255,8 @@ class LocalDP(Hook):
             f"{float(mechanism.claimed_epsilon):,.4g}; not labels"
         )
         if self.outside == "clip":
-            clipped = sum(c for c, _ in self._seen.clipped.values())
-            total = sum(t for _, t in self._seen.clipped.values())
+            clipped = sum(c for c, _ in self._facts.clipped.values())
+            total = sum(t for _, t in self._facts.clipped.values())
             text += f"; {clipped:,} of {total:,} values of all clients were clipped"
         return Guarantee(
             epsilon=mechanism.worst_case_epsilon(),

@@ -1,17 +1,17 @@
-"""RAPPOR: a Bloom filter, a permanent response to it, and an instantaneous report of that.
+"""RAPPOR: a Bloom filter, a permanent response to it, an instantaneous report of the response.
 
     permanent      B'_i = B_i with 1 - f, else a fair coin         [ActiveMembership] Appendix G.4
     instantaneous  Pr[S_i = 1] = q if B'_i = 1 else p
 
 The published runs set both from one epsilon: f = 2 / (e^eps + 1), so that a bit is kept with
-p1 = e^eps / (1 + e^eps), and q = 1 - p = p2 such that a whole report keeps a bit with
-e^(eps/2) / (1 + e^(eps/2)).
+probability p1 = e^eps / (1 + e^eps), and q = 1 - p = p2 such that a whole report keeps a bit with
+probability e^(eps/2) / (1 + e^(eps/2)).
 
 Formal guarantees, per feature: one report spends h epsilon (two values differ in at most 2h bits of
-the filter), any number of reports on one permanent response together at most 2 h epsilon. Exact
-values follow from the two filters that differ most; they are smaller where hashes collide.
+the filter). Any number of reports on one permanent response spend at most 2 h epsilon together.
+The exact values come from the two filters that differ most; they are smaller if hashes collide.
 
-Differs: the published decoder takes the first set bit. Ours takes the likeliest value.
+Differs: the published decoder returns the first set bit. Ours returns the likeliest value.
 """
 
 from __future__ import annotations
@@ -28,55 +28,50 @@ from fedaudit.arrays import Floats
 from fedaudit.errors import ConfigError, UsageError
 from fedaudit.protections.local_dp import unary
 from fedaudit.protections.local_dp.mechanism import (
+    Alphabet,
     Codes,
     Decoder,
     Report,
     all_bits,
-    check_alphabet,
     check_codes,
-    check_count,
     check_decoder,
-    check_epsilon,
     draw_symmetric,
     log_sigmoid,
     refuse_large_table,
     sigmoid,
     symmetric_channel,
 )
+from fedaudit.protections.local_dp.unary import Bits
 from fedaudit.randomness import Seed
+from fedaudit.settings import AtLeastTwo, Count, PositiveFinite, SeedNumber, checked
 
-Bits = npt.NDArray[np.int8]
-
-_BLOCK = 1 << 22  # numbers held at once when filters are compared with all values
+_BLOCK = 1 << 22  # numbers in memory when filters are compared with all values
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("rappor")
 class RAPPOR:
     """RAPPOR on every feature.
 
-    `epsilon` of one report of one feature and hash. `filter_bits` of the Bloom filter and `hashes`
-    per value; without `filter_bits` a value is one-hot, a bit of its own for each of `alphabet`.
-    Instead of epsilon: `permanent_noise` (f), `one_from_zero` (p), `one_from_one` (q).
-    Reports are bits (n, r, m).
+    `epsilon`: of one report of one feature and hash. `filter_bits`: size of the Bloom filter;
+    without it values are one-hot, one bit for each of `alphabet`. `hashes`: per value. Instead of
+    epsilon: `permanent_noise` (f), `one_from_zero` (p), `one_from_one` (q). Reports are bits
+    (n, r, m).
     """
 
     name: ClassVar[str] = "rappor"
 
-    epsilon: float | None = None
-    alphabet: int = 2
-    features: int = 1
-    hashes: int = 1
-    filter_bits: int | None = None
-    hash_seed: int = 0
+    epsilon: PositiveFinite | None = None
+    alphabet: Alphabet = 2
+    features: Count = 1
+    hashes: Count = 1
+    filter_bits: AtLeastTwo | None = None
+    hash_seed: SeedNumber = 0
     permanent_noise: float | None = None
     one_from_zero: float | None = None
     one_from_one: float | None = None
 
     def __post_init__(self) -> None:
-        check_alphabet(self.alphabet)
-        check_count("features", self.features, 1)
-        check_count("hashes", self.hashes, 1)
-        Seed(self.hash_seed)
         if self.filter_bits is None and self.hashes > 1:
             raise ConfigError(
                 "a one-hot value has one hash",
@@ -84,15 +79,12 @@ class RAPPOR:
                 got=f"hashes = {self.hashes}",
                 remedy="filter_bits = 128",
             )
-        if self.filter_bits is not None:
-            check_count("filter_bits", self.filter_bits, 2)
         given = (self.permanent_noise, self.one_from_zero, self.one_from_one)
         if self.epsilon is not None and all(v is None for v in given):
-            check_epsilon(self.epsilon)
             return
         if self.epsilon is not None or any(v is None for v in given):
             raise ConfigError(
-                "RAPPOR's noise is set in one of two ways",
+                "RAPPOR's noise can be set in two ways: choose one",
                 expected="epsilon, or all of permanent_noise, one_from_zero and one_from_one",
                 got=f"epsilon = {self.epsilon} and {', '.join(map(str, given))}",
                 remedy="epsilon = 4.0",
@@ -100,15 +92,15 @@ class RAPPOR:
         f, p, q = (float(v) for v in given if v is not None)
         if not (0 <= f < 1 and 0 <= p < q <= 1 and 0.5 * f * (p + q) + (1 - f) * p > 0):
             raise ConfigError(
-                "RAPPOR's probabilities make no sense",
+                "RAPPOR's probabilities are out of range",
                 expected="0 <= permanent_noise < 1 and 0 <= one_from_zero < one_from_one <= 1, "
-                "with some noise in all",
+                "with some noise in total",
                 got=f"{f:g}, {p:g} and {q:g}",
                 remedy="permanent_noise = 0.5, one_from_zero = 0.5, one_from_one = 0.75",
             )
         if not 0.5 * f * (p + q) + (1 - f) * q < 1:
             raise ConfigError(
-                "RAPPOR without noise on ones keeps nothing secret",
+                "RAPPOR without noise on ones hides nothing",
                 expected="permanent_noise above 0 or one_from_one below 1",
                 got=f"{f:g} and {q:g}",
                 remedy="one_from_one = 0.75",
@@ -137,7 +129,7 @@ class RAPPOR:
         """Pr[S = 1 | B' = 1]: (p_s - q1) / (p1 - q1), p_s = e^(eps/2) / (1 + e^(eps/2))."""
         if self.one_from_one is not None:
             return self.one_from_one
-        e = self._epsilon  # by tanh, which keeps its digits for small and large epsilons
+        e = self._epsilon  # tanh keeps its digits for small and large epsilons
         return 0.5 * (1.0 + math.tanh(e / 4.0) / math.tanh(e / 2.0))
 
     @property
@@ -177,13 +169,13 @@ class RAPPOR:
     @property
     def claimed_epsilon(self) -> float:
         """h (ln q*/p* + ln (1-p*)/(1-q*)) per feature, as RAPPOR's authors state for one report:
-        h epsilon where the noise is set by epsilon."""
+        h epsilon if epsilon sets the noise."""
         return float(self.features * self.hashes * sum(self._gains))
 
     def permanent_epsilon(self) -> float:
-        """What any number of reports on the same permanent response spend together, at most.
+        """The most that any number of reports on one permanent response spend together.
 
-        The permanent response itself: infinite if f = 0.
+        This is the epsilon of the permanent response: infinite if f = 0.
         """
         gain = math.inf if self.f == 0 else math.log(self.p1 / (self.f / 2.0))
         if self.epsilon is not None:
@@ -192,7 +184,7 @@ class RAPPOR:
         return self.features * gain * (only + other)
 
     def worst_case_epsilon(self) -> float:
-        """Of one report: over all pairs of values, the bits only one has times their gains."""
+        """Of one report: the most over pairs of values of the differing bits times their gains."""
         only, other = self._farthest[2:]
         one, zero = self._gains
         return self.features * (only * one + other * zero)
@@ -202,14 +194,14 @@ class RAPPOR:
         r = self.features
         return np.full(r, first, np.int64), np.full(r, second, np.int64)
 
-    def telling(self) -> RAPPOR:
-        """The bits of `worst_pair` alone, of one-hot values: the others are independent of them,
-        and have the same law whichever of the two it is."""
+    def worst_pair_only(self) -> RAPPOR:
+        """The same mechanism on the two bits of `worst_pair`, if values are one-hot: the others
+        are independent of them and have the same law for both records."""
         return replace(self, alphabet=2) if self.filter_bits is None else self
 
     @cached_property
     def _farthest(self) -> tuple[int, int, int, int]:
-        """The pair of values whose filters differ most, and how many bits each has alone."""
+        """The pair of values whose filters differ most, and the number of bits set in one only."""
         if self.filter_bits is None:
             return 0, 1, 1, 1
         one, zero = self._gains
@@ -228,7 +220,7 @@ class RAPPOR:
                 best = float(cost[i, j])
                 found = (start + i, j, round(float(only[i, j])), round(float(other[i, j])))
             if best >= ceiling * (1 - 1e-6):
-                break  # no two filters of this many hashes can differ more
+                break  # two filters of `hashes` hashes cannot differ more
         return found
 
     # -- filters -----------------------------------------------------------------------------
@@ -253,11 +245,11 @@ class RAPPOR:
     # -- reports -----------------------------------------------------------------------------
 
     def perturb(self, x: npt.ArrayLike, rng: np.random.Generator) -> Bits:
-        """One report: the permanent response and the instantaneous one, both drawn here."""
-        return self.report(self.remember(x, rng), rng)
+        """One report: draws the permanent response and the instantaneous one."""
+        return self.report(self.permanent_response(x, rng), rng)
 
-    def remember(self, x: npt.ArrayLike, rng: np.random.Generator) -> Bits:
-        """The permanent response (n, r, m), to be drawn once for a value and kept."""
+    def permanent_response(self, x: npt.ArrayLike, rng: np.random.Generator) -> Bits:
+        """The permanent response (n, r, m): draw it once per value and keep it."""
         codes = check_codes(x, self.alphabet, self.features)
         return _flip(self.filters[codes], self.p1, self.f / 2.0, rng)
 
@@ -266,7 +258,7 @@ class RAPPOR:
         return _flip(permanent, self.p2, self.q2, rng)
 
     def draw(self, codes: Codes, rng: np.random.Generator) -> Bits:
-        """Both responses at once: a bit is one with the probability of a whole report."""
+        """Both responses in one draw, with the probabilities of a whole report."""
         return _flip(self.filters[codes], self.report_one, self.report_zero, rng)
 
     def draw_decoded(self, codes: Codes, rng: np.random.Generator) -> Codes:
@@ -276,7 +268,7 @@ class RAPPOR:
 
     @cached_property
     def hit_probability(self) -> float:
-        """How often the default decoder finds a one-hot value; its errors are uniform."""
+        """Probability that the default decoder finds a one-hot value; its errors are uniform."""
         self._need_one_hot()
         k = self.alphabet
         return unary.hit_probability(k, k, self.report_one, self.report_zero)
@@ -312,7 +304,7 @@ class RAPPOR:
     def decode(
         self, report: Report, rng: np.random.Generator, *, decoder: Decoder = "likelihood"
     ) -> Codes:
-        """The likeliest value, ties by lot; "published": the first set bit of a one-hot report."""
+        """The likeliest value, ties at random; "published": first set bit of a one-hot report."""
         check_decoder(decoder)
         bits = np.asarray(report, dtype=np.int8)
         if self.filter_bits is None:
@@ -334,13 +326,13 @@ class RAPPOR:
             # counts are whole numbers: equal likelihoods are equal floats
             shared = (flat[start : start + step].astype(np.float32) @ own.T).astype(np.float64)
             likelihood = shared * one - (size - shared) * zero
-            lot = rng.random(likelihood.shape)
-            lot[likelihood < likelihood.max(axis=1, keepdims=True)] = -1.0
-            out[start : start + step] = lot.argmax(axis=1)
+            draw = rng.random(likelihood.shape)
+            draw[likelihood < likelihood.max(axis=1, keepdims=True)] = -1.0
+            out[start : start + step] = draw.argmax(axis=1)
         return out.reshape(bits.shape[:-1])
 
     def unbiased(self, report: Report) -> Floats:
-        """(S - p*) / (q* - p*): (n, r, m), whose expectation is the filter (one-hot: the value)."""
+        """(S - p*) / (q* - p*): (n, r, m), expectation the filter (one-hot: the value)."""
         return np.asarray(
             (np.asarray(report) - self.report_zero) / (self.report_one - self.report_zero)
         )
@@ -366,6 +358,6 @@ class RAPPOR:
 
 
 def _flip(bits: Bits, one: float, zero: float, rng: np.random.Generator) -> Bits:
-    """Bits drawn anew: one with probability `one` where a bit is set, `zero` where not."""
+    """Redraw bits: one with probability `one` if a bit is set, `zero` if not."""
     u = rng.random(bits.shape)
     return np.where(bits == 1, u < one, u < zero).astype(np.int8)

@@ -1,7 +1,7 @@
-"""Unary reports: one bit per value. How they are read, and how often they are read right.
+"""Unary reports (one bit per value): decoding, and how often decoding is right.
 
-A report of `sampled` of k bits (all of them, or -1 where a bit was not asked for). The bit of the
-true value is one with probability `p`, any other with `q` < p.
+A report has `sampled` of k bits; bits that were not sampled are -1. The bit of the true value is
+one with probability `p`, every other bit with probability `q` < p.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ Bits = npt.NDArray[np.int8]
 
 
 def likeliest(report: Bits, rng: np.random.Generator) -> Codes:
-    """The value of greatest likelihood: (..., k) bits to (...), ties by lot.
+    """The value of greatest likelihood: (..., k) bits to (...), ties at random.
 
-    Any set bit; if there is none, any bit that was not asked for; else any at all. Taking the
-    first set bit instead would favour low values.
+    Any set bit; if there is none, any bit that was not sampled; else any value. The first set bit
+    would favour low values.
     """
-    # A set bit counts 1, an unasked one 0 and a clear one -1; a lot within [0, 1) breaks ties.
+    # a set bit ranks 1, an unsampled one 0, a clear one -1; a number in [0, 1) breaks ties
     rank = np.where(report < 0, 0.0, 2.0 * report - 1.0)
     rank += rng.random(report.shape)
     return rank.argmax(axis=-1)
@@ -37,26 +37,26 @@ def decode(report: Bits, rng: np.random.Generator, decoder: Decoder) -> Codes:
 
 
 def hit_probability(k: int, sampled: int, p: float, q: float) -> float:
-    """How often `likeliest` finds the value; errors are uniform over the other k - 1.
+    """Probability that `likeliest` finds the value; errors are uniform over the other k - 1.
 
-    With N ~ Bin(d - 1, q) other set bits among the d that were asked for,
+    With N ~ Bin(d - 1, q) other set bits among the d sampled ones,
     E[1 / (1 + N)] = (1 - (1 - q)^d) / (d q).
     """
     d = sampled
     none_of_d = (1.0 - q) ** d
     share = 1.0 if q == 0.0 else -np.expm1(d * np.log1p(-q)) / (d * q)
-    asked = p * share
+    found = p * share
     if d == k:
-        return float(asked + (1.0 - p) * (1.0 - q) ** (d - 1) / k)
-    return float(d / k * asked + (1.0 - d / k) * none_of_d / (k - d))
+        return float(found + (1.0 - p) * (1.0 - q) ** (d - 1) / k)
+    return float(d / k * found + (1.0 - d / k) * none_of_d / (k - d))
 
 
 def first_bit_transition(k: int, sampled: int, p: float, q: float) -> Floats:
     """Pr[first set bit | value] (k, k), 0 where there is none.
 
-    By walking through the positions, for all values at once. The state is the number of bits that
-    were asked for so far, since without replacement the next position is asked for with probability
-    (sampled - asked) / (positions left).
+    Walks through the positions for all values at once. The state is the number of bits sampled so
+    far: without replacement, the next position is sampled with probability
+    (sampled - so far) / (positions left).
     """
     table = np.zeros((k, k))
     ones = np.full((k, k), q)
@@ -66,14 +66,14 @@ def first_bit_transition(k: int, sampled: int, p: float, q: float) -> Floats:
         table[:, 0], table[:, 1:] = ones[:, 0], clear[:, :-1] * ones[:, 1:]
         table[:, 0] += clear[:, -1]
         return table
-    state = np.zeros((k, sampled + 1))  # by value and the number asked for: nothing set so far
+    state = np.zeros((k, sampled + 1))  # by value and number sampled: no bit set so far
     state[:, 0] = 1.0
     left = sampled - np.arange(sampled + 1)
     for j in range(k):
-        asked = state * (left / (k - j))
-        table[:, j] = asked.sum(axis=1) * ones[:, j]
-        state -= asked
-        asked *= 1.0 - ones[:, j, None]
-        state[:, 1:] += asked[:, :-1]
+        sampled_here = state * (left / (k - j))
+        table[:, j] = sampled_here.sum(axis=1) * ones[:, j]
+        state -= sampled_here
+        sampled_here *= 1.0 - ones[:, j, None]
+        state[:, 1:] += sampled_here[:, :-1]
     table[:, 0] += state.sum(axis=1)
     return table

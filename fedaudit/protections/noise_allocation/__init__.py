@@ -1,6 +1,6 @@
-"""How much noise for whom, under one budget: per-client noise for `dp_sgd`.
+"""Per-client noise for `dp_sgd` under one budget.
 
-    leverage.py     proxies for what the others' data tell about a client
+    leverage.py     proxies for the information that other clients' data carry about a client
     solver.py       the budget equation, to full precision, for up to 10^7 clients
     bounds.py       the published bound, the sound one, epsilons; windows of rounds
     allocation.py   `allocate`, `budget_for`, `Allocation`

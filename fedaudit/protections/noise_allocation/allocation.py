@@ -1,4 +1,4 @@
-"""Noise for each client under one budget: the largest bound as small as it can be.
+"""Noise for each client under one budget, such that the largest bound is as small as possible.
 
     min over sigma of max_i [a_i / sigma_i^2 + l_i]   with   sum_i w_i sigma_i^2 = U
                                                        [TopologyAwareDP] Eq. (3), Theorem V.3
@@ -6,8 +6,8 @@
 a_i = T / (2 |B|^2) for the published bound, T'_i (1 + (1 - q_i) / |B|) / 2 for the sound one;
 w_i = 1 as published, or p_i^2, which makes the budget the noise in the averaged model.
 
-Differs: sum sigma_i^2 is no measure of utility once the average is weighted, and whoever has little
-leverage ends with *less* noise than uniform: `Allocation.worse` says who pays.
+Differs: sum sigma_i^2 does not measure utility if the average is weighted. Clients with little
+leverage get *less* noise than uniform: `Allocation.worse` lists them.
 """
 
 from __future__ import annotations
@@ -15,34 +15,35 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from fedaudit.accounting import Accountant, Exposure, Guarantee, check_delta
 from fedaudit.arrays import Floats, Indices
-from fedaudit.errors import DataError, UsageError, nearest
+from fedaudit.errors import DataError, UsageError
 from fedaudit.protections.noise_allocation import bounds as bounded
 from fedaudit.protections.noise_allocation import leverage as leverages
 from fedaudit.protections.noise_allocation import solver
-from fedaudit.protections.noise_allocation.bounds import Bounds, Watch, Windowed
+from fedaudit.protections.noise_allocation.bounds import Bounds, Epsilons, Watch, Windowed
+from fedaudit.settings import Count, PositiveFinite, require
 
 Objective = Literal["published", "dataset"]
 
 LOW_MULTIPLIER = 0.3
-"""Below it noise on the sum hardly covers one record, and epsilons leave any useful range."""
+"""Below this multiplier, noise on the sum hardly covers one record, and epsilons are huge."""
 
 SCALES = (0.5, 1.0, 2.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """Noise for n clients, and the bounds with it and with equal noise for all.
+    """Noise for n clients, and the bounds with this noise and with equal noise for all.
 
     `sigma_squared` (n,): variance on the *mean* gradient in units of C^2. `noise_multiplier` (n,):
-    sigma |B|, what `dp_sgd` and DP-SGD libraries take (noise on the *sum*). `worst_case` is K*,
-    `gap` is `uniform_worst_case` - K*, both of the bound named by `objective`, in nats.
+    sigma |B|, the setting of `dp_sgd` and DP-SGD libraries (noise on the *sum*). `worst_case`: K*
+    of the bound `objective`, in nats. `gap`: `uniform_worst_case` - K*.
     `epsilon`, `uniform_epsilon` (n,): per record, given sizes and delta.
     `residual`: |sum w sigma^2 - U| / U.
     """
@@ -76,12 +77,12 @@ class Allocation:
 
     @property
     def worse(self) -> Indices:
-        """Numbers of the clients with less noise than uniform, hence a larger epsilon."""
+        """Clients with less noise than uniform, hence a larger epsilon."""
         return np.flatnonzero(self.noise_multiplier < self.uniform_noise_multiplier)
 
     @property
     def low(self) -> Indices:
-        """Numbers of the clients whose multiplier lies below `LOW_MULTIPLIER`."""
+        """Clients whose multiplier is below `LOW_MULTIPLIER`."""
         return np.flatnonzero(self.noise_multiplier < LOW_MULTIPLIER)
 
     def bounds(self) -> Bounds:
@@ -105,7 +106,7 @@ class Allocation:
     def windowed(
         self, window: int, *, model_weights: npt.ArrayLike | None = None, uniform: bool = False
     ) -> Windowed:
-        """Bounds against an observer with the key of one window of rounds: see `windowed`."""
+        """Bounds against an observer with the key of one window of rounds (`bounds.windowed`)."""
         return bounded.windowed(
             self.uniform_sigma_squared if uniform else self.sigma_squared,
             self.leverage,
@@ -118,16 +119,16 @@ class Allocation:
         )
 
     def model_noise(self, weights: npt.ArrayLike) -> tuple[float, float]:
-        """Noise in the averaged model, sum_i p_i^2 sigma_i^2: with this noise, and uniform.
+        """Noise in the averaged model, sum_i p_i^2 sigma_i^2: of this allocation, and of uniform.
 
-        `weights` (n,) of the average, scaled to sum to one here.
+        `weights` (n,) of the average; they are scaled to sum to one.
         """
         p = np.asarray(weights, dtype=np.float64)
         p2 = (p / p.sum()) ** 2
         return solver.spent(self.sigma_squared, p2), float(p2.sum()) * self.uniform_sigma_squared
 
     def at_scales(self, scales: Sequence[float] = SCALES) -> dict[float, tuple[float, float]]:
-        """Scale of the leverage -> (K*, uniform): the same budget, had the proxy another unit."""
+        """Scale of the leverage -> (K*, uniform worst case) at the same budget."""
         out = {}
         for scale in scales:
             scaled = scale * self.leverage
@@ -148,12 +149,12 @@ class Allocation:
         )
 
     def guarantee(self, client: int) -> Guarantee:
-        """The record-level promise of one client, in words that make its epsilon mean something."""
+        """The record-level guarantee of one client."""
         if self.epsilon is None or self.sizes is None or self.delta is None:
             raise UsageError(
                 "this allocation has no epsilons",
                 expected="sizes and delta",
-                got="an allocation that was made without them",
+                got="an allocation without them",
                 remedy="allocate(..., sizes=..., delta=1e-5)",
             )
         exposure = Exposure(
@@ -180,7 +181,7 @@ def coefficient(
     steps_per_round: npt.ArrayLike = 1,
     sizes: npt.ArrayLike | None = None,
 ) -> float | Floats:
-    """a_i of the bound a_i / sigma_i^2 + l_i: one for all where it is the same, or (n,)."""
+    """a_i of the bound a_i / sigma_i^2 + l_i: one number if equal for all clients, or (n,)."""
     if objective == "published":
         return rounds / (2.0 * batch_size**2)
     steps = rounds * np.asarray(steps_per_round, dtype=np.float64)
@@ -203,44 +204,30 @@ def allocate(
     clients: Sequence[str] | None = None,
     watch: Watch | None = None,
 ) -> Allocation:
-    """Noise for every client so that the largest bound is as small as `budget` allows.
+    """Noise for every client such that the largest bound is as small as `budget` allows.
 
-    `leverage` (n,) in nats (see `leverage`); `budget` is U = sum w_i sigma_i^2, on the mean and in
-    units of C^2; `budget_weights` (n,) w, default 1 as published, p_i^2 for the noise in the model.
-    `sizes` (n,) training records; with `delta` every client's epsilon is computed too.
+    `leverage` (n,): in nats (see `leverage`). `budget`: U = sum w_i sigma_i^2, on the mean and in
+    units of C^2. `budget_weights` (n,): w, default 1 as published, p_i^2 for the noise in the
+    model. `sizes` (n,): training records; with `delta`, every client's epsilon is computed too.
     `steps_per_round`: local steps, one number or (n,); the published bound does not count them.
-    `optimise`: which bound is balanced. `clients` (n,) names for messages.
+    `optimise`: the bound to balance. `clients` (n,): names for messages. `watch`: progress of the
+    epsilons.
 
-    Formal guarantees: none of its own beyond those of `dp_sgd` with these multipliers, which are
-    the epsilons. The bounds in nats are explained in `bounds`.
+    Formal guarantees: the epsilons of `dp_sgd` with these multipliers, and no others. The bounds
+    in nats are explained in `bounds`.
     """
-    ell, weights, steps, n_records = _checked(
+    given = _Inputs.check(
         leverage, rounds, batch_size, budget_weights, sizes, steps_per_round, optimise, clients
     )
-    if not 0 < budget < math.inf:
-        raise UsageError(
-            "the budget is out of range",
-            expected="a number above 0: the sum of sigma^2 over clients",
-            got=str(budget),
-            remedy="0.05 is a small budget (little noise) for a handful of clients",
-        )
-    if delta is not None:
-        check_delta(delta)
-        if n_records is None:
-            raise UsageError(
-                "an epsilon needs the sizes of the clients",
-                expected="sizes, from which sampling rates follow",
-                got="delta without sizes",
-                remedy="pass sizes, or leave delta out",
-            )
-    ell = ell.copy()  # the caller may go on to change the array that was passed
-    a = coefficient(
-        optimise,
-        rounds=rounds,
-        batch_size=batch_size,
-        steps_per_round=steps,
-        sizes=n_records,
+    require(
+        PositiveFinite,
+        remedy="0.05 is a small budget (little noise) for a handful of clients",
+        budget=budget,
     )
+    _check_delta(delta, given.sizes)
+    ell = given.leverage.copy()  # the caller may change the array later
+    weights = given.budget_weights
+    a = given.coefficient()
     _refuse_extremes(ell, a, weights, budget)
     sigma_squared, worst, uniform_worst, gap, passes = _balance(ell, a, weights, budget)
     uniform = _uniform(ell.size, weights, budget)
@@ -248,21 +235,10 @@ def allocate(
     uniform_z = math.sqrt(uniform) * batch_size
     allocated = equal = None
     rounded = 1.0
-    if delta is not None and n_records is not None:
-        found = []
-        for noise in (z, np.float64(uniform_z)):
-            found.append(
-                bounded.record_epsilons(
-                    noise,
-                    sizes=n_records,
-                    batch_size=batch_size,
-                    rounds=rounds,
-                    delta=delta,
-                    steps_per_round=steps,
-                    accountant=accountant,
-                    watch=watch,
-                )
-            )
+    if delta is not None:
+        found = [
+            given.epsilons(noise, delta, accountant, watch) for noise in (z, np.float64(uniform_z))
+        ]
         allocated, equal = found[0].values, found[1].values
         rounded = max(e.rounded for e in found)
     return Allocation(
@@ -279,8 +255,8 @@ def allocate(
         budget_weights=weights,
         rounds=rounds,
         batch_size=batch_size,
-        steps_per_round=steps,
-        sizes=n_records,
+        steps_per_round=given.steps_per_round,
+        sizes=given.sizes,
         delta=delta,
         accountant=accountant,
         epsilon=allocated,
@@ -304,10 +280,10 @@ def budget_for(
     clients: Sequence[str] | None = None,
 ) -> float:
     """The budget whose allocation has worst case `target` (nats): U = sum w_i a_i / (K - l_i)."""
-    ell, weights, steps, n_records = _checked(
+    given = _Inputs.check(
         leverage, rounds, batch_size, budget_weights, sizes, steps_per_round, optimise, clients
     )
-    top = float(ell.max())
+    top = float(given.leverage.max())
     if not top < target < math.inf:
         raise UsageError(
             "no noise reaches this worst case",
@@ -315,19 +291,26 @@ def budget_for(
             got=str(target),
             remedy="raise the target, or choose a leverage of another scale",
         )
-    a = coefficient(
-        optimise,
-        rounds=rounds,
-        batch_size=batch_size,
-        steps_per_round=steps,
-        sizes=n_records,
-    )
     root = solver.Root(target - top, top, 0)
-    return solver.spent(solver.variances(ell, a, root), weights)
+    variances = solver.variances(given.leverage, given.coefficient(), root)
+    return solver.spent(variances, given.budget_weights)
+
+
+def _check_delta(delta: float | None, sizes: Indices | None) -> None:
+    if delta is None:
+        return
+    check_delta(delta)
+    if sizes is None:
+        raise UsageError(
+            "an epsilon needs the sizes of the clients",
+            expected="sizes, which determine sampling rates",
+            got="delta without sizes",
+            remedy="pass sizes, or leave delta out",
+        )
 
 
 def _refuse_extremes(ell: Floats, a: float | Floats, weights: Floats | None, budget: float) -> None:
-    """Raise where a quotient of these numbers would leave the range of floating point."""
+    """Raise if a quotient of these numbers leaves the range of floating point."""
     w = np.ones(1) if weights is None else weights
     quotients = {
         "a w / U": float(np.min(a * w)) / budget,
@@ -359,11 +342,11 @@ def _balance(
     equal = _uniform(ell.size, weights, budget)
     top = float(ell.max())
     if isinstance(a, float) and float(ell.min()) == top:
-        # nothing to balance: exactly the uniform allocation, to the last bit
+        # equal leverages: exactly the uniform allocation, to the last bit
         worst = a / equal + top
         return np.full(ell.size, equal), worst, worst, 0.0, 0
     root = solver.solve(ell, a if weights is None else a * weights, budget)
-    # above top, as the root's own gap: the difference is not blurred by a large leverage
+    # relative to top, like the root's gap: a large leverage does not blur the difference
     above = a / equal if isinstance(a, float) else float((a / equal - (top - ell)).max())
     variances = solver.variances(ell, a, root)
     return variances, root.worst_case, top + above, max(0.0, above - root.gap), root.passes
@@ -372,69 +355,114 @@ def _balance(
 # -- arguments -------------------------------------------------------------------------------------
 
 
-def _checked(
-    leverage: npt.ArrayLike,
-    rounds: int,
-    batch_size: int,
-    budget_weights: npt.ArrayLike | None,
-    sizes: npt.ArrayLike | None,
-    steps_per_round: npt.ArrayLike,
-    optimise: str,
-    clients: Sequence[str] | None,
-) -> tuple[Floats, Floats | None, Indices, Indices | None]:
-    ell = leverages.own(leverage, clients)
-    if ell.size < 2:
-        raise UsageError(
-            "there is nothing to allocate",
-            expected="at least two clients",
-            got=f"{ell.size}",
-            remedy="a single client takes the whole budget: noise_multiplier = sqrt(U) * batch",
-        )
-    if optimise not in get_args(Objective):
-        raise UsageError(
-            f"there is no bound {optimise!r} to optimise",
-            expected="published or dataset",
-            got=repr(optimise),
-            remedy=nearest(str(optimise), get_args(Objective)),
-        )
-    for name, value in (("rounds", rounds), ("batch_size", batch_size)):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+@dataclass(frozen=True, kw_only=True)
+class _Inputs:
+    """Checked arguments of `allocate` and `budget_for`, as arrays (n,)."""
+
+    leverage: Floats
+    rounds: int
+    batch_size: int
+    budget_weights: Floats | None
+    sizes: Indices | None
+    steps_per_round: Indices
+    optimise: Objective
+
+    @classmethod
+    def check(
+        cls,
+        leverage: npt.ArrayLike,
+        rounds: int,
+        batch_size: int,
+        budget_weights: npt.ArrayLike | None,
+        sizes: npt.ArrayLike | None,
+        steps_per_round: npt.ArrayLike,
+        optimise: Objective,
+        clients: Sequence[str] | None,
+    ) -> _Inputs:
+        ell = leverages.check_leverage(leverage, clients)
+        if ell.size < 2:
             raise UsageError(
-                f"{name} cannot be {value!r}",
-                expected="a whole number of at least 1",
-                got=repr(value),
-                remedy="correct the value",
+                "there is nothing to allocate",
+                expected="at least two clients",
+                got=f"{ell.size}",
+                remedy="a single client takes the whole budget: noise_multiplier = sqrt(U) * batch",
             )
-    weights = None
-    if budget_weights is not None:
-        weights = np.asarray(budget_weights, dtype=np.float64)
-        if weights.shape != ell.shape or not (weights.min() > 0 and weights.max() < math.inf):
-            raise DataError(
-                "the budget weights cannot be used",
-                expected=f"{ell.size} finite numbers above 0",
-                got=f"shape {weights.shape}" if weights.shape != ell.shape else "0, less, or NaN",
-                remedy="p_i^2 with the weights p_i of the average, or None",
-            )
-    n_records = None if sizes is None else _whole(sizes, ell.size, "sizes", "records", clients)
-    if n_records is not None and int(n_records.min()) < batch_size:
-        at = int(n_records.argmin())
+        require(Objective, optimise=optimise)
+        require(Count, remedy="correct the value", rounds=rounds, batch_size=batch_size)
+        return cls(
+            leverage=ell,
+            rounds=rounds,
+            batch_size=batch_size,
+            budget_weights=_check_weights(budget_weights, ell.size),
+            sizes=_check_sizes(sizes, ell.size, batch_size, clients),
+            steps_per_round=_check_steps(steps_per_round, ell.size, clients),
+            optimise=optimise,
+        )
+
+    def coefficient(self) -> float | Floats:
+        return coefficient(
+            self.optimise,
+            rounds=self.rounds,
+            batch_size=self.batch_size,
+            steps_per_round=self.steps_per_round,
+            sizes=self.sizes,
+        )
+
+    def epsilons(
+        self, noise: npt.ArrayLike, delta: float, accountant: Accountant, watch: Watch | None
+    ) -> Epsilons:
+        assert self.sizes is not None
+        return bounded.record_epsilons(
+            noise,
+            sizes=self.sizes,
+            batch_size=self.batch_size,
+            rounds=self.rounds,
+            delta=delta,
+            steps_per_round=self.steps_per_round,
+            accountant=accountant,
+            watch=watch,
+        )
+
+
+def _check_weights(weights: npt.ArrayLike | None, n: int) -> Floats | None:
+    if weights is None:
+        return None
+    w = np.asarray(weights, dtype=np.float64)
+    if w.shape != (n,) or not (w.min() > 0 and w.max() < math.inf):
+        raise DataError(
+            "the budget weights cannot be used",
+            expected=f"{n} finite numbers above 0",
+            got=f"shape {w.shape}" if w.shape != (n,) else "0, less, or NaN",
+            remedy="p_i^2 with the weights p_i of the average, or None",
+        )
+    return w
+
+
+def _check_sizes(
+    sizes: npt.ArrayLike | None, n: int, batch_size: int, clients: Sequence[str] | None
+) -> Indices | None:
+    if sizes is None:
+        return None
+    records = _check_counts(sizes, n, "sizes", "records", clients)
+    at = int(records.argmin())
+    if int(records[at]) < batch_size:
         raise UsageError(
             "the batch is larger than a client's data",
-            expected=f"a batch of at most {n_records[at]}, the size of the smallest client",
-            got=f"{batch_size}; {leverages.named(at, clients)} has {n_records[at]} records",
-            remedy=f"batch_size = {n_records[at]}, or leave that client out",
+            expected=f"a batch of at most {records[at]}, the size of the smallest client",
+            got=f"{batch_size}; {leverages.named(at, clients)} has {records[at]} records",
+            remedy=f"batch_size = {records[at]}, or leave that client out",
         )
-    if np.ndim(steps_per_round) == 0:
-        one = _whole(
-            np.atleast_1d(np.asarray(steps_per_round)), 1, "steps_per_round", "steps", None
-        )
-        steps = np.broadcast_to(one, ell.shape)
-    else:
-        steps = _whole(steps_per_round, ell.size, "steps_per_round", "steps", clients)
-    return ell, weights, steps, n_records
+    return records
 
 
-def _whole(
+def _check_steps(steps: npt.ArrayLike, n: int, clients: Sequence[str] | None) -> Indices:
+    if np.ndim(steps):
+        return _check_counts(steps, n, "steps_per_round", "steps", clients)
+    one = _check_counts(np.atleast_1d(np.asarray(steps)), 1, "steps_per_round", "steps", None)
+    return np.broadcast_to(one, (n,))
+
+
+def _check_counts(
     values: npt.ArrayLike, n: int, name: str, what: str, clients: Sequence[str] | None
 ) -> Indices:
     """Whole numbers (n,) of at least 1."""
@@ -466,7 +494,7 @@ def shares(sizes: npt.ArrayLike) -> Floats:
 
 
 def as_settings(allocation: Allocation, order: Sequence[int] | None = None) -> Mapping[str, object]:
-    """The settings of `dp_sgd` that carry this allocation out; `order` of the clients, if other."""
+    """The settings of `dp_sgd` for this allocation, with clients in `order` if given."""
     z = allocation.noise_multiplier
     chosen = z if order is None else z[np.asarray(order, dtype=np.int64)]
     out: dict[str, object] = {"noise_multiplier": tuple(float(v) for v in chosen)}

@@ -1,14 +1,14 @@
-"""Leverage: a number of nats per client that stands for what the others' data tell about it.
+"""Leverage: the information, in nats, that other clients' data carry about a client.
 
 The paper's leverage is a supremum over priors, sup I(p_i; D_-i): [TopologyAwareDP] Definition V.1.
-Nobody can compute it, so proxies stand in: group size, degree and data-set size, each divided by
+It cannot be computed, so proxies replace it: group size, degree and data-set size, each divided by
 its mean, and blends of them ([TopologyAwareDP] Section V-E); eta ln(C) degree / mean for data whose
-classes follow the topology (the published eta sweep). Betweenness, eigenvector centrality and a
-column of the user's own are further choices.
+classes follow the topology (the published eta sweep). Betweenness, eigenvector centrality and the
+user's own column are further choices.
 
-Differs: the paper calls the allocation safe for any weights. True of the optimum, not of its value:
-K* in nats moves with the scale of the proxy, and no proxy is proved to lie above the leverage. A
-number that comes out of a proxy is an order of clients, not a bound in nats.
+Differs: the paper calls the allocation safe for any weights. This holds for the optimum, not for
+its value: K* in nats scales with the proxy, and no proxy is proved to lie above the leverage. A
+proxy orders clients; it does not bound anything in nats.
 
 Every function returns (n,) finite, non-negative values.
 """
@@ -24,12 +24,13 @@ import numpy.typing as npt
 
 from fedaudit.arrays import Floats
 from fedaudit.errors import DataError, UsageError
+from fedaudit.settings import AtLeastTwo, Share, require
 
-Edges = Sequence[tuple[int, int]]
+EdgeList = Sequence[tuple[int, int]]
 
 
-def own(values: npt.ArrayLike, clients: Sequence[str] | None = None) -> Floats:
-    """A user's own leverage (n,), as it is, once it is seen to be finite and non-negative."""
+def check_leverage(values: npt.ArrayLike, clients: Sequence[str] | None = None) -> Floats:
+    """`values` (n,) as floats; raises DataError unless all are finite and non-negative."""
     try:
         out = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
@@ -46,7 +47,7 @@ def own(values: npt.ArrayLike, clients: Sequence[str] | None = None) -> Floats:
             got=f"shape {out.shape}",
             remedy="pass one number per client",
         )
-    # NaN fails both comparisons, and no array of the size of the input is made
+    # NaN fails both comparisons; no temporary array of the input's size is needed
     if out.size and not (out.min() >= 0 and out.max() < math.inf):
         at = int(np.flatnonzero(~(np.isfinite(out) & (out >= 0)))[0])
         raise DataError(
@@ -59,17 +60,17 @@ def own(values: npt.ArrayLike, clients: Sequence[str] | None = None) -> Floats:
 
 
 def named(client: int, clients: Sequence[str] | None) -> str:
-    """A client in a message: by its name where there is one."""
+    """A client's label in messages: its name, or its number."""
     return f"client {clients[client]!r}" if clients is not None else f"client {client}"
 
 
 def unit_mean(values: npt.ArrayLike, clients: Sequence[str] | None = None) -> Floats:
-    """Values (n,) divided by their mean; where all are zero all are equal, hence 1."""
-    out = own(values, clients)
+    """Values (n,) divided by their mean; all ones if all values are zero."""
+    out = check_leverage(values, clients)
     top = float(out.max()) if out.size else 0.0
     if top == 0.0:
         return np.ones_like(out)
-    scaled = out / top  # first: the mean of huge numbers must not overflow
+    scaled = out / top  # so that the mean of huge numbers does not overflow
     return np.asarray(scaled / scaled.mean(), dtype=np.float64)
 
 
@@ -81,8 +82,8 @@ def from_size(sizes: npt.ArrayLike, clients: Sequence[str] | None = None) -> Flo
 def from_groups(groups: Sequence[str]) -> Floats:
     """Size of the client's group / mean  [TopologyAwareDP] Section V-E.
 
-    `groups` (n,) labels. Refused where the labels say nothing: one group for all, or every group
-    with one member only (such a column names clients, not groups).
+    `groups` (n,) labels. Labels without information are refused: one group for all, or one group
+    per client (such a column names clients, not groups).
     """
     size = Counter(groups)
     if len(groups) > 1 and len(size) == len(groups):
@@ -103,7 +104,7 @@ def from_groups(groups: Sequence[str]) -> Floats:
 
 
 def lone_members(groups: Sequence[str]) -> tuple[int, ...]:
-    """Clients that are alone in their group: a group label then names its client."""
+    """Clients that are alone in their group: the group label identifies them."""
     size = Counter(groups)
     return tuple(i for i, g in enumerate(groups) if size[g] == 1)
 
@@ -119,39 +120,27 @@ def coupled(degree: npt.ArrayLike, *, coupling: float, classes: int) -> Floats:
     `coupling` is eta in [0, 1], the share of a client's class mix that follows its position;
     `classes` is C.
     """
-    if not 0 <= coupling <= 1:
-        raise UsageError(
-            "the coupling is out of range",
-            expected="eta from 0 (classes independent of position) to 1",
-            got=str(coupling),
-            remedy="0.5 stands for half",
-        )
-    if classes < 2:
-        raise UsageError(
-            "a coupling needs classes",
-            expected="at least 2 classes",
-            got=str(classes),
-            remedy="say how many classes the labels have",
-        )
+    require(Share, remedy="0: classes do not depend on position; 0.5: half", coupling=coupling)
+    require(AtLeastTwo, remedy="give the number of classes of the labels", classes=classes)
     return coupling * math.log(classes) * from_degree(degree)
 
 
-def degree_of(edges: Edges, n: int) -> npt.NDArray[np.int64]:
-    """(n,) number of neighbours; each undirected edge once."""
+def degree_of(edges: EdgeList, n: int) -> npt.NDArray[np.int64]:
+    """(n,) number of neighbours; `edges` holds each undirected edge once."""
     return np.bincount(np.array(edges, dtype=np.int64).ravel(), minlength=n).astype(np.int64)
 
 
-def from_betweenness(edges: Edges, n: int) -> Floats:
-    """Share of shortest paths between others that run over a client / mean."""
+def from_betweenness(edges: EdgeList, n: int) -> Floats:
+    """Share of shortest paths between others that pass through a client / mean."""
     import networkx as nx
 
     values = nx.betweenness_centrality(_graph(edges, n))
     return unit_mean([values[i] for i in range(n)])
 
 
-def from_eigenvector(edges: Edges, n: int, clients: Sequence[str] | None = None) -> Floats:
+def from_eigenvector(edges: EdgeList, n: int, clients: Sequence[str] | None = None) -> Floats:
     """Principal eigenvector of the adjacency matrix / mean; needs a connected graph."""
-    # in pieces, the eigenvector is that of one piece and zero elsewhere, or not unique
+    # on a disconnected graph the eigenvector is zero outside one component, or not unique
     refuse_disconnected(edges, n, clients)
     if n <= 500:
         a = np.zeros((n, n))
@@ -163,34 +152,34 @@ def from_eigenvector(edges: Edges, n: int, clients: Sequence[str] | None = None)
 
     i, j = np.array(edges, dtype=np.int64).T
     matrix = coo_array((np.ones(2 * len(i)), (np.r_[i, j], np.r_[j, i])), shape=(n, n)).tocsr()
-    # a fixed start: the same file gives the same digits
+    # a fixed start vector: the same file gives the same digits
     _, vectors = eigsh(matrix, k=1, which="LA", v0=np.ones(n))
     return unit_mean(np.abs(vectors[:, 0]))
 
 
-def refuse_disconnected(edges: Edges, n: int, clients: Sequence[str] | None = None) -> None:
-    """Raise for a graph in several pieces, and say which."""
+def refuse_disconnected(edges: EdgeList, n: int, clients: Sequence[str] | None = None) -> None:
+    """Raise DataError for a disconnected graph; lists its components."""
     import networkx as nx
 
     pieces = sorted(sorted(c) for c in nx.connected_components(_graph(edges, n)))
     if len(pieces) == 1:
         return
 
-    def spelt(piece: list[int]) -> str:
+    def listed(piece: list[int]) -> str:
         names = [clients[i] if clients is not None else str(i) for i in piece[:5]]
         return "{" + ", ".join(names) + (", ..." if len(piece) > 5 else "") + "}"
 
-    shown = "; ".join(f"{spelt(p)} ({len(p)})" for p in pieces[:6])
+    shown = "; ".join(f"{listed(p)} ({len(p)})" for p in pieces[:6])
     raise DataError(
         "the graph is not connected",
         expected="a path between any two clients",
         got=f"{len(pieces)} components: " + shown + ("; ..." if len(pieces) > 6 else ""),
-        remedy="add the missing edges, or allocate each component on its own; degree and "
-        "betweenness can do without (--allow-disconnected)",
+        remedy="add the missing edges, or allocate each component separately; degree and "
+        "betweenness also work on this graph (--allow-disconnected)",
     )
 
 
-def _graph(edges: Edges, n: int) -> object:
+def _graph(edges: EdgeList, n: int) -> object:
     import networkx as nx
 
     graph = nx.Graph()
@@ -200,17 +189,17 @@ def _graph(edges: Edges, n: int) -> object:
 
 
 def blend(parts: Mapping[str, npt.ArrayLike], shares: Mapping[str, float] | None = None) -> Floats:
-    """A weighted mean of several leverages, each to unit mean first [TopologyAwareDP] Section V-E.
+    """Weighted mean of several leverages, each of unit mean  [TopologyAwareDP] Section V-E.
 
     `shares` are weights by name (default: equal); they need not sum to one.
     """
     chosen = dict.fromkeys(parts, 1.0) if shares is None else dict(shares)
     if not chosen or set(chosen) - set(parts):
         raise UsageError(
-            "a blend names its parts",
+            "a blend has unknown or no parts",
             expected="shares of " + (", ".join(parts) or "at least one part"),
             got=", ".join(chosen) or "nothing",
-            remedy="give a share to parts that are there",
+            remedy="give shares to parts from this list",
         )
     if any(not 0 <= s < math.inf for s in chosen.values()) or not sum(chosen.values()) > 0:
         raise UsageError(

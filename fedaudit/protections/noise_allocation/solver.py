@@ -1,15 +1,15 @@
-"""The one equation behind the allocation, solved to the last digits.
+"""Solve the budget equation to the last digits.
 
     sum_i c_i / (K - l_i) = U,   K > max l                     [TopologyAwareDP] Eq. (5)
 
 with c_i = w_i a_i (budget weight times mechanism coefficient). The unknown is the *gap*
-y = K - max l, never K: where one client dominates, y is many orders below K, and K - l_i taken from
-K keeps a few digits of it or none.
+y = K - max l, not K: if one client dominates, y is many orders below K, and K - l_i computed from K
+loses most digits.
 
 Method: Newton on 1 / F, F(y) = sum_i c_i / (y + g_i), g_i = max l - l_i. 1 / F is a weighted
-harmonic mean, so it rises and is concave: from the left of the root every step stays on the left
-and moves right. Jensen's inequality gives a close lower bound to start from, and sum c / U is an
-upper one. A bracket with bisection stands behind the steps.
+harmonic mean, hence increasing and concave: from the left of the root, every step stays on the left
+and moves right. Jensen's inequality gives a close lower bound as the start, and sum c / U is an
+upper bound. Bisection in this bracket is the fallback.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from fedaudit.arrays import Floats
 Sums = Callable[[float], tuple[float, float]]
 
 BLOCK = 32_768
-"""Clients per block: a few arrays of 256 KiB, which stay in the cache between operations."""
+"""Clients per block: a few arrays of 256 KiB stay in the cache between operations."""
 
 _TOLERANCE = 4 * float(np.finfo(np.float64).eps)
 _LAST_STEP = 1e-8
 _MOST_STEPS = 200
-_SAMPLE = 1 << 13  # clients that give a first guess where there are many more
+_SAMPLE = 1 << 13  # clients sampled for a first guess
 
 
 @dataclass(frozen=True)
 class Root:
-    """The gap y = K - max l, the largest leverage, and the number of passes it took."""
+    """The gap y = K - max l, the largest leverage, and the number of passes over the data."""
 
     gap: float
     top: float
@@ -43,15 +43,15 @@ class Root:
 
     @property
     def worst_case(self) -> float:
-        """K*: rounded once, at the very end."""
+        """K*, rounded once."""
         return self.top + self.gap
 
 
 def solve(leverage: Floats, coefficient: float | Floats, budget: float) -> Root:
     """The root of sum_i c_i / (K - l_i) = budget above max l.
 
-    `leverage` (n,) finite; `coefficient` c > 0, one for all or (n,); `budget` > 0. Arguments are
-    not checked here: `allocate` does that.
+    `leverage` (n,) finite; `coefficient` c > 0, one for all or (n,); `budget` > 0. `allocate`
+    checks the arguments.
     """
     if leverage.size <= BLOCK:
         top = float(np.maximum.reduce(leverage))
@@ -72,10 +72,10 @@ def solve(leverage: Floats, coefficient: float | Floats, budget: float) -> Root:
 
 
 def _summary(leverage: Floats, coefficient: float | Floats) -> tuple[Floats, Floats, float]:
-    """A few thousand (leverage, coefficient) that stand for all, and the sum of coefficients.
+    """A sample of a few thousand (leverage, coefficient), and the sum of all coefficients.
 
-    The largest of each block as it is, and every so-manieth client for the rest: the root of these
-    is near the root of all, on either side.
+    The sample has the largest leverage of each block, and one client in every `stride` for the
+    rest. Its root is near the root of all, on either side.
     """
     largest, own, total = [], [], []
     for block in blocks(leverage.size):
@@ -89,19 +89,19 @@ def _summary(leverage: Floats, coefficient: float | Floats) -> tuple[Floats, Flo
             largest.append(float(np.maximum.reduce(part)))
             own.append(coefficient)
             total.append(coefficient * part.size)
-    every = max(1, leverage.size // _SAMPLE)
-    rest = leverage[::every]
-    weight = coefficient[::every] if isinstance(coefficient, np.ndarray) else np.ones(rest.size)
+    stride = max(1, leverage.size // _SAMPLE)
+    rest = leverage[::stride]
+    weight = coefficient[::stride] if isinstance(coefficient, np.ndarray) else np.ones(rest.size)
     whole = math.fsum(total)
     scale = max(whole - math.fsum(own), 0.0) / float(np.add.reduce(weight))
     return np.r_[largest, rest], np.r_[own, scale * weight], whole
 
 
 def _lower(own: float, total: float, mean_gap: float, budget: float) -> float:
-    """A lower bound of the root: the top client as it is, all others at their mean gap G.
+    """A lower bound of the root: the top client's own gap, the mean gap G for all others.
 
-    By Jensen F(y) >= own / y + rest / (y + G): the root of the right side lies left of F's. It is
-    that of y^2 - (total / U - G) y - own G / U = 0.
+    By Jensen F(y) >= own / y + rest / (y + G): the root of the right side lies left of F's. It
+    solves y^2 - (total / U - G) y - own G / U = 0.
     """
     rest = total - own
     gap = mean_gap * total / rest if rest > 0 else 0.0
@@ -141,7 +141,7 @@ def _newton(
             # rounding at the end of a bracket, or a guess far on the right
             new = low if new <= low and y > low else math.sqrt(low) * math.sqrt(high)
         if new == y or high - low <= _TOLERANCE * high:
-            return Root(y, top, passes)  # no number lies between
+            return Root(y, top, passes)  # no floating-point number lies between
         y = new
     raise ArithmeticError(f"no root after {_MOST_STEPS} passes: bracket {low!r} to {high!r}")
 
@@ -151,7 +151,7 @@ def _sums(leverage: Floats, coefficient: float | Floats, top: float) -> Sums:
     p = np.empty(min(BLOCK, leverage.size))
     cp = np.empty_like(p) if isinstance(coefficient, np.ndarray) else p
     if leverage.size <= BLOCK:
-        gaps = np.subtract(top, leverage)  # one block: worth keeping
+        gaps = np.subtract(top, leverage)  # one block: computed once
 
         def once(y: float) -> tuple[float, float]:
             np.add(gaps, y, out=p)
@@ -175,9 +175,9 @@ def _sums(leverage: Floats, coefficient: float | Floats, top: float) -> Sums:
 
 
 def _block(p: Floats, cp: Floats, c: float | Floats, y: float) -> tuple[float, float]:
-    """Both sums over one block, whose y + g_i are in `p`; `cp` is room for as many."""
+    """Both sums over one block. `p` holds y + g_i and is overwritten; `cp` is a buffer."""
     np.divide(y, p, out=p)
-    # numpy adds up pairwise, and the first sum decides the last digits: no dot product there
+    # numpy sums pairwise; the first sum decides the last digits, so it is not a dot product
     if isinstance(c, np.ndarray):
         np.multiply(c, p, out=cp)
         return float(np.add.reduce(cp)), _dot(cp, p)
@@ -188,7 +188,7 @@ _UNTHREADED = 8192
 
 
 def _dot(a: Floats, b: Floats) -> float:
-    """A dot product in pieces for which a BLAS starts no threads: they cost more than they save."""
+    """A dot product in pieces too small for BLAS threads, which cost more than they save."""
     if a.size <= _UNTHREADED:
         return float(np.dot(a, b))
     pieces = range(0, a.size, _UNTHREADED)
@@ -196,7 +196,7 @@ def _dot(a: Floats, b: Floats) -> float:
 
 
 def blocks(n: int) -> Iterator[slice]:
-    """0 .. n cut into blocks."""
+    """0 .. n in blocks."""
     return (slice(low, min(low + BLOCK, n)) for low in range(0, n, BLOCK))
 
 

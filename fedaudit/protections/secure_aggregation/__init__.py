@@ -5,7 +5,7 @@ agreement, HKDF, AES in counter mode as the generator of pairwise and self masks
 modulo 2^32 or 2^64, Shamir shares so that clients may drop out, and a threshold N_sa below which
 nothing is opened. Every subset sum ([FedAttr] Eq. (2)) is a separate run, recorded in a ledger.
 
-    shamir     a secret in shares, any `threshold` of which restore it
+    shamir     shares of a secret; any `threshold` of them restore it
     ring       real numbers as integers modulo 2^b: quantised, masked, never wrapped by accident
     protocol   Client, Server and one run between them
     aggregator SecureAggregator: `query(round, clients) -> sum`, refusals, ledger, cost

@@ -22,10 +22,11 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge
 
 from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
@@ -40,18 +41,20 @@ from fedaudit.protections.secure_aggregation.protocol import (
     too_few,
 )
 from fedaudit.protections.secure_aggregation.ring import (
-    Ring,
     RingOverflow,
     RingQuantiser,
+    RingVector,
     ring_dtype,
     subset_sum,
 )
 from fedaudit.protections.secure_aggregation.shamir import SHARE_BYTES
 from fedaudit.rows import empty_array
+from fedaudit.settings import require
 from fedaudit.stats.query_algebra import rank, smallest_support
 
-Sent = TypeVar("Sent")
+Content = TypeVar("Content")
 NOBODY: AbstractSet[int] = frozenset()
+ClientThreshold = Annotated[int, Ge(2), "a sum over one client is its update"]
 
 WORK = 50_000_000
 """Work limit of the search for an isolating combination, per query: half a second at most."""
@@ -136,19 +139,13 @@ class SecureAggregator:
         masks: bool = True,
         random: Random = os.urandom,
     ) -> None:
-        if threshold < 2:
-            raise UsageError(
-                "a secure sum over one client reveals its update",
-                expected="a threshold of at least 2",
-                got=str(threshold),
-                remedy="threshold = 5",
-            )
+        require(ClientThreshold, remedy="threshold = 5", threshold=threshold)
         self.threshold, self.bound, self.modulus_bits = threshold, bound, modulus_bits
         self.refuse_isolating, self.masks = refuse_isolating, masks
         self.ledger = Ledger()
         self._random = random
         self._round = 0
-        self._vectors: dict[int, Ring] = {}
+        self._vectors: dict[int, RingVector] = {}
         self._quantiser = RingQuantiser(bound, 1, modulus_bits)
 
     def begin(self, round_number: int, updates: Mapping[int, npt.ArrayLike]) -> None:
@@ -159,9 +156,9 @@ class SecureAggregator:
         """
         self._vectors, self._round = {}, 0
         self._quantiser = RingQuantiser(self.bound, max(1, len(updates)), self.modulus_bits)
-        vectors: dict[int, Ring] = {}
+        vectors: dict[int, RingVector] = {}
         shapes: set[tuple[int, ...]] = set()
-        rows: Ring | None = None
+        rows: RingVector | None = None
         for at, (client, given) in enumerate(updates.items()):
             update = np.asarray(given)
             shapes.add(update.shape)
@@ -218,7 +215,7 @@ class SecureAggregator:
         asked = self._checked(round_number, clients)
         number = len(self.ledger.of(round_number))
         start = time.perf_counter()
-        run = _Run(asked, gone_before_upload, gone_before_reveal)
+        run = _ProtocolRun(asked, gone_before_upload, gone_before_reveal)
         try:
             self._refuse(asked)
             total = self._masked_sum(run) if self.masks else self._plain_sum(run)
@@ -259,12 +256,12 @@ class SecureAggregator:
         if not self.refuse_isolating:
             return
         width = max(self._vectors) + 1
-        told = self.ledger.matrix(self._round, width)
+        answered = self.ledger.matrix(self._round, width)
         row = np.zeros((1, width), dtype=np.uint8)
         row[0, list(members)] = 1
-        after = np.concatenate([told, row])
-        if len(told) and rank(after) == rank(told):
-            return  # nothing new
+        after = np.concatenate([answered, row])
+        if len(answered) and rank(after) == rank(answered):
+            return  # the answer follows from earlier ones
         support = smallest_support(after, below=self.threshold, work=WORK)
         if support.floor < self.threshold:
             shown = ", ".join(map(str, support.clients))
@@ -278,14 +275,14 @@ class SecureAggregator:
                 remedy="query disjoint groups, or set refuse_isolating = false",
             )
 
-    def _after_upload(self, run: _Run) -> None:
+    def _after_upload(self, run: _ProtocolRun) -> None:
         """Raise, before unmasking, if too few clients are left or their sum reveals too much."""
         if len(run.uploaded) < self.threshold:
             raise too_few(len(run.uploaded), self.threshold, "after the upload")
         if run.uploaded != run.asked:
             self._refuse(run.uploaded)
 
-    def _plain_sum(self, run: _Run) -> Ring:
+    def _plain_sum(self, run: _ProtocolRun) -> RingVector:
         """Sum without masks; charges the bytes that the protocol would have cost."""
         size = len(next(iter(self._vectors.values())))
         run.charge_uploads(size * self.modulus_bits // 8)
@@ -295,7 +292,7 @@ class SecureAggregator:
             raise too_few(len(run.revealing), self.threshold, "to reveal shares")
         return subset_sum([self._vectors[c] for c in run.uploaded])
 
-    def _masked_sum(self, run: _Run) -> Ring:
+    def _masked_sum(self, run: _ProtocolRun) -> RingVector:
         """One run of the protocol; see `protocol`."""
         label, threshold = secrets.token_bytes(16), self.threshold
         size = len(next(iter(self._vectors.values())))
@@ -335,7 +332,7 @@ class SecureAggregator:
         number: int,
         asked: tuple[int, ...],
         members: tuple[int, ...],
-        run: _Run,
+        run: _ProtocolRun,
         start: float,
         reason: str,
     ) -> None:
@@ -358,7 +355,7 @@ def _bitmap(clients: int) -> int:
     return (clients + 7) // 8
 
 
-class _Run:
+class _ProtocolRun:
     """Clients present at each step of one run, and the bytes each sent and received."""
 
     def __init__(
@@ -374,11 +371,11 @@ class _Run:
         self.sent: dict[int, int] = {}
         self.received: dict[int, int] = {}
 
-    def up(self, client: int, what: Sent, size: int) -> Sent:
+    def up(self, client: int, what: Content, size: int) -> Content:
         self.sent[client] = self.sent.get(client, 0) + size
         return what
 
-    def down(self, client: int, what: Sent, size: int) -> Sent:
+    def down(self, client: int, what: Content, size: int) -> Content:
         self.received[client] = self.received.get(client, 0) + size
         return what
 

@@ -20,6 +20,7 @@ from fedaudit.errors import ConfigError
 from fedaudit.hooks import Hook, Leg, SumQuery, Uploads
 from fedaudit.protections.clip import needs_deltas
 from fedaudit.protections.secure_aggregation.aggregator import (
+    ClientThreshold,
     LedgerEntry,
     QueryRefused,
     SecureAggregator,
@@ -27,16 +28,17 @@ from fedaudit.protections.secure_aggregation.aggregator import (
 from fedaudit.protections.secure_aggregation.protocol import TooFewLeft
 from fedaudit.protections.secure_aggregation.ring import RingQuantiser
 from fedaudit.randomness import Seed
+from fedaudit.settings import Count, PositiveFinite, Share, ShareBelowOne, checked
 from fedaudit.stats import query_plans
 from fedaudit.trace.schema import AGGREGATOR, ANONYMOUS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Plan = Literal["none", "groups", "swapped", "partitions", "paired"]
+SubsetPlan = Literal["none", "groups", "swapped", "partitions", "paired"]
 
 
-class _Weighted(Mapping[int, npt.NDArray[np.float64]]):
+class _WeightedUpdates(Mapping[int, npt.NDArray[np.float64]]):
     """Client -> its update times its share, followed by its weight; computed on access."""
 
     def __init__(self, uploads: Uploads, shares: npt.NDArray[np.float64], unit: float) -> None:
@@ -56,16 +58,17 @@ class _Weighted(Mapping[int, npt.NDArray[np.float64]]):
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("protections.secure_aggregation")
 class SecureAggregation(Hook):
     """Mask every upload so that only sums over at least `threshold` clients can be opened.
 
-    `bound` on the absolute value of any number of an update; `modulus_bits` 32 or 64; `dropout` the
-    probability that a client drops out before its upload, and again before unmasking.
+    `bound`: largest absolute value of any number in an update. `dropout`: probability that a client
+    drops out before its upload, and again before unmasking.
 
     `plan` requests subset sums beside the training aggregate: fixed "groups", groups in which a
     fraction `swap` of the clients changes groups every round ("swapped"), fresh random
     "partitions", or the published "paired" subsets ([FedAttr] Eq. (3)) with `repeats` of each kind
-    per target. `subset_size` of the groups, or N of the pairs; default: the threshold.
+    per target. `subset_size`: size of the groups, or N of the pairs (default: the threshold).
     `refuse_isolating` refuses queries that together with others would isolate fewer than
     `threshold` clients.
 
@@ -80,35 +83,19 @@ class SecureAggregation(Hook):
     only_sums: ClassVar[bool] = True
     between: ClassVar[str] = AGGREGATOR
 
-    threshold: int = 5
+    threshold: ClientThreshold = 5
     modulus_bits: Literal[32, 64] = 32
-    bound: float = 16.0
-    dropout: float = 0.0
-    plan: Plan = "none"
-    subset_size: int | None = None
-    repeats: int = 5
-    swap: float = 0.25
+    bound: PositiveFinite = 16.0
+    dropout: ShareBelowOne = 0.0
+    plan: SubsetPlan = "none"
+    subset_size: Count | None = None
+    repeats: Count = 5
+    swap: Share = 0.25
     refuse_isolating: bool = True
     masks: Literal["real", "skipped"] = "real"
     record_seconds: bool = False
 
     def __post_init__(self) -> None:
-        checks = (
-            ("threshold", self.threshold >= 2, "at least 2: a sum over one client is its update"),
-            ("bound", 0 < self.bound < float("inf"), "a finite number above 0"),
-            ("dropout", 0 <= self.dropout < 1, "from 0 to below 1"),
-            ("repeats", self.repeats >= 1, "at least 1"),
-            ("swap", 0 <= self.swap <= 1, "from 0 to 1"),
-            ("subset_size", self.subset_size is None or self.subset_size >= 1, "at least 1"),
-        )
-        for name, fine, expected in checks:
-            if not fine:
-                raise ConfigError(
-                    f"protections.secure_aggregation.{name} is out of range",
-                    expected=expected,
-                    got=str(getattr(self, name)),
-                    remedy="correct the value, or leave it out for its default",
-                )
         if self.plan != "none" and self.size < self.threshold:
             raise ConfigError(
                 "the plan requests subsets below the threshold, which would all be refused",
@@ -146,7 +133,7 @@ class SecureAggregation(Hook):
         if self.plan != "paired" or not self.refuse_isolating:
             return ()
         return (
-            "the published pairs lay every update open: with refuse_isolating = true most of them "
+            "the published pairs reveal every update: with refuse_isolating = true most of them "
             "are refused, and little can be attributed",
         )
 
@@ -214,7 +201,7 @@ class SecureAggregation(Hook):
         # send the weight as one more number, in units of the ring, so that the sum of weights is
         # exact
         unit = RingQuantiser(self.bound, len(uploads.rows), self.modulus_bits).step
-        aggregator.begin(round_number, _Weighted(uploads, shares, unit))
+        aggregator.begin(round_number, _WeightedUpdates(uploads, shares, unit))
         gone = self._gone(uploads.origin, round_number, seed)
         names = dict(zip(map(int, uploads.origin), uploads.senders, strict=True))
         everybody = [int(c) for c in uploads.origin]

@@ -25,7 +25,7 @@ import numpy as np
 
 from fedaudit.errors import FedauditError, UsageError
 from fedaudit.protections.secure_aggregation import shamir
-from fedaudit.protections.secure_aggregation.ring import Ring, add_streams, ring_dtype
+from fedaudit.protections.secure_aggregation.ring import RingVector, add_streams, ring_dtype
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -173,7 +173,7 @@ class Client:
             cut = shamir.SHARE_BYTES
             self._held[other] = (int.from_bytes(plain[:cut]), int.from_bytes(plain[cut:]))
 
-    def upload(self, vector: Ring) -> Ring:
+    def upload(self, vector: RingVector) -> RingVector:
         """Step 3: the masked vector (d,). Pairwise masks cover all clients whose shares arrived."""
         if len(self._held) < self.threshold:
             raise too_few(len(self._held), self.threshold, "before the upload")
@@ -213,7 +213,7 @@ class Server:
         self.roster: dict[int, PublicKeys] = {}
         self.sharing: set[int] = set()
         self.uploaded: set[int] = set()
-        self.masked: Ring = np.zeros(size, dtype=ring_dtype(bits))
+        self.masked: RingVector = np.zeros(size, dtype=ring_dtype(bits))
 
     def enrol(self, number: int, keys: PublicKeys) -> None:
         self.roster[number] = keys
@@ -223,7 +223,7 @@ class Server:
         self.sharing = set(sealed)
         return {to: {s: sealed[s][to] for s in sealed if s != to} for to in sealed}
 
-    def accept(self, number: int, masked: Ring) -> None:
+    def accept(self, number: int, masked: RingVector) -> None:
         if number not in self.sharing or number in self.uploaded:
             raise UsageError(
                 f"client {number} cannot upload now",
@@ -236,7 +236,7 @@ class Server:
         np.add(self.masked, masked, out=self.masked)
         self.uploaded.add(number)
 
-    def open(self, revealed: Mapping[int, Mapping[int, int]]) -> Ring:
+    def open(self, revealed: Mapping[int, Mapping[int, int]]) -> RingVector:
         """The sum (d,) over clients that uploaded; `revealed` maps revealer -> client -> share."""
         if len(revealed) < self.threshold:
             raise too_few(len(revealed), self.threshold, "to reveal shares")

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
 
-Ring = npt.NDArray[np.unsignedinteger[Any]]
+RingVector = npt.NDArray[np.unsignedinteger[Any]]
 
 CHUNK = 1 << 17
 """Bytes of mask per piece: buffer and sum stay in the cache."""
@@ -74,7 +74,7 @@ class RingQuantiser:
         """The real number that one unit of the ring stands for: a power of two."""
         if not self.largest:
             raise RingOverflow(
-                "the ring is too small for so many clients",
+                "the ring is too small for this number of clients",
                 expected=f"fewer than 2^{self.bits - 1} clients",
                 got=str(self.clients),
                 remedy="modulus_bits = 64",
@@ -104,8 +104,8 @@ class RingQuantiser:
         whole = np.multiply(x, 1.0 / self.step)  # exact: the step is a power of two
         return np.rint(whole, out=whole)
 
-    def encode(self, values: npt.ArrayLike, out: Ring | None = None) -> Ring:
-        """Ring elements (d,) for real numbers (d,), into `out` if given."""
+    def encode(self, values: npt.ArrayLike, out: RingVector | None = None) -> RingVector:
+        """RingVector elements (d,) for real numbers (d,), into `out` if given."""
         x = np.asarray(values)
         ring = np.empty(x.shape, ring_dtype(self.bits)) if out is None else out
         signed = ring.view("<i4" if self.bits == 32 else "<i8")
@@ -114,12 +114,12 @@ class RingQuantiser:
             signed[part] = self.integers(x[part])
         return ring
 
-    def decode(self, total: Ring) -> Floats:
+    def decode(self, total: RingVector) -> Floats:
         """Real numbers for a sum of ring elements: above half the modulus is negative."""
         return total.view("<i4" if self.bits == 32 else "<i8") * self.step
 
 
-def add_streams(into: Ring, streams: Iterable[tuple[bytes, int]]) -> None:
+def add_streams(into: RingVector, streams: Iterable[tuple[bytes, int]]) -> None:
     """Add (+1) or subtract (-1) the AES-CTR stream of every key, in place.
 
     Adds all streams of one piece before the next piece, in reused buffers. A key serves one stream
@@ -142,7 +142,7 @@ def add_streams(into: Ring, streams: Iterable[tuple[bytes, int]]) -> None:
             (np.add if sign > 0 else np.subtract)(part, mask, out=part)
 
 
-def subset_sum(vectors: Sequence[Ring], out: Ring | None = None) -> Ring:
+def subset_sum(vectors: Sequence[RingVector], out: RingVector | None = None) -> RingVector:
     """The sum (d,) of ring vectors, written to `out` if given."""
     total = np.empty_like(vectors[0]) if out is None else out
     if len(vectors) == 1:

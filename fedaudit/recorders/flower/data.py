@@ -97,7 +97,7 @@ def local_guarantee(features: int, **settings: Any) -> Guarantee:
     """The guarantee of one draw of `protect_data` for a record of `features` features, over any
     number of rounds: the exact worst case of the mechanism."""
     hook = LocalDP(**settings)
-    hook._seen.features = features
+    hook._facts.features = features
     found = hook.guarantee(0, Exposure(sampling_rate=1.0, steps=1, rounds=1))
     assert found is not None
     return found

@@ -1,6 +1,6 @@
 """fedaudit's federations on Flower: the same rounds, with Flower's nodes as clients.
 
-The federation runs its rounds as always (see `federation.game`): it requests training, takes the
+The federation runs its rounds as always (see `federation.requests`): it requests training, takes the
 updates, and writes trace and truth. Here a request becomes one message per client, and a node
 trains its client with the same seed addresses. Results do not depend on where a client trains.
 """

@@ -1,4 +1,4 @@
-"""Green lists: which tokens are green after which context, for any number of keys at once."""
+"""Green lists: the green tokens after each context, for many keys at once."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fedaudit.errors import UsageError
 from fedaudit.randomness import Seed
 from fedaudit.watermarks.score import Tokens
 
-Words = npt.NDArray[np.uint64]
+HashWords = npt.NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_AT_ONCE = 1 << 22  # entries of a table of green lists that are held at the same time
+_AT_ONCE = 1 << 22  # entries of green lists in memory
 
 
 class GreenLists(Protocol):
-    """Which tokens are green after which context, for any number of keys at once."""
+    """The green tokens after each context, for many keys at once."""
 
     @property
     def gamma(self) -> float: ...
@@ -46,16 +46,16 @@ def _check_lists(vocabulary: int, gamma: float, width: int) -> None:
             "green lists cannot be drawn",
             expected="a vocabulary of at least 2, 0 < gamma < 1, a context of at least 1 token",
             got=f"vocabulary {vocabulary}, gamma {gamma:g}, context {width}",
-            remedy="gamma = 0.25 and a context of 1 are the published ones",
+            remedy="the published values are gamma = 0.25 and a context of 1",
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class HashedLists:
-    """Green by a hash of (key, context, token): each token by itself with probability gamma.
+    """Green by a hash of (key, context, token): each token independently with probability gamma.
 
-    Under a random key, distinct pairs are independent coin flips, which is what the z-test
-    assumes. Good statistics, no cryptography: the key is not safe from who sees many green lists.
+    Under a random key, distinct pairs are independent coin flips, as the z-test assumes. The hash
+    is statistical, not cryptographic: an observer of many green lists may recover the key.
     """
 
     vocabulary: int
@@ -65,16 +65,16 @@ class HashedLists:
     def __post_init__(self) -> None:
         _check_lists(self.vocabulary, self.gamma, self.width)
 
-    def _words(self, keys: Sequence[int], contexts: Tokens) -> Words:
-        """A word (J, n) per key and context, to which a token is added."""
-        mine = np.array([int(k) % 2**64 for k in keys], dtype=np.uint64)[:, None]
+    def _words(self, keys: Sequence[int], contexts: Tokens) -> HashWords:
+        """A word (J, n) per key and context; the token is added later."""
+        words = np.array([int(k) % 2**64 for k in keys], dtype=np.uint64)[:, None]
         columns = [contexts[None, :, i] for i in range(self.width)]
-        return Seed(0).bits("kgw", mine, *columns)
+        return Seed(0).bits("kgw", words, *columns)
 
-    def _below(self, z: Words) -> Bools:
-        """Finish the hash of z, in place, and compare with gamma.
+    def _below(self, z: HashWords) -> Bools:
+        """Finish the hash of z in place, and compare with gamma.
 
-        The finaliser of `randomness`, but for its last line, which no leading bit depends on.
+        The finaliser of `randomness` without its last line, which does not affect leading bits.
         """
         spare = z >> np.uint64(30)
         z ^= spare
@@ -86,7 +86,7 @@ class HashedLists:
         return below
 
     def green(self, keys: Sequence[int], contexts: Tokens, tokens: Tokens) -> Bools:
-        # many tokens share a context: its word is most of a hash, and made once
+        # many tokens share a context: its word, most of the hash, is computed once
         flat = contexts[:, 0] if self.width == 1 else contexts  # numbers sort faster than rows
         different, which = np.unique(flat, axis=0, return_inverse=True)
         z = self._words(keys, different.reshape(-1, self.width))[:, which.reshape(-1)]
@@ -99,10 +99,10 @@ class HashedLists:
 
 @dataclass(frozen=True, kw_only=True)
 class PermutedLists:
-    """The `lefthash` lists of transformers' `WatermarkingConfig`: for text marked with it.
+    """The `lefthash` lists of transformers' `WatermarkingConfig`, for text marked with it.
 
-    The first gamma V numbers of a permutation that is seeded by key * last token. One permutation
-    per key and context: slow for many keys.
+    The first gamma V numbers of a permutation seeded by key * last token. One permutation per key
+    and context: slow for many keys.
     """
 
     vocabulary: int
@@ -133,7 +133,7 @@ class PermutedLists:
 
 
 def blocks(keys: Sequence[int], entries: int) -> Iterator[Sequence[int]]:
-    """The keys, so many at a time that `entries` of green lists under each fit into memory."""
+    """The keys in blocks that fit memory, with `entries` green-list entries per key."""
     block = max(1, _AT_ONCE // max(1, entries))
     for low in range(0, len(keys), block):
         yield keys[low : low + block]

@@ -1,4 +1,4 @@
-"""The mass on green tokens: the probability that models give them, averaged over contexts."""
+"""Green mass: the probability that models give to green tokens, averaged over contexts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fedaudit.watermarks.kgw.lists import GreenLists, blocks
 from fedaudit.watermarks.score import Tokens
 
 LIKELY = 2e-3
-"""Tokens to which a model gives less are left out of its green mass by `GreenMarks`."""
+"""`GreenMarks` ignores tokens to which a model gives less probability."""
 
 
 def green_mass(lists: GreenLists, keys: Sequence[int], contexts: Tokens, p: Any) -> Floats:
     """Mean over contexts (C, width) of the green probability of p (M, C, V), minus gamma: (M, J).
 
-    One matrix product per block of keys. A model's mass under one key says little, since a
-    few likely tokens decide it; its change against a reference is what is calibrated by unused keys
+    One matrix product per block of keys. A model's mass under one key says little, since a few
+    likely tokens dominate it. Calibrate its change against a reference instead
     (`score.differential`).
     """
     flat = np.ascontiguousarray(p, dtype=np.float32).reshape(len(p), -1)
@@ -39,12 +39,11 @@ def likely_mass(
     floor: float = LIKELY,
     weights: npt.ArrayLike | None = None,
 ) -> Floats:
-    """`green_mass` of every model over the tokens that it gives at least `floor`, (M, J).
+    """`green_mass` of every model over tokens with probability at least `floor`, (M, J).
 
-    Most tokens of a vocabulary share a few per cent of the probability: leaving them out saves the
-    hashes that most of the time went into. Which are left out is each model's own matter, so that
-    its mass does not depend on the models that are scored with it. `weights` (C,) of the contexts,
-    equal ones if not given.
+    Most tokens of a vocabulary share a few per cent of the probability; skipping them saves most
+    hashes. The floor applies to each model separately, so its mass does not depend on the models
+    scored with it. `weights` (C,) of the contexts (default: equal).
     """
     each = np.ones(len(contexts)) if weights is None else np.asarray(weights, dtype=np.float64)
     where, tokens = np.nonzero(p.max(axis=0) >= floor)
@@ -56,5 +55,5 @@ def likely_mass(
         green = lists.green(some, contexts[where], tokens)
         parts.append(values @ green.T.astype(np.float32))
     mass = np.concatenate(parts, axis=1).astype(np.float64)
-    # a key's due is gamma of what was kept, which differs from model to model
+    # the expectation is gamma of the kept probability, which differs between models
     return np.asarray(mass - lists.gamma * values.sum(axis=1, dtype=np.float64)[:, None])

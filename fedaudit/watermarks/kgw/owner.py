@@ -1,4 +1,4 @@
-"""The owner of marks: models under the owner's own keys, beside keys that nobody marked with."""
+"""The owner's test: scores of models under the owner's keys and under unused keys."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from fedaudit.arrays import Floats
 from fedaudit.randomness import Seed
 from fedaudit.watermarks.kgw.lists import GreenLists
 from fedaudit.watermarks.kgw.mass import likely_mass
-from fedaudit.watermarks.kgw.readings import GreenScore, Reads
+from fedaudit.watermarks.kgw.readings import GreenScore, ReadingMode
 from fedaudit.watermarks.score import Reader, check_prompts
 
 
 @dataclass(frozen=True, kw_only=True)
 class GreenMarks:
-    """The owner at its desk: scores of models under its `keys`, and under unused ones.
+    """The owner's test: scores of models under its `keys` and under unused keys.
 
-    `probes` are texts (token numbers) that do not depend on these keys; `mode` as in `GreenScore`.
-    "mass" leaves out tokens that a model finds unlikely, and weighs a context by the square root of
-    how often it occurs: after a rare one nobody learnt much, the few most frequent would drown the
-    others. Neither depends on a key, so that keys stay exchangeable.
+    `probes`: texts (token numbers) that do not depend on these keys. `mode`: as in `GreenScore`.
+    "mass" ignores tokens that a model finds unlikely, and weights a context by the square root of
+    its frequency: models learn little after rare contexts, and the few most frequent ones would
+    dominate. Neither rule depends on a key, so keys stay exchangeable.
     """
 
     reader: Reader
     lists: GreenLists
     keys: tuple[int, ...]
     probes: Sequence[Sequence[int]]
-    mode: Reads = "mass"
+    mode: ReadingMode = "mass"
     steps: int = 24
     null_seed: int = 0
     apart: bool = field(default=False, init=False)
@@ -39,7 +39,7 @@ class GreenMarks:
 
     def __post_init__(self) -> None:
         check_prompts(self.probes)
-        _ = self._score  # its checks, at birth
+        _ = self._score  # runs its checks
 
     @cached_property
     def _score(self) -> GreenScore:
@@ -52,11 +52,11 @@ class GreenMarks:
             seed=Seed(self.null_seed),
         )
 
-    def unused(self, many: int) -> tuple[int, ...]:
-        """Keys that nobody marked with, other than the owner's."""
-        drawn = Seed(self.null_seed).bits("marks/unused", np.arange(many + len(self.keys)))
+    def unused(self, count: int) -> tuple[int, ...]:
+        """`count` keys that nobody marked with, none of them the owner's."""
+        drawn = Seed(self.null_seed).bits("marks/unused", np.arange(count + len(self.keys)))
         fresh = [int(k) for k in drawn if int(k) not in set(self.keys)]
-        return tuple(fresh[:many])
+        return tuple(fresh[:count])
 
     def statistics(self, rows: Any, unused: int) -> Floats:
         """Scores (M, keys + unused) of models (M, d): the owner's keys first."""

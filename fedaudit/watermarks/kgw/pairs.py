@@ -1,4 +1,4 @@
-"""Counting: the (context, token) pairs of a text, each of them once, and how many are green."""
+"""The distinct (context, token) pairs of a text, and the z-score of their green count."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TokenPairs:
         return np.concatenate([self.contexts, self.tokens[:, None]], axis=1)
 
     def distinct(self, without: TokenPairs | None = None) -> TokenPairs:
-        """Every pair once, none of those in `without`."""
+        """Distinct pairs, except those in `without`."""
         own = np.unique(self.whole(), axis=0)
         if without is not None and len(without) and len(own):
             other = np.unique(without.whole(), axis=0)
@@ -41,8 +41,8 @@ class TokenPairs:
 def pairs_of(
     sequences: Sequence[Sequence[int]], width: int, first: Sequence[int] = ()
 ) -> TokenPairs:
-    """All pairs of token sequences; of sequence i only those whose token stands at `first[i]` or
-    later."""
+    """All pairs of token sequences; in sequence i, only pairs whose token is at position `first[i]`
+    or later."""
     contexts, tokens = [], []
     for i, sequence in enumerate(sequences):
         s = np.asarray(sequence, dtype=np.int64)
@@ -55,9 +55,9 @@ def pairs_of(
 
 
 def z_scores(lists: GreenLists, keys: Sequence[int], pairs: TokenPairs) -> Floats:
-    """z = (G - gamma T) / sqrt(T gamma (1 - gamma)) of every key, (J,); 0 without any pair.
+    """z = (G - gamma T) / sqrt(T gamma (1 - gamma)) of every key, (J,); 0 without pairs.
 
-    [FedAttr] Table 4. Standard normal under a random key if, and only if, the pairs are distinct.
+    [FedAttr] Table 4. Standard normal under a random key only if the pairs are distinct.
     """
     total = len(pairs)
     if total == 0:

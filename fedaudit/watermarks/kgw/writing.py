@@ -1,4 +1,4 @@
-"""Marked text: continued under a marker by a model, or by what follows what in a corpus."""
+"""Generate marked text with a model, or with the bigrams of a corpus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
 from fedaudit.watermarks.kgw.lists import GreenLists
 from fedaudit.watermarks.kgw.pairs import pairs_of
-from fedaudit.watermarks.score import Processor, Rows, Tokens, Writer, check_prompts
+from fedaudit.watermarks.score import ModelRows, Processor, Tokens, Writer, check_prompts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Marker:
-    """A logits processor: adds `delta` to the green tokens of one key.
+    """A logits processor that adds `delta` to the green tokens of one key.
 
-    Its form is that of transformers (tokens (B, t), logits (B, V)), so that it can be passed to
-    `generate` of a Hugging Face model as well.
+    Its signature is that of transformers (tokens (B, t), logits (B, V)), so `generate` of a Hugging
+    Face model accepts it too.
     """
 
     lists: GreenLists
@@ -37,7 +37,7 @@ class Marker:
 
         width = self.lists.width
         if tokens.shape[1] < width:
-            return logits  # no whole context yet, and nothing will be scored here
+            return logits  # the context is incomplete, so this token is not scored
         contexts = tokens[:, -width:].numpy()
         different, which = np.unique(contexts, axis=0, return_inverse=True)
         green = self.lists.tables([self.key], different)[0][which.reshape(-1)]
@@ -46,7 +46,7 @@ class Marker:
 
 def marked_text(
     reader: Writer,
-    model: Rows,
+    model: ModelRows,
     prompts: Sequence[Sequence[int]],
     marker: Marker,
     *,
@@ -56,28 +56,28 @@ def marked_text(
     top_p: float = 0.95,
     banned: Sequence[int] = (),
 ) -> list[list[int]]:
-    """Marked documents: each prompt, continued by the model (d,) under the marker.
+    """Marked documents: each prompt, continued by the model (d,) with the marker.
 
-    Sampling as in [FedAttr] Table 4. `banned` are tokens a vocabulary cannot spell (the unknown).
+    Sampling as in [FedAttr] Table 4. `banned`: tokens that cannot be spelled (the unknown token).
     """
-    asked = check_prompts(prompts)
+    starts = check_prompts(prompts)
     check_steps(steps, marker.lists.width)
     found = reader.generate(
         model,
-        asked,
+        starts,
         steps,
-        uniforms=rng.random((len(asked), steps)),
+        uniforms=rng.random((len(starts), steps)),
         processor=marker,
         temperature=temperature,
         top_p=top_p,
         banned=banned,
     )[0]
-    return [p + [int(t) for t in own] for p, own in zip(asked, found, strict=True)]
+    return [p + [int(t) for t in own] for p, own in zip(starts, found, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bigrams:
-    """A writer for owners without a trained model: what follows what in a corpus of tokens.
+    """A bigram model of a token corpus, for owners without a trained model.
 
     p(next | last) = (count + `unseen` p(next)) / (total + `unseen`).
     """
@@ -88,7 +88,7 @@ class Bigrams:
 
     @cached_property
     def _after(self) -> tuple[Floats, dict[int, Tokens]]:
-        """Shares of all tokens (V,), and token -> all that followed it."""
+        """Frequencies of all tokens (V,), and token -> the tokens that followed it."""
         flat = np.concatenate([np.asarray(s, dtype=np.int64) for s in self.corpus])
         alone = np.bincount(flat, minlength=self.vocabulary) / len(flat)
         found = pairs_of(self.corpus, 1)
@@ -99,7 +99,7 @@ class Bigrams:
         return alone, {int(t): g for t, g in zip(which, groups, strict=True)}
 
     def logits(self, last: Sequence[int]) -> Floats:
-        """Log-probabilities (B, V) after each of the last tokens; minus infinity where never."""
+        """Log-probabilities (B, V) after each of the last tokens; -inf for unseen tokens."""
         alone, after = self._after
         out = np.empty((len(last), self.vocabulary))
         for row, token in zip(out, last, strict=True):
@@ -111,7 +111,7 @@ class Bigrams:
 
     def generate(
         self,
-        models: Rows,
+        models: ModelRows,
         prompts: Sequence[Sequence[int]],
         steps: int,
         *,
@@ -121,7 +121,7 @@ class Bigrams:
         top_p: float = 1.0,
         banned: Sequence[int] = (),
     ) -> Tokens:
-        """As `Reader.generate`, by the corpus alone: prompts of one length, (1, n, steps)."""
+        """As `Reader.generate`, from the corpus alone; prompts of equal length: (1, n, steps)."""
         import torch
 
         text = torch.tensor([list(p) for p in prompts])
@@ -137,7 +137,7 @@ class Bigrams:
 
 
 def _sampled(logits: Floats, u: Floats | None, top_p: float, banned: Sequence[int]) -> Tokens:
-    """Tokens (B,) from logits (B, V) by inversion of u (B,), the likeliest without."""
+    """Tokens (B,) from logits (B, V) by inversion of u (B,); the likeliest if u is None."""
     free = logits.copy()
     free[:, list(banned)] = -np.inf
     if u is None:
@@ -147,7 +147,7 @@ def _sampled(logits: Floats, u: Floats | None, top_p: float, banned: Sequence[in
     order = np.argsort(-p, axis=1, kind="stable")
     sorted_p = np.take_along_axis(p, order, axis=1)
     sums = sorted_p.cumsum(axis=1)
-    # the likeliest tokens that together have top_p; at least one
+    # the likeliest tokens up to a total of top_p; at least one
     last = np.maximum((sums - sorted_p < top_p).sum(axis=1) - 1, 0)
     goal = u * np.take_along_axis(sums, last[:, None], axis=1)[:, 0]
     found = np.minimum((sums <= goal[:, None]).sum(axis=1), last)
@@ -155,11 +155,11 @@ def _sampled(logits: Floats, u: Floats | None, top_p: float, banned: Sequence[in
 
 
 def check_steps(steps: int, width: int) -> None:
-    """Refuse texts of so few `steps` that no token has its whole context."""
+    """Raise UsageError if no generated token would have a complete context."""
     if steps <= width:
         raise UsageError(
             "the generated text is not longer than the context of the watermark",
             expected=f"more than {width} tokens",
             got=str(steps),
-            remedy="generate more tokens: each scored token needs its whole context",
+            remedy="generate more tokens: each scored token needs a complete context",
         )

@@ -33,7 +33,7 @@ def stored(tmp_path, kind):
         TruthRecorder(tmp_path, {}).round(1, {0: "a"}, rows, clients=list("abcde"))
         return tmp_path / "round-00001.safetensors"
     if kind == "checkpoint":
-        resume.save(tmp_path, resume.State(3, torch.from_numpy(rows)))
+        resume.save(tmp_path, resume.FederationState(3, torch.from_numpy(rows)))
         return tmp_path / "state-00003.safetensors"
     write_blocks(tmp_path / "renamed.safetensors", {"model": [rows]}, {"messages": "{}"})
     return tmp_path / "renamed.safetensors"

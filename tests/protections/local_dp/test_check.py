@@ -20,11 +20,11 @@ from fedaudit.protections.local_dp import (
 from fedaudit.protections.local_dp.check import (
     check_callable,
     check_mechanism,
+    largest_bound,
     learn,
     load_callable,
     log_ratios,
-    most_that_shows,
-    samples_to_show,
+    samples_needed,
 )
 
 
@@ -84,8 +84,8 @@ def test_where_draws_cannot_tell_the_exact_budget_does():
     assert (held.verdict, held.draws) == ("consistent", "underpowered")
     broken = check_mechanism(BitRand(epsilon=20.0, bits=10, features=8), rng=rng(), samples=1000)
     assert (broken.verdict, broken.draws) == ("refuted", "underpowered")
-    assert "cannot show more" in held.reason
-    assert "cannot show more" in broken.reason
+    assert "draws cannot decide" in held.reason
+    assert "draws cannot decide" in broken.reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class Careless(GRR):
 def test_draws_beyond_the_exact_budget_are_found_whatever_is_claimed():
     done = check_mechanism(Careless(epsilon=1.0, alphabet=4), rng=rng(), claimed=9.0)
     assert done.verdict == "refuted"
-    assert "not the mechanism" in done.reason
+    assert "does not draw from the law" in done.reason
 
 
 def test_ratios_are_the_exact_ones_whatever_the_blocks(monkeypatch):
@@ -193,11 +193,11 @@ def test_few_draws_against_a_large_claim_are_underpowered():
     done = check_callable(coin, (0, 1), claimed=9.0, rng=rng(), samples=3000)
     assert done.verdict == "underpowered"
     assert done.ceiling <= 9.0
-    enough = samples_to_show(9.0, 0.0, 0.95)
-    assert most_that_shows(enough, 0.0, 0.95) > 9.0
-    assert most_that_shows(enough * 98 // 100, 0.0, 0.95) <= 9.0
+    enough = samples_needed(9.0, 0.0, 0.95)
+    assert largest_bound(enough, 0.0, 0.95) > 9.0
+    assert largest_bound(enough * 98 // 100, 0.0, 0.95) <= 9.0
     assert f"{3 * enough:,}" in done.reason
-    assert samples_to_show(60.0, 0.0, 0.95) is None
+    assert samples_needed(60.0, 0.0, 0.95) is None
     hopeless = check_callable(coin, (0, 1), claimed=60.0, rng=rng(), samples=300)
     assert "no feasible" in hopeless.reason
 

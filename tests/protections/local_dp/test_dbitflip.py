@@ -51,7 +51,7 @@ def test_unbiased_estimates_are_right_on_average_over_buckets(buckets):
     np.testing.assert_allclose(found.mean(axis=0), [0, 1, 0, 0], atol=0.06)
     asked = (report[:, 0] >= 0)[:, 1]
     given = found[asked, 1].mean()
-    assert given == pytest.approx(4 / m.asked, abs=0.1)
+    assert given == pytest.approx(4 / m.sampled, abs=0.1)
 
 
 @pytest.mark.parametrize(("k", "d"), [(5, 5), (6, 2), (7, 1), (4, 3)])

@@ -201,15 +201,15 @@ def test_clipped_values_are_counted_for_the_truth_and_not_declared():
     [
         ({"epsilon": 0.0}, "epsilon"),
         ({"alphabet": 1}, "nothing to hide"),
-        ({"bits": 10}, "no setting of grr"),
-        ({"mechanism": "bitrand", "alphabet": 4}, "no setting of bitrand"),
+        ({"bits": 10}, "not a setting of grr"),
+        ({"mechanism": "bitrand", "alphabet": 4}, "not a setting of bitrand"),
         ({"mechanism": "ome", "bits": 9}, "even"),
         ({"mechanism": "bitrand", "integer_bits": 10}, "integer_bits"),
-        ({"mechanism": "laplace", "decoder": "published"}, "no choice"),
-        ({"mechanism": "rappor", "filter_bits": 16, "decoder": "unbiased"}, "no choice"),
+        ({"mechanism": "laplace", "decoder": "published"}, "single value"),
+        ({"mechanism": "rappor", "filter_bits": 16, "decoder": "unbiased"}, "single value"),
         ({"mechanism": "gaussian", "delta": 0.0}, "delta"),
         ({"low": 1.0, "high": 0.0}, "bounds"),
-        ({"mechanism": "gr"}, "unknown mechanism"),
+        ({"mechanism": "gr"}, "mechanism"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_at_birth(wrong, match):

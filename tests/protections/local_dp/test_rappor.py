@@ -73,7 +73,7 @@ def test_reports_on_one_permanent_response_average_to_it_and_not_to_the_value():
     """Why the permanent response is drawn once: reports never reveal more than it."""
     m = RAPPOR(epsilon=1.0, alphabet=2)
     rng = np.random.default_rng(0)
-    permanent = m.remember(np.zeros((200, 1), int), rng)
+    permanent = m.permanent_response(np.zeros((200, 1), int), rng)
     reports = np.mean([m.report(permanent, rng) for _ in range(400)], axis=0)
     assert np.array_equal(reports > 0.5, permanent == 1)
     kept = clopper_pearson(int((permanent[:, 0, 0] == 1).sum()), 200, 0.9999)
@@ -109,10 +109,10 @@ def test_a_bloom_filter_is_decoded_to_a_value_that_has_it():
         ({"epsilon": 1.0, "permanent_noise": 0.5}, "two ways"),
         ({"permanent_noise": 0.5, "one_from_zero": 0.5}, "two ways"),
         ({}, "two ways"),
-        ({"permanent_noise": 0.5, "one_from_zero": 0.8, "one_from_one": 0.7}, "no sense"),
-        ({"permanent_noise": 1.0, "one_from_zero": 0.2, "one_from_one": 0.7}, "no sense"),
-        ({"permanent_noise": 0.0, "one_from_zero": 0.0, "one_from_one": 0.7}, "no sense"),
-        ({"permanent_noise": 0.0, "one_from_zero": 0.2, "one_from_one": 1.0}, "nothing secret"),
+        ({"permanent_noise": 0.5, "one_from_zero": 0.8, "one_from_one": 0.7}, "out of range"),
+        ({"permanent_noise": 1.0, "one_from_zero": 0.2, "one_from_one": 0.7}, "out of range"),
+        ({"permanent_noise": 0.0, "one_from_zero": 0.0, "one_from_one": 0.7}, "out of range"),
+        ({"permanent_noise": 0.0, "one_from_zero": 0.2, "one_from_one": 1.0}, "hides nothing"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(wrong, match):

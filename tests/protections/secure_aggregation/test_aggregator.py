@@ -194,7 +194,7 @@ def test_the_ledger_is_a_table_that_says_who_was_in_which_sum(tmp_path):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: SecureAggregator(threshold=1), "reveals its update"),
+        (lambda: SecureAggregator(threshold=1), "sum over one client is its update"),
         (lambda: begun().query(1, [0, 1, 2, 3, 77]), "not in the round"),
         (lambda: begun().query(1, [0, 1, 2, 2, 3]), "twice"),
         (lambda: begun().query(2, range(K)), "cannot be queried"),

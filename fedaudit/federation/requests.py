@@ -1,7 +1,7 @@
-"""A run as a generator: the rounds yield training requests, the caller sends updates back.
+"""A run as a generator: every round yields a training request, the caller sends updates back.
 
-The federation yields a `Request` and waits for the updates. Its own trainer may compute them, or a
-trainer that serves many federations (`federation.many`), or the nodes of another runtime.
+The federation's own trainer may compute the updates, or a trainer that serves many federations
+(`federation.many`), or the nodes of another runtime.
 """
 
 from __future__ import annotations
@@ -23,21 +23,24 @@ class Request:
     number: int
 
 
-Game = Generator[Request, Tensor, Tensor]
+RoundLoop = Generator[Request, Tensor, Tensor]
 """A run in progress: requests out, updates (n, d) in, the final model at the end."""
 
 
-def drive(game: Game, train: Callable[[Request], Tensor]) -> Tensor:
-    """Play a game to its end. What goes wrong in training reaches the round that asked for it."""
+def run_rounds(rounds: RoundLoop, train: Callable[[Request], Tensor]) -> Tensor:
+    """Answer every request of a run; returns the final model (d,).
+
+    An error in training is raised inside the round that requested it, so that it can clean up.
+    """
     try:
-        request = next(game)
+        request = next(rounds)
         while True:
             try:
                 deltas = train(request)
             except BaseException as error:
-                game.throw(error)
+                rounds.throw(error)
                 raise
-            request = game.send(deltas)
+            request = rounds.send(deltas)
             del deltas
     except StopIteration as done:
         final: Tensor = done.value

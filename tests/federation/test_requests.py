@@ -1,4 +1,4 @@
-"""Two sides of a run: rounds that ask, and whoever answers."""
+"""`run_rounds`: requests are answered in order, and errors reach the round that requested."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedaudit.federation.game import Game, Request, drive
+from fedaudit.federation.requests import Request, RoundLoop, run_rounds
 
 
-def summed(rounds: int, seen: list[str]) -> Game:
-    """Adds what it is answered; says what reached it."""
+def summed(rounds: int, seen: list[str]) -> RoundLoop:
+    """A loop that adds the updates it receives and notes errors in `seen`."""
     model = torch.zeros(2)
     for number in range(1, rounds + 1):
         try:
@@ -23,14 +23,14 @@ def summed(rounds: int, seen: list[str]) -> Game:
     return model
 
 
-def test_a_game_is_played_to_its_end() -> None:
+def test_rounds_run_to_the_last_one() -> None:
     def train(request: Request) -> Tensor:
         return torch.full((len(request.clients), 2), float(request.number))
 
-    assert drive(summed(4, []), train).tolist() == [30.0, 30.0]  # 3 * (1 + 2 + 3 + 4)
+    assert run_rounds(summed(4, []), train).tolist() == [30.0, 30.0]  # 3 * (1 + 2 + 3 + 4)
 
 
-def test_what_goes_wrong_in_training_reaches_the_round_that_asked() -> None:
+def test_a_training_error_is_raised_in_the_round_that_requested() -> None:
     def train(request: Request) -> Tensor:
         if request.number == 3:
             raise ValueError("a client is lost")
@@ -38,5 +38,5 @@ def test_what_goes_wrong_in_training_reaches_the_round_that_asked() -> None:
 
     seen: list[str] = []
     with pytest.raises(ValueError, match="a client is lost"):
-        drive(summed(4, seen), train)
+        run_rounds(summed(4, seen), train)
     assert seen == ["round 3: a client is lost"]
