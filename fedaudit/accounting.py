@@ -70,7 +70,7 @@ class Exposure:
         return self.steps * self.rounds
 
     @property
-    def released_whole(self) -> Exposure:
+    def one_release_per_round(self) -> Exposure:
         """The same rounds for noise on a whole update or sum: one release each, no sampling."""
         return Exposure(sampling_rate=1.0, steps=1, rounds=self.rounds)
 
@@ -86,7 +86,7 @@ def check_delta(delta: float) -> float:
     return delta
 
 
-def one_noise(protection: str, noise_multiplier: object, target: float | None) -> None:
+def check_one_noise(protection: str, noise_multiplier: object, target: float | None) -> None:
     """Refuse a target epsilon beside a multiplier that was set (to other than its default)."""
     if target is not None and noise_multiplier != 1.0:
         raise ConfigError(
@@ -109,7 +109,7 @@ def check_clipped_noise(
             remedy="noise_multiplier = 1.0, clip = 1.0",
         )
     check_delta(delta)
-    one_noise(protection, noise_multiplier, target)
+    check_one_noise(protection, noise_multiplier, target)
 
 
 # -- Renyi divergence of one subsampled Gaussian step ---------------------------------------------
@@ -197,7 +197,7 @@ def calibrate(target: float, exposure: Exposure, delta: float, *, by: Accountant
             got=str(target),
             remedy="epsilon = 8",
         )
-    return smallest(lambda z: epsilon(exposure, z, delta, by=by) <= target)
+    return smallest_multiplier(lambda z: epsilon(exposure, z, delta, by=by) <= target)
 
 
 def gaussian_delta(at: float, noise_multiplier: float) -> float:
@@ -211,7 +211,7 @@ def gaussian_delta(at: float, noise_multiplier: float) -> float:
     return max(0.0, float(np.exp(both[0]) - np.exp(both[1])))
 
 
-def smallest(meets: Callable[[float], bool]) -> float:
+def smallest_multiplier(meets: Callable[[float], bool]) -> float:
     """The smallest z > 0 for which a monotone condition holds, by bisection of its logarithm."""
     low, high = 0.05, 1.0
     while not meets(high):
@@ -319,7 +319,7 @@ def shuffled(noise_multiplier: float, rounds: int, clients: int, delta: float) -
         return tail == 0 or grown + math.log(tail) <= math.log(per_round / 2)
 
     # with less noise than that, an epsilon of one report says nothing any more
-    one = smallest(fits) if noise_multiplier >= 0.01 else math.inf
+    one = smallest_multiplier(fits) if noise_multiplier >= 0.01 else math.inf
     found = amplified_by_shuffling(
         one, clients, per_round / 2, gaussian_delta(one, noise_multiplier)
     )

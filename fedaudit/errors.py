@@ -52,7 +52,7 @@ class FedauditError(Exception):
                 lines.append(f"  {label + ':':<9} {text}")
         super().__init__("\n".join(lines))
 
-    def advising(self, more: str) -> Self:
+    def with_advice(self, more: str) -> Self:
         """The same error with more to try: for who knows the circumstances."""
         remedy = more if self.remedy is None else f"{self.remedy}; {more}"
         return type(self)(

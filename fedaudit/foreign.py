@@ -89,7 +89,7 @@ def load(where: str, *, expected: str, example: str, default: str = "") -> Any:
         raise ConfigError(
             f"cannot load {where!r}",
             expected=f"a module that can be imported, with {expected}",
-            got=said(error),
+            got=describe_error(error),
             remedy="run from the folder that holds the module, or install it"
             if _is_absent(error, module_name)
             else f'correct it; python -c "import {module_name}" shows all of it',
@@ -259,7 +259,7 @@ def call(where: str, function: Callable[..., Any], *arguments: Any, expected: st
         raise _failed(where, error, expected) from None
 
 
-def said(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """The type and message of an error, with the last of the user's own lines that it came by."""
     message, place = str(error), _place(error)
     if isinstance(error, SyntaxError):
@@ -274,7 +274,7 @@ def _failed(where: str, error: BaseException, expected: str) -> ConfigError:
     return ConfigError(
         f"{where!r} failed",
         expected=expected,
-        got=said(error),
+        got=describe_error(error),
         remedy="call it by hand: the error is in this function, or in what it calls",
     )
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -51,20 +49,3 @@ def cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return str(value)
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One drawing as SVG. A notebook shows it; `save` writes it to a file."""
-
-    svg: str
-    caption: str = ""
-
-    def _repr_html_(self) -> str:
-        return f"<figure>{self.svg}<figcaption>{escape(self.caption)}</figcaption></figure>"
-
-    def save(self, path: str | Path) -> Path:
-        """Write the drawing to a file and return its path."""
-        file = Path(path)
-        file.write_text(self.svg, encoding="utf-8")
-        return file

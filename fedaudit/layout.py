@@ -22,7 +22,7 @@ Role = Literal["parameter", "buffer"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorSpec:
     """One tensor of a layout: its name, shape, first column, and whether it is trained."""
 
     name: str
@@ -43,7 +43,7 @@ class Entry:
 class Layout:
     """The columns of a row: `entries` in order, all of one `dtype` (a numpy name)."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorSpec, ...]
     dtype: str = "float32"
 
     @classmethod
@@ -58,7 +58,7 @@ class Layout:
         aside, entries, offset = set(buffers), [], 0
         for name, shape in shapes:
             role: Role = "buffer" if name in aside else "parameter"
-            entries.append(Entry(name, tuple(int(s) for s in shape), offset, role))
+            entries.append(TensorSpec(name, tuple(int(s) for s in shape), offset, role))
             offset += entries[-1].size
         layout = cls(tuple(entries), dtype)
         problem = layout._problem()
@@ -93,7 +93,7 @@ class Layout:
     def names(self) -> tuple[str, ...]:
         return tuple(e.name for e in self.entries)
 
-    def select(self, patterns: str | Sequence[str]) -> tuple[Entry, ...]:
+    def select(self, patterns: str | Sequence[str]) -> tuple[TensorSpec, ...]:
         """Entries whose name is given or matches a shell pattern, in layout order; never empty."""
         wanted = (patterns,) if isinstance(patterns, str) else tuple(patterns)
         if "*" in wanted and self.entries:
@@ -180,7 +180,7 @@ class Layout:
                 raise ValueError(f"tensor {name!r} needs a name and whole numbers, got {whole}")
             if role not in get_args(Role):
                 raise ValueError(f"tensor {name!r} has the role {role!r}")
-            entries.append(Entry(name, tuple(shape), offset, role))
+            entries.append(TensorSpec(name, tuple(shape), offset, role))
         if not isinstance(raw["dtype"], str):
             raise ValueError(f"dtype {raw['dtype']!r} is not a name")
         layout = cls(tuple(entries), raw["dtype"])
@@ -192,7 +192,7 @@ class Layout:
         return layout
 
 
-def column_runs(entries: Sequence[Entry]) -> tuple[slice, ...]:
+def column_runs(entries: Sequence[TensorSpec]) -> tuple[slice, ...]:
     """The columns of `entries` in their order, adjacent ones joined."""
     runs: list[slice] = []
     for e in entries:

@@ -44,7 +44,7 @@ def parse_workers(text: str | None) -> Workers:
 
 
 @contextmanager
-def using(workers: Workers) -> Iterator[None]:
+def use_workers(workers: Workers) -> Iterator[None]:
     """Let `workers` do what can be split while this lasts."""
     before = _CHOSEN.set(workers)
     try:
@@ -53,13 +53,13 @@ def using(workers: Workers) -> Iterator[None]:
         _CHOSEN.reset(before)
 
 
-def chosen() -> Workers:
+def current_workers() -> Workers:
     """Whom the command named; None: this process does it all."""
     return _CHOSEN.get()
 
 
 @dataclass(frozen=True)
-class Failed:
+class JobFailed:
     """A job that raised, in words: errors of workers do not travel as objects."""
 
     why: str
@@ -68,13 +68,13 @@ class Failed:
 def fan_out(
     function: Callable[..., Any], jobs: Mapping[Any, tuple[Any, ...]], workers: int | str
 ) -> Generator[tuple[Any, Any], None, None]:
-    """(name, result or `Failed`) of every job, as they end; a job that fails stops no other."""
+    """(name, result or `JobFailed`) of every job, as they end; a job that fails stops no other."""
     if isinstance(workers, str):
         return _on_ray(function, jobs, workers)
     return _on_processes(function, jobs, max(1, min(workers, len(jobs))))
 
 
-def spawning() -> SpawnContext:
+def spawn_context() -> SpawnContext:
     """How processes are made. Spawned, since torch's threads do not survive a fork; and without
     the working folder first on their path: a file `multiprocessing.py` in it would be run."""
     os.environ.setdefault("PYTHONSAFEPATH", "1")
@@ -101,7 +101,7 @@ def _on_processes(
 ) -> Generator[tuple[Any, Any], None, None]:
     pool = ProcessPoolExecutor(
         workers,
-        mp_context=spawning(),
+        mp_context=spawn_context(),
         initializer=prepare_worker,
         initargs=(foreign.allowed(),),
     )
@@ -112,7 +112,7 @@ def _on_processes(
             try:
                 found = job.result()
             except Exception as error:  # one broken job must not stop the others
-                found = Failed(_why(error))
+                found = JobFailed(_why(error))
             yield name, found
     except KeyboardInterrupt:
         # what was kept is kept: nothing is gained by waiting for the jobs under way
@@ -144,7 +144,7 @@ def _there(
         with foreign.only(code):
             return function(*job)
     except Exception as error:
-        return Failed(_why(error))
+        return JobFailed(_why(error))
 
 
 @contextmanager
@@ -200,7 +200,7 @@ def _on_ray(
                 try:
                     found = ray.get(ready)
                 except Exception as error:
-                    found = Failed(_why(error))
+                    found = JobFailed(_why(error))
                 yield name, found
         finally:
             for left in running:

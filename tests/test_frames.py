@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from fedaudit.frames import Figure, Tabular
+from fedaudit.frames import Tabular
 
 
 class Rows(Tabular):
@@ -29,9 +29,3 @@ def test_a_notebook_shows_text_as_text():
     assert "<script" not in shown
     assert "&lt;script&gt;" in shown
     assert "0.1235" in shown
-
-
-def test_a_figure_is_saved_and_its_caption_escaped(tmp_path):
-    figure = Figure("<svg></svg>", caption="a < b")
-    assert "a &lt; b" in figure._repr_html_()
-    assert figure.save(tmp_path / "f.svg").read_text() == "<svg></svg>"

@@ -325,7 +325,7 @@ def test_a_need_keeps_what_an_error_says_and_its_code() -> None:
     assert Need.of(error) == Need(
         code="nothing_arrived", what="no rounds", expected="one", remedy="wait"
     )
-    assert Need.of(error.advising("look")).code == "nothing_arrived"
+    assert Need.of(error.with_advice("look")).code == "nothing_arrived"
     assert str(Need(code="c", what="w", expected="e", got="g")) == "w; expected e; got g"
     assert NotObservable("x").code == "not_observable"
     assert NotObservable("x", code="no_single_updates").code == "no_single_updates"

@@ -28,7 +28,7 @@ from fedaudit.randomness import Seed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class DatasetSetting:
     """One argument of a data set: its type, default, smallest value and meaning."""
 
     name: str
@@ -66,7 +66,7 @@ class Builtin:
     name: str
     summary: str
     make: Callable[..., Dataset]
-    settings: tuple[Setting, ...] = ()
+    settings: tuple[DatasetSetting, ...] = ()
 
 
 def check_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def load(name: str, *, seed: Seed, **settings: Any) -> Dataset:
     return BUILTIN[name].make(seed=seed, **values)
 
 
-def _settings_of(name: str) -> tuple[Setting, ...]:
+def _settings_of(name: str) -> tuple[DatasetSetting, ...]:
     from fedaudit.data import fetch
 
     if name in BUILTIN:
@@ -349,8 +349,8 @@ def _gaussian_mixture(
     )
 
 
-def _count(name: str, default: int, meaning: str, minimum: int = 1) -> Setting:
-    return Setting(name=name, type=int, default=default, minimum=minimum, meaning=meaning)
+def _count(name: str, default: int, meaning: str, minimum: int = 1) -> DatasetSetting:
+    return DatasetSetting(name=name, type=int, default=default, minimum=minimum, meaning=meaning)
 
 
 _TABLE = (
@@ -373,7 +373,9 @@ _TABLE = (
         settings=(
             _count("records", 1000, "number of records"),
             _count("dimension", 100, "length of a vector", 2),
-            Setting(name="distinct", type=bool, default=False, meaning="no two records are equal"),
+            DatasetSetting(
+                name="distinct", type=bool, default=False, meaning="no two records are equal"
+            ),
         ),
     ),
     Builtin(
@@ -391,12 +393,12 @@ _TABLE = (
             _count("records", 2000, "number of records"),
             _count("dimension", 20, "length of a vector"),
             _count("classes", 4, "number of classes", 2),
-            Setting(
+            DatasetSetting(
                 name="separation", type=float, default=3.0, minimum=0.0,
                 meaning="distance of any two class means, in standard deviations",
             ),
             _count("clients", 0, "number of natural owners, 0 for none", 0),
-            Setting(
+            DatasetSetting(
                 name="client_shift", type=float, default=0.0, minimum=0.0,
                 meaning="how far all records of an owner are moved, in standard deviations",
             ),
@@ -406,6 +408,6 @@ _TABLE = (
 
 BUILTIN: Mapping[str, Builtin] = MappingProxyType({entry.name: entry for entry in _TABLE})
 
-FETCHED_SETTINGS: tuple[Setting, ...] = (
+FETCHED_SETTINGS: tuple[DatasetSetting, ...] = (
     _count("records", 0, "training records to draw at random, 0 for all", 0),
 )

@@ -29,7 +29,7 @@ from fedaudit.stats.query_algebra import Addition, added_by
 from fedaudit.study.seal import open_trace
 from fedaudit.trace import SERVER
 from fedaudit.trace.health import examine
-from fedaudit.trace.ledger import asked
+from fedaudit.trace.ledger import round_queries
 
 ABOUT = ("round", "query", "answered", "reason", "bytes_up", "bytes_down", "seconds")
 """Columns of a table that are no clients."""
@@ -176,7 +176,9 @@ def of_trace(path: str | os.PathLike[str], vantage: str = SERVER) -> Queries:
     trace = open_trace(path)
     examine(trace, payloads=False)  # who is in a sum is not read from a torn round
     view = trace.seen_by(*vantage.split("+"))
-    ledgers = [a for a in (asked(view, number) for number in view.rounds) if len(a.answered)]
+    ledgers = [
+        a for a in (round_queries(view, number) for number in view.rounds) if len(a.answered)
+    ]
     if not ledgers:
         raise NotApplicable(
             f"{vantage} sees no sums in {path}",
@@ -318,7 +320,7 @@ class Design:
     identifiable: int
     from_round: int | None
     power: plan_design.Power | None
-    needed: plan_design.Needed | None
+    needed: plan_design.RoundsNeeded | None
     cosine: Mapping[float, Estimate]
     guessed: Mapping[float, Estimate]
     plan: npt.NDArray[np.uint8]

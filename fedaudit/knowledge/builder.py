@@ -52,7 +52,7 @@ class Desk:
         pools, members, notes = candidates(records, audit.records, self._seed)
         known = Knowledge(task=records.task, candidates=pools, noise=noise, notes=notes)
         # a file of records tells members even where nothing else of the truth is known
-        truth = MembersOnly(members) if self._truth is None else self._truth.knowing(members)
+        truth = MembersOnly(members) if self._truth is None else self._truth.with_members(members)
         return known, truth
 
     def _asked(self) -> Records:
@@ -75,7 +75,7 @@ class Desk:
 
         games = probing.table(audit, self._asked(), self._trace, self._config, self._seed)
         members = games.members
-        truth = MembersOnly(members) if self._truth is None else self._truth.knowing(members)
+        truth = MembersOnly(members) if self._truth is None else self._truth.with_members(members)
         return Knowledge(extra={"games": games}), truth
 
     def _marks(self, audit: Any) -> Knowledge:

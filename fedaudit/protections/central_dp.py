@@ -75,7 +75,7 @@ class CentralDP(Hook):
 
     def guarantee(self, client: int, exposure: Exposure) -> Guarantee:
         """Guarantee of every client: one noisy sum per round, without amplification."""
-        once = exposure.released_whole
+        once = exposure.one_release_per_round
         return Guarantee(
             epsilon=epsilon(once, self.noise_multiplier, self.delta, by=self.accountant),
             delta=self.delta,
@@ -90,6 +90,6 @@ class CentralDP(Hook):
         """This hook with the smallest multiplier that meets a target `epsilon` over all rounds."""
         if self.epsilon is None:
             return self
-        once = max(exposures, key=lambda e: e.rounds).released_whole
+        once = max(exposures, key=lambda e: e.rounds).one_release_per_round
         z = calibrate(self.epsilon, once, self.delta, by=self.accountant)
         return replace(self, noise_multiplier=z, epsilon=None)

@@ -28,8 +28,8 @@ from fedaudit.accounting import (
     Guarantee,
     calibrate,
     check_delta,
+    check_one_noise,
     epsilon,
-    one_noise,
 )
 from fedaudit.arrays import Indices
 from fedaudit.errors import ConfigError
@@ -80,7 +80,7 @@ class DPSGD(Hook):
                 remedy="clip = 1.0",
             )
         check_delta(self.delta)
-        one_noise(self.name, self.noise_multiplier, self.epsilon)
+        check_one_noise(self.name, self.noise_multiplier, self.epsilon)
 
     @property
     def covers(self) -> tuple[str, ...]:  # type: ignore[override]

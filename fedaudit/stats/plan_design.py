@@ -151,7 +151,7 @@ def expected_power(plan: npt.ArrayLike, scores: Scores) -> float:
 
 
 @dataclass(frozen=True)
-class Needed:
+class RoundsNeeded:
     """Rounds until at most `error` of the marked clients are missed; None: not within `most`.
 
     `low` and `high` are where the ends of the 95 % interval of the mean power over plans get there.
@@ -163,7 +163,9 @@ class Needed:
     most: int
 
 
-def rounds_needed(draw: Draw, scores: Scores, *, first: int, most: int, plans: int = 30) -> Needed:
+def rounds_needed(
+    draw: Draw, scores: Scores, *, first: int, most: int, plans: int = 30
+) -> RoundsNeeded:
     """By doubling and bisection over the mean of `expected_power` on `plans` fresh plans."""
     known: dict[int, tuple[float, float, float]] = {}
 
@@ -190,7 +192,7 @@ def rounds_needed(draw: Draw, scores: Scores, *, first: int, most: int, plans: i
                 high = middle
         return high
 
-    return Needed(search(0), search(2), search(1), most)
+    return RoundsNeeded(search(0), search(2), search(1), most)
 
 
 def best_guess(queries: Sequence[npt.ArrayLike], persistence: float) -> Floats:

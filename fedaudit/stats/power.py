@@ -110,7 +110,9 @@ def trials_for_share(
     return int(below[-1]) + 2 if len(below) else 1
 
 
-def share_seen(chance: float, n: int, power: float = 0.9, confidence: float = 0.95) -> float | None:
+def detectable_share(
+    chance: float, n: int, power: float = 0.9, confidence: float = 0.95
+) -> float | None:
     """The smallest true share that `n` trials show with probability `power`; None if none is."""
     check_power(power)
     if n < 1 or float(share_power(1.0, chance, n, confidence)) < power:
@@ -167,7 +169,7 @@ def games_for_success(success: float, power: float = 0.9, confidence: float = 0.
     return 2 * _first(lambda n: games_power(success, n, n, confidence) >= power, 1)
 
 
-def success_seen(
+def detectable_success(
     members: int, others: int, power: float = 0.9, confidence: float = 0.95
 ) -> float | None:
     """The smallest success rate that so many games show with probability `power`."""
@@ -215,7 +217,7 @@ def records_for_auc(
     return _first(enough, 2)
 
 
-def auc_seen(
+def detectable_auc(
     members: int, others: int, power: float = 0.9, confidence: float = 0.95
 ) -> float | None:
     """The smallest AUC that so many members and others show with probability `power`."""
@@ -257,7 +259,7 @@ def members_for_rate(
     return int(below[-1]) + 2 if len(below) else 1
 
 
-def rate_seen(
+def detectable_rate(
     rate: float, members: int, power: float = 0.9, confidence: float = 0.95
 ) -> float | None:
     """The smallest true-positive rate that so many members show to lie above `rate`."""
@@ -310,7 +312,7 @@ def units_for_effect(
     return max(2, math.ceil(n * (half_width / z * _quantiles(power, confidence) / effect) ** 2))
 
 
-def effect_seen(half_width: float, power: float = 0.9, confidence: float = 0.95) -> float:
+def detectable_effect(half_width: float, power: float = 0.9, confidence: float = 0.95) -> float:
     """The smallest effect over the baseline that an interval of this half width shows."""
     z = NormalDist().inv_cdf(1.0 - check_confidence(confidence) / 2.0)
     return half_width / z * _quantiles(power, confidence)

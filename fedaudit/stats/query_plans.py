@@ -103,7 +103,7 @@ def rounds_to_identify(clients: int, groups: int) -> int:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class PairedQueries:
     """The queries of one target: `include`, `exclude` (M, K) 0/1, after `attempts` draws.
 
     [FedAttr] Eq. (3).
@@ -170,7 +170,7 @@ def random_subsets(shape: tuple[int, ...], size: int, of: int, rng: np.random.Ge
 
 def paired_subsets(
     clients: int, target: int, others: int, repeats: int, rng: np.random.Generator
-) -> Pairs:
+) -> PairedQueries:
     """M include and M exclude subsets of one target, redrawn until accepted ([FedAttr] Eq. (5))."""
     check_pairs(clients, others, repeats)
     if not 0 <= target < clients:
@@ -188,11 +188,11 @@ def paired_subsets(
         if masks_enough(sums[0] - sums[1], clients, others, repeats):
             break
     include, exclude = (np.insert(draw[i], target, 1 - i, axis=1) for i in (0, 1))
-    return Pairs(target, include, exclude, attempts)
+    return PairedQueries(target, include, exclude, attempts)
 
 
 def paired_plan(
     clients: int, others: int, repeats: int, rng: np.random.Generator
-) -> tuple[Pairs, ...]:
+) -> tuple[PairedQueries, ...]:
     """One round of the published plan: pairs for every target, 2MK queries ([FedAttr] Eq. (3))."""
     return tuple(paired_subsets(clients, i, others, repeats, rng) for i in range(clients))

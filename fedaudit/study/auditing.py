@@ -398,7 +398,7 @@ def audit(
         given = promised.read_opacus(Path(opacus), delta, clients_of(opened))
         promised.hand_over(path, opened, "opacus", given)
         seal_written(path, "results", path / promised.FILE)
-    known = promised.knowing(path, opened, known)
+    known = promised.with_members(path, opened, known)
 
     def records() -> Records:
         from fedaudit import knowledge

@@ -85,7 +85,7 @@ def promised(folder: Path, trace: Trace, truth: Truth | None) -> dict[str, Any]:
     return own | kept["guarantees"] if kept["trace_sha256"] == trace.sha256 else own
 
 
-def knowing(folder: Path, trace: Trace, truth: Truth | None) -> Truth | None:
+def with_members(folder: Path, trace: Trace, truth: Truth | None) -> Truth | None:
     """The truth with what was handed over, so that a score can stand beside it."""
     if truth is None:
         return None

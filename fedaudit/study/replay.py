@@ -28,7 +28,7 @@ from fedaudit.setup.catalogue import PROTECTIONS, find
 from fedaudit.study.folders import NOT_RERUN
 from fedaudit.trace import ANONYMOUS, WIRETAP, Message, Recorder, Trace, Truth, TruthRecorder
 from fedaudit.trace.health import examine
-from fedaudit.trace.ledger import QUERY, query_layout, served
+from fedaudit.trace.ledger import QUERY, model_receivers, query_layout
 from fedaudit.trace.recorder import MODEL, RoundWriter
 
 EXACT = ("shuffle", "secure_sum")
@@ -275,7 +275,7 @@ def _members(
 
     A sum without a question is read as one over all of them. Some may have failed to answer.
     """
-    senders, sent = {m.sender for m in own}, set(served(messages, receiver, step))
+    senders, sent = {m.sender for m in own}, set(model_receivers(messages, receiver, step))
     if ANONYMOUS not in senders:
         return sorted(senders) if senders != sent else []
     if len(own) == len(sent) or not sent:

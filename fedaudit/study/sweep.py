@@ -35,7 +35,7 @@ from fedaudit.setup.toml import override
 from fedaudit.stats.intervals import wilson
 from fedaudit.study.seal import gone, is_sealed_as, remove_parts, seal_written
 from fedaudit.trace import Truth
-from fedaudit.workers import Failed, fan_out, parse_workers
+from fedaudit.workers import JobFailed, fan_out, parse_workers
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def _keep(folder: Path, summary: Mapping[str, Any]) -> None:
 def _outcomes(
     jobs: Mapping[str, tuple[dict[str, Any], str, bool, bool]], workers: int | str
 ) -> Generator[tuple[str, Any], None, None]:
-    """(name, summary or `Failed`) of every cell. Workers of Ray may be on other machines, with
+    """(name, summary or `JobFailed`) of every cell. Workers of Ray may be on other machines, with
     folders of their own: what is here already is not asked for, what they found is kept here."""
     if not isinstance(workers, str):
         yield from fan_out(run_cell, jobs, workers)
@@ -240,7 +240,7 @@ def _outcomes(
             yield name, stored
     with closing(fan_out(run_cell, asked, str(parse_workers(workers)))) as outcomes:
         for name, found in outcomes:
-            if not isinstance(found, Failed) and not found["failed"]:
+            if not isinstance(found, JobFailed) and not found["failed"]:
                 _keep(Path(jobs[name][1]), found)
             yield name, found
 
@@ -294,9 +294,9 @@ def sweep(
         for done, (name, found) in enumerate(outcomes, start=1):
             cell = unique[name]
             label = ", ".join(f"{a.key}={v}" for a, v in zip(axes, cell.point, strict=True))
-            if why := found.why if isinstance(found, Failed) else found["failed"]:
+            if why := found.why if isinstance(found, JobFailed) else found["failed"]:
                 failed.append((f"{label} (seed {cell.number} of {seeds})", why))
-            if not isinstance(found, Failed):
+            if not isinstance(found, JobFailed):
                 measured[name] = found["measured"]
                 reused += bool(found["reused"])
             progress("sweep", done, len(unique), label)

@@ -277,7 +277,7 @@ class OpenRound(Protocol):
     def messages(self) -> tuple[Message, ...]: ...
 
 
-class Recording(Protocol):
+class ReadableTrace(Protocol):
     """The part of a trace that is examined."""
 
     health: Health | None
@@ -291,7 +291,7 @@ class Recording(Protocol):
     def read_round(self, number: int, *, rehash: bool = False) -> OpenRound: ...
 
 
-def examine(trace: Recording, *, payloads: bool = True, rehash: bool = False) -> Health:
+def examine(trace: ReadableTrace, *, payloads: bool = True, rehash: bool = False) -> Health:
     """What is torn in a trace, and what arrived; the trace keeps it, and its views refuse by it.
 
     Without `payloads`, message tables alone are read. `rehash` compares every file with its hash
@@ -300,7 +300,7 @@ def examine(trace: Recording, *, payloads: bool = True, rehash: bool = False) ->
     known = trace.health
     if known is not None and known.payloads >= payloads and not rehash:
         return known
-    walk = _Walk(trace.manifest)
+    walk = _Examination(trace.manifest)
     bad: set[tuple[int, str, int]] = set()
     for number in trace.rounds:
         try:
@@ -317,7 +317,7 @@ def examine(trace: Recording, *, payloads: bool = True, rehash: bool = False) ->
     return health
 
 
-def _non_finite(walk: _Walk, number: int, found: OpenRound) -> set[tuple[int, str, int]]:
+def _non_finite(walk: _Examination, number: int, found: OpenRound) -> set[tuple[int, str, int]]:
     """Stored rows that hold NaN or an infinity, each named once."""
     carried: dict[tuple[str, int], list[int]] = {}
     for i, m in enumerate(found.messages):
@@ -347,7 +347,7 @@ def _non_finite(walk: _Walk, number: int, found: OpenRound) -> set[tuple[int, st
 # -- following the messages -----------------------------------------------------------------------
 
 
-class _Round:
+class _RoundTally:
     """What went down and came up in one round."""
 
     def __init__(self) -> None:
@@ -367,7 +367,7 @@ class _Round:
         self.passed: dict[str, int] = {}  # party -> step at which a neighbour's model was adopted
 
 
-class _Walk:
+class _Examination:
     """Follows every party through the rounds: which model it holds, and whether it answered."""
 
     def __init__(self, manifest: Manifest) -> None:
@@ -397,7 +397,7 @@ class _Walk:
         self.problems.append(Problem(code, number, message, party, what or CODES[code].words))
 
     def round(self, number: int, found: OpenRound) -> None:
-        now, messages = _Round(), found.messages
+        now, messages = _RoundTally(), found.messages
         sync = self._sync_step(messages)
         # at one step, answers left before models came
         down = [self._is_down(m) for m in messages]
@@ -468,7 +468,7 @@ class _Walk:
                 if not m.noted(JOINED):
                     self.add("unknown_party", number, i, party)
 
-    def _model(self, now: _Round, m: Message, *, answered: bool) -> None:
+    def _model(self, now: _RoundTally, m: Message, *, answered: bool) -> None:
         self.sent += 1
         self.holds[m.receiver] = True
         self.asked_by.add(m.sender)
@@ -477,7 +477,7 @@ class _Walk:
             now.served.setdefault(m.receiver, []).append(m.step)
             now.served_by[m.receiver] = m.sender
 
-    def _answer(self, now: _Round, number: int, i: int, m: Message) -> None:
+    def _answer(self, now: _RoundTally, number: int, i: int, m: Message) -> None:
         self.answered += 1
         who, late = m.sender, m.noted(LATE)
         if m.lost:
@@ -507,13 +507,13 @@ class _Walk:
             heard.add((m.receiver, m.kind))
         (now.late if late else now.answers)[who] += 1
 
-    def _anonymous(self, now: _Round, number: int, i: int, m: Message) -> None:
+    def _anonymous(self, now: _RoundTally, number: int, i: int, m: Message) -> None:
         self.answered += 1
         if not now.anonymous[m.receiver] and m.receiver not in self.asked_by:
             self.add("answer_without_model", number, i)
         now.anonymous[m.receiver] += 1
 
-    def _share(self, now: _Round, number: int, i: int, m: Message) -> None:
+    def _share(self, now: _RoundTally, number: int, i: int, m: Message) -> None:
         self.shared += 1
         passed = now.passed.get(m.sender, m.step) < m.step
         if m.sender not in self.holds and not passed and self.sent:
@@ -524,7 +524,7 @@ class _Walk:
             now.passed[m.receiver] = min(m.step, now.passed.get(m.receiver, m.step))
         now.shares.append((m.sender, m.receiver))
 
-    def _sums(self, now: _Round, number: int, found: OpenRound) -> set[str]:
+    def _sums(self, now: _RoundTally, number: int, found: OpenRound) -> set[str]:
         """Check questions against sums; returns who is in a sum that was answered."""
         members: set[str] = set()
         columns = self.manifest.layouts[QUERY].names if QUERY in self.manifest.layouts else ()
@@ -561,7 +561,7 @@ class _Walk:
         self.answered += len(members) + len(now.sums)
         return members
 
-    def _close(self, now: _Round, number: int, members: set[str]) -> None:
+    def _close(self, now: _RoundTally, number: int, members: set[str]) -> None:
         """Who was to answer in this round and did not."""
         due = Arrivals()
         loose = set(now.sums) - set(now.questions)
@@ -593,7 +593,7 @@ class _Walk:
         if due.expected and not due.arrived:
             self.add("round_without_answers", number)
 
-    def _count_anonymous(self, now: _Round, number: int, due: Arrivals) -> Arrivals:
+    def _count_anonymous(self, now: _RoundTally, number: int, due: Arrivals) -> Arrivals:
         """Rows without a sender: how many came, of those that were due."""
         for hub, rows in now.anonymous.items():
             own = [who for who in now.served if now.served_by[who] == hub]
@@ -608,7 +608,7 @@ class _Walk:
             due += Arrivals(0 if sent else rows, min(rows, hidden) if sent else rows)
         return due
 
-    def _handed_on(self, now: _Round, number: int) -> int:
+    def _handed_on(self, now: _RoundTally, number: int) -> int:
         """How many sealed answers were not handed on to who was to get them."""
         lost = 0
         shuffled = sum(now.sealed[SHUFFLER].values())
@@ -629,7 +629,7 @@ class _Walk:
                 lost += count
         return lost
 
-    def _shares(self, now: _Round, number: int) -> None:
+    def _shares(self, now: _RoundTally, number: int) -> None:
         """Neighbours who exchange models do so in both directions."""
         there = set(now.shares)
         for _, receiver in now.shares:

@@ -31,7 +31,7 @@ def query_layout(clients: Sequence[str]) -> Layout:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RoundQueries:
     """The questions of one round.
 
     `clients` (K,) names of the columns; `queries` (Q, K) the questions; `sums` (Q,) the index of
@@ -49,7 +49,7 @@ class Asked:
         return self.queries[self.sums >= 0]
 
 
-def asked(view: View, number: int) -> Asked:
+def round_queries(view: View, number: int) -> RoundQueries:
     """The ledger of one round as far as `view` contains it; no rows if there were no sums."""
     table = view.indexed(number)
     questions = [(i, m) for i, m in table if m.kind == "query" and QUERY in m.parts]
@@ -65,14 +65,14 @@ def asked(view: View, number: int) -> Asked:
         answers.append(by_number.pop(question_number(m, at), -1))
     left = set(by_number.values()) if questions else {i for i, _ in sums}
     loose = [(i, m) for i, m in sums if i in left]
-    groups = [served((d for _, d in table), m.receiver, m.step) for _, m in loose]
+    groups = [model_receivers((d for _, d in table), m.receiver, m.step) for _, m in loose]
     columns = tuple(dict.fromkeys([*names, *(name for group in groups for name in group)]))
     matrix = np.zeros((len(rows) + len(loose), len(columns)))
     for row, given in zip(matrix, rows, strict=False):
         row[: len(names)] = given
     for row, group in zip(matrix[len(rows) :], groups, strict=True):
         row[[columns.index(name) for name in group]] = 1.0
-    return Asked(
+    return RoundQueries(
         round=number,
         clients=columns,
         queries=matrix,
@@ -80,7 +80,7 @@ def asked(view: View, number: int) -> Asked:
     )
 
 
-def served(messages: Iterable[Message], by: str, step: int) -> list[str]:
+def model_receivers(messages: Iterable[Message], by: str, step: int) -> list[str]:
     """Those to whom `by`, the receiver of a sum, had sent a model before `step` of a round."""
     return list(
         dict.fromkeys(

@@ -22,7 +22,7 @@ from fedaudit.trace.health import Health
 from fedaudit.trace.recorder import Recorder, RoundWriter
 from fedaudit.trace.schema import Manifest, Message
 from fedaudit.trace.truth import Truth, TruthRecorder
-from fedaudit.trace.view import Trace, _Round
+from fedaudit.trace.view import RoundTable, Trace
 
 NOWHERE = Path("in-memory")
 
@@ -99,7 +99,7 @@ class MemoryTrace(Trace):
         """What was found if somebody asked: games by the thousand are not examined each."""
         return self.health
 
-    def read_round(self, number: int, *, rehash: bool = False) -> _Round:
+    def read_round(self, number: int, *, rehash: bool = False) -> RoundTable:
         if number not in self.rounds:
             raise UsageError(
                 f"the trace has no round {number}",
@@ -108,7 +108,7 @@ class MemoryTrace(Trace):
                 remedy="ask for a recorded round",
             )
         held = self._held[number - 1]
-        return _Round(held.blocks, held.messages)
+        return RoundTable(held.blocks, held.messages)
 
 
 class MemoryTruth(Truth, TruthRecorder):
@@ -153,7 +153,7 @@ class MemoryTruth(Truth, TruthRecorder):
     def metrics(self, number: int) -> dict[str, float]:
         return dict(self._metrics[number])
 
-    def knowing(self, members: Mapping[str, npt.NDArray[np.bool_]]) -> Truth:
+    def with_members(self, members: Mapping[str, npt.NDArray[np.bool_]]) -> Truth:
         # a copy: another audit asks about other candidates
         known = copy.copy(self)
         known.members = dict(members)

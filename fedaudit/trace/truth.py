@@ -147,7 +147,7 @@ class Truth:
         self.path, self.facts, self.members = path, facts, dict(members or {})
         self._files: dict[str, RoundFile] = {}
 
-    def knowing(self, members: Mapping[str, npt.NDArray[np.bool_]]) -> Truth:
+    def with_members(self, members: Mapping[str, npt.NDArray[np.bool_]]) -> Truth:
         """The same truth with the answers to a set of candidates."""
         return Truth(self.path, self.facts, members)
 

@@ -68,7 +68,7 @@ class Updates:
     messages: npt.NDArray[np.int64]
 
 
-class _Round:
+class RoundTable:
     """One opened round: its table, and its models by receiver and by sender."""
 
     def __init__(self, blocks: Mapping[str, Rows], messages: tuple[Message, ...]) -> None:
@@ -145,7 +145,7 @@ class Trace:
             )
         return self.manifest.layouts[name]
 
-    def read_round(self, number: int, *, rehash: bool = False) -> _Round:
+    def read_round(self, number: int, *, rehash: bool = False) -> RoundTable:
         """One round as it stands in its file; `rehash` compares the file with its hash first.
 
         Payloads that a message names and the file does not have are not looked for.
@@ -164,13 +164,13 @@ class Trace:
         if rehash or (seen is not None and not (file.is_file() and stamp(file) == seen)):
             self._verified[entry.file] = verify(file, entry)
         reader = RoundReader(file)
-        found = _Round(reader.blocks, reader.messages)
+        found = RoundTable(reader.blocks, reader.messages)
         problem = self._misfit(found, entry, file)
         if problem is not None:
             raise _unfit(entry.file, *problem)
         return found
 
-    def _open_round(self, number: int) -> _Round:
+    def _open_round(self, number: int) -> RoundTable:
         found = self.read_round(number)
         for i, m in enumerate(found.messages):
             for name, row in m.parts.items():
@@ -181,7 +181,7 @@ class Trace:
                     raise _unfit(file, f"{have} rows of {name!r}", got)
         return found
 
-    def _misfit(self, found: _Round, entry: RoundFile, file: Path) -> tuple[str, str] | None:
+    def _misfit(self, found: RoundTable, entry: RoundFile, file: Path) -> tuple[str, str] | None:
         """What was expected of a round file and what was found, or None."""
         size = file.stat().st_size
         if size != entry.size:
@@ -415,7 +415,7 @@ class View:
         return None
 
     def _terms(
-        self, found: _Round, party: str, until: int | None, *, now: bool
+        self, found: RoundTable, party: str, until: int | None, *, now: bool
     ) -> list[tuple[float, int]] | None:
         """(weight, row) of what a party's model is made of after this round; None if unknown.
 

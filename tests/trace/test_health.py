@@ -24,7 +24,7 @@ from fedaudit.randomness import Seed
 from fedaudit.tasks.catalogue import MLP
 from fedaudit.trace import SERVER, WIRETAP, MemoryRecorder, Recorder, Trace
 from fedaudit.trace.health import CODES, Arrivals, examine
-from fedaudit.trace.ledger import asked
+from fedaudit.trace.ledger import round_queries
 from fedaudit.trace.memory import MemoryTrace, _Held
 
 K, SEED = 6, Seed(3)
@@ -402,8 +402,8 @@ def test_sums_and_questions_that_do_not_fit():
     for torn in (dropped(sums[1]), dropped(questions[1]), doubled, blank):
         examine(torn)
         with pytest.raises(TraceError, match="sums of a round"):
-            asked(torn.seen_by(SERVER), 2)
-        assert len(asked(torn.seen_by(SERVER), 1).answered)
+            round_queries(torn.seen_by(SERVER), 2)
+        assert len(round_queries(torn.seen_by(SERVER), 1).answered)
 
 
 def test_gossip_in_one_direction_only():
@@ -459,11 +459,11 @@ def test_models_of_a_torn_round_are_not_subtracted():
 
 def test_the_members_of_a_sum_are_not_guessed_from_a_torn_round():
     torn = edited(recorded(SecureSum()), 2, without(down))
-    assert len(asked(torn.seen_by(SERVER), 2).clients) == K - 1
+    assert len(round_queries(torn.seen_by(SERVER), 2).clients) == K - 1
     examine(torn)
     with pytest.raises(TraceError, match="torn"):
-        asked(torn.seen_by(SERVER), 2)
-    assert len(asked(torn.seen_by(SERVER), 1).clients) == K
+        round_queries(torn.seen_by(SERVER), 2)
+    assert len(round_queries(torn.seen_by(SERVER), 1).clients) == K
 
 
 def test_a_payload_that_is_not_there():
@@ -494,7 +494,7 @@ def test_a_sum_over_nobody():
         trace = edited(trace, number, table)
     assert codes(trace) == [("no_models", 0, None)]
     with pytest.raises(TraceError, match="torn"):
-        asked(trace.seen_by(SERVER), 1)
+        round_queries(trace.seen_by(SERVER), 1)
 
 
 @pytest.mark.parametrize("bare", [("a",), ("a", "b")])

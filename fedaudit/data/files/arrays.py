@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from fedaudit import files
 from fedaudit.data.dataset import Dataset, Owners
-from fedaudit.data.files.cells import check_organisations, class_name, encode_labels, shown
+from fedaudit.data.files.cells import check_organisations, class_name, encode_labels, quote_cell
 from fedaudit.data.files.raw import raw_bytes
 from fedaudit.errors import DataError, nearest
 
@@ -131,7 +131,7 @@ def _array_labels(
                 raise DataError(
                     f"{path}: array {key!r} has a label that is not a class",
                     expected=", ".join(classes[:10]),
-                    got=shown(unknown[0]),
+                    got=quote_cell(unknown[0]),
                     remedy=nearest(unknown[0], classes),
                 )
             return np.array([number[v] for v in raw.tolist()], dtype=np.int64), tuple(classes)

@@ -19,7 +19,7 @@ WHOLE = re.compile(r"[+-]?\d+")
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 
 
-def shown(cell: str) -> str:
+def quote_cell(cell: str) -> str:
     """A cell as an error quotes it: its beginning, for it may be a person's record."""
     return repr(cell) if len(cell) <= 40 else f"{cell[:30]!r}... ({len(cell):,} characters)"
 
@@ -29,7 +29,7 @@ def is_missing(cell: str) -> bool:
     return cell.lower() in MISSING_WORDS
 
 
-def counted_missing(counts: Mapping[str, int]) -> str:
+def describe_missing(counts: Mapping[str, int]) -> str:
     """A sentence on the missing values per column, most first."""
     most = sorted(counts.items(), key=lambda item: -item[1])
     shown = ", ".join(f"{column!r} {count}" for column, count in most[:8])
@@ -72,7 +72,7 @@ def encode_labels(
         raise DataError(
             f"{path}: column {column!r} has one class only",
             expected="at least two classes",
-            got=f"{shown(classes[0])} in all {len(cells)} records",
+            got=f"{quote_cell(classes[0])} in all {len(cells)} records",
             remedy="name another label column",
         )
     return np.array([index[c] for c in cells], dtype=np.int64), classes
@@ -91,19 +91,19 @@ def check_organisations(
     """Refuse a client that belongs to two organisations."""
     if "client" not in owners or "organisation" not in owners:
         return
-    moved = first_move(owners["client"], owners["organisation"])
+    moved = first_change(owners["client"], owners["organisation"])
     if moved is not None:
         i, before = moved
         spot = f"line {lines[i]}" if lines is not None else f"record {i}"
         raise DataError(
-            f"{path}, {spot}: client {shown(owners['client'][i])} belongs to two organisations",
-            expected=f"organisation {shown(before)}, as before",
-            got=shown(owners["organisation"][i]),
+            f"{path}, {spot}: client {quote_cell(owners['client'][i])} is in two organisations",
+            expected=f"organisation {quote_cell(before)}, as before",
+            got=quote_cell(owners["organisation"][i]),
             remedy="correct the organisation, or give the two clients different names",
         )
 
 
-def first_move(members: Sequence[str], groups: Sequence[str]) -> tuple[int, str] | None:
+def first_change(members: Sequence[str], groups: Sequence[str]) -> tuple[int, str] | None:
     """The first record whose member was in another group before, and that group."""
     belongs: dict[str, str] = {}
     for i, (who, where) in enumerate(zip(members, groups, strict=True)):

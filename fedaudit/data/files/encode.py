@@ -15,10 +15,10 @@ from fedaudit.data.files.cells import (
     DECIMAL_COMMA,
     NUMBER,
     check_organisations,
-    counted_missing,
+    describe_missing,
     encode_labels,
     is_missing,
-    shown,
+    quote_cell,
 )
 from fedaudit.data.files.roles import guess_label
 from fedaudit.data.files.table import Table
@@ -192,13 +192,13 @@ def _rows_to_keep(
             raise DataError(
                 f"{table.path}: every record has a missing value",
                 expected="at least one complete record",
-                got=counted_missing(counts),
+                got=describe_missing(counts),
                 remedy='ignore the emptiest columns, or fill with missing = "mean"',
             )
         return (
             keep,
             {},
-            [f"{n - int(keep.sum())} of {n} records dropped: {counted_missing(counts)}"],
+            [f"{n - int(keep.sum())} of {n} records dropped: {describe_missing(counts)}"],
         )
     for role, column in roles.items():
         if column in counts:
@@ -214,10 +214,10 @@ def _rows_to_keep(
         raise DataError(
             f"{table.path}: values are missing, the first in line {table.lines[first]}",
             expected="a value in every field",
-            got=counted_missing(counts),
+            got=describe_missing(counts),
             remedy='missing = "drop" (those records), "mean" (fill) or "category" (fill and mark)',
         )
-    return keep, counts, [f"missing values filled over all records: {counted_missing(counts)}"]
+    return keep, counts, [f"missing values filled over all records: {describe_missing(counts)}"]
 
 
 def _empty(path: str, column: str, records: int) -> DataError:
@@ -271,13 +271,13 @@ def _encode_column(
         raise DataError(
             f"{path}, line {lines[odd[0]]}: column {column!r} has a comma inside its numbers",
             expected="numbers such as 1.5",
-            got=shown(cells[odd[0]]),
+            got=quote_cell(cells[odd[0]]),
             remedy='decimal = "," if 1,5 means one and a half',
         )
     if not force and sum(numeric) >= sum(present) / 2:
         raise DataError(
-            f"{path}, line {lines[odd[0]]}: {shown(cells[odd[0]])} in column {column!r} is not a "
-            "number",
+            f"{path}, line {lines[odd[0]]}: {quote_cell(cells[odd[0]])} in column {column!r} "
+            "is not a number",
             expected="numbers throughout, as in most of this column",
             got=f"{len(odd)} of {sum(present)} values that are not finite numbers",
             remedy=f"correct them, leave the field empty if the value is missing, or "

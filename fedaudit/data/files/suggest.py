@@ -11,8 +11,8 @@ from fedaudit.data.files.arrays import npz_arrays
 from fedaudit.data.files.cells import (
     DECIMAL_COMMA,
     NUMBER,
-    counted_missing,
-    first_move,
+    describe_missing,
+    first_change,
     is_missing,
 )
 from fedaudit.data.files.encode import Missing
@@ -103,7 +103,7 @@ def _sniff_table(place: Path, reasons: dict[str, str]) -> Suggestion:
             if "client" not in found:
                 break
             clients = table.columns[found["client"]]
-            free = [c for c in free if first_move(clients, table.columns[c]) is None]
+            free = [c for c in free if first_change(clients, table.columns[c]) is None]
         guess = by_name(free, ROLE_NAMES[role])
         if guess is not None:
             found[role], why = guess
@@ -142,7 +142,7 @@ def _sniff_table(place: Path, reasons: dict[str, str]) -> Suggestion:
     if holes:
         owned = [label, *found.values()]
         missing = "drop" if any(c in holes for c in owned) else "mean"
-        reasons["missing"] = counted_missing(holes)
+        reasons["missing"] = describe_missing(holes)
     return Suggestion(
         path=str(place), format="table", label=label, ignore=tuple(ignore), missing=missing,
         decimal="," if comma else ".", columns=tuple(table.columns), records_seen=n,

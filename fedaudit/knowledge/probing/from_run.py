@@ -59,7 +59,7 @@ def table(
     except DataError as error:
         if not standardised:
             raise
-        raise error.advising(
+        raise error.with_advice(
             "the columns of this run are standardised, which data.standardise = false switches off"
         ) from None
     shape = dealt.shape

@@ -158,7 +158,7 @@ class LocalDP(Hook):
             if x.ndim != 2 or "outside" not in error.what:
                 raise
             # a table, whose columns are standardised without this protection
-            raise error.advising(
+            raise error.with_advice(
                 "columns come as they are: under local_dp they are not standardised, as means "
                 "over all clients' records would give records away"
             ) from None
