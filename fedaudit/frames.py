@@ -1,4 +1,4 @@
-"""Results as tables: for pandas, and for a notebook that shows an object by its last line."""
+"""Show results as tables, in pandas and in notebooks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Row = Mapping[str, Any]
 
 
 class Tabular:
-    """A result that reads as a table. Subclasses say `rows()`, one mapping a row."""
+    """A result that reads as a table. Subclasses define `rows()`, one mapping per row."""
 
     def rows(self) -> Sequence[Row]:
         raise NotImplementedError
@@ -38,12 +38,12 @@ class Tabular:
 
 
 def columns_of(rows: Sequence[Row]) -> list[str]:
-    """Every key of the rows, in the order in which they first occur."""
+    """All keys of the rows, in order of first appearance."""
     return list(dict.fromkeys(key for row in rows for key in row))
 
 
 def cell(value: Any) -> str:
-    """A value as a table shows it: four digits, and nothing where there is none."""
+    """A value as a table cell: floats with four digits, empty for None and NaN."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, float):

@@ -1,7 +1,7 @@
 """Named tensors laid end to end in one flat vector.
 
-Everything that trains, crosses the wire or is audited is a row of numbers; the layout is what lets
-an audit ask for `blocks.0.mlp.*` of it. Tensors keep the order in which they are given.
+Models and updates are rows of numbers. The layout maps tensor names to columns, so that an audit
+can ask for `blocks.0.mlp.*`. Tensors keep their given order.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Layout:
         dtype: str = "float32",
         buffers: Iterable[str] = (),
     ) -> Layout:
-        """Lay tensors of the given names and shapes end to end."""
+        """Lay tensors with these names and shapes end to end."""
         aside, entries, offset = set(buffers), [], 0
         for name, shape in shapes:
             role: Role = "buffer" if name in aside else "parameter"
@@ -72,11 +72,11 @@ class Layout:
         return layout
 
     def _problem(self) -> str | None:
-        """What is wrong with the entries, or None."""
+        """The first fault in the entries, or None."""
         at, seen = 0, set()
         for e in self.entries:
             if e.name in seen:
-                return f"tensor {e.name!r} stands twice"
+                return f"tensor {e.name!r} appears twice"
             if any(s < 0 for s in e.shape):
                 return f"tensor {e.name!r} has shape {e.shape}"
             if e.offset != at:
@@ -94,7 +94,7 @@ class Layout:
         return tuple(e.name for e in self.entries)
 
     def select(self, patterns: str | Sequence[str]) -> tuple[TensorSpec, ...]:
-        """Entries whose name is given or matches a shell pattern, in layout order; never empty."""
+        """Tensors whose name equals or matches a shell pattern, in layout order; never empty."""
         wanted = (patterns,) if isinstance(patterns, str) else tuple(patterns)
         if "*" in wanted and self.entries:
             return self.entries
@@ -114,7 +114,7 @@ class Layout:
         return chosen
 
     def restrict(self, patterns: str | Sequence[str]) -> Layout:
-        """The layout of the selected tensors alone, laid end to end again."""
+        """A layout of the selected tensors alone."""
         chosen = self.select(patterns)
         return Layout.of(
             ((e.name, e.shape) for e in chosen),
@@ -125,7 +125,7 @@ class Layout:
     def gather(
         self, rows: npt.NDArray[Any], patterns: str | Sequence[str] = "*"
     ) -> npt.NDArray[Any]:
-        """Columns of the selected tensors of `rows` (n, width); a view where they are adjacent."""
+        """Columns of the selected tensors from `rows` (n, width); a view if they are adjacent."""
         runs = column_runs(self.select(patterns))
         if len(runs) == 1:
             return rows[:, runs[0]]
@@ -170,7 +170,7 @@ class Layout:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Layout:
-        """The inverse of `to_dict`; ValueError for anything that is no layout."""
+        """The inverse of `to_dict`; raises ValueError for an invalid layout."""
         entries = []
         for t in raw["tensors"]:
             name, shape, offset = t["name"], t["shape"], t["offset"]

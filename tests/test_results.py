@@ -221,7 +221,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         Bound(value=1, kind="exact", of="x", source="")
     with pytest.raises(ValueError, match="not among the estimates"):
         AuditResult(audit="a", question="q", vantage="v", headline="x")
-    with pytest.raises(ValueError, match="names its headline"):
+    with pytest.raises(ValueError, match="needs a headline"):
         AuditResult(
             audit="a",
             question="q",

@@ -227,7 +227,7 @@ def test_parties_of_a_shuffled_trace(tmp_path: Path) -> None:
         (SERVER, "c1"),
         ("c1", SHUFFLER),
     ]
-    with pytest.raises(NotObservable, match="sealed message of 28 bytes"):
+    with pytest.raises(NotObservable, match="encrypted message of 28 bytes"):
         client.payload(1, 4)
     with pytest.raises(NotObservable, match="does not see message 6"):
         client.payload(1, 6)
