@@ -1,11 +1,11 @@
-"""Data sets that need no download, by name.
+"""Data sets without download, by name.
 
-Real: `digits` and `breast-cancer` (files that scikit-learn ships), `docs` (Python's own language
-reference, which the standard library carries for `help()`).
-Synthetic, with a known truth: `one-hot`, `spherical`, `gaussian-mixture`.
+Real: `digits` and `breast-cancer` (from scikit-learn's files), `docs` (Python's language reference,
+from the standard library's `help()`). Synthetic, with a known truth: `one-hot`, `spherical`,
+`gaussian-mixture`.
 
-`load(name, seed=..., **settings)` also answers to the names of `fetch`, once they are fetched.
-`BUILTIN` describes each set and its settings, so that a listing and a config check can use it.
+`load(name, seed=..., **settings)` also loads sets of `fetch` that are in the cache. `BUILTIN`
+describes each set and its settings, for listings and config checks.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.data import fetch
 from fedaudit.data.dataset import Dataset
 from fedaudit.errors import ConfigError, nearest
 from fedaudit.files import read_data
@@ -38,8 +39,8 @@ class DatasetSetting:
     meaning: str
 
     def check(self, dataset: str, value: Any) -> int | float | bool:
-        """`value` as this setting's type, or a ConfigError."""
-        # bool is a subclass of int: True records would otherwise be one record
+        """Convert `value` to this setting's type, or raise ConfigError."""
+        # bool is a subclass of int: records = true would be one record
         good = (
             isinstance(value, bool)
             if self.type is bool
@@ -70,7 +71,7 @@ class Builtin:
 
 
 def check_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings of data set `name` with defaults filled in.
+    """All settings of data set `name`, with defaults.
 
     Raises ConfigError for an unknown data set, an unknown setting or a wrong value.
     """
@@ -80,17 +81,15 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         if given not in by_name:
             raise ConfigError(
                 f"data set {name!r} has no setting {given!r}",
-                expected="a setting of this data set" if known else "no settings at all",
+                expected="a setting of this data set" if known else "no settings",
                 got=repr(given),
-                remedy=nearest(given, by_name) if known else f"leave {given!r} out",
+                remedy=nearest(given, by_name) if known else f"remove {given!r}",
             )
     return {s.name: s.check(name, settings.get(s.name, s.default)) for s in known}
 
 
 def load(name: str, *, seed: Seed, **settings: Any) -> Dataset:
-    """The data set `name`; synthetic ones are drawn from `seed`."""
-    from fedaudit.data import fetch
-
+    """Load data set `name`; `seed` draws synthetic ones."""
     values = check_settings(name, settings)
     if name in fetch.SOURCES:
         return fetch.load_fetched(name, seed=seed, **values)
@@ -98,8 +97,6 @@ def load(name: str, *, seed: Seed, **settings: Any) -> Dataset:
 
 
 def _settings_of(name: str) -> tuple[DatasetSetting, ...]:
-    from fedaudit.data import fetch
-
     if name in BUILTIN:
         return BUILTIN[name].settings
     if name in fetch.SOURCES:
@@ -116,9 +113,9 @@ def _settings_of(name: str) -> tuple[DatasetSetting, ...]:
 
 
 def _bundled(filename: str) -> str | None:
-    """Text of a file in scikit-learn's data folder, without importing scikit-learn.
+    """Text of a file in scikit-learn's data folder.
 
-    `import sklearn.datasets` costs more than a second; finding its folder costs nothing.
+    Does not import scikit-learn: `import sklearn.datasets` takes more than a second.
     """
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
@@ -187,8 +184,8 @@ def _docs(*, seed: Seed, minimum_bytes: int) -> Dataset:
 
     names = sorted(topics)
     texts = tuple(topics[name].strip() + "\n" for name in names)
-    # Neighbours in the alphabet treat related matters (assert, assignment, async, ...), so runs of
-    # neighbours are natural owners: each is filled until it holds enough text.
+    # Topics close in the alphabet are related (assert, assignment, async, ...), so runs of topics
+    # are natural owners. A run grows until it holds enough text.
     runs: list[list[int]] = [[]]
     held = 0
     for i, text in enumerate(texts):
@@ -220,9 +217,9 @@ def _docs(*, seed: Seed, minimum_bytes: int) -> Dataset:
 def one_hot(
     rng: np.random.Generator, *, records: int, dimension: int, distinct: bool = False
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """One-hot vectors (records, dimension) and the position of each one (records,).
+    """One-hot vectors (records, dimension) and the position of each 1 (records,).
 
-    `distinct`: no two records are equal; needs `records <= dimension`.
+    `distinct`: all records differ; needs `records <= dimension`.
     """
     if distinct and records > dimension:
         raise ConfigError(
@@ -259,8 +256,8 @@ def gaussian_mixture(
     """Spherical Gaussians of unit variance, one per class.
 
     Any two class means are exactly `separation` apart, so for two classes the best possible
-    accuracy is Phi(separation / 2). With `clients`, all records of one client are moved by the
-    same vector of length `client_shift` in a direction of the client's own.
+    accuracy is Phi(separation / 2). With `clients`, each client's records are shifted by one vector
+    of length `client_shift`, in a random direction per client.
 
     Returns:
         x (records, dimension), y (records,), client number (records,) or None.

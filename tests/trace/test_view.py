@@ -236,7 +236,7 @@ def test_parties_of_a_shuffled_trace(tmp_path: Path) -> None:
     for party in (client, shuffler):
         with pytest.raises(NotObservable, match="no single client's update"):
             party.updates(1)
-    with pytest.raises(UsageError, match="nobody called 'anonymous'"):
+    with pytest.raises(UsageError, match="no party 'anonymous'"):
         trace.seen_by(ANONYMOUS)
 
 

@@ -1,4 +1,4 @@
-"""How a file could be read, guessed from its names and its first records."""
+"""Suggest how to read a file, from its names and first records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedaudit.data.files.table import read_table
 
 @dataclass(frozen=True, kw_only=True)
 class Suggestion:
-    """What `sniff` would write into a config, and why; `reasons` maps a setting to a sentence."""
+    """Suggested settings of a data file; `reasons` maps a setting to a sentence."""
 
     path: str
     format: Format
@@ -51,7 +51,7 @@ _FORMAT_REASONS: Mapping[Format, Callable[[Path], str]] = {
 
 
 def sniff(path: str | Path) -> Suggestion:
-    """How `read` should be called for `path`, guessed from names and the first 10,000 records."""
+    """Suggest arguments of `read` for `path`, from names and the first 10,000 records."""
     place = Path(path)
     kind = file_format(place)
     reasons: dict[str, str] = {"format": _FORMAT_REASONS[kind](place)}
@@ -97,7 +97,7 @@ def _sniff_table(place: Path, reasons: dict[str, str]) -> Suggestion:
     for role in ("person", "client", "organisation"):
         free = [c for c in table.columns if c != label and c not in found.values()]
         if role != "person":
-            # an owner has several records, and there are at least two of them
+            # at least two owners, with several records each
             free = [c for c in free if 2 <= len(set(table.columns[c])) <= max(2, n // 2)]
         if role == "organisation":
             if "client" not in found:
