@@ -1,4 +1,4 @@
-"""Tables of results: the same rows in pandas and in a notebook, nothing becomes markup."""
+"""Result tables: equal rows in pandas and notebooks; text is escaped."""
 
 import pandas as pd
 

@@ -1,4 +1,4 @@
-"""Results are plain data: what is read back equals what was written, and nothing slips through."""
+"""Results: JSON round trips are exact, and invalid values are refused."""
 
 import json
 import math

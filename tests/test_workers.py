@@ -1,4 +1,4 @@
-"""Work that is split gives the same results, and a part that fails stops no other."""
+"""Split work gives the same results; a failed job does not stop the others."""
 
 import os
 from contextlib import closing

@@ -195,7 +195,7 @@ def test_a_share_whose_values_agree_is_not_certain():
 
 
 def test_the_interval_of_a_share_covers_it():
-    """Clusters with shares of their own, around 0.9: the mean is covered as often as stated."""
+    """Clusters with different shares around 0.9: the interval covers the mean at its level."""
     rng, hits = np.random.default_rng(1), 0
     for _ in range(300):
         own = rng.beta(9, 1, size=10)

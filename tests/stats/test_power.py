@@ -1,4 +1,4 @@
-"""Closed forms for the power of audits, held against simulation and against the intervals."""
+"""Closed forms for the power of audits, compared with simulation and with the intervals."""
 
 import math
 
@@ -64,7 +64,7 @@ def test_links_of_a_client_that_are_alike_are_worth_less():
 
 
 def test_the_number_of_alike_links_is_worth_the_independent_ones():
-    """Simulated clients of one likeness: their interval is as wide as the independent one."""
+    """Simulated correlated links: their interval is as wide as the independent one."""
     rng = np.random.default_rng(0)
     clients, likeness, share, worth = 400, 0.2, 0.3, 1000
     each = power.links_per_client(worth, clients, likeness)

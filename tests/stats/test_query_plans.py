@@ -1,4 +1,4 @@
-"""Partitions are partitions; the published pairs are accepted as often as computed, and rank K."""
+"""Partitions are disjoint and complete; published pairs match their acceptance rate and rank K."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""The ledger of a round, from questions and answers, or from sums alone."""
+"""The ledger of a round, from queries and answers, or from sums alone."""
 
 import numpy as np
 import pytest

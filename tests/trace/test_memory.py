@@ -1,4 +1,4 @@
-"""A trace in memory shows what the same run on disk shows."""
+"""A trace in memory equals the trace of the same run on disk."""
 
 import numpy as np
 import pytest

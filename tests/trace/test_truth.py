@@ -73,7 +73,7 @@ def test_facts_are_strict_json(tmp_path: Path) -> None:
 
 
 def facts_of(folder: Path, facts: object) -> Truth:
-    """A truth whose facts were written anew, hash and all."""
+    """A truth with rewritten facts and a matching hash."""
     TruthRecorder(folder, {})
     raw = json.dumps(facts).encode()
     (folder / "truth.json").write_bytes(raw)

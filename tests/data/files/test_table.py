@@ -120,7 +120,7 @@ def test_a_nul_anywhere_is_refused(tmp_path: Path, where: int) -> None:
 def test_a_quotation_mark_that_is_never_closed_is_named_by_its_line(
     tmp_path: Path, end: str, rows: int
 ) -> None:
-    """And nothing of the records that it swallowed is shown."""
+    """The message shows nothing of the swallowed records."""
     text = 'name,y\nann,0\nbob,1\n"eve,0\n' + "\n".join(f"zoe{i},1" for i in range(rows)) + end
     (tmp_path / "t.csv").write_text(text, newline="")
     with pytest.raises(DataError, match="line 4: ") as caught:
