@@ -1,9 +1,9 @@
-"""From noise to epsilon, by a real accountant, with the words that make an epsilon mean something.
+"""Turn noise into epsilon with an established accountant, and state what the epsilon means.
 
-An epsilon without its unit (record, person, client), neighbouring relation and trusted party says
-nothing: `Guarantee` keeps them together. Schedules of Poisson-subsampled Gaussian steps are
-composed by dp-accounting's privacy loss distributions ("pld", the default, tight and rounded
-upwards), or by Renyi divergences ("rdp", what most papers print).
+An epsilon means nothing without its unit (record, person, client), neighbouring relation and
+trusted party: `Guarantee` keeps them together. Two accountants compose schedules of
+Poisson-subsampled Gaussian steps: dp-accounting's privacy loss distributions ("pld", the default,
+tight and rounded upwards), and Renyi divergences ("rdp", which most papers report).
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Gt, Lt
 
 from fedaudit.errors import ConfigError, UsageError
+from fedaudit.settings import Positive, require
 
 Unit = Literal["record", "person", "client", "example"]
 Relation = Literal["add_or_remove", "replace", "zero_out"]
@@ -26,14 +28,14 @@ Accountant = Literal["pld", "rdp"]
 ORDERS = np.array([1 + i / 10 for i in range(1, 100)] + list(range(12, 64)), dtype=np.float64)
 """Renyi orders of the published figures: 1.1 to 10.9 in steps of 0.1, then 12 to 63."""
 
-_DISCRETISATION = 1e-3  # of privacy losses; rounding is upwards, so coarser is only more careful
+_DISCRETISATION = 1e-3  # of privacy losses; rounds upwards, so a coarser grid stays valid
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
     """(epsilon, delta)-differential privacy of `unit` under `relation`, if `trust` is honest.
 
-    `covers` says what was composed (steps, rounds); `by` names the accountant.
+    `covers` describes the composition (steps, rounds); `by` names the accountant.
     """
 
     epsilon: float
@@ -58,8 +60,10 @@ class Guarantee:
 
 @dataclass(frozen=True, kw_only=True)
 class Exposure:
-    """What one client's data went through: `steps` noisy steps in each of `rounds` rounds, every
-    unit taken into a step with probability `sampling_rate` (1: always)."""
+    """How often a client's data was used: `steps` noisy steps in each of `rounds` rounds.
+
+    Each step includes a unit with probability `sampling_rate` (1: always).
+    """
 
     sampling_rate: float
     steps: int
@@ -70,24 +74,21 @@ class Exposure:
         return self.steps * self.rounds
 
     @property
-    def released_whole(self) -> Exposure:
-        """The same rounds for noise on a whole update or sum: one release each, no sampling."""
+    def one_release_per_round(self) -> Exposure:
+        """Exposure to noise on a whole update or sum: one release per round, no sampling."""
         return Exposure(sampling_rate=1.0, steps=1, rounds=self.rounds)
 
 
+Delta = Annotated[float, Gt(0), Lt(1), "choose one smaller than 1 / records"]
+
+
 def check_delta(delta: float) -> float:
-    if not 0 < delta < 1:
-        raise ConfigError(
-            "delta is out of range",
-            expected="above 0 and below 1, smaller than 1 / records",
-            got=str(delta),
-            remedy="delta = 1e-5",
-        )
+    require(Delta, ConfigError, delta=delta, remedy="delta = 1e-5")
     return delta
 
 
-def one_noise(protection: str, noise_multiplier: object, target: float | None) -> None:
-    """Refuse a target epsilon beside a multiplier that was set (to other than its default)."""
+def check_one_noise(protection: str, noise_multiplier: object, target: float | None) -> None:
+    """Refuse a target epsilon together with a noise multiplier other than the default."""
     if target is not None and noise_multiplier != 1.0:
         raise ConfigError(
             f"protections.{protection} has two settings for the noise",
@@ -152,18 +153,18 @@ def _epsilon(q: float, z: float, steps: int, delta: float, by: str) -> float:
 
 
 def _interval(noise_multiplier: float) -> float:
-    """A very small multiplier makes the loss range huge: a coarser grid keeps it in memory."""
+    """Grid of privacy losses: coarser for a tiny multiplier, whose loss range is huge."""
     return _DISCRETISATION if noise_multiplier >= 0.3 else 0.05
 
 
 def epsilon(
     exposure: Exposure, noise_multiplier: float, delta: float, *, by: Accountant = "pld"
 ) -> float:
-    """Epsilon at `delta` of all steps of all rounds; infinite without noise."""
+    """Epsilon at `delta` over all steps of all rounds; infinite without noise."""
     check_delta(delta)
     if noise_multiplier < 0 or not 0 <= exposure.sampling_rate <= 1:
         raise UsageError(
-            "this schedule cannot be accounted for",
+            "the accountant cannot compose this schedule",
             expected="noise_multiplier >= 0 and a sampling rate in [0, 1]",
             got=f"{noise_multiplier:g} and {exposure.sampling_rate:g}",
             remedy="correct the values",
@@ -175,18 +176,12 @@ def epsilon(
 
 def calibrate(target: float, exposure: Exposure, delta: float, *, by: Accountant = "pld") -> float:
     """The smallest noise multiplier (to 0.1 %) whose epsilon is at most `target`."""
-    if not target > 0:
-        raise ConfigError(
-            "a target epsilon must be positive",
-            expected="above 0",
-            got=str(target),
-            remedy="epsilon = 8",
-        )
-    return smallest(lambda z: epsilon(exposure, z, delta, by=by) <= target)
+    require(Positive, ConfigError, epsilon=target, remedy="epsilon = 8")
+    return smallest_multiplier(lambda z: epsilon(exposure, z, delta, by=by) <= target)
 
 
 def gaussian_delta(at: float, noise_multiplier: float) -> float:
-    """The delta of one Gaussian mechanism at an epsilon (Balle and Wang 2018, Theorem 8)."""
+    """Delta of one Gaussian mechanism at epsilon `at` (Balle and Wang 2018, Theorem 8)."""
     from scipy.special import log_ndtr
 
     if math.isinf(at):
@@ -196,8 +191,8 @@ def gaussian_delta(at: float, noise_multiplier: float) -> float:
     return max(0.0, float(np.exp(both[0]) - np.exp(both[1])))
 
 
-def smallest(meets: Callable[[float], bool]) -> float:
-    """The smallest z > 0 for which a monotone condition holds, by bisection of its logarithm."""
+def smallest_multiplier(meets: Callable[[float], bool]) -> float:
+    """The smallest z > 0 that meets a monotone condition, by bisection of its logarithm."""
     low, high = 0.05, 1.0
     while not meets(high):
         low, high = high, high * 2
@@ -218,7 +213,7 @@ def smallest(meets: Callable[[float], bool]) -> float:
 
 
 def effective_multiplier(noise_multiplier: float, weights: Sequence[float]) -> float:
-    """The multiplier that holds where updates count by `weights` (n,): z (1/n) / max share."""
+    """Noise multiplier of a weighted mean with `weights` (n,): z (1/n) / max share."""
     total = float(sum(weights))
     if not weights or total <= 0:
         return noise_multiplier
@@ -226,16 +221,20 @@ def effective_multiplier(noise_multiplier: float, weights: Sequence[float]) -> f
 
 
 def joint_multiplier(noise_multiplier: float, clipped_count_stddev: float) -> float:
-    """Of a noisy mean and a noisy count of clipped updates together, as adaptive clipping releases
-    them: (z^-2 + (2 s)^-2)^(-1/2), the inverse of what Flower does with its setting."""
+    """Multiplier of a noisy mean plus a noisy count of clipped updates: (z^-2 + (2 s)^-2)^(-1/2).
+
+    Adaptive clipping releases both. Flower applies the inverse of this to its setting.
+    """
     if noise_multiplier == 0 or clipped_count_stddev == 0:
         return 0.0
     return float((noise_multiplier**-2 + (2 * clipped_count_stddev) ** -2) ** -0.5)
 
 
 def composed_multiplier(multipliers: Sequence[float]) -> float:
-    """The one Gaussian mechanism that costs as much as several: (sum z^-2)^(-1/2); none: infinite.
-    Exact, also where a later one is chosen after the earlier ones were seen."""
+    """Multiplier of one Gaussian mechanism equal to several: (sum z^-2)^(-1/2); none: infinite.
+
+    Exact, even if later mechanisms are chosen after seeing earlier outputs.
+    """
     if any(z == 0 for z in multipliers):
         return 0.0
     cost = sum(z**-2 for z in multipliers)
@@ -250,9 +249,9 @@ def amplified_by_shuffling(
 ) -> tuple[float, float] | None:
     """Central (epsilon, delta) of one shuffle of n locally private reports, or None.
 
-    Feldman, McMillan and Talwar (2021), Theorems 3.1 and 3.8, if epsilon_0 <= ln(n/(16 ln(2/d))):
-    the guarantee must be for replacing a client's **whole** input, in one round of n reports. Void
-    if reports can be linked to clients across rounds, which is what the fingerprint audit tests.
+    Feldman, McMillan and Talwar (2021), Theorems 3.1 and 3.8, if epsilon_0 <= ln(n/(16 ln(2/d))).
+    Assumes a local guarantee for replacing a client's **whole** input, in one round of n reports.
+    Void if reports can be linked to clients across rounds; the fingerprint audit tests that.
     """
     check_delta(delta)
     e0, n = local_epsilon, clients
@@ -266,17 +265,17 @@ def amplified_by_shuffling(
 
 
 def largest_amplified(clients: int, delta: float) -> float:
-    """The local epsilon up to which n shuffled reports amplify: ln(n / (16 ln(2/delta)))."""
+    """Largest local epsilon that n shuffled reports amplify: ln(n / (16 ln(2/delta)))."""
     return math.log(max(clients / (16 * math.log(2 / delta)), 1e-300))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shuffled:
-    """What shuffling makes of rounds of locally private reports.
+    """Effect of shuffling on rounds of locally private reports.
 
-    `epsilon` of all rounds together, and whether that `gains` anything over none; None where the
-    theorem does not apply: one report costs `local_epsilon`, and the `clients` of a round amplify
-    up to `largest`.
+    `epsilon` covers all rounds; `gains` says whether it beats the unshuffled one. It is None if
+    the theorem does not apply: one report costs `local_epsilon`, and the `clients` of a round
+    amplify up to `largest`.
     """
 
     epsilon: float | None
@@ -289,22 +288,22 @@ class Shuffled:
 def shuffled(noise_multiplier: float, rounds: int, clients: int, delta: float) -> Shuffled:
     """Epsilon at `delta` of `rounds` shuffles of n Gaussian reports, each of a client's whole data.
 
-    `noise_multiplier` is noise over what replacing that data can move. Half of `delta` is shared
-    out to the rounds, half of that to the theorem and half to the tails of the Gaussian; rounds are
-    composed by privacy losses. Void if reports can be linked across rounds.
+    `noise_multiplier` is the noise over the largest change from replacing that data. Half of
+    `delta` is split over the rounds, half of each share for the theorem and half for the Gaussian's
+    tails. Privacy losses compose the rounds. Void if reports can be linked across rounds.
     """
     check_delta(delta)
     per_round = delta / (2 * rounds)
     largest = largest_amplified(clients, per_round / 2)
 
     def fits(local: float) -> bool:
-        """Whether tails cost at most their half: (e^eps0 + 1)(1 + 1/2) n delta_0, Theorem 3.8."""
+        """Whether the tails fit their half: (e^eps0 + 1)(1 + 1/2) n delta_0, Theorem 3.8."""
         tail = gaussian_delta(local, noise_multiplier)
         grown = math.log(1.5 * clients) + float(np.logaddexp(local, 0.0))
         return tail == 0 or grown + math.log(tail) <= math.log(per_round / 2)
 
-    # with less noise than that, an epsilon of one report says nothing any more
-    one = smallest(fits) if noise_multiplier >= 0.01 else math.inf
+    # with less noise, the epsilon of one report is meaningless
+    one = smallest_multiplier(fits) if noise_multiplier >= 0.01 else math.inf
     found = amplified_by_shuffling(
         one, clients, per_round / 2, gaussian_delta(one, noise_multiplier)
     )
@@ -317,7 +316,7 @@ def shuffled(noise_multiplier: float, rounds: int, clients: int, delta: float) -
             value_discretization_interval=_DISCRETISATION,
         )
         whole = float(losses.self_compose(rounds).get_epsilon_for_delta(delta))
-        # whoever shuffles does not undo the noise: never more than without
+        # shuffling does not undo noise: epsilon never exceeds the unshuffled one
         plain = Exposure(sampling_rate=1.0, steps=1, rounds=rounds)
         without = epsilon(plain, noise_multiplier, delta)
         whole, gains = min(whole, without), whole < without
@@ -334,13 +333,13 @@ def shuffled(noise_multiplier: float, rounds: int, clients: int, delta: float) -
 
 
 NO_PROMISE = 20_000.0
-"""Expected privacy loss, in nats, from which a history counts as one without noise."""
+"""Expected privacy loss, in nats, above which a history counts as noiseless."""
 
 
 def from_opacus(state: Mapping[str, Any], delta: float, *, unit: Unit = "record") -> Guarantee:
     """A guarantee from `PrivacyEngine.accountant.state_dict()` of a user's own Opacus loop.
 
-    The history (noise multiplier, sampling rate, steps) is composed anew by privacy losses.
+    Composes the history (noise multiplier, sampling rate, steps) again, by privacy losses.
     """
     check_delta(delta)
     try:
@@ -358,7 +357,7 @@ def from_opacus(state: Mapping[str, Any], delta: float, *, unit: Unit = "record"
     spent = [(z, q, n) for z, q, n in history if n and q]
     value = 0.0
     if any(z == 0 or n * q > 2 * z * z * NO_PROMISE for z, q, n in spent):
-        value = math.inf  # as good as none; an accountant would need more memory than there is
+        value = math.inf  # practically no noise; an accountant would run out of memory
     elif spent:
         import dp_accounting
         from dp_accounting import pld

@@ -1,4 +1,4 @@
-"""Names of the array types that signatures use."""
+"""Aliases of array types for signatures."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
-"""Updates or models, one flat vector a row: (n, d)."""
+"""Updates or models, one flat vector per row: (n, d)."""

@@ -1,20 +1,20 @@
-"""Every error a user can meet, and the exit code it ends a command with.
+"""The error classes and their exit codes.
 
-    FedauditError                 1   anything that is not below
-    ├── UsageError                2   a command or argument that makes no sense
+    FedauditError                 1   any other error
+    ├── UsageError                2   a wrong command or argument
     │   ├── ConfigError           2   a key, type or value in a config
-    │   └── UntrustedCode         2   code that a stored folder names, and not the user
-    ├── DataError                 3   a dataset that cannot be used as asked
+    │   └── UntrustedCode         2   code named by a stored folder, not by the user
+    ├── DataError                 3   a dataset that cannot be used
     │   └── FetchError            3   a download that failed or did not match its checksum
-    ├── TraceError                3   a recording that cannot be used as asked
-    │   ├── IntegrityError        3   torn or altered file: named, and never half read
-    │   ├── FormatError           3   not a trace, or one of a newer format
-    │   └── NotObservable         3   this party does not see what was asked for
-    ├── NotApplicable             3   the question of an audit does not arise in this trace
-    │   └── NothingToSay          3   too little was recorded to say anything
-    └── Interrupted             130   stopped by the user; what was computed is kept
+    ├── TraceError                3   a recording that cannot be used
+    │   ├── IntegrityError        3   a torn or altered file; nothing of it is used
+    │   ├── FormatError           3   not a trace, or a newer format
+    │   └── NotObservable         3   this party does not see the requested data
+    ├── NotApplicable             3   the audit's question does not arise in this trace
+    │   └── NothingToSay          3   too little was recorded for a result
+    └── Interrupted             130   stopped by the user; finished work is kept
 
-Every message states what was expected, what was found and what to do.
+Every message states what was expected, what was found and how to fix it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from typing import Self
 class FedauditError(Exception):
     """Root of the tree.
 
-    `what` is one sentence; `expected`, `got` and `remedy` complete it. `code` is what programs go
-    by: words may change, codes do not.
+    `what` is one sentence; `expected`, `got` and `remedy` complete it. Programs compare `code`:
+    wording may change, codes do not.
     """
 
     exit_code = 1
@@ -52,8 +52,8 @@ class FedauditError(Exception):
                 lines.append(f"  {label + ':':<9} {text}")
         super().__init__("\n".join(lines))
 
-    def advising(self, more: str) -> Self:
-        """The same error with more to try: for who knows the circumstances."""
+    def with_advice(self, more: str) -> Self:
+        """The same error with a further remedy."""
         remedy = more if self.remedy is None else f"{self.remedy}; {more}"
         return type(self)(
             self.what, expected=self.expected, got=self.got, remedy=remedy, code=self.code
@@ -98,7 +98,7 @@ class NotObservable(TraceError):
 
 
 class NotApplicable(FedauditError):
-    """What an audit asks about is not there. Every one of them states its code."""
+    """The audit's question does not arise. `code` says why and is required."""
 
     exit_code = 3
 
@@ -123,8 +123,10 @@ class Interrupted(FedauditError):
 
 
 def nearest(name: str, valid: Iterable[str], *, most: int = 8, see: str = "") -> str:
-    """A remedy line: the nearest valid name first, then all of them; of many the `most` nearest,
-    how many more there are, and where to `see` them."""
+    """A remedy line: the nearest valid name, then all of them.
+
+    Long lists show the `most` nearest, how many more there are, and where to `see` them.
+    """
     names = sorted(valid)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     listing = ", ".join(names) if names else "(none)"

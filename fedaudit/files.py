@@ -1,12 +1,12 @@
-"""Read files that somebody else may have written; write files that survive a power cut.
+"""Read untrusted files; write files that survive a power cut.
 
-Every file (JSON, TOML, text, NPZ, gzip) is read here, by one rule: a regular file, not larger than
-a stated limit, not nested deeper than a stated depth, of the types that its kind has (`shapes`).
-Anything else is `Unreadable`, which says what was expected and what was found. A caller that wants
-another class of error catches it.
+All reading of JSON, TOML, text, NPZ and gzip happens here and follows one rule: a regular file,
+below a size limit, below a nesting depth, with the types of its kind (`shapes`). Anything else
+raises `Unreadable`, which states what was expected and what was found; callers may catch it and
+raise another class.
 
-Writing: the content is on the disk before it appears under its name, and so is the name before the
-call returns. Private files are created for their owner alone, whatever the umask.
+Writing flushes the content to disk before it gives the file its name, and flushes the name before
+it returns. Only the owner can read a private file, whatever the umask.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 LARGEST = 256 << 20
-"""Bytes of a file that is read whole."""
+"""Largest file that is read whole, in bytes."""
 
 DEEPEST = 100
-"""Levels of nesting in JSON and TOML."""
+"""Deepest nesting allowed in JSON and TOML."""
 
 MOST_BYTES = "FEDAUDIT_MOST_BYTES"
-"""Environment variable: bytes that a file of data may have, and what is packed in it."""
+"""Environment variable: size limit of data files in bytes, packed and unpacked."""
 RATIO = 100
-"""An archive may unpack to so many times its size, and to a gigabyte in any case."""
+"""An archive may unpack to this multiple of its size, and always to one gigabyte."""
 MEMBERS = 10_000
-"""Arrays in one NPZ file."""
+"""Most arrays in one NPZ file."""
 _GIGABYTE = 1 << 30
 _CHUNK = 1 << 20
 
@@ -54,17 +54,16 @@ E = TypeVar("E", bound=FedauditError)
 
 
 class Unreadable(IntegrityError):
-    """A file that is absent, no regular file, too large, or not what its name says.
+    """A file that is absent, not regular, too large, or of the wrong content.
 
-    `absent`: nothing is there. `empty`: zero bytes, as a power cut leaves a file that was being
-    written.
+    `absent`: no such file. `empty`: zero bytes, as a power cut during writing leaves it.
     """
 
     absent = False
     empty = False
 
     def as_error(self, kind: type[E], what: str = "", remedy: str | None = None) -> E:
-        """The same facts as an error of another kind."""
+        """The same facts as an error of class `kind`."""
         return kind(
             what or self.what, expected=self.expected, got=self.got, remedy=remedy or self.remedy
         )
@@ -83,7 +82,7 @@ def unreadable(
 
 @contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[int]:
-    """A descriptor of a regular file, read only. Never waits for a pipe, never reads a device."""
+    """Read-only descriptor of a regular file; refuses pipes and devices without blocking."""
     file = Path(path)
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
@@ -117,7 +116,7 @@ def read_bytes(path: str | os.PathLike[str], *, limit: int = LARGEST) -> bytes:
     with opened(file) as descriptor, open(descriptor, "rb", closefd=False) as stream:
         size = os.fstat(descriptor).st_size
         try:
-            # what is there, not what is allowed: a buffer of the limit's size would be reserved
+            # read by size, not by limit: that would reserve a buffer as large as the limit
             raw = b"" if size > limit else _read_up_to(stream, limit, size)
         except OSError as error:
             got = error.strerror or str(error)
@@ -128,7 +127,7 @@ def read_bytes(path: str | os.PathLike[str], *, limit: int = LARGEST) -> bytes:
 
 
 def _read_up_to(stream: Any, limit: int, size: int = 0) -> bytes:
-    """All of a stream; of one that holds more than `limit` bytes, only a little more."""
+    """Read a stream whole, but stop just past `limit` bytes."""
     raw: bytes = stream.read(min(size, limit) + 1)
     pieces = [raw]
     while raw and (done := sum(map(len, pieces))) <= limit:
@@ -139,15 +138,17 @@ def _read_up_to(stream: Any, limit: int, size: int = 0) -> bytes:
 
 def _too_large(path: Path, limit: int, got: str, *, packed: bool = False) -> Unreadable:
     what = f"at most {limit:,} bytes" + (" when unpacked" if packed else "")
-    remedy = "see that this is the right file"
+    remedy = "check that this is the right file"
     if packed or limit != LARGEST:
-        remedy += f"; if it is, set {MOST_BYTES} to the bytes that are allowed"
+        remedy += f"; if it is, raise the limit with {MOST_BYTES}=BYTES"
     return unreadable(path, what, got, remedy=remedy)
 
 
 def most_bytes() -> int:
-    """Bytes that a file of data may have: half of the memory (`LARGEST` at least), or what
-    `FEDAUDIT_MOST_BYTES` says."""
+    """Size limit of a data file in bytes: `FEDAUDIT_MOST_BYTES`, or half of the memory.
+
+    Never below `LARGEST` unless the environment variable says so.
+    """
     said = os.environ.get(MOST_BYTES)
     if said is None:
         from fedaudit.rows import memory
@@ -164,21 +165,21 @@ def most_bytes() -> int:
 
 
 def _most_unpacked(packed: int) -> int:
-    """What an archive of `packed` bytes may unpack to."""
+    """Unpacked size limit of an archive of `packed` bytes."""
     if MOST_BYTES in os.environ:
         return most_bytes()
     return min(most_bytes(), max(_GIGABYTE, RATIO * packed))
 
 
 def read_data(path: str | os.PathLike[str]) -> bytes:
-    """All bytes of a file of records, unpacked where its name ends in `.gz`."""
+    """All bytes of a data file, unpacked if its name ends in `.gz`."""
     file = Path(path)
     raw = read_bytes(file, limit=most_bytes())
     return gunzip(raw, file) if file.name.lower().endswith(".gz") else raw
 
 
 def gunzip(raw: bytes, path: Path) -> bytes:
-    """The content of a gzip file; refused where it is far larger than the file."""
+    """Content of a gzip file; refuses one that unpacks to far more than its size."""
     limit = _most_unpacked(len(raw))
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(raw)) as stream:
@@ -199,7 +200,7 @@ def read_text(
     encoding: str = "utf-8",
     empty: bool = True,
 ) -> str:
-    """All text of a regular file; with `empty=False` there has to be some."""
+    """All text of a regular file; `empty=False` refuses an empty file."""
     raw = read_bytes(path, limit=limit)
     if not raw and not empty:
         error = unreadable(Path(path), f"{encoding.upper()} text", "an empty file")
@@ -213,7 +214,7 @@ def read_text(
 
 
 def is_lost(path: Path) -> bool:
-    """Whether a file is gone or has no bytes, as a power cut leaves one that was being written."""
+    """Whether a file is missing or empty, as a power cut during writing leaves it."""
     try:
         return path.stat().st_size == 0
     except (OSError, ValueError):  # a name with a NUL is a ValueError
@@ -227,14 +228,14 @@ def sha256_of(path: str | os.PathLike[str]) -> str:
 
 
 def read_json(path: str | os.PathLike[str], *, limit: int = LARGEST) -> Any:
-    """The value of a JSON file: no NaN, no key twice, no number beyond a float."""
+    """The value of a JSON file; refuses NaN, repeated keys and numbers beyond a float."""
     return _parsed(Path(path), limit, parse_json, "JSON")
 
 
 def read_object(
     path: str | os.PathLike[str], shape: Shape = None, *, limit: int = LARGEST
 ) -> dict[str, Any]:
-    """The same where it has to be an object, of some `shape` (see `shapes`)."""
+    """The object of a JSON file, checked against `shape` (see `shapes`)."""
     found = read_json(path, limit=limit)
     wrong = misfit(found, {} if shape is None else shape)
     if wrong is not None:
@@ -257,8 +258,10 @@ def _parsed(path: Path, limit: int, parse: Any, kind: str) -> Any:
 
 
 def parse_json(text: str | bytes, *, nan: bool = False) -> Any:
-    """JSON as the standard has it: no repeated keys, no whole number beyond 64 bits, and no NaN
-    but where `nan` allows it; ValueError for anything else."""
+    """Parse strict JSON: no repeated keys, no whole number beyond 64 bits, NaN only with `nan`.
+
+    Raises ValueError for anything else.
+    """
     try:
         found = json.loads(
             text,
@@ -276,7 +279,7 @@ def parse_json(text: str | bytes, *, nan: bool = False) -> Any:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """TOML; ValueError for anything else, however it fails."""
+    """Parse TOML; raises ValueError for anything else."""
     try:
         found = tomllib.loads(text)
     except RecursionError:
@@ -313,7 +316,7 @@ def _refuse_large(value: Any) -> None:
 
 
 def is_text(text: str) -> bool:
-    """Whether a text can be written as UTF-8: half of a surrogate pair cannot."""
+    """Whether a text can be written as UTF-8; a lone surrogate cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -322,22 +325,22 @@ def is_text(text: str) -> bool:
 
 
 def _refuse_halves(value: Any) -> None:
-    """Refuse half a character (a lone surrogate), which no file can be written with."""
+    """Refuse a lone surrogate: it cannot be written to a file."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"half a character, {error.object[error.start]!a}") from None
+        raise ValueError(f"a lone surrogate, {error.object[error.start]!a}") from None
 
 
 def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("a key appears twice")
     return found
 
 
 def _refuse_depth(value: Any) -> None:
-    """Refuse what a later reader that recurses could not walk through."""
+    """Refuse nesting too deep for recursive readers."""
     level = [value]
     for _ in range(DEEPEST):
         level = [
@@ -358,16 +361,16 @@ TORN: tuple[type[Exception], ...] = (
     zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, NotImplementedError, OSError,
     OverflowError, RuntimeError, SyntaxError, TypeError, ValueError,
 )  # fmt: skip
-"""Whatever reading a torn or foreign archive can raise."""
+"""Errors that reading a damaged archive can raise."""
 
 
 def read_npz(
     path: str | os.PathLike[str], names: Collection[str] | None = None
 ) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of an NPZ file, or those of `names` that it has; never opens a pickle.
+    """The arrays of an NPZ file, or those among `names`; never opens a pickle.
 
-    What the archive says of itself is compared before anything is unpacked: how many arrays, how
-    large together, and of each whether its dtype and shape fit its bytes.
+    Checks the archive's own description before unpacking: number of arrays, total size, and for
+    each array whether dtype and shape fit its bytes.
     """
     file = Path(path)
     with opened(file) as descriptor, open(descriptor, "rb", closefd=False) as stream:
@@ -401,17 +404,17 @@ def _members(file: Path, archive: zipfile.ZipFile, packed: int) -> dict[str, zip
         key = member.filename.removesuffix(".npy")
         if key in out or key == member.filename:
             got = f"{member.filename!r}" + (" twice" if key in out else "")
-            raise unreadable(file, "arrays, each under a name of its own", got, remedy=SAVE)
+            raise unreadable(file, "arrays with distinct names", got, remedy=SAVE)
         out[key] = member
     return out
 
 
 WIDEST = 1 << 24
-"""Bytes of one entry of an array: a text of four million characters."""
+"""Largest entry of an array in bytes: a text of four million characters."""
 
 
 def _array(file: Path, archive: zipfile.ZipFile, key: str, member: Any) -> npt.NDArray[Any]:
-    """One array, if its header and its bytes say the same."""
+    """Read one array; refuses one whose header and bytes disagree."""
     import numpy as np
     from numpy.lib import format as npy
 
@@ -433,7 +436,7 @@ def _array(file: Path, archive: zipfile.ZipFile, key: str, member: Any) -> npt.N
         if dtype.itemsize > WIDEST or min(shape, default=0) < 0 or size != held:
             raise unreadable(
                 file,
-                f"as many bytes as dtype and shape say, at most {WIDEST:,} for one entry",
+                f"bytes that fit dtype and shape, at most {WIDEST:,} per entry",
                 f"array {key!r} of dtype {dtype.str} and shape {shape}, {held:,} bytes",
                 remedy=SAVE,
             )
@@ -443,7 +446,7 @@ def _array(file: Path, archive: zipfile.ZipFile, key: str, member: Any) -> npt.N
             view[done : done + len(piece)] = piece
             done += len(piece)
         if done < size or stream.read(1):
-            raise EOFError(f"array {key!r} is cut short or goes on")
+            raise EOFError(f"array {key!r} is cut short or too long")
     flat = np.frombuffer(content, dtype=dtype, count=math.prod(shape))
     return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
 
@@ -454,22 +457,22 @@ PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 
 
 def make_folder(path: Path, *, private: bool = False) -> None:
-    """Make a folder and those above it; a private one is its owner's alone, also if it exists."""
+    """Make a folder and its parents; `private` restricts it to its owner, even if it exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=PRIVATE_FOLDER if private else 0o777, exist_ok=True)
     if private:
-        path.chmod(PRIVATE_FOLDER)  # one that was there may be open to others
+        path.chmod(PRIVATE_FOLDER)  # an existing one may be open to others
 
 
 @contextmanager
 def replacing(path: Path, *, private: bool = False) -> Iterator[int]:
-    """A descriptor to write; what was written appears as `path` when the block ends well.
+    """Descriptor of a temporary file that replaces `path` when the block ends without error.
 
-    The content is flushed to the disk before the name changes, and the name after.
+    Flushes the content to disk before the rename, and the rename before it returns.
     """
     temporary = path.with_name(path.name + ".part")
     mode = PRIVATE_FILE if private else 0o666
-    # a new file in every case: one that lies there may be a link to a file of the user, or a pipe
+    # always a new file: an existing one may be a link to a user's file, or a pipe
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
     temporary.unlink(missing_ok=True)
     try:
@@ -488,7 +491,7 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[int]:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush a folder's names to the disk, where the system can."""
+    """Flush a folder's entries to disk, if the system supports it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -511,7 +514,7 @@ def write_all(descriptor: int, content: bytes | memoryview) -> None:
 
 
 def write_atomically(path: Path, content: str | bytes, *, private: bool = False) -> None:
-    """Replace a small file in one step: a reader sees the old one or the new one."""
+    """Replace a small file in one step: readers see the old content or the new."""
     raw = content.encode() if isinstance(content, str) else content
     with replacing(path, private=private) as descriptor:
         write_all(descriptor, raw)

@@ -1,4 +1,4 @@
-"""The name under which Flower apps import `fedaudit.recorders.flower`: one module, two names."""
+"""Alias of `fedaudit.recorders.flower`, for imports in Flower apps."""
 
 import sys
 

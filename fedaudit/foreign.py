@@ -1,11 +1,11 @@
 """Load user code given as `package.module:name`.
 
-Whatever it raises, when it is imported or when it is called, becomes a `ConfigError` that says what
-and in which line of the user's own file: a traceback through this package would help nobody.
+Every error of that code, at import or in a call, becomes a `ConfigError` with the message and the
+line in the user's own file, instead of a traceback through this package.
 
-Code is the user's if the user named it: on the command line, or in a config that was passed. What a
-stored folder names is not. While one is read, `only` says which names the user gave; no other is
-imported. The working folder comes last on `sys.path`: a file `json.py` in it hides nothing.
+The user trusts code by naming it: on the command line, or in a config they pass. A name in a stored
+folder is not trusted. While such a folder is read, `only` lists the names the user gave; no other
+code is imported. The working folder comes last on `sys.path`, so its `json.py` hides no library.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 from fedaudit.errors import ConfigError, FedauditError, UntrustedCode, nearest
 
 HERE = str(Path(__file__).parent) + os.sep
-"""This package's folder: its lines are not the user's."""
+"""This package's folder: its source lines are not the user's."""
 
 
 _allowed: ContextVar[frozenset[str] | None] = ContextVar("allowed", default=None)
@@ -35,7 +35,7 @@ _allowed: ContextVar[frozenset[str] | None] = ContextVar("allowed", default=None
 
 @contextmanager
 def only(names: Collection[str] | None) -> Iterator[None]:
-    """Within the block, code is loaded only under these names; None: under any."""
+    """Within the block, load only code of these names; None allows any."""
     before = _allowed.set(None if names is None else frozenset(names))
     try:
         yield
@@ -44,12 +44,12 @@ def only(names: Collection[str] | None) -> Iterator[None]:
 
 
 def allowed() -> frozenset[str] | None:
-    """The names that `only` lets through: for handing on to other processes."""
+    """The names that `only` allows, to pass on to other processes."""
     return _allowed.get()
 
 
 def allow(names: Collection[str] | None) -> None:
-    """As `only`, for the rest of this process: in a worker."""
+    """Like `only`, for the rest of this (worker) process."""
     _allowed.set(None if names is None else frozenset(names))
 
 
@@ -57,18 +57,18 @@ def _refuse_untrusted(where: str) -> None:
     names = _allowed.get()
     if names is not None and where not in names:
         raise UntrustedCode(
-            f"{where!r} is code that the folder names, not you",
-            expected="code that you named: on the command line, or in a config that you passed",
+            f"{where!r} is code named by the folder, not by you",
+            expected="code that you named on the command line or in a config you passed",
             got="a name in the stored config of the folder",
-            remedy="read that code; then --trust-code (Python: trust_code=True) runs it",
+            remedy="read that code, then allow it with --trust-code (Python: trust_code=True)",
         )
 
 
 def load(where: str, *, expected: str, example: str, default: str = "") -> Any:
-    """The object that `where` names, `package.module:name`, looked up from the working folder too.
+    """Import the object `where`, given as `package.module:name`; searches the working folder too.
 
-    `expected` says what it should be, `example` how one would give it; `default` is its name where
-    only the module is given.
+    Messages use `expected` (what it should be) and `example` (how to name one). `default` is the
+    name if `where` gives only a module.
     """
     module_name, _, name = where.partition(":")
     name = name or default
@@ -89,7 +89,7 @@ def load(where: str, *, expected: str, example: str, default: str = "") -> Any:
         raise ConfigError(
             f"cannot load {where!r}",
             expected=f"a module that can be imported, with {expected}",
-            got=said(error),
+            got=describe_error(error),
             remedy="run from the folder that holds the module, or install it"
             if _is_absent(error, module_name)
             else f'correct it; python -c "import {module_name}" shows all of it',
@@ -112,15 +112,16 @@ def load(where: str, *, expected: str, example: str, default: str = "") -> Any:
 
 
 def _look_in_working_folder() -> None:
-    """Modules of the working folder are found after all others: none there hides a library."""
+    """Search the working folder last, so that no module in it hides a library."""
     if "" not in sys.path:
         sys.path.append("")
 
 
 def source_files(where: str) -> dict[str, Path]:
-    """Module name -> file: of the module that `where` names and, step by step, of those beside it
-    that it imports, and of the files that these name as text: `open("net.json")`,
-    `import_module("net")`. Installed packages do not count; nothing is run but the parent packages.
+    """Map module names to files: the module of `where` and everything local it depends on.
+
+    Follows imports of local modules and file names in string literals, such as `open("net.json")`
+    or `import_module("net")`. Skips installed packages. Runs only the parent packages.
     """
     _refuse_untrusted(where)
     name = where.partition(":")[0]
@@ -145,7 +146,7 @@ def source_files(where: str) -> dict[str, Path]:
 
 
 def _file_of(module: str, *, installed: bool) -> Path | None:
-    """The source file of a user's own module; of an installed one only if asked for."""
+    """Source file of a local module; of an installed one only with `installed`."""
     try:
         _look_in_working_folder()
         spec = importlib.util.find_spec(module)
@@ -160,7 +161,7 @@ def _file_of(module: str, *, installed: bool) -> Path | None:
 
 
 NAMED_FILES = 64 << 20
-"""Bytes of the largest file that counts as part of the code which names it."""
+"""Largest file, in bytes, that counts as part of the code that names it."""
 
 
 def _parsed(file: Path) -> ast.AST:
@@ -171,7 +172,7 @@ def _parsed(file: Path) -> ast.AST:
 
 
 def _texts_read(tree: ast.AST) -> list[str]:
-    """Texts in a source file that may name a file; not those under which it opens one to write."""
+    """String literals that may name a file to read; skips files opened for writing."""
     written = {
         id(node.args[0])
         for node in ast.walk(tree)
@@ -196,7 +197,7 @@ def _is_write_mode(mode: ast.expr) -> bool:
 
 
 def _files_named(text: str, beside: Path) -> list[Path]:
-    """Files that a text names, as they are or as modules: beside a source file, or where we are."""
+    """Files that a text names, as path or module: beside the source or in the working folder."""
     names = [text]
     dotted = text.strip(".")
     if dotted and all(part.isidentifier() for part in dotted.split(".")):
@@ -209,7 +210,7 @@ def _files_named(text: str, beside: Path) -> list[Path]:
 
 
 def _imported_by(module: str, file: Path, tree: ast.AST) -> list[str]:
-    """Names of modules that a source file imports, anywhere in it; those above them too."""
+    """Modules that a source file imports anywhere, and their parent packages."""
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     names: set[str] = set()
     for node in ast.walk(tree):
@@ -224,7 +225,7 @@ def _imported_by(module: str, file: Path, tree: ast.AST) -> list[str]:
 
 
 def load_function(where: str, *, expected: str, example: str) -> Callable[..., Any]:
-    """As `load`; what cannot be called is refused."""
+    """Like `load`; refuses an object that is not callable."""
     found = load(where, expected=expected, example=example)
     if not callable(found):
         raise ConfigError(
@@ -238,7 +239,7 @@ def load_function(where: str, *, expected: str, example: str) -> Callable[..., A
 
 
 def call(where: str, function: Callable[..., Any], *arguments: Any, expected: str) -> Any:
-    """`function(*arguments)`, which `where` names; `expected` says what it should do."""
+    """Call `function(*arguments)`, named by `where`; `expected` says what it should do."""
     try:
         return function(*arguments)
     except FedauditError:
@@ -248,10 +249,10 @@ def call(where: str, function: Callable[..., Any], *arguments: Any, expected: st
         if needs is None:
             raise _failed(where, error, expected) from None
         raise ConfigError(
-            f"{where!r} cannot be called as it must be",
+            f"{where!r} does not take the right arguments",
             expected=expected,
             got=needs,
-            remedy="give its other arguments defaults, or name a function that calls it with them"
+            remedy="give its arguments defaults, or name a function that passes them"
             if not arguments
             else "name a function that takes these arguments",
         ) from None
@@ -259,8 +260,8 @@ def call(where: str, function: Callable[..., Any], *arguments: Any, expected: st
         raise _failed(where, error, expected) from None
 
 
-def said(error: BaseException) -> str:
-    """The type and message of an error, with the last of the user's own lines that it came by."""
+def describe_error(error: BaseException) -> str:
+    """Type and message of an error, with the innermost line of the user's code."""
     message, place = str(error), _place(error)
     if isinstance(error, SyntaxError):
         message = error.msg
@@ -274,23 +275,23 @@ def _failed(where: str, error: BaseException, expected: str) -> ConfigError:
     return ConfigError(
         f"{where!r} failed",
         expected=expected,
-        got=said(error),
-        remedy="call it by hand: the error is in this function, or in what it calls",
+        got=describe_error(error),
+        remedy="call it by hand: the error is in this function or in code it calls",
     )
 
 
 def _is_absent(error: BaseException, module_name: str) -> bool:
-    """Whether the module itself is not there, rather than something that it imports."""
+    """Whether the module itself is missing, not something it imports."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     return missing is not None and f"{module_name}.".startswith(f"{missing}.")
 
 
 def _misfit(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str | None:
-    """How a function's arguments differ from those it is given; None where they do not."""
+    """How the arguments differ from the function's signature; None if they fit."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return None  # not written in Python: nobody knows
+        return None  # not written in Python: no signature
     try:
         signature.bind(*arguments)
     except TypeError as error:
@@ -300,7 +301,7 @@ def _misfit(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str | N
 
 
 def _place(error: BaseException) -> str:
-    """file:line of the innermost frame that is neither ours nor an installed package's."""
+    """file:line of the innermost frame of user code."""
     own = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

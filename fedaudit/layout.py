@@ -1,7 +1,7 @@
 """Named tensors laid end to end in one flat vector.
 
-Everything that trains, crosses the wire or is audited is a row of numbers; the layout is what lets
-an audit ask for `blocks.0.mlp.*` of it. Tensors keep the order in which they are given.
+Models and updates are rows of numbers. The layout maps tensor names to columns, so that an audit
+can ask for `blocks.0.mlp.*`. Tensors keep their given order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Role = Literal["parameter", "buffer"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorSpec:
     """One tensor of a layout: its name, shape, first column, and whether it is trained."""
 
     name: str
@@ -43,7 +43,7 @@ class Entry:
 class Layout:
     """The columns of a row: `entries` in order, all of one `dtype` (a numpy name)."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorSpec, ...]
     dtype: str = "float32"
 
     @classmethod
@@ -54,11 +54,11 @@ class Layout:
         dtype: str = "float32",
         buffers: Iterable[str] = (),
     ) -> Layout:
-        """Lay tensors of the given names and shapes end to end."""
+        """Lay tensors with these names and shapes end to end."""
         aside, entries, offset = set(buffers), [], 0
         for name, shape in shapes:
             role: Role = "buffer" if name in aside else "parameter"
-            entries.append(Entry(name, tuple(int(s) for s in shape), offset, role))
+            entries.append(TensorSpec(name, tuple(int(s) for s in shape), offset, role))
             offset += entries[-1].size
         layout = cls(tuple(entries), dtype)
         problem = layout._problem()
@@ -72,11 +72,11 @@ class Layout:
         return layout
 
     def _problem(self) -> str | None:
-        """What is wrong with the entries, or None."""
+        """The first fault in the entries, or None."""
         at, seen = 0, set()
         for e in self.entries:
             if e.name in seen:
-                return f"tensor {e.name!r} stands twice"
+                return f"tensor {e.name!r} appears twice"
             if any(s < 0 for s in e.shape):
                 return f"tensor {e.name!r} has shape {e.shape}"
             if e.offset != at:
@@ -93,8 +93,8 @@ class Layout:
     def names(self) -> tuple[str, ...]:
         return tuple(e.name for e in self.entries)
 
-    def select(self, patterns: str | Sequence[str]) -> tuple[Entry, ...]:
-        """Entries whose name is given or matches a shell pattern, in layout order; never empty."""
+    def select(self, patterns: str | Sequence[str]) -> tuple[TensorSpec, ...]:
+        """Tensors whose name equals or matches a shell pattern, in layout order; never empty."""
         wanted = (patterns,) if isinstance(patterns, str) else tuple(patterns)
         if "*" in wanted and self.entries:
             return self.entries
@@ -114,7 +114,7 @@ class Layout:
         return chosen
 
     def restrict(self, patterns: str | Sequence[str]) -> Layout:
-        """The layout of the selected tensors alone, laid end to end again."""
+        """A layout of the selected tensors alone."""
         chosen = self.select(patterns)
         return Layout.of(
             ((e.name, e.shape) for e in chosen),
@@ -125,7 +125,7 @@ class Layout:
     def gather(
         self, rows: npt.NDArray[Any], patterns: str | Sequence[str] = "*"
     ) -> npt.NDArray[Any]:
-        """Columns of the selected tensors of `rows` (n, width); a view where they are adjacent."""
+        """Columns of the selected tensors from `rows` (n, width); a view if they are adjacent."""
         runs = column_runs(self.select(patterns))
         if len(runs) == 1:
             return rows[:, runs[0]]
@@ -170,7 +170,7 @@ class Layout:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Layout:
-        """The inverse of `to_dict`; ValueError for anything that is no layout."""
+        """The inverse of `to_dict`; raises ValueError for an invalid layout."""
         entries = []
         for t in raw["tensors"]:
             name, shape, offset = t["name"], t["shape"], t["offset"]
@@ -180,7 +180,7 @@ class Layout:
                 raise ValueError(f"tensor {name!r} needs a name and whole numbers, got {whole}")
             if role not in get_args(Role):
                 raise ValueError(f"tensor {name!r} has the role {role!r}")
-            entries.append(Entry(name, tuple(shape), offset, role))
+            entries.append(TensorSpec(name, tuple(shape), offset, role))
         if not isinstance(raw["dtype"], str):
             raise ValueError(f"dtype {raw['dtype']!r} is not a name")
         layout = cls(tuple(entries), raw["dtype"])
@@ -192,7 +192,7 @@ class Layout:
         return layout
 
 
-def column_runs(entries: Sequence[Entry]) -> tuple[slice, ...]:
+def column_runs(entries: Sequence[TensorSpec]) -> tuple[slice, ...]:
     """The columns of `entries` in their order, adjacent ones joined."""
     runs: list[slice] = []
     for e in entries:

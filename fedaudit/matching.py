@@ -1,7 +1,7 @@
-"""Match values that belong to clients with the clients themselves: by name, never by position.
+"""Match per-client values with clients by name, never by position.
 
-Noise, edges and accountant states come from one file, the clients from another. Each name needs
-its partner on the other side, or a value would go to the wrong client, or to nobody.
+Noise, edges and accountant states come from one file, the clients from another. Every name must
+appear on both sides; otherwise a value would reach the wrong client or none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fedaudit.errors import ConfigError, FedauditError, nearest
 
 T = TypeVar("T")
 
-MOST = 12  # names that an error lists of each side
+MOST = 12  # names per side that an error lists
 
 
 def match_clients(
@@ -25,9 +25,9 @@ def match_clients(
     clients_in: str,
     error: type[FedauditError] = ConfigError,
 ) -> tuple[T, ...]:
-    """The values in the order of `clients`; refuses a name without a partner on either side.
+    """The values in the order of `clients`; refuses a name that is missing on either side.
 
-    `what` the values are, `values_in` and `clients_in` where the two lists of names come from.
+    Messages use `what` (the values) and the sources of both lists, `values_in` and `clients_in`.
     """
     without_client = [name for name in values if name not in set(clients)]
     without_value = [name for name in clients if name not in values]
@@ -48,6 +48,6 @@ def match_clients(
 
 
 def listed(names: Sequence[str], most: int = MOST) -> str:
-    """Names in quotes; of many the first `most`, and how many more there are."""
+    """Names in quotes: the first `most`, and the number of others."""
     rest = len(names) - most
     return ", ".join(map(repr, names[:most])) + (f" and {rest} more" if rest > 0 else "")

@@ -1,4 +1,4 @@
-"""Callbacks through which long work says how far it is, and what it reused."""
+"""Callbacks that report progress of long work."""
 
 from __future__ import annotations
 

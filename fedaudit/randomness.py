@@ -1,9 +1,9 @@
-"""Random numbers addressed by what they are for, never by when they are drawn.
+"""Random numbers addressed by purpose, never by the order of drawing.
 
 Every draw of a run is a function of (seed, purpose, coordinates), for example
-(seed, "batches", client, round, epoch, record). Two consequences carry the whole engine:
-results do not depend on how clients are batched or on how many workers there are, and
-whoever holds the seed can redraw every noise, flip and shuffle (so the seed lives in `truth/`).
+(seed, "batches", client, round, epoch, record). The engine relies on two consequences: results
+depend neither on how clients are batched nor on the number of workers, and the seed's holder can
+redraw every noise, flip and shuffle (so the seed is stored in `truth/`).
 
 Two forms, one address space:
 
@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.errors import UsageError
+from fedaudit.settings import SeedNumber, require
 
 if TYPE_CHECKING:
     import torch
@@ -45,15 +46,18 @@ def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 @lru_cache(maxsize=256)
 def _word(root: int, purpose: str) -> int:
-    """Where a purpose's numbers begin: a keyed hash, so that those of one purpose (the initial
-    weights are public) tell nothing of the root or of another purpose."""
+    """First word of a purpose's numbers: a keyed hash of the purpose.
+
+    Numbers of one purpose (the initial weights are public) reveal neither the root nor another
+    purpose.
+    """
     key = root.to_bytes(8, "little")
     digest = hashlib.blake2b(purpose.encode(), key=key, digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
-_WORDS = 624  # of a Mersenne twister's state
-_STATE_BYTES = 5056  # what torch's CPU generator exports
+_WORDS = 624  # words in a Mersenne twister's state
+_STATE_BYTES = 5056  # size of an exported state of torch's CPU generator
 
 
 @lru_cache(maxsize=1)
@@ -75,7 +79,7 @@ def _blank_state() -> npt.NDArray[np.uint8]:
 def _running(
     root: int, purpose: str, number: int, width: int
 ) -> dict[int, tuple[torch.Generator, int]]:
-    """Client -> its stream and the step it stands at, for the rounds in progress."""
+    """Client -> its stream and its next step, for the rounds in progress."""
     return {}
 
 
@@ -87,24 +91,18 @@ class Seed:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "root", index(self.root))
-        if not 0 <= self.root < 2**64:
-            # a larger one would silently equal a smaller one
-            raise UsageError(
-                "a seed is out of range",
-                expected="a whole number from 0 to below 2**64",
-                got=str(self.root),
-                remedy="choose another seed",
-            )
+        # a larger one would silently equal a smaller one
+        require(SeedNumber, seed=self.root, remedy="choose another seed")
 
     def bits(self, purpose: str, *coordinates: npt.ArrayLike) -> npt.NDArray[np.uint64]:
         """Independent 64-bit words, one per broadcast tuple of whole-number coordinates."""
         h = _mix(np.array([_word(self.root, purpose)], dtype=np.uint64) + _GOLDEN)
         for c in coordinates:
-            # at least one dimension: numpy warns on scalar overflow, and wrapping is the point
+            # at least one dimension: numpy warns when a scalar wraps, and wrapping is intended
             at = np.atleast_1d(np.asarray(c))
             if at.dtype.kind not in "iub" and at.size:
                 raise UsageError(
-                    "a random number is addressed by whole numbers",
+                    "coordinates of a random number must be whole numbers",
                     expected="integer coordinates",
                     got=f"{at.dtype.name} {c!r}",
                     remedy="round them first: 1.2 and 1.7 would share one address",
@@ -120,26 +118,26 @@ class Seed:
         return np.multiply(words, 2.0**-53, dtype=np.float64)
 
     def key(self, purpose: str, *coordinates: int) -> int:
-        """One 63-bit integer for one address: seeds any foreign generator."""
+        """One 63-bit integer for one address, to seed any other generator."""
         return int(self.bits(purpose, *coordinates)) >> 1
 
     def generator(self, purpose: str, *coordinates: int) -> np.random.Generator:
-        """A numpy generator of its own for one address."""
+        """The numpy generator of one address."""
         low, high = self.key(purpose, *coordinates), self.key(purpose + "/high", *coordinates)
         return np.random.Generator(np.random.Philox(key=np.array([low, high], dtype=np.uint64)))
 
     def torch_generator(self, purpose: str, *coordinates: int) -> torch.Generator:
-        """A torch generator of its own for one address."""
+        """The torch generator of one address."""
         return self.torch_generators(purpose, *([c] for c in coordinates))[0]
 
     def streams(
         self, purpose: str, clients: npt.NDArray[np.int64], number: int, step: int, width: int
     ) -> list[torch.Generator]:
-        """Generators of clients that stand at a step of a round, `width` numbers drawn per step.
+        """Generators of clients at one step of a round; each step draws `width` numbers.
 
-        One stream per (client, round), cut into steps: a stream is made once a round and not once
-        a step, which would cost more than the numbers. The caller draws `width` normal numbers
-        from each. Whoever asks for a later step first gets there by drawing.
+        One stream per (client, round), cut into steps: making a stream per step would cost more
+        than its numbers. The caller draws `width` normal numbers from each. A later step that is
+        asked for first draws and discards the earlier ones.
         """
         import torch
 
@@ -161,8 +159,8 @@ class Seed:
     def torch_generators(self, purpose: str, *coordinates: npt.ArrayLike) -> list[torch.Generator]:
         """One torch generator per coordinate tuple (broadcast to one dimension).
 
-        The whole state is filled from the address. `manual_seed` would keep 32 bits of it, and two
-        of some ten thousand clients, rounds and steps would then draw the same noise.
+        Fills the whole state from the address. `manual_seed` keeps only 32 bits: among some ten
+        thousand clients, rounds and steps, two would draw the same noise.
         """
         import torch
 

@@ -1,11 +1,11 @@
-"""What an audit says, as plain data: numbers with intervals, bounds with sources, no verdicts.
+"""Audit results as plain data: numbers with intervals, bounds with sources, no verdicts.
 
-An `AuditResult` is the log of one audit. `report.findings` turns it into words; nothing else does.
-Facts are fields (`status`, `need`, `known`; of a finding `rule`, `client`, `measure`, `variant`):
-no text is read again to find out what happened, so wording can change no verdict.
+An `AuditResult` is the log of one audit. Only `reporting.findings` turns it into words. Facts are
+fields (`status`, `need`, `known`; of a finding `rule`, `client`, `measure`, `variant`): no code
+parses text to learn what happened, so wording never changes a verdict.
 
-Everything here survives a JSON round trip. JSON has no NaN and no infinity: a NaN is refused at
-birth, an infinity is written as the string "inf" (a text that reads so gets a backslash before it).
+Everything here survives a JSON round trip. JSON has neither NaN nor infinity: a NaN is refused,
+an infinity is stored as the string "inf" (an equal text gets a backslash in front).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from fedaudit.shapes import AUDIT_RESULT, misfit
 
 Number = float | int
 Status = Literal["ok", "nothing_to_say", "blind", "not_applicable", "failed"]
-"""What became of an audit. "ok": it measured. "nothing_to_say": too little arrived, or it could not
-have alarmed. "blind": it guessed, and there is no truth to score the guess with. "not_applicable":
-the question does not arise. "failed": it ended in an error."""
+"""Outcome of an audit. "ok": it measured. "nothing_to_say": too little arrived, or it could not
+have alarmed. "blind": it guessed, without a truth to score the guess. "not_applicable": the
+question does not arise. "failed": it ended in an error."""
 Verdict = Literal[
     "disagreement",
     "leak",
@@ -43,23 +43,23 @@ BoundKind = Literal["upper", "lower", "reference"]
 T = TypeVar("T")
 
 
-def _finite_or_inf(name: str, value: float) -> float:
+def _not_nan(name: str, value: float) -> float:
     if isinstance(value, str | bool) or value is None:
         raise TypeError(f"{name} is {value!r}, not a number")
     if math.isnan(value):
-        raise ValueError(f"{name} is NaN: a result states a number or is left out")
+        raise ValueError(f"{name} is NaN: state a number or leave it out")
     return float(value)
 
 
 def _check_counts(arrived: int | None, expected: int | None) -> None:
     if (arrived is None) != (expected is None):
-        raise ValueError(f"arrived {arrived} of {expected}: both are known, or none")
+        raise ValueError(f"arrived {arrived} of {expected}: give both or neither")
     if arrived is not None and expected is not None and not 0 <= index(arrived) <= index(expected):
         raise ValueError(f"arrived {arrived} of {expected} answers")
 
 
 def rests_on(arrived: int | None, expected: int | None) -> str:
-    """How many of how many answers arrived, in words; empty where nobody counted."""
+    """How many of the expected answers arrived, in words; empty if unknown."""
     if arrived is None or expected is None:
         return ""
     if not expected:
@@ -67,30 +67,30 @@ def rests_on(arrived: int | None, expected: int | None) -> str:
     return f"{arrived:,} of {expected:,} answer{'' if expected == 1 else 's'}"
 
 
-def _texts(of: Any, *names: str) -> None:
+def _check_texts(of: Any, *names: str) -> None:
     for name in names:
         value = getattr(of, name)
         if value is not None and not isinstance(value, str):
             raise TypeError(f"{name} is {value!r}, not text")
 
 
-def _flags(of: Any, *names: str) -> None:
+def _check_flags(of: Any, *names: str) -> None:
     for name in names:
         if not isinstance(getattr(of, name), bool):
             raise TypeError(f"{name} is {getattr(of, name)!r}, not true or false")
 
 
 class OldResult(ValueError):
-    """A stored result of an earlier version, which states no status."""
+    """A stored result of an earlier version, without a status."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
     """A measured value with its interval.
 
-    `baseline` is what no leak at all would give in the same design (chance level);
-    `method` says how the interval was made; `n` counts the independent units behind it.
-    `one_sided`: only the low end is a statement, the high end is that of the scale.
+    `baseline` is the value without any leak in the same design (chance level); `method` names the
+    interval's method; `n` counts the independent units behind it. `one_sided`: only the low end
+    is estimated, the high end is that of the scale.
     """
 
     value: float
@@ -104,24 +104,24 @@ class Estimate:
 
     def __post_init__(self) -> None:
         for name in ("value", "low", "high"):
-            object.__setattr__(self, name, _finite_or_inf(name, getattr(self, name)))
+            object.__setattr__(self, name, _not_nan(name, getattr(self, name)))
         if not self.low <= self.high:
             raise ValueError(f"low {self.low} lies above high {self.high}")
         if self.baseline is not None:
-            object.__setattr__(self, "baseline", _finite_or_inf("baseline", self.baseline))
+            object.__setattr__(self, "baseline", _not_nan("baseline", self.baseline))
         object.__setattr__(self, "n", index(self.n))
-        object.__setattr__(self, "confidence", _finite_or_inf("confidence", self.confidence))
+        object.__setattr__(self, "confidence", _not_nan("confidence", self.confidence))
         if self.n < 0 or not 0 < self.confidence <= 1:
-            raise ValueError(f"n {self.n} from 0, confidence {self.confidence} above 0 up to 1")
-        _texts(self, "method")
-        _flags(self, "one_sided")
+            raise ValueError(f"n {self.n} or confidence {self.confidence} is out of range")
+        _check_texts(self, "method")
+        _check_flags(self, "one_sided")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Underpowered:
-    """A number that was not stated because the sample cannot carry it.
+    """A number left out because the sample is too small.
 
-    `measure` is the name that the estimate would have had, or empty where it is none of a result.
+    `measure` is the name of the estimate it would have been; empty if it is not part of a result.
     """
 
     what: str
@@ -132,7 +132,7 @@ class Underpowered:
     def __post_init__(self) -> None:
         object.__setattr__(self, "have", index(self.have))
         object.__setattr__(self, "needed", index(self.needed))
-        _texts(self, "what", "measure")
+        _check_texts(self, "what", "measure")
 
     def __str__(self) -> str:
         return f"underpowered: {self.what} needs {self.needed}, has {self.have}"
@@ -143,7 +143,7 @@ class Bound:
     """A closed form beside a measurement.
 
     `kind`: "upper" or "lower" (a theorem), "reference" (published, not a guarantee).
-    `of` names the estimate it bounds; `source` is an equation tag; `assumes` says when it holds.
+    `of` names the bounded estimate; `source` is an equation tag; `assumes` states its conditions.
     """
 
     value: float
@@ -153,17 +153,17 @@ class Bound:
     assumes: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "value", _finite_or_inf("value", self.value))
+        object.__setattr__(self, "value", _not_nan("value", self.value))
         if self.kind not in get_args(BoundKind):
             raise ValueError(f"kind {self.kind!r} is not one of {', '.join(get_args(BoundKind))}")
-        _texts(self, "of", "source", "assumes")
+        _check_texts(self, "of", "source", "assumes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What is missing where nothing could be measured: `code` is the fact, the rest is for people.
+    """Why nothing could be measured: `code` is for programs, the rest for people.
 
-    Codes are listed in `report.rules.NEEDS` where they have words of their own.
+    `reporting.rules.NEEDS` lists codes with wording of their own.
     """
 
     code: str
@@ -173,13 +173,13 @@ class Need:
     remedy: str = ""
 
     def __post_init__(self) -> None:
-        _texts(self, "code", "what", "expected", "got", "remedy")
+        _check_texts(self, "code", "what", "expected", "got", "remedy")
         if not self.code:
-            raise ValueError("a need has a code: words alone cannot be told apart")
+            raise ValueError("a need must have a code")
 
     @classmethod
     def of(cls, error: FedauditError) -> Need:
-        """What an error says, under its code."""
+        """The need that an error states."""
         return cls(
             code=error.code,
             what=error.what,
@@ -194,22 +194,21 @@ class Need:
 
 
 NO_TRUTH = Need(code="no_truth", what="no truth: the attack guessed, and nothing was scored")
-"""Of every attack that ran blind."""
+"""The need of every attack without truth."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditResult(Tabular):
     """The log of one audit of one trace from one vantage.
 
-    `status` says whether it measured, and `need` what was missing where it did not. `known`: the
-    adversary has what is asked about without an attack, and the headline states that at its full
-    value.
-    `headline` names the estimate the verdict rests on; `greater_is_leak` says which side of its
-    baseline is bad. `detectable` is the smallest headline value that would have been seen (the
-    largest where less is worse); None where nobody can say, an infinity where no value would.
+    `status` says whether it measured; if not, `need` says why. `known`: the adversary has the
+    answer without an attack, and the headline takes its full value.
+    `headline` names the estimate behind the verdict; `greater_is_leak` says which side of its
+    baseline is bad. `detectable` is the smallest headline value the audit would have detected (the
+    largest where less is worse); None if unknown, an infinity if it detects no value.
     `per_client` maps a pseudonymous party to its columns. `curves` maps a figure to its columns of
-    equal length. The result rests on `arrived` of `expected` answers; `recording` lists what is
-    torn in the trace that they were read from, or missing in it.
+    equal length. The result rests on `arrived` of `expected` answers; `recording` lists damage and
+    gaps in the trace they come from.
     """
 
     audit: str
@@ -235,11 +234,11 @@ class AuditResult(Tabular):
     recording: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _texts(self, "audit", "question", "vantage", "headline", "source", "trace_sha256")
-        _flags(self, "known", "greater_is_leak")
+        _check_texts(self, "audit", "question", "vantage", "headline", "source", "trace_sha256")
+        _check_flags(self, "known", "greater_is_leak")
         if self.status not in get_args(Status):
             raise ValueError(f"status {self.status!r} is not one of {', '.join(get_args(Status))}")
-        # free-form parts take the form they have in JSON: what is read equals what was written
+        # free-form parts take their JSON form, so that reading returns what was written
         object.__setattr__(self, "settings", _restore(_plain(self.settings)))
         object.__setattr__(self, "per_client", _restore(_plain(self.per_client)))
         curves = _restore(_plain(self.curves))
@@ -256,7 +255,7 @@ class AuditResult(Tabular):
         object.__setattr__(self, "recording", tuple(self.recording))
         _check_counts(self.arrived, self.expected)
         if self.detectable is not None:
-            object.__setattr__(self, "detectable", _finite_or_inf("detectable", self.detectable))
+            object.__setattr__(self, "detectable", _not_nan("detectable", self.detectable))
         if self.headline is not None and self.headline not in self.estimates:
             raise ValueError(f"headline {self.headline!r} is not among the estimates")
         self._check_status()
@@ -265,22 +264,24 @@ class AuditResult(Tabular):
                 raise ValueError(f"bound {name!r} bounds {bound.of!r}, which is not estimated")
 
     def _check_status(self) -> None:
-        """Status, need and headline go together: what measured nothing says what it lacks."""
+        """Check that status, need and headline agree."""
         if self.need is not None and not isinstance(self.need, Need):
             raise TypeError(f"need is {self.need!r}, not a Need")
         if self.status == "ok" and self.headline is None:
-            raise ValueError("a result of status 'ok' names its headline")
+            raise ValueError("a result of status 'ok' needs a headline")
         if (self.status == "ok") != (self.need is None):
             raise ValueError(f"a result of status {self.status!r} with need {self.need!r}")
         if self.headline is not None and self.status not in ("ok", "nothing_to_say"):
             raise ValueError(f"a result of status {self.status!r} measured no {self.headline!r}")
         if self.known and self.status != "ok":
-            raise ValueError(f"what is known outright is a result, not {self.status!r}")
+            raise ValueError(f"a result of status {self.status!r} cannot be known outright")
 
     @property
     def undecided(self) -> bool:
-        """Whether the headline is a proven range, no point, with its baseline inside: no chance is
-        in it, and yet either side may be true."""
+        """Whether the headline is a proven range that contains its baseline.
+
+        No chance is involved, but either side may be true.
+        """
         if self.headline is None:
             return False
         e = self.estimates[self.headline]
@@ -299,19 +300,19 @@ class AuditResult(Tabular):
         ]
 
     def to_json(self) -> str:
-        """Strict JSON, keys in the order of the fields."""
+        """Strict JSON, keys in field order."""
         return json.dumps(_plain(self), indent=1, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> AuditResult:
-        """The exact inverse of `to_json`; ValueError for anything that is not a result."""
+        """The exact inverse of `to_json`; raises ValueError for anything else."""
         given = parse_json(text)
         if (wrong := misfit(given, AUDIT_RESULT)) is not None:
             raise ValueError(f"not a result: {wrong.got}, expected {wrong.expected}")
         raw = _restore(given)
         if "status" not in raw:
-            # written before results had one: what it meant is not guessed from its words
-            raise OldResult("an earlier version of fedaudit stored this result: audit again")
+            # older results have none: do not guess it from their wording
+            raise OldResult("an earlier version of fedaudit wrote this result: audit again")
         for name, kind in (("estimates", Estimate), ("bounds", Bound)):
             raw[name] = {k: _build(kind, v, f"{name}.{k}") for k, v in raw.get(name, {}).items()}
         raw["underpowered"] = tuple(
@@ -326,10 +327,9 @@ class AuditResult(Tabular):
 class Finding(Tabular):
     """One line of a report: a verdict, the rule it follows from, and the number behind it.
 
-    `rule` is the id of a rule in `report.rules` and `because` says it of this result. `measure` is
-    the estimate that it rests on, of a single `client` where it is about one, in the `variant` of a
-    study that was audited. `known`: no attack was needed. `code` of the need where nothing was
-    measured.
+    `rule` is the id of a rule in `reporting.rules`; `because` applies it to this result. `measure`
+    names the estimate behind it, of a single `client` if it concerns one, in the `variant` of a
+    study. `known`: no attack was needed. `code` is that of the need if nothing was measured.
     """
 
     verdict: Verdict
@@ -354,17 +354,17 @@ class Finding(Tabular):
         _check_counts(self.arrived, self.expected)
         if self.verdict not in get_args(Verdict):
             raise ValueError(f"verdict {self.verdict!r} is not one of {get_args(Verdict)}")
-        _texts(self, "rule", "because", "measure", "client", "variant", "code")
-        _flags(self, "known")
+        _check_texts(self, "rule", "because", "measure", "client", "variant", "code")
+        _check_flags(self, "known")
 
     @property
     def rests_on(self) -> str:
-        """How many of the answers that were due arrived; empty where nobody counted."""
+        """How many of the expected answers arrived, in words; empty if unknown."""
         return rests_on(self.arrived, self.expected)
 
     @property
     def cited(self) -> str:
-        """The rule and what it says of this result."""
+        """The rule and its reason."""
         return f"{self.rule}: {self.because}" if self.because else self.rule
 
     def rows(self) -> Sequence[Row]:
@@ -416,7 +416,7 @@ def _mapping(where: str, raw: Any) -> Mapping[str, Any]:
 
 
 def _build(kind: type[T], raw: Any, where: str) -> T:
-    """A dataclass from its fields by name; ValueError says what is unknown, missing or wrong."""
+    """Build a dataclass from a mapping; ValueError names unknown, missing or wrong fields."""
     assert is_dataclass(kind)
     given = _mapping(where, raw)
     known = {f.name: f for f in fields(kind)}
@@ -436,18 +436,18 @@ def _build(kind: type[T], raw: Any, where: str) -> T:
         raise ValueError(f"{where}: {error}") from None
 
 
-#: texts that would read as an infinity, or as one that was set apart already
+#: texts that look like an infinity, or like one already escaped
 _LIKE_INFINITY = re.compile(r"\\*-?inf\Z")
 
 
 def _plain(value: Any) -> Any:
-    """JSON types only: tuples become lists, infinities the strings "inf" and "-inf"."""
+    """Convert to JSON types: tuples become lists, infinities the strings "inf" and "-inf"."""
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise TypeError(f"a result has the key {key!r}: use text, JSON has no other keys")
+                raise TypeError(f"a result has the key {key!r}: JSON keys are text")
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
@@ -455,7 +455,7 @@ def _plain(value: Any) -> Any:
         return "\\" + value if _LIKE_INFINITY.match(value) else value
     if isinstance(value, float):
         if math.isnan(value):
-            raise ValueError("a result holds NaN: leave the number out and say why")
+            raise ValueError("a result holds NaN: leave the number out")
         if math.isinf(value):
             return "inf" if value > 0 else "-inf"
         return float(value)
@@ -463,13 +463,13 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, int):
         if not -(1 << 63) <= value < 1 << 64:
-            raise ValueError("a result holds a whole number beyond 64 bits: no reader takes it")
+            raise ValueError("a result holds a whole number beyond 64 bits: JSON readers refuse it")
         return value
     raise TypeError(f"a result holds {type(value).__name__}: convert it to plain numbers or text")
 
 
 def _restore(value: Any) -> Any:
-    """The inverse of `_plain`, up to the types that JSON has."""
+    """The inverse of `_plain`, up to JSON types."""
     if isinstance(value, dict):
         return {k: _restore(v) for k, v in value.items()}
     if isinstance(value, list):

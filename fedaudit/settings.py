@@ -1,17 +1,17 @@
-"""From the words of a config to checked objects: unknown names refused with the nearest valid one.
+"""Build checked settings objects from a config; refuse unknown names with the nearest valid one.
 
 A settings object is a frozen keyword-only dataclass. Pydantic checks the types of a config
-strictly: a number in quotes is not a number. `@checked` checks the values at birth, whoever makes
-the object: a field's type says what is allowed.
+strictly: a number in quotes is not a number. `@checked` checks the values whenever an object is
+made: a field's type states the allowed range.
 
     @dataclass(frozen=True, kw_only=True)
     @checked("training")
     class Training:
         learning_rate: Positive = 0.1
         steps: Count | None = None
-        threshold: Annotated[int, Ge(2), "a sum over one client is no secret"] = 5
+        threshold: Annotated[int, Ge(2), "a sum over one client hides nothing"] = 5
 
-`require` checks single values, for arguments of functions. A text in `Annotated` says why.
+`require` checks single values, such as function arguments. A text in `Annotated` says why.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ SeedNumber = Annotated[int, Ge(0), Lt(2**64)]
 
 
 def check(cls: type[T], given: Mapping[str, Any], where: str, *, also: Iterable[str] = ()) -> T:
-    """An instance of dataclass `cls` from `given`; `where` is the section's name in messages.
+    """Build dataclass `cls` from `given`; `where` is the section's name in messages.
 
-    `also` are keys of the section that are read elsewhere (its `kind`): proposed, never taken.
+    `also` lists keys that other code reads (the section's `kind`): messages suggest them, this
+    function does not accept them.
     """
     fields = [f for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
     refuse_unknown(given, [f.name for f in fields], where, also=also)
@@ -76,7 +77,7 @@ def check(cls: type[T], given: Mapping[str, Any], where: str, *, also: Iterable[
 def check_arguments(
     function: Callable[..., Any], given: Mapping[str, Any], where: str, *, also: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """`given` as keyword-only arguments of `function`: names, types, nothing required missing."""
+    """Check names and types of `given` against the keyword-only arguments of `function`."""
     known = _arguments(function)
     refuse_unknown(given, known, where, also=also)
     hints = typing.get_type_hints(function)
@@ -90,7 +91,7 @@ def check_arguments(
 def refuse_unknown(
     given: Iterable[str], known: Iterable[str], where: str, *, also: Iterable[str] = ()
 ) -> None:
-    """Raise for the first key of `given` that is not `known`, with the nearest that is."""
+    """Raise for the first unknown key of `given` and name the nearest known one."""
     names, valid = set(known), {*known, *also}
     for key in given:
         if key not in names:
@@ -127,7 +128,7 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        # by way of JSON, strict mode still takes a TOML array for a tuple
+        # through JSON, strict mode still accepts a TOML array as a tuple
         return TypeAdapter(hint).validate_json(json.dumps(value), strict=True)
     except (ValidationError, TypeError):
         remedy = f"see `fedaudit list`, or leave {where.split('.')[-1]} out for its default"
@@ -148,10 +149,10 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
 def checked(
     where: str, *, error: type[FedauditError] = ConfigError
 ) -> Callable[[type[T]], type[T]]:
-    """Check a dataclass's own fields against their types at birth, before its `__post_init__`.
+    """Check a new object's own fields against their types, before its `__post_init__`.
 
-    Written below `@dataclass`. `where` is the section's name in messages. Only fields with a
-    constraint or a choice of words are checked; a subclass checks the fields that it adds.
+    Write it below `@dataclass`. `where` is the section's name in messages. Only fields with a
+    constraint or a `Literal` type are checked; a subclass checks the fields it adds.
     """
 
     def decorate(cls: type[T]) -> type[T]:
@@ -161,7 +162,7 @@ def checked(
 
         def __post_init__(self: Any) -> None:
             nonlocal rules
-            if rules is None:  # at the first birth: every name in the types is known by then
+            if rules is None:  # at the first object: by then every name in the types is defined
                 hints = typing.get_type_hints(cls, include_extras=True)
                 found = ((name, hints[name]) for name in hints if name in own)
                 rules = [(name, hint, test) for name, hint in found if (test := _test(hint))]
@@ -186,7 +187,7 @@ def require(
     remedy: str | None = None,
     **values: Any,
 ) -> None:
-    """Raise `error` for the first of `values` that the constrained type `hint` does not allow."""
+    """Raise `error` for the first of `values` outside the constrained type `hint`."""
     test = _test(hint)
     assert test is not None, f"{hint} has no constraint"
     for name, value in values.items():
@@ -204,7 +205,7 @@ def _refusal(
 
 
 def _advice(name: str, default: Any) -> str:
-    """What to write instead of a refused value: the default where there is one."""
+    """The remedy for a refused value: its default where there is one."""
     if default is dataclasses.MISSING:
         return f"correct {name}"
     return f"leave {name} out" if default is None else f"{name} = {json.dumps(default)}"
@@ -212,7 +213,7 @@ def _advice(name: str, default: Any) -> str:
 
 @cache
 def _test(hint: Any) -> Test | None:
-    """The test of a value against a type; None for a type without constraint or choice."""
+    """Test of a value against a type; None for a type without constraint or choice."""
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return lambda value: value in inside
@@ -230,7 +231,7 @@ def _test(hint: Any) -> Test | None:
 
 
 def _of_type(hint: Any) -> Test:
-    """The test of a plain type, for an unconstrained member of a union."""
+    """Test of a plain type, for an unconstrained member of a union."""
     kind = typing.get_origin(hint) or hint
     if kind is float:
         return _is_number
@@ -241,7 +242,7 @@ def _of_type(hint: Any) -> Test:
 
 def _within(base: Any, limits: Sequence[Any]) -> Test:
     tests = [_test(base) or _of_type(base)]
-    tests += [_HOLDS[type(m)](m) for m in limits if type(m) in _HOLDS]  # a text is the reason
+    tests += [_HOLDS[type(m)](m) for m in limits if type(m) in _HOLDS]  # a text is no limit
 
     def test(value: Any) -> bool:
         return all(holds(value) for holds in tests)
@@ -281,7 +282,7 @@ _PLURALS = {int: "whole numbers", float: "numbers", str: "texts in quotes"}
 
 
 def _spell(hint: Any) -> str:
-    """A type as a person would write it."""
+    """Describe a type in words."""
     origin = typing.get_origin(hint)
     if origin is typing.Literal:
         return " or ".join(repr(a) for a in typing.get_args(hint))
@@ -348,7 +349,7 @@ def _power(end: float) -> str:
 
 
 def describe(cls: type) -> dict[str, tuple[str, str]]:
-    """Setting -> (type in words, default in TOML) of a settings dataclass."""
+    """Map each setting of a dataclass to (type in words, default in TOML)."""
     hints = typing.get_type_hints(cls, include_extras=True)
     out = {}
     for f in dataclasses.fields(cls):

@@ -1,4 +1,4 @@
-"""Types in fedaudit's own files: one shape per kind of file, one function that compares.
+"""Types in fedaudit's own files: one shape per kind of file, and one function to compare.
 
 A shape is written as the value looks:
 
@@ -8,7 +8,7 @@ A shape is written as the value looks:
     [str]                       a list of it
     {str: int}                  an object with any keys
     {"a": str, "b?": int}       an object with these keys, `?`: may be absent; others are free
-    a function                  a check of one's own: what was expected, or None where it fits
+    a function                  a custom check: returns what was expected, or None if it fits
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ NOTHING = type(None)
 
 @dataclass(frozen=True)
 class Misfit:
-    """What stands where something else was expected."""
+    """A value that does not fit: what was expected, what was found."""
 
     expected: str
     got: str
 
 
 def misfit(value: Any, shape: Shape, where: str = "") -> Misfit | None:
-    """The first place at which a value has not its shape, or None."""
+    """The first place where a value does not fit its shape, or None."""
     if shape is None:
         return None
     if isinstance(shape, tuple):
@@ -155,7 +155,7 @@ GUARANTEE: Shape = {
     "by?": str,
 }
 GUARANTEES: Shape = {str: {str: GUARANTEE}}
-"""Who promised -> client -> guarantee."""
+"""Protection -> client -> guarantee."""
 
 TRUTH: Shape = {
     "seed?": int,
@@ -188,7 +188,7 @@ FETCHED: Shape = {
     "classes?": [str],
     "columns?": [str],
 }
-"""What a fetched data set says of itself."""
+"""Description inside a fetched data set."""
 
 RUN: Shape = {"config_sha256": str, "fedaudit?": str}
 SEAL: Shape = {

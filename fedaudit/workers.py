@@ -1,13 +1,14 @@
-"""Who does work that can be split: processes of this machine, or Ray's workers.
+"""Run independent jobs on processes of this machine or on Ray workers.
 
-Jobs are functions of their arguments, one thread each, so that no result depends on who did them
-or on how many there were. `using` says for a whole command who they are (`--workers`): what a run
-needs them for lies several rooms below, and no number depends on it.
+A job depends on its arguments only and uses one thread, so results depend neither on the kind nor
+on the number of workers. `use_workers` sets the workers for a whole command (`--workers`), because
+the code that needs them lies several modules below the command line.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -21,13 +22,13 @@ from fedaudit import foreign
 from fedaudit.errors import FedauditError, UsageError
 
 Workers = int | str | None
-"""A number of processes, "ray", "ray://HOST:PORT", or nobody but this process."""
+"""A number of processes, "ray", "ray://HOST:PORT", or None for this process alone."""
 
 _CHOSEN: ContextVar[Workers] = ContextVar("workers", default=None)
 
 
 def parse_workers(text: str | None) -> Workers:
-    """Processes (a number), or Ray: "ray" starts it here, "ray://HOST:PORT" joins a cluster."""
+    """Parse `--workers`: a number of processes, "ray" (started here), or a cluster's address."""
     if text is None or text == "ray":
         return text
     if text.isdigit() and int(text) >= 1:
@@ -36,7 +37,7 @@ def parse_workers(text: str | None) -> Workers:
     if text.startswith("ray://") and host and colon and port.isdigit():
         return text
     raise UsageError(
-        "--workers says who does the work",
+        "--workers cannot be read",
         expected="a number of processes, ray, or ray://HOST:PORT",
         got=repr(text),
         remedy="--workers 4",
@@ -44,8 +45,8 @@ def parse_workers(text: str | None) -> Workers:
 
 
 @contextmanager
-def using(workers: Workers) -> Iterator[None]:
-    """Let `workers` do what can be split while this lasts."""
+def use_workers(workers: Workers) -> Iterator[None]:
+    """Run jobs on `workers` within the block."""
     before = _CHOSEN.set(workers)
     try:
         yield
@@ -53,14 +54,14 @@ def using(workers: Workers) -> Iterator[None]:
         _CHOSEN.reset(before)
 
 
-def chosen() -> Workers:
-    """Whom the command named; None: this process does it all."""
+def current_workers() -> Workers:
+    """The workers of this command; None: this process alone."""
     return _CHOSEN.get()
 
 
 @dataclass(frozen=True)
-class Failed:
-    """A job that raised, in words: errors of workers do not travel as objects."""
+class JobFailed:
+    """A job that raised; `why` is the error as text."""
 
     why: str
 
@@ -68,27 +69,27 @@ class Failed:
 def fan_out(
     function: Callable[..., Any], jobs: Mapping[Any, tuple[Any, ...]], workers: int | str
 ) -> Generator[tuple[Any, Any], None, None]:
-    """(name, result or `Failed`) of every job, as they end; a job that fails stops no other."""
+    """Yield (name, result or `JobFailed`) as jobs end; a failed job does not stop the others."""
     if isinstance(workers, str):
         return _on_ray(function, jobs, workers)
     return _on_processes(function, jobs, max(1, min(workers, len(jobs))))
 
 
-def spawning() -> SpawnContext:
-    """How processes are made. Spawned, since torch's threads do not survive a fork; and without
-    the working folder first on their path: a file `multiprocessing.py` in it would be run."""
+def spawn_context() -> SpawnContext:
+    """Context for new processes: spawned, since torch's threads do not survive a fork.
+
+    Keeps the working folder off the front of their path: its `multiprocessing.py` would run.
+    """
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     return get_context("spawn")
 
 
 def prepare_worker(code: Collection[str] | None = None) -> None:
-    """One thread per process, however many there are: sums then round the same way.
+    """Set up a worker: one thread, so that sums round alike for any number of workers.
 
-    `code` names what may be loaded: `foreign.allowed` of the parent. Ctrl-C ends a worker at once
-    and without a word; the parent says what is kept.
+    `code` lists the user code it may load: `foreign.allowed` of the parent. Ctrl-C ends a worker
+    silently; the parent reports what is kept.
     """
-    import signal
-
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -101,7 +102,7 @@ def _on_processes(
 ) -> Generator[tuple[Any, Any], None, None]:
     pool = ProcessPoolExecutor(
         workers,
-        mp_context=spawning(),
+        mp_context=spawn_context(),
         initializer=prepare_worker,
         initargs=(foreign.allowed(),),
     )
@@ -112,10 +113,10 @@ def _on_processes(
             try:
                 found = job.result()
             except Exception as error:  # one broken job must not stop the others
-                found = Failed(_why(error))
+                found = JobFailed(_error_text(error))
             yield name, found
     except KeyboardInterrupt:
-        # what was kept is kept: nothing is gained by waiting for the jobs under way
+        # finished results are stored: do not wait for the running jobs
         for worker in active_children():
             worker.terminate()
         raise
@@ -123,34 +124,34 @@ def _on_processes(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _why(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     own = isinstance(error, FedauditError)
     return str(error) if own else f"{type(error).__name__}: {error}"
 
 
-def _there(
+def _run_on_ray(
     function: Callable[..., Any],
     job: tuple[Any, ...],
     here: str,
     code: Collection[str] | None,
 ) -> Any:
-    """A job in a worker of Ray; errors travel as words, not as objects."""
+    """Run one job in a Ray worker; an error returns as `JobFailed`."""
     import torch
 
     torch.set_num_threads(1)
     if os.path.isdir(here):
-        os.chdir(here)  # paths of a config are relative to where the command was given
+        os.chdir(here)  # paths in a config are relative to the command's working folder
     try:
         with foreign.only(code):
             return function(*job)
     except Exception as error:
-        return Failed(_why(error))
+        return JobFailed(_error_text(error))
 
 
 @contextmanager
 def _ray(address: str) -> Iterator[Any]:
-    """Ray, started here for this work or joined at an address; left as it was found."""
-    # before the import: nothing is reported home, and no advice is given
+    """Ray, started here or joined at an address; shut down afterwards unless already running."""
+    # before the import: no usage statistics, no advice
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
@@ -162,7 +163,7 @@ def _ray(address: str) -> Iterator[Any]:
             got="no such package",
             remedy='pip install "fedaudit[flower]", or --workers N for processes',
         ) from None
-    if ray.is_initialized():  # the caller's own
+    if ray.is_initialized():  # started by the caller
         yield ray
         return
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -173,7 +174,7 @@ def _ray(address: str) -> Iterator[Any]:
     try:
         try:
             ray.init(**options)
-        except Exception as error:  # whatever its client makes of an address where nobody is
+        except Exception as error:  # Ray raises many types for a wrong address
             raise UsageError(
                 f"Ray could not be reached as {address}",
                 expected="a running cluster of the same versions of Python and Ray",
@@ -189,8 +190,8 @@ def _on_ray(
     function: Callable[..., Any], jobs: Mapping[Any, tuple[Any, ...]], address: str
 ) -> Generator[tuple[Any, Any], None, None]:
     with _ray(address) as ray:
-        # a node may be lost with all that ran on it: once more, elsewhere
-        remote = ray.remote(num_cpus=1, max_retries=1)(_there)
+        # retry once: a node may be lost with its jobs
+        remote = ray.remote(num_cpus=1, max_retries=1)(_run_on_ray)
         how = (os.getcwd(), foreign.allowed())
         running = {remote.remote(function, job, *how): name for name, job in jobs.items()}
         try:
@@ -200,7 +201,7 @@ def _on_ray(
                 try:
                     found = ray.get(ready)
                 except Exception as error:
-                    found = Failed(_why(error))
+                    found = JobFailed(_error_text(error))
                 yield name, found
         finally:
             for left in running:

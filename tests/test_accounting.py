@@ -1,4 +1,4 @@
-"""Epsilons match the published figures, Opacus, and each other's order."""
+"""Epsilons match published figures and Opacus, and are ordered correctly."""
 
 import math
 
@@ -36,7 +36,7 @@ DIALOGUE_TEN = {0.5: 33.3, 1.0: 7.71, 1.5: 3.85}
     ],
 )
 def test_published_epsilons_by_renyi(rate, steps, rounds, figures):
-    """[Fingerprint] Tables 10 and 11, and what ten rounds of them really cost."""
+    """[Fingerprint] Tables 10 and 11, and the true cost of ten rounds."""
     exposure = Exposure(sampling_rate=rate, steps=steps, rounds=rounds)
     for z, published in figures.items():
         assert epsilon(exposure, z, 1e-4, by="rdp") == pytest.approx(published, rel=2e-3)
@@ -100,7 +100,7 @@ def test_amplification_by_shuffling_helps_with_many_clients_and_is_refused_with_
 
 
 def test_shuffled_rounds_of_gaussian_reports():
-    """Never more than without, less with very many clients, and nothing where none is proven."""
+    """Never above the unshuffled epsilon, less with very many clients, None if unproven."""
     plain = {t: epsilon(Exposure(sampling_rate=1, steps=1, rounds=t), 2.0, 1e-5) for t in (1, 10)}
     few, many = shuffled(2.0, 10, 50, 1e-5), shuffled(2.0, 10, 100_000, 1e-5)
     assert few.epsilon is None
@@ -121,7 +121,7 @@ def test_shuffled_rounds_of_gaussian_reports():
 
 
 def test_a_report_is_charged_within_delta():
-    """Tails of the Gaussian, theorem and composition together spend at most delta."""
+    """Gaussian tails, theorem and composition together spend at most delta."""
     for z, clients, rounds in ((8.0, 2_000, 5), (2.0, 100_000, 20), (1.5, 10_000_000, 3)):
         share = 1e-5 / (4 * rounds)
         found = shuffled(z, rounds, clients, 1e-5)
@@ -156,7 +156,7 @@ def test_state_of_an_opacus_accountant():
             from_opacus(wrong, 1e-5)
     assert from_opacus({"history": []}, 1e-5).epsilon == 0
     assert from_opacus({"history": [[0.0, 0.1, 3]]}, 1e-5).epsilon == math.inf
-    # nothing is promised: said without an accountant that would fill the memory
+    # no guarantee: found without an accountant, which would fill the memory
     for endless in ([1.0, 0.1, 10**15], [1e-308, 0.5, 1], [0.3, 1.0, 10**7]):
         assert from_opacus({"history": [endless]}, 1e-5).epsilon == math.inf
     assert from_opacus({"history": [[0.2, 0.1, 3]]}, 1e-5).epsilon == pytest.approx(

@@ -27,7 +27,7 @@ def test_of_many_names_the_nearest_are_listed_and_the_others_counted():
 
 def test_more_advice_keeps_the_error():
     plain = DataError("no", expected="a", got="b", remedy="c")
-    more = plain.advising("d")
+    more = plain.with_advice("d")
     assert type(more) is DataError
     assert (more.what, more.expected, more.got, more.remedy) == ("no", "a", "b", "c; d")
-    assert DataError("no").advising("d").remedy == "d"
+    assert DataError("no").with_advice("d").remedy == "d"

@@ -168,7 +168,7 @@ def test_content_is_on_the_disk_before_its_name(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_link_or_a_pipe_in_the_way_is_not_written_through(tmp_path: Path):
-    """A folder that was received may hold either under the name of a file that is being written."""
+    """A received folder may hold either under the name of a file to write."""
     victim = tmp_path / "victim"
     victim.write_text("of the user", encoding="utf-8")
     (tmp_path / "f.part").symlink_to(victim)
@@ -198,7 +198,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path):
 
 
 def member(dtype: str, shape: tuple[int, ...], content: bytes) -> bytes:
-    """An array's file with a header of one's own."""
+    """An array file with a given header."""
     head = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape}, }}"
     text = head.encode() + b" " * (-(len(head) + 11) % 64) + b"\n"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + content
@@ -226,7 +226,7 @@ def test_arrays_are_what_numpy_reads(tmp_path: Path):
         for name, array in given.items():
             assert found[name].dtype == array.dtype
             np.testing.assert_array_equal(found[name], array)
-        found["a"][0, 0] = 9  # whoever reads it may change it
+        found["a"][0, 0] = 9  # the caller may change it
     assert list(read_npz(tmp_path / "f.npz", ("c", "none"))) == ["c"]
 
 
@@ -270,7 +270,7 @@ def test_an_archive_of_something_else_or_the_same_twice_is_refused(tmp_path: Pat
 
 
 def test_an_archive_that_unpacks_to_far_more_is_refused(tmp_path: Path, monkeypatch):
-    """A gigabyte is allowed to any, and a hundred times its size; the limit is in the message."""
+    """Limits: one gigabyte, or a hundred times the size; the message states the limit."""
     monkeypatch.setattr(files, "_GIGABYTE", 4 << 20)
     packed = tmp_path / "f.csv.gz"
     packed.write_bytes(gzip.compress(bytes(8 << 20)))
@@ -288,7 +288,7 @@ def test_an_archive_that_unpacks_to_far_more_is_refused(tmp_path: Path, monkeypa
 
 
 def test_three_gigabytes_in_three_megabytes_are_refused_without_unpacking(tmp_path: Path):
-    """The directory of the archive says its size: nothing is read."""
+    """The archive's directory states its size: nothing is unpacked."""
     file = tmp_path / "f.npz"
     archive(file, x=member("<f8", (1 << 22,), bytes(32 << 20)))
     raw = bytearray(file.read_bytes())

@@ -1,4 +1,4 @@
-"""Code of a user's own: whatever it does, one message with its line, and never a traceback."""
+"""User code: any failure gives one message with its line, never a traceback."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ NAMED = {"expected": "a function that builds", "example": '"own:build"'}
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """Write a module into the working folder, and forget it afterwards."""
+    """Write a module into the working folder; unload it afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     made = []

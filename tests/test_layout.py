@@ -64,7 +64,7 @@ def test_flatten_refuses_what_does_not_fit() -> None:
 
 
 def test_of_refuses_nonsense() -> None:
-    with pytest.raises(UsageError, match="stands twice"):
+    with pytest.raises(UsageError, match="'a' appears twice"):
         Layout.of([("a", (1,)), ("a", (2,))])
     with pytest.raises(UsageError, match="shape"):
         Layout.of([("a", (-1,))])

@@ -1,4 +1,4 @@
-"""Values that belong to clients: by name, in both directions."""
+"""Match values with clients by name, in both directions."""
 
 import json
 

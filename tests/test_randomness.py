@@ -65,7 +65,7 @@ def test_the_dtype_of_a_coordinate_does_not_matter() -> None:
 
 
 def test_known_values() -> None:
-    """Golden: a change of these changes every run."""
+    """Golden values: changing them changes every run."""
     assert int(Seed(0).bits("batches", 1, 2, 3)) == 3793397701293139978
     assert Seed(7).key("shuffle", 1) == 7696498818785538466
     assert Seed(0).generator("noise", 4).integers(10**9) == 130953679
@@ -89,7 +89,7 @@ def test_every_bit_is_a_fair_coin() -> None:
 
 @pytest.mark.parametrize("axis", range(3))
 def test_neighbours_along_any_coordinate_are_uncorrelated(axis: int) -> None:
-    """Client, round and step: the next address says nothing about this one."""
+    """Client, round and step: neighbouring addresses are independent."""
     shape = [27, 27, 27]
     grid = SEED.uniform("steps", *np.ix_(*(np.arange(n) for n in shape)))
     a = np.take(grid, range(26), axis=axis).reshape(-1)
@@ -183,7 +183,7 @@ def test_addresses_that_share_32_bits_do_not_share_their_noise() -> None:
 
 
 def test_one_purpose_tells_nothing_of_another() -> None:
-    """The chain can be walked back to where a purpose begins, and no further: that is a hash."""
+    """The chain can be inverted back to a purpose's first word, which is a hash."""
     begin = {p: reference(5, p) for p in ("weights", "dp_sgd")}
     assert begin["weights"] != begin["dp_sgd"]
     assert reference(6, "weights") ^ begin["weights"] != reference(6, "dp_sgd") ^ begin["dp_sgd"]

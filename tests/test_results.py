@@ -1,4 +1,4 @@
-"""Results are plain data: what is read back equals what was written, and nothing slips through."""
+"""Results: JSON round trips are exact, and invalid values are refused."""
 
 import json
 import math
@@ -221,7 +221,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         Bound(value=1, kind="exact", of="x", source="")
     with pytest.raises(ValueError, match="not among the estimates"):
         AuditResult(audit="a", question="q", vantage="v", headline="x")
-    with pytest.raises(ValueError, match="names its headline"):
+    with pytest.raises(ValueError, match="needs a headline"):
         AuditResult(
             audit="a",
             question="q",
@@ -325,7 +325,7 @@ def test_a_need_keeps_what_an_error_says_and_its_code() -> None:
     assert Need.of(error) == Need(
         code="nothing_arrived", what="no rounds", expected="one", remedy="wait"
     )
-    assert Need.of(error.advising("look")).code == "nothing_arrived"
+    assert Need.of(error.with_advice("look")).code == "nothing_arrived"
     assert str(Need(code="c", what="w", expected="e", got="g")) == "w; expected e; got g"
     assert NotObservable("x").code == "not_observable"
     assert NotObservable("x", code="no_single_updates").code == "no_single_updates"

@@ -1,4 +1,4 @@
-"""Updates that do not fit memory stand in a file; the numbers are the same."""
+"""Updates larger than memory go to a file; the numbers stay equal."""
 
 import os
 import tempfile
@@ -15,7 +15,7 @@ from fedaudit.errors import DataError
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
-    """A machine with so little memory that any row is too much."""
+    """A machine with too little memory for any row."""
     monkeypatch.setattr(rows, "memory", lambda: 16)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path

@@ -1,4 +1,4 @@
-"""Settings come from a config strictly: known names, right types, nothing converted silently."""
+"""Settings are read strictly: known names, exact types, no silent conversion."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -160,7 +160,7 @@ class Child(Checked):
 @given(value=st.floats(allow_nan=True) | st.integers() | st.booleans() | st.text(), data=st.data())
 @pytest.mark.parametrize("hint", CONSTRAINED, ids=settings._spell)
 def test_require_agrees_with_pydantic(hint, value, data):
-    """An implementation of the same constraints that is not ours."""
+    """Pydantic implements the same constraints independently."""
     value = data.draw(st.sampled_from([value, 0, 1, 2, 0.0, 1.0, 2**64, math.inf, -math.inf]))
     try:
         TypeAdapter(hint).validate_python(value, strict=True)

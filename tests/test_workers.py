@@ -1,4 +1,4 @@
-"""Work that is split gives the same results, and a part that fails stops no other."""
+"""Split work gives the same results; a failed job does not stop the others."""
 
 import os
 from contextlib import closing
@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 
 from fedaudit.errors import UsageError
-from fedaudit.workers import Failed, chosen, fan_out, parse_workers, using
+from fedaudit.workers import JobFailed, current_workers, fan_out, parse_workers, use_workers
 
 
 def halved(number):
@@ -23,7 +23,7 @@ def test_every_job_ends_once_whatever_becomes_of_the_others():
     for n in range(5):
         outcome = found[f"job {n}"]
         if n % 2:
-            assert isinstance(outcome, Failed)
+            assert isinstance(outcome, JobFailed)
             assert "an even number" in outcome.why
         else:
             assert outcome[0] == n // 2
@@ -31,13 +31,13 @@ def test_every_job_ends_once_whatever_becomes_of_the_others():
 
 
 def test_a_command_names_its_workers_for_as_long_as_it_lasts():
-    assert chosen() is None
-    with using(3):
-        assert chosen() == 3
-        with using("ray"):
-            assert chosen() == "ray"
-        assert chosen() == 3
-    assert chosen() is None
+    assert current_workers() is None
+    with use_workers(3):
+        assert current_workers() == 3
+        with use_workers("ray"):
+            assert current_workers() == "ray"
+        assert current_workers() == 3
+    assert current_workers() is None
 
 
 @pytest.mark.parametrize(

@@ -280,7 +280,7 @@ def from_width(
         unit=unit,
         chance=e.baseline,
         have=e.n,
-        seen=baseline + sign * power.effect_seen(at, *aim.level),
+        seen=baseline + sign * power.detectable_effect(at, *aim.level),
         wanted=baseline + sign * effect,
         needed=power.units_for_effect(at, e.n, effect, *aim.level),
         how=how,
@@ -314,7 +314,9 @@ def for_rate(
         unit="members" if short else "non-members",
         chance=rate,
         have=members if short else others,
-        seen=power.rate_seen(rate, members, *aim.level) if stated and members is not None else None,
+        seen=power.detectable_rate(rate, members, *aim.level)
+        if stated and members is not None
+        else None,
         wanted=wanted,
         needed=needed_members if short else needed_others,
         how=f"{needed_others:,} non-members, and {needed_members:,} members to show "

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedaudit.audits.query_plan import PlanAudit
     from fedaudit.decide.query_plans import Designs, PlanCheck
     from fedaudit.results import Estimate
-    from fedaudit.stats.plan_design import Needed
+    from fedaudit.stats.plan_design import RoundsNeeded
 
 app = new_app()
 plan_app = typer.Typer(
@@ -286,7 +286,7 @@ def _interval(e: Estimate) -> str:
     return f"{e.value:.3f} [{e.low:.3f}, {e.high:.3f}]"
 
 
-def _needed(needed: Needed | None) -> str:
+def _needed(needed: RoundsNeeded | None) -> str:
     if needed is None:
         return "never"
     if needed.rounds is None:

@@ -38,7 +38,7 @@ from fedaudit.study import study
 from fedaudit.study.auditing import audit
 from fedaudit.study.folders import is_study
 from fedaudit.study.sweep import sweep
-from fedaudit.workers import parse_workers, using
+from fedaudit.workers import parse_workers, use_workers
 
 
 def starting(bar: Bar, stage: str) -> None:
@@ -148,7 +148,7 @@ def run_command(
         assert forecasts is not None
         print_plan(study.describe(parts, forecasts), forecasts, as_json)
         return
-    with interruptible(again()), Bar(silent) as bar, using(workers_chosen):
+    with interruptible(again()), Bar(silent) as bar, use_workers(workers_chosen):
         reuses: list[tuple[str, Any]] = []
         done = study.study(
             parts,
@@ -244,7 +244,7 @@ def audit_command(
         workers_chosen = parse_workers(workers)
         settings, columns = parse_audit_settings(set_ or ())
         named = {k: v for k, v in (("label", label), ("client", client)) if v is not None}
-        with using(workers_chosen):
+        with use_workers(workers_chosen):
             result = audit(
                 trace,
                 only or None,

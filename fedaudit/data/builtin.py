@@ -1,11 +1,11 @@
-"""Data sets that need no download, by name.
+"""Data sets without download, by name.
 
-Real: `digits` and `breast-cancer` (files that scikit-learn ships), `docs` (Python's own language
-reference, which the standard library carries for `help()`).
-Synthetic, with a known truth: `one-hot`, `spherical`, `gaussian-mixture`.
+Real: `digits` and `breast-cancer` (from scikit-learn's files), `docs` (Python's language reference,
+from the standard library's `help()`). Synthetic, with a known truth: `one-hot`, `spherical`,
+`gaussian-mixture`.
 
-`load(name, seed=..., **settings)` also answers to the names of `fetch`, once they are fetched.
-`BUILTIN` describes each set and its settings, so that a listing and a config check can use it.
+`load(name, seed=..., **settings)` also loads sets of `fetch` that are in the cache. `BUILTIN`
+describes each set and its settings, for listings and config checks.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.data import fetch
 from fedaudit.data.dataset import Dataset
 from fedaudit.errors import ConfigError, nearest
 from fedaudit.files import read_data
@@ -28,7 +29,7 @@ from fedaudit.randomness import Seed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class DatasetSetting:
     """One argument of a data set: its type, default, smallest value and meaning."""
 
     name: str
@@ -38,8 +39,8 @@ class Setting:
     meaning: str
 
     def check(self, dataset: str, value: Any) -> int | float | bool:
-        """`value` as this setting's type, or a ConfigError."""
-        # bool is a subclass of int: True records would otherwise be one record
+        """Convert `value` to this setting's type, or raise ConfigError."""
+        # bool is a subclass of int: records = true would be one record
         good = (
             isinstance(value, bool)
             if self.type is bool
@@ -66,11 +67,11 @@ class Builtin:
     name: str
     summary: str
     make: Callable[..., Dataset]
-    settings: tuple[Setting, ...] = ()
+    settings: tuple[DatasetSetting, ...] = ()
 
 
 def check_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings of data set `name` with defaults filled in.
+    """All settings of data set `name`, with defaults.
 
     Raises ConfigError for an unknown data set, an unknown setting or a wrong value.
     """
@@ -80,26 +81,22 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         if given not in by_name:
             raise ConfigError(
                 f"data set {name!r} has no setting {given!r}",
-                expected="a setting of this data set" if known else "no settings at all",
+                expected="a setting of this data set" if known else "no settings",
                 got=repr(given),
-                remedy=nearest(given, by_name) if known else f"leave {given!r} out",
+                remedy=nearest(given, by_name) if known else f"remove {given!r}",
             )
     return {s.name: s.check(name, settings.get(s.name, s.default)) for s in known}
 
 
 def load(name: str, *, seed: Seed, **settings: Any) -> Dataset:
-    """The data set `name`; synthetic ones are drawn from `seed`."""
-    from fedaudit.data import fetch
-
+    """Load data set `name`; `seed` draws synthetic ones."""
     values = check_settings(name, settings)
     if name in fetch.SOURCES:
         return fetch.load_fetched(name, seed=seed, **values)
     return BUILTIN[name].make(seed=seed, **values)
 
 
-def _settings_of(name: str) -> tuple[Setting, ...]:
-    from fedaudit.data import fetch
-
+def _settings_of(name: str) -> tuple[DatasetSetting, ...]:
     if name in BUILTIN:
         return BUILTIN[name].settings
     if name in fetch.SOURCES:
@@ -116,9 +113,9 @@ def _settings_of(name: str) -> tuple[Setting, ...]:
 
 
 def _bundled(filename: str) -> str | None:
-    """Text of a file in scikit-learn's data folder, without importing scikit-learn.
+    """Text of a file in scikit-learn's data folder.
 
-    `import sklearn.datasets` costs more than a second; finding its folder costs nothing.
+    Does not import scikit-learn: `import sklearn.datasets` takes more than a second.
     """
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
@@ -187,8 +184,8 @@ def _docs(*, seed: Seed, minimum_bytes: int) -> Dataset:
 
     names = sorted(topics)
     texts = tuple(topics[name].strip() + "\n" for name in names)
-    # Neighbours in the alphabet treat related matters (assert, assignment, async, ...), so runs of
-    # neighbours are natural owners: each is filled until it holds enough text.
+    # Topics close in the alphabet are related (assert, assignment, async, ...), so runs of topics
+    # are natural owners. A run grows until it holds enough text.
     runs: list[list[int]] = [[]]
     held = 0
     for i, text in enumerate(texts):
@@ -220,9 +217,9 @@ def _docs(*, seed: Seed, minimum_bytes: int) -> Dataset:
 def one_hot(
     rng: np.random.Generator, *, records: int, dimension: int, distinct: bool = False
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """One-hot vectors (records, dimension) and the position of each one (records,).
+    """One-hot vectors (records, dimension) and the position of each 1 (records,).
 
-    `distinct`: no two records are equal; needs `records <= dimension`.
+    `distinct`: all records differ; needs `records <= dimension`.
     """
     if distinct and records > dimension:
         raise ConfigError(
@@ -259,8 +256,8 @@ def gaussian_mixture(
     """Spherical Gaussians of unit variance, one per class.
 
     Any two class means are exactly `separation` apart, so for two classes the best possible
-    accuracy is Phi(separation / 2). With `clients`, all records of one client are moved by the
-    same vector of length `client_shift` in a direction of the client's own.
+    accuracy is Phi(separation / 2). With `clients`, each client's records are shifted by one vector
+    of length `client_shift`, in a random direction per client.
 
     Returns:
         x (records, dimension), y (records,), client number (records,) or None.
@@ -349,8 +346,8 @@ def _gaussian_mixture(
     )
 
 
-def _count(name: str, default: int, meaning: str, minimum: int = 1) -> Setting:
-    return Setting(name=name, type=int, default=default, minimum=minimum, meaning=meaning)
+def _count(name: str, default: int, meaning: str, minimum: int = 1) -> DatasetSetting:
+    return DatasetSetting(name=name, type=int, default=default, minimum=minimum, meaning=meaning)
 
 
 _TABLE = (
@@ -373,7 +370,9 @@ _TABLE = (
         settings=(
             _count("records", 1000, "number of records"),
             _count("dimension", 100, "length of a vector", 2),
-            Setting(name="distinct", type=bool, default=False, meaning="no two records are equal"),
+            DatasetSetting(
+                name="distinct", type=bool, default=False, meaning="no two records are equal"
+            ),
         ),
     ),
     Builtin(
@@ -391,12 +390,12 @@ _TABLE = (
             _count("records", 2000, "number of records"),
             _count("dimension", 20, "length of a vector"),
             _count("classes", 4, "number of classes", 2),
-            Setting(
+            DatasetSetting(
                 name="separation", type=float, default=3.0, minimum=0.0,
                 meaning="distance of any two class means, in standard deviations",
             ),
             _count("clients", 0, "number of natural owners, 0 for none", 0),
-            Setting(
+            DatasetSetting(
                 name="client_shift", type=float, default=0.0, minimum=0.0,
                 meaning="how far all records of an owner are moved, in standard deviations",
             ),
@@ -406,6 +405,6 @@ _TABLE = (
 
 BUILTIN: Mapping[str, Builtin] = MappingProxyType({entry.name: entry for entry in _TABLE})
 
-FETCHED_SETTINGS: tuple[Setting, ...] = (
+FETCHED_SETTINGS: tuple[DatasetSetting, ...] = (
     _count("records", 0, "training records to draw at random, 0 for all", 0),
 )

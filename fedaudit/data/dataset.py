@@ -1,7 +1,7 @@
-"""A dataset: records, labels, and who owns them. Nothing here knows of federations or models.
+"""A dataset: records, labels and owners, independent of federations and models.
 
 Shapes: `x` is (n, ...) float32 for features and images (channels first, values in [0, 1] for
-images), or a tuple of n strings for text; `y` is (n,) int64, all zero where there are no labels.
+images), or a tuple of n strings for text; `y` is (n,) int64, all zero without labels.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Owners = tuple[str, ...]
 class Dataset:
     """Records with labels; optional owners, one string per record.
 
-    `client`: natural owner of a record; `organisation`: what the owner belongs to (constant within
-    a client); `person`: whom a record is about. A person never stands on both sides of a split
-    and can be the unit of privacy. `test` is the dataset's own held-out part, where it has one.
-    `dropped`: of clients that lost records since they were read, (records read, records lost).
+    `client`: natural owner of a record; `organisation`: the owner's organisation (constant within a
+    client); `person`: the subject of a record. A split never separates a person's records, and a
+    person can be the unit of privacy. `test` is the dataset's own held-out part, if any.
+    `dropped`: (records read, records lost) of clients that lost records after reading.
     """
 
     name: str
@@ -84,14 +84,14 @@ class Dataset:
             )
 
     def _refuse_torn_text(self) -> None:
-        """No file of ours could hold such a text."""
+        """Refuse text with lone surrogates: it cannot be written to a file."""
         texts = self.x if isinstance(self.x, tuple) else None
         columns = {"text": texts, **{k: getattr(self, k) for k in ("client", "organisation")}}
         columns |= {"person": self.person, "class": self.classes, "name of column": self.columns}
         for what, column in columns.items():
             if column is None or is_text("".join(column)):
                 continue
-            # two halves of a pair, joined, are still no text
+            # joined surrogate halves are not valid text either
             at = next(i for i, text in enumerate(column) if not is_text(text))
             where = f"{what} {at}" if what in ("class", "name of column") else f"record {at}"
             if what == "class" and (self.y == at).any():
@@ -100,14 +100,14 @@ class Dataset:
                 f"dataset {self.name!r}, {where}: the {what} is not UTF-8 text",
                 expected="text without lone surrogates",
                 got=ascii(column[at])[:60],
-                remedy="correct the record, or save the data as UTF-8 anew",
+                remedy="correct the record, or save the data as UTF-8 again",
             )
 
     def __len__(self) -> int:
         return len(self.x)
 
     def take(self, rows: npt.ArrayLike) -> Dataset:
-        """The dataset restricted to `rows` (record numbers, in that order); drops `test`."""
+        """The records `rows` (record numbers, in that order); drops `test`."""
         index = np.asarray(rows, dtype=np.int64)
 
         def pick(owners: Owners | None) -> Owners | None:

@@ -1,18 +1,17 @@
 """Which client holds which record.
 
-Each kind is a frozen dataclass that is its own settings, checked at birth, with one method
+Each kind is a frozen dataclass of its settings with one method
 `partition(dataset, clients, seed, position=None) -> Partition`. Every record goes to exactly one
-client, no client is empty, and the same seed gives the same partition. (`ByOwner` may be asked
-for fewer clients than there are owners; the records of the others are then left out, and said so.)
+client, no client is empty, and the same seed gives the same partition. (With fewer clients than
+owners, `ByOwner` leaves out the records of the other owners and notes it.)
 
-A dataset with a `person` column is dealt out by person: all records of a person go to one client,
-a person counts as its most frequent label, and sizes are balanced as far as persons allow.
-The exception is `ByOwner`, where the data say who holds what.
+A dataset with a `person` column is divided by person: all records of a person go to one client, a
+person counts as its most frequent label, and sizes are balanced as far as persons allow. The
+exception is `ByOwner`, where the data state the owner.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType
@@ -26,15 +25,16 @@ from fedaudit.data.dataset import Dataset
 from fedaudit.data.prepare import unit_labels, units
 from fedaudit.errors import ConfigError, DataError, nearest
 from fedaudit.randomness import Seed
+from fedaudit.settings import Count, PositiveFinite, Share, Whole, checked, require
 
-_REDRAWS = 50  # of a Dirichlet partition, before records are moved by hand
+_REDRAWS = 50  # of a Dirichlet partition, before single records are moved
 
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
     """Record numbers of each client, ascending; `inverted` clients see 1 - x.
 
-    `organisations` has one name per client; `settings` are those of the kind that made it.
+    `organisations` has one name per client; `settings` are those of the partition kind.
     """
 
     clients: tuple[Indices, ...]
@@ -75,7 +75,7 @@ class Partition:
         )
 
     def client_data(self, dataset: Dataset, client: int) -> Dataset:
-        """What client number `client` trains on."""
+        """Training records of client number `client`."""
         own = dataset.take(self.clients[client])
         if not self.inverted[client]:
             return own
@@ -84,7 +84,7 @@ class Partition:
 
 
 def from_settings(kind: str, settings: Mapping[str, Any] | None = None) -> Kind:
-    """The partition kind of that name with its settings; refuses names it does not know."""
+    """The partition kind of that name with its settings; refuses unknown names."""
     if kind not in KINDS:
         raise ConfigError(
             f"there is no partition called {kind!r}",
@@ -98,57 +98,32 @@ def from_settings(kind: str, settings: Mapping[str, Any] | None = None) -> Kind:
         if name not in known:
             raise ConfigError(
                 f"partition {kind!r} has no setting {name!r}",
-                expected="a setting of this partition" if known else "no settings at all",
+                expected="a setting of this partition" if known else "no settings",
                 got=repr(name),
-                remedy=nearest(name, known) if known else f"leave {name!r} out",
+                remedy=nearest(name, known) if known else f"remove {name!r}",
             )
     return KINDS[kind](**given)
 
 
-# ---------------------------------------------------------------- what all kinds share
-
-
-def _number(
-    kind: str, name: str, value: Any, *, low: float, high: float = math.inf, open_low: bool = False
-) -> None:
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and value <= high
-    if not fits or not (value > low if open_low else value >= low) or not math.isfinite(value):
-        above = f"above {low:g}" if open_low else f"of at least {low:g}"
-        raise ConfigError(
-            f"partition {kind!r}: {name} cannot be {value!r}",
-            expected=f"a number {above}" + (f" and at most {high:g}" if high < math.inf else ""),
-            got=repr(value),
-            remedy=f"change {name}",
-        )
-
-
-def _whole(kind: str, name: str, value: Any, *, low: int) -> None:
-    _number(kind, name, value, low=low)
-    if not isinstance(value, int):
-        raise ConfigError(
-            f"partition {kind!r}: {name} cannot be {value!r}",
-            expected="a whole number",
-            got=repr(value),
-            remedy=f"{name} = {int(value)}",
-        )
+# ---------------------------------------------------------------- shared by all kinds
 
 
 def _checked_units(dataset: Dataset, clients: int | None, kind: str) -> tuple[int, Indices]:
     """Number of clients and unit number per record; refuses more clients than units."""
     if clients is None:
         raise ConfigError(
-            f"partition {kind!r} needs to know how many clients there are",
+            f"partition {kind!r} needs the number of clients",
             expected="clients = a whole number",
             got="none",
             remedy="set clients, or use the partition 'by_owner' with a client column",
         )
-    _whole(kind, "clients", clients, low=1)
+    require(Count, ConfigError, clients=clients, remedy="clients = 10")
     unit = units(dataset)
     have = int(unit.max()) + 1
     if clients > have:
         what = "records" if dataset.person is None else "persons"
         raise DataError(
-            f"dataset {dataset.name!r} cannot be dealt out to {clients} clients",
+            f"dataset {dataset.name!r} cannot be divided among {clients} clients",
             expected=f"at most {have} clients, one for each of the {what}",
             got=f"{clients} clients",
             remedy="lower the number of clients or bring more data",
@@ -210,7 +185,7 @@ def _contiguous(sizes: Indices, clients: int) -> Indices:
     start, before = 0, 0
     for k in range(clients):
         stop = start
-        latest = n - (clients - k - 1)  # each later run needs a unit
+        latest = n - (clients - k - 1)  # leave a unit for each later run
         goal = total * (k + 1) / clients
         while stop < latest and (stop == start or before + sizes[stop] / 2 <= goal):
             before += int(sizes[stop])
@@ -223,7 +198,7 @@ def _contiguous(sizes: Indices, clients: int) -> Indices:
 
 
 def _evenly(unit_sizes: Indices, clients: int, rng: np.random.Generator) -> Indices:
-    """Random assignment of units, client totals as equal as units allow; (units,)."""
+    """Random client of each unit (units,); client totals as equal as units allow."""
     order = rng.permutation(len(unit_sizes))
     out = np.empty(len(unit_sizes), dtype=np.int64)
     if (unit_sizes == 1).all():
@@ -242,7 +217,7 @@ def _evenly(unit_sizes: Indices, clients: int, rng: np.random.Generator) -> Indi
 
 @dataclass(frozen=True, kw_only=True)
 class Iid:
-    """Records at random, sizes equal to within one."""
+    """Random records, sizes equal to within one."""
 
     kind: ClassVar[str] = "iid"
 
@@ -259,21 +234,18 @@ class Iid:
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("partition")
 class Dirichlet:
-    """Each class is dealt out by shares drawn from Dirichlet(alpha): small alpha, skewed clients.
+    """Divide each class by shares from Dirichlet(alpha): a small alpha skews clients.
 
-    Redrawn until every client has `minimum` records; after 50 draws the last one is repaired by
-    moving random records from the largest client to the smallest. The notes say which happened.
+    Redraws until every client has `minimum` records; after 50 draws it moves random records of the
+    last draw from the largest clients to the smallest. The notes say which happened.
     """
 
-    alpha: float = 0.5
-    minimum: int = 1
+    alpha: PositiveFinite = 0.5
+    minimum: Count = 1
 
     kind: ClassVar[str] = "dirichlet"
-
-    def __post_init__(self) -> None:
-        _number(self.kind, "alpha", self.alpha, low=0.0, open_low=True)
-        _whole(self.kind, "minimum", self.minimum, low=1)
 
     def partition(
         self,
@@ -315,7 +287,7 @@ class Dirichlet:
         owner = np.empty(len(label), dtype=np.int64)
         for c in np.unique(label):
             members = rng.permutation(np.flatnonzero(label == c))
-            # A very small alpha can underflow to all zeros or NaN: that limit is one client.
+            # A very small alpha can underflow to zeros or NaN: its limit is one client.
             share = rng.dirichlet(np.full(count, self.alpha))
             if not np.isfinite(share).all() or share.sum() <= 0:
                 share = np.zeros(count)
@@ -336,7 +308,7 @@ class Dirichlet:
             poor = int(held.argmin())
             for rich in np.argsort(-held, kind="stable"):
                 own = np.flatnonzero(owner == rich)
-                # what is left must stay above the minimum, or two clients would trade for ever
+                # the donor must stay above the minimum, or two clients would trade for ever
                 own = own[held[rich] - sizes[own] >= max(self.minimum, 1)]
                 if rich != poor and len(own):
                     unit = int(rng.choice(own))
@@ -348,7 +320,7 @@ class Dirichlet:
             else:
                 raise DataError(
                     f"dataset {name!r}: not every client can have {self.minimum} records",
-                    expected=f"{count} clients x {self.minimum} records, no person torn apart",
+                    expected=f"{count} clients x {self.minimum} records, no person divided",
                     got=f"a client with {int(held.min())} records",
                     remedy="lower minimum or the number of clients",
                 )
@@ -357,7 +329,7 @@ class Dirichlet:
 
 @dataclass(frozen=True, kw_only=True)
 class ByLabel:
-    """Records sorted by label, cut into runs of equal size: each client sees few classes."""
+    """Records sorted by label and cut into runs of equal size: each client sees few classes."""
 
     kind: ClassVar[str] = "by_label"
 
@@ -378,9 +350,9 @@ class ByLabel:
 
 @dataclass(frozen=True, kw_only=True)
 class ByOwner:
-    """The data's own `client` column, clients in the order of their names.
+    """The data's own `client` column, clients in order of their names.
 
-    Asked for fewer clients than there are, the largest are taken and the notes name the rest.
+    With fewer clients than owners, the largest owners take part; the notes count the others.
     """
 
     kind: ClassVar[str] = "by_owner"
@@ -394,7 +366,7 @@ class ByOwner:
     ) -> Partition:
         if dataset.client is None:
             raise DataError(
-                f"dataset {dataset.name!r} does not say who owns its records",
+                f"dataset {dataset.name!r} has no owners",
                 expected="a client column",
                 got="none",
                 remedy='name the column (client = "..."), or use another partition, such as "iid"',
@@ -405,7 +377,7 @@ class ByOwner:
         notes: list[str] = []
         if clients is None:
             clients = len(names)
-        _whole(self.kind, "clients", clients, low=1)
+        require(Count, ConfigError, clients=clients, remedy=f"clients = {len(names)}")
         if clients > len(names):
             raise DataError(
                 f"dataset {dataset.name!r} has too few owners",
@@ -443,15 +415,13 @@ class ByOwner:
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("partition")
 class Inverted:
-    """At random, and every client but the target sees 1 - x: [TwoStage] Section 6.4.1."""
+    """Random records; every client but the target sees 1 - x: [TwoStage] Section 6.4.1."""
 
-    target: int = 0
+    target: Whole = 0
 
     kind: ClassVar[str] = "inverted"
-
-    def __post_init__(self) -> None:
-        _whole(self.kind, "target", self.target, low=0)
 
     def partition(
         self,
@@ -489,37 +459,27 @@ class Inverted:
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("partition")
 class Coupled:
-    """Class mix tied to a client's place: [TopologyAwareDP] Section VI-A, Setting C.
+    """Class mix tied to a client's position: [TopologyAwareDP] Section VI-A, Setting C.
 
-    Client i aims at Delta_i = (1 - eta) Dirichlet(alpha) + eta e_c with c = phi(i) mod C, where
+    Client i's target is Delta_i = (1 - eta) Dirichlet(alpha) + eta e_c with c = phi(i) mod C, where
     phi is the client's index, or its region (the organisation number given as `position`).
-    Sizes are equal to within one. Records are drawn without replacement, so the aims of all
-    clients together may ask for more of a class than there is: a class asked for too much is
-    shared out in proportion, and what a client then lacks is filled at random from what is left.
+    Sizes are equal to within one. Records are drawn without replacement, so the targets together
+    may exceed a class: then its records are divided in proportion, and clients are filled up at
+    random from the remaining records.
     """
 
-    eta: float = 0.5
-    alpha: float = 0.5
+    eta: Share = 0.5
+    alpha: PositiveFinite = 0.5
     position: Literal["index", "region"] = "index"
 
     kind: ClassVar[str] = "coupled"
 
-    def __post_init__(self) -> None:
-        _number(self.kind, "eta", self.eta, low=0.0, high=1.0)
-        _number(self.kind, "alpha", self.alpha, low=0.0, open_low=True)
-        if self.position not in ("index", "region"):
-            raise ConfigError(
-                f"partition 'coupled': position cannot be {self.position!r}",
-                expected="index or region",
-                got=repr(self.position),
-                remedy=nearest(str(self.position), ("index", "region")),
-            )
-
     def targets(
         self, classes: int, clients: int, seed: Seed, position: npt.ArrayLike | None = None
     ) -> npt.NDArray[np.float64]:
-        """The class mix every client aims at, (clients, classes); rows sum to 1."""
+        """Target class mix of every client (clients, classes); rows sum to 1."""
         phi: Indices = np.arange(clients, dtype=np.int64)
         if self.position == "region":
             if position is None:

@@ -1,4 +1,4 @@
-"""Between loading and dealing out: a held-out part, and standardised columns."""
+"""Hold out a test part and standardise columns, after loading and before partitioning."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from fedaudit.data.dataset import Dataset
 from fedaudit.errors import ConfigError, DataError
 from fedaudit.randomness import Seed
+from fedaudit.settings import Fraction, require
 
 DEFAULT_TEST_FRACTION = 0.2
 
@@ -18,13 +19,13 @@ DEFAULT_TEST_FRACTION = 0.2
 def split(dataset: Dataset, *, test_fraction: float | None, seed: Seed) -> tuple[Dataset, Dataset]:
     """Training part and held-out part.
 
-    `test_fraction=None` takes the dataset's own held-out part, or 0.2 where it has none. A given
-    fraction always splits the dataset's records, and leaves its own held-out part aside.
+    `test_fraction=None` takes the dataset's own held-out part, or 0.2 if it has none. A given
+    fraction always splits the dataset's records and ignores its own held-out part.
 
     Every class, and within it every natural client, gives its share to the held-out part (to
-    within one record), and no class or client with two records or more vanishes from training.
-    Where every client has one record, whole clients are held out: `Dataset.dropped` names them.
-    With a `person` column whole persons are drawn: the fraction is one of persons.
+    within one record); no class or client with two or more records vanishes from training. If every
+    client has one record, whole clients are held out: `Dataset.dropped` names them. With a `person`
+    column, whole persons are drawn: the fraction counts persons.
     """
     if test_fraction is None and dataset.test is not None:
         own = dataset.test
@@ -32,27 +33,22 @@ def split(dataset: Dataset, *, test_fraction: float | None, seed: Seed) -> tuple
             shared = sorted(set(dataset.person) & set(own.person))
             if shared:
                 raise DataError(
-                    f"dataset {dataset.name!r}: {len(shared)} persons stand on both sides",
-                    expected="a person in the training or in the held-out part, never in both",
+                    f"dataset {dataset.name!r}: {len(shared)} persons are in both parts",
+                    expected="a person in the training or the held-out part, never in both",
                     got=f"for example {shared[0]!r} in both",
-                    remedy=f"split anew with test_fraction = {DEFAULT_TEST_FRACTION}",
+                    remedy=f"split again with test_fraction = {DEFAULT_TEST_FRACTION}",
                 )
         return replace(dataset, test=None), own
     fraction = DEFAULT_TEST_FRACTION if test_fraction is None else test_fraction
-    if isinstance(fraction, bool) or not 0.0 < fraction < 1.0:
-        raise ConfigError(
-            f"test_fraction cannot be {fraction!r}",
-            expected="a number between 0 and 1, both excluded",
-            got=repr(fraction),
-            remedy=f"test_fraction = {DEFAULT_TEST_FRACTION}",
-        )
+    remedy = f"test_fraction = {DEFAULT_TEST_FRACTION}"
+    require(Fraction, ConfigError, test_fraction=fraction, remedy=remedy)
     unit = units(dataset)
     held = _systematic(dataset, unit, fraction, seed)[unit]
     whole = "persons" if dataset.person is not None else "records"
     if not held.any() or held.all():
         raise DataError(
             f"dataset {dataset.name!r} is too small to hold out {fraction:g} of it",
-            expected=f"at least one of the {whole} on either side",
+            expected=f"at least one of the {whole} in each part",
             got=f"{int(unit.max()) + 1} {whole}",
             remedy="change test_fraction or bring more data",
         )
@@ -66,7 +62,7 @@ def split(dataset: Dataset, *, test_fraction: float | None, seed: Seed) -> tuple
 
 
 def units(dataset: Dataset) -> npt.NDArray[np.int64]:
-    """What may not be torn apart: person number of each record (n,), or record number."""
+    """Indivisible unit of each record (n,): its person's number, or its own."""
     if dataset.person is None:
         return np.arange(len(dataset), dtype=np.int64)
     _, number = np.unique(np.asarray(dataset.person), return_inverse=True)
@@ -85,21 +81,21 @@ def unit_labels(
 def _systematic(
     dataset: Dataset, unit: npt.NDArray[np.int64], fraction: float, seed: Seed
 ) -> npt.NDArray[np.bool_]:
-    """Units to hold out: evenly spaced along the order (class, client, random)."""
+    """Units to hold out by systematic sampling: evenly spaced in order (class, client, random)."""
     n = int(unit.max()) + 1
     label = unit_labels(dataset.y, unit)
     owner = np.zeros(n, dtype=np.int64)
     if dataset.client is not None:
-        # a person seen by several clients counts with the first one
+        # a person with several clients counts for the first one
         _, number = np.unique(np.asarray(dataset.client), return_inverse=True)
         first = np.unique(unit, return_index=True)[1]
         owner = number.reshape(-1)[first].astype(np.int64)
-    # The only unit of a class or client is needed in training; the others make up for it.
+    # Training needs the only unit of a class or client; the others make up for it.
     alone_in_class = np.bincount(label)[label] == 1
     alone = alone_in_class | (np.bincount(owner)[owner] == 1)
     groups = [label, owner]
     if alone.all() and len(np.unique(owner)) == n:
-        # every client has one: there is no other way than to hold out whole clients
+        # every client has one unit: hold out whole clients
         alone, groups = alone_in_class, [label]
     order = np.lexsort((seed.generator("split").random(n), owner, label))
     order = order[~alone[order]]
@@ -119,16 +115,16 @@ def _systematic(
 def is_table(dataset: Dataset) -> bool:
     """Whether standardising is on by default: features with named columns.
 
-    Images are in [0, 1] already, and the synthetic sets have a truth that scaling would destroy.
+    Images are in [0, 1] already; scaling would destroy the known truth of synthetic sets.
     """
     return dataset.kind == "features" and bool(dataset.columns)
 
 
 def standardise(train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
-    """Columns of mean 0 and standard deviation 1 over `train`; `test` is moved with them.
+    """Scale columns to mean 0 and standard deviation 1 over `train`, and `test` alike.
 
-    A constant column becomes 0. A column that holds only 0 and 1 (a category, a yes or no) stays
-    as it is: dividing a rare 1 by its small deviation would make it an outlier.
+    A constant column becomes 0. A column of only 0 and 1 (a category, a flag) stays as it is:
+    dividing a rare 1 by its small deviation would make it an outlier.
     """
     if train.kind == "text" or isinstance(train.x, tuple) or isinstance(test.x, tuple):
         raise DataError(
@@ -146,7 +142,7 @@ def standardise(train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
         )
     x = train.x.astype(np.float64)
     mean, std = x.mean(axis=0), x.std(axis=0)
-    # Rounding leaves a deviation of the order of 1e-16 times the value in a constant column.
+    # In a constant column, rounding leaves a deviation of about 1e-16 times the value.
     constant = std <= 1e-12 * np.maximum(1.0, np.abs(mean))
     yes_no = ((x == 0) | (x == 1)).all(axis=0)
     std = np.where(constant | yes_no, 1.0, std)

@@ -1,7 +1,7 @@
-"""Clients that lost records, or have few: who they are, and what that means.
+"""Report clients that lost records or have few.
 
-The smaller a client, the more of its update is each of its records. One that lost all its records
-while the data were read is not in the federation, and no audit speaks of it.
+The smaller a client, the more each record shapes its update. A client that lost all its records
+during reading is not in the federation, and no audit covers it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from fedaudit.errors import FormatError
 from fedaudit.matching import MOST
 
 BATCH = 16
-"""Below so many records a client counts as small where it trains on all of them at once."""
+"""Records below which a client counts as small, if a step uses all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shortage:
-    """Clients by name. `lost`: records read, none of which is left; `left_out`: records of owners
-    that take no part; `reduced`: records read and records left, less than half; `small`: training
-    records, more than one and fewer than a `batch`; `single`: one training record."""
+    """Clients by name, with numbers of records.
+
+    `lost`: records read, none left; `left_out`: records of owners that do not take part;
+    `reduced`: records read and records left, fewer than half; `small`: training records, more than
+    one and fewer than a `batch`; `single`: clients with one training record.
+    """
 
     lost: Mapping[str, int] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
@@ -34,13 +37,13 @@ class Shortage:
     batch: int = BATCH
 
     def lines(self, called: Callable[[str], str] = repr) -> list[str]:
-        """A line for each kind that there is; `called` says how a client is named."""
+        """One line per kind of shortage; `called` turns a client's name into text."""
         out = []
         if self.lost:
             who = [f"{called(c)} ({n} read)" for c, n in self.lost.items()]
             out.append(
                 f"{_clients(who)} lost every record to missing values or the hold-out, and "
-                f"{_take(who)} no part: {_some(who)}. Nothing below is about {_them(who)}"
+                f"{_take(who)} no part: {_some(who)}. No result covers {_them(who)}"
             )
         if self.left_out:
             who = [f"{called(c)} ({n} records)" for c, n in self.left_out.items()]
@@ -52,19 +55,19 @@ class Shortage:
             who = [f"{called(c)} ({n})" for c, n in self.small.items()]
             out.append(
                 f"{_clients(who)} {_train(who)} on fewer records than one batch ({self.batch}): "
-                f"{_some(who)}. Each local step uses them all: an update is nearly its records"
+                f"{_some(who)}. Each local step uses them all: an update nearly shows its records"
             )
         if self.single:
             who = [called(c) for c in self.single]
             out.append(
-                f"{_clients(who)} {_train(who)} on one record alone: {_some(who)}. Such an update "
+                f"{_clients(who)} {_train(who)} on a single record: {_some(who)}. Such an update "
                 "is that record's gradient"
             )
         return out
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Shortage:
-        """As `dataclasses.asdict` and JSON left it."""
+        """The inverse of `dataclasses.asdict` and a JSON round trip."""
         try:
             counts = {
                 name: {str(c): int(n) for c, n in plain[name].items()}
@@ -78,17 +81,17 @@ class Shortage:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(
-                "the truth does not say which clients are short of records",
-                expected="shortage as `fedaudit run` wrote it",
+                "the truth has no valid shortage of records",
+                expected="shortage as written by `fedaudit run`",
                 got=f"{type(error).__name__}: {error}",
                 remedy="restore truth.json, or run again into another folder",
             ) from None
 
 
 def shortage(train: Dataset, parts: Partition, batch: int) -> Shortage:
-    """Who is short of records, once these are read, split and dealt out.
+    """Clients short of records after reading, splitting and partitioning.
 
-    `batch`: records of one local step; 0 where a step takes all that a client has.
+    `batch`: records of one local step; 0 if a step uses all records of a client.
     """
     batch = batch or BATCH
     sizes = dict(zip(parts.names, parts.sizes.tolist(), strict=True))

@@ -1,8 +1,8 @@
-"""From text to token numbers and back, and from token numbers to windows a model can read.
+"""Encode text as token numbers, decode it, and cut token numbers into windows for a model.
 
-Both vocabularies are built from a corpus, so that no download and no foreign licence is needed:
+Both vocabularies are built from a corpus, without download or third-party licence:
 `WordVocabulary` (words and punctuation marks, the rest unknown) and `BytePairVocabulary`
-(byte-level byte-pair encoding: nothing is ever unknown, `decode(encode(text)) == text`).
+(byte-level byte-pair encoding: no text is unknown, `decode(encode(text)) == text`).
 """
 
 from __future__ import annotations
@@ -21,25 +21,16 @@ import numpy.typing as npt
 
 from fedaudit.errors import ConfigError, DataError
 from fedaudit.files import parse_json
+from fedaudit.settings import AtLeastTwo, Count, Whole, require
 
-IGNORE = -100  # the target number that torch's cross entropy leaves out
+IGNORE = -100  # target number that torch's cross entropy ignores
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _NO_SPACE_BEFORE = frozenset(".,;:!?)]}%'’")
 _NO_SPACE_AFTER = frozenset("([{'’")
-# A piece is a word or a run of marks with the blank before it, or a run of blanks: every character
-# belongs to exactly one piece, so that decoding gives the text back.
+# A piece is a word or a run of marks with the blank before it, or a run of blanks. Every character
+# belongs to exactly one piece, so that decoding restores the text.
 _PIECE = re.compile(r" ?\w+| ?[^\w\s]+|\s+(?!\S)|\s+")
-
-
-def _positive(name: str, value: int, least: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(
-            f"{name} cannot be {value!r}",
-            expected=f"a whole number of at least {least}",
-            got=repr(value),
-            remedy=f"raise {name}",
-        )
 
 
 def _read_json(text: str, kind: str) -> dict[str, Any]:
@@ -67,7 +58,7 @@ def _read_json(text: str, kind: str) -> dict[str, Any]:
 class WordVocabulary:
     """Words and punctuation marks by number; number 0 stands for everything else.
 
-    Decoding joins words with blanks: line breaks and spacing of the original are not kept.
+    Decoding joins words with blanks: the original line breaks and spacing are lost.
     """
 
     words: tuple[str, ...]
@@ -89,7 +80,7 @@ class WordVocabulary:
     @classmethod
     def build(cls, texts: Iterable[str], *, size: int) -> WordVocabulary:
         """The `size - 1` most frequent words of `texts` (ties: alphabetical) and the unknown."""
-        _positive("size", size, 2)
+        require(AtLeastTwo, ConfigError, size=size, remedy="raise size")
         counts: Counter[str] = Counter()
         for text in texts:
             counts.update(_WORD.findall(text))
@@ -104,7 +95,7 @@ class WordVocabulary:
         return [self._number.get(word, 0) for word in _WORD.findall(text)]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Readable text; blanks are put where English puts them. Ignored tokens are left out."""
+        """Readable text with English spacing, without ignored tokens."""
         out: list[str] = []
         glue = True
         for token in tokens:
@@ -129,8 +120,8 @@ class WordVocabulary:
 class BytePairVocabulary:
     """Byte-level byte-pair encoding. Tokens 0 to 255 are the bytes, token 256 + i is merge i.
 
-    Merges never cross the border of a piece (a word with the blank before it), so pieces are
-    counted once and the training cost depends on the number of distinct pieces.
+    Merges never cross the border of a piece (a word with the blank before it), so the training cost
+    depends on the number of distinct pieces.
     """
 
     merges: tuple[tuple[int, int], ...]
@@ -157,10 +148,10 @@ class BytePairVocabulary:
     def build(cls, texts: Iterable[str], *, merges: int) -> BytePairVocabulary:
         """The `merges` most frequent pairs, greedily; ties go to the smaller pair.
 
-        Stops early when no pair occurs twice. After each merge only the pieces that held the
-        merged pair are counted again; the best pair comes from a heap with late deletion.
+        Stops early if no pair occurs twice. Each merge recounts only the pieces with the merged
+        pair; the best pair comes from a heap with lazy deletion.
         """
-        _positive("merges", merges, 0)
+        require(Whole, ConfigError, merges=merges, remedy="raise merges")
         pieces: Counter[str] = Counter()
         for text in texts:
             pieces.update(_PIECE.findall(text))
@@ -180,7 +171,7 @@ class BytePairVocabulary:
         while len(chosen) < merges and heap:
             negative, best = heapq.heappop(heap)
             if counts.get(best, 0) != -negative:
-                continue  # an old entry: the pair's count has changed since
+                continue  # outdated entry: the pair's count has changed
             if -negative < 2:
                 break
             token = 256 + len(chosen)
@@ -210,7 +201,7 @@ class BytePairVocabulary:
         return 256 + len(self.merges)
 
     def encode(self, text: str) -> list[int]:
-        """Token numbers of `text`; every text has some."""
+        """Token numbers of any `text`."""
         out: list[int] = []
         for piece in _PIECE.findall(text):
             tokens = self._seen.get(piece)
@@ -230,7 +221,7 @@ class BytePairVocabulary:
         return tuple(word)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of `tokens`; ignored tokens are left out, torn characters become U+FFFD."""
+        """Text of `tokens` without ignored ones; incomplete characters become U+FFFD."""
         return b"".join(self._bytes[t] for t in tokens if t != IGNORE).decode(errors="replace")
 
     def to_json(self) -> str:
@@ -262,11 +253,11 @@ def windows(
 ) -> npt.NDArray[np.int64]:
     """Non-overlapping windows (n, length + 1): a model reads [:, :-1] and predicts [:, 1:].
 
-    The tail is dropped when it fills less than half of a window; otherwise it is padded with
-    `ignore`, which a loss leaves out as a target. As an input, replace `ignore` by any valid token:
-    in a causal model no kept target comes after it.
+    Drops a tail that fills less than half of a window; pads a longer one with `ignore`, which a
+    loss ignores as a target. As an input, replace `ignore` by any valid token: in a causal model no
+    kept target follows it.
     """
-    _positive("length", length)
+    require(Count, ConfigError, length=length, remedy="raise length")
     tokens = np.asarray(token_ids, dtype=np.int64)
     width = length + 1
     full, tail = divmod(len(tokens), width)

@@ -30,7 +30,7 @@ from fedaudit.stats.query_algebra import Addition, added_by
 from fedaudit.study.seal import open_trace
 from fedaudit.trace import SERVER
 from fedaudit.trace.health import examine
-from fedaudit.trace.ledger import asked
+from fedaudit.trace.ledger import round_queries
 
 OTHER_COLUMNS = ("round", "query", "answered", "reason", "bytes_up", "bytes_down", "seconds")
 """Columns of a table that are not clients."""
@@ -177,7 +177,9 @@ def queries_of_trace(path: str | os.PathLike[str], vantage: str = SERVER) -> Que
     trace = open_trace(path)
     examine(trace, payloads=False)  # a damaged round does not reliably say who is in a sum
     view = trace.seen_by(*vantage.split("+"))
-    ledgers = [a for a in (asked(view, number) for number in view.rounds) if len(a.answered)]
+    ledgers = [
+        a for a in (round_queries(view, number) for number in view.rounds) if len(a.answered)
+    ]
     if not ledgers:
         raise NotApplicable(
             f"{vantage} sees no sums in {path}",
@@ -322,7 +324,7 @@ class Design:
     identifiable: int
     from_round: int | None
     power: plan_design.Power | None
-    needed: plan_design.Needed | None
+    needed: plan_design.RoundsNeeded | None
     cosine: Mapping[float, Estimate]
     guessed: Mapping[float, Estimate]
     plan: npt.NDArray[np.uint8]

@@ -53,7 +53,7 @@ class KnowledgeBuilder:
         pools, members, notes = candidates(records, audit.records, self._seed)
         known = Knowledge(task=records.task, candidates=pools, noise=noise, notes=notes)
         # a file of records tells who is a member even without any other truth
-        truth = MembersOnly(members) if self._truth is None else self._truth.knowing(members)
+        truth = MembersOnly(members) if self._truth is None else self._truth.with_members(members)
         return known, truth
 
     def _load_once(self) -> Records:
@@ -75,7 +75,7 @@ class KnowledgeBuilder:
         records = self._load_once()
         games = build_games(audit, records, self._trace, self._config, self._seed)
         members = games.members
-        truth = MembersOnly(members) if self._truth is None else self._truth.knowing(members)
+        truth = MembersOnly(members) if self._truth is None else self._truth.with_members(members)
         return Knowledge(extra={"games": games}), truth
 
     def _marks(self, audit: Any) -> Knowledge:

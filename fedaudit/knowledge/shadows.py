@@ -37,7 +37,7 @@ from fedaudit.setup.config import Config
 from fedaudit.setup.prepare import assign_records
 from fedaudit.trace import WIRETAP, MemoryRecorder, MemoryTruth, Trace, Truth, View
 from fedaudit.trace.recorder import MODEL
-from fedaudit.workers import Failed, chosen, fan_out
+from fedaudit.workers import JobFailed, current_workers, fan_out
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,7 +110,7 @@ class ShadowFederations:
 
         Blocks are the same for any number of workers, and so are the results.
         """
-        workers = chosen()
+        workers = current_workers()
         blocks = self._blocks()
         if workers is None:
             for together in blocks:
@@ -120,7 +120,7 @@ class ShadowFederations:
         found: dict[int, list[Any]] = {}
         with closing(fan_out(_looked_at, jobs, workers)) as outcomes:
             for i, outcome in outcomes:
-                if isinstance(outcome, Failed):
+                if isinstance(outcome, JobFailed):
                     raise FedauditError(
                         "a worker could not train its shadow federations",
                         expected=f"{len(jobs[i][2])} federations from one worker",

@@ -19,8 +19,8 @@ from fedaudit.accounting import (
     Exposure,
     Guarantee,
     calibrate,
+    check_one_noise,
     epsilon,
-    one_noise,
 )
 from fedaudit.errors import ConfigError
 from fedaudit.hooks import Hook, Uploads
@@ -50,7 +50,7 @@ class CentralDP(Hook):
     accountant: Accountant = "pld"
 
     def __post_init__(self) -> None:
-        one_noise(self.name, self.noise_multiplier, self.epsilon)
+        check_one_noise(self.name, self.noise_multiplier, self.epsilon)
 
     def declare(self) -> dict[str, object]:
         own = {"noise_multiplier": self.noise_multiplier, "clip": self.clip, "delta": self.delta}
@@ -77,7 +77,7 @@ class CentralDP(Hook):
 
     def guarantee(self, client: int, exposure: Exposure) -> Guarantee:
         """Guarantee of every client: one noisy sum per round, without amplification."""
-        once = exposure.released_whole
+        once = exposure.one_release_per_round
         return Guarantee(
             epsilon=epsilon(once, self.noise_multiplier, self.delta, by=self.accountant),
             delta=self.delta,
@@ -92,6 +92,6 @@ class CentralDP(Hook):
         """This hook with the smallest multiplier that meets a target `epsilon` over all rounds."""
         if self.epsilon is None:
             return self
-        once = max(exposures, key=lambda e: e.rounds).released_whole
+        once = max(exposures, key=lambda e: e.rounds).one_release_per_round
         z = calibrate(self.epsilon, once, self.delta, by=self.accountant)
         return replace(self, noise_multiplier=z, epsilon=None)

@@ -28,8 +28,8 @@ from fedaudit.accounting import (
     Exposure,
     Guarantee,
     calibrate,
+    check_one_noise,
     epsilon,
-    one_noise,
 )
 from fedaudit.arrays import Indices
 from fedaudit.errors import ConfigError
@@ -65,7 +65,7 @@ class DPSGD(Hook):
     accountant: Accountant = "pld"
 
     def __post_init__(self) -> None:
-        one_noise(self.name, self.noise_multiplier, self.epsilon)
+        check_one_noise(self.name, self.noise_multiplier, self.epsilon)
 
     @property
     def covers(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -18,8 +18,8 @@ from fedaudit.accounting import (
     Exposure,
     Guarantee,
     calibrate,
+    check_one_noise,
     epsilon,
-    one_noise,
 )
 from fedaudit.hooks import Hook, Uploads
 from fedaudit.protections.clip import clip_rows, needs_deltas
@@ -46,7 +46,7 @@ class UpdateNoise(Hook):
     accountant: Accountant = "pld"
 
     def __post_init__(self) -> None:
-        one_noise(self.name, self.noise_multiplier, self.epsilon)
+        check_one_noise(self.name, self.noise_multiplier, self.epsilon)
 
     @property
     def covers(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -69,7 +69,7 @@ class UpdateNoise(Hook):
 
     def guarantee(self, client: int, exposure: Exposure) -> Guarantee:
         """Guarantee of every client: one noisy update per round."""
-        once = exposure.released_whole
+        once = exposure.one_release_per_round
         return Guarantee(
             epsilon=epsilon(once, self.noise_multiplier / 2, self.delta, by=self.accountant),
             delta=self.delta,
@@ -84,7 +84,7 @@ class UpdateNoise(Hook):
         """This hook with the smallest multiplier that meets a target `epsilon` for every client."""
         if self.epsilon is None:
             return self
-        once = max(exposures, key=lambda e: e.rounds).released_whole
+        once = max(exposures, key=lambda e: e.rounds).one_release_per_round
         # replacing a data set moves an update by up to 2 C, so calibrate z / 2
         z = 2 * calibrate(self.epsilon, once, self.delta, by=self.accountant)
         return replace(self, noise_multiplier=z, epsilon=None)

@@ -17,14 +17,14 @@ BLOCK_BITS = 10
 
 @dataclass(frozen=True)
 class Alias:
-    """Column i is taken with probability `keep[i]`, else `other[i]`; both (m,)."""
+    """Alias table: draw column i with probability `keep[i]`, else `other[i]`; both (m,)."""
 
     keep: Floats
     other: Codes
 
     @classmethod
     def of(cls, probabilities: npt.ArrayLike) -> Alias:
-        """The tables of a distribution (m,), by Vose's construction."""
+        """The table of a distribution (m,), by Vose's construction."""
         p = np.asarray(probabilities, dtype=np.float64)
         m = len(p)
         scaled = (p / p.sum() * m).tolist()
@@ -40,7 +40,7 @@ class Alias:
         return cls(np.array(keep), np.array(other, dtype=np.int64))
 
     def draw(self, shape: tuple[int, ...], rng: np.random.Generator) -> Codes:
-        """Independent draws of this shape, one uniform number each."""
+        """Independent draws of this shape, from one uniform number each."""
         u = rng.random(shape)
         u *= len(self.keep)
         column = u.astype(np.int64)
@@ -50,7 +50,7 @@ class Alias:
 
 @dataclass(frozen=True)
 class BitWords:
-    """Words of independent bits, most significant first, drawn some ten bits at a time.
+    """Words of independent bits, most significant first, drawn in blocks of about ten bits.
 
     `tables` holds one alias table per block, `widths` the bits of each.
     """

@@ -1,12 +1,12 @@
-"""How well a linking of anonymous messages agrees with who sent them.
+"""Agreement between a linking of anonymous messages and their true senders.
 
-Shapes: `truth` and `labels` are (N,) vectors of any hashable names: the sender of each message,
-and the cluster it was put into. All scores are functions of the contingency table
-(..., classes, clusters) and vectorised over its leading axes.
+Shapes: `truth` and `labels` are (N,) vectors of any hashable names: each message's sender and
+cluster. All scores are functions of the contingency table (..., classes, clusters) and vectorised
+over its leading axes.
 
 Scores as in [Fingerprint] Section 4.1: purity, Rand index (not adjusted) and mutual information in
-nats; adjusted Rand beside them, since the first three are far above zero for a random linker.
-`chance` says how far, for the same design.
+nats; also adjusted Rand, since a random linker scores far above zero on the first three. `chance`
+gives a random linker's scores for the same design.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ import numpy.typing as npt
 from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
 from fedaudit.results import Estimate
-from fedaudit.stats.intervals import check_choice, check_confidence
+from fedaudit.settings import require
+from fedaudit.stats.intervals import check_confidence
 
 Array = npt.NDArray[Any]
+Design = Literal["permutation", "uniform"]
 
 _BLOCK = 1 << 20
 
 
 def contingency(truth: npt.ArrayLike, labels: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """How many messages of each class fell into each cluster: (classes, clusters)."""
+    """Number of messages of each class in each cluster: (classes, clusters)."""
     t, c = _codes(truth, labels)
     classes, clusters = int(t.max()) + 1, int(c.max()) + 1
     flat = np.bincount(t * clusters + c, minlength=classes * clusters)
@@ -39,7 +41,7 @@ def _codes(truth: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[Array, Array]:
     t, c = np.asarray(truth), np.asarray(labels)
     if t.ndim != 1 or t.shape != c.shape or len(t) == 0:
         raise UsageError(
-            "one cluster per message",
+            "truth and labels do not fit",
             expected="two vectors of equal length, not empty",
             got=f"truth {t.shape}, labels {c.shape}",
             remedy="pass the sender and the cluster of every message",
@@ -53,7 +55,7 @@ def _pairs(counts: Array) -> Floats:
 
 
 def _pair_counts(table: Array) -> tuple[Floats, Floats, Floats, Floats]:
-    """Pairs together in both, in truth, in labels, and in all; each (...,)."""
+    """Pairs joined in both, in truth, in labels, and all pairs; each (...,)."""
     both = _pairs(table).sum(axis=(-2, -1))
     in_truth = _pairs(table.sum(axis=-1)).sum(axis=-1)
     in_labels = _pairs(table.sum(axis=-2)).sum(axis=-1)
@@ -69,7 +71,7 @@ def table_rand_index(table: Array) -> Floats:
     """Share of pairs on which truth and labels agree, not adjusted for chance; (...,)."""
     both, in_truth, in_labels, everything = _pair_counts(table)
     agree = everything + 2.0 * both - in_truth - in_labels
-    # one message has no pairs, and nothing to disagree about
+    # a single message has no pairs: full agreement
     return np.where(everything > 0, agree / np.maximum(everything, 1.0), 1.0)
 
 
@@ -78,7 +80,7 @@ def table_adjusted_rand(table: Array) -> Floats:
     both, in_truth, in_labels, everything = _pair_counts(table)
     expected = in_truth * in_labels / np.maximum(everything, 1.0)
     span = (in_truth + in_labels) / 2.0 - expected
-    # span is 0 only where both partitions are trivial, and then they agree
+    # span is 0 only if both partitions are trivial, and then they agree
     return np.where(span == 0, 1.0, (both - expected) / np.where(span == 0, 1.0, span))
 
 
@@ -105,15 +107,15 @@ def scores(truth: npt.ArrayLike, labels: npt.ArrayLike) -> dict[str, float]:
 
 
 def without_each_class(table: Array) -> dict[str, Floats]:
-    """All four scores of a table (classes, clusters) without each of its classes in turn.
+    """All four scores of a table (classes, clusters), leaving out each class in turn.
 
-    name -> (classes,), at the price of the cells that are not empty: leaving out class i takes
-    n_ij from cluster j and nothing else. Counts may be fractions.
+    Returns name -> (classes,). The cost grows with the non-empty cells: leaving out class i only
+    removes n_ij from each cluster j. Counts may be fractions.
     """
     x = np.asarray(table, dtype=np.float64)
     if x.ndim != 2 or len(x) < 2:
         raise UsageError(
-            "leaving one class out needs another that stays",
+            "leaving one class out needs at least two classes",
             expected="a table (classes, clusters) of at least two classes",
             got=f"shape {x.shape}",
             remedy="pass the contingency table of two or more senders",
@@ -129,7 +131,7 @@ def without_each_class(table: Array) -> dict[str, Floats]:
     both = _pairs(n).sum() - over_cells(_pairs(n))
     in_truth = _pairs(a).sum() - _pairs(a)
     in_labels = _pairs(b).sum() - over_cells(_pairs(b[j]) - _pairs(b[j] - n))
-    # the largest class of a cluster and the one after it, which stands where that is left out
+    # largest and second-largest class of a cluster: the second counts if the first is left out
     order = np.lexsort((n, j))
     last = np.flatnonzero(np.append(j[order][1:] != j[order][:-1], True))
     top = order[last]
@@ -149,7 +151,7 @@ def _totals(groups: Array, values: Floats, count: int) -> Floats:
 
 
 def _times_log(x: Floats) -> Floats:
-    """x ln x, and 0 at 0; what rounding leaves below 0 counts as 0."""
+    """x ln x, and 0 for x <= 0 (rounding may leave values just below 0)."""
     positive = np.where(x > 0, x, 1.0)
     return positive * np.log(positive)
 
@@ -163,12 +165,14 @@ def _from_sums(
     everything: Floats,
     logs: Floats,
 ) -> dict[str, Floats]:
-    """The four scores from sums over a table, each (...,); `logs` is that of the n ln n of cells,
-    less those of classes and of clusters."""
+    """The four scores from sums over a table, each (...,).
+
+    `logs` is the sum of n ln n over cells, minus those over classes and over clusters.
+    """
     agree = everything + 2.0 * both - in_truth - in_labels
     expected = in_truth * in_labels / np.maximum(everything, 1.0)
     span = (in_truth + in_labels) / 2.0 - expected
-    # sums of fractions miss 0 by rounding; of whole numbers, span is 0 or about a half and more
+    # for fractions, rounding leaves span near 0; for whole numbers it is 0 or about 1/2 and more
     span = np.where(np.abs(span) <= 1e-9 + 1e-12 * everything, 0.0, span)
     return {
         "purity": largest / total,
@@ -183,8 +187,8 @@ def _from_sums(
 def _scores_of_draws(truth: Array, labels: Array, classes: int, clusters: int) -> dict[str, Floats]:
     """All four scores of many labellings (draws, N) of one truth (N,): name -> (draws,).
 
-    Cells of a contingency table are runs of equal (label, class) pairs once these are sorted, so
-    that empty cells, which are nearly all where there are many clients, cost nothing.
+    After sorting (label, class) pairs, cells of the contingency table are runs of equal pairs.
+    Empty cells, nearly all with many clients, cost nothing.
     """
     draws, n = labels.shape
     whole = np.dtype(np.int32 if classes * clusters < 1 << 31 else np.int64)
@@ -220,28 +224,28 @@ def chance(
     *,
     rng: np.random.Generator,
     clusters: int | None = None,
-    design: Literal["permutation", "uniform"] = "permutation",
+    design: Design = "permutation",
     draws: int = 2000,
     confidence: float = 0.95,
 ) -> dict[str, Estimate]:
-    """What a linker that knows nothing scores in this design, by simulation.
+    """Simulated scores of a random linker in this design.
 
     `truth` (N,) is the sender of each message and `rounds` (N,) its round; `clusters` is the
-    number of labels the linker deals out (default: the number of senders).
-    "permutation": one random assignment of distinct labels per round, as every linker that knows
-    that a client sends once a round. "uniform": independent uniform labels, as in the published
-    random rows. Of each estimate, `value` is the mean over draws and [`low`, `high`] the central
-    range of single draws at `confidence`: where a real linker that knows nothing would fall.
+    linker's number of labels (default: the number of senders).
+    "permutation": one random assignment of distinct labels per round, for linkers that know that a
+    client sends once per round. "uniform": independent uniform labels, as in the published random
+    rows. Each estimate has the mean over draws as `value`, and the central range of single draws at
+    `confidence` as [`low`, `high`].
     """
     alpha = check_confidence(confidence)
-    check_choice("design", design, ("permutation", "uniform"))
+    require(Design, design=design)
     t, r = _codes(truth, rounds)
     classes = int(t.max()) + 1
     k = classes if clusters is None else clusters
     sizes = np.bincount(r)
     if draws < 100 or k < 1 or (design == "permutation" and int(sizes.max()) > k):
         raise UsageError(
-            "a random linker cannot be drawn for this design",
+            "this design has no random linker",
             expected="at least 100 draws, and as many labels as messages in the largest round",
             got=f"{draws} draws, {k} labels, up to {int(sizes.max())} messages in a round",
             remedy='raise `draws` or `clusters`, or use design="uniform"',

@@ -1,6 +1,6 @@
-"""Several tests, one answer: Stouffer and Fisher combine them, Holm corrects for their number.
+"""Combine several tests: Stouffer and Fisher; correct for their number: Holm.
 
-The combined tests must be independent; Holm's correction needs no such thing.
+Combined tests must be independent; Holm's correction holds under any dependence.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Combined:
 
 
 def stouffer(z_scores: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> Combined:
-    """sum(w z) / sqrt(sum(w^2)) over `z_scores` (k,): standard normal if none holds anything.
+    """sum(w z) / sqrt(sum(w^2)) over `z_scores` (k,): standard normal under the null.
 
     With equal weights this is [FedAttr] Eq. (8). It is calibrated only if each z-score is.
-    `weights` (k,) are non-negative, all 1 by default; best are square roots of sample sizes.
+    `weights` (k,) are non-negative and default to 1; square roots of sample sizes are optimal.
     """
     from scipy.special import ndtr
 
@@ -56,7 +56,7 @@ def fisher(p_values: npt.ArrayLike) -> Combined:
     p = _p_values(p_values)
     statistic = float(-2.0 * np.log(p).sum())
     combined = max(float(chdtrc(2 * len(p), statistic)), float(np.finfo(np.float64).tiny))
-    # ndtri(p) = -z loses nothing for small p, while ndtri(1 - p) would round to infinity
+    # ndtri(p) = -z stays exact for small p; ndtri(1 - p) would round to infinity
     z = float("-inf") if combined >= 1.0 else -float(ndtri(combined))
     return Combined(statistic=statistic, p_value=combined, z_score=z, tests=len(p))
 
@@ -78,7 +78,7 @@ def _vector(what: str, values: npt.ArrayLike) -> Floats:
     x = np.asarray(values, dtype=np.float64)
     if x.ndim != 1 or len(x) == 0 or not np.isfinite(x).all():
         raise UsageError(
-            f"{what} of several tests form a vector",
+            f"{what} must form a vector",
             expected="shape (k,), k >= 1, finite",
             got=f"shape {x.shape}",
             remedy="leave out tests that gave no number",
@@ -90,7 +90,7 @@ def _p_values(values: npt.ArrayLike) -> Floats:
     p = _vector("p-values", values)
     if (p <= 0).any() or (p > 1).any():
         raise UsageError(
-            "a p-value lies above 0 and at most at 1",
+            "a p-value is out of range",
             expected="0 < p <= 1",
             got=f"values from {p.min():g} to {p.max():g}",
             remedy="count permutations as (b + 1) / (m + 1), which is never zero",

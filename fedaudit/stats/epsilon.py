@@ -1,12 +1,12 @@
 """A lower bound on epsilon from a distinguishing game.
 
 If a mechanism is (epsilon, delta)-DP, every test of "record in" against "record out" obeys
-TPR <= e^epsilon FPR + delta and TNR <= e^epsilon FNR + delta. Counts of a real attack therefore
-refute every smaller epsilon, at the stated confidence. Games are taken as independent.
+TPR <= e^epsilon FPR + delta and TNR <= e^epsilon FNR + delta. The counts of an attack therefore
+refute every smaller epsilon, at the stated confidence. Games must be independent.
 
-A threshold picked on the games it is measured on would refute too much. So scores come in by one
-door only: `from_scores` picks on one half and measures on the other. `from_counts` is for calls
-fixed beforehand, and asks how many sets of calls were looked at.
+A threshold chosen on the same games would refute too much. `from_scores` therefore chooses it on
+one half and measures on the other. `from_counts` takes calls fixed beforehand, and the number of
+sets of calls that were tried.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
 from fedaudit.results import Estimate, Underpowered
+from fedaudit.settings import Count, ShareBelowOne, require
 from fedaudit.stats.intervals import check_confidence, clopper_pearson_bounds
 from fedaudit.stats.roc import split
 
@@ -42,9 +43,8 @@ def lower_bounds(
 ) -> Floats:
     """Lower bounds on epsilon, each wrong with probability at most `tail`; vectorised.
 
-    `tail` is split evenly over two one-sided Clopper-Pearson bounds. FNR = 1 - TPR and
-    TNR = 1 - FPR, so both directions of the test rest on the same two events and the larger of
-    the two bounds costs nothing more.
+    Two one-sided Clopper-Pearson bounds share `tail` evenly. FNR = 1 - TPR and TNR = 1 - FPR, so
+    both directions of the test use the same two events: taking the larger bound costs nothing.
     """
     tpr_low, _ = clopper_pearson_bounds(true_positives, members, tail / 2)
     _, fpr_high = clopper_pearson_bounds(false_positives, nonmembers, tail / 2)
@@ -65,9 +65,9 @@ def from_counts(
 ) -> Estimate:
     """Epsilon from yes/no calls fixed before the games: plug-in value, lower bound, no upper.
 
-    `calls_tried` is the number of sets of calls (thresholds, attacks) of which this is the best:
-    the error rate is divided by it. `high` is infinite, since an attack bounds epsilon from below
-    only; the bound is one-sided, so it holds with the full `confidence`.
+    `calls_tried` is the number of sets of calls (thresholds, attacks) this one was chosen from; it
+    divides the error rate. `high` is infinite, since an attack only bounds epsilon from below. The
+    bound is one-sided, so it holds with the full `confidence`.
     """
     alpha = check_confidence(confidence)
     _check_delta(delta)
@@ -77,18 +77,12 @@ def from_counts(
     ):
         if total < 1 or not 0 <= count <= total:
             raise UsageError(
-                f"the counts of {name} make no sense",
+                f"the counts of {name} are out of range",
                 expected="at least one game and 0 <= called <= games",
                 got=f"{count} called of {total}",
                 remedy="pass true positives, members, false positives, non-members in this order",
             )
-    if calls_tried < 1:
-        raise UsageError(
-            "at least this one set of calls was tried",
-            expected="calls_tried >= 1",
-            got=str(calls_tried),
-            remedy="count every threshold and attack that was looked at",
-        )
+    require(Count, calls_tried=calls_tried, remedy="count every threshold and attack you tried")
     low = float(
         lower_bounds(
             true_positives,
@@ -124,9 +118,9 @@ def from_scores(
 ) -> Estimate | Underpowered:
     """Epsilon from scores (n,) and membership (n,): threshold from one half, bound from the other.
 
-    Each class is halved at random. The threshold is the one with the largest lower bound on the
-    choosing half, at a level shared out to all thresholds; the measuring half does not know of the
-    choice, so the bound holds with the full confidence. `n` counts the games of the measuring half.
+    Halves each class at random. The first half picks the threshold with the largest lower bound, at
+    a level split over all thresholds. The second half is independent of that choice, so its bound
+    holds with the full confidence. `n` counts the games of the second half.
     """
     alpha = check_confidence(confidence)
     _check_delta(delta)
@@ -138,8 +132,8 @@ def from_scores(
         )
     inside, outside = rng.permutation(inside), rng.permutation(outside)
     h1, h0 = len(inside) // 2, len(outside) // 2
-    # A bound that holds for every threshold at once: the largest of very many bounds that each hold
-    # alone is that of a thin tail where chance was kind, and the other half does not confirm it.
+    # Bounds that hold for all thresholds at once: without that, the largest one would lie in a thin
+    # tail by luck, and the other half would not confirm it.
     threshold = _best_threshold(inside[:h1], outside[:h0], delta, alpha / (h1 + h0))
     test_in, test_out = inside[h1:], outside[h0:]
     measured = from_counts(
@@ -162,22 +156,18 @@ def from_scores(
 
 
 def _best_threshold(inside: Floats, outside: Floats, delta: float, alpha: float) -> float:
-    """The score with the largest lower bound on these games, each at level `alpha`; ties go to the
-    most balanced."""
+    """The score with the largest lower bound on these games, each at level `alpha`.
+
+    Ties go to the largest gap between the rates.
+    """
     levels = np.unique(np.concatenate([inside, outside]))
     caught = len(inside) - np.searchsorted(np.sort(inside), levels, side="left")
     false = len(outside) - np.searchsorted(np.sort(outside), levels, side="left")
     bound = lower_bounds(caught, len(inside), false, len(outside), delta=delta, tail=alpha)
-    # Too few games to refute anything: every bound is 0, so the gap of the rates decides.
+    # With too few games every bound is 0; then the gap between the rates decides.
     gap = caught / len(inside) - false / len(outside)
     return float(levels[np.lexsort((gap, bound))[-1]])
 
 
 def _check_delta(delta: float) -> None:
-    if not 0.0 <= delta < 1.0:
-        raise UsageError(
-            "delta is a probability",
-            expected="0 <= delta < 1",
-            got=repr(delta),
-            remedy="use the delta of the guarantee that is tested, for example 1e-5",
-        )
+    require(ShareBelowOne, delta=delta, remedy="use the tested guarantee's delta, such as 1e-5")

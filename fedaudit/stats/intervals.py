@@ -1,11 +1,11 @@
-"""Intervals for proportions, means and resampled statistics, and the permutation test.
+"""Intervals for proportions, means and resampled statistics.
 
-Shapes: counts are integers; `units` is (n, ...), one row per independent unit. Whatever is not
-independent (the games of one trial, the records of one client) belongs into one row: intervals
-over rows are then honest, intervals over the entries would be too narrow.
+Shapes: counts are integers; `units` is (n, ...), one row per independent unit. Put dependent
+values (the games of one trial, the records of one client) into one row: intervals over single
+values would be too narrow.
 
 Wilson's interval needs the standard library alone; the other closed forms need `scipy.special`,
-which loads in a fraction of the time of `scipy.stats`.
+which loads much faster than `scipy.stats`.
 """
 
 from __future__ import annotations
@@ -19,31 +19,21 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.errors import UsageError, nearest
+from fedaudit.errors import UsageError
 from fedaudit.results import Estimate, Underpowered
+from fedaudit.settings import Fraction, require
 
 Array = npt.NDArray[Any]
+BootstrapInterval = Literal["percentile", "bca"]
 
 # Resamples are drawn in blocks of about this many numbers, so that memory stays bounded.
 _BLOCK = 1 << 21
 
 
 def check_confidence(confidence: float) -> float:
-    """The error rate 1 - confidence; refuses what is not a probability strictly inside (0, 1)."""
-    if not 0.0 < confidence < 1.0:
-        raise UsageError(
-            "a confidence level is a probability",
-            expected="a number strictly between 0 and 1",
-            got=repr(confidence),
-            remedy="write 0.95 for 95 %",
-        )
+    """The error rate 1 - confidence; refuses a confidence outside (0, 1)."""
+    require(Fraction, confidence=confidence, remedy="write 0.95 for 95 %")
     return 1.0 - confidence
-
-
-def check_choice(what: str, got: str, valid: tuple[str, ...]) -> None:
-    """Refuses a name that is not among `valid`, with the nearest one."""
-    if got not in valid:
-        raise UsageError(f"unknown {what} {got!r}", got=repr(got), remedy=nearest(got, valid))
 
 
 def _check_counts(successes: int, n: int) -> None:
@@ -86,11 +76,11 @@ def clustered_share(
     *,
     baseline: float | None = None,
 ) -> Estimate:
-    """Share of successes over k clusters of trials, (k,) and (k,), trials of a cluster alike.
+    """Share of successes over k clusters of correlated trials, (k,) and (k,).
 
     Wilson's interval at the effective number of trials n / deff, where the design effect
-    deff >= 1 is the variance of the share between clusters over that of independent trials. When
-    all trials agree that variance is zero and says nothing; then a cluster counts as one trial.
+    deff >= 1 is the variance of the share between clusters over that of independent trials. If all
+    trials agree, that variance is zero and uninformative; then a cluster counts as one trial.
     """
     alpha = check_confidence(confidence)
     h, n = np.asarray(successes, dtype=np.float64), np.asarray(trials, dtype=np.float64)
@@ -112,9 +102,9 @@ def clustered_share(
 
 
 def design_effect(successes: npt.ArrayLike, trials: npt.ArrayLike) -> float:
-    """How many clustered trials are worth one independent one, at least 1: (k,) and (k,).
+    """Clustered trials worth one independent trial, at least 1: (k,) and (k,).
 
-    The size of a cluster where all trials agree, since nothing can be estimated then.
+    The mean cluster size if all trials agree, since the effect cannot be estimated then.
     """
     h, n = np.asarray(successes, dtype=np.float64), np.asarray(trials, dtype=np.float64)
     k, total = len(n), float(n.sum())
@@ -128,7 +118,7 @@ def design_effect(successes: npt.ArrayLike, trials: npt.ArrayLike) -> float:
 def _wilson_bounds(share: float, n: float, z: float) -> tuple[float, float]:
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    # At the ends the interval touches 0 or 1 exactly; rounding must not move it off.
+    # At the ends the interval touches 0 or 1 exactly, whatever the rounding.
     low = 0.0 if share == 0.0 else max(0.0, centre - half)
     high = 1.0 if share == 1.0 else min(1.0, centre + half)
     return low, high
@@ -137,7 +127,7 @@ def _wilson_bounds(share: float, n: float, z: float) -> tuple[float, float]:
 def smallest_share_above(baseline: float, n: int, confidence: float = 0.95) -> float | None:
     """The smallest share of n independent trials whose Wilson interval lies above `baseline`.
 
-    None if even n of n would not: the sample is too small to show anything.
+    None if even n of n does not: the sample is too small.
     """
     z = NormalDist().inv_cdf(1.0 - check_confidence(confidence) / 2.0)
     for successes in range(n + 1):
@@ -151,7 +141,7 @@ def clopper_pearson_bounds(
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Exact one-sided bounds, each wrong with probability at most `tail`; vectorised.
 
-    `successes` and `n` broadcast to one shape; both returned arrays have it.
+    `successes` and `n` broadcast to the shape of both results.
     """
     from scipy.special import betaincinv
 
@@ -165,7 +155,7 @@ def clopper_pearson_bounds(
             got=f"successes {count.min():g} to {count.max():g} of {total.min():g} or more",
             remedy="pass the number of successes first, the number of trials second",
         )
-    # max(..., 1) keeps the beta parameters legal at the ends, which are overwritten at once.
+    # max(..., 1) keeps the beta parameters valid at the ends, which the last line overwrites.
     low = betaincinv(np.maximum(count, 1.0), total - count + 1.0, tail)
     high = betaincinv(count + 1.0, np.maximum(total - count, 1.0), 1.0 - tail)
     return np.where(count <= 0, 0.0, low), np.where(count >= total, 1.0, high)
@@ -174,7 +164,7 @@ def clopper_pearson_bounds(
 def clopper_pearson(
     successes: int, n: int, confidence: float = 0.95, *, baseline: float | None = None
 ) -> Estimate:
-    """Clopper and Pearson's exact interval: covers at least at its level, for every n."""
+    """Clopper and Pearson's exact interval: covers at least at its level for every n."""
     alpha = check_confidence(confidence)
     _check_counts(successes, n)
     low, high = clopper_pearson_bounds(successes, n, alpha / 2.0)
@@ -202,7 +192,7 @@ def mean(
     x = _finite(values)
     if x.ndim != 1:
         raise UsageError(
-            "a mean is taken over one value per unit",
+            "a mean needs one value per unit",
             expected="shape (n,)",
             got=f"shape {x.shape}",
             remedy="average each unit's row first, or use `bootstrap` over rows",
@@ -233,18 +223,18 @@ def bootstrap(
     *,
     rng: np.random.Generator,
     resamples: int = 2000,
-    interval: Literal["percentile", "bca"] = "percentile",
+    interval: BootstrapInterval = "percentile",
     confidence: float = 0.95,
     baseline: float | None = None,
 ) -> Estimate | Underpowered:
     """Bootstrap interval of a statistic, resampling whole rows of `units` (n, ...).
 
     `statistic` maps a stack (r, n, ...) of resamples to (r,) values; the default is the mean of
-    all entries. A row is an independent unit: put everything of one cluster into one row.
-    `interval="bca"` corrects bias and skew, at the price of n more evaluations (jackknife).
+    all entries. A row is an independent unit: put each cluster into one row.
+    `interval="bca"` corrects bias and skew, at the cost of n more evaluations (jackknife).
     """
     alpha = check_confidence(confidence)
-    check_choice("interval", interval, ("percentile", "bca"))
+    require(BootstrapInterval, interval=interval)
     if resamples < 100:
         raise UsageError(
             "too few resamples for an interval",
@@ -284,23 +274,23 @@ def cluster_mean(
     *,
     rng: np.random.Generator,
     resamples: int = 2000,
-    interval: Literal["percentile", "bca"] = "percentile",
+    interval: BootstrapInterval = "percentile",
     confidence: float = 0.95,
     baseline: float | None = None,
     share: bool = False,
 ) -> Estimate | Underpowered:
     """Mean of `values` (N,) with an interval that resamples whole clusters of any size.
 
-    `clusters` (N,) names the cluster of each value; `n` of the estimate counts clusters. A mean
-    is a ratio of totals, so each cluster enters as its row (sum, count). Values between 0 and 1
-    that are a `share` often agree, and then no resample differs: their interval is the wider of
-    the bootstrap and `clustered_share`.
+    `clusters` (N,) names the cluster of each value; the estimate's `n` counts clusters. A mean is a
+    ratio of totals, so each cluster enters as its row (sum, count). With `share`, values lie
+    between 0 and 1 and often all agree, which makes every resample equal: the interval is then the
+    wider of the bootstrap and `clustered_share`.
     """
     x = _finite(values)
     names, where = np.unique(np.asarray(clusters), return_inverse=True)
     if x.ndim != 1 or where.shape != x.shape:
         raise UsageError(
-            "one cluster name per value",
+            "values and clusters do not fit",
             expected=f"clusters of shape {x.shape[:1]}",
             got=f"values {x.shape}, clusters {where.shape}",
             remedy="pass two vectors of equal length",
@@ -335,7 +325,7 @@ def _call(statistic: Callable[[Array], Array], stack: Array) -> npt.NDArray[np.f
     out = np.asarray(statistic(stack), dtype=np.float64)
     if out.shape != stack.shape[:1]:
         raise UsageError(
-            "a bootstrap statistic gives one number per resample",
+            "a bootstrap statistic must give one number per resample",
             expected=f"shape {stack.shape[:1]} for a stack of shape {stack.shape}",
             got=f"shape {out.shape}",
             remedy="reduce over all axes but the first",
@@ -351,7 +341,7 @@ def _jackknife(rows: Array, statistic: Callable[[Array], Array]) -> npt.NDArray[
     everyone = np.arange(n - 1)
     for start in range(0, n, block):
         left_out = np.arange(start, min(n, start + block))
-        # row numbers 0..n-1 without `left_out`: those from it on move up by one
+        # row numbers 0..n-1 without `left_out`: later ones shift by one
         picks = everyone[None, :] + (everyone[None, :] >= left_out[:, None])
         out[left_out] = _call(statistic, rows[picks])
     return out
@@ -365,7 +355,7 @@ def _bca_tails(value: float, draws: Array, jackknife: Array, tails: Array) -> Ar
     pull = jackknife.mean() - jackknife
     size = float((pull**2).sum())
     if size == 0.0 or not 0.0 < below < 1.0:
-        # A constant statistic has no bias or skew to correct: the percentile interval is exact.
+        # A constant statistic needs no correction: the percentile interval is exact.
         return tails
     bias = float(ndtri(below))
     acceleration = float((pull**3).sum()) / (6.0 * size**1.5)
@@ -377,12 +367,9 @@ def _finite(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
     x = np.asarray(values, dtype=np.float64)
     if not np.isfinite(x).all():
         raise UsageError(
-            "values that are not finite have no interval",
+            "an interval needs finite values",
             expected="finite numbers",
             got=f"{int((~np.isfinite(x)).sum())} NaN or infinite entries",
             remedy="leave them out and say how many",
         )
     return x
-
-
-# --- permutation test ------------------------------------------------------------------------

@@ -1,11 +1,11 @@
-"""What a query plan over several rounds can attribute, and what it gives away across rounds.
+"""What a query plan over several rounds can attribute, and what it leaks across rounds.
 
 A plan is a 0/1 array (T, G, K). Two regressions run over its T G answers:
 
-- of **scores**: a group's score is the sum of what its marked members add, plus noise. Least
-  squares gives every client's part with its deviation, if the client is identifiable at all.
-- of **updates**: the same coefficients applied to the sums estimate every client's mean update.
-  What persists of an update is estimated well; that is the price of attribution over rounds.
+- of **scores**: a group's score is the sum of its marked members' effects, plus noise. Least
+  squares gives every identifiable client's part with its standard deviation.
+- of **updates**: the same coefficients applied to the sums estimate every client's mean update. The
+  part of an update that persists is estimated well: that is the price of attribution over rounds.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Gt, Lt
 
 from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
 from fedaudit.results import Estimate
+from fedaudit.settings import Count, Positive, Share, checked, require
 from fedaudit.stats.intervals import wilson
 
 Draw = Callable[[int], npt.NDArray[np.uint8]]
-"""Rounds -> a plan (T, G, K), drawn anew."""
+"""Rounds -> a freshly drawn plan (T, G, K)."""
 
-_ALONE = 1e-8  # of a unit vector's square outside the row space
+_ALONE = 1e-8  # largest squared part of a unit vector outside the row space
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,8 @@ class Regression:
     """Least squares of clients' parts on the answers of a plan.
 
     `coefficients` (K, T G) of the answers, of smallest norm; `deviation` (K,) of the estimates for
-    answers with independent noise of deviation 1; `identifiable` (K,) whether the part is
-    determined by the answers. Parts that are not mean nothing by themselves.
+    answers with independent noise of deviation 1; `identifiable` (K,): whether the answers
+    determine the part. Other parts are meaningless.
     """
 
     coefficients: Floats
@@ -57,25 +60,18 @@ def regression(plan: npt.ArrayLike) -> Regression:
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked("scores", error=UsageError)
 class Scores:
-    """What marks do to scores, in units of the noise of one group's score.
+    """Effect of marks on scores, in units of the noise of one group's score.
 
-    `effect` is what one marked member adds to its group's score in one round; `marked` how many
-    clients are; a client is flagged when its estimate exceeds `error`'s quantile of its own noise.
+    One marked member adds `effect` to its group's score in one round; `marked` is the number of
+    marked clients. A client is flagged if its estimate exceeds the 1 - `error` quantile of its
+    noise.
     """
 
-    effect: float = 1.0
-    marked: int = 3
-    error: float = 0.05
-
-    def __post_init__(self) -> None:
-        if not self.effect > 0 or self.marked < 1 or not 0 < self.error < 0.5:
-            raise UsageError(
-                "the marks to be attributed make no sense",
-                expected="an effect above 0, at least one marked client, an error from 0 to 0.5",
-                got=f"effect {self.effect}, {self.marked} marked, error {self.error}",
-                remedy="effect 1.0, 3 marked, error 0.05",
-            )
+    effect: Positive = 1.0
+    marked: Count = 3
+    error: Annotated[float, Gt(0), Lt(0.5)] = 0.05
 
     @property
     def quantile(self) -> float:
@@ -84,10 +80,10 @@ class Scores:
 
 @dataclass(frozen=True)
 class Power:
-    """Shares of marked clients that were flagged, and of benign ones, with Wilson intervals.
+    """Flagged shares of marked and of benign clients, with Wilson intervals.
 
-    Clients of one simulated run share its plan and noise: runs are counted, not clients, which
-    makes the intervals wide rather than narrow.
+    Clients of one simulated run share its plan and noise, so the intervals count runs, not clients:
+    rather too wide than too narrow.
     """
 
     detected: Estimate
@@ -105,10 +101,10 @@ def power(
         clients = plan.shape[-1]
         if scores.marked >= clients:
             raise UsageError(
-                "all clients would be marked",
+                "too many clients are marked",
                 expected=f"fewer than {clients} marked clients",
                 got=str(scores.marked),
-                remedy="leave some clients benign: false alarms are counted on them",
+                remedy="leave some clients benign, to count false alarms",
             )
         marked = np.zeros(clients, dtype=np.bool_)
         marked[rng.permutation(clients)[: scores.marked]] = True
@@ -121,7 +117,7 @@ def power(
 
 
 def _share(parts: list[float], baseline: float | None = None) -> Estimate:
-    """The mean of shares by run; as many successes as runs would give it."""
+    """The mean share over runs, with Wilson's interval for as many trials as runs."""
     value = float(np.mean(parts))
     near = wilson(round(value * len(parts)), len(parts), baseline=baseline)
     return Estimate(
@@ -136,10 +132,10 @@ def _share(parts: list[float], baseline: float | None = None) -> Estimate:
 
 
 def expected_power(plan: npt.ArrayLike, scores: Scores) -> float:
-    """The closed form behind `power` for one plan: mean over clients of their detection.
+    """Closed form of `power` for one plan: the mean detection probability over clients.
 
-    Least squares is unbiased, so a marked client's z has mean effect / deviation, whoever else is
-    marked; a client that is not identifiable is never flagged.
+    Least squares is unbiased, so a marked client's z has mean effect / deviation, whichever others
+    are marked. A client that is not identifiable is never flagged.
     """
     fit = regression(plan)
     phi = NormalDist().cdf
@@ -151,10 +147,10 @@ def expected_power(plan: npt.ArrayLike, scores: Scores) -> float:
 
 
 @dataclass(frozen=True)
-class Needed:
+class RoundsNeeded:
     """Rounds until at most `error` of the marked clients are missed; None: not within `most`.
 
-    `low` and `high` are where the ends of the 95 % interval of the mean power over plans get there.
+    `low` and `high` are the rounds for the ends of the 95 % interval of the mean power over plans.
     """
 
     rounds: int | None
@@ -163,8 +159,10 @@ class Needed:
     most: int
 
 
-def rounds_needed(draw: Draw, scores: Scores, *, first: int, most: int, plans: int = 30) -> Needed:
-    """By doubling and bisection over the mean of `expected_power` on `plans` fresh plans."""
+def rounds_needed(
+    draw: Draw, scores: Scores, *, first: int, most: int, plans: int = 30
+) -> RoundsNeeded:
+    """Search by doubling and bisection on the mean `expected_power` of `plans` fresh plans."""
     known: dict[int, tuple[float, float, float]] = {}
 
     def at(rounds: int) -> tuple[float, float, float]:
@@ -190,7 +188,7 @@ def rounds_needed(draw: Draw, scores: Scores, *, first: int, most: int, plans: i
                 high = middle
         return high
 
-    return Needed(search(0), search(2), search(1), most)
+    return RoundsNeeded(search(0), search(2), search(1), most)
 
 
 def best_guess(queries: Sequence[npt.ArrayLike], persistence: float) -> Floats:
@@ -198,8 +196,8 @@ def best_guess(queries: Sequence[npt.ArrayLike], persistence: float) -> Floats:
 
     `queries` (G_t, K) of each round; updates as in `persistence_cosine`. With A the queries of all
     rounds, Cov(x_mean, sums) Cov(sums)^+ = (p + (1 - p) / T) A' (A A' * (p + (1 - p) [same
-    round]))^+. Least squares takes p for 1: near T = (K - 1) / (G - 1) it blows up what changes
-    from round to round, and reads more answers as less leakage.
+    round]))^+. Least squares assumes p = 1: near T = (K - 1) / (G - 1) it amplifies the changes
+    from round to round, and would report less leakage for more answers.
     """
     _check_persistence(persistence)
     rows = [np.asarray(q, dtype=np.float64) for q in queries]
@@ -212,19 +210,14 @@ def best_guess(queries: Sequence[npt.ArrayLike], persistence: float) -> Floats:
 
 
 def _check_persistence(persistence: float) -> None:
-    if not 0 <= persistence <= 1:
-        raise UsageError(
-            "persistence is out of range",
-            expected="from 0 (fresh every round) to 1 (the same every round)",
-            got=str(persistence),
-            remedy="0.9",
-        )
+    remedy = "from 0 (fresh every round) to 1 (the same every round), such as 0.9"
+    require(Share, persistence=persistence, remedy=remedy)
 
 
 def persistence_cosine(plan: npt.ArrayLike, persistence: float, *, best: bool = False) -> Floats:
     """Cosine (K,) between the estimate of a client's mean update over the rounds and the truth.
 
-    By least squares, or by the `best_guess` of somebody who knows how much persists.
+    By least squares, or by the `best_guess` of an adversary who knows the persistence.
 
     Updates are x_k^t = sqrt(p) m_k + sqrt(1 - p) n_k^t with independent directions of equal length
     in many dimensions, so that two updates of a client have cosine p, and those of two clients 0;

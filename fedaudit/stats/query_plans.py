@@ -1,13 +1,13 @@
-"""Which subsets of clients to ask a secure aggregator for: partitions, and the published pairs.
+"""Query plans for a secure aggregator: partitions, and the published pairs.
 
-Plans are 0/1 arrays: (G, K) for one round, (T, G, K) for several, one row per query. Partitions
-never expose fewer clients than a group within a round: every combination of disjoint groups that is
-not zero contains a whole one. What they cost is in `decide.query_plans`.
+Plans are 0/1 arrays: (G, K) for one round, (T, G, K) for several, one row per query. Within a
+round, partitions never expose fewer clients than a group: every non-zero combination of disjoint
+groups contains a whole group. `decide.query_plans` computes their cost.
 
-The published plan asks, for every target i, for M subsets with the target and N others, and M
-subsets of N others without it ([FedAttr] Eq. (3)), redrawn until the others mask enough
-([FedAttr] Eq. (5)). It is here so that both the protocol and the audits can use it; what it gives
-away is computed by `stats.query_algebra`: one round has rank K.
+For every target i, the published plan queries M subsets with the target and N others, and M subsets
+of N others without it ([FedAttr] Eq. (3)), redrawn until the others mask enough
+([FedAttr] Eq. (5)). Protocol and audits both use it. `stats.query_algebra` computes its leakage:
+one round has rank K.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.errors import UsageError
+from fedaudit.settings import Count, Share, require
 
 Plan = npt.NDArray[np.uint8]
 
@@ -26,13 +27,13 @@ Plan = npt.NDArray[np.uint8]
 
 
 def group_count(clients: int, group_size: int) -> int:
-    """Groups of at least `group_size` that `clients` can be divided into; at least two."""
+    """Number of groups of at least `group_size` clients; at least two."""
     if group_size < 1 or clients < 2 * group_size:
         raise UsageError(
             "these clients cannot be divided into groups",
             expected=f"at least {2 * max(group_size, 1)} clients for two groups of {group_size}",
             got=f"{clients} clients",
-            remedy="use a smaller threshold, or ask for the sum of all alone",
+            remedy="use a smaller threshold, or query only the sum of all",
         )
     return clients // group_size
 
@@ -43,7 +44,7 @@ def _groups(labels: npt.NDArray[np.int64], groups: int) -> Plan:
 
 
 def _even(clients: int, groups: int) -> npt.NDArray[np.int64]:
-    """Group numbers (K,) of groups whose sizes differ by one at most."""
+    """Group numbers (K,) of groups whose sizes differ by at most one."""
     return np.sort(np.arange(clients) % groups)
 
 
@@ -62,18 +63,12 @@ def fixed_groups(clients: int, group_size: int, rounds: int, rng: np.random.Gene
 def swapped_groups(
     clients: int, group_size: int, rounds: int, rng: np.random.Generator, *, fraction: float
 ) -> Plan:
-    """A partition in which a fraction of the clients changes places every round (T, G, K).
+    """A partition in which a fraction of the clients swaps groups every round (T, G, K).
 
-    From 0 (fixed groups; above it at least one pair swaps) to 1 (as many swaps as there are pairs;
-    close to a fresh partition). Two clients who swap come from different groups: sizes stay.
+    From 0 (fixed groups; any larger value swaps at least one pair) to 1 (one swap per pair, close
+    to a fresh partition). Swapped clients come from different groups, so sizes stay.
     """
-    if not 0 <= fraction <= 1:
-        raise UsageError(
-            "the fraction of clients that swap is out of range",
-            expected="from 0 to 1",
-            got=str(fraction),
-            remedy="0.25",
-        )
+    require(Share, fraction=fraction, remedy="0.25")
     groups = group_count(clients, group_size)
     labels = rng.permutation(_even(clients, groups))
     swaps = max(round(fraction * clients / 2), 1 if fraction > 0 else 0)
@@ -91,10 +86,10 @@ def swapped_groups(
 
 
 def rounds_to_identify(clients: int, groups: int) -> int:
-    """Rounds before every client's own part can be identified at all: T >= (K - 1) / (G - 1).
+    """Fewest rounds that can identify every client's part: T >= (K - 1) / (G - 1).
 
     G groups over T rounds have rank at most 1 + T (G - 1), since the groups of every round sum to
-    the same total. Necessary, not sufficient: fixed groups never get there.
+    the same total. Necessary, not sufficient: fixed groups never identify anyone.
     """
     return -((1 - clients) // (groups - 1))
 
@@ -103,8 +98,8 @@ def rounds_to_identify(clients: int, groups: int) -> int:
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """The queries of one target: `include`, `exclude` (M, K) 0/1, after `attempts` draws.
+class PairedQueries:
+    """Queries of one target: `include`, `exclude` (M, K) 0/1, after `attempts` draws.
 
     [FedAttr] Eq. (3).
     """
@@ -121,7 +116,7 @@ class Pairs:
 
     @property
     def contrast(self) -> npt.NDArray[np.float64]:
-        """Weights (K,) of all clients' updates in the estimate: 1 at the target, alpha elsewhere.
+        """Weights (K,) of the clients' updates in the estimate: 1 at the target, alpha elsewhere.
 
         [FedAttr] Eq. (4): the mean of the include sums minus the mean of the exclude sums.
         """
@@ -130,7 +125,7 @@ class Pairs:
 
 
 def check_pairs(clients: int, others: int, repeats: int) -> None:
-    """Refuse what the published plan excludes: N from 1 to below K - 1, M from 1."""
+    """Check the published plan's sizes: N from 1 to below K - 1, M from 1."""
     if not 1 <= others < clients - 1:
         raise UsageError(
             "the subsets of the paired plan do not fit the clients",
@@ -138,13 +133,7 @@ def check_pairs(clients: int, others: int, repeats: int) -> None:
             got=f"N = {others}, K = {clients}",
             remedy="use smaller subsets, or more clients",
         )
-    if repeats < 1:
-        raise UsageError(
-            "the paired plan needs subsets",
-            expected="M of at least 1",
-            got=str(repeats),
-            remedy="M = 5, as published",
-        )
+    require(Count, repeats=repeats, remedy="M = 5, as published")
 
 
 def masks_enough(
@@ -153,7 +142,7 @@ def masks_enough(
     """The acceptance rule for integer differences (..., K - 1) = M alpha_j: (...,).
 
     c = sum alpha^2 >= aN with a = (1 - rho) / M, rho = N / (K - 1), in whole numbers so that ties
-    count as they are printed. [FedAttr] Eq. (5) also asks M_eff = c^2 / sum alpha^4 >= aN; as no
+    are decided as published. [FedAttr] Eq. (5) also asks M_eff = c^2 / sum alpha^4 >= aN; since no
     alpha exceeds 1, M_eff >= c, and the first condition implies it.
     """
     squares = (differences**2).sum(axis=-1)
@@ -170,12 +159,12 @@ def random_subsets(shape: tuple[int, ...], size: int, of: int, rng: np.random.Ge
 
 def paired_subsets(
     clients: int, target: int, others: int, repeats: int, rng: np.random.Generator
-) -> Pairs:
+) -> PairedQueries:
     """M include and M exclude subsets of one target, redrawn until accepted ([FedAttr] Eq. (5))."""
     check_pairs(clients, others, repeats)
     if not 0 <= target < clients:
         raise UsageError(
-            "the target is no client",
+            "the target is not a client",
             expected=f"from 0 to {clients - 1}",
             got=str(target),
             remedy="number clients from 0",
@@ -188,11 +177,11 @@ def paired_subsets(
         if masks_enough(sums[0] - sums[1], clients, others, repeats):
             break
     include, exclude = (np.insert(draw[i], target, 1 - i, axis=1) for i in (0, 1))
-    return Pairs(target, include, exclude, attempts)
+    return PairedQueries(target, include, exclude, attempts)
 
 
 def paired_plan(
     clients: int, others: int, repeats: int, rng: np.random.Generator
-) -> tuple[Pairs, ...]:
+) -> tuple[PairedQueries, ...]:
     """One round of the published plan: pairs for every target, 2MK queries ([FedAttr] Eq. (3))."""
     return tuple(paired_subsets(clients, i, others, repeats, rng) for i in range(clients))

@@ -1,11 +1,11 @@
-"""How well scores tell members from non-members.
+"""How well scores separate members from non-members.
 
-Shapes: `scores` (n,) finite floats, greater means "member"; `member` (n,) bool. Records are taken
-as independent. Where they are not (many games over one noise draw), summarise per trial and use
+Shapes: `scores` (n,) finite floats, greater means "member"; `member` (n,) bool. Records must be
+independent. If they are not (many games over one noise draw), summarise per trial and use
 `intervals.bootstrap` over trials.
 
-At a small false-positive rate f only n f non-members stand above the threshold, so a true-positive
-rate there is stated only with at least 10/f non-members.
+At a small false-positive rate f only n f non-members lie above the threshold, so a true-positive
+rate there needs at least 10/f non-members.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ import numpy.typing as npt
 from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
 from fedaudit.results import Estimate, Underpowered
+from fedaudit.settings import Fraction, require
 from fedaudit.stats.intervals import (
-    check_choice,
     check_confidence,
     clopper_pearson,
     clopper_pearson_bounds,
 )
 
-# A true-positive rate at rate f is stated with at least this many expected false positives.
+# A true-positive rate at rate f needs at least this many expected false positives.
 EXPECTED_FALSE_POSITIVES = 10
+AucInterval = Literal["delong", "bootstrap"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ def split(scores: npt.ArrayLike, member: npt.ArrayLike) -> tuple[Floats, Floats]
             "scores must be finite",
             expected="finite numbers",
             got=f"{int((~np.isfinite(s)).sum())} NaN or infinite scores",
-            remedy="leave these records out and say how many",
+            remedy="leave these records out and report how many",
         )
     m = m.astype(bool)
     return s[m], s[~m]
@@ -77,7 +78,7 @@ def _missing(what: str, inside: Floats, outside: Floats) -> Underpowered | None:
 
 
 def _levels(inside: Floats, outside: Floats) -> tuple[Floats, Floats, Floats]:
-    """Distinct scores ascending (k,), and how many members / non-members have each (k,)."""
+    """Distinct scores ascending (k,), with counts of members and of non-members (k,)."""
     levels, where = np.unique(np.concatenate([inside, outside]), return_inverse=True)
     k = len(levels)
     positives = np.bincount(where[: len(inside)], minlength=k).astype(np.float64)
@@ -108,7 +109,7 @@ def auc(
     member: npt.ArrayLike,
     *,
     confidence: float = 0.95,
-    interval: Literal["delong", "bootstrap"] = "delong",
+    interval: AucInterval = "delong",
     rng: np.random.Generator | None = None,
     resamples: int = 2000,
 ) -> Estimate | Underpowered:
@@ -116,18 +117,18 @@ def auc(
 
     "delong": DeLong, DeLong and Clarke-Pearson's variance from midranks, O(n log n).
     "bootstrap": percentile, resampling members and non-members apart; needs `rng`.
-    With perfect separation both collapse to a point, however few the records; then the bound is
-    exact over the min(n1, n0) disjoint pairs, all of which were ordered alike.
+    With perfect separation both collapse to a point, even for few records; then the bound is exact
+    over min(n1, n0) disjoint pairs, all ordered alike.
     """
     alpha = check_confidence(confidence)
-    check_choice("interval", interval, ("delong", "bootstrap"))
+    require(AucInterval, interval=interval)
     inside, outside = split(scores, member)
     n1, n0 = len(inside), len(outside)
     if min(n1, n0) < 2:
         which = "members" if n1 < n0 else "non-members"
         return Underpowered(what=f"an AUC ({which})", have=min(n1, n0), needed=2)
     _, positives, negatives = _levels(inside, outside)
-    # Placement of each member among the non-members (below + half of ties), and the reverse.
+    # Rank of each member among the non-members (below + half of ties), and the reverse.
     below = negatives.cumsum() - negatives / 2
     above = n1 - (positives.cumsum() - positives / 2)
     value = float(positives @ below) / (n1 * n0)
@@ -153,7 +154,7 @@ def auc(
     else:
         if rng is None:
             raise UsageError(
-                "a bootstrap draws random numbers",
+                "a bootstrap needs a random generator",
                 expected="rng, a numpy Generator",
                 got="None",
                 remedy='pass rng=..., or use interval="delong"',
@@ -192,22 +193,16 @@ def _auc_resamples(
 
 
 def nonmembers_needed(rate: float) -> int:
-    """How many non-members a true-positive rate at `rate` needs: 10 / rate."""
-    if not 0.0 < rate < 1.0:
-        raise UsageError(
-            "a false-positive rate is a probability",
-            expected="a number strictly between 0 and 1",
-            got=repr(rate),
-            remedy="write 0.01 for 1 %",
-        )
+    """Non-members needed for a true-positive rate at `rate`: 10 / rate."""
+    require(Fraction, rate=rate, remedy="write 0.01 for 1 %")
     return math.ceil(EXPECTED_FALSE_POSITIVES / rate - 1e-6)
 
 
 def _calls_at(inside: Floats, outside: Floats, rate: float) -> tuple[int, int]:
     """Members called, and false positives allowed, at the conservative threshold.
 
-    Called is what lies strictly above the (k+1)-th largest non-member, k = floor(rate n0). Ties
-    with it are not called, so at most k non-members are: the rate is never exceeded.
+    Calls every score strictly above the (k+1)-th largest non-member, k = floor(rate n0). Ties with
+    it are not called, so at most k non-members are: the rate is never exceeded.
     """
     k = math.floor(rate * len(outside) + 1e-9)
     threshold = np.partition(outside, len(outside) - 1 - k)[len(outside) - 1 - k]
@@ -221,11 +216,11 @@ def true_positive_rate_at(
     *,
     confidence: float = 0.95,
 ) -> Estimate | Underpowered:
-    """True-positive rate at a false-positive rate of at most `rate`, or why it is not stated.
+    """True-positive rate at a false-positive rate of at most `rate`, or `Underpowered`.
 
-    The Clopper-Pearson interval holds the threshold fixed. `baseline` is what exchangeable scores
-    give on average, (k+1)/(n0+1). The interval ignores that the threshold is estimated from the
-    non-members: with few of them, it misses the baseline more often than stated.
+    The Clopper-Pearson interval treats the threshold as fixed. `baseline` is the mean for
+    exchangeable scores, (k+1)/(n0+1). The threshold is in fact estimated from the non-members: with
+    few of them, the interval misses the baseline more often than stated.
     """
     check_confidence(confidence)
     needed = nonmembers_needed(rate)
@@ -238,6 +233,3 @@ def true_positive_rate_at(
     called, k = _calls_at(inside, outside, rate)
     stated = clopper_pearson(called, len(inside), confidence, baseline=(k + 1) / (len(outside) + 1))
     return replace(stated, method="Clopper-Pearson at a fixed threshold")
-
-
-# --- at one fixed threshold ------------------------------------------------------------------

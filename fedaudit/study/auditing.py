@@ -411,7 +411,7 @@ def _as_seen(
         spent = promised.read_opacus(Path(options.opacus), options.delta, clients_of(trace))
         promised.hand_over(path, trace, "opacus", spent)
         seal_written(path, "results", path / promised.FILE)
-    return trace, promised.knowing(path, trace, truth)
+    return trace, promised.with_guarantees(path, trace, truth)
 
 
 def _trace_options(

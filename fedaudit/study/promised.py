@@ -84,7 +84,7 @@ def promised(folder: Path, trace: Trace, truth: Truth | None) -> dict[str, Any]:
     return own | kept["guarantees"] if kept["trace_sha256"] == trace.sha256 else own
 
 
-def knowing(folder: Path, trace: Trace, truth: Truth | None) -> Truth | None:
+def with_guarantees(folder: Path, trace: Trace, truth: Truth | None) -> Truth | None:
     """The truth with the handed-over guarantees, so that scores can be compared with them."""
     if truth is None:
         return None

@@ -25,7 +25,7 @@ from fedaudit.randomness import Seed
 from fedaudit.study.folders import NOT_RERUN
 from fedaudit.trace import ANONYMOUS, WIRETAP, Message, Recorder, Trace, Truth, TruthRecorder
 from fedaudit.trace.health import examine
-from fedaudit.trace.ledger import QUERY, query_layout, served
+from fedaudit.trace.ledger import QUERY, model_receivers, query_layout
 from fedaudit.trace.recorder import MODEL, RoundWriter
 
 EXACT = ("shuffle", "secure_sum")
@@ -300,7 +300,7 @@ def _members(
 
     A sum without a query counts as one over all of them, but some may have failed to answer.
     """
-    senders, sent = {m.sender for m in own}, set(served(messages, receiver, step))
+    senders, sent = {m.sender for m in own}, set(model_receivers(messages, receiver, step))
     if ANONYMOUS not in senders:
         return sorted(senders) if senders != sent else []
     if len(own) == len(sent) or not sent:

@@ -38,7 +38,7 @@ from fedaudit.stats.intervals import wilson
 from fedaudit.study.run import run
 from fedaudit.study.seal import gone, is_sealed_as, remove_parts, seal_written
 from fedaudit.trace import Truth
-from fedaudit.workers import Failed, fan_out, parse_workers
+from fedaudit.workers import JobFailed, fan_out, parse_workers
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def _outcomes(
             yield name, stored
     with closing(fan_out(run_cell, missing, str(parse_workers(workers)))) as outcomes:
         for name, found in outcomes:
-            if not isinstance(found, Failed) and not found["failed"]:
+            if not isinstance(found, JobFailed) and not found["failed"]:
                 _keep(Path(jobs[name][1]), found)
             yield name, found
 
@@ -294,9 +294,9 @@ def sweep(
         for done, (name, found) in enumerate(outcomes, start=1):
             cell = unique[name]
             label = ", ".join(f"{a.key}={v}" for a, v in zip(axes, cell.point, strict=True))
-            if why := found.why if isinstance(found, Failed) else found["failed"]:
+            if why := found.why if isinstance(found, JobFailed) else found["failed"]:
                 failed.append((f"{label} (seed {cell.number} of {seeds})", why))
-            if not isinstance(found, Failed):
+            if not isinstance(found, JobFailed):
                 measured[name] = found["measured"]
                 reused += bool(found["reused"])
             progress("sweep", done, len(unique), label)

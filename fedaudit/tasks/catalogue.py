@@ -398,7 +398,7 @@ class Module:
             raise ConfigError(
                 f"the model of {self.factory!r} cannot read dataset {dataset.name!r}",
                 expected=expected,
-                got=foreign.said(error),
+                got=foreign.describe_error(error),
                 remedy=remedy,
             ) from error
         shape = tuple(getattr(out, "shape", ()))

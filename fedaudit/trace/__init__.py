@@ -1,4 +1,4 @@
-"""What crossed the wire (trace), what did not (truth), and what one party sees of it (view)."""
+"""Trace (what crossed the wire), truth (what did not), and view (what one party sees)."""
 
 from fedaudit.trace.health import Health, Problem, examine
 from fedaudit.trace.memory import MemoryRecorder, MemoryTruth

@@ -1,15 +1,15 @@
-"""Is a recording whole? What is torn in it, and how many answers arrived.
+"""Examine a recording: what is torn or missing, and how many answers arrived.
 
     health = examine(trace)
     health.problems            # each with a code, a round, a message, a party
     health.arrived, health.expected
 
-A trace can be sealed, undamaged and still not be what happened: a message that the recorder missed
-leaves no hole in a table. It shows in what is left: an answer without a model, a sum without a
-question. `CODES` says of each such problem what can no longer be computed; views refuse exactly
-that, and results name the rest.
+A trace can be sealed and undamaged and still be incomplete: a message that the recorder missed
+leaves no hole in a table. Other messages reveal it: an answer without a model, a sum without a
+query. `CODES` states what each problem makes impossible to compute; views refuse exactly that, and
+results list the other problems.
 
-Rounds are read one after the other, payloads a few rows at a time.
+Reads one round after another, payloads a few rows at a time.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ from fedaudit.trace.schema import (
 Rows = npt.NDArray[Any]
 Breaks = Literal["updates", "members", "ledger", "rows", "everything"]
 
-_AT_ONCE = 1 << 22  # numbers that are looked at together
+_AT_ONCE = 1 << 22  # numbers checked together
 _ROUND_FILE = re.compile(r"round-(\d+)(?:-amended)?\.safetensors\Z")
 _MIDDLE = (ANONYMOUS, AGGREGATOR, SHUFFLER)
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a problem means: whether the recording is `torn`, what it `breaks`, and its `words`.
+    """Consequences of a problem: whether the recording is `torn`, what it `breaks`, in `words`.
 
-    updates     an answer minus the model that its sender had received
-    members     who is in a sum that no question describes
-    ledger      which sums were asked for and answered
-    rows        whatever reads this payload
+    updates     differences between an answer and the model its sender had received
+    members     the members of a sum that no query describes
+    ledger      which sums were requested and answered
+    rows        everything that reads this payload
     everything  all audits
     """
 
@@ -72,16 +72,16 @@ def _means(words: str, *breaks: Breaks, torn: bool = True) -> Meaning:
     return Meaning(torn, frozenset(breaks), words)
 
 
-#: the one table of what a problem breaks; codes that are not torn are on record as they happened
+#: what each problem breaks; problems with torn=False were recorded as they happened
 CODES: Mapping[str, Meaning] = MappingProxyType(
     {
         "no_rounds": _means("no round is recorded", "everything"),
         "damaged_round": _means("a round file is torn or altered", "everything"),
         "no_such_row": _means("a message names a payload that is not there", "everything"),
         "round_gap": _means("a round is missing between two others"),
-        "empty_round": _means("a round without models and answers"),
-        "unknown_party": _means("a party that the manifest does not list"),
-        "no_models": _means("no model on its way down is recorded", "updates", "members"),
+        "empty_round": _means("a round has neither models nor answers"),
+        "unknown_party": _means("the manifest does not list a party"),
+        "no_models": _means("no downlink model is recorded", "updates", "members"),
         "answer_without_model": _means(
             "an answer whose sender had received no model", "updates", "members"
         ),
@@ -90,20 +90,20 @@ CODES: Mapping[str, Meaning] = MappingProxyType(
             "updates",
             "members",
         ),
-        "no_answer": _means("a model that was not answered", "members"),
+        "no_answer": _means("a model got no answer", "members"),
         "duplicate_answer": _means("a second answer to the same model", "members", "ledger"),
         "extra_rows": _means("more anonymous answers than senders", "members"),
-        "not_handed_on": _means("answers that a shuffler or aggregator did not hand on", "members"),
-        "lost_share": _means("one direction of an exchange between neighbours", "updates"),
-        "sum_without_question": _means("a sum that no question describes", "ledger"),
-        "question_not_kept": _means("a question that does not say who is in its sum", "ledger"),
-        "question_unanswered": _means("a question without an answer or a reason", "ledger"),
-        "non_finite": _means("a payload with NaN or infinite numbers", "rows"),
-        "answer_failed": _means("an answer that failed, as noted", torn=False),
-        "not_kept": _means("an answer whose content was not kept, as noted", torn=False),
+        "not_handed_on": _means("a shuffler or aggregator did not forward answers", "members"),
+        "lost_share": _means("an exchange between neighbours lacks one direction", "updates"),
+        "sum_without_question": _means("no query describes a sum", "ledger"),
+        "question_not_kept": _means("a query does not state the members of its sum", "ledger"),
+        "question_unanswered": _means("a query has neither an answer nor a reason", "ledger"),
+        "non_finite": _means("a payload holds NaN or infinite numbers", "rows"),
+        "answer_failed": _means("an answer failed, as noted", torn=False),
+        "not_kept": _means("an answer's content was not kept, as noted", torn=False),
         "answered_again": _means("a second answer, as noted", torn=False),
-        "silent_round": _means("a gossip round in which no neighbours met", torn=False),
-        "round_without_answers": _means("a round in which no answer arrived", torn=False),
+        "silent_round": _means("no neighbours met in a gossip round", torn=False),
+        "round_without_answers": _means("no answer arrived in a round", torn=False),
         "unfinished": _means("the recording was not closed", torn=False),
     }
 )
@@ -111,7 +111,7 @@ CODES: Mapping[str, Meaning] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, or missing: `code` of `CODES`, and where.
+    """One fault or gap: a `code` of `CODES`, and its place.
 
     `round` 0 means the whole recording; `message` is the index in the round's table.
     """
@@ -124,7 +124,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         if self.code not in CODES:
-            raise ValueError(f"{self.code!r} is not a code of a problem")
+            raise ValueError(f"{self.code!r} is not a problem code")
 
     @property
     def torn(self) -> bool:
@@ -133,7 +133,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """Answers that were due and that arrived; `late` ones came in a later round."""
+    """Numbers of expected and arrived answers; `late` ones arrived in a later round."""
 
     expected: int = 0
     arrived: int = 0
@@ -147,11 +147,11 @@ class Arrivals:
 
 @dataclass(frozen=True, kw_only=True)
 class Health:
-    """What `examine` found.
+    """Result of `examine`.
 
-    `sent` models went down. `by_round` and `by_party` count answers of clients; where senders are
-    anonymous, no party has a count. `bad` rows (round, layout, row) hold numbers that are not
-    finite; without `payloads` nobody looked for them.
+    `sent` counts downlink models. `by_round` and `by_party` count answers of clients; anonymous
+    senders have no count per party. `bad` rows (round, layout, row) hold NaN or infinity; without
+    `payloads` they were not searched for.
     """
 
     problems: tuple[Problem, ...] = ()
@@ -167,7 +167,7 @@ class Health:
 
     @property
     def arrived(self) -> int:
-        """Answers on record; a late one counts, and none counts twice."""
+        """Recorded answers; a late one counts, none counts twice."""
         return min(self.expected, sum(a.arrived + a.late for a in self.by_round.values()))
 
     @property
@@ -181,20 +181,20 @@ class Health:
 
     @property
     def silent(self) -> tuple[str, ...]:
-        """Parties that were sent a model and of whom no answer is on record."""
+        """Parties that received a model and have no recorded answer."""
         return tuple(
             p for p, a in self.by_party.items() if a.expected and not a.arrived and not a.late
         )
 
     def summary(self) -> tuple[str, ...]:
-        """One line per code of what is torn, and one about clients of whom nothing arrived."""
+        """One line per code of torn problems, and one about clients without any answer."""
         rounds: dict[str, list[int]] = {}
         for p in self.torn:
             rounds.setdefault(p.code, []).append(p.round)
         lines = [f"{CODES[code].words}: {len(at)} ({_which(at)})" for code, at in rounds.items()]
         if self.silent:
             of = f"{len(self.silent)} of {len(self.by_party)} clients"
-            lines.append(f"nothing arrived from {of}: of these nothing can be said")
+            lines.append(f"nothing arrived from {of}: no result covers them")
         return tuple(lines)
 
     def breaking(self, effect: Breaks, number: int | None = None) -> Iterator[Problem]:
@@ -205,15 +205,15 @@ class Health:
                 continue
             here = number is None or wide or p.round in (0, number)
             if p.code == "lost_share" and number is not None:
-                # neighbours mix at the end of a round: what was not told is missing from then on
+                # neighbours mix at the end of a round: a lost share is missing from then on
                 here = p.round < number
             if here:
                 yield p
 
     def refuse_updates(self, number: int, chosen: Iterable[tuple[int, Message]]) -> None:
-        """TraceError if an update of these messages would be measured against a wrong model.
+        """TraceError if an update of these messages would be taken against a wrong model.
 
-        A delta or gradient needs none: it crossed the wire as it is.
+        A delta or gradient needs no model: it crossed the wire as it is.
         """
         models = {i for i, m in chosen if m.kind == "model"}
         if not models:
@@ -223,14 +223,14 @@ class Health:
                 raise _torn("an update cannot be computed", p)
 
     def refuse(self, effect: Breaks, number: int | None, what: str) -> None:
-        """TraceError if anything breaks `effect`; `what` says what cannot be done."""
+        """TraceError if any problem breaks `effect`; `what` names the refused operation."""
         for p in self.breaking(effect, number):
             raise _torn(what, p)
 
     def refuse_rows(self, number: int, layout: str, rows: Iterable[int], read: Rows) -> None:
-        """TraceError if what was `read` of stored rows holds numbers that are not finite.
+        """TraceError if the values `read` from stored rows are not all finite.
 
-        Tensors that are finite can be asked for by name, whatever the others hold.
+        Finite tensors can be read by name even if others in the row are not finite.
         """
         if not self.bad or not any((number, layout, r) in self.bad for r in rows):
             return
@@ -241,8 +241,8 @@ class Health:
             code="not_finite",
             expected="numbers",
             got="NaN or infinity",
-            remedy="if training diverged, lower the learning rate, or ask for tensors that are "
-            "finite; fedaudit verify TRACE says whose payloads these are",
+            remedy="if training diverged, lower the learning rate, or read only finite tensors; "
+            "fedaudit verify TRACE lists the senders of these payloads",
         )
 
 
@@ -254,7 +254,7 @@ def _torn(what: str, p: Problem) -> TraceError:
         code="torn_recording",
         expected="a recording that `fedaudit verify` finds whole",
         got=f"{CODES[p.code].words} ({where}{who})",
-        remedy="fedaudit verify TRACE lists what is wrong; record again, or restore what was lost",
+        remedy="fedaudit verify TRACE lists the problems; record again, or restore lost files",
     )
 
 
@@ -277,8 +277,8 @@ class OpenRound(Protocol):
     def messages(self) -> tuple[Message, ...]: ...
 
 
-class Recording(Protocol):
-    """The part of a trace that is examined."""
+class ReadableTrace(Protocol):
+    """The part of a trace that `examine` needs."""
 
     health: Health | None
 
@@ -291,34 +291,36 @@ class Recording(Protocol):
     def read_round(self, number: int, *, rehash: bool = False) -> OpenRound: ...
 
 
-def examine(trace: Recording, *, payloads: bool = True, rehash: bool = False) -> Health:
-    """What is torn in a trace, and what arrived; the trace keeps it, and its views refuse by it.
+def examine(trace: ReadableTrace, *, payloads: bool = True, rehash: bool = False) -> Health:
+    """Find what is torn in a trace and what arrived; the trace stores it for its views.
 
-    Without `payloads`, message tables alone are read. `rehash` compares every file with its hash
-    first: for a trace that was opened without.
+    Without `payloads`, reads message tables alone. `rehash` first compares every file with its
+    hash, for a trace opened without that check.
     """
     known = trace.health
     if known is not None and known.payloads >= payloads and not rehash:
         return known
-    walk = _Walk(trace.manifest)
+    examination = _Examination(trace.manifest)
     bad: set[tuple[int, str, int]] = set()
     for number in trace.rounds:
         try:
             found = trace.read_round(number, rehash=rehash)
         except IntegrityError as error:
             got = f"; got {error.got}" if error.got else ""
-            walk.add("damaged_round", number, what=error.what + got)
+            examination.add("damaged_round", number, what=error.what + got)
             continue
-        walk.round(number, found)
+        examination.round(number, found)
         if payloads:
-            bad |= _non_finite(walk, number, found)
-    health = walk.done(trace.rounds, frozenset(bad), payloads)
+            bad |= _non_finite(examination, number, found)
+    health = examination.done(trace.rounds, frozenset(bad), payloads)
     trace.health = health
     return health
 
 
-def _non_finite(walk: _Walk, number: int, found: OpenRound) -> set[tuple[int, str, int]]:
-    """Stored rows that hold NaN or an infinity, each named once."""
+def _non_finite(
+    examination: _Examination, number: int, found: OpenRound
+) -> set[tuple[int, str, int]]:
+    """Stored rows with NaN or infinity, each reported once."""
     carried: dict[tuple[str, int], list[int]] = {}
     for i, m in enumerate(found.messages):
         for layout, row in m.parts.items():
@@ -340,35 +342,35 @@ def _non_finite(walk: _Walk, number: int, found: OpenRound) -> set[tuple[int, st
                 m = found.messages[messages[0]]
                 what = f"{count} of {block.shape[1]} numbers of a {m.kind} are not finite{also}"
                 party = None if m.sender == ANONYMOUS else m.sender
-                walk.add("non_finite", number, messages[0], party, what)
+                examination.add("non_finite", number, messages[0], party, what)
     return bad
 
 
 # -- following the messages -----------------------------------------------------------------------
 
 
-class _Round:
-    """What went down and came up in one round."""
+class _RoundTally:
+    """Models and answers of one round."""
 
     def __init__(self) -> None:
-        self.served: dict[str, list[int]] = {}  # party -> steps of models that are to be answered
-        self.served_by: dict[str, str] = {}
+        self.served: dict[str, list[int]] = {}  # party -> steps of models to answer
+        self.server_of: dict[str, str] = {}
         self.answers: Counter[str] = Counter()  # party -> answers on time
-        self.heard: dict[str, set[tuple[str, str]]] = {}  # party -> receiver and kind, per model
+        self.replies: dict[str, set[tuple[str, str]]] = {}  # party -> receiver and kind, per model
         self.late: Counter[str] = Counter()
-        self.excused: set[str] = set()  # an answer that is missing, as noted
+        self.excused: set[str] = set()  # parties whose answer is missing, as noted
         self.anonymous: Counter[str] = Counter()  # receiver -> rows without a sender
         self.sealed: dict[str, Counter[str]] = {SHUFFLER: Counter(), AGGREGATOR: Counter()}
-        self.unshuffled = 0  # answers that a shuffler handed on by name
+        self.unshuffled = 0  # answers that a shuffler forwarded by name
         self.sums: dict[str, list[tuple[int, Message]]] = {}  # receiver -> sums
-        self.questions: dict[str, list[tuple[int, Message]]] = {}  # asker -> questions
-        self.asking: set[str] = set()  # whose questions say who answers
+        self.queries: dict[str, list[tuple[int, Message]]] = {}  # hub -> queries
+        self.asking: set[str] = set()  # hubs that ask by query
         self.shares: list[tuple[str, str]] = []
         self.passed: dict[str, int] = {}  # party -> step at which a neighbour's model was adopted
 
 
-class _Walk:
-    """Follows every party through the rounds: which model it holds, and whether it answered."""
+class _Examination:
+    """Follow every party through the rounds: which model it holds, whether it answered."""
 
     def __init__(self, manifest: Manifest) -> None:
         about = manifest.federation
@@ -376,11 +378,11 @@ class _Walk:
         self.hubs = hub_depths(about)
         named = [*about.get("parties", ()), *about.get("clients", ())]
         self.known = {*named, *self.hubs, SERVER, PUBLIC, *_MIDDLE} if named else set()
-        self.strangers: set[str] = set()
+        self.unlisted: set[str] = set()
         self.gossip = about.get("aggregation") == "gossip"
         self.edges = _edges(about)
         self.holds: dict[str, bool] = {}  # party -> whether a model came since its last answer
-        self.asked_by: set[str] = set()  # hubs that sent a model since anonymous rows came
+        self.asked_by: set[str] = set()  # hubs that sent a model since their last anonymous rows
         self.sent = self.answered = self.shared = 0
         self.by_round: dict[int, Arrivals] = {}
         self.by_party: dict[str, Arrivals] = {}
@@ -397,9 +399,9 @@ class _Walk:
         self.problems.append(Problem(code, number, message, party, what or CODES[code].words))
 
     def round(self, number: int, found: OpenRound) -> None:
-        now, messages = _Round(), found.messages
+        now, messages = _RoundTally(), found.messages
         sync = self._sync_step(messages)
-        # at one step, answers left before models came
+        # at one step, answers leave before models arrive
         down = [self._is_down(m) for m in messages]
         for i in sorted(range(len(messages)), key=lambda i: (messages[i].step, down[i])):
             m = messages[i]
@@ -409,7 +411,7 @@ class _Walk:
             elif m.kind == "query":
                 now.asking.add(m.sender)
                 if QUERY in m.parts:
-                    now.questions.setdefault(m.sender, []).append((i, m))
+                    now.queries.setdefault(m.sender, []).append((i, m))
                 elif not _explained(m):
                     self.add("question_not_kept", number, i, m.sender)
             elif m.kind == "sum" and (m.parts or m.sender in _MIDDLE):
@@ -430,15 +432,15 @@ class _Walk:
         return is_downlink(m, self.hubs) and m.receiver not in (PUBLIC, *_MIDDLE)
 
     def _is_answer(self, m: Message) -> bool:
-        """Something that a party sends up: sealed or not, to a hub or to who stands before it.
+        """Whether a party sends this up: encrypted or not, to a hub, aggregator or shuffler.
 
-        Masked messages without a payload are steps of a protocol, before and after the answer.
+        Masked messages without a payload are protocol steps before and after the answer.
         """
         if m.sender in _MIDDLE or m.receiver not in self.hubs or is_downlink(m, self.hubs):
             return False
         if m.kind == "masked":
             return bool(m.parts) or m.lost
-        # a sealed leg of a sum is of kind `sum` itself
+        # the encrypted leg of a sum has kind `sum` too
         return m.kind in UPLINKS or m.kind == "sum"
 
     def _is_share(self, m: Message) -> bool:
@@ -446,7 +448,7 @@ class _Walk:
         return m.kind in UPLINKS and not ends & {*self.hubs, PUBLIC, *_MIDDLE}
 
     def _sync_step(self, messages: Sequence[Message]) -> float:
-        """Models from this step on are not answered in this round: they are what came out of it."""
+        """First step whose models are this round's outcome: no answer to them is due."""
         last = [
             m.step
             for m in messages
@@ -463,21 +465,21 @@ class _Walk:
                 what = f"row {row} of {layout!r}, which has {have}"
                 self.add("no_such_row", number, i, _named(m.sender), what)
         for party in (m.sender, m.receiver):
-            if self.known and party not in self.known and party not in self.strangers:
-                self.strangers.add(party)
+            if self.known and party not in self.known and party not in self.unlisted:
+                self.unlisted.add(party)
                 if not m.noted(JOINED):
                     self.add("unknown_party", number, i, party)
 
-    def _model(self, now: _Round, m: Message, *, answered: bool) -> None:
+    def _model(self, now: _RoundTally, m: Message, *, answered: bool) -> None:
         self.sent += 1
         self.holds[m.receiver] = True
         self.asked_by.add(m.sender)
-        now.heard.pop(m.receiver, None)
+        now.replies.pop(m.receiver, None)
         if answered:
             now.served.setdefault(m.receiver, []).append(m.step)
-            now.served_by[m.receiver] = m.sender
+            now.server_of[m.receiver] = m.sender
 
-    def _answer(self, now: _Round, number: int, i: int, m: Message) -> None:
+    def _answer(self, now: _RoundTally, number: int, i: int, m: Message) -> None:
         self.answered += 1
         who, late = m.sender, m.noted(LATE)
         if m.lost:
@@ -492,52 +494,52 @@ class _Walk:
             now.unshuffled += 1
         if who not in self.holds:
             self.add("answer_without_model", number, i, who)
-        heard = now.heard.setdefault(who, set())
-        if heard and not late:
-            if (m.receiver, m.kind) in heard:
+        replies = now.replies.setdefault(who, set())
+        if replies and not late:
+            if (m.receiver, m.kind) in replies:
                 code = "answered_again" if m.noted(AGAIN) else "duplicate_answer"
                 self.add(code, number, i, who)
-            heard.add((m.receiver, m.kind))
-            return  # one answer in several messages counts once
+            replies.add((m.receiver, m.kind))
+            return  # an answer in several messages counts once
         if who in self.holds:
             if not self.holds[who] and not late:
                 self.add("no_new_model", number, i, who)
             self.holds[who] = False
         if not late:
-            heard.add((m.receiver, m.kind))
+            replies.add((m.receiver, m.kind))
         (now.late if late else now.answers)[who] += 1
 
-    def _anonymous(self, now: _Round, number: int, i: int, m: Message) -> None:
+    def _anonymous(self, now: _RoundTally, number: int, i: int, m: Message) -> None:
         self.answered += 1
         if not now.anonymous[m.receiver] and m.receiver not in self.asked_by:
             self.add("answer_without_model", number, i)
         now.anonymous[m.receiver] += 1
 
-    def _share(self, now: _Round, number: int, i: int, m: Message) -> None:
+    def _share(self, now: _RoundTally, number: int, i: int, m: Message) -> None:
         self.shared += 1
         passed = now.passed.get(m.sender, m.step) < m.step
         if m.sender not in self.holds and not passed and self.sent:
             self.add("answer_without_model", number, i, m.sender)
-        self.holds[m.sender] = True  # its own
+        self.holds[m.sender] = True  # its own model
         if m.kind == "model" and m.weight == 1.0:
-            # adopted at once; anything else is mixed at the end of the round
+            # adopted at once; other models are mixed at the end of the round
             now.passed[m.receiver] = min(m.step, now.passed.get(m.receiver, m.step))
         now.shares.append((m.sender, m.receiver))
 
-    def _sums(self, now: _Round, number: int, found: OpenRound) -> set[str]:
-        """Check questions against sums; returns who is in a sum that was answered."""
+    def _sums(self, now: _RoundTally, number: int, found: OpenRound) -> set[str]:
+        """Check queries against sums; returns the members of answered sums."""
         members: set[str] = set()
         columns = self.manifest.layouts[QUERY].names if QUERY in self.manifest.layouts else ()
-        for hub, asked in now.questions.items():
+        for hub, asked in now.queries.items():
             answers: dict[int, int] = {}
             for at, (i, m) in enumerate(now.sums.get(hub, [])):
-                which = question_number(m, at)
+                which = query_number(m, at)
                 if which in answers:
-                    what = f"a second sum for question {which}"
+                    what = f"a second sum for query {which}"
                     self.add("duplicate_answer", number, i, None, what)
                 answers[which] = i
             for at, (i, m) in enumerate(asked):
-                if answers.pop(question_number(m, at), None) is None:
+                if answers.pop(query_number(m, at), None) is None:
                     if not _explained(m):
                         self.add("question_unanswered", number, i, hub)
                     continue
@@ -547,32 +549,32 @@ class _Walk:
                 for name in sorted(inside - members - set(now.served)):
                     if not self.holds.get(name):
                         code = "no_new_model" if name in self.holds else "answer_without_model"
-                        self.add(code, number, i, name, f"{CODES[code].words}, by a question")
+                        self.add(code, number, i, name, f"{CODES[code].words}, in a query")
                 members |= inside
             for i in answers.values():
                 self.add("sum_without_question", number, i, hub)
         for name in members:
             if name in self.holds:
                 self.holds[name] = False
-        for hub in set(now.sums) - set(now.questions):
-            if hub not in now.served_by.values():
-                what = "a sum over nobody who was sent a model in this round"
+        for hub in set(now.sums) - set(now.queries):
+            if hub not in now.server_of.values():
+                what = "a sum, but nobody was sent a model in this round"
                 self.add("answer_without_model", number, now.sums[hub][0][0], None, what)
         self.answered += len(members) + len(now.sums)
         return members
 
-    def _close(self, now: _Round, number: int, members: set[str]) -> None:
-        """Who was to answer in this round and did not."""
+    def _close(self, now: _RoundTally, number: int, members: set[str]) -> None:
+        """Report missing answers of this round."""
         due = Arrivals()
-        loose = set(now.sums) - set(now.questions)
-        handed = self._handed_on(now, number)
+        loose = set(now.sums) - set(now.queries)
+        unforwarded = self._count_unforwarded(now, number)
         for who in {**now.served, **now.answers, **now.late, **dict.fromkeys(sorted(members))}:
-            hub = now.served_by.get(who, "")
+            hub = now.server_of.get(who, "")
             sent, got = len(now.served.get(who, ())), now.answers[who]
             if who in members:
                 got = max(got, 1)
             elif hub in loose and not now.sealed[AGGREGATOR] and not now.sealed[SHUFFLER]:
-                got = sent  # the sum does not tell them apart
+                got = sent  # a sum does not show its members
             hidden = bool(now.anonymous[hub]) and not now.sealed[SHUFFLER]
             if hidden and not got:
                 due += Arrivals(expected=sent)
@@ -580,27 +582,27 @@ class _Walk:
             if got < sent and who not in now.excused and hub not in now.asking:
                 self.add("no_answer", number, None, who)
             if who in self.hubs:
-                continue  # a region's mean is no client's answer
+                continue  # a region's mean is not a client's answer
             one = Arrivals(max(sent, got), got, now.late[who])
             self.by_party[who] = self.by_party.get(who, Arrivals()) + one
             due += one
         if not now.sealed[SHUFFLER]:
             due = self._count_anonymous(now, number, due)
-        due += Arrivals(arrived=-min(handed, due.arrived))
+        due += Arrivals(arrived=-min(unforwarded, due.arrived))
         self.by_round[number] = due
         self._shares(now, number)
         self.asked_by -= set(now.anonymous)
         if due.expected and not due.arrived:
             self.add("round_without_answers", number)
 
-    def _count_anonymous(self, now: _Round, number: int, due: Arrivals) -> Arrivals:
-        """Rows without a sender: how many came, of those that were due."""
+    def _count_anonymous(self, now: _RoundTally, number: int, due: Arrivals) -> Arrivals:
+        """Count anonymous rows against the expected answers."""
         for hub, rows in now.anonymous.items():
-            own = [who for who in now.served if now.served_by[who] == hub]
+            own = [who for who in now.served if now.server_of[who] == hub]
             sent = sum(len(now.served[who]) for who in own)
             hidden = max(0, sent - sum(now.answers[who] + (who in now.excused) for who in own))
             if sent and rows < hidden:
-                what = f"{hidden - rows} of {hidden} anonymous answers did not come"
+                what = f"{hidden - rows} of {hidden} anonymous answers are missing"
                 self.add("no_answer", number, None, None, what)
             elif sent and rows > hidden:
                 what = f"{rows} anonymous answers to {hidden} models"
@@ -608,19 +610,19 @@ class _Walk:
             due += Arrivals(0 if sent else rows, min(rows, hidden) if sent else rows)
         return due
 
-    def _handed_on(self, now: _Round, number: int) -> int:
-        """How many sealed answers were not handed on to who was to get them."""
+    def _count_unforwarded(self, now: _RoundTally, number: int) -> int:
+        """Number of encrypted answers that shuffler or aggregator did not forward."""
         lost = 0
         shuffled = sum(now.sealed[SHUFFLER].values())
         rows = sum(now.anonymous.values()) + now.unshuffled
         if shuffled and not now.sums and rows != shuffled:
             code = "not_handed_on" if rows < shuffled else "extra_rows"
-            what = f"the shuffler received {shuffled} answers and handed on {rows}"
+            what = f"the shuffler received {shuffled} answers and forwarded {rows}"
             self.add(code, number, None, SHUFFLER, what)
             lost += max(0, shuffled - rows)
         waiting: dict[str, int] = {}
         for who, count in now.sealed[AGGREGATOR].items():
-            hub = now.served_by.get(who, next(iter(self.hubs)))
+            hub = now.server_of.get(who, next(iter(self.hubs)))
             waiting[hub] = waiting.get(hub, 0) + count
         for hub, count in waiting.items():
             if hub not in now.sums and hub not in now.asking:
@@ -629,8 +631,8 @@ class _Walk:
                 lost += count
         return lost
 
-    def _shares(self, now: _Round, number: int) -> None:
-        """Neighbours who exchange models do so in both directions."""
+    def _shares(self, now: _RoundTally, number: int) -> None:
+        """Report one-way exchanges: neighbours exchange models in both directions."""
         there = set(now.shares)
         for _, receiver in now.shares:
             self.holds.setdefault(receiver, True)
@@ -645,7 +647,7 @@ class _Walk:
         self.shares_by[number] = Arrivals(len(there) + len(lost), len(there))
 
     def done(self, rounds: range, bad: frozenset[tuple[int, str, int]], payloads: bool) -> Health:
-        """Judge what only the end tells."""
+        """Add the problems that only the end shows."""
         if not len(rounds):
             self.add("no_rounds", 0)
         elif not self.manifest.complete:
@@ -653,7 +655,7 @@ class _Walk:
         self._gaps()
         problems = self.problems
         by_round, by_party = self.by_round, self.by_party
-        if self.shared and not self.answered:  # gossip: nobody answers to a hub
+        if self.shared and not self.answered:  # gossip: there is no hub to answer
             problems = [p for p in problems if p.code not in ("no_answer", "round_without_answers")]
             by_round, by_party = self.shares_by, {}
         if self.answered and not self.sent:
@@ -669,11 +671,11 @@ class _Walk:
         )
 
     def _gaps(self) -> None:
-        """Rounds are numbered by their files; a number that is missing is a round that is gone."""
+        """Report gaps in the numbers of round files: a missing number is a lost round."""
         found = [_ROUND_FILE.match(r.file) for r in self.manifest.rounds]
         numbers = [int(f[1]) for f in found if f]
         if len(numbers) != len(found):
-            return  # files of another writer, under names of its own
+            return  # another writer's file names
         before = 0
         for at, n in enumerate(numbers, 1):
             if n != before + 1:
@@ -681,9 +683,9 @@ class _Walk:
             before = n
 
 
-def _explained(question: Message) -> bool:
-    """Whether a question says why it got no answer."""
-    return UNANSWERED in question.metadata or question.noted(UNANSWERED)
+def _explained(query: Message) -> bool:
+    """Whether a query states why it got no answer."""
+    return UNANSWERED in query.metadata or query.noted(UNANSWERED)
 
 
 def _named(party: str) -> str | None:
@@ -691,7 +693,7 @@ def _named(party: str) -> str | None:
 
 
 def _edges(about: Mapping[str, Any]) -> set[frozenset[str]]:
-    """Pairs of neighbours, where the manifest says that they gossip."""
+    """Pairs of neighbours, if the manifest declares gossip."""
     clients, edges = about.get("clients") or [], about.get("edges") or []
     if about.get("aggregation") != "gossip" or not isinstance(edges, list):
         return set()
@@ -705,7 +707,7 @@ def _edges(about: Mapping[str, Any]) -> set[frozenset[str]]:
     return {frozenset((clients[a], clients[b])) for a, b in fine}
 
 
-def question_number(m: Message, otherwise: int) -> int:
-    """The number of a question, or of the question that a sum answers; by order without one."""
+def query_number(m: Message, otherwise: int) -> int:
+    """Number of a query, or of the query that a sum answers; `otherwise` if none is given."""
     given = m.metadata.get(QUERY, otherwise)
     return given if isinstance(given, int) and not isinstance(given, bool) else otherwise

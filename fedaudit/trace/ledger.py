@@ -1,12 +1,12 @@
-"""Which sums were asked for in a round, as one party saw it: the ledger of secure aggregation.
+"""The ledger of secure aggregation: the sums requested in a round, as one party saw them.
 
-A question is a message of kind `query` from who asks to the aggregator; its payload is a row of the
-layout `query`, one column per client, 1 (or a weight) where the client is in the sum. The answer is
-a message of kind `sum` in the other direction. Both bear the number of the question in their
-metadata, under `query`. A question without an answer was refused, or its run failed.
+A query is a message of kind `query` to the aggregator. Its payload is a row of the layout `query`:
+one column per client, 1 (or a weight) if the client is in the sum. The answer is a message of kind
+`sum` in the other direction. Both carry the query's number in their metadata, under `query`. A
+query without an answer was refused, or its protocol run failed.
 
-A sum without a question (an ideal secure sum) is over everybody to whom its receiver had sent a
-model in the same round.
+A sum without a query (an ideal secure sum) covers all clients to whom its receiver sent a model in
+the same round.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.layout import Layout
-from fedaudit.trace.health import question_number
+from fedaudit.trace.health import query_number
 from fedaudit.trace.recorder import MODEL
 from fedaudit.trace.schema import QUERY as QUERY
 from fedaudit.trace.schema import Message
@@ -31,11 +31,11 @@ def query_layout(clients: Sequence[str]) -> Layout:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The questions of one round.
+class RoundQueries:
+    """The queries of one round.
 
-    `clients` (K,) names of the columns; `queries` (Q, K) the questions; `sums` (Q,) the index of
-    the answer in the round's table, -1 without one.
+    `clients` (K,) names the columns of `queries` (Q, K); `sums` (Q,) is the index of each answer
+    in the round's table, -1 without one.
     """
 
     round: int
@@ -45,34 +45,34 @@ class Asked:
 
     @property
     def answered(self) -> npt.NDArray[np.float64]:
-        """The questions that were answered (A, K)."""
+        """The answered queries (A, K)."""
         return self.queries[self.sums >= 0]
 
 
-def asked(view: View, number: int) -> Asked:
-    """The ledger of one round as far as `view` contains it; no rows if there were no sums."""
+def round_queries(view: View, number: int) -> RoundQueries:
+    """The queries of one round that `view` contains; no rows without sums."""
     table = view.indexed(number)
-    questions = [(i, m) for i, m in table if m.kind == "query" and QUERY in m.parts]
+    queries = [(i, m) for i, m in table if m.kind == "query" and QUERY in m.parts]
     sums = [(i, m) for i, m in table if m.kind == "sum" and MODEL in m.parts]
-    names = view.layouts[QUERY].names if questions else ()
+    names = view.layouts[QUERY].names if queries else ()
     if any(m.kind in ("query", "sum") for _, m in table):
-        asking = any(m.kind == "query" for _, m in table)
-        view.refuse_torn("ledger" if asking else "members", number)
-    by_number = {question_number(m, at): i for at, (i, m) in enumerate(sums)} if questions else {}
+        has_query = any(m.kind == "query" for _, m in table)
+        view.refuse_torn("ledger" if has_query else "members", number)
+    by_number = {query_number(m, at): i for at, (i, m) in enumerate(sums)} if queries else {}
     rows, answers = [], []
-    for at, (i, m) in enumerate(questions):
+    for at, (i, m) in enumerate(queries):
         rows.append(view.payload(number, i, layout=QUERY).astype(np.float64))
-        answers.append(by_number.pop(question_number(m, at), -1))
-    left = set(by_number.values()) if questions else {i for i, _ in sums}
-    loose = [(i, m) for i, m in sums if i in left]
-    groups = [served((d for _, d in table), m.receiver, m.step) for _, m in loose]
+        answers.append(by_number.pop(query_number(m, at), -1))
+    unmatched = set(by_number.values()) if queries else {i for i, _ in sums}
+    loose = [(i, m) for i, m in sums if i in unmatched]
+    groups = [model_receivers((d for _, d in table), m.receiver, m.step) for _, m in loose]
     columns = tuple(dict.fromkeys([*names, *(name for group in groups for name in group)]))
     matrix = np.zeros((len(rows) + len(loose), len(columns)))
     for row, given in zip(matrix, rows, strict=False):
         row[: len(names)] = given
     for row, group in zip(matrix[len(rows) :], groups, strict=True):
         row[[columns.index(name) for name in group]] = 1.0
-    return Asked(
+    return RoundQueries(
         round=number,
         clients=columns,
         queries=matrix,
@@ -80,8 +80,8 @@ def asked(view: View, number: int) -> Asked:
     )
 
 
-def served(messages: Iterable[Message], by: str, step: int) -> list[str]:
-    """Those to whom `by`, the receiver of a sum, had sent a model before `step` of a round."""
+def model_receivers(messages: Iterable[Message], by: str, step: int) -> list[str]:
+    """Parties to whom `by`, the receiver of a sum, sent a model before `step` of a round."""
     return list(
         dict.fromkeys(
             m.receiver for m in messages if m.kind == "model" and m.sender == by and m.step < step

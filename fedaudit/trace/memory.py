@@ -1,7 +1,7 @@
-"""A trace that stays in memory: the same messages, views and truth, no files, no hashes.
+"""A trace in memory: the same messages, views and truth, without files and hashes.
 
-For the thousands of small federations that an adversary (or a test) plays with and throws away. A
-recording that somebody shall trust goes to disk: `Recorder`, `TruthRecorder`.
+For the thousands of small federations that an adversary or a test simulates and discards. Use
+`Recorder` and `TruthRecorder` for a recording that others must trust.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from fedaudit.trace.health import Health
 from fedaudit.trace.recorder import Recorder, RoundWriter
 from fedaudit.trace.schema import Manifest, Message
 from fedaudit.trace.truth import Truth, TruthRecorder
-from fedaudit.trace.view import Trace, _Round
+from fedaudit.trace.view import RoundTable, Trace
 
 NOWHERE = Path("in-memory")
 
 
 @dataclass(frozen=True)
 class _Held:
-    """What a file of a round would hold."""
+    """Content of one round."""
 
     blocks: dict[str, npt.NDArray[Any]]
     messages: tuple[Message, ...]
 
 
 class MemoryRecorder(Recorder):
-    """A `Recorder` that writes nothing; `trace()` is what was recorded so far."""
+    """A `Recorder` that writes no files; `trace()` returns the recording so far."""
 
     def __init__(
         self,
@@ -69,20 +69,20 @@ class MemoryRecorder(Recorder):
         yield writer
         blocks = {}
         for name, pieces in writer._pieces().items():
-            # a copy: the rows belong to the engine, which goes on
+            # a copy: the engine reuses its rows
             blocks[name] = np.concatenate(pieces)
             blocks[name].flags.writeable = False
         self._held.append(_Held(blocks, tuple(writer.messages)))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: no file is open."""
 
     def trace(self) -> MemoryTrace:
         return MemoryTrace(self.manifest, tuple(self._held))
 
 
 class MemoryTrace(Trace):
-    """What a `MemoryRecorder` recorded; views work as on any trace."""
+    """A recording of `MemoryRecorder`; views work as on any trace."""
 
     def __init__(self, manifest: Manifest, held: tuple[_Held, ...]) -> None:
         super().__init__(NOWHERE, manifest, "")
@@ -93,13 +93,13 @@ class MemoryTrace(Trace):
         return range(1, len(self._held) + 1)
 
     def verify(self) -> None:
-        """There is no file that could have been altered."""
+        """Does nothing: there are no files to verify."""
 
     def examined(self) -> Health | None:
-        """What was found if somebody asked: games by the thousand are not examined each."""
+        """The health, if it was examined; examining thousands of games would cost too much."""
         return self.health
 
-    def read_round(self, number: int, *, rehash: bool = False) -> _Round:
+    def read_round(self, number: int, *, rehash: bool = False) -> RoundTable:
         if number not in self.rounds:
             raise UsageError(
                 f"the trace has no round {number}",
@@ -108,11 +108,11 @@ class MemoryTrace(Trace):
                 remedy="ask for a recorded round",
             )
         held = self._held[number - 1]
-        return _Round(held.blocks, held.messages)
+        return RoundTable(held.blocks, held.messages)
 
 
 class MemoryTruth(Truth, TruthRecorder):
-    """Truth that is written and read without files."""
+    """Truth without files."""
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
         Truth.__init__(self, NOWHERE, dict(facts))
@@ -153,8 +153,8 @@ class MemoryTruth(Truth, TruthRecorder):
     def metrics(self, number: int) -> dict[str, float]:
         return dict(self._metrics[number])
 
-    def knowing(self, members: Mapping[str, npt.NDArray[np.bool_]]) -> Truth:
-        # a copy: another audit asks about other candidates
+    def with_members(self, members: Mapping[str, npt.NDArray[np.bool_]]) -> Truth:
+        # a copy: another audit has other candidates
         known = copy.copy(self)
         known.members = dict(members)
         return known

@@ -1,7 +1,6 @@
-"""A recording has a purpose and an end: remove it, and leave a note that it was there.
+"""Remove a recording at the end of its retention, and leave a note about it.
 
-Only files that the manifest names are removed, and the manifest itself. What else lies in the
-folder stays, and is reported.
+Removes the manifest and the files it names. Other files in the folder stay and are reported.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ NOTE = "purged.json"
 
 @dataclass(frozen=True)
 class Purged:
-    """What was removed from a folder, and what else lies there."""
+    """The removed files, and the files left in the folder."""
 
     path: Path
     files: tuple[str, ...]
@@ -30,7 +29,7 @@ class Purged:
 
 
 def manifest_file(folder: Path) -> Path:
-    """The manifest of the trace that a folder itself holds."""
+    """Path of the manifest in a trace folder."""
     file = folder / "manifest.json"
     if not file.is_file():
         raise TraceError(
@@ -43,7 +42,7 @@ def manifest_file(folder: Path) -> Path:
 
 
 def purge(path: str | os.PathLike[str], today: datetime.date) -> Purged:
-    """Remove one trace; a note with its hash, its purpose and the day stays."""
+    """Remove one trace; leaves a note with its hash, purpose and the date."""
     folder = Path(path)
     file = manifest_file(folder)
     manifest, seal = read_manifest(file)
@@ -56,7 +55,7 @@ def purge(path: str | os.PathLike[str], today: datetime.date) -> Purged:
         "purpose": manifest.purpose,
         "retention": manifest.retention,
     }
-    # the note first: whoever is stopped in between finds both and can do it again
+    # the note first: an interrupted purge can be repeated
     write_atomically(folder / NOTE, json.dumps(note, indent=1) + "\n")
     for name in names:
         (folder / name).unlink(missing_ok=True)

@@ -1,12 +1,12 @@
-"""The only writer of traces. Three calls are enough for foreign code:
+"""The only writer of traces. Other code needs three calls:
 
     recorder = Recorder(path, like={"w": w, "b": b})                       # once
     with recorder.round() as messages:                                     # once per round
         messages.send("model", SERVER, "client-0", {"w": w, "b": b})       # once per message
     recorder.close()
 
-A round becomes part of the trace when its `with` block ends without an error; until then nothing
-of it is visible. Equal payloads are stored once.
+A round joins the trace when its `with` block ends without an error; until then it is invisible.
+Equal payloads are stored once.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ Rows = npt.NDArray[Any]
 MODEL = "model"
 INTEGERS = "integers"
 
-#: columns of a row that tell it apart from most others; equality is decided by a full hash
+#: sampled columns that distinguish most rows; a full hash decides equality
 _SAMPLE = 64
-_FITTED = 1 << 22  # numbers that are narrowed at once
+_FITTED = 1 << 22  # numbers converted at once
 
 
 def layouts_like(tensors: Mapping[str, npt.ArrayLike]) -> dict[str, Layout]:
     """Layouts for a state dict: float tensors in `model` as float32, others in `integers` as int64.
 
-    Float tensors whose name says that they are normalisation statistics get the role `buffer`.
+    Running statistics of normalisation layers, recognised by name, get the role `buffer`.
     """
     arrays = {k: np.asarray(v) for k, v in tensors.items()}
     floats = {k: a for k, a in arrays.items() if a.dtype.kind == "f"}
@@ -71,6 +71,18 @@ def layouts_like(tensors: Mapping[str, npt.ArrayLike]) -> dict[str, Layout]:
     return layouts
 
 
+def _stored_layouts(
+    layouts: Mapping[str, Layout], tensors: str | Sequence[str], dtype: str | None
+) -> dict[str, Layout]:
+    """The layouts as stored: of `model`, only the matching tensors, in `dtype`."""
+    stored = dict(layouts)
+    if MODEL in stored and tensors != "*":
+        stored[MODEL] = stored[MODEL].restrict(tensors)
+    if MODEL in stored and dtype is not None:
+        stored[MODEL] = replace(stored[MODEL], dtype=dtype)
+    return stored
+
+
 class _Block:
     """The rows of one layout in one round, each stored once."""
 
@@ -80,7 +92,7 @@ class _Block:
         self.runs = column_runs([e for e in full.entries if e.name in chosen])
         self.pieces: list[Rows] = []
         self.count = 0
-        # rows that belong to the caller, and what a thin sample of them was
+        # the caller's rows, each with a sample taken when it was sent
         self.borrowed: list[tuple[Rows, Rows]] = []
         self._by_sample: dict[bytes, tuple[int, Rows]] = {}
         self._by_hash: dict[bytes, int] = {}
@@ -107,7 +119,7 @@ class _Block:
         return kept
 
     def _narrow(self, rows: Rows, out: Rows) -> None:
-        """The columns that are kept, in the type that is stored, into `out`."""
+        """Copy the kept columns into `out`, converted to the stored type."""
         with np.errstate(over="ignore"):
             at = 0
             for run in self.runs:
@@ -129,7 +141,7 @@ class _Block:
             )
 
     def put(self, rows: Rows) -> list[int]:
-        """Row numbers of `rows` (n, width), storing those that are not there yet."""
+        """Store new rows of `rows` (n, width); returns all row numbers."""
         kept = self._fit(rows)
         samples = kept[:, :: self.stride].copy()
         if np.may_share_memory(kept, rows):
@@ -141,7 +153,7 @@ class _Block:
                 numbers.append(self.count)
                 self.count += 1
             else:
-                # rows that are new stay one piece: nothing is copied
+                # adjacent new rows stay one piece: no copy
                 if i > fresh:
                     self.pieces.append(kept[fresh:i])
                 fresh = i + 1
@@ -151,13 +163,13 @@ class _Block:
         return numbers
 
     def _known(self, row: Rows, sample: bytes) -> int | None:
-        """The number of an equal row; otherwise remembers this one as row number `count`."""
+        """Number of an equal row; None for a new one, registered as row number `count`."""
         first = self._by_sample.get(sample)
         if first is None:
             self._by_sample[sample] = (self.count, row)
             return None
         number, other = first
-        if number >= 0:  # its hash was not needed until now
+        if number >= 0:  # its hash is needed now for the first time
             self._by_hash[_hash(other)] = number
             self._by_sample[sample] = (-1, other)
         equal = self._by_hash.setdefault(_hash(row), self.count)
@@ -167,7 +179,7 @@ class _Block:
         for rows, before in self.borrowed:
             if rows[:, :: self.stride].tobytes() != before.tobytes():
                 raise UsageError(
-                    "rows were changed after they were sent and before the round ended",
+                    "rows changed between being sent and the end of the round",
                     expected="the numbers that crossed the wire",
                     got="other numbers in the same array",
                     remedy="hand a copy to send_rows, or use send, which copies",
@@ -175,7 +187,7 @@ class _Block:
 
 
 def _hash(row: Rows) -> bytes:
-    # of the bytes, not of the numbers: NaN equals itself, and -0.0 is not 0.0
+    # hash bytes, not numbers: NaN equals itself, and -0.0 differs from 0.0
     return hashlib.sha256(row.view(np.uint8).data).digest()
 
 
@@ -199,9 +211,9 @@ class RoundWriter:
         return self._blocks[layout]
 
     def put_once(self, layout: str, row: Rows) -> int:
-        """Store one row unless an equal one is stored already; returns its number.
+        """Store one row unless an equal one exists; returns its number.
 
-        The row is not copied: leave it unchanged until the round ends.
+        Does not copy the row: leave it unchanged until the round ends.
         """
         (number,) = self._block(layout).put(np.asarray(row).reshape(1, -1))
         return number
@@ -221,13 +233,13 @@ class RoundWriter:
         metadata: Mapping[str, Scalar] | None = None,
         notes: Mapping[str, Scalar] | None = None,
     ) -> int:
-        """Record one message; returns its index in the round. The payload is copied.
+        """Record one message and copy its payload; returns its index in the round.
 
-        `payload`: named arrays, one flat row of the layout `model`, or None for a message that was
-        sealed on this leg (then `size` says how many bytes crossed). `step`: messages of one step
-        crossed at the same time. Without it, a message comes after all that its sender has
-        received in this round, and never before the message recorded last. `notes`: the recorder's
-        own words about the message, which did not cross the wire (docs/trace-format.md).
+        `payload`: named arrays, one flat row of the layout `model`, or None for a message encrypted
+        on this leg (`size` then gives its bytes). `step`: messages of one step crossed at the same
+        time. By default a message follows everything its sender received in this round, and never
+        precedes the last recorded message. `notes`: the recorder's remarks, which did not cross the
+        wire (docs/trace-format.md).
         """
         parts: dict[str, int] = {}
         if isinstance(payload, Mapping):
@@ -237,7 +249,7 @@ class RoundWriter:
                     "a payload holds tensors that the trace does not know",
                     expected=", ".join(self._layout_of),
                     got=", ".join(unknown),
-                    remedy="give every tensor in `like` when the recorder is made",
+                    remedy="list every tensor in the recorder's `like`",
                 )
             for name in dict.fromkeys(self._layout_of[n] for n in payload):
                 full = self._blocks[name].full
@@ -266,8 +278,8 @@ class RoundWriter:
     ) -> int:
         """Record one message per sender with rows (n, width), or with one stored row for all.
 
-        Returns the index of the first message. Rows are not copied: leave them unchanged until
-        the round ends (a change that shows in a sample of the columns is refused then).
+        Returns the index of the first message. Does not copy the rows: leave them unchanged until
+        the round ends (which refuses changes it sees in a sample of the columns).
         """
         block, first = self._block(layout), len(self.messages)
         for name, column in (
@@ -317,16 +329,22 @@ class RoundWriter:
             full = [self._blocks[p].full for p in parts]
             size = sum(la.width * np.dtype(la.dtype).itemsize for la in full)
         try:
-            told, noted = (
-                {k: v.item() if isinstance(v, np.generic) else v for k, v in said.items()}
-                for said in (metadata, notes)
+            plain_metadata, plain_notes = _plain(metadata), _plain(notes)
+            m = Message(
+                step=index(step),
+                kind=kind,
+                sender=sender,
+                receiver=receiver,
+                weight=float(weight),
+                parts=parts,
+                size=index(size),
+                metadata=plain_metadata,
+                notes=plain_notes,
             )
-            number, bytes_ = index(step), index(size)
-            m = Message(number, kind, sender, receiver, float(weight), parts, bytes_, told, noted)
         except (ValueError, TypeError) as error:
             raise UsageError(
                 "a message cannot be recorded",
-                expected="what docs/trace-format.md says of a message",
+                expected="a message as in docs/trace-format.md",
                 got=str(error),
                 remedy="correct the call",
             ) from None
@@ -335,19 +353,24 @@ class RoundWriter:
         return len(self.messages) - 1
 
     def _pieces(self) -> dict[str, list[Rows]]:
-        """What goes into the round's file, by layout."""
+        """Pieces of the round's file, by layout."""
         for block in self._blocks.values():
             block.check_unchanged()
         return {name: b.pieces for name, b in self._blocks.items() if b.pieces}
 
 
-class Recorder:
-    """Writes a trace folder, round by round.
+def _plain(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """The values with numpy scalars as Python numbers."""
+    return {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
 
-    Give `like` (a state dict or other named arrays) or `layouts`. `tensors` keeps only the tensors
-    of the layout `model` that match; `dtype="float16"` halves their space. With `resume=True` an
-    existing trace of the same layouts is continued after its last complete round. `recovered` says
-    whether files were found that a power cut had emptied: their rounds are done again.
+
+class Recorder:
+    """Write a trace folder, round by round.
+
+    Give `like` (a state dict or other named arrays) or `layouts`. `tensors` keeps only matching
+    tensors of the layout `model`; `dtype="float16"` halves their space. `resume=True` continues an
+    existing trace of the same layouts after its last complete round. `recovered` tells whether a
+    power cut had emptied files: their rounds must be repeated.
     """
 
     recovered = False
@@ -384,14 +407,7 @@ class Recorder:
         check_retention(retention)
         self.path = Path(path)
         self._layouts = dict(layouts_like(like) if like is not None else layouts or {})
-        self._stored = {}
-        for name, layout in self._layouts.items():
-            kept = layout
-            if name == MODEL and tensors != "*":
-                kept = kept.restrict(tensors)
-            if name == MODEL and dtype is not None:
-                kept = replace(kept, dtype=dtype)
-            self._stored[name] = kept
+        self._stored = _stored_layouts(self._layouts, tensors, dtype)
         self.manifest = Manifest(
             layouts=self._stored,
             federation=federation or {},
@@ -401,19 +417,9 @@ class Recorder:
             retention=retention,
         )
         self._manifest_file = self.path / "manifest.json"
-        self._at = sys.maxsize  # rounds that need not be done again
+        self._at = sys.maxsize  # rounds that need not be repeated
         self._redoes = self._orphaned = False
-        try:
-            # what cannot be written, or not be read again, is refused before anything is recorded
-            Manifest.from_json(self.manifest.to_json(), "the manifest")
-        except (TypeError, ValueError, TraceError) as error:
-            detail = error.got if isinstance(error, TraceError) else str(error)
-            raise UsageError(
-                "the description of the federation cannot be written",
-                expected="what docs/trace-format.md says of a manifest",
-                got=detail,
-                remedy="convert it to plain numbers, text, lists and dictionaries",
-            ) from None
+        self._refuse_unwritable()
         if self._manifest_file.exists():
             if not resume:
                 raise TraceError(
@@ -426,11 +432,24 @@ class Recorder:
         else:
             self._begin()
 
+    def _refuse_unwritable(self) -> None:
+        """Refuse a manifest that cannot be written and read again, before recording begins."""
+        try:
+            Manifest.from_json(self.manifest.to_json(), "the manifest")
+        except (TypeError, ValueError, TraceError) as error:
+            detail = error.got if isinstance(error, TraceError) else str(error)
+            raise UsageError(
+                "the description of the federation cannot be written",
+                expected="a manifest as in docs/trace-format.md",
+                got=detail,
+                remedy="convert it to plain numbers, text, lists and dictionaries",
+            ) from None
+
     def _begin(self) -> None:
         left = sorted(self.path.glob("round-*.safetensors"))
         if left:
             raise TraceError(
-                f"{self.path} holds rounds of a trace whose manifest is gone",
+                f"{self.path} holds rounds of a trace without a manifest",
                 expected="an empty or new folder",
                 got=left[0].name,
                 remedy="choose another folder, or remove these files",
@@ -444,7 +463,7 @@ class Recorder:
                 got=error.strerror or str(error),
                 remedy="choose another output folder",
             ) from None
-        self._become(self.manifest)
+        self._replace_manifest(self.manifest)
 
     def _continue(self) -> None:
         try:
@@ -452,7 +471,7 @@ class Recorder:
         except Unreadable as error:
             if not error.empty:
                 raise
-            # a power cut left the manifest empty: nothing vouches for the rounds beside it
+            # a power cut emptied the manifest: nothing verifies the rounds beside it
             self._at, self.recovered, self._orphaned = 0, True, True
             return
         if replace(old, rounds=(), complete=False).to_json() != self.manifest.to_json():
@@ -472,7 +491,7 @@ class Recorder:
         self.manifest = old
 
     def _remove_strays(self, known: Collection[str]) -> None:
-        """A run that was killed may leave a round that the manifest does not know, or half."""
+        """Remove unlisted or partial rounds that a killed run left."""
         for pattern in ("round-*.safetensors", "*.part"):
             for stray in self.path.glob(pattern):
                 if stray.name not in known:
@@ -480,11 +499,11 @@ class Recorder:
 
     @property
     def rounds(self) -> int:
-        """Whole rounds so far: the next one to be recorded comes after these."""
+        """Number of whole rounds; recording continues after these."""
         return min(self._at, len(self.manifest.rounds))
 
-    def _become(self, manifest: Manifest) -> None:
-        """Change the manifest on disk, and only then in memory."""
+    def _replace_manifest(self, manifest: Manifest) -> None:
+        """Replace the manifest on disk, then in memory."""
         try:
             write_atomically(self._manifest_file, manifest.to_json())
         except OSError as error:
@@ -497,21 +516,21 @@ class Recorder:
         self.manifest = manifest
 
     def redo_after(self, rounds: int) -> None:
-        """Go on after the first `rounds`. Later ones that are recorded already stay: each has to
-        come out equal when it is recorded again."""
+        """Continue after the first `rounds`. Later recorded rounds stay: each must come out equal
+        when it is recorded again."""
         self._at, self._redoes = min(rounds, self.rounds), True
         if self._orphaned:
             self._remove_strays(())
-            self._become(self.manifest)
+            self._replace_manifest(self.manifest)
             self._orphaned = False
 
     @contextmanager
     def round(self) -> Iterator[RoundWriter]:
-        """One round: everything sent inside the block, all of it or nothing."""
+        """Record one round: all messages sent inside the block, or none."""
         if self._orphaned:
             raise IntegrityError(
                 f"the manifest of {self.path} is empty, as a power cut leaves it",
-                expected="a manifest that vouches for the rounds beside it",
+                expected="a manifest that lists the rounds beside it",
                 got="no bytes",
                 remedy="restore it from a copy, or record into another folder",
             )
@@ -525,38 +544,38 @@ class Recorder:
         else:
             file = self.path / round_name(number)
             entry = write_round(file, writer._pieces(), writer.messages)
-            self._become(
+            self._replace_manifest(
                 replace(self.manifest, rounds=(*self.manifest.rounds, entry), complete=False)
             )
         self._at = number
 
     def _drop_lost(self, number: int) -> None:
-        """Forget rounds from `number` on, which a power cut emptied and nobody can do again."""
+        """Drop rounds from `number` on that a power cut emptied and that cannot be repeated."""
         for entry in self.manifest.rounds[number - 1 :]:
             if not is_lost(self.path / entry.file):
                 raise IntegrityError(
-                    f"round {number} of {self.path} is lost, and later ones are not",
+                    f"round {number} of {self.path} is lost, but later ones are not",
                     expected="whole rounds, one after another",
                     got=f"{entry.file} after an empty or missing file",
                     remedy="restore that file from a copy, or record into another folder",
                 )
         kept = self.manifest.rounds[: number - 1]
-        self._become(replace(self.manifest, rounds=kept, complete=False))
+        self._replace_manifest(replace(self.manifest, rounds=kept, complete=False))
 
     def _write_again(self, number: int, writer: RoundWriter) -> None:
-        """Record a round that is recorded already; IntegrityError where it comes out different."""
+        """Record an existing round again; IntegrityError if it comes out different."""
         before = self.manifest.rounds[number - 1]
         again = self.path / round_name(number).replace(".", "-again.", 1)
         try:
             entry = write_round(again, writer._pieces(), writer.messages)
             if entry.sha256 != before.sha256:
                 raise IntegrityError(
-                    f"round {number} came out different when it was done again",
+                    f"round {number} came out different when it was repeated",
                     expected=f"the recorded round, sha256 {before.sha256}",
                     got=f"sha256 {entry.sha256}",
-                    remedy="if the number of threads or a library has changed, go back to it; "
+                    remedy="if the number of threads or a library changed, change it back; "
                     "otherwise the checkpoint or the recording was altered: run into another "
-                    "folder, or start anew with --fresh",
+                    "folder, or start again with --fresh",
                 )
             os.replace(again, self.path / before.file)
         finally:
@@ -564,7 +583,7 @@ class Recorder:
 
     @contextmanager
     def last_round(self) -> Iterator[RoundWriter]:
-        """The last complete round again, to add what came out of it; all of it or nothing."""
+        """Reopen the last complete round to add messages: all of them, or none."""
         if not self.rounds:
             raise UsageError(
                 "there is no round to add to",
@@ -580,14 +599,14 @@ class Recorder:
             block.pieces, block.count = [rows], len(rows)
         writer.messages = list(reader.messages)
         yield writer
-        # under another name: until the manifest is changed, the old file is the round
+        # under another name: until the manifest changes, the old file is the round
         name = round_name(self.rounds)
         file = name if old.file != name else name.replace(".", "-amended.", 1)
         entry = write_round(self.path / file, writer._pieces(), writer.messages)
-        self._become(replace(self.manifest, rounds=(*self.manifest.rounds[:-1], entry)))
+        self._replace_manifest(replace(self.manifest, rounds=(*self.manifest.rounds[:-1], entry)))
         (self.path / old.file).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Mark the trace complete."""
         if not self.manifest.complete:
-            self._become(replace(self.manifest, complete=True))
+            self._replace_manifest(replace(self.manifest, complete=True))

@@ -1,8 +1,8 @@
 """How long a recording may be kept: a date, or a time from its last change.
 
-`until 2027-01-31`, `30 days`, `1 year 6 months`, `P30D`, `for ever`. Every number of the text has
-to be understood: any other text is refused when a recording begins, and again when it is to be
-purged. Nothing is kept for ever, or removed early, by mistake.
+`until 2027-01-31`, `30 days`, `1 year 6 months`, `P30D`, `for ever`. A text with any other number
+is refused, both when a recording begins and when it is purged: no mistake keeps a recording for
+ever or removes it early.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ UNITS = ("day", "week", "month", "year")
 
 
 def ends(retention: str, recorded: datetime.date) -> datetime.date | None:
-    """The last day on which a recording of `recorded` may be kept; None where no end is stated.
+    """The last day to keep a recording made on `recorded`; None without an end.
 
-    The earliest of all ends in the text: it may say "30 days, at most until 2027-01-31".
+    Takes the earliest end in the text, as in "30 days, at most until 2027-01-31".
     """
     if not retention.strip():
         return None
@@ -39,7 +39,7 @@ def ends(retention: str, recorded: datetime.date) -> datetime.date | None:
         found += [_later(recorded, _counted(span)) for span in _SPAN.findall(retention)]
         for iso in _ISO.finditer(retention):
             counts = {u: int(iso[u] or 0) for u in UNITS}
-            counts["day"] += bool(iso["time"])  # hours count as the day that they end in
+            counts["day"] += bool(iso["time"])  # hours count as a whole day
             found.append(_later(recorded, counts))
     except (ValueError, OverflowError):
         found = []
@@ -52,13 +52,13 @@ def ends(retention: str, recorded: datetime.date) -> datetime.date | None:
             f"the retention {retention!r} cannot be read",
             expected='a date ("until 2027-01-31") or a time ("30 days", "6 months", "P30D")',
             got=repr(retention),
-            remedy='state it in one of these ways; "for ever" for a recording without an end',
+            remedy='use one of these forms, or "for ever" for a recording without an end',
         )
     return min(found) if found else None
 
 
 def _counted(span: str) -> dict[str, int]:
-    """Unit -> how many, of "1 year 6 months"."""
+    """Unit -> count, for a text such as "1 year 6 months"."""
     counts = dict.fromkeys(UNITS, 0)
     for count, unit in re.findall(r"(\d+)\s*(day|week|month|year)", span, re.IGNORECASE):
         counts[unit.lower()] += int(count)
@@ -74,5 +74,5 @@ def _later(start: datetime.date, counts: Mapping[str, int]) -> datetime.date:
 
 
 def check_retention(retention: str) -> None:
-    """Refuse a retention that nobody could end."""
+    """Refuse a retention that cannot be read."""
     ends(retention, datetime.date(2000, 1, 1))

@@ -1,9 +1,9 @@
-"""The words of a trace: parties, messages, manifest. Start reading here.
+"""The terms of a trace: parties, messages, manifest. Start reading here.
 
-A trace is what crossed the wire, and nothing cleverer: one table of messages per round, downlinks
+A trace records what crossed the wire, nothing else: one table of messages per round, downlinks
 included. Star, hierarchy, gossip and per-client planted models are the same table with other rows;
 a shuffler writes ANONYMOUS as sender and permutes the rows; a secure sum is one message from the
-aggregator. `docs/trace-format.md` says how it looks on disk.
+aggregator. `docs/trace-format.md` describes the files.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ NETWORK = "network"
 WIRETAP = "wiretap"
 
 QUERY = "query"
-"""The layout of questions to a secure aggregator, and the key of their numbers."""
+"""Layout of queries to a secure aggregator, and metadata key of a query's number."""
 
 UPLINKS = ("model", "delta", "gradient")
-"""Kinds of message that hold one party's contribution."""
+"""Message kinds with one party's contribution."""
 
 Kind = Literal["model", "delta", "gradient", "masked", "sum", "query"]
 KINDS: tuple[str, ...] = get_args(Kind)
 
 Scalar = float | int | str | bool
 
-#: what a recorder notes of a message: keys of `Message.notes`
+#: keys of `Message.notes`: what a recorder notes about a message
 LATE = "late"  # answers a model of an earlier round
 AGAIN = "again"  # a second answer to the same model
-FAILED = "failed"  # the answer did not come, or was an error: why
-REFUSED = "refused"  # it came, and its tensors do not fit the trace: why
-ROUNDED = "rounded"  # tensors of whole numbers that came as fractions: which
-LEFT_OUT = "left out"  # what else the message carried and the trace does not hold
-STAGE = "stage"  # of a protocol of several stages: which
-JOINED = "joined"  # a party that is not in the manifest: it came later
-#: metadata of a question that got no answer: why
+FAILED = "failed"  # no answer arrived, or an error did: why
+REFUSED = "refused"  # it arrived, but its tensors do not fit the trace: why
+ROUNDED = "rounded"  # whole-number tensors that arrived as fractions: which
+LEFT_OUT = "left out"  # content of the message that the trace does not keep
+STAGE = "stage"  # stage of a multi-stage protocol
+JOINED = "joined"  # the party joined later: it is not in the manifest
+#: metadata key of a query without an answer: why
 UNANSWERED = "unanswered"
 
 #: numpy's name of a dtype -> its name in a safetensors header
@@ -73,7 +73,7 @@ DTYPES: Mapping[str, str] = MappingProxyType(
     }
 )
 
-#: a file of the trace's own folder: no separators, no drive, nothing hidden
+#: a file name in the trace's folder: no separators, no drive, not hidden
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _UNSEALED = "0" * 64
@@ -87,12 +87,12 @@ def _whole(value: Any) -> bool:
 class Message:
     """One row of a round's table.
 
-    `step` orders messages within a round. `weight` is what the aggregate multiplies the payload
-    by, as far as it crossed the wire. `parts` maps a layout to the row of that layout's block in
-    the round's file; a message without parts was sealed on this leg, and only its `size` in bytes
-    is known. `metadata` is whatever else travelled in the clear (example counts, metrics). `notes`
-    are the recorder's own words about the message ("late", "failed"): they did not travel, and no
-    view shows them. Everything is checked at birth (ValueError) and cannot be changed after.
+    `step` orders messages within a round. `weight` is the payload's weight in the aggregate, if it
+    crossed the wire. `parts` maps a layout to a row of that layout's block in the round's file; a
+    message without parts was encrypted on this leg, and only its `size` in bytes is known.
+    `metadata` is other plaintext content (example counts, metrics). `notes` are the recorder's
+    remarks ("late", "failed"): they did not cross the wire, and no view shows them. A message is
+    checked when it is made (ValueError) and cannot be changed.
     """
 
     step: int
@@ -111,13 +111,13 @@ class Message:
         for name, party in (("sender", self.sender), ("receiver", self.receiver)):
             if not isinstance(party, str) or not party:
                 raise ValueError(f"{name} {party!r} is not a name")
-            # these words ask for a view; a client of that name would be shown the whole wire
+            # these names select a view: a client of that name would see the whole wire
             if party in (NETWORK, WIRETAP):
                 raise ValueError(f"{name} {party!r} is a reserved word")
         if self.sender == PUBLIC:
-            raise ValueError(f"sender {PUBLIC!r}: the public only receives")
+            raise ValueError(f"sender {PUBLIC!r}: the public can only receive")
         if self.receiver == ANONYMOUS:
-            raise ValueError(f"receiver {ANONYMOUS!r}: only a sender is hidden")
+            raise ValueError(f"receiver {ANONYMOUS!r}: only a sender can be anonymous")
         for name, number in (("step", self.step), ("size", self.size)):
             if not _whole(number):
                 raise ValueError(f"{name} {number!r} is not a whole number from 0")
@@ -126,10 +126,10 @@ class Message:
         for layout, row in self.parts.items():
             if not isinstance(layout, str) or not _whole(row):
                 raise ValueError(f"part {layout!r}: {row!r} is not a row of a layout")
-        for name, said in (("metadata", self.metadata), ("notes", self.notes)):
-            for key, value in said.items():
-                told = isinstance(value, str | bool) or _finite(value)
-                if not isinstance(key, str) or not told:
+        for name, pairs in (("metadata", self.metadata), ("notes", self.notes)):
+            for key, value in pairs.items():
+                fits = isinstance(value, str | bool) or _finite(value)
+                if not isinstance(key, str) or not fits:
                     raise ValueError(f"{name} {key!r}: {value!r} is not a finite number or text")
         for name in _OBJECTS:
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
@@ -137,26 +137,25 @@ class Message:
     def noted(self, key: str) -> bool:
         """Whether the recorder noted `key`.
 
-        Recorders without notes wrote their words among the metadata: of a message without a
-        payload they are taken from there.
+        Older recorders had no notes and used the metadata instead; for a message without a
+        payload, this reads them there.
         """
         return key in self.notes or (not self.parts and key in self.metadata)
 
     @property
     def lost(self) -> bool:
-        """Whether this stands for an answer whose content is not on record: it did not come, or
-        it could not be kept."""
+        """Whether this is an answer without recorded content: it never arrived, or was refused."""
         return self.noted(FAILED) or self.noted(REFUSED)
 
 
 def hub_depths(federation: Mapping[str, Any]) -> dict[str, int]:
-    """Servers and regions from the root down, and who stands before them: these never train."""
+    """Parties that never train: hubs from the root down, then aggregator and shuffler."""
     order = dict.fromkeys((*federation.get("hubs", ()), SERVER, AGGREGATOR, SHUFFLER))
     return {hub: depth for depth, hub in enumerate(order)}
 
 
 def is_downlink(m: Message, hubs: Mapping[str, int]) -> bool:
-    """Whether a hub hands a model down (or to the public), and not up to the next hub."""
+    """Whether a hub sends a model down (or to the public), not up to the next hub."""
     depth = hubs.get(m.sender)
     if m.kind != "model" or depth is None:
         return False
@@ -174,9 +173,9 @@ _OBJECTS = ("parts", "metadata", "notes")
 
 
 def messages_to_json(messages: Sequence[Message]) -> str:
-    """The table by columns: compact, and the same for the same messages.
+    """The table by columns: compact, and equal for equal messages.
 
-    A table without notes has no such column: it is the one that was written before there was any.
+    A table without notes has no notes column, as in files written before notes existed.
     """
     names = (*_COLUMNS, "notes") if any(m.notes for m in messages) else _COLUMNS
     columns = {c: [getattr(m, c) for m in messages] for c in names}
@@ -187,22 +186,22 @@ def messages_to_json(messages: Sequence[Message]) -> str:
 
 
 def messages_from_json(text: str) -> tuple[Message, ...]:
-    """The inverse of `messages_to_json`; ValueError for anything that is not such a table."""
+    """The inverse of `messages_to_json`; raises ValueError for anything else."""
     raw = parse_json(text)
     if not isinstance(raw, dict) or not all(isinstance(raw.get(c), list) for c in _COLUMNS):
-        raise ValueError(f"a table has the columns {', '.join(_COLUMNS)}")
+        raise ValueError(f"a table needs the columns {', '.join(_COLUMNS)}")
     raw.setdefault("notes", [{}] * len(raw["step"]))
     if not isinstance(raw["notes"], list):
-        raise ValueError("notes are a list")
+        raise ValueError("notes must be a list")
     if not all(isinstance(d, dict) for c in _OBJECTS for d in raw[c]):
-        raise ValueError("parts, metadata and notes are objects")
+        raise ValueError("parts, metadata and notes must be objects")
     columns = (raw[c] for c in (*_COLUMNS, "notes"))
     return tuple(Message(*row) for row in zip(*columns, strict=True))
 
 
 @dataclass(frozen=True)
 class RoundFile:
-    """One complete round as the manifest knows it: a plain name in the trace's own folder."""
+    """Manifest entry of one complete round: a plain file name in the trace's folder."""
 
     file: str
     sha256: str
@@ -219,11 +218,11 @@ class RoundFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a reader needs before it opens a round.
+    """Description of a trace, read before any round.
 
-    `federation` describes who took part and how they were joined (parties, edges, organisations);
-    `declared` lists the protections that were said to be in force, each with what it covers;
-    `purpose` and `retention` say why the recording exists and until when.
+    `federation` describes parties, edges and organisations; `declared` lists the announced
+    protections with what each covers; `purpose` and `retention` say why the recording exists and
+    how long it may be kept.
     """
 
     layouts: Mapping[str, Layout]
@@ -236,7 +235,7 @@ class Manifest:
     retention: str = ""
 
     def to_json(self) -> str:
-        """The manifest's file: the same bytes for the same trace, sealed by its own hash."""
+        """Content of the manifest's file: equal bytes for equal traces, sealed by its own hash."""
         raw = {
             "format": FORMAT,
             "version": VERSION,
@@ -256,7 +255,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str, where: str) -> tuple[Manifest, str]:
-        """The manifest and its seal; IntegrityError where the text was torn or altered."""
+        """The manifest and its seal; IntegrityError if the text is torn or altered."""
         try:
             raw = parse_json(text)
         except ValueError as error:
@@ -272,7 +271,7 @@ class Manifest:
         if not _whole(version) or version != VERSION:
             newer = isinstance(version, int) and version > VERSION
             raise FormatError(
-                f"{where} is of another format version",
+                f"{where} has another format version",
                 expected=f"version {VERSION}",
                 got=f"version {version}",
                 remedy="upgrade fedaudit" if newer else "record again",
@@ -305,12 +304,12 @@ class Manifest:
             got = f"no key {error}"
             raise _damaged(where, "the keys of docs/trace-format.md", got) from None
         except (TypeError, ValueError, AttributeError) as error:
-            raise _damaged(where, "what docs/trace-format.md says", str(error)) from None
+            raise _damaged(where, "a manifest as in docs/trace-format.md", str(error)) from None
         return manifest, seal
 
     @property
     def sha256(self) -> str:
-        """One hash for the whole trace: the manifest's seal, which holds every round's hash."""
+        """Hash of the whole trace: the manifest's seal, which covers every round's hash."""
         seal: str = json.loads(self.to_json())["sha256"]
         return seal
 

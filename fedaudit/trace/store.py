@@ -1,8 +1,8 @@
 """Round files: safetensors, written once, hashed on the way, read through memory maps.
 
-The container is the public safetensors format (8 bytes of header length, a JSON header, raw
-little-endian data), written here by hand so that hashing runs beside writing and nothing is copied;
-the safetensors library reads the same files. Each layout is one tensor of shape (rows, width); the
+The container is the public safetensors format: 8 bytes of header length, a JSON header, raw
+little-endian data. This module writes it directly, to hash while writing and to copy nothing; the
+safetensors library reads the same files. Each layout is one tensor of shape (rows, width); the
 message table is the header's metadata entry "messages".
 """
 
@@ -62,8 +62,8 @@ def write_blocks(
 ) -> RoundFile:
     """Write blocks (each a list of (n, width) pieces of one dtype) to `path` in one pass.
 
-    The file appears under its name only when it is whole and on the disk; a write that fails
-    leaves nothing. A private one is its owner's alone.
+    The file gets its name only when it is complete on disk; a failed write leaves nothing. Only the
+    owner can read a private file.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     at = 0
@@ -102,7 +102,7 @@ def write_blocks(
         with replacing(path, private=private) as descriptor:
             write_all(descriptor, prefix)
             if at <= _CHUNK:
-                # a thread costs more than it saves on a small round
+                # for a small round, a thread costs more than it saves
                 for chunk in chunks:
                     write_all(descriptor, chunk)
                     digest.update(chunk)
@@ -111,7 +111,7 @@ def write_blocks(
     except OSError as error:
         raise TraceError(
             f"cannot write {path}",
-            expected=f"a folder that takes {len(prefix) + at:,} bytes",
+            expected=f"a folder with room for {len(prefix) + at:,} bytes",
             got=error.strerror or str(error),
             remedy="free some space, or choose another output folder",
         ) from None
@@ -119,7 +119,7 @@ def write_blocks(
 
 
 def _write_while_hashing(descriptor: int, chunks: list[memoryview], digest: Any) -> None:
-    """Hashing and writing both release the interpreter lock: run them side by side."""
+    """Hash and write in parallel: both release the interpreter lock."""
     queue: Queue[memoryview | None] = Queue()
 
     def consume() -> None:
@@ -159,7 +159,7 @@ def _refuse(path: Path, expected: str, got: str) -> IntegrityError:
     )
 
 
-#: what tells one state of a file from another without reading it: device, inode, size, time
+#: state of a file without reading it: device, inode, size, modification time
 Stamp = tuple[int, int, int, int]
 
 
@@ -169,7 +169,7 @@ def stamp(path: Path) -> Stamp:
 
 
 def verify(path: Path, expected: RoundFile) -> Stamp:
-    """Compare a file with the size and hash the manifest states; returns the state it was in."""
+    """Compare a file with its size and hash in the manifest; returns its state before reading."""
     try:
         if not path.is_file():
             raise _refuse(path, f"a file of {expected.size} bytes", "no such file")
@@ -189,8 +189,8 @@ def verify(path: Path, expected: RoundFile) -> Stamp:
 class RoundReader:
     """One safetensors file, memory-mapped: rows are read when they are touched.
 
-    `blocks` name -> (n, width), read-only; `metadata` name -> text. The file must be exactly what
-    its header says: blocks end to end, no gap, no overlap, nothing before, between or after.
+    `blocks` maps a name to (n, width), read-only; `metadata` maps a name to text. The file must
+    match its header exactly: blocks end to end, without gap, overlap or extra bytes.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,7 +1,7 @@
 """What did not cross the wire: who sent which row, raw updates, class mix, members, every seed.
 
-A folder of its own, so that a trace can be published without it as a blind challenge. Audits score
-against it and never see it before.
+It has its own folder, so that a trace can be published without it as a blind challenge. Audits
+score against it; attacks never see it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from fedaudit.trace.schema import RoundFile
 from fedaudit.trace.store import RoundReader, round_name, verify, write_blocks
 
 INDEX = "index.json"
-"""Lists every file of a truth with its hash: what it does not vouch for is not read."""
+"""Index of a truth's files with their hashes; files it does not list are not read."""
 
 FACTS = "truth.json"
 
 
 class TruthRecorder:
-    """Writes `truth/`: facts once, then one small file per round, and an index of their hashes.
+    """Write `truth/`: facts once, then one small file per round, and an index of their hashes.
 
-    The folder and its files are private: their owner's alone. An index that is there already is
-    continued: `rounds` says after how many whole rounds.
+    Only the owner can read the folder and its files. An existing index is continued; `rounds` is
+    its number of whole rounds.
     """
 
     def __init__(self, path: str | os.PathLike[str], facts: Mapping[str, Any]) -> None:
@@ -63,11 +63,11 @@ class TruthRecorder:
 
     @property
     def rounds(self) -> int:
-        """Whole rounds so far."""
+        """Number of whole rounds."""
         return self._rounds
 
     def _whole_rounds(self) -> int:
-        """Read the index of an earlier start; returns after which round it is still whole."""
+        """Read an existing index; returns the number of its whole rounds."""
         if is_lost(self.path / INDEX):
             return 0
         self._files = read_index(self.path)
@@ -93,7 +93,7 @@ class TruthRecorder:
         clients: Sequence[str] = (),
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """`senders` maps a message index to who really sent it; `raw` (n, d) rows by `clients`."""
+        """`senders` maps a message index to its true sender; `raw` (n, d) has a row per client."""
         blocks: dict[str, list[npt.NDArray[Any]]] = {} if raw is None else {"raw": [raw]}
         note = {
             "senders": {str(k): v for k, v in senders.items()},
@@ -114,7 +114,7 @@ FORMAT = "fedaudit-truth"
 
 
 def read_index(folder: Path) -> dict[str, RoundFile]:
-    """File name -> its hash and size, as the index of a truth lists them."""
+    """File name -> hash and size, from the index of a truth."""
     file = folder / INDEX
     try:
         raw = read_object(file)
@@ -132,10 +132,10 @@ def read_index(folder: Path) -> dict[str, RoundFile]:
 
 
 class Truth:
-    """Reads `truth/`. Every question it answers is one that no party of the trace can.
+    """Read `truth/`: facts that no party of the trace observes.
 
-    `members`: party -> (n,) bool, which of the candidates that an adversary asks about it trained
-    on. It comes with the candidates, when an audit begins.
+    `members` maps a party to (n,) bool: which of the adversary's candidate records it trained on.
+    It is set together with the candidates, when an audit begins.
     """
 
     def __init__(
@@ -147,8 +147,8 @@ class Truth:
         self.path, self.facts, self.members = path, facts, dict(members or {})
         self._files: dict[str, RoundFile] = {}
 
-    def knowing(self, members: Mapping[str, npt.NDArray[np.bool_]]) -> Truth:
-        """The same truth with the answers to a set of candidates."""
+    def with_members(self, members: Mapping[str, npt.NDArray[np.bool_]]) -> Truth:
+        """The same truth with the membership of a set of candidates."""
         return Truth(self.path, self.facts, members)
 
     @classmethod
@@ -173,18 +173,18 @@ class Truth:
 
     @property
     def sha256(self) -> str:
-        """One hash for the whole truth: that of its index, which holds every file's hash."""
+        """Hash of the whole truth: that of its index, which lists every file's hash."""
         return sha256_of(self.path / INDEX)
 
     def _note(self, number: int) -> tuple[RoundReader, dict[str, Any]]:
         name = round_name(number)
         if name not in self._files:
-            self._files = read_index(self.path)  # a run that goes on adds rounds
+            self._files = read_index(self.path)  # a running federation adds rounds
         if name not in self._files:
             raise _damaged(self.path / name, f"a round that {INDEX} does not list")
         reader = RoundReader(self.path / name)
         try:
-            # a model that diverged has a loss that is no number
+            # the loss of a diverged model is NaN
             note: dict[str, Any] = parse_json(reader.metadata["truth"], nan=True)
             if (wrong := shapes.misfit(note, shapes.TRUTH_ROUND)) is not None:
                 raise ValueError(f"{wrong.got}, expected {wrong.expected}")
@@ -198,7 +198,7 @@ class Truth:
         return {int(k): v for k, v in self._note(number)[1]["senders"].items()}
 
     def raw_updates(self, number: int) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
-        """Clients and their updates (n, d) before any upload protection, where they were kept."""
+        """Clients and their updates (n, d) before any upload protection, if kept."""
         reader, note = self._note(number)
         if "raw" not in reader.blocks:
             raise TraceError(
@@ -222,20 +222,20 @@ class Truth:
 
 
 class MembersOnly(Truth):
-    """What a file of records tells of a trace that came without truth: who trained on what."""
+    """Truth from a file of records, for a trace without truth: who trained on what."""
 
     def __init__(self, members: Mapping[str, npt.NDArray[np.bool_]]) -> None:
         super().__init__(Path(), {}, members)
 
     def senders(self, number: int) -> dict[int, str]:
-        """Nobody knows who sent what beyond the names on the wire."""
+        """Empty: the true senders are unknown."""
         return {}
 
 
 def _damaged(file: Path, got: str, expected: str | None = None) -> IntegrityError:
     return IntegrityError(
         f"{file} is torn or altered, and was not read",
-        expected=expected or "what a TruthRecorder writes",
+        expected=expected or "a file written by TruthRecorder",
         got=got,
         remedy="restore the file from a copy, or run again",
     )

@@ -2,17 +2,17 @@
 
     trace = Trace.open("run/trace")
     view = trace.seen_by(SERVER)          # or a client, a coalition, NETWORK, WIRETAP, PUBLIC
-    view.updates(3, "blocks.0.mlp.*")     # what each sender sent minus the model it had received
+    view.updates(3, "blocks.0.mlp.*")     # each sender's payload minus the model it had received
 
 Who sees what:
 
-    SERVER, SHUFFLER, a client, a region   messages this party sent or received
+    SERVER, SHUFFLER, a client, a region   messages it sent or received
     a coalition                            the union of its members
     PUBLIC                                 the released model only
     NETWORK                                who, when, how large: no payload, no metadata
     WIRETAP                                the plaintext of all messages, and the topology
 
-Asking for more raises NotObservable. What a view hands out is read-only or a copy.
+Asking for more raises NotObservable. A view returns read-only arrays or copies.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ from fedaudit.trace.schema import (
 from fedaudit.trace.store import RoundReader, Stamp, read_manifest, stamp, verify
 
 Rows = npt.NDArray[Any]
-#: weights of a mean, after they went through decimal text
+#: tolerance for weights of a mean that were stored as decimal text
 _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
 class Updates:
-    """What n senders contributed in one round.
+    """Contributions of n senders in one round.
 
-    `rows` (n, d) float32, read-only; `senders` (n,) party names or ANONYMOUS; `weights` (n,) as far
-    as they crossed the wire; `messages` (n,) indices into the round's table (the key to the truth).
+    `rows` (n, d) float32, read-only; `senders` (n,) party names or ANONYMOUS; `weights` (n,) if
+    they crossed the wire; `messages` (n,) indices into the round's table (the key to the truth).
     """
 
     round: int
@@ -68,8 +68,8 @@ class Updates:
     messages: npt.NDArray[np.int64]
 
 
-class _Round:
-    """One opened round: its table, and its models by receiver and by sender."""
+class RoundTable:
+    """One opened round: its messages, and its models by receiver and by sender."""
 
     def __init__(self, blocks: Mapping[str, Rows], messages: tuple[Message, ...]) -> None:
         self.blocks, self.messages = blocks, messages
@@ -88,16 +88,16 @@ class Trace:
 
     def __init__(self, path: Path, manifest: Manifest, sha256: str) -> None:
         self.path, self.manifest = path, manifest
-        #: one hash for the whole trace: the manifest's seal, which holds every round's hash
+        #: hash of the whole trace: the manifest's seal, which covers every round's hash
         self.sha256 = sha256
-        #: what `health.examine` found; views refuse what that breaks, and ask where nobody did
+        #: result of `health.examine`; views refuse what its problems break
         self.health: Health | None = None
         self._verified: dict[str, Stamp] = {}
         self._round = lru_cache(maxsize=64)(self._open_round)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, verify_hashes: bool = True) -> Trace:
-        """Open a trace folder (or a run folder that holds one), checking every hash once."""
+        """Open a trace folder, or a run folder that holds one, and check every hash."""
         folder = Path(path)
         if (folder / "trace" / "manifest.json").is_file():
             folder = folder / "trace"
@@ -118,15 +118,18 @@ class Trace:
         return str(self.path)
 
     def verify(self) -> None:
-        """Compare every round file with its hash; IntegrityError names the first that differs."""
+        """Compare every round file with its hash; IntegrityError names the first mismatch."""
         entries = self.manifest.rounds
         with ThreadPoolExecutor(max_workers=min(2, os.cpu_count() or 1)) as pool:
             stamps = list(pool.map(lambda e: verify(self.path / e.file, e), entries))
         self._verified = {e.file: s for e, s in zip(entries, stamps, strict=True)}
 
     def examined(self) -> Health | None:
-        """What is torn, found once, by message tables alone: what is computed from several messages
-        rests on it. A payload that is not finite shows itself."""
+        """The trace's health, examined once and from message tables alone.
+
+        Anything computed from several messages depends on it. Reading a payload that is not finite
+        is refused when it happens.
+        """
         return examine(self, payloads=False)
 
     @property
@@ -148,10 +151,10 @@ class Trace:
             )
         return self.manifest.layouts[name]
 
-    def read_round(self, number: int, *, rehash: bool = False) -> _Round:
-        """One round as it stands in its file; `rehash` compares the file with its hash first.
+    def read_round(self, number: int, *, rehash: bool = False) -> RoundTable:
+        """One round as stored; `rehash` first compares the file with its hash.
 
-        Payloads that a message names and the file does not have are not looked for.
+        Does not check that every row a message names exists.
         """
         if number not in self.rounds:
             raise UsageError(
@@ -162,18 +165,18 @@ class Trace:
             )
         entry = self.manifest.rounds[number - 1]
         file = self.path / entry.file
-        # a file that was changed after the trace was opened is hashed again before it is read
+        # hash a file again if it changed since the trace was opened
         seen = self._verified.get(entry.file)
         if rehash or (seen is not None and not (file.is_file() and stamp(file) == seen)):
             self._verified[entry.file] = verify(file, entry)
         reader = RoundReader(file)
-        found = _Round(reader.blocks, reader.messages)
+        found = RoundTable(reader.blocks, reader.messages)
         problem = self._misfit(found, entry, file)
         if problem is not None:
             raise _unfit(entry.file, *problem)
         return found
 
-    def _open_round(self, number: int) -> _Round:
+    def _open_round(self, number: int) -> RoundTable:
         found = self.read_round(number)
         for i, m in enumerate(found.messages):
             for name, row in m.parts.items():
@@ -184,8 +187,8 @@ class Trace:
                     raise _unfit(file, f"{have} rows of {name!r}", got)
         return found
 
-    def _misfit(self, found: _Round, entry: RoundFile, file: Path) -> tuple[str, str] | None:
-        """What was expected of a round file and what was found, or None."""
+    def _misfit(self, found: RoundTable, entry: RoundFile, file: Path) -> tuple[str, str] | None:
+        """What was expected of a round file and what was found, or None if it fits."""
         size = file.stat().st_size
         if size != entry.size:
             return f"{entry.size} bytes", f"{size} bytes"
@@ -227,13 +230,13 @@ class Trace:
             )
         known = {*self.manifest.federation.get("parties", ()), PUBLIC, NETWORK, WIRETAP}
         if not known.issuperset(parties):
-            # a foreign trace may not list its parties: look at who spoke
+            # a trace of another recorder may not list its parties: collect the senders
             known |= {*self.parties()}
         known -= {ANONYMOUS}
         for party in parties:
             if party not in known:
                 raise UsageError(
-                    f"nobody called {party!r} is in this trace",
+                    f"there is no party {party!r} in this trace",
                     expected="a party of the trace",
                     got=repr(party),
                     remedy=nearest(party, known),
@@ -249,7 +252,7 @@ class Trace:
 
 
 class View:
-    """What `parties` together observe of a trace. Never shows more."""
+    """What `parties` together observe of a trace, and nothing more."""
 
     def __init__(self, trace: Trace, parties: tuple[str, ...]) -> None:
         self._trace, self.parties = trace, parties
@@ -263,7 +266,7 @@ class View:
 
     @property
     def hubs(self) -> tuple[str, ...]:
-        """Servers and regions from the root down, aggregator and shuffler: these never train."""
+        """Parties that never train: hubs from the root down, then aggregator and shuffler."""
         return tuple(self._hubs)
 
     @property
@@ -276,7 +279,7 @@ class View:
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """Names and shapes of everything that can cross the wire: public by nature."""
+        """Names and shapes of all tensors that can cross the wire: public."""
         return dict(self._trace.manifest.layouts)
 
     @property
@@ -285,18 +288,18 @@ class View:
 
     @property
     def task(self) -> dict[str, Any]:
-        """What the trained model is: every party that receives a model knows it."""
+        """Description of the trained model: known to every party that receives a model."""
         self._needs_payload("the task")
         return copy.deepcopy(dict(self._trace.manifest.task))
 
     @property
     def declared(self) -> tuple[dict[str, Any], ...]:
-        """Protections that were announced to be in force: public by nature."""
+        """The announced protections: public."""
         return tuple(copy.deepcopy(dict(d)) for d in self._trace.manifest.declared)
 
     @property
     def federation(self) -> dict[str, Any]:
-        """Topology and organisations: for those who see the whole wire."""
+        """Topology and organisations: only for views of the whole wire."""
         if not (self._all or self._metadata_only):
             raise NotObservable(
                 f"{self.vantage} does not see the topology",
@@ -312,12 +315,12 @@ class View:
         return m.receiver in self.parties or (m.sender in self.parties and m.sender != ANONYMOUS)
 
     def indexed(self, number: int) -> tuple[tuple[int, Message], ...]:
-        """(index in the round's table, message) of every message this view contains."""
+        """(index in the round's table, message) of every message in this view."""
         pairs = ((i, m) for i, m in enumerate(self._trace.messages(number)) if self._visible(m))
-        # what the recorder noted is nobody's observation
+        # no party observes the recorder's notes
         pairs = ((i, replace(m, notes={}) if m.notes else m) for i, m in pairs)
         if self._metadata_only:
-            # the size is seen, the content is not: neither kind, weight nor metadata
+            # the size is visible, the content is not: neither kind, weight nor metadata
             return tuple(
                 (i, Message(m.step, "masked", m.sender, m.receiver, 1.0, {}, m.size))
                 for i, m in pairs
@@ -339,7 +342,7 @@ class View:
     def payload(
         self, number: int, message: int, names: str | Sequence[str] = "*", *, layout: str = MODEL
     ) -> Rows:
-        """The tensors that one message carried, as one row (d,)."""
+        """The tensors of one message as one row (d,)."""
         self._needs_payload("payloads")
         table = self._trace.messages(number)
         if not 0 <= message < len(table) or not self._visible(table[message]):
@@ -352,9 +355,9 @@ class View:
         m = table[message]
         if layout not in m.parts:
             raise NotObservable(
-                f"message {message} of round {number} holds nothing of {layout!r} for this view",
+                f"message {message} of round {number} has no payload of {layout!r} for this view",
                 expected=f"a payload of layout {layout!r}",
-                got=", ".join(m.parts) or f"a sealed message of {m.size} bytes",
+                got=", ".join(m.parts) or f"an encrypted message of {m.size} bytes",
                 remedy="ask for another layout or another party's view",
             )
         return self._rows(number, [m.parts[layout]], names, layout)[0]
@@ -362,7 +365,7 @@ class View:
     def _rows(
         self, number: int, rows: list[int], names: str | Sequence[str], layout: str = MODEL
     ) -> Rows:
-        """Stored rows (n, d), read-only: a view of the map where they are adjacent, else a copy."""
+        """Stored rows (n, d), read-only: a view of the memory map if adjacent, else a copy."""
         found = self._read(number, rows, names, layout)
         if self._trace.health is not None:
             self._trace.health.refuse_rows(number, layout, rows, found)
@@ -374,7 +377,7 @@ class View:
         first, adjacent = rows[0], rows == list(range(rows[0], rows[0] + len(rows)))
         if adjacent and len(runs) == 1:
             return block[first : first + len(rows), runs[0]]
-        # column by column of the selection: a few tensors of a large model stay a few
+        # read only the selected columns: a model may be large
         parts = [block[first : first + len(rows), r] if adjacent else block[rows, r] for r in runs]
         out = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         out.flags.writeable = False
@@ -390,11 +393,11 @@ class View:
     ) -> npt.NDArray[np.float32] | None:
         """The model (d,) that `party` held when it sent in round `number`, or None if unknown.
 
-        `before` is the step at which it sent (default: its first of the round). A model from a
-        hub, or a single one of weight 1, is adopted when it arrives. Gossip mixes at the end of a
-        round: a node then holds the mean of what its neighbours sent, W_ij the message's weight,
-        and of the model it sent itself, with the weight that is left. None if this view misses
-        any of these messages.
+        `before` is the step at which it sent (default: its first in the round). A party adopts a
+        model from a hub, or a single one of weight 1, on arrival. Gossip mixes at the end of a
+        round: a node then holds the weighted mean of its neighbours' models, W_ij the message's
+        weight, and of its own model with the remaining weight. None if this view misses any of
+        these messages.
         """
         self._needs_payload("models")
         for earlier in range(number, 0, -1):
@@ -418,12 +421,12 @@ class View:
         return None
 
     def _terms(
-        self, found: _Round, party: str, until: int | None, *, now: bool
+        self, found: RoundTable, party: str, until: int | None, *, now: bool
     ) -> list[tuple[float, int]] | None:
-        """(weight, row) of what a party's model is made of after this round; None if unknown.
+        """(weight, row) terms of a party's model after this round; None if unknown.
 
-        Empty if the round left its model as it was. `until`: only what came before this step;
-        `now`: the party is still in this round, so that nothing was mixed yet.
+        Empty if the round did not change its model. `until` keeps only messages before this step;
+        `now`: the round is not over for the party, so nothing is mixed yet.
         """
         hubs = {*self._hubs, PUBLIC}
         came = [m for m in found.models_to.get(party, ()) if until is None or m.step < until]
@@ -446,7 +449,7 @@ class View:
         else:
             rest = 1.0 - sum(m.weight for m in shared)
             if rest < -_ROUNDING or (rest > _ROUNDING and not own):
-                return None  # these weights do not make a mean: who knows what was mixed
+                return None  # the weights do not sum to 1: the mixture is unknown
             parts, weights = shared, [m.weight for m in shared]
             if rest > _ROUNDING:
                 parts, weights = [*shared, *own], [*weights, rest]
@@ -461,11 +464,11 @@ class View:
         *,
         senders: Collection[str] | None = None,
     ) -> Updates:
-        """What each client sent in a round minus the model it had received.
+        """Each client's payload in a round minus the model it had received.
 
-        A delta is taken as it crossed the wire, a gradient with its sign turned (a step goes
-        against it), a model minus what its sender had received. Rows keep the table's order.
-        `senders` asks for these alone: a gossip node knows its own update, not its neighbours'.
+        A delta stays as it is; a gradient changes sign (a step goes against it); a model loses the
+        model its sender had received. Rows keep the table's order. `senders` restricts the result:
+        a gossip node knows its own update, not its neighbours'.
         """
         self._needs_payload("updates")
         uplinks = [
@@ -476,20 +479,20 @@ class View:
         if SHUFFLER in self.parties and any(m.sender == ANONYMOUS for _, m in uplinks):
             raise NotObservable(
                 "a coalition with the shuffler knows more than this trace holds",
-                expected="the permutation, which is in the truth and not in the trace",
+                expected="the permutation, which only the truth holds",
                 got="anonymous rows",
                 remedy="audit the trace before it was shuffled, or each party alone",
             )
-        # who sees a region's clients does not need the region's mean; the root sees the means only
-        heard = {m.receiver for _, m in uplinks if self._all or m.receiver in self.parties}
-        heard &= {*self._hubs}
-        if SHUFFLER in heard:
-            heard.add(ANONYMOUS)  # what the shuffler handed on was seen on its way in
-        uplinks = [(i, m) for i, m in uplinks if m.sender not in heard]
+        # a view of a region's clients does not need its mean; the root sees only the means
+        observed = {m.receiver for _, m in uplinks if self._all or m.receiver in self.parties}
+        observed &= {*self._hubs}
+        if SHUFFLER in observed:
+            observed.add(ANONYMOUS)  # the shuffler's rows were observed on their way in
+        uplinks = [(i, m) for i, m in uplinks if m.sender not in observed]
         if senders is not None:
             uplinks = [(i, m) for i, m in uplinks if m.sender in senders]
-        # a gossip node sends one payload to several neighbours: it counts once. Two anonymous
-        # messages of one content count twice: nobody knows that they have one sender
+        # a gossip node's payload to several neighbours counts once; two anonymous messages with
+        # equal content count twice, since they may have different senders
         unique: dict[tuple[Any, ...], tuple[int, Message]] = {}
         for i, m in uplinks:
             same = (i,) if m.sender == ANONYMOUS else (m.sender, m.kind, m.step, m.parts[MODEL])
@@ -501,7 +504,7 @@ class View:
                 code="no_single_updates",
                 expected="messages of kind delta, gradient or model sent by clients",
                 got=_kinds(m for _, m in self.indexed(number)),
-                remedy="this is what a secure sum or a narrower view withholds",
+                remedy="none: a secure sum or a narrow view hides single updates",
             )
         health = self._trace.examined()
         if health is not None:
@@ -548,8 +551,8 @@ class View:
             if model is not None:
                 return model
         else:
-            # nobody knows who this is; the update is defined if everybody whom this receiver
-            # serves was sent the same model
+            # the sender is unknown; the update is defined if this receiver sent everybody the
+            # same model
             sent = {
                 d.parts.get(MODEL) if self._visible(d) else None
                 for d in self._trace._round(number).models_from.get(m.receiver, ())
@@ -565,13 +568,13 @@ class View:
         )
 
     def refuse_torn(self, effect: Breaks, number: int) -> None:
-        """TraceError where the recording is torn in a way that breaks `effect`."""
+        """TraceError if a problem of the recording breaks `effect`."""
         health = self._trace.examined()
         if health is not None:
             health.refuse(effect, number, "the sums of a round cannot be read")
 
     def released(self, names: str | Sequence[str] = "*") -> Rows:
-        """The released model: the last one sent to the public, (d,)."""
+        """The released model (d,): the last one sent to the public."""
         self._needs_payload("the released model")
         for number in reversed(self.rounds):
             for i, m in reversed(self.indexed(number)):
@@ -587,7 +590,7 @@ class View:
 
 def _unfit(file: str, expected: str, got: str) -> IntegrityError:
     return IntegrityError(
-        f"{file} does not fit the manifest, and was not read",
+        f"{file} does not fit the manifest and was not read",
         expected=expected,
         got=got,
         remedy="keep the files of a trace together, or record again",

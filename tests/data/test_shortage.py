@@ -15,7 +15,7 @@ from fedaudit.study.init import init
 
 
 def table(path, sizes, holes=None):
-    """A CSV of so many records per hospital, `holes` of them with a missing value."""
+    """A CSV with given records per hospital, `holes` of them with a missing value."""
     owned = [(name, i) for name, n in sizes.items() for i in range(n)]
     rows = [
         f"{i * 37 % 11},{'' if i < (holes or {}).get(name, 0) else i % 7},{name},{'yn'[at % 2]}"

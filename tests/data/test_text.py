@@ -25,7 +25,7 @@ PAIRS = BytePairVocabulary.build(CORPUS, merges=60)
 
 
 def naive_merges(texts: tuple[str, ...], merges: int) -> list[tuple[int, int]]:
-    """Count every pair anew for every merge."""
+    """Recount every pair for every merge."""
     pieces = Counter(piece for text in texts for piece in _PIECE.findall(text))
     words = [(list(piece.encode()), n) for piece, n in pieces.items()]
     out: list[tuple[int, int]] = []
@@ -75,7 +75,7 @@ def test_byte_pairs_shorten_their_corpus() -> None:
 
 def test_words_known_unknown_and_readable() -> None:
     vocabulary = WordVocabulary.build(CORPUS, size=6)
-    # "the" stands four times, "cat" three times
+    # "the" occurs four times, "cat" three times
     assert vocabulary.words[:3] == ("<unk>", "the", "cat")
     assert len(vocabulary) == 6
     assert vocabulary.encode("the dog") == [1, 0]

@@ -13,7 +13,7 @@ from fedaudit.setup.config import load
 from fedaudit.setup.prepare import build, load_data
 from fedaudit.study.run import run
 from fedaudit.trace import MemoryRecorder, MemoryTruth
-from fedaudit.workers import using
+from fedaudit.workers import use_workers
 
 BASE = {
     "seed": 3,
@@ -122,7 +122,7 @@ def test_nothing_depends_on_the_number_of_workers(monkeypatch, workers):
     monkeypatch.setattr(type(own), "_at_once", lambda _: 2)
     alone = list(own.each(last_updates))
     assert [number for number, _, _ in alone] == [*range(5)]
-    with using(workers):
+    with use_workers(workers):
         helped = list(own.each(last_updates))
     for (a, rows_a, mixes_a), (b, rows_b, mixes_b) in zip(alone, helped, strict=True):
         assert (a, mixes_a) == (b, mixes_b)
@@ -132,7 +132,7 @@ def test_nothing_depends_on_the_number_of_workers(monkeypatch, workers):
 def test_a_worker_that_fails_is_told():
     config = config_of()
     trace, _, _ = recorded(config)
-    with using(1), pytest.raises(FedauditError, match=r"ValueError: no such thing"):
+    with use_workers(1), pytest.raises(FedauditError, match=r"ValueError: no such thing"):
         list(shadows_of(config, trace, count=2).each(falls_over))
 
 

@@ -54,7 +54,7 @@ def without_leak(seed, clients, protections, records):
     audit = TwoStageMembership(checked_rounds=0)
     known = Knowledge(task=federation.task, candidates=pools)
     guess = audit.attack(recorder.trace().seen_by(SERVER), known, np.random.default_rng([seed, 1]))
-    return audit.score(guess, truth.knowing(members), np.random.default_rng([seed, 2]))
+    return audit.score(guess, truth.with_members(members), np.random.default_rng([seed, 2]))
 
 
 def test_false_alarms_over_200_null_federations():

@@ -120,5 +120,5 @@ def test_acceptance_rates_as_computed(clients, others, rate):
 def test_bad_input():
     with pytest.raises(UsageError, match="do not fit"):
         theory.variance_factor(10, 9, 5)
-    with pytest.raises(UsageError, match="needs subsets"):
+    with pytest.raises(UsageError, match="repeats is out of range"):
         theory.variance_factor(10, 5, 0)

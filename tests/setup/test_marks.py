@@ -19,7 +19,7 @@ from fedaudit.stats import query_plans
 from fedaudit.study.auditing import audit_one
 from fedaudit.study.run import simulate
 from fedaudit.trace import Trace, Truth
-from fedaudit.trace.ledger import asked as ledger_of
+from fedaudit.trace.ledger import round_queries as ledger_of
 from fedaudit.watermarks import fictitious, kgw
 
 TINY = {

@@ -1,4 +1,4 @@
-"""Alias tables give back the distribution they were made of."""
+"""Alias tables reproduce their distribution."""
 
 import numpy as np
 import pytest

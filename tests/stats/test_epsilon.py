@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from fedaudit.accounting import gaussian_delta, smallest
+from fedaudit.accounting import gaussian_delta, smallest_multiplier
 from fedaudit.errors import UsageError
 from fedaudit.results import Underpowered
 from fedaudit.stats import epsilon
@@ -117,7 +117,7 @@ def test_threshold_choice_equals_naive_search():
 def test_a_weak_leak_is_found_with_every_seed_and_never_above_the_promise():
     """The Gaussian mechanism with epsilon 1: thin tails must not win the choice of a threshold."""
     promise, delta = 1.0, 1e-5
-    z = smallest(lambda z: gaussian_delta(promise, z) <= delta)
+    z = smallest_multiplier(lambda z: gaussian_delta(promise, z) <= delta)
     member = np.arange(40_000) < 20_000
     found = []
     for seed in range(25):

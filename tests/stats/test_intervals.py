@@ -99,7 +99,7 @@ def test_mean_of_one_value_is_underpowered():
 
 
 def test_values_that_are_not_finite_are_refused():
-    with pytest.raises(UsageError, match="not finite"):
+    with pytest.raises(UsageError, match="needs finite values"):
         mean([1.0, float("nan")])
 
 
@@ -195,7 +195,7 @@ def test_a_share_whose_values_agree_is_not_certain():
 
 
 def test_the_interval_of_a_share_covers_it():
-    """Clusters with shares of their own, around 0.9: the mean is covered as often as stated."""
+    """Clusters with different shares around 0.9: the interval covers the mean at its level."""
     rng, hits = np.random.default_rng(1), 0
     for _ in range(300):
         own = rng.beta(9, 1, size=10)

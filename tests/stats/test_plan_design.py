@@ -1,4 +1,4 @@
-"""Attribution over rounds and its price: least squares, simulated power, closed forms."""
+"""Attribution over rounds and its leakage: least squares, simulated power, closed forms."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_simulated_power_is_the_closed_form_and_false_alarms_are_at_the_level():
 
 
 def test_after_two_rounds_and_in_fixed_groups_nobody_is_flagged():
-    """Two cuts make four cells from three independent sums: nobody is alone in the row space."""
+    """Two cuts give three independent sums for four cells: no unit vector is in the row space."""
     scores, generator = Scores(effect=5.0), np.random.default_rng(3)
     early = plan_design.power(drawing(10, 5), 2, scores, generator, runs=20)
     assert early.detected.value == early.false_alarms.value == 0
@@ -105,7 +105,7 @@ def test_the_best_linear_guess_against_simulation_and_least_squares(persistence)
 
 
 def test_more_rounds_never_read_as_less_leakage():
-    """Least squares does: it blows up noise near the round that first identifies everybody."""
+    """Least squares fails this: it amplifies noise near the first identifying round."""
     draw = drawing(10, 5, 9)
     plans = {t: [draw(t) for _ in range(40)] for t in (5, 10, 20)}
     best, plain = (

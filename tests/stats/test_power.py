@@ -1,4 +1,4 @@
-"""Closed forms for the power of audits, held against simulation and against the intervals."""
+"""Closed forms for the power of audits, compared with simulation and with the intervals."""
 
 import math
 
@@ -42,11 +42,11 @@ def test_trials_for_a_share_hold_from_there_on():
 
 def test_trials_and_the_smallest_share_are_inverse():
     n = power.trials_for_share(0.15, 0.05)
-    seen = power.share_seen(0.05, n)
+    seen = power.detectable_share(0.05, n)
     assert seen <= 0.15
     assert float(power.share_power(seen, 0.05, n)) >= 0.9
     assert float(power.share_power(seen - 1e-4, 0.05, n)) < 0.9
-    assert power.share_seen(0.5, 2) is None  # two of two do not clear one half
+    assert power.detectable_share(0.5, 2) is None  # two of two do not clear one half
 
 
 def test_very_many_trials_are_answered_without_listing_them():
@@ -64,7 +64,7 @@ def test_links_of_a_client_that_are_alike_are_worth_less():
 
 
 def test_the_number_of_alike_links_is_worth_the_independent_ones():
-    """Simulated clients of one likeness: their interval is as wide as the independent one."""
+    """Simulated correlated links: their interval is as wide as the independent one."""
     rng = np.random.default_rng(0)
     clients, likeness, share, worth = 400, 0.2, 0.3, 1000
     each = power.links_per_client(worth, clients, likeness)
@@ -95,11 +95,11 @@ def test_the_power_of_games_is_what_simulation_gives(success, members, others):
 def test_games_and_the_smallest_success_are_inverse():
     games = power.games_for_success(0.6)
     assert power.games_power(0.6, games // 2, games // 2) >= 0.9
-    assert power.success_seen(games // 2, games // 2) <= 0.6
+    assert power.detectable_success(games // 2, games // 2) <= 0.6
     assert power.games_for_success(0.51) == pytest.approx(
         power.games_for_success(0.52) * 4, rel=0.05
     )
-    assert power.success_seen(1, 1) is None
+    assert power.detectable_success(1, 1) is None
 
 
 # -- AUC -----------------------------------------------------------------------------------------
@@ -133,8 +133,8 @@ def test_records_for_an_auc_reach_the_power_with_delongs_interval():
         clear.append(e.low > 0.5)
     # DeLong's deviation is itself estimated: a little more slack than the binomial's
     assert abs(np.mean(clear) - 0.9) < 0.06
-    assert power.auc_seen(n, n) == pytest.approx(0.6, abs=2e-3)
-    assert power.auc_seen(1, 50) is None
+    assert power.detectable_auc(n, n) == pytest.approx(0.6, abs=2e-3)
+    assert power.detectable_auc(1, 50) is None
 
 
 def test_more_others_need_fewer_members():
@@ -150,9 +150,9 @@ def test_members_for_a_rate_reach_the_power():
     hits = rng.binomial(n, 0.05, size=3000)
     clears = np.array([clopper_pearson(k, n).low > 0.01 for k in range(hits.max() + 1)])
     assert clears[hits].mean() >= 0.9 - 4 * math.sqrt(0.09 / 3000)
-    assert power.rate_seen(0.01, n) <= 0.05
-    assert power.rate_seen(0.01, n // 4) > 0.05
-    assert power.rate_seen(0.9, 3) is None
+    assert power.detectable_rate(0.01, n) <= 0.05
+    assert power.detectable_rate(0.01, n // 4) > 0.05
+    assert power.detectable_rate(0.9, 3) is None
 
 
 # -- explained, and widths -----------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_clients_for_an_explained_share_reach_the_power():
 def test_units_and_the_effect_seen_are_inverse():
     n = power.units_for_effect(0.1, 50, 0.05)
     shrunk = 0.1 * math.sqrt(50 / n)
-    assert power.effect_seen(shrunk) == pytest.approx(0.05, rel=0.01)
+    assert power.detectable_effect(shrunk) == pytest.approx(0.05, rel=0.01)
 
 
 @pytest.mark.parametrize(

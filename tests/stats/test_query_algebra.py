@@ -1,4 +1,4 @@
-"""Query algebra against slow twins over the rationals, and where floating point would be fooled."""
+"""Query algebra against slow rational twins, and cases where floating point fails."""
 
 from fractions import Fraction
 from itertools import combinations
@@ -77,7 +77,7 @@ def test_with_a_limit_the_search_answers_that_question_alone():
 
 
 def test_columns_scaled_by_irrational_numbers_keep_all_of_it():
-    """A client's own weight changes no row space's supports; these matrices take the real path."""
+    """Scaling columns keeps all supports; these matrices take the floating-point path."""
     for a in matrices(60, largest=6):
         real = a * np.sqrt([2.0, 3.0, 5.0, 7.0, 11.0, 13.0])[: a.shape[1]]
         assert qa.rank(real) == qa.rank(a)

@@ -1,4 +1,4 @@
-"""Partitions are partitions; the published pairs are accepted as often as computed, and rank K."""
+"""Partitions are disjoint and complete; published pairs match their acceptance rate and rank K."""
 
 from itertools import pairwise
 
@@ -134,8 +134,8 @@ def test_the_released_estimates_alone_are_an_invertible_system():
         (lambda: query_plans.swapped_groups(10, 5, 2, rng(), fraction=1.5), "fraction"),
         (lambda: query_plans.paired_plan(10, 9, 5, rng()), "K - 1"),
         (lambda: query_plans.paired_plan(10, 0, 5, rng()), "N from 1"),
-        (lambda: query_plans.paired_plan(10, 5, 0, rng()), "M of at least 1"),
-        (lambda: query_plans.paired_subsets(10, 10, 5, 5, rng()), "no client"),
+        (lambda: query_plans.paired_plan(10, 5, 0, rng()), "repeats is out of range"),
+        (lambda: query_plans.paired_subsets(10, 10, 5, 5, rng()), "not a client"),
         (lambda: query_plans.paired_plan(6, 5, 5, rng()), "K - 1"),
     ],
 )

@@ -183,7 +183,7 @@ def test_the_machine_is_measured_on_one_core_and_left_as_it_was(monkeypatch):
 
 
 def test_more_clients_than_records_are_refused_before_a_plan_is_told():
-    with pytest.raises(DataError, match="cannot be dealt out to 5000 clients"):
+    with pytest.raises(DataError, match="cannot be divided among 5000 clients"):
         estimate_cost(check({**BASE, "federation": {"clients": 5000}}))
 
 

@@ -22,7 +22,7 @@ from fedaudit.study.recording import examined
 from fedaudit.study.replay import replay
 from fedaudit.trace import SERVER, Recorder, Trace
 from fedaudit.trace.health import examine
-from fedaudit.trace.ledger import asked
+from fedaudit.trace.ledger import round_queries
 
 K, ROUNDS, D = 5, 3, 8
 NAMES = [f"site-{i}" for i in range(K)]
@@ -109,7 +109,7 @@ def test_a_sum_over_those_who_answered_says_who_they_are(tmp_path):
     summed, _ = replay(Trace.open(path), [SecureSum()], tmp_path / "as", Seed(1))
     view = summed.seen_by(SERVER)
     assert examine(summed).whole
-    found = [asked(view, number) for number in summed.rounds]
+    found = [round_queries(view, number) for number in summed.rounds]
     members = [{c for c, x in zip(a.clients, a.answered[0], strict=True) if x} for a in found]
     assert members == [set(NAMES), set(NAMES) - {"site-3"}, set(NAMES)]
     # the client that was out once stands alone in the difference, as far as updates persist

@@ -1,4 +1,4 @@
-"""The engine's traces, read back: updates seen on the wire are the updates that clients made."""
+"""Engine traces: updates on the wire equal the clients' updates."""
 
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def run(folder: Path, *, topology: str = "star", shuffle: bool = False, **rounds
 
 
 def distance(folder: Path, party: str) -> float:
-    """The largest distance of a number that `party` sees from what its sender computed."""
+    """Largest difference between what `party` sees and what the sender computed."""
     largest = 0.0
     view, truth = Trace.open(folder).seen_by(party), Truth.open(folder)
     for number in view.rounds:

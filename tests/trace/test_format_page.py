@@ -1,5 +1,4 @@
-"""docs/trace-format.md is enough: its program writes a trace that we read, and that safetensors
-reads, with nothing of ours in it."""
+"""The program in docs/trace-format.md writes a valid trace; safetensors reads it."""
 
 import re
 from pathlib import Path

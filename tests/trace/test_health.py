@@ -1,4 +1,4 @@
-"""Torn recordings: runs of the engine are clean, and every planted tear is found by its code."""
+"""Health: engine runs are clean, and every planted fault is found under its code."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from fedaudit.randomness import Seed
 from fedaudit.tasks.catalogue import MLP
 from fedaudit.trace import SERVER, WIRETAP, MemoryRecorder, Recorder, Trace
 from fedaudit.trace.health import CODES, Arrivals, examine
-from fedaudit.trace.ledger import asked
+from fedaudit.trace.ledger import round_queries
 from fedaudit.trace.memory import MemoryTrace, _Held
 
 K, SEED = 6, Seed(3)
@@ -241,7 +241,7 @@ def test_late_and_second_answers_that_are_noted_are_no_tear():
     twice = edited(trace, 2, one_more(replace(now, notes={"again": True})))
     assert codes(twice, torn=False) == [("answered_again", 2, C)]
     assert codes(edited(trace, 2, one_more(now))) == [("duplicate_answer", 2, C)]
-    # another kind of message beside the answer is no second answer
+    # a message of another kind beside the answer is not a second answer
     assert codes(edited(trace, 2, one_more(replace(now, kind="gradient")))) == []
 
 
@@ -301,7 +301,7 @@ def test_whichever_message_is_lost_it_is_missed(protections, settings):
     for number in trace.rounds:
         for i, m in enumerate(trace.messages(number)):
             if m.receiver == "public":
-                continue  # nobody has to release a model
+                continue  # releasing a model is optional
             less = edited(trace, number, lambda t, i=i: [m for j, m in enumerate(t) if j != i])
             assert not examine(less, payloads=False).whole, (number, i, m)
 
@@ -402,8 +402,8 @@ def test_sums_and_questions_that_do_not_fit():
     for torn in (dropped(sums[1]), dropped(questions[1]), doubled, blank):
         examine(torn)
         with pytest.raises(TraceError, match="sums of a round"):
-            asked(torn.seen_by(SERVER), 2)
-        assert len(asked(torn.seen_by(SERVER), 1).answered)
+            round_queries(torn.seen_by(SERVER), 2)
+        assert len(round_queries(torn.seen_by(SERVER), 1).answered)
 
 
 def test_gossip_in_one_direction_only():
@@ -438,7 +438,7 @@ def test_numbers_that_are_not_finite_are_found_and_refused(value, part):
     if part == "delta":
         with pytest.raises(TraceError, match="not finite"):
             view.updates(2)
-        # tensors that are finite are read as before
+        # finite tensors can still be read
         finite = [n for n in torn.layout.names if n != torn.layout.names[0]]
         assert len(view.updates(2, finite).rows) == K
     assert examine(MemoryTrace(trace.manifest, tuple(held)), payloads=False).whole
@@ -447,7 +447,7 @@ def test_numbers_that_are_not_finite_are_found_and_refused(value, part):
 def test_models_of_a_torn_round_are_not_subtracted():
     trace = recorded(wire="model")
     torn = edited(trace, 2, without(down))
-    assert len(torn.seen_by(SERVER).updates(2).rows) == K  # nobody looked
+    assert len(torn.seen_by(SERVER).updates(2).rows) == K  # payloads were not examined
     examine(torn)
     with pytest.raises(TraceError, match="torn"):
         torn.seen_by(SERVER).updates(2)
@@ -459,11 +459,11 @@ def test_models_of_a_torn_round_are_not_subtracted():
 
 def test_the_members_of_a_sum_are_not_guessed_from_a_torn_round():
     torn = edited(recorded(SecureSum()), 2, without(down))
-    assert len(asked(torn.seen_by(SERVER), 2).clients) == K - 1
+    assert len(round_queries(torn.seen_by(SERVER), 2).clients) == K - 1
     examine(torn)
     with pytest.raises(TraceError, match="torn"):
-        asked(torn.seen_by(SERVER), 2)
-    assert len(asked(torn.seen_by(SERVER), 1).clients) == K
+        round_queries(torn.seen_by(SERVER), 2)
+    assert len(round_queries(torn.seen_by(SERVER), 1).clients) == K
 
 
 def test_a_payload_that_is_not_there():
@@ -494,7 +494,7 @@ def test_a_sum_over_nobody():
         trace = edited(trace, number, table)
     assert codes(trace) == [("no_models", 0, None)]
     with pytest.raises(TraceError, match="torn"):
-        asked(trace.seen_by(SERVER), 1)
+        round_queries(trace.seen_by(SERVER), 1)
 
 
 @pytest.mark.parametrize("bare", [("a",), ("a", "b")])
@@ -538,13 +538,13 @@ def test_files(tmp_path):
     recorder = Recorder(tmp_path / "t", **made.about())
     made.run(recorder)
     assert examine(Trace.open(tmp_path / "t")).whole
-    # a round that was taken out, and the manifest sealed again
+    # a round was removed and the manifest sealed again
     rounds = recorder.manifest.rounds
     gone = replace(recorder.manifest, rounds=(*rounds[:1], *rounds[2:]))
     (tmp_path / "t" / "manifest.json").write_text(gone.to_json())
     found = examine(Trace.open(tmp_path / "t"))
     assert [(p.code, p.round) for p in found.torn] == [("round_gap", 2)]
-    # a byte of a payload
+    # one byte of a payload changed
     (tmp_path / "t" / "manifest.json").write_text(recorder.manifest.to_json())
     file = tmp_path / "t" / rounds[2].file
     raw = bytearray(file.read_bytes())

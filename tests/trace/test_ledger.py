@@ -1,4 +1,4 @@
-"""The ledger of a round, from questions and answers, or from sums alone."""
+"""The ledger of a round, from queries and answers, or from sums alone."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from fedaudit.errors import NotObservable
 from fedaudit.layout import Layout
 from fedaudit.trace import AGGREGATOR, NETWORK, SERVER, Recorder, Trace
-from fedaudit.trace.ledger import QUERY, asked, query_layout
+from fedaudit.trace.ledger import QUERY, query_layout, round_queries
 from fedaudit.trace.schema import UNANSWERED
 
 NAMES = ("a", "b", "c", "d")
@@ -48,7 +48,7 @@ def test_questions_meet_their_answers_by_number_in_any_order(tmp_path):
         answer(wire, 0.0, query=0)
 
     view = write(tmp_path, fill).seen_by(SERVER)
-    found = asked(view, 1)
+    found = round_queries(view, 1)
     assert found.clients == NAMES
     assert found.queries.tolist() == [[1, 1, 1, 0], [1, 1, 0, 0], [0, 1, 1, 0]]
     assert [view.payload(1, int(i))[0] if i >= 0 else None for i in found.sums] == [0.0, None, 2.0]
@@ -62,12 +62,12 @@ def test_without_numbers_the_order_counts(tmp_path):
         answer(wire, 2.0)
 
     view = write(tmp_path, fill).seen_by(SERVER)
-    assert [view.payload(1, int(i))[0] for i in asked(view, 1).sums] == [1.0, 2.0]
+    assert [view.payload(1, int(i))[0] for i in round_queries(view, 1).sums] == [1.0, 2.0]
 
 
 def test_a_sum_nobody_asked_for_is_over_those_who_were_served(tmp_path):
     view = write(tmp_path, lambda wire: answer(wire, 1.0), questions=False).seen_by(SERVER)
-    found = asked(view, 1)
+    found = round_queries(view, 1)
     assert found.clients == NAMES[:3]
     assert found.queries.tolist() == [[1, 1, 1]]
     assert len(found.answered) == 1
@@ -78,7 +78,7 @@ def test_a_round_without_sums_has_an_empty_ledger(tmp_path):
         for name in NAMES[:3]:
             wire.send("delta", name, SERVER, np.ones(3, np.float32), step=1)
 
-    found = asked(write(tmp_path, fill, questions=False).seen_by(SERVER), 1)
+    found = round_queries(write(tmp_path, fill, questions=False).seen_by(SERVER), 1)
     assert found.queries.shape == (0, 0)
     assert len(found.sums) == 0
 
@@ -89,7 +89,7 @@ def test_others_see_no_ledger(tmp_path):
         answer(wire, 1.0, query=0)
 
     trace = write(tmp_path, fill)
-    assert len(asked(trace.seen_by("a"), 1).queries) == 0
-    assert len(asked(trace.seen_by(NETWORK), 1).queries) == 0
+    assert len(round_queries(trace.seen_by("a"), 1).queries) == 0
+    assert len(round_queries(trace.seen_by(NETWORK), 1).queries) == 0
     with pytest.raises(NotObservable):
         trace.seen_by("a").payload(1, 3, layout=QUERY)

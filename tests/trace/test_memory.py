@@ -1,4 +1,4 @@
-"""A trace in memory shows what the same run on disk shows."""
+"""A trace in memory equals the trace of the same run on disk."""
 
 import numpy as np
 import pytest
@@ -88,8 +88,8 @@ def test_raw_updates_that_were_not_kept_are_refused():
 
 def test_answers_to_one_audit_do_not_reach_another():
     truth = MemoryTruth({"a": 1})
-    one = truth.knowing({"client-0": np.array([True])})
-    two = truth.knowing({"client-0": np.array([False])})
+    one = truth.with_members({"client-0": np.array([True])})
+    two = truth.with_members({"client-0": np.array([False])})
     assert one.members["client-0"].all()
     assert not two.members["client-0"].any()
     assert truth.members == {}

@@ -1,4 +1,4 @@
-"""The recorder's own notes: beside a message, never part of what crossed the wire."""
+"""The recorder's notes: stored beside a message, never part of what crossed the wire."""
 
 import json
 
@@ -71,5 +71,5 @@ def test_a_note_that_json_cannot_hold_is_refused(tmp_path):
 def test_an_answer_that_was_lost_says_so_also_in_traces_without_notes():
     assert Message(0, "delta", "a", "server", notes={"failed": "gone"}).lost
     assert Message(0, "delta", "a", "server", metadata={"refused": "shape"}).lost
-    # a client's own field of that name, beside a payload, is what the client said
+    # a field of that name beside a payload is the client's own metadata
     assert not Message(0, "delta", "a", "server", 1.0, {"model": 0}, 3, {"failed": 2}).lost

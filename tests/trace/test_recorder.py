@@ -1,4 +1,4 @@
-"""All of a round or nothing, equal payloads once, and only what crossed the wire."""
+"""Recorder: a whole round or nothing, equal payloads once, only what crossed the wire."""
 
 import re
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_three_calls(tmp_path: Path) -> None:
 
 
 def test_clients_one_after_another_without_steps(tmp_path: Path) -> None:
-    """The loop of a simulator: send to one, hear from it, go on."""
+    """A simulator's loop: send to one client, receive its answer, continue."""
     recorder = Recorder(tmp_path, like=LIKE)
     with recorder.round() as messages:
         for c in range(3):
@@ -66,7 +66,7 @@ def test_equal_payloads_are_stored_once(tmp_path: Path) -> None:
 
 
 def test_equal_means_equal_bytes(tmp_path: Path) -> None:
-    """NaN equals itself, minus zero is not zero, and a thin sample does not decide."""
+    """NaN equals itself, minus zero differs from zero, and a full hash decides."""
     zero = np.zeros(500, np.float32)
     minus, one, two = zero.copy(), zero.copy(), zero.copy()
     minus[1] = -0.0
@@ -100,7 +100,7 @@ def test_rows_that_change_before_the_round_ends_are_refused(tmp_path: Path) -> N
             wire.send_rows("delta", ["a", "b"], [SERVER] * 2, rows, step=0)
             np.multiply(rows, 2, out=rows)
 
-    with pytest.raises(UsageError, match="changed after they were sent"):
+    with pytest.raises(UsageError, match="rows changed"):
         careless()
     assert recorder.rounds == 0
 
@@ -117,7 +117,7 @@ def test_selection_and_half_precision(tmp_path: Path) -> None:
     assert got.rows.dtype == np.float32
     expected = model(1)["heads[0].b"] - model(0)["heads[0].b"]
     assert np.allclose(got.rows[0], expected, atol=2e-3)
-    # what crossed is counted, not what was kept
+    # the size counts what crossed, not what is stored
     assert trace.messages(1)[0].size == 4 * 8
 
 
@@ -216,7 +216,7 @@ def test_resume_refuses_a_torn_round(tmp_path: Path) -> None:
 def test_rounds_without_a_manifest_are_not_overwritten(tmp_path: Path) -> None:
     record_two(tmp_path)
     (tmp_path / "manifest.json").unlink()
-    with pytest.raises(TraceError, match="manifest is gone"):
+    with pytest.raises(TraceError, match="without a manifest"):
         Recorder(tmp_path, like=LIKE, resume=True)
 
 
@@ -283,7 +283,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     failing("no layout 'integers'", lambda w: w.put_once("integers", rows[0]))
     failing("kind 'weights'", lambda w: w.send("weights", "a", SERVER, LIKE))
     failing("reserved word", lambda w: w.send("delta", WIRETAP, SERVER, LIKE))
-    failing("only a sender is hidden", lambda w: w.send("delta", "a", ANONYMOUS, LIKE))
+    failing("only a sender can be anonymous", lambda w: w.send("delta", "a", ANONYMOUS, LIKE))
     failing("finite", lambda w: w.send("delta", "a", SERVER, LIKE, weight=np.nan))
     failing("metadata", lambda w: w.send("delta", "a", SERVER, LIKE, metadata={"x": np.inf}))
     failing("metadata", lambda w: w.send("delta", "a", SERVER, LIKE, metadata={"x": [1]}))
@@ -369,7 +369,7 @@ def test_the_last_round_can_be_added_to(tmp_path):
     assert trace.messages(2)[:-1] == kept
     np.testing.assert_array_equal(trace.block(2), [w + 1, w * 7])
     np.testing.assert_array_equal(trace.seen_by(PUBLIC).released(), w * 7)
-    # the file that was replaced is gone, and the trace goes on
+    # the replaced file is gone, and recording continues
     assert len(list((tmp_path / "t").glob("round-*"))) == 2
     with recorder.round() as wire:
         wire.send("model", SERVER, "client-0", {"w": w, "b": b})

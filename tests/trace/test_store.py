@@ -1,4 +1,4 @@
-"""Torn and altered files are named and refused, never half read."""
+"""Damaged files are named and refused; nothing of them is used."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ def record(folder: Path, rounds: int = 1) -> Path:
 
 
 def reseal(folder: Path, change) -> None:
-    """Alter a manifest as somebody would who seals it again."""
+    """Alter a manifest and seal it again."""
     raw = json.loads((folder / "manifest.json").read_text())
     change(raw)
     raw["sha256"] = "0" * 64
@@ -45,7 +45,7 @@ def reseal(folder: Path, change) -> None:
 
 
 def rewrite(folder: Path, change) -> Path:
-    """Alter the header of round 1 as somebody would who also corrects the hashes."""
+    """Alter the header of round 1 and correct the hashes."""
     file = folder / "round-00001.safetensors"
     content = file.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
@@ -319,7 +319,7 @@ def test_bytes_after_the_data(tmp_path: Path) -> None:
     check=st.booleans(),
 )
 def test_fuzz(which: str, cut: float | None, at: float, bit: int, check: bool) -> None:
-    """Whatever happens to a file: an error of ours, and with hashes never another reading."""
+    """Any damage gives a FedauditError; with hashes, never different content."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) / "trace"
         shutil.copytree(GOLDEN, folder)

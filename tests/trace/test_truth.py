@@ -57,7 +57,7 @@ def test_a_round_that_the_index_does_not_list_is_not_read(tmp_path: Path) -> Non
     strange = (tmp_path / "other" / round_name(1)).read_bytes()
     (tmp_path / "truth" / round_name(2)).write_bytes(strange)
     truth = Truth.open(tmp_path / "truth")
-    for ask in (truth.senders, truth.metrics, truth.raw_updates, truth.knowing({}).senders):
+    for ask in (truth.senders, truth.metrics, truth.raw_updates, truth.with_members({}).senders):
         with pytest.raises(IntegrityError, match="round-00002"):
             ask(2)
     assert truth.senders(1) == {0: "c0"}
@@ -73,7 +73,7 @@ def test_facts_are_strict_json(tmp_path: Path) -> None:
 
 
 def facts_of(folder: Path, facts: object) -> Truth:
-    """A truth whose facts were written anew, hash and all."""
+    """A truth with rewritten facts and a matching hash."""
     TruthRecorder(folder, {})
     raw = json.dumps(facts).encode()
     (folder / "truth.json").write_bytes(raw)

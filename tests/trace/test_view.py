@@ -1,4 +1,4 @@
-"""What each party sees, what an update is, and that a view shows no more and changes nothing."""
+"""Views: what each party sees and no more, updates, and that a view changes nothing."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def recorded(folder: Path, *rounds, **options) -> Trace:
 
 
 def star(down: np.ndarray, up: np.ndarray, kind: str = "delta", **more):
-    """One model (d,) for all or one each (3, d), then an upload of every client."""
+    """One model (d,) for all or one each (3, d), then one upload per client."""
 
     def act(wire) -> None:
         sent = wire.put_once("model", down) if down.ndim == 1 else down
@@ -116,7 +116,7 @@ def test_a_model_of_an_earlier_round_counts(tmp_path: Path) -> None:
         wire.send("model", SERVER, "c0", second, step=2)  # after it had sent
 
     trace = recorded(tmp_path, star(first, rows(3, 7)), late)
-    trace.health = Health()  # whoever knows that nothing was lost can say so
+    trace.health = Health()  # the caller states that nothing is lost
     got = trace.seen_by(SERVER).updates(2).rows
     assert np.array_equal(got, up - np.stack([first, second, first]))
     # in round 3 it would start from the model that came last
@@ -147,7 +147,7 @@ def test_without_a_downlink_there_is_no_update(tmp_path: Path) -> None:
 
 
 def test_a_torn_trace_is_refused_by_whoever_opens_it(tmp_path: Path, monkeypatch) -> None:
-    """Nobody has to ask first; tables are looked through once, and whole rounds are read."""
+    """The view examines tables by itself, once; whole rounds stay readable."""
     first, second, up = rows(1, 8)[0], rows(1, 9)[0], rows(3)
 
     def lacking(wire) -> None:
@@ -167,7 +167,7 @@ def test_a_torn_trace_is_refused_by_whoever_opens_it(tmp_path: Path, monkeypatch
         assert caught.value.code == "torn_recording"
         assert np.array_equal(view.updates(1).rows, up - first)
         assert np.array_equal(trace.seen_by(SERVER).updates(3).rows, up)
-    assert len(read) == 2 * 3  # by whom it is examined, and by whom it is read
+    assert len(read) == 2 * 3  # one reading to examine, one to use
     assert examine(trace, payloads=False) is trace.health
 
 
@@ -227,7 +227,7 @@ def test_parties_of_a_shuffled_trace(tmp_path: Path) -> None:
         (SERVER, "c1"),
         ("c1", SHUFFLER),
     ]
-    with pytest.raises(NotObservable, match="sealed message of 28 bytes"):
+    with pytest.raises(NotObservable, match="encrypted message of 28 bytes"):
         client.payload(1, 4)
     with pytest.raises(NotObservable, match="does not see message 6"):
         client.payload(1, 6)
@@ -236,7 +236,7 @@ def test_parties_of_a_shuffled_trace(tmp_path: Path) -> None:
     for party in (client, shuffler):
         with pytest.raises(NotObservable, match="no single client's update"):
             party.updates(1)
-    with pytest.raises(UsageError, match="nobody called 'anonymous'"):
+    with pytest.raises(UsageError, match="no party 'anonymous'"):
         trace.seen_by(ANONYMOUS)
 
 
@@ -301,7 +301,7 @@ def test_hierarchy(tmp_path: Path, kind: str, top: str) -> None:
     both = trace.seen_by(SERVER, "region-0").updates(1)
     assert both.senders == ("c0", "c1", "region-1")
     assert np.array_equal(both.rows, np.stack([*clients[:2], regions[1]]))
-    # one that colludes with a client loses nothing by it
+    # colluding with a client loses nothing
     some = trace.seen_by(SERVER, "c0").updates(1)
     assert some.senders == ("c0", "region-0", "region-1")
 
@@ -355,7 +355,7 @@ def test_a_gossip_node_knows_its_own_update_only(tmp_path: Path) -> None:
     trace, deltas = gossip_trace(tmp_path)
     view = trace.seen_by("c0")
     assert {(m.sender, m.receiver) for m in view.messages(2)} == {("c0", "c1"), ("c1", "c0")}
-    # what c1 held is made of c2's model, too: no guess from half of it
+    # c1's model also contains c2's: no guess from half of it
     with pytest.raises(NotObservable, match="which model c1 had received"):
         view.updates(2)
     own = view.updates(2, senders=["c0"])

@@ -28,7 +28,7 @@ def samples(result: AuditResult, aim: Aim) -> list[SampleSize]:
             unit="games",
             chance=0.5,
             have=members.n + others.n,
-            seen=power.success_seen(members.n, others.n, *aim.level),
+            seen=power.detectable_success(members.n, others.n, *aim.level),
             wanted=wanted,
             needed=power.games_for_success(wanted, *aim.level),
             how=f"set audits.{result.audit}.games, or recorded where the record goes through "

@@ -18,11 +18,11 @@ from fedaudit.arrays import Floats
 from fedaudit.audits.attribution import estimator
 from fedaudit.audits.attribution.estimator import Candidates
 from fedaudit.errors import NotApplicable, NothingToSay, UsageError
-from fedaudit.stats.query_plans import Pairs
+from fedaudit.stats.query_plans import PairedQueries
 from fedaudit.trace import View
-from fedaudit.trace.ledger import Asked
+from fedaudit.trace.ledger import RoundQueries
 
-DrawPairs = Callable[[int, int, int], Sequence[Pairs]]
+DrawPairs = Callable[[int, int, int], Sequence[PairedQueries]]
 """(round, participants, number of the first one) -> the pairs that the server drew."""
 
 NUMBERS = 10**9
@@ -31,7 +31,7 @@ NUMBERS = 10**9
 
 
 def candidates_of(
-    view: View, ledger: Asked, names: Sequence[str], draw: DrawPairs | None
+    view: View, ledger: RoundQueries, names: Sequence[str], draw: DrawPairs | None
 ) -> tuple[Candidates, Floats, str, int] | None:
     """Candidates of a round in the columns of `names`, the answered queries (Q, K) in the same
     columns, how candidates were made, and how many are lost.
@@ -68,7 +68,7 @@ def candidates_of(
 
 
 def _of_pairs(
-    view: View, ledger: Asked, total: npt.NDArray[np.bool_], draw: DrawPairs
+    view: View, ledger: RoundQueries, total: npt.NDArray[np.bool_], draw: DrawPairs
 ) -> tuple[Candidates | None, int]:
     """Estimates of the pairs that the server drew, and how many of them are missing.
 
@@ -95,7 +95,9 @@ def _of_pairs(
     return replace(made, target=asked[made.target], design=design), len(pairs) - len(kept)
 
 
-def _handed(view: View, ledger: Asked, total: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+def _handed(
+    view: View, ledger: RoundQueries, total: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int64]:
     """Columns of those who were handed a model in a round: pairs were drawn for them."""
     to = {m.receiver for m in view.messages(ledger.round) if m.kind == "model"}
     found = np.flatnonzero([name in to for name in ledger.clients])
@@ -103,7 +105,7 @@ def _handed(view: View, ledger: Asked, total: npt.NDArray[np.bool_]) -> npt.NDAr
     return found if total[found].sum() == total.sum() else np.flatnonzero(total)
 
 
-def drawn_sizes(view: View, ledger: Asked, draw: DrawPairs) -> tuple[int, int, int]:
+def drawn_sizes(view: View, ledger: RoundQueries, draw: DrawPairs) -> tuple[int, int, int]:
     """Clients, N and M of the pairs that were drawn in a round."""
     answered = ledger.answered
     asked = _handed(view, ledger, answered[answered.sum(axis=1).argmax()] != 0)
@@ -132,7 +134,9 @@ def arranged(rows: npt.NDArray[Any], columns: npt.NDArray[np.int64] | None) -> F
     return np.asarray(found, dtype=np.float64)
 
 
-def updates_of(view: View, ledger: Asked, coefficients: Floats, numbers: int) -> Iterator[Floats]:
+def updates_of(
+    view: View, ledger: RoundQueries, coefficients: Floats, numbers: int
+) -> Iterator[Floats]:
     """Combinations of a round's answers, coefficients (R, Q), some rows (r, d) at a time."""
     step = max(1, numbers // view.layout.width)
     for low in range(0, len(coefficients), step):
@@ -153,11 +157,11 @@ def check_size(rows: int, width: int) -> None:
         )
 
 
-def was_in(ledger: Asked, name: str) -> bool:
+def was_in(ledger: RoundQueries, name: str) -> bool:
     return bool(ledger.answered[:, ledger.clients.index(name)].any())
 
 
-def uploads_of(ledgers: Sequence[Asked], names: Sequence[str]) -> Floats:
+def uploads_of(ledgers: Sequence[RoundQueries], names: Sequence[str]) -> Floats:
     """Sums that each client was in, over all rounds: with real masks each is an upload."""
     total = np.zeros(len(names))
     for a in ledgers:
@@ -165,7 +169,7 @@ def uploads_of(ledgers: Sequence[Asked], names: Sequence[str]) -> Floats:
     return total
 
 
-def nobody(ledgers: Sequence[Asked]) -> NotApplicable:
+def nobody(ledgers: Sequence[RoundQueries]) -> NotApplicable:
     """Why no round says anything of anybody."""
     parts = sum(int(((a.queries != 0).sum(axis=1) < _most(a)).sum()) for a in ledgers)
     if not parts:
@@ -186,7 +190,7 @@ def nobody(ledgers: Sequence[Asked]) -> NotApplicable:
     )
 
 
-def _most(ledger: Asked) -> int:
+def _most(ledger: RoundQueries) -> int:
     """Clients in the largest sum that was answered."""
     return int((ledger.answered != 0).sum(axis=1).max())
 

@@ -56,7 +56,7 @@ from fedaudit.errors import NotApplicable, NothingToSay
 from fedaudit.results import AuditResult, Need
 from fedaudit.settings import Count, Fraction, Positive, checked
 from fedaudit.trace import Truth, View
-from fedaudit.trace.ledger import asked
+from fedaudit.trace.ledger import round_queries
 
 ScoreBy = Literal[
     "default", "margin", "loss", "mass", "reading", "generation", "likelihood", "fisher"
@@ -122,7 +122,7 @@ class Attribution(Audit):
         self, view: View, knowledge: Knowledge, rng: np.random.Generator
     ) -> AttributionGuess:
         marks = _marks(knowledge)
-        every = [asked(view, number) for number in view.rounds]
+        every = [round_queries(view, number) for number in view.rounds]
         ledgers = [a for a in every if len(a.answered)]
         questions = sum(len(a.sums) for a in every)
         if not ledgers:

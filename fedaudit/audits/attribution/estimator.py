@@ -23,7 +23,7 @@ import numpy.typing as npt
 from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
 from fedaudit.stats.plan_design import regression
-from fedaudit.stats.query_plans import Pairs
+from fedaudit.stats.query_plans import PairedQueries
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ def combined(
     return np.asarray(out)
 
 
-def published(pairs: Sequence[Pairs], queries: npt.ArrayLike) -> Candidates:
+def published(pairs: Sequence[PairedQueries], queries: npt.ArrayLike) -> Candidates:
     """[FedAttr] Eq. (4) for the targets of `pairs`, on distinct queries (Q, K) that hold them.
 
     A subset that several targets drew is asked for, and used, once.

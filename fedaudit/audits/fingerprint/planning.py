@@ -85,7 +85,7 @@ def samples(result: AuditResult, recorded: Recorded, aim: Aim) -> SampleSize:
         unit="links",
         chance=chance,
         have=links,
-        seen=power.share_seen(chance, max(1, int(links / effect)), *aim.level),
+        seen=power.detectable_share(chance, max(1, int(links / effect)), *aim.level),
         wanted=share,
         needed=None if per_client is None else per_client * clients,
         how=f"links of a client are too much alike: at least {more} clients instead of {clients}"

@@ -29,7 +29,7 @@ from fedaudit.settings import Count, Fraction, Whole, checked
 from fedaudit.stats import intervals, query_algebra
 from fedaudit.stats.plan_design import best_guess
 from fedaudit.trace import Truth, View
-from fedaudit.trace.ledger import Asked, asked
+from fedaudit.trace.ledger import RoundQueries, round_queries
 
 PERSISTENCE = 2 / 3
 """What the best linear guess takes to stay of an update from round to round."""
@@ -106,7 +106,7 @@ class QueryPlan(Audit):
         return [counted(cls.name, "smallest_exposed_group")]
 
     def attack(self, view: View, knowledge: Knowledge, rng: np.random.Generator) -> PlanGuess:
-        ledgers = [asked(view, number) for number in view.rounds]
+        ledgers = [round_queries(view, number) for number in view.rounds]
         questions = sum(len(a.queries) for a in ledgers)
         ledgers_answered = [a for a in ledgers if len(a.answered)]
         alone, nameless = _alone(view)
@@ -146,7 +146,7 @@ class QueryPlan(Audit):
     def _read_off(
         self,
         view: View,
-        ledgers: Sequence[Asked],
+        ledgers: Sequence[RoundQueries],
         alone: Mapping[int, Sequence[str]],
         questions: int,
     ) -> PlanGuess:
@@ -194,7 +194,7 @@ class QueryPlan(Audit):
     def _solved(
         self,
         view: View,
-        ledgers: Sequence[Asked],
+        ledgers: Sequence[RoundQueries],
         matrices: Sequence[Floats],
         plans: Sequence[PlanAudit],
         rng: np.random.Generator,
@@ -213,7 +213,11 @@ class QueryPlan(Audit):
         return out
 
     def _over_rounds(
-        self, view: View, ledgers: Sequence[Asked], matrices: Sequence[Floats], persistence: float
+        self,
+        view: View,
+        ledgers: Sequence[RoundQueries],
+        matrices: Sequence[Floats],
+        persistence: float,
     ) -> Rows | None:
         """Every client's mean update over the rounds, estimated from all sums (K, d).
 
@@ -358,7 +362,7 @@ def _exact(
     )
 
 
-def _combined(view: View, ledgers: Sequence[Asked], coefficients: Floats) -> Rows:
+def _combined(view: View, ledgers: Sequence[RoundQueries], coefficients: Floats) -> Rows:
     """Combinations (n, d) of the answers of some rounds; coefficients (n, Q) in their order."""
     out = np.zeros((len(coefficients), view.layout.width), dtype=np.float64)
     column = 0

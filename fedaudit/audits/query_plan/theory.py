@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fedaudit.arrays import Floats
 from fedaudit.stats import query_algebra
-from fedaudit.trace.ledger import Asked
+from fedaudit.trace.ledger import RoundQueries
 
 # -- theory: what any answers determine -------------------------------------------
 
@@ -92,7 +92,7 @@ def solution(queries: npt.ArrayLike) -> Floats:
     return inverse
 
 
-def aligned(rounds: Sequence[Asked]) -> tuple[tuple[str, ...], list[Floats]]:
+def aligned(rounds: Sequence[RoundQueries]) -> tuple[tuple[str, ...], list[Floats]]:
     """All clients' names, and the answered queries of every round in these columns."""
     names = tuple(dict.fromkeys(name for a in rounds for name in a.clients))
     out = []

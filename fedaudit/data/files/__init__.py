@@ -9,18 +9,19 @@
     a folder                    one folder of images per class, or `train` and `test` of that form,
                                 or a folder with IDX files
 
-Every refusal names the file, the line or column, and what to do. Nothing is guessed silently:
-what was decided for the user stands in the dataset's `notes`.
+Every error names the file, the line or column, and a remedy. The dataset's `notes` list every
+automatic decision.
 """
 
 from fedaudit.data.files.arrays import idx_array
-from fedaudit.data.files.encode import Missing, encode_table
+from fedaudit.data.files.encode import Encoding, Missing, encode_table
 from fedaudit.data.files.jsonl import json_lines
 from fedaudit.data.files.reading import Format, file_format, read
 from fedaudit.data.files.suggest import Suggestion, sniff
 from fedaudit.data.files.table import Table, read_table
 
 __all__ = [
+    "Encoding",
     "Format",
     "Missing",
     "Suggestion",

@@ -1,4 +1,4 @@
-"""Arrays: NPZ files, and IDX files (the format of MNIST)."""
+"""Read arrays: NPZ files and IDX files (the format of MNIST)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from fedaudit import files
 from fedaudit.data.dataset import Dataset, Owners
-from fedaudit.data.files.cells import check_organisations, class_name, encode_labels, shown
+from fedaudit.data.files.cells import check_organisations, class_name, encode_labels, quote_cell
 from fedaudit.data.files.raw import raw_bytes
 from fedaudit.errors import DataError, nearest
 
@@ -22,7 +22,7 @@ _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0
 
 
 def read_npz(path: Path, name: str, label: str | None, owners: Mapping[str, str | None]) -> Dataset:
-    """The arrays of an NPZ file as a dataset: see `read`."""
+    """Read an NPZ file: see `read`."""
     arrays = npz_arrays(path)
 
     def array(key: str, role: str) -> npt.NDArray[Any]:
@@ -131,7 +131,7 @@ def _array_labels(
                 raise DataError(
                     f"{path}: array {key!r} has a label that is not a class",
                     expected=", ".join(classes[:10]),
-                    got=shown(unknown[0]),
+                    got=quote_cell(unknown[0]),
                     remedy=nearest(unknown[0], classes),
                 )
             return np.array([number[v] for v in raw.tolist()], dtype=np.int64), tuple(classes)
@@ -154,7 +154,7 @@ def _array_records(
 ) -> tuple[
     Literal["features", "image", "text"], npt.NDArray[np.float32] | tuple[str, ...], tuple[str, ...]
 ]:
-    """Kind, records and remarks: (n,) text, (n, d) features, (n, h, w[, c]) images."""
+    """Kind, records and notes: (n,) text, (n, d) features, (n, h, w[, c]) images."""
     if raw.dtype.kind == "U" and raw.ndim == 1:
         return "text", tuple(raw.tolist()), ()
     if raw.dtype.kind not in "biuf":
@@ -201,13 +201,13 @@ def _array_records(
 
 
 def idx_array(raw: bytes, source: str) -> npt.NDArray[Any]:
-    """The array in an IDX file (the format of MNIST), any type and number of axes."""
+    """The array of an IDX file (the format of MNIST), of any type and number of axes."""
     if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] not in _IDX_TYPES:
         raise DataError(
             f"{source} is not an IDX file",
             expected="two zero bytes, a type and the number of axes",
             got="0x" + raw[:4].hex() if raw else "an empty file",
-            remedy="check that this is the right file, and unpacked",
+            remedy="check that this is the right file, and that it is unpacked",
         )
     axes = raw[3]
     head = 4 + 4 * axes
@@ -235,7 +235,7 @@ def idx_images(folder: Path, part: str) -> Path | None:
 
 
 def read_idx(path: Path, name: str, labels: Path | None) -> Dataset:
-    """Images and labels of an IDX pair, or of a folder of them: see `read`."""
+    """Read an IDX pair of images and labels, or a folder of pairs: see `read`."""
     if path.is_dir():
         train = idx_images(path, "train")
         assert train is not None
@@ -274,7 +274,7 @@ def read_idx(path: Path, name: str, labels: Path | None) -> Dataset:
             f"{path} and {labels} are not images and labels",
             expected="bytes of shape (records, height, width), and (records,)",
             got=f"shapes {images.shape} and {numbers.shape}",
-            remedy="check that the two files were not exchanged",
+            remedy="check that the two files are not swapped",
         )
     if len(images) != len(numbers):
         raise DataError(

@@ -1,4 +1,4 @@
-"""What tables, arrays and text records share: missing cells, labels and owners."""
+"""Missing cells, labels and owners, for tables, arrays and text records."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ WHOLE = re.compile(r"[+-]?\d+")
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 
 
-def shown(cell: str) -> str:
-    """A cell as an error quotes it: its beginning, for it may be a person's record."""
+def quote_cell(cell: str) -> str:
+    """Quote a cell in an error, shortened: it may be a person's record."""
     return repr(cell) if len(cell) <= 40 else f"{cell[:30]!r}... ({len(cell):,} characters)"
 
 
 def is_missing(cell: str) -> bool:
-    """Whether a cell is empty or one of the usual words for that."""
+    """Whether a cell is empty or a usual word for a missing value."""
     return cell.lower() in MISSING_WORDS
 
 
-def counted_missing(counts: Mapping[str, int]) -> str:
-    """A sentence on the missing values per column, most first."""
+def describe_missing(counts: Mapping[str, int]) -> str:
+    """Missing values per column in words, most first."""
     most = sorted(counts.items(), key=lambda item: -item[1])
     shown = ", ".join(f"{column!r} {count}" for column, count in most[:8])
     return f"missing values per column: {shown}" + (", ..." if len(most) > 8 else "")
@@ -39,12 +39,14 @@ def counted_missing(counts: Mapping[str, int]) -> str:
 def encode_labels(
     path: str, column: str, cells: Sequence[str], *, one_class: bool = False
 ) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """Class number of each cell (n,) and the names of the classes; numbers in their own order.
-    `one_class`: all records may be of one."""
+    """Class number of each cell (n,) and class names, numbers in numeric order.
+
+    `one_class` allows a single class.
+    """
     distinct = sorted(set(cells))
     numeric = all(NUMBER.fullmatch(c) and math.isfinite(float(c)) for c in distinct)
     if numeric:
-        # whole numbers stay exact: as floats, 2**53 and its successor would be one class
+        # keep whole numbers exact: as floats, 2**53 and 2**53 + 1 are one class
         value = {c: int(c) if WHOLE.fullmatch(c) else float(c) for c in distinct}
         fractions = any(v != int(v) for v in value.values())
         if len(set(value.values())) > 20 and (fractions or len(distinct) > len(cells) / 2):
@@ -52,7 +54,7 @@ def encode_labels(
                 f"{path}: column {column!r} looks like a measurement, not like classes",
                 expected="a label with few different values",
                 got=f"{len(distinct)} different numbers in {len(cells)} records",
-                remedy="name another label column, or put the numbers into classes first",
+                remedy="name another label column, or group the numbers into classes first",
             )
         ordered = sorted(set(value.values()))
         number = {v: i for i, v in enumerate(ordered)}
@@ -70,9 +72,9 @@ def encode_labels(
         classes = tuple(distinct)
     if len(classes) < 2 and not one_class:
         raise DataError(
-            f"{path}: column {column!r} has one class only",
+            f"{path}: column {column!r} has only one class",
             expected="at least two classes",
-            got=f"{shown(classes[0])} in all {len(cells)} records",
+            got=f"{quote_cell(classes[0])} in all {len(cells)} records",
             remedy="name another label column",
         )
     return np.array([index[c] for c in cells], dtype=np.int64), classes
@@ -91,20 +93,20 @@ def check_organisations(
     """Refuse a client that belongs to two organisations."""
     if "client" not in owners or "organisation" not in owners:
         return
-    moved = first_move(owners["client"], owners["organisation"])
+    moved = first_change(owners["client"], owners["organisation"])
     if moved is not None:
         i, before = moved
         spot = f"line {lines[i]}" if lines is not None else f"record {i}"
         raise DataError(
-            f"{path}, {spot}: client {shown(owners['client'][i])} belongs to two organisations",
-            expected=f"organisation {shown(before)}, as before",
-            got=shown(owners["organisation"][i]),
+            f"{path}, {spot}: client {quote_cell(owners['client'][i])} is in two organisations",
+            expected=f"organisation {quote_cell(before)}, as before",
+            got=quote_cell(owners["organisation"][i]),
             remedy="correct the organisation, or give the two clients different names",
         )
 
 
-def first_move(members: Sequence[str], groups: Sequence[str]) -> tuple[int, str] | None:
-    """The first record whose member was in another group before, and that group."""
+def first_change(members: Sequence[str], groups: Sequence[str]) -> tuple[int, str] | None:
+    """The first record whose member changed its group, and its earlier group."""
     belongs: dict[str, str] = {}
     for i, (who, where) in enumerate(zip(members, groups, strict=True)):
         if belongs.setdefault(who, where) != where:

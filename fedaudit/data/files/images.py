@@ -1,4 +1,4 @@
-"""Folders of images, one folder per class."""
+"""Read images, one folder per class."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _visible(folder: Path) -> list[Path]:
 def read_images(
     path: Path, name: str, greyscale: bool | None, size: tuple[int, int] | None
 ) -> Dataset:
-    """A folder of images per class, or two parts of that form: see `read`."""
+    """Read one folder of images per class, or two parts of that form: see `read`."""
     if not path.is_dir():
         raise DataError(
             f"{path} is one file",
@@ -100,7 +100,7 @@ def _load_images(
         try:
             raw = read_bytes(file)
             with warnings.catch_warnings(), Image.open(io.BytesIO(raw)) as image:
-                # a small file that unpacks to a huge picture
+                # a small file can unpack to a huge picture
                 warnings.simplefilter("error", Image.DecompressionBombWarning)
                 image.load()
                 return image
@@ -108,7 +108,7 @@ def _load_images(
             raise error.as_error(DataError) from None
         except MemoryError:
             raise
-        except Exception as error:  # whatever a torn file makes its reader raise
+        except Exception as error:  # a damaged file can raise anything
             raise DataError(
                 f"{file} cannot be read as an image",
                 expected="an image file",
@@ -131,7 +131,7 @@ def _load_images(
     for file in files:
         image = opened(file)
         if image.mode in ("I", "I;16"):
-            # 16-bit grey: Pillow's own conversion clips at 255 instead of scaling
+            # 16-bit grey: Pillow's conversion clips at 255 instead of scaling
             deep = np.asarray(image, dtype=np.float64)
             image = Image.fromarray((deep / 257.0).clip(0, 255).astype(np.uint8))
         image = image.convert("L" if grey else "RGB")
@@ -142,10 +142,10 @@ def _load_images(
             first = shape
         elif shape != first:
             raise DataError(
-                f"{file} has another size than the images before it",
+                f"{file} differs in size from the images before it",
                 expected=f"{first[0]} x {first[1]} (height x width), as {files[0]}",
                 got=f"{shape[0]} x {shape[1]}",
-                remedy=f"size = [{first[0]}, {first[1]}] brings all to one size",
+                remedy=f"size = [{first[0]}, {first[1]}] scales all images to one size",
             )
         pixels = np.asarray(image, dtype=np.uint8)
         out.append(pixels[None] if grey else pixels.transpose(2, 0, 1))

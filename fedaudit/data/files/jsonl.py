@@ -1,4 +1,4 @@
-"""Text: one JSON object per line."""
+"""Read text records: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedaudit.files import parse_json
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number and object of every line that is not blank."""
+    """Yield line number and object of every non-blank line."""
     for number, line in enumerate(utf8_text(path).split("\n"), start=1):
         if not line.strip():
             continue
@@ -44,7 +44,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def read_jsonl(
     path: Path, name: str, text: str, label: str | None, owners: Mapping[str, str | None]
 ) -> Dataset:
-    """The records of a JSONL file: see `read`."""
+    """Read a JSONL file: see `read`."""
     texts: list[str] = []
     lines: list[int] = []
     found: dict[str, list[str]] = {}
@@ -52,7 +52,7 @@ def read_jsonl(
     roles: dict[str, str] = {}
     for number, record in json_lines(path):
         if not texts:
-            # a column asked for by name must be there; the usual names are taken when there
+            # a key given by name must exist; the usual keys are used if they exist
             roles = {r: c or r for r, c in wanted.items() if c is not None or r in record}
         value = record.get(text)
         if not isinstance(value, str):

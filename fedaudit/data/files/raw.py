@@ -1,4 +1,4 @@
-"""The bytes and the text of one file, and the name without `.gz`."""
+"""Read bytes or text of a data file; names without `.gz`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedaudit.files import Unreadable, read_data
 
 
 def plain_suffix(path: Path) -> str:
-    """The file ending in lower case, that before `.gz` where there is one."""
+    """The file ending in lower case, without `.gz`."""
     return _plain(path).suffix.lower()
 
 
@@ -27,7 +27,7 @@ def _is_gzip(path: Path) -> bool:
 
 
 def raw_bytes(path: Path) -> bytes:
-    """All bytes of a file, unpacked when it ends in .gz."""
+    """All bytes of a file, unpacked if it ends in .gz."""
     try:
         return read_data(path)
     except Unreadable as error:

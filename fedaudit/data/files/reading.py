@@ -1,4 +1,4 @@
-"""Which reader a path needs, and the call of it."""
+"""Choose the reader for a path and call it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Literal
 
 from fedaudit.data.dataset import Dataset
 from fedaudit.data.files.arrays import idx_images, read_idx, read_npz
-from fedaudit.data.files.encode import Missing, encode_table
+from fedaudit.data.files.encode import Encoding, Missing, encode_table
 from fedaudit.data.files.images import read_images
 from fedaudit.data.files.jsonl import read_jsonl
 from fedaudit.data.files.raw import plain_stem, plain_suffix
 from fedaudit.data.files.table import read_table
 from fedaudit.errors import ConfigError, DataError, nearest
 from fedaudit.files import is_text
+from fedaudit.settings import require
 
 Format = Literal["table", "npz", "idx", "images", "jsonl"]
 
@@ -41,37 +42,31 @@ def read(
     name: str | None = None,
     one_class: bool = False,
 ) -> Dataset:
-    """The data at `path`, its kind told by the file type.
+    """Read the data at `path`; the file type decides how.
 
     Tables: `label`, `client`, `organisation`, `person` are column names; `features` are the
-    columns to use (default: all others but `ignore`). Numbers are kept, text columns and those
-    in `categorical` become one column per category, in sorted order. `decimal` is the mark
-    inside numbers. `missing` says what an empty field, NA, NaN, null or ? means:
-    "refuse" (with the count per column), "drop" the record, "mean" (of the column; a category of
-    its own in text columns), or "category" (as "mean", and a column that says it was missing).
-    `one_class`: a single client's records may all be of one class, which is refused otherwise.
+    columns to use (default: all others except `ignore`). Numeric columns stay; text columns and
+    those in `categorical` become one column per category, in sorted order. `decimal` is the decimal
+    mark. `missing` treats an empty field, NA, NaN, null or ?: "refuse" (with the count per column),
+    "drop" the record, "mean" (of the column; a category of its own in text columns), or "category"
+    (like "mean", plus a column that marks missing values). `one_class` allows records of a single
+    class, for a single client's file.
 
-    NPZ and JSONL: the same names are those of arrays and of keys; `text` is the key of the text.
-    IDX: `labels` is the labels file, when its name does not follow the custom.
+    NPZ and JSONL: these names denote arrays or keys; `text` is the key of the text.
+    IDX: `labels` is the labels file, if its name is unusual.
     Images: `greyscale` and `size` (height, width) convert; by default grey images stay grey.
     """
     place = Path(path)
     kind = file_format(place)
-    if missing not in ("refuse", "drop", "mean", "category"):
-        raise ConfigError(
-            f"missing cannot be {missing!r}",
-            expected="refuse, drop, mean or category",
-            got=repr(missing),
-            remedy=nearest(str(missing), ("refuse", "drop", "mean", "category")),
-        )
+    require(Missing, ConfigError, missing=missing)
     title = name or plain_stem(place)
     owners = {"client": client, "organisation": organisation, "person": person}
     if kind == "table":
-        table = read_table(place)
-        return encode_table(
-            table, name=title, label=label, owners=owners, features=features, ignore=ignore,
-            categorical=categorical, missing=missing, decimal=decimal, one_class=one_class,
+        encoding = Encoding(
+            features=features, ignore=ignore, categorical=categorical, missing=missing,
+            decimal=decimal, one_class=one_class,
         )  # fmt: skip
+        return encode_table(read_table(place), encoding, name=title, label=label, owners=owners)
     if kind == "npz":
         return read_npz(place, title, label, owners)
     if kind == "jsonl":
@@ -79,8 +74,8 @@ def read(
     for argument, value in (("label", label), *owners.items()):
         if value is not None:
             raise ConfigError(
-                f"{place}: {argument} = {value!r} makes no sense here",
-                expected="a table, NPZ or JSONL file, whose records can name their owner",
+                f"{place}: {argument} = {value!r} does not apply to images",
+                expected="a table, NPZ or JSONL file",
                 got="images",
                 remedy=f"leave {argument} out (for owners of images, use an NPZ file)",
             )
@@ -90,16 +85,16 @@ def read(
 
 
 def file_format(path: Path) -> Format:
-    """Which reader `path` needs."""
+    """The format of `path`."""
     if not is_text(str(path)):
-        # a config has to name it, and TOML is UTF-8
+        # a config must name it, and TOML is UTF-8
         raise DataError(
             "the name of the data file is not UTF-8 text",
             expected="a path that can be written into a config",
             got=ascii(str(path)),
             remedy="rename the file or folder",
         )
-    # os.path: a name that is too long is a file that is not there, not an error of its own
+    # os.path: treats an overlong name as a missing file instead of raising
     if not os.path.exists(path):
         near = [p.name for p in path.parent.iterdir()] if os.path.isdir(path.parent) else []
         raise DataError(
@@ -121,9 +116,9 @@ def file_format(path: Path) -> Format:
         return "idx"
     remedy = "save it as CSV" if suffix in (".xlsx", ".xls", ".ods", ".parquet") else "convert it"
     if suffix in (".pkl", ".pickle", ".pt", ".joblib"):
-        remedy = "save arrays with numpy.savez: a pickle can run code, fedaudit never opens one"
+        remedy = "save arrays with numpy.savez: fedaudit never opens a pickle, it can run code"
     raise DataError(
-        f"{path}: this kind of file is not known",
+        f"{path}: unknown file type",
         expected=".csv, .tsv, .npz, .jsonl, IDX (…-images-idx3-ubyte) or a folder of images",
         got=suffix or "no file ending",
         remedy=remedy,

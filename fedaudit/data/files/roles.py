@@ -1,4 +1,4 @@
-"""Which column is the label, the client, ...: told by its name."""
+"""Guess the roles of columns (label, client, ...) from their names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from fedaudit.data.files.table import Table
 
-# Sought in this order, as a whole name first and as a word of a longer name second.
+# Searched in this order: first as a whole name, then as a word of a longer name.
 ROLE_NAMES: Mapping[str, tuple[str, ...]] = {
     "label": (
         "label", "target", "y", "outcome", "class", "diagnosis", "labels", "income", "default",
@@ -33,7 +33,7 @@ def _words(column: str) -> list[str]:
 
 
 def by_name(columns: Sequence[str], names: Sequence[str]) -> tuple[str, str] | None:
-    """The column that is called like one of `names`, and why; None where there is none."""
+    """A column whose name matches one of `names`, and the reason; None if none does."""
     for tail in ([], ["id"], ["name"], ["number"], ["code"]):
         for wanted in names:
             for column in columns:
@@ -47,7 +47,7 @@ def by_name(columns: Sequence[str], names: Sequence[str]) -> tuple[str, str] | N
 
 
 def guess_label(table: Table) -> tuple[str, str]:
-    """The likeliest label column, and why."""
+    """The likeliest label column, and the reason."""
     columns = [c for c in table.columns if len(set(table.columns[c])) > 1]
     found = by_name(columns, ROLE_NAMES["label"])
     if found is not None:

@@ -1,4 +1,4 @@
-"""How a file could be read, guessed from its names and its first records."""
+"""Suggest how to read a file, from its names and first records."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fedaudit.data.files.arrays import npz_arrays
 from fedaudit.data.files.cells import (
     DECIMAL_COMMA,
     NUMBER,
-    counted_missing,
-    first_move,
+    describe_missing,
+    first_change,
     is_missing,
 )
 from fedaudit.data.files.encode import Missing
@@ -25,7 +25,7 @@ from fedaudit.data.files.table import read_table
 
 @dataclass(frozen=True, kw_only=True)
 class Suggestion:
-    """What `sniff` would write into a config, and why; `reasons` maps a setting to a sentence."""
+    """Suggested settings of a data file; `reasons` maps a setting to a sentence."""
 
     path: str
     format: Format
@@ -51,7 +51,7 @@ _FORMAT_REASONS: Mapping[Format, Callable[[Path], str]] = {
 
 
 def sniff(path: str | Path) -> Suggestion:
-    """How `read` should be called for `path`, guessed from names and the first 10,000 records."""
+    """Suggest arguments of `read` for `path`, from names and the first 10,000 records."""
     place = Path(path)
     kind = file_format(place)
     reasons: dict[str, str] = {"format": _FORMAT_REASONS[kind](place)}
@@ -97,13 +97,13 @@ def _sniff_table(place: Path, reasons: dict[str, str]) -> Suggestion:
     for role in ("person", "client", "organisation"):
         free = [c for c in table.columns if c != label and c not in found.values()]
         if role != "person":
-            # an owner has several records, and there are at least two of them
+            # at least two owners, with several records each
             free = [c for c in free if 2 <= len(set(table.columns[c])) <= max(2, n // 2)]
         if role == "organisation":
             if "client" not in found:
                 break
             clients = table.columns[found["client"]]
-            free = [c for c in free if first_move(clients, table.columns[c]) is None]
+            free = [c for c in free if first_change(clients, table.columns[c]) is None]
         guess = by_name(free, ROLE_NAMES[role])
         if guess is not None:
             found[role], why = guess
@@ -142,7 +142,7 @@ def _sniff_table(place: Path, reasons: dict[str, str]) -> Suggestion:
     if holes:
         owned = [label, *found.values()]
         missing = "drop" if any(c in holes for c in owned) else "mean"
-        reasons["missing"] = counted_missing(holes)
+        reasons["missing"] = describe_missing(holes)
     return Suggestion(
         path=str(place), format="table", label=label, ignore=tuple(ignore), missing=missing,
         decimal="," if comma else ".", columns=tuple(table.columns), records_seen=n,

@@ -1,4 +1,4 @@
-"""CSV and TSV files: the cells as text, each with its line."""
+"""Read CSV and TSV files: cells as text, with line numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DELIMITERS = (",", ";", "\t", "|")
 
 @dataclass(frozen=True)
 class Table:
-    """The cells of a table as text: `columns[name][row]`; `lines[row]` is the row's file line."""
+    """A table's cells as text: `columns[name][row]`; `lines[row]` is the row's line in the file."""
 
     path: str
     delimiter: str
@@ -30,10 +30,10 @@ class Table:
 
 
 def _delimiter(text: str, suffix: str) -> str:
-    """The mark that cuts the first lines into the same number of fields, and most of them."""
+    """The delimiter that divides the first lines most evenly, then into most fields."""
     if suffix in (".tsv", ".tab"):
         return "\t"
-    # whole lines only: a cut one would have too few fields
+    # whole lines only: a partial line has too few fields
     sample = text[:65536].splitlines()[:30]
     if len(text) > 65536 and len(sample) < 30:
         sample = sample[:-1] or sample
@@ -51,7 +51,7 @@ def _delimiter(text: str, suffix: str) -> str:
 
 
 def read_table(path: Path, *, limit: int | None = None) -> Table:
-    """The cells of a CSV or TSV file; `limit` stops after so many records."""
+    """Read a CSV or TSV file, at most `limit` records."""
     text = utf8_text(path)
     if "\0" in text:
         raise DataError(
@@ -61,7 +61,7 @@ def read_table(path: Path, *, limit: int | None = None) -> Table:
             remedy="save it as CSV",
         )
     delimiter = _delimiter(text, plain_suffix(path))
-    # a line after the last: a quotation mark that is still open swallows it
+    # an end marker: an open quotation mark swallows it
     source = itertools.chain(io.StringIO(text, newline=""), [_END])
     reader = csv.reader(source, delimiter=delimiter)
     header: list[str] | None = None
@@ -114,7 +114,7 @@ def read_table(path: Path, *, limit: int | None = None) -> Table:
     columns = dict(zip(header, cells, strict=True))
     notes: list[str] = []
     if header[0] == "":
-        # what pandas writes for its index; anything else without a name is a mistake
+        # pandas writes its index like this; any other unnamed column is a mistake
         if cells[0] != [str(i) for i in range(len(rows))]:
             raise DataError(
                 f"{path}, line 1: the first column has no name",

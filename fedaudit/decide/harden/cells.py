@@ -26,7 +26,7 @@ from fedaudit.files import Unreadable, read_object, read_toml
 from fedaudit.progress import Progress
 from fedaudit.setup.config import Config
 from fedaudit.study.sweep import run_cell
-from fedaudit.workers import prepare_worker, spawning
+from fedaudit.workers import prepare_worker, spawn_context
 
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -190,7 +190,7 @@ class CellRunner:
             self._other_children = {child.pid for child in active_children()}
             # spawn: torch's threads do not survive a fork
             self._pool = ProcessPoolExecutor(
-                self._workers, mp_context=spawning(), initializer=prepare_worker
+                self._workers, mp_context=spawn_context(), initializer=prepare_worker
             )
         return self._pool
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedaudit.accounting import Exposure, smallest
+from fedaudit.accounting import Exposure, smallest_multiplier
 from fedaudit.decide.gate.policy import Limit, Policy
 from fedaudit.decide.harden.limits import epsilon_limits
 from fedaudit.errors import ConfigError, FedauditError, UsageError, nearest
@@ -281,7 +281,7 @@ def _calibrate(ladder: NoiseLadder, site: PreparedFederation, target: float | No
             own = LocalDP(**{**ladder.settings, "epsilon": 1 / level})
             return own.of(wide).worst_case_epsilon() <= target
 
-        return smallest(meets)
+        return smallest_multiplier(meets)
     kind = find(PROTECTIONS, "protection", ladder.name)
     exposures = set(site.exposures(kind(**ladder.settings)))
 
@@ -289,7 +289,7 @@ def _calibrate(ladder: NoiseLadder, site: PreparedFederation, target: float | No
         hook = kind(**ladder.settings, noise_multiplier=noise)
         return all(hook.guarantee(0, e).epsilon <= target for e in exposures)
 
-    return smallest(keeps)
+    return smallest_multiplier(keeps)
 
 
 def _by_size(level: float, site: PreparedFederation) -> list[float]:

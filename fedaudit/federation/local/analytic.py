@@ -17,15 +17,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedaudit.layout import Entry
+from fedaudit.layout import TensorSpec
 from fedaudit.tasks.classifier import Classifier
 from fedaudit.tasks.task import Task
 
 
 @dataclass(frozen=True)
 class _LinearLayer:
-    weight: Entry
-    bias: Entry
+    weight: TensorSpec
+    bias: TensorSpec
 
 
 class Analytic:
@@ -61,7 +61,7 @@ class Analytic:
         return len(kinds) % 2 == 1 and kinds == expected and biased
 
     @staticmethod
-    def _view(p: Tensor, e: Entry) -> Tensor:
+    def _view(p: Tensor, e: TensorSpec) -> Tensor:
         return p[:, e.columns].view(len(p), *e.shape)
 
     def _forward(self, p: Tensor, x: Tensor) -> tuple[list[Tensor], Tensor]:

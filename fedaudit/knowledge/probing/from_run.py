@@ -99,7 +99,7 @@ def _universe(pool: Floats, local: LocalDP | None, *, standardised: bool) -> Uni
     except DataError as error:
         if not standardised:
             raise
-        raise error.advising(
+        raise error.with_advice(
             "the columns of this run are standardised; data.standardise = false turns that off"
         ) from None
 

@@ -258,7 +258,7 @@ def _outputs(
             "your mechanism failed",
             expected="f(x, rng) that returns an output"
             + (" row for every input row" if vectorised else ""),
-            got=foreign.said(error),
+            got=foreign.describe_error(error),
             remedy="call it yourself with the same input and np.random.default_rng(1)",
         ) from error
     if vectorised and (made.ndim == 0 or len(made) != samples):

@@ -160,7 +160,7 @@ class LocalDP(Hook):
             if x.ndim != 2 or "outside" not in error.what:
                 raise
             # a table, whose columns are standardised without this protection
-            raise error.advising(
+            raise error.with_advice(
                 "columns are not standardised under local_dp: means over all clients' records "
                 "would reveal records"
             ) from None

@@ -1,7 +1,7 @@
 """fedaudit's federations on Flower: the same rounds, with Flower's nodes as clients.
 
-The federation runs its rounds as always (see `federation.requests`): it requests training, takes the
-updates, and writes trace and truth. Here a request becomes one message per client, and a node
+The federation runs its rounds as always (see `federation.requests`): it requests training, takes
+the updates, and writes trace and truth. Here a request becomes one message per client, and a node
 trains its client with the same seed addresses. Results do not depend on where a client trains.
 """
 

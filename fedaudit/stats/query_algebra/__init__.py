@@ -1,27 +1,26 @@
-"""What a set of linear queries determines, whatever the answers are.
+"""What a set of linear queries reveals, whatever the answers are.
 
-A query matrix has one row per query and one column per client: which clients' vectors are added up,
-0/1 or with weights. Whoever holds the answers can form every combination of them, so what is given
-away is the **row space** of the matrix:
+A query matrix has one row per query and one column per client: the weights, often 0/1, with which
+the clients' vectors are summed. Everyone with the answers can form all their combinations, so the
+leakage is the **row space** of the matrix:
 
-    rank           how many independent combinations there are
+    rank           number of independent combinations
     recoverable    clients whose own vector is one of them: their unit vector is in the row space
-    support        how many clients a combination involves; the smallest is what hides nobody else
+    support        number of clients in a combination; the smallest is the weakest hiding place
     share          each client's part of the row space, the diagonal of its projector: 1 means
-                   recoverable, and where vectors are uncorrelated and of equal size it is the part
-                   of a client's variance that the best linear guess explains
-    condition      how much rounding (or noise) in the answers grows when they are solved
+                   recoverable; for uncorrelated vectors of equal size it is the part of a client's
+                   variance that the best linear guess explains
+    condition      how much solving amplifies rounding (or noise) in the answers
 
 Whole numbers, and fractions with small denominators, are treated **exactly**: ranks and supports
-over the rationals come from elimination modulo several primes of 31 bits, as many as the Hadamard
-bound asks for, so that no minor that is not zero can vanish modulo all of them. Other real numbers
-are treated in floating point: what is below `TOLERANCE` times the largest singular value is zero.
+over the rationals come from elimination modulo several 31-bit primes, as many as the Hadamard bound
+asks for, so that no non-zero minor vanishes modulo all of them. Other real numbers are treated in
+floating point: values below `TOLERANCE` times the largest singular value count as zero.
 
-The smallest support is the minimum distance of a linear code, which is hard in general. It is
-searched exhaustively as far as `work` allows, from the side that is cheaper, after clients that
-always occur together are merged and independent parts are separated. What the search reports as
-found is verified exactly. That it overlooks a smaller one needs a random projection modulo
-2^31 - 1 to vanish twice by chance: below 1e-9 in a call.
+The smallest support is the minimum distance of a linear code, which is hard in general. The search
+merges clients that always occur together, separates independent parts, and is exhaustive as far as
+`work` allows, from the cheaper side. It verifies what it finds exactly. It overlooks a smaller
+support only if a random projection modulo 2^31 - 1 vanishes twice by chance: below 1e-9 per call.
 """
 
 from __future__ import annotations
@@ -60,10 +59,10 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Addition:
-    """What one more query would add to those that were answered.
+    """What one more query would reveal beyond the answered ones.
 
-    `rank` 1 if it tells anything new, else 0; `recoverable` clients that it would lay open;
-    `support` of all answers together; `share` (K,) by how much each client's part would grow.
+    `rank` is 1 if it reveals anything new, else 0; `recoverable` lists clients it would expose;
+    `support` is that of all answers together; `share` (K,) is the growth of each client's part.
     """
 
     rank: int
@@ -73,7 +72,7 @@ class Addition:
 
 
 def rank(queries: npt.ArrayLike) -> int:
-    """Independent combinations of the answers; over the rationals where entries are rational."""
+    """Number of independent combinations of the answers; exact for rational entries."""
     rows = distinct(query_matrix(queries))
     exact = whole(rows)
     if exact is not None:
@@ -88,7 +87,7 @@ def recoverable(queries: npt.ArrayLike) -> tuple[int, ...]:
     if exact is not None:
         return rational_echelon(exact).alone
     found, _, right = spectrum(rows)
-    # what of e_k lies outside the row space; 1 - share would lose half of the digits
+    # part of e_k outside the row space; 1 - share would lose half of the digits
     outside = np.linalg.norm(right[found:], axis=0)
     return tuple(int(k) for k in np.flatnonzero(outside <= ZERO))
 
@@ -109,7 +108,7 @@ def share(queries: npt.ArrayLike) -> Floats:
 
 
 def condition(queries: npt.ArrayLike) -> float:
-    """Largest over smallest singular value that is not zero, of the distinct queries; 1 if none."""
+    """Largest over smallest non-zero singular value of the distinct queries; 1 without any."""
     rows = distinct(query_matrix(queries))
     if not len(rows):
         return 1.0
@@ -123,10 +122,10 @@ def condition(queries: npt.ArrayLike) -> float:
 def added_by(
     answered: npt.ArrayLike, query: npt.ArrayLike, *, below: int | None = None, work: int = WORK
 ) -> Addition:
-    """What `query` (K,) would add to `answered` (Q, K), before it is asked.
+    """What `query` (K,) would reveal beyond `answered` (Q, K), before it is asked.
 
-    With `below`, the search for the smallest support ends as soon as it is clear whether some
-    combination involves fewer clients than that.
+    With `below`, the search for the smallest support stops once it knows whether some combination
+    involves fewer clients than that.
     """
     row = query_matrix(np.atleast_2d(np.asarray(query, dtype=np.float64)))
     before = query_matrix(answered, clients=row.shape[1])

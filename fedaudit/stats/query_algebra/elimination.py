@@ -1,4 +1,4 @@
-"""Echelon forms of query matrices: exact over the rationals, in floating point elsewhere."""
+"""Echelon forms of query matrices: exact over the rationals, otherwise in floating point."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fedaudit.arrays import Bools, Floats, Indices
 from fedaudit.errors import UsageError
 
 TOLERANCE = 1e-9
-"""Relative to the largest singular value; for matrices that are not rational only."""
+"""Zero relative to the largest singular value; only for matrices that are not rational."""
 
 ZERO = 1e-7
-"""Of a unit vector's component, after the rounding of an orthogonalisation."""
+"""Zero for a component of a unit vector, after orthogonalisation."""
 
 P = 2_147_483_647
-_LARGEST = 2**31  # of an entry, so that products stay below 2^62
+_LARGEST = 2**31  # bound of an entry, so that products stay below 2^62
 _DENOMINATOR = 1000
 
 
@@ -47,13 +47,13 @@ def query_matrix(queries: npt.ArrayLike, clients: int | None = None) -> Floats:
 
 
 def distinct(matrix: Floats) -> Floats:
-    """Rows that are not zero, each once."""
+    """The distinct non-zero rows."""
     rows = np.unique(matrix, axis=0) if len(matrix) else matrix
     return rows[rows.any(axis=1)]
 
 
 def whole(matrix: Floats) -> Indices | None:
-    """The same row space with whole numbers, rows scaled; None if the numbers are not rational."""
+    """The same row space in whole numbers, by scaling rows; None if entries are not rational."""
     if np.abs(matrix).max(initial=0.0) < _LARGEST and (matrix == np.rint(matrix)).all():
         return matrix.astype(np.int64)
     rows = []
@@ -123,7 +123,7 @@ def reduce(matrix: Indices, p: int) -> tuple[Indices, list[int]]:
 
 
 def _minor_bits(matrix: Indices) -> float:
-    """Hadamard: no minor has more bits. The smaller of the bounds by rows and by columns."""
+    """Hadamard's bound on the bits of any minor: the smaller of the row and column bounds."""
     bits = []
     for axis in (0, 1):
         norms = 0.5 * np.log2(np.maximum((matrix.astype(np.float64) ** 2).sum(axis=axis), 1.0))
@@ -133,7 +133,7 @@ def _minor_bits(matrix: Indices) -> float:
 
 @dataclass(frozen=True)
 class Echelon:
-    """The reduced echelon form over the rationals: pivot columns, and where it is not zero."""
+    """Reduced echelon form over the rationals: pivot columns, and its non-zero entries."""
 
     pivots: tuple[int, ...]
     support: Bools  # (r, K)
@@ -150,17 +150,17 @@ class Echelon:
 
 
 def rational_echelon(matrix: Indices) -> Echelon:
-    """Exact; the last few are kept: rank, shares and supports of the same queries all need it."""
+    """Exact echelon form; cached, since rank, share and support of the same queries need it."""
     return _echelon_of(matrix.tobytes(), matrix.shape)
 
 
 @lru_cache(maxsize=8)
 def _echelon_of(content: bytes, shape: tuple[int, ...]) -> Echelon:
-    """By elimination modulo primes.
+    """Eliminate modulo primes.
 
     Modulo p the rank cannot rise, and pivots cannot move to the left. A prime is good if both are
-    as over the rationals; entries are then minors over a common minor. Of a minor that is not
-    zero, the good primes together exceed the size, so one of them sees it.
+    as over the rationals; entries are then minors over a common minor. The product of the good
+    primes exceeds every minor, so at least one of them shows a non-zero minor.
     """
     matrix = np.frombuffer(content, dtype=np.int64).reshape(shape)
     if not len(matrix):
@@ -182,7 +182,7 @@ def _echelon_of(content: bytes, shape: tuple[int, ...]) -> Echelon:
             covered += math.log2(p)
             support |= reduced != 0
         if len(pivots) == matrix.shape[1]:
-            break  # full rank: nothing more can be found
+            break  # full rank: nothing more to find
     return Echelon(tuple(best[1]), support)
 
 

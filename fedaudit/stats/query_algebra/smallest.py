@@ -24,17 +24,17 @@ from fedaudit.stats.query_algebra.elimination import (
 )
 
 WORK = 300_000_000
-"""Numbers that a search for the smallest support may touch: two or three seconds."""
+"""Work limit of a search, in numbers touched: two or three seconds."""
 
 _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Support:
-    """The fewest clients in any combination of the answers that is not zero.
+    """The fewest clients in any non-zero combination of the answers.
 
-    `value` clients: such a combination exists, and `clients` are in it. No combination has fewer
-    than `floor`. `exact`: the two are equal. Without any answer all are 0.
+    A combination of `value` clients exists: `clients`. None has fewer than `floor`. `exact`: the
+    two are equal. Without any answer both are 0.
     """
 
     value: int
@@ -51,9 +51,9 @@ def smallest_support(
 ) -> Support:
     """The fewest clients that any combination of the answers involves.
 
-    With `below`, only whether it is smaller than that matters: the search ends when that is clear
-    (then `value` < below, or `floor` >= below). `work` bounds the search; where it does not
-    suffice, `value` is the smallest that was found and `floor` what was proven.
+    With `below`, the search stops once it knows whether the support is smaller than that (then
+    `value` < below, or `floor` >= below). `work` limits the search; if it does not suffice, `value`
+    is the smallest found and `floor` the proven bound.
     """
     matrix = query_matrix(queries)
     rows = distinct(matrix)
@@ -70,30 +70,30 @@ def _rational_support(matrix: Indices, below: int | None, work: int) -> Support:
     lightest = int(echelon.support.sum(axis=1).argmin())
     best = tuple(int(c) for c in np.flatnonzero(echelon.support[lightest]))
     floors = []
-    # a generator that does not depend on the call: the same queries get the same search
+    # a generator seeded by the shape: the same queries get the same search
     rng = np.random.Generator(np.random.Philox(key=len(matrix) * 1_000_003 + matrix.shape[1]))
     for rows in _parts(echelon.support):
         if below is not None and len(best) < below:
             return Support(value=len(best), floor=1, clients=best)
         columns = np.flatnonzero(echelon.support[rows].any(axis=0))
-        atoms = _together(matrix[:, columns], columns)
+        atoms = _proportional(matrix[:, columns], columns)
         weights = np.array([len(a) for a in atoms], dtype=np.int64)
         code, _ = reduce(matrix[:, [a[0] for a in atoms]], P)
         found, floor = None, 1
-        if len(code) == len(rows):  # otherwise a minor vanished modulo p: nothing is proven
+        if len(code) == len(rows):  # otherwise a minor vanished modulo p: no proof
             found, floor = _search(code, weights, len(best), below, work, rng)
         if found is not None:
             clients = tuple(sorted(int(c) for i in found for c in atoms[i]))
-            if _carries(matrix, echelon.rank, clients):
+            if _has_word_on(matrix, echelon.rank, clients):
                 best = clients
             else:
-                floor = 1  # the same, for another minor
+                floor = 1  # another minor vanished modulo p
         floors.append(floor)
     return Support(value=len(best), floor=min(len(best), *floors), clients=best)
 
 
 def _parts(support: Bools) -> list[list[int]]:
-    """Rows of an echelon form that share columns, directly or in turn: independent parts."""
+    """Independent parts: groups of echelon rows connected by shared columns."""
     left, parts = list(range(len(support))), []
     while left:
         part = [left.pop(0)]
@@ -110,8 +110,8 @@ def _parts(support: Bools) -> list[list[int]]:
     return parts
 
 
-def _together(matrix: Indices, names: npt.NDArray[np.intp]) -> list[list[int]]:
-    """Columns that are multiples of each other: their clients occur together or not at all."""
+def _proportional(matrix: Indices, names: npt.NDArray[np.intp]) -> list[list[int]]:
+    """Groups of proportional columns: their clients occur together or not at all."""
     scaled = matrix // np.gcd.reduce(matrix, axis=0)
     first = scaled[(scaled != 0).argmax(axis=0), np.arange(scaled.shape[1])]
     scaled = scaled * np.sign(first)
@@ -121,8 +121,8 @@ def _together(matrix: Indices, names: npt.NDArray[np.intp]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _carries(matrix: Indices, full_rank: int, clients: Sequence[int]) -> bool:
-    """Whether some combination that is not zero involves these clients alone, exactly."""
+def _has_word_on(matrix: Indices, full_rank: int, clients: Sequence[int]) -> bool:
+    """Whether some non-zero combination involves only these clients; exact."""
     others = np.ones(matrix.shape[1], dtype=np.bool_)
     others[list(clients)] = False
     if not others.any():
@@ -139,9 +139,9 @@ def _search(
     work: int,
     rng: np.random.Generator,
 ) -> tuple[list[int] | None, int]:
-    """(columns of a lighter word than `upper` or None, what no word of this code is lighter than).
+    """Search the code for a word lighter than `upper`: (its columns or None, proven lower bound).
 
-    `code` (r, n) modulo p generates it; `weights` (n,) of its columns.
+    `code` (r, n) modulo p generates the words; `weights` (n,) belong to its columns.
     """
     r, n = code.shape
     best: list[int] | None = None
@@ -155,9 +155,9 @@ def _search(
 
     for word in _light_words(code, weights, rng):
         keep(np.flatnonzero(word).tolist())
-    cheapest = np.cumsum(np.sort(weights))  # of 1, 2, ... columns
+    cheapest = np.cumsum(np.sort(weights))  # weight of the lightest 1, 2, ... columns
     if r == n or r == 1:
-        # every column by itself, or one word alone: _light_words has seen all of them
+        # every column alone, or a single word: _light_words has seen them all
         return best, min(target, int(cheapest[-1]))
     if below is not None and target < below:
         return best, 1
@@ -190,7 +190,7 @@ def _search(
         proven = s
         if below is not None and target < below:
             return best, 1
-    # all words of at most n - r columns are known, and any n - r + 1 columns hold a word
+    # all words of at most n - r columns are known, and any n - r + 1 columns contain a word
     keep(np.argsort(weights, kind="stable")[: n - r + 1].tolist())
     return best, target
 
@@ -198,7 +198,7 @@ def _search(
 def _light_words(
     code: Indices, weights: Indices, rng: np.random.Generator, tries: int = 24
 ) -> Iterator[Bools]:
-    """The lightest row of echelon forms with random pivots: the usual way to good upper bounds."""
+    """Lightest rows of echelon forms with random pivots: the usual good upper bounds."""
     n = code.shape[1]
     for turn in range(tries if len(code) > 1 else 1):
         order = np.arange(n) if turn == 0 else rng.permutation(n)
@@ -210,7 +210,7 @@ def _light_words(
 
 
 def _checks(code: Indices) -> Indices:
-    """Parity checks (n - r, n) of a code in reduced form: both span what the other is blind to."""
+    """Parity checks (n - r, n) of a code: a basis of its dual."""
     r, n = code.shape
     reduced, pivots = reduce(code, P)
     rest = [c for c in range(n) if c not in set(pivots)]
@@ -221,12 +221,12 @@ def _checks(code: Indices) -> Indices:
 
 
 def _cost(n: int, rows: int) -> int:
-    """Numbers touched when all sets of up to rows - 1 of n columns are contracted."""
+    """Numbers touched by contracting all sets of up to rows - 1 of n columns."""
     return sum(math.comb(n, t) * (rows - t) * n for t in range(1, rows)) + rows * n
 
 
-class _Unlucky(Exception):
-    """A random mixture gave a pivot of zero by chance."""
+class _ZeroPivot(Exception):
+    """A random mixture has a zero pivot by chance."""
 
 
 def _mixture(matrix: Indices, rows: int, rng: np.random.Generator) -> Indices:
@@ -243,15 +243,15 @@ def _contractions(
 ) -> Iterator[tuple[Indices, npt.NDArray[np.intp]]]:
     """Contract all sets of rows - 1 columns: ((B, n) what is left, (B, rows - 1) the columns).
 
-    `rows` random combinations stand for the matrix. Contracting a column eliminates it by one row.
-    A zero that is left in another column means that this one depends on the set. `ordered` sets
-    leave at least one later column. After an unlucky draw all sets come again.
+    `rows` random combinations represent the matrix. Contracting a column eliminates it with one
+    row. A remaining zero in another column means that this column depends on the set. `ordered`
+    sets leave at least one later column. After a zero pivot by chance, all sets are repeated.
     """
     for _ in range(8):
         block = _mixture(matrix, rows, rng)[None]
         try:
             yield from _contract(block, np.zeros((1, 0), dtype=np.intp), ordered)
-        except _Unlucky:
+        except _ZeroPivot:
             continue
         return
     raise AssertionError("eight random mixtures in a row had a zero pivot by chance")
@@ -265,7 +265,7 @@ def _contract(
         yield block[:, 0], chosen
         return
     last = chosen[:, -1] if chosen.shape[1] else np.full(batch, -1)
-    # enough columns must be left for the rest of the set, and for one that may depend on it
+    # leave enough columns for the rest of the set, and for one that may depend on it
     stop = n - (rows - 1) + (0 if ordered else 1)
     which, column = np.nonzero((np.arange(n) > last[:, None]) & (np.arange(n) < stop))
     step = max(1, _BLOCK // (rows * n))
@@ -275,7 +275,7 @@ def _contract(
         eliminated = np.take_along_axis(parents, c[:, None, None], axis=2)[:, :, 0]
         pivot = eliminated[:, 0]
         if ((pivot == 0) & eliminated.any(axis=1)).any():
-            raise _Unlucky
+            raise _ZeroPivot
         fine = pivot != 0  # otherwise the column depends on the set already
         parents, eliminated, pivot = parents[fine], eliminated[fine], pivot[fine]
         child = pivot[:, None, None] * parents[:, 1:]
@@ -287,9 +287,9 @@ def _contract(
 
 
 def _real_support(rows: Floats, below: int | None, work: int) -> Support:
-    """For weights that are not rational: subsets of parity checks by their smallest singular value.
+    """For weights that are not rational: tests subsets of parity checks by singular values.
 
-    Dependent means below `TOLERANCE`; the search covers fewer clients than the exact one.
+    Dependent means below `ZERO`; the search covers fewer clients than the exact one.
     """
     echelon = real_echelon(rows)
     lightest = int(echelon.support.sum(axis=1).argmin())

@@ -18,7 +18,7 @@ from fedaudit.stats import query_plans
 from fedaudit.study.auditing import audit_one
 from fedaudit.study.run import simulate
 from fedaudit.trace import Trace, Truth
-from fedaudit.trace.ledger import asked
+from fedaudit.trace.ledger import round_queries
 from reproductions.attribution import comparison
 
 BASE = {
@@ -251,7 +251,7 @@ def test_rounds_in_which_clients_drop_out_are_read_for_those_who_are_left(tmp_pa
     assert "published scores: estimates of the published pairs" in guess.reading
     lost = 0
     for t, number in enumerate(trace.rounds):
-        answered = asked(server, number).answered
+        answered = round_queries(server, number).answered
         left, have = (answered != 0).any(axis=0), {tuple(row) for row in answered}
         rng = Seed(8).generator("secure_aggregation/plan", number, 0)
         every, of = [], []
@@ -284,7 +284,7 @@ def test_rounds_whose_subsets_went_unanswered_are_counted(tmp_path):
     assert any("are missing" in n for n in result.notes)
     # groups of 10 at the threshold: whoever is gone fails the sum, the total goes on
     none = recorded(tmp_path / "none", GROUPS | {"dropout": 0.3}, seed=6)
-    answered = [asked(none[1].seen_by("server"), n).answered for n in none[1].rounds]
+    answered = [round_queries(none[1].seen_by("server"), n).answered for n in none[1].rounds]
     assert [len(a) for a in answered] == [1, 0, 1, 1]
     assert "0 of 6 subset sums answered, in 3 rounds" in str(audited(none).need)
 

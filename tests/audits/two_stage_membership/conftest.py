@@ -51,7 +51,7 @@ class Played:
 
     def audit(self, seed=0, vantage=SERVER, **settings):
         audit, guess, members = self.survey(seed, vantage, **settings)
-        return audit.score(guess, self.truth.knowing(members), np.random.default_rng(seed + 1))
+        return audit.score(guess, self.truth.with_members(members), np.random.default_rng(seed + 1))
 
 
 @pytest.fixture(scope="session")
@@ -95,7 +95,7 @@ class Hand:
 
     def audit(self, seed=0, vantage=SERVER, noise=None, task=None, **settings):
         audit, guess = self.attack(seed, vantage, noise, task, **settings)
-        truth = self.truth.knowing(self.members)
+        truth = self.truth.with_members(self.members)
         return audit.score(guess, truth, np.random.default_rng(seed + 1))
 
     def but(self, **changes):

@@ -45,7 +45,7 @@ def test_checked_updates_equal_gradients_one_by_one(by_hand):
     hand = by_hand(updates)
     setting = {"checked_rounds": 2, "checked_clients": 2, "checked_records": 8}
     audit, guess = hand.attack(**setting)
-    result = audit.score(guess, hand.truth.knowing(hand.members), np.random.default_rng(1))
+    result = audit.score(guess, hand.truth.with_members(hand.members), np.random.default_rng(1))
     table = result.curves[by_update.CHECKED]
     assert sorted(zip(table["round"], table["client"], strict=True)) == [
         (1.0, 1.0), (1.0, 2.0), (2.0, 3.0), (2.0, 4.0),

@@ -14,7 +14,7 @@ from fedaudit.stats.intervals import wilson
 def surveyed(play):
     played = play()
     audit, guess, members = played.survey(checked_rounds=2, checked_records=4, records=24)
-    return audit, guess, played.truth.knowing(members)
+    return audit, guess, played.truth.with_members(members)
 
 
 def with_paths(guess, change):

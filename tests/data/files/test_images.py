@@ -28,7 +28,7 @@ def test_image_folders(tmp_path: Path) -> None:
     assert read(tmp_path, greyscale=True, size=(2, 6)).x.shape == (3, 1, 2, 6)
 
     picture(tmp_path / "dog/2.png", (0, 0, 9), size=(5, 3))
-    with pytest.raises(DataError, match=r"2\.png has another size") as caught:
+    with pytest.raises(DataError, match=r"2\.png differs in size") as caught:
         read(tmp_path)
     assert "size = [3, 4]" in str(caught.value)
     assert read(tmp_path, size=(3, 4)).x.shape == (4, 3, 3, 4)

@@ -56,7 +56,7 @@ def test_the_index_that_pandas_writes_is_left_out(
         ("a,y\n1,u\n2,v,w\n", ("line 3", "3 fields", "a comma")),
         ("a,b,y\n1,2,u\n\n2,v\n", ("line 4", "2 fields", "3 fields")),
         ('a,y\n"x\ny",u\n2\n', ("line 4", "1 fields")),
-        ("a,y\n1,u\n2,u\n", ("one class only",)),
+        ("a,y\n1,u\n2,u\n", ("only one class",)),
         ("y\nu\nv\n", ("no feature columns",)),
         ("a,y\n1,u\n2,v\nx,v\n", ("line 4", "'x' in column 'a'", 'categorical = ["a"]')),
         ("a,y\n1,u\n2,v\ninf,v\n", ("line 4", "'inf'")),
@@ -120,7 +120,7 @@ def test_a_nul_anywhere_is_refused(tmp_path: Path, where: int) -> None:
 def test_a_quotation_mark_that_is_never_closed_is_named_by_its_line(
     tmp_path: Path, end: str, rows: int
 ) -> None:
-    """And nothing of the records that it swallowed is shown."""
+    """The message shows nothing of the swallowed records."""
     text = 'name,y\nann,0\nbob,1\n"eve,0\n' + "\n".join(f"zoe{i},1" for i in range(rows)) + end
     (tmp_path / "t.csv").write_text(text, newline="")
     with pytest.raises(DataError, match="line 4: ") as caught:
@@ -131,7 +131,7 @@ def test_a_quotation_mark_that_is_never_closed_is_named_by_its_line(
 def test_errors_quote_the_beginning_of_a_cell_only(tmp_path: Path) -> None:
     swallowed = "\n".join(f"zoe{i},1" for i in range(50))
     (tmp_path / "t.csv").write_text(f'a,y\n1,"u{swallowed}"\n')
-    with pytest.raises(DataError, match="one class only") as caught:
+    with pytest.raises(DataError, match="only one class") as caught:
         read(tmp_path / "t.csv", label="y")
     assert "zoe9" not in str(caught.value)
     (tmp_path / "t.csv").write_text("3.5,1\n2.5,0\n")

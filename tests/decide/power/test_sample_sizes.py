@@ -108,7 +108,7 @@ def test_links_are_counted_and_turned_into_rounds(finished, tmp_path):
     each = power.links_per_client(independent, 4)
     assert need.needed == 4 * each
     assert f"{each + 1} rounds" in need.how
-    assert need.seen == power.share_seen(0.25, 40)
+    assert need.seen == power.detectable_share(0.25, 40)
     assert need.enough is False
 
 
@@ -183,7 +183,7 @@ def test_when_non_members_suffice_members_decide(finished, tmp_path):
     *_, need = power_of_run(run, audits=["active_membership"])
     assert need.unit == "members"
     assert need.have == 100
-    assert need.seen == power.rate_seen(0.01, 100)
+    assert need.seen == power.detectable_rate(0.01, 100)
 
 
 def test_a_stored_width_is_scaled_to_clients_and_federations(finished, tmp_path):

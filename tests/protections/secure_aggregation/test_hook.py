@@ -19,7 +19,7 @@ from fedaudit.randomness import Seed
 from fedaudit.stats import query_algebra
 from fedaudit.tasks.catalogue import MLP
 from fedaudit.trace import AGGREGATOR, NETWORK, SERVER, WIRETAP, Recorder, Trace, TruthRecorder
-from fedaudit.trace.ledger import QUERY, asked
+from fedaudit.trace.ledger import QUERY, round_queries
 
 SEED, K = Seed(3), 8
 
@@ -185,7 +185,7 @@ def test_the_trace_holds_questions_sizes_and_sums(tmp_path):
     view = trace.seen_by(SERVER)
     kinds = [(m.step, m.kind) for m in view.messages(1)]
     assert kinds == [*[(0, "model")] * K, *[(1, "query")] * 3, *[(2, "sum")] * 3]
-    ledger = asked(view, 1)
+    ledger = round_queries(view, 1)
     assert ledger.clients == tuple(f"client-{i:02d}" for i in range(K))
     assert ledger.queries.sum(axis=1).tolist() == [8, 4, 4]
     assert (ledger.queries[1] + ledger.queries[2] == 1).all()
@@ -226,7 +226,7 @@ def test_dropouts_are_taken_out_of_the_mean(tmp_path):
     hook = SecureAggregation(threshold=3, dropout=0.3, refuse_isolating=False)
     trace, _ = recorded(federation(hook), tmp_path)
     view = trace.seen_by(SERVER)
-    members = asked(view, 1).answered[0]
+    members = round_queries(view, 1).answered[0]
     assert 3 <= members.sum() < K
     _, raw = _truth(tmp_path)
     first, second = (
@@ -243,7 +243,7 @@ def test_a_round_that_fails_leaves_the_model_and_training_goes_on(aggregation, t
     assert torch.equal(model, fed.task.initial())
     assert len(trace.rounds) == 3
     party = SERVER if aggregation == "fedavg" else "region-0"
-    ledger = asked(trace.seen_by(party), 2)
+    ledger = round_queries(trace.seen_by(party), 2)
     assert len(ledger.queries) == 1
     assert len(ledger.answered) == 0
     (question,) = [m for m in trace.seen_by(party).messages(2) if m.kind == "query"]

@@ -13,7 +13,7 @@ from fedaudit.errors import UsageError
 from fedaudit.setup.config import load
 from fedaudit.study.run import run
 from fedaudit.study.sweep import sweep
-from fedaudit.workers import using
+from fedaudit.workers import use_workers
 
 ray = pytest.importorskip("ray", reason='Ray is not installed: pip install "fedaudit[flower]"')
 
@@ -122,7 +122,7 @@ def test_shadows_trained_by_ray_are_those_of_this_process(tmp_path):
     torch.set_num_threads(1)  # as every worker does
     try:
         alone = run(load(raw), tmp_path / "alone")
-        with using("ray"):
+        with use_workers("ray"):
             helped = run(load(raw), tmp_path / "ray")
     finally:
         torch.set_num_threads(threads)

@@ -13,7 +13,7 @@ from fedaudit.audits.query_plan import QueryPlan
 from fedaudit.cli import app as command_line
 from fedaudit.errors import NotApplicable, NotObservable, UsageError
 from fedaudit.trace import AGGREGATOR, PUBLIC, SERVER, WIRETAP, Trace
-from fedaudit.trace.ledger import asked
+from fedaudit.trace.ledger import round_queries
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "fedaudit[flower]"')
 
@@ -130,7 +130,7 @@ def test_the_sum_is_that_of_the_clients_weighted_updates(trace):
     assert recorded_trace.layout.names == tuple(NAMES)
     before = np.concatenate([np.full(WIDTH, 0.5), np.zeros(2)])
     for number in (1, 2):
-        ledger = asked(recorded_trace.seen_by(SERVER), number)
+        ledger = round_queries(recorded_trace.seen_by(SERVER), number)
         assert ledger.clients == tuple(f"client-{i}" for i in range(4))
         np.testing.assert_array_equal(ledger.answered, np.ones((1, 4)))
         found = recorded_trace.seen_by(SERVER).payload(number, int(ledger.sums[0]))
@@ -221,7 +221,7 @@ def test_what_travels_beside_the_masks_is_named(trace):
 
 def test_a_client_that_drops_out_is_not_in_the_sum(tmp_path):
     found, came_out = recorded(tmp_path / "t", rounds=3, fails={(2, 2)})
-    ledgers = [asked(found.seen_by(SERVER), number) for number in (1, 2, 3)]
+    ledgers = [round_queries(found.seen_by(SERVER), number) for number in (1, 2, 3)]
     by_name = dict(zip(ledgers[1].clients, ledgers[1].answered[0], strict=True))
     assert by_name == {"client-0": 1, "client-1": 1, "client-2": 0, "client-3": 1}
     assert len(came_out) == 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedaudit.layout import Entry, Layout
+from fedaudit.layout import Layout, TensorSpec
 
 MOST_CLASSES = 32
 """So many rows of the last layer become signals, those of the sensitive classes first."""
@@ -13,7 +13,7 @@ NORM, TO_NEIGHBOURS = "norm", "cosine to neighbours"
 UPDATE_NORM, TO_MEAN = "update norm", "cosine to the mean"
 
 
-def head_of(layout: Layout, classes: int) -> tuple[Entry | None, Entry | None]:
+def head_of(layout: Layout, classes: int) -> tuple[TensorSpec | None, TensorSpec | None]:
     """The last layer's weight (classes, ...) and bias (classes,), as far as there are such."""
     weight = bias = None
     for e in layout.entries:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fedaudit.audits.topology_inference.features.place import Place
 from fedaudit.errors import NotObservable
-from fedaudit.layout import Entry
+from fedaudit.layout import TensorSpec
 from fedaudit.trace import ANONYMOUS, View
 
 Seen = Literal["single", "sums"]
@@ -24,7 +24,7 @@ PIECE_BYTES = 128 << 20
 class Piece:
     """Tensors that are looked at together: their names, columns, and which column is whose."""
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
+    def __init__(self, entries: Sequence[TensorSpec]) -> None:
         self.names = [e.name for e in entries]
         ends = np.cumsum([e.size for e in entries])
         spans = zip(entries, ends, strict=True)
@@ -53,10 +53,10 @@ class Piece:
         return np.asarray(np.maximum(found, 0.0), dtype=np.float32)
 
 
-def pieces(entries: Sequence[Entry], rows: int) -> Iterator[list[Entry]]:
+def pieces(entries: Sequence[TensorSpec], rows: int) -> Iterator[list[TensorSpec]]:
     """Consecutive tensors that fit into memory together."""
     most = max(1, PIECE_BYTES // (4 * max(rows, 1)))
-    piece: list[Entry] = []
+    piece: list[TensorSpec] = []
     for e in entries:
         if piece and sum(x.size for x in piece) + e.size > most:
             yield piece
