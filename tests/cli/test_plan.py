@@ -107,7 +107,7 @@ def test_json_is_json(command):
         (("check", "fine.csv", "--add", "a", "--round", 9), 2, "no round 9"),
         (("design", "--clients", 9, "--threshold", 5, "--rounds", 3), 2, "divided"),
         ((*DESIGN, "--design", "partition"), 2, "did you mean"),
-        ((*DESIGN, "--error", 0.7), 2, "make no sense"),
+        ((*DESIGN, "--error", 0.7), 2, "out of range"),
         ((*DESIGN, "--runs", 0), 2, "runs is out of range"),
         (("design", "--clients", 10, "--threshold", 1, "--rounds", 3), 2, "sum over one client"),
         (("design", "--clients", 10, "--threshold", 0, "--rounds", 3), 2, "at least 2"),

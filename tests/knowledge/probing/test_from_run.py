@@ -52,7 +52,7 @@ def test_columns_beyond_the_bounds_are_said_to_come_as_they_are(audited, csv, tm
     file.write_text(file.read_text() + "7.5,0.1,0.2,1\n")
     with pytest.raises(DataError, match="outside the encoder's range") as caught:
         audited({}, other=csv, local_dp={"alphabet": 4})
-    assert "under local_dp they are not standardised" in caught.value.remedy
+    assert "not standardised under local_dp" in caught.value.remedy
 
 
 def test_a_mechanism_of_the_audit_alone_says_that_columns_are_standardised(audited, csv):
