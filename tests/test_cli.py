@@ -113,7 +113,7 @@ def test_the_list_names_everything_with_a_line_and_settings(command):
     audits = {row[0]: row[2] for row in told["audits"]}
     assert audits["fingerprint"]["confidence"] == ["a number above 0 and below 1", "0.95"]
     tasks = {row[0]: row[2] for row in told["tasks"]}
-    assert tasks["mlp"]["hidden"] == ["a list of whole numbers", "[128]"]
+    assert tasks["mlp"]["hidden"] == ["a list of whole numbers of at least 1", "[128]"]
     only = command("list", "audits")
     assert "datasets" not in only.out
     assert command("list", "audit").code == 2
