@@ -10,12 +10,12 @@ from fedaudit.errors import NotApplicable
 from fedaudit.knowledge.candidates import candidates
 from fedaudit.knowledge.noise import noise_of
 from fedaudit.knowledge.probing import build_games
-from fedaudit.knowledge.records import Records, check_model_fits, load_unchanged_data
+from fedaudit.knowledge.records import Records, check_model_fits, require_unchanged_data
 from fedaudit.knowledge.shadows import ShadowFederations
 from fedaudit.knowledge.shadows import of_run as shadows_of
 from fedaudit.randomness import Seed
 from fedaudit.setup.config import Config
-from fedaudit.setup.marks import plant
+from fedaudit.setup.prepare import Prepared
 from fedaudit.stats import query_plans
 from fedaudit.trace import Trace, Truth
 from fedaudit.trace.truth import MembersOnly
@@ -30,10 +30,12 @@ class KnowledgeBuilder:
         truth: Truth | None,
         seed: Seed,
         load_records: Callable[[], Records] | None,
-        config: Config | None = None,
+        config: Config | Prepared | None = None,
     ) -> None:
         self._trace, self._truth, self._seed = trace, truth, seed
-        self._load, self._config = load_records, config
+        self._load = load_records
+        self._made = None if config is None else Prepared.of(config)
+        self._config = None if self._made is None else self._made.config
         self._records: Records | None = None
 
     def knowledge_for(self, audit: Any) -> tuple[Knowledge, Truth | None]:
@@ -80,8 +82,8 @@ class KnowledgeBuilder:
 
     def _marks(self, audit: Any) -> Knowledge:
         """The corpus owner's keys, and what the server knows: the pairs it drew, and weights."""
-        config = self._config
-        if config is None or config.marks is None:
+        made, config = self._made, self._config
+        if made is None or config is None or config.marks is None:
             raise NotApplicable(
                 "no keys of marks",
                 code="no_keys",
@@ -89,13 +91,12 @@ class KnowledgeBuilder:
                 got="a trace alone" if config is None else "a run without marks",
                 remedy="plant marks: [marks] with clients and share",
             )
-        seed = Seed(config.seed)
+        seed = made.seed
         before = None if self._truth is None else self._truth.facts.get("data_sha256")
-        train, test = load_unchanged_data(config, seed, before)
+        require_unchanged_data(made, before)
         parties = self._trace.manifest.federation.get("clients", ())
-        task = config.task.build(train, seed)
+        train, task, planted = made.train, made.task, made.marks
         check_model_fits(task, self._trace)
-        planted = plant(config, task, train, test, len(parties), seed)
         assert planted is not None
         if not planted.keys:
             raise NotApplicable(
@@ -122,7 +123,7 @@ class KnowledgeBuilder:
 
     def _shadows_for(self, audit: Any) -> ShadowFederations:
         """Federations that the adversary trains after the run's config."""
-        if self._config is None:
+        if self._made is None:
             raise NotApplicable(
                 "no shadow federations can be trained",
                 code="no_shadows",
@@ -131,7 +132,7 @@ class KnowledgeBuilder:
                 remedy="run the federation with fedaudit",
             )
         return shadows_of(
-            self._config,
+            self._made,
             self._trace,
             Seed(self._seed.key("shadows", audit.seed)),
             count=audit.shadows,

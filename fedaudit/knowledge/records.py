@@ -17,8 +17,7 @@ from fedaudit.files import Unreadable, read_toml
 from fedaudit.randomness import Seed
 from fedaudit.settings import check, check_arguments
 from fedaudit.setup.config import Config, load
-from fedaudit.setup.identity import digest
-from fedaudit.setup.prepare import assign_records, load_data
+from fedaudit.setup.prepare import Prepared
 from fedaudit.tasks.catalogue import CATALOGUE, Module
 from fedaudit.trace import (
     AGGREGATOR,
@@ -77,13 +76,13 @@ def of_run(home: Path, trace: Trace, truth: Truth | None = None) -> Records:
     return of_config(config, trace, truth)
 
 
-def of_config(config: Config, trace: Trace, truth: Truth | None = None) -> Records:
+def of_config(given: Config | Prepared, trace: Trace, truth: Truth | None = None) -> Records:
     """The records of a config, assigned as in its run; `truth` tells whether they changed since."""
-    seed = Seed(config.seed)
+    made = Prepared.of(given)
     before = None if truth is None else truth.facts.get("data_sha256")
-    train, test = load_unchanged_data(config, seed, before, or_else=", or give records with --data")
-    assignment = assign_records(config, train, seed)
-    task = config.task.build(train, seed)
+    require_unchanged_data(made, before, or_else=", or give records with --data")
+    config, train, test, task = made.config, made.train, made.test, made.task
+    assignment = made.assignment
     check_model_fits(task, trace)
     parties = trace.manifest.federation.get("clients", ())
     by_owner = config.partition["kind"] == "by_owner" and test.client is not None
@@ -99,15 +98,13 @@ def of_config(config: Config, trace: Trace, truth: Truth | None = None) -> Recor
     )
 
 
-def load_unchanged_data(
-    config: Config, seed: Seed, before: str | None, *, or_else: str = ""
-) -> tuple[Dataset, Dataset]:
-    """Training and held-out records of a run, if their digest is still `before`.
+def require_unchanged_data(made: Prepared, before: str | None, *, or_else: str = "") -> None:
+    """Load the records of a run, and require that their digest is still `before`.
 
     Missing or changed records raise NotApplicable, so that other audits go on.
     """
     try:
-        train, test = load_data(config, seed)
+        now = made.data_sha256 if before is not None else len(made.train)
     except DataError as error:
         raise NotApplicable(
             f"the records of the run cannot be read: {error.what}",
@@ -116,7 +113,7 @@ def load_unchanged_data(
             got=error.got,
             remedy=f"restore them{or_else}",
         ) from None
-    if before is not None and before != digest(train, test):
+    if before is not None and before != now:
         raise NotApplicable(
             "the records are not those that the run trained on",
             code="other_records",
@@ -124,7 +121,6 @@ def load_unchanged_data(
             got="other records or labels",
             remedy=f"restore the data{or_else}",
         )
-    return train, test
 
 
 def of_files(

@@ -29,12 +29,12 @@ from fedaudit.data import files, prepare
 from fedaudit.data import partition as partitions
 from fedaudit.errors import DataError, FedauditError, NotApplicable, NothingToSay
 from fedaudit.federation.topology import Topology
-from fedaudit.knowledge.records import load_unchanged_data
+from fedaudit.knowledge.records import require_unchanged_data
 from fedaudit.protections.dp_sgd import DPSGD
 from fedaudit.randomness import Seed
 from fedaudit.settings import argument_names
 from fedaudit.setup.config import Config
-from fedaudit.setup.prepare import assign_records
+from fedaudit.setup.prepare import Prepared
 from fedaudit.trace import WIRETAP, MemoryRecorder, MemoryTruth, Trace, Truth, View
 from fedaudit.trace.recorder import MODEL
 from fedaudit.workers import JobFailed, current_workers, fan_out
@@ -280,7 +280,7 @@ def _looked_at(
 
 
 def of_run(
-    config: Config,
+    target: Config | Prepared,
     trace: Trace,
     seed: Seed,
     *,
@@ -292,10 +292,10 @@ def of_run(
     data_sha256: str | None = None,
 ) -> ShadowFederations:
     """The shadows of a recorded run, from its config and trace alone: none of its records."""
-    own = Seed(config.seed)
-    train, test = load_unchanged_data(config, own, data_sha256)
-    assignment = assign_records(config, train, own)
-    task = config.task.build(train, own)
+    made = Prepared.of(target)
+    require_unchanged_data(made, data_sha256)
+    config, train, test = made.config, made.train, made.test
+    assignment, task = made.assignment, made.new_task()  # its weights are set below
     columns = columns_for(task.layout, trace.layout)
     notes = []
     given = np.concatenate(assignment.parts.clients)

@@ -151,8 +151,13 @@ def _loaded_identity(key: str, stamp: Any) -> dict[str, Any]:
 def _data_identity(key: str) -> dict[str, Any]:
     """Digest and sizes of a dataset, read once per process while its files stay untouched."""
     named, _ = json.loads(key)
-    places = [Path(str(named[k])) for k in ("path", "labels") if named.get(k) is not None]
-    return _loaded_identity(key, tuple(map(_stamps, places)))
+    return _loaded_identity(key, file_stamps(named))
+
+
+def file_stamps(data: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Stamps of the files of a data section, which change when one is touched."""
+    places = [Path(str(data[k])) for k in ("path", "labels") if data.get(k) is not None]
+    return tuple(map(_stamps, places))
 
 
 def _stamps(place: Path) -> tuple[Any, ...]:

@@ -1,9 +1,14 @@
-"""Build a federation from a checked config, with the facts that only the truth knows."""
+"""Build a federation from a checked config, with the facts that only the truth knows.
+
+`Prepared` holds data, assignment, task and marks of a config. A run makes one and hands it to
+forecast, training and audits, so that each part is made once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +25,7 @@ from fedaudit.randomness import Seed
 from fedaudit.settings import check_arguments
 from fedaudit.setup import seeds
 from fedaudit.setup.config import Config
-from fedaudit.setup.identity import digest
+from fedaudit.setup.identity import digest, file_stamps
 from fedaudit.setup.marks import PlantedMarks, plant
 from fedaudit.setup.toml import toml_value
 
@@ -180,23 +185,92 @@ def check_recorded(config: Config, layout: Layout) -> None:
         audit.check_recorded(recorded)
 
 
-def build(config: Config) -> tuple[Federation, dict[str, Any]]:
+class Prepared:
+    """Data, assignment, task and marks of one config, each made once, when first asked for.
+
+    Two configs with the same data and seed share the data: `beside` is the other one's. Files that
+    change after they were read are read again (`current`).
+    """
+
+    def __init__(self, config: Config, beside: Prepared | None = None) -> None:
+        self.config, self.seed = config, Seed(config.seed)
+        shares = beside is not None and (beside.config.data, beside.config.seed) == (
+            config.data,
+            config.seed,
+        )
+        self._beside = beside if shares else None
+
+    @classmethod
+    def of(cls, given: Config | Prepared) -> Prepared:
+        return given if isinstance(given, Prepared) else cls(given)
+
+    def current(self) -> Prepared:
+        """This, or a new one if a data file was touched since it was read."""
+        read = self._root.__dict__.get("_read")
+        return (
+            self
+            if read is None or read[2] == file_stamps(self.config.data)
+            else type(self)(self.config)
+        )
+
+    @property
+    def _root(self) -> Prepared:
+        return self if self._beside is None else self._beside._root
+
+    @cached_property
+    def _read(self) -> tuple[Dataset, Dataset, Any]:
+        """Training records, held-out records, and the stamps of their files."""
+        stamps = file_stamps(self.config.data)
+        return *load_data(self.config, self.seed), stamps
+
+    @property
+    def train(self) -> Dataset:
+        return self._root._read[0]
+
+    @property
+    def test(self) -> Dataset:
+        return self._root._read[1]
+
+    @cached_property
+    def data_sha256(self) -> str:
+        return digest(self.train, self.test)
+
+    @cached_property
+    def assignment(self) -> Assignment:
+        return assign_records(self.config, self.train, self.seed)
+
+    @cached_property
+    def task(self) -> Task:
+        """The task as it was built. Whoever changes its weights takes a `new_task`."""
+        return self.new_task()
+
+    def new_task(self) -> Task:
+        return self.config.task.build(self.train, self.seed)
+
+    @cached_property
+    def marks(self) -> PlantedMarks | None:
+        """Marked records that the config plants; None without any."""
+        clients = client_count(self.config, self.train)
+        return plant(self.config, self.task, self.train, self.test, clients, self.seed)
+
+
+def build(given: Config | Prepared) -> tuple[Federation, dict[str, Any]]:
     """The federation of a config, and the facts that only the truth knows."""
     from fedaudit.federation.engine import Federation
     from fedaudit.federation.local.trainer import ClientData
 
-    seed = Seed(config.seed)
-    train, test = load_data(config, seed)
-    assignment = assign_records(config, train, seed)
+    made = Prepared.of(given)
+    config, seed, train, test = made.config, made.seed, made.train, made.test
+    assignment = made.assignment
     topology, parts, region = assignment.topology, assignment.parts, assignment.region
     _refuse_one_class(config, train)
     rounds = replace(config.federation, clients=len(parts))
-    task = config.task.build(train, seed)
+    task = made.task
     check_recorded(config, task.layout)
     units = {p.clip_unit for p in config.protections.values() if p.clip_norm is not None}
     if "person" in units:
         _refuse_spread_persons(train, parts)
-    planted = plant(config, task, train, test, len(parts), seed)
+    planted = made.marks
     examples, groups = _client_examples(task, train, parts, planted, units)
     federation = Federation(
         task=task,

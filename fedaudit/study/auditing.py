@@ -33,6 +33,7 @@ from fedaudit.results import AuditResult, Need, Status
 from fedaudit.setup.catalogue import AUDITS
 from fedaudit.setup.config import Config, plain
 from fedaudit.setup.identity import FRESH, code_identity, code_sha256, contents_of, files_named_in
+from fedaudit.setup.prepare import Prepared
 from fedaudit.study import promised
 from fedaudit.study.audit_request import (
     AUDIT_SEED,
@@ -85,7 +86,7 @@ class TraceAuditOptions:
     keep: Path | None = None
     records: Callable[[], Records] | None = None
     given: Callable[[], Mapping[str, Any]] = dict
-    config: Config | None = None
+    config: Config | Prepared | None = None
     progress: Progress = no_progress
     explain: Explain = no_explain
     typed: Collection[str] = ()
@@ -260,7 +261,7 @@ def audit_one(
 
 
 def audit_run(
-    config: Config,
+    given: Config | Prepared,
     path: Path,
     progress: Progress = no_progress,
     *,
@@ -268,6 +269,8 @@ def audit_run(
     explain: Explain = no_explain,
 ) -> Run:
     """Audit a recorded run and write its report."""
+    prepared = Prepared.of(given)
+    config = prepared.config
     trace, truth = Trace.open(path / "trace"), Truth.open(path / "truth")
     results = audit_trace(
         config.audits,
@@ -275,8 +278,8 @@ def audit_run(
         truth,
         TraceAuditOptions(
             keep=path / "results",
-            records=lambda: of_config(config, trace, truth),
-            config=config,
+            records=lambda: of_config(prepared, trace, truth),
+            config=prepared,
             progress=progress,
             explain=explain,
         ),

@@ -16,15 +16,12 @@ from typing import Any
 
 from fedaudit.audits.planning import Setting, Shape
 from fedaudit.data.shortage import shortage
-from fedaudit.randomness import Seed
 from fedaudit.results import Need
 from fedaudit.setup.config import Config
-from fedaudit.setup.marks import plant
 from fedaudit.setup.prepare import (
-    assign_records,
+    Prepared,
     check_recorded,
     client_count,
-    load_data,
     protections_per_client,
 )
 
@@ -73,24 +70,23 @@ class Forecast:
         return (train + sum(s.seconds for s in self.stages[1 : 1 + done])) / whole
 
 
-def estimate_cost(config: Config) -> Forecast:
+def estimate_cost(given: Config | Prepared) -> Forecast:
     """Forecast a run: read the data and build the model, without training.
 
     This refuses most settings that do not fit the data, for every run of a study before the first
     one begins.
     """
-    seed = Seed(config.seed)
-    train, test = load_data(config, seed)
+    made = Prepared.of(given)
+    config, train, task = made.config, made.train, made.task
     clients = client_count(config, train)
-    task = config.task.build(train, seed)
     check_recorded(config, task.layout)
-    parts = assign_records(config, train, seed).parts
+    parts = made.assignment.parts
     records, notes = _taking_part(config, train, parts)
     for protection in protections_per_client(config, parts):
         protection.check_clients(clients)
         if config.federation.aggregation == "fedavg":
             protection.check_round(config.federation.taking_part(clients))
-    plant(config, task, train, test, clients, seed)
+    _ = made.marks  # refuses marks that do not fit
     shape = shape_of(config, task, train, clients, records)
     setting = setting_of(config, train, clients)
     speed = _slowness()

@@ -30,7 +30,7 @@ from fedaudit.setup import seeds
 from fedaudit.setup.config import Config, load, load_variants
 from fedaudit.setup.identity import FILE as IDENTITY
 from fedaudit.setup.identity import FRESH, check_and_store, digest
-from fedaudit.setup.prepare import build, load_data
+from fedaudit.setup.prepare import Prepared, build, load_data
 from fedaudit.setup.toml import to_toml
 from fedaudit.study.auditing import audit_run
 from fedaudit.study.chapters import Run
@@ -135,7 +135,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], at: str = ""
 
 
 def run(
-    config: Config | str | Path | Mapping[str, Any] | None = None,
+    config: Config | Prepared | str | Path | Mapping[str, Any] | None = None,
     out: str | os.PathLike[str] = "fedaudit-run",
     *,
     overrides: Sequence[str] = (),
@@ -154,6 +154,9 @@ def run(
     earlier run left in the folder; otherwise the folder must be about the same settings, data and
     code, and its files must be as they were sealed.
     """
+    prepared = None
+    if isinstance(config, Prepared):
+        prepared, config = config, config.config
     if not isinstance(config, Config):
         variants = load_variants(config, overrides=overrides, seed=seed)
         if len(variants) > 1:
@@ -181,10 +184,16 @@ def run(
         begun = False
     check_and_store(path, [config], begun=begun)
     explain(_reuse_plan(config, path))
-    (engine or simulate)(config, path, progress)
+    if prepared is None or prepared.config != config:
+        prepared = Prepared(config)
+    prepared = prepared.current()
+    if engine is None:
+        simulate(prepared, path, progress)
+    else:
+        engine(config, path, progress)
     _check_seal(path)  # files that were made again must equal the sealed ones
     seal(path, "config", "trace", "truth", "checkpoint")
-    return audit_run(config, path, progress, names=names, explain=explain)
+    return audit_run(prepared, path, progress, names=names, explain=explain)
 
 
 REWRITTEN = ("config.toml", "run.json", "audit.json", "truth/config.toml")
@@ -235,12 +244,17 @@ def _reuse_plan(config: Config, path: Path) -> Reuse:
 
 
 def simulate(
-    config: Config, path: Path, progress: Progress = no_progress, train: Train | None = None
+    given: Config | Prepared,
+    path: Path,
+    progress: Progress = no_progress,
+    train: Train | None = None,
 ) -> None:
     """Train and record. Recorded rounds are not run again.
 
     `train` answers the federation's requests in place of the local trainer.
     """
+    prepared = Prepared.of(given)
+    config = prepared.config
     total = config.federation.rounds
     recorded, complete = _recorded(path)
     if complete and recorded == total:
@@ -249,7 +263,7 @@ def simulate(
     progress("train", recorded, total, "loading")
     from fedaudit.federation.requests import run_rounds
 
-    federation, facts = build(config)
+    federation, facts = build(prepared)
     recorder = Recorder(
         path / "trace",
         **federation.about(),

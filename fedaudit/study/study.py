@@ -33,6 +33,7 @@ from fedaudit.results import AuditResult, Finding
 from fedaudit.setup import seeds
 from fedaudit.setup.config import DEFAULT, Config, load_variants
 from fedaudit.setup.identity import check_and_store
+from fedaudit.setup.prepare import Prepared
 from fedaudit.setup.toml import read
 from fedaudit.study.chapters import (
     Run,
@@ -70,12 +71,16 @@ Explained = Callable[[str, Reuse], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One run of a study: its federation, its variant, its folder and its config."""
+    """One run of a study: its federation, its variant, its folder, and what is prepared of it."""
 
     federation: str
     variant: str
     folder: str
-    config: Config
+    prepared: Prepared
+
+    @property
+    def config(self) -> Config:
+        return self.prepared.config
 
     @property
     def title(self) -> str:
@@ -184,14 +189,15 @@ def plan(
     parts: list[Part] = []
     for name, source in sources:
         variants = load_variants(source, overrides=overrides, seed=seed, thorough=thorough)
+        prepared = _prepared(list(variants.values()))
         parts += [
             Part(
                 federation=name,
                 variant=variant,
                 folder=_slug(f"{name}-{variant}" if variant else name),
-                config=config,
+                prepared=made,
             )
-            for variant, config in variants.items()
+            for variant, made in zip(variants, prepared, strict=True)
         ]
     folders = [part.folder for part in parts]
     twice = next((f for f in folders if folders.count(f) > 1), None)
@@ -205,6 +211,12 @@ def plan(
     return tuple(parts)
 
 
+def _prepared(variants: Sequence[Config]) -> list[Prepared]:
+    """The variants of one federation, which share its data."""
+    first = Prepared(variants[0])
+    return [first, *(Prepared(config, beside=first) for config in variants[1:])]
+
+
 def with_stored_seeds(parts: Sequence[Part], out: str | os.PathLike[str]) -> tuple[Part, ...]:
     """The same parts; where no seed was given, with the seed that runs in `out` began with. All
     variants of a federation share one seed, also those that have not begun."""
@@ -213,12 +225,16 @@ def with_stored_seeds(parts: Sequence[Part], out: str | os.PathLike[str]) -> tup
         folder = Path(out) if len(parts) == 1 else Path(out) / part.folder
         if part.config.drawn and part.federation not in found:
             found |= {part.federation: kept} if (kept := seeds.stored(folder)) else {}
-    return tuple(
-        replace(part, config=part.config.with_seed(kept[0], drawn=kept[1]))
-        if part.config.drawn and (kept := found.get(part.federation))
-        else part
-        for part in parts
-    )
+    out_of: dict[str, Prepared] = {}
+    seeded = []
+    for part in parts:
+        if part.config.drawn and (kept := found.get(part.federation)):
+            config = part.config.with_seed(kept[0], drawn=kept[1])
+            made = Prepared(config, beside=out_of.get(part.federation))
+            out_of.setdefault(part.federation, made)
+            part = replace(part, prepared=made)
+        seeded.append(part)
+    return tuple(seeded)
 
 
 def built_in(name: str) -> Mapping[str, Any]:
@@ -248,7 +264,7 @@ def _slug(text: str) -> str:
 
 def estimate_costs(parts: Sequence[Part]) -> dict[str, Forecast]:
     """The estimated cost of every part, by folder."""
-    return {part.folder: estimate_cost(part.config) for part in parts}
+    return {part.folder: estimate_cost(part.prepared) for part in parts}
 
 
 def describe(parts: Sequence[Part], ahead: Mapping[str, Forecast]) -> list[str]:
@@ -310,7 +326,7 @@ def _study(
     if len(parts) == 1:
         (part,) = parts
         one = run_one(
-            part.config,
+            part.prepared,
             path,
             progress=progress,
             engine=engine,
@@ -322,13 +338,14 @@ def _study(
     weights = {p.folder: forecasts[p.folder].seconds if forecasts else 1.0 for p in parts}
     runs: dict[str, Run] = {}
     failed: dict[str, FedauditError] = {}
+    finished: dict[str, Chapter] = {}
     chapters: tuple[Chapter, ...] = ()
     for part in parts:
         before = sum(weights[p.folder] for p in parts[: parts.index(part)])
         ahead = forecasts[part.folder] if forecasts else None
         try:
             runs[part.folder] = run_one(
-                part.config,
+                part.prepared,
                 path / part.folder,
                 progress=_shared(progress, part, ahead, before, sum(weights.values())),
                 engine=engine,
@@ -337,7 +354,11 @@ def _study(
             )
         except FedauditError as error:
             failed[part.title] = error
-        chapters = _write(path, parts, runs, failed, names)
+        else:  # a trace is opened and hashed once, however many parts follow
+            finished[part.folder] = chapter_at(
+                path / part.folder, federation=part.federation, variant=part.variant
+            )
+        chapters = _write(path, parts, finished, failed, names)
     if not runs:
         raise next(iter(failed.values()))
     return Study(path=path, runs=tuple(runs.values()), chapters=chapters, failed=failed)
@@ -367,19 +388,15 @@ def _shared(
 def _write(
     path: Path,
     parts: Sequence[Part],
-    runs: Mapping[str, Run],
+    finished: Mapping[str, Chapter],
     failed: Mapping[str, FedauditError],
     names: bool,
 ) -> tuple[Chapter, ...]:
     """Write the report of the finished parts, with notices on the others."""
-    chapters = [
-        chapter_at(path / p.folder, federation=p.federation, variant=p.variant)
-        for p in parts
-        if p.folder in runs
-    ]
+    chapters = [finished[p.folder] for p in parts if p.folder in finished]
     if not chapters:
         return ()
-    waiting = [p.title for p in parts if p.folder not in runs and p.title not in failed]
+    waiting = [p.title for p in parts if p.folder not in finished and p.title not in failed]
     notices = _left_out(failed)
     if waiting:
         notices.append(f"Unfinished: not run yet: {'; '.join(waiting)}.")
