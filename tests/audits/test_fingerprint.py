@@ -14,13 +14,13 @@ from fedaudit.audits.fingerprint import Fingerprint
 from fedaudit.audits.fingerprint import linkers as linkers_module
 from fedaudit.audits.fingerprint.directions import Directions, split
 from fedaudit.audits.fingerprint.features import (
-    Fold,
+    CountSketch,
     collect,
     cosines,
     default_features,
     exact_cosines,
     exact_gram,
-    give_back,
+    release_pages,
     standardise_columns,
     unit_norm,
 )
@@ -180,10 +180,10 @@ def test_joint_equals_a_twin_that_computes_everything_anew(share):
         data = signal_rows(np.random.default_rng(s), 10, 6, 80, signal=0.6, share=share)
         rounds = [split(unit_norm(r))[2] for r, _ in data]
         start = tracking(rounds, 10, np.random.default_rng(s))
-        fit = linkers_module.Fit(rounds, start, 10)
+        fit = linkers_module.JointFit(rounds, start, 10)
         if s % 2:  # there and back again: what is kept must follow
             fit.refine(np.random.default_rng(0))
-            fit.jump(start)
+            fit.relabel(start)
             same = clustering.scores(np.concatenate(fit.labels), np.concatenate(start))
             assert same["adjusted_rand"] == 1
             start = fit.labels
@@ -233,13 +233,13 @@ def test_many_rows_are_clustered_by_their_strongest_directions(monkeypatch):
 
     whole = found()
     monkeypatch.setattr(linkers_module, "ALL_DIRECTIONS", 10)
-    points = linkers_module.principal(rounds, 6, np.random.default_rng(0))
+    points = linkers_module.cluster_points(rounds, 6, np.random.default_rng(0))
     values, vectors = np.linalg.eigh(gram(rounds))
     top = vectors[:, -6:] * np.sqrt(values[-6:])
     np.testing.assert_allclose(points @ points.T, top @ top.T, atol=1e-4)
     assert found() >= whole - 0.05
     monkeypatch.setattr(linkers_module, "PRODUCTS", 10)
-    assert linkers_module.principal(rounds, 6, np.random.default_rng(0)).shape == (48, 6)
+    assert linkers_module.cluster_points(rounds, 6, np.random.default_rng(0)).shape == (48, 6)
     assert found() >= whole - 0.05
     equal = [np.ones((6, 9), np.float32) / 3] * 8  # one direction for six clients
     assert len(kmeans(equal, 6, np.random.default_rng(0))) == 8
@@ -296,7 +296,7 @@ def test_one_label_for_everything_links_nothing():
 
 def test_a_fold_equals_its_matrix():
     rng = np.random.default_rng(4)
-    fold = Fold(103, 17, rng)
+    fold = CountSketch(103, 17, rng)
     rows = rng.normal(size=(3, 103)).astype(np.float32)
     matrix = np.zeros((103, 17))
     matrix[np.arange(103), np.arange(103) % 17] = fold._signs
@@ -312,7 +312,7 @@ def test_a_fold_equals_its_matrix():
 
 def test_rows_are_folded_alike_by_one_thread_and_by_two(monkeypatch):
     rng = np.random.default_rng(27)
-    fold = Fold(30_011, 997, rng)
+    fold = CountSketch(30_011, 997, rng)
     rows = rng.normal(size=(9, 30_011)).astype(np.float32)
     monkeypatch.setattr("fedaudit.audits.fingerprint.features.FOLD_COLUMNS", 7_000)
     monkeypatch.setattr("fedaudit.audits.fingerprint.products.CACHED", 20_000)
@@ -347,9 +347,9 @@ def test_pages_that_are_given_back_can_be_read_again(tmp_path):
     trace, _ = record(tmp_path, data)
     rows = trace.seen_by(SERVER).updates(1, "1.weight").rows
     before = rows.copy()
-    give_back(rows)
+    release_pages(rows)
     np.testing.assert_array_equal(rows, before)
-    give_back(before)  # memory of our own stays
+    release_pages(before)  # memory of our own stays
     np.testing.assert_array_equal(rows, before)
 
 
@@ -373,7 +373,7 @@ def test_the_sketch_is_unbiased_and_its_noise_is_one_over_root_width():
     exact = float((x @ y.T)[0, 0])
     values = []
     for s in range(400):
-        fold = Fold(5000, width, np.random.default_rng(s))
+        fold = CountSketch(5000, width, np.random.default_rng(s))
         a, b = np.zeros((1, width), np.float32), np.zeros((1, width), np.float32)
         fold.add(a, x, 0)
         fold.add(b, y, 0)

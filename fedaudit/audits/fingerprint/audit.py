@@ -25,10 +25,15 @@ from fedaudit.audits.fingerprint.features import (
     exact_gram,
     linkable,
 )
-from fedaudit.audits.fingerprint.known import marked, relabelled, with_known
+from fedaudit.audits.fingerprint.known import identifying_field, with_field_labels, with_known
 from fedaudit.audits.fingerprint.linkers import LINKERS, Labels, chain, embed, match
-from fedaudit.audits.outright import Carried, Recurring, recurring, single_updates
-from fedaudit.audits.outright import roster as known_parties
+from fedaudit.audits.outright import (
+    RecurringField,
+    RoundUpdates,
+    known_clients,
+    recurring_fields,
+    single_updates,
+)
 from fedaudit.audits.planning import Aim, Recorded, SampleSize, Setting, Shape
 from fedaudit.errors import NothingToSay
 from fedaudit.layout import Layout
@@ -48,7 +53,7 @@ class Linkage:
     """The attack's answer: for every round, the message of each row and, by method, its label.
 
     `named` are the updates that bear a name, which nobody needs to link: (round, message) ->
-    client; `marked` are the fields beside the others that may tell them apart. `hidden` updates
+    client; `recurring` are the fields beside the others that may tell them apart. `hidden` updates
     name nobody, whether or not they could be linked; `everyone` is the number of all clients.
     """
 
@@ -64,7 +69,7 @@ class Linkage:
     trace_sha256: str
     declared: tuple[Mapping[str, Any], ...] = ()
     named: Mapping[tuple[int, int], str] = field(default_factory=dict)
-    marked: tuple[Recurring, ...] = ()
+    recurring: tuple[RecurringField, ...] = ()
     hidden: int = 0
     everyone: int = 0
 
@@ -122,7 +127,7 @@ class Fingerprint(Audit):
         named = {(c.number, i): name for c in carried for i, name in c.named.items()}
         hidden = sum(len(c.hidden) for c in carried)
         everyone = max(
-            len(known_parties(view) | set(named.values())),
+            len(known_clients(view) | set(named.values())),
             max(len(c.named) + len(c.hidden) for c in carried),
             self.clients or 0,
         )
@@ -135,7 +140,7 @@ class Fingerprint(Audit):
         features = collect(
             view, patterns, rng, normalise=self.normalise, sketch=self.sketch, carried=carried
         )
-        clients = self.clients or roster(view, features)
+        clients = self.clients or count_clients(view, features)
         # held once: from here on features.rows are the directions
         rounds = Directions(features.rows, overwrite=True)
         labels: dict[str, list[Labels]] = {
@@ -160,7 +165,7 @@ class Fingerprint(Audit):
             trace_sha256=view.trace_sha256,
             declared=view.declared,
             named=named,
-            marked=recurring(view, carried),
+            recurring=recurring_fields(view, carried),
             hidden=hidden,
             everyone=everyone,
         )
@@ -189,7 +194,7 @@ class Fingerprint(Audit):
     def _exactly(
         self,
         view: View,
-        carried: Sequence[Carried],
+        carried: Sequence[RoundUpdates],
         tensors: Sequence[str],
         clients: int,
         rng: np.random.Generator,
@@ -233,10 +238,10 @@ class Fingerprint(Audit):
             + ("" if by in PUBLISHED or not guess.labels else " (ours)"),
             "trace_sha256": guess.trace_sha256,
         }
-        found = self._linked(guess, truth, rng, shared) if guess.labels else None
+        found = self._score_links(guess, truth, rng, shared) if guess.labels else None
         return with_known(self, guess, found, truth, shared)
 
-    def _linked(
+    def _score_links(
         self,
         guess: Linkage,
         truth: Truth | None,
@@ -253,7 +258,7 @@ class Fingerprint(Audit):
                 notes=(
                     "what the attack guessed: updates of one group are said to come from one "
                     "client; who that is, it cannot know",
-                    *left_out(guess, self.methods),
+                    *methods_left_out(guess, self.methods),
                 ),
             )
         from fedaudit.stats import intervals
@@ -264,9 +269,9 @@ class Fingerprint(Audit):
             senders.append([known[i] for i in own])
         estimates: dict[str, Estimate] = {}
         first: scores.Links | None = None
-        _, marks = marked(guess, truth, self.confidence)
+        _, marks = identifying_field(guess, truth, self.confidence)
         for method, given in guess.labels.items():
-            labels = relabelled(guess, given, marks) if marks else given
+            labels = with_field_labels(guess, given, marks) if marks else given
             joined = scores.links(senders, labels)
             suffix = "" if first is None else f" ({method})"
             first = first or joined
@@ -390,7 +395,7 @@ class Fingerprint(Audit):
                 f"rows were folded to {guess.sketch_width:,} numbers, which shows cosines above "
                 f"{seen:.3f}; {looked}"
             )
-        notes += left_out(guess, self.methods)
+        notes += methods_left_out(guess, self.methods)
         linked = accuracy.baseline is not None and accuracy.low > accuracy.baseline
         for name, given in truth.facts.get("guarantees", {}).items():
             values = [float(g["epsilon"]) for g in given.values()]
@@ -403,7 +408,7 @@ class Fingerprint(Audit):
         return tuple(notes)
 
 
-def left_out(guess: Linkage, asked: Sequence[str]) -> list[str]:
+def methods_left_out(guess: Linkage, asked: Sequence[str]) -> list[str]:
     """Which methods were asked for and are not among the results, why, and what stands for them."""
     missing = [m for m in asked if m not in guess.labels]
     if not missing:
@@ -477,7 +482,7 @@ def amplification(unit: str, linked: bool, reports: Shuffled | None = None) -> s
     return text + figure + ": it holds only while updates cannot be linked"
 
 
-def roster(view: View, features: Features) -> int:
+def count_clients(view: View, features: Features) -> int:
     """How many clients there are: the server knows whom it sent models to."""
     receivers = {
         m.receiver

@@ -25,7 +25,7 @@ from fedaudit.audits.fingerprint.products import (
     product,
     square_lengths,
 )
-from fedaudit.audits.outright import Carried, single_updates
+from fedaudit.audits.outright import RoundUpdates, single_updates
 from fedaudit.errors import NothingToSay, TraceError, UsageError
 from fedaudit.layout import Layout
 from fedaudit.trace import View
@@ -79,7 +79,7 @@ def standardise_columns(rounds: Sequence[Rows]) -> list[Rows]:
     return [((r - mean) * scale).astype(np.float32) for r in rounds]
 
 
-class Fold:
+class CountSketch:
     """A count sketch of width m for vectors of any length: signs are drawn once per column."""
 
     def __init__(self, columns: int, width: int, rng: np.random.Generator) -> None:
@@ -135,7 +135,7 @@ class Features:
         return 0.0 if self.sketch_width is None else detectable_cosine(self.sketch_width)
 
 
-def linkable(carried: Sequence[Carried]) -> list[Carried]:
+def linkable(carried: Sequence[RoundUpdates]) -> list[RoundUpdates]:
     """Rounds whose anonymous updates can be linked; raises where there is nothing to link."""
     hidden = [c for c in carried if c.hidden]
     for c in hidden:
@@ -158,7 +158,7 @@ def linkable(carried: Sequence[Carried]) -> list[Carried]:
     return hidden
 
 
-def hidden_rows(view: View, number: int, tensor: str, messages: Sequence[int]) -> Rows:
+def anonymous_rows(view: View, number: int, tensor: str, messages: Sequence[int]) -> Rows:
     """Rows of some messages of a round, for one tensor; without a copy where these are all."""
     updates = view.updates(number, tensor)
     if len(updates.messages) == len(messages):
@@ -187,7 +187,7 @@ def collect(
     normalise: Literal["unit", "column"] = "unit",
     sketch: int | None = None,
     exact_bytes: int = EXACT_BYTES,
-    carried: Sequence[Carried] | None = None,
+    carried: Sequence[RoundUpdates] | None = None,
 ) -> Features:
     """Feature rows of every round of a view, tensor by tensor, exactly or folded.
 
@@ -212,10 +212,10 @@ def collect(
             got=f"{total * columns * 4 >> 20} MiB",
             remedy="select fewer tensors with features, or normalise by unit norm",
         )
-    fold = Fold(columns, width, rng) if width else None
+    fold = CountSketch(columns, width, rng) if width else None
     rounds: list[Rows] = []
     for c in carried:
-        rounds.append(_one_round(view, c, chosen, columns, fold))
+        rounds.append(_round_rows(view, c, chosen, columns, fold))
     if normalise == "column":
         rounds = [unit_norm(r) for r in standardise_columns(rounds)]
     return Features(
@@ -228,8 +228,8 @@ def collect(
     )
 
 
-def _one_round(
-    view: View, c: Carried, chosen: Sequence[object], columns: int, fold: Fold | None
+def _round_rows(
+    view: View, c: RoundUpdates, chosen: Sequence[object], columns: int, fold: CountSketch | None
 ) -> Rows:
     """Unit rows of one round: exact (K, d), or folded (K, m) with exact norms."""
     number, count = c.number, len(c.hidden)
@@ -238,10 +238,10 @@ def _one_round(
     first = 0
     step = max(1 << 16, MAPPED // count)
     for entry in chosen:
-        rows = hidden_rows(view, number, entry.name, c.hidden)  # type: ignore[attr-defined]
+        rows = anonymous_rows(view, number, entry.name, c.hidden)  # type: ignore[attr-defined]
         for low in range(0, rows.shape[1], step):
             part = rows[:, low : low + step]
-            own = fold.add(out, part, first) if fold else keep(out, part, first)
+            own = fold.add(out, part, first) if fold else copy_rows(out, part, first)
             doubtful = ~((own > TINY) & (own < np.inf))
             if doubtful.any():
                 refuse_bad_rows(part, number)
@@ -250,12 +250,12 @@ def _one_round(
                 own[doubtful] = np.einsum("ij,ij->i", few, few, dtype=np.float64)
             squares += own
             first += part.shape[1]
-            give_back(rows)
+            release_pages(rows)
     out *= inverse_lengths(squares)[:, None]
     return out
 
 
-def keep(out: Rows, rows: Rows, first: int) -> npt.NDArray[np.float64]:
+def copy_rows(out: Rows, rows: Rows, first: int) -> npt.NDArray[np.float64]:
     """Copy rows (K, c) to the columns of out (K, d) from `first` on; their squared lengths."""
     squares = np.zeros(len(rows))
 
@@ -267,7 +267,7 @@ def keep(out: Rows, rows: Rows, first: int) -> npt.NDArray[np.float64]:
     return squares
 
 
-def give_back(rows: Rows) -> None:
+def release_pages(rows: Rows) -> None:
     """Tell the system that mapped pages of `rows` were read and may go.
 
     They would count as memory of this process for as long as the trace is open, though they are
@@ -287,7 +287,7 @@ def cosines(before: Rows, after: Rows) -> npt.NDArray[np.float32]:
 
     A row of zeros resembles nothing.
     """
-    return _scaled(product(before, after), lengths_of(before), lengths_of(after))
+    return _scaled(product(before, after), squared_lengths(before), squared_lengths(after))
 
 
 def _scaled(dots: Rows, before: npt.NDArray[Any], after: npt.NDArray[Any]) -> Rows:
@@ -297,7 +297,7 @@ def _scaled(dots: Rows, before: npt.NDArray[Any], after: npt.NDArray[Any]) -> Ro
     return dots
 
 
-def lengths_of(rows: Rows) -> npt.NDArray[np.float64]:
+def squared_lengths(rows: Rows) -> npt.NDArray[np.float64]:
     """Squared lengths of rows (K, d): (K,), a few rows at a time."""
     out = np.zeros(len(rows))
 
@@ -309,7 +309,7 @@ def lengths_of(rows: Rows) -> npt.NDArray[np.float64]:
 
 
 def exact_cosines(
-    view: View, before: Carried, after: Carried, tensors: Sequence[str]
+    view: View, before: RoundUpdates, after: RoundUpdates, tensors: Sequence[str]
 ) -> npt.NDArray[np.float32]:
     """Exact cosines between the anonymous rows of two rounds, streamed by columns.
 
@@ -317,21 +317,21 @@ def exact_cosines(
     """
     total: list[npt.NDArray[Any]] = []
     for name in tensors:
-        a, b = (hidden_rows(view, c.number, name, c.hidden) for c in (before, after))
-        own: list[npt.NDArray[Any]] = [product(a, b), lengths_of(a), lengths_of(b)]
+        a, b = (anonymous_rows(view, c.number, name, c.hidden) for c in (before, after))
+        own: list[npt.NDArray[Any]] = [product(a, b), squared_lengths(a), squared_lengths(b)]
         total = [x + y for x, y in zip(total, own, strict=True)] if total else own
-        give_back(a)
-        give_back(b)
+        release_pages(a)
+        release_pages(b)
     return _scaled(*total)
 
 
 def exact_gram(
-    view: View, carried: Sequence[Carried], tensors: Sequence[str]
+    view: View, carried: Sequence[RoundUpdates], tensors: Sequence[str]
 ) -> npt.NDArray[np.float64]:
     """Exact cosines of all anonymous rows with each other, (N, N), streamed by columns."""
     dots: npt.NDArray[np.float64] | None = None
     for name in tensors:
-        rounds = [hidden_rows(view, c.number, name, c.hidden) for c in carried]
+        rounds = [anonymous_rows(view, c.number, name, c.hidden) for c in carried]
         if dots is None:
             total = sum(len(r) for r in rounds)
             dots = np.zeros((total, total))
@@ -339,7 +339,7 @@ def exact_gram(
             part = np.concatenate([r[:, low : low + COLUMNS] for r in rounds])
             dots += part @ part.T
         for rows in rounds:
-            give_back(rows)
+            release_pages(rows)
     assert dots is not None
     norms = np.sqrt(np.diagonal(dots))
     scale = np.outer(norms, norms)

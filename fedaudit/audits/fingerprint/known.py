@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fedaudit.audits.outright import Recurring
+from fedaudit.audits.outright import RecurringField
 from fedaudit.results import AuditResult, Estimate
 from fedaudit.stats import intervals
 from fedaudit.trace import Truth
@@ -47,7 +47,7 @@ def with_known(
     headline is of the client that is exposed most. What the attack found stands beside it.
     """
     messages = [(t, i) for t, own in zip(guess.rounds, guess.messages, strict=True) for i in own]
-    field, marks = marked(guess, truth, audit.confidence)
+    field, marks = identifying_field(guess, truth, audit.confidence)
     if not guess.named and not marks:
         assert found is not None  # either something is named, or something was attacked
         return found
@@ -55,12 +55,12 @@ def with_known(
     how = "by name" if guess.named else f"by the field {field!r} beside it"
     count = len(guess.named or marks)
     where = "every message" if count == total else f"{count} of {total} messages"
-    said = (f"{how}, on {where}", *_advice(guess))
+    said = (f"{how}, on {where}", *_shuffle_hint(guess))
     if not guess.named and count < total:
         assert found is not None
         return replace(found, notes=(*said, *found.notes))  # counts as far as it was measured
     everyone = guess.everyone or len(set((guess.named or marks).values()))
-    result = _exact(audit, dict(guess.named or marks), everyone, shared, said)
+    result = _all_known(audit, dict(guess.named or marks), everyone, shared, said)
     if count == total:
         return result
     exact = result.estimates["linkage_accuracy"]
@@ -71,10 +71,10 @@ def with_known(
     if found is None or found.headline is None:
         left = f"{total - count} anonymous updates were not scored: they may be known or not"
         return replace(result, notes=(*result.notes, left))
-    return _together(result, found)
+    return _merge(result, found)
 
 
-def _exact(
+def _all_known(
     audit: Fingerprint,
     named: Mapping[tuple[int, int], str],
     everyone: int,
@@ -104,19 +104,19 @@ def _exact(
         known=True,
         headline="linkage_accuracy",
         estimates=estimates,
-        per_client=_rows(names, senders, chance),
+        per_client=_client_rows(names, senders, chance),
         detectable=0.0,
         notes=said,
     )
 
 
-def _advice(guess: Linkage) -> tuple[str, ...]:
+def _shuffle_hint(guess: Linkage) -> tuple[str, ...]:
     if not guess.named:
         return ()
     return ("what a shuffler would change: fedaudit audit TRACE --as shuffle",)
 
 
-def marked(
+def identifying_field(
     guess: Linkage, truth: Truth | None, confidence: float
 ) -> tuple[str, dict[tuple[int, int], str]]:
     """A field that ascribes updates to their senders, and these; nothing if it may be by chance.
@@ -124,18 +124,20 @@ def marked(
     It has to be always right, so often that senders drawn anew would agree with it as well in at
     most the share of cases that a lower limit of this confidence is wrong. All fields share it.
     """
-    for candidate in guess.marked if truth is not None else ():
-        level = (1 - confidence) / 2 / len(guess.marked)
+    for candidate in guess.recurring if truth is not None else ():
+        level = (1 - confidence) / 2 / len(guess.recurring)
         if math.log(level) < _agreement_by_chance(candidate, guess):
             continue
         assert truth is not None
-        found = _ascribed(candidate, guess, truth)
+        found = _senders_by_field(candidate, guess, truth)
         if found:
             return candidate.field, found
     return "", {}
 
 
-def _ascribed(candidate: Recurring, guess: Linkage, truth: Truth) -> dict[tuple[int, int], str]:
+def _senders_by_field(
+    candidate: RecurringField, guess: Linkage, truth: Truth
+) -> dict[tuple[int, int], str]:
     """Updates by sender, as a field tells them apart; empty if two share a value, or one has two.
 
     Who sent one update only has no links: any value that does not come back is right for it.
@@ -159,7 +161,7 @@ def _ascribed(candidate: Recurring, guess: Linkage, truth: Truth) -> dict[tuple[
     }
 
 
-def _agreement_by_chance(candidate: Recurring, guess: Linkage) -> float:
+def _agreement_by_chance(candidate: RecurringField, guess: Linkage) -> float:
     """Log of the most that the probability can be that a field which tells nothing is always right.
 
     Of n updates of a round, k bear values that were there before: k senders are then given, and at
@@ -175,7 +177,7 @@ def _agreement_by_chance(candidate: Recurring, guess: Linkage) -> float:
     return total
 
 
-def relabelled(
+def with_field_labels(
     guess: Linkage, labels: Sequence[Sequence[int]], marks: Mapping[tuple[int, int], str]
 ) -> Sequence[Sequence[int]]:
     """Labels of a linker that does not overlook a field which tells clients apart."""
@@ -186,7 +188,7 @@ def relabelled(
     ]
 
 
-def _rows(
+def _client_rows(
     names: list[str], senders: Mapping[int, list[str]], chance: float
 ) -> dict[str, dict[str, float | int | str | None]]:
     out: dict[str, dict[str, float | int | str | None]] = {}
@@ -205,7 +207,7 @@ def _rows(
     return out
 
 
-def _together(known: AuditResult, found: AuditResult) -> AuditResult:
+def _merge(known: AuditResult, found: AuditResult) -> AuditResult:
     """The known part, and beside it what was linked; a client in both counts all of its links."""
     rest = {f"{name}{OF_THE_REST}": e for name, e in found.estimates.items()}
     rows = {name: dict(row) for name, row in found.per_client.items()}

@@ -125,7 +125,7 @@ ALL_DIRECTIONS = 800  # rows up to which k-means sees whole rows, as published
 PRODUCTS = 4000  # rows up to which the products of all with all are made
 
 
-def principal(
+def cluster_points(
     rounds: Sequence[Rows], clients: int, rng: np.random.Generator
 ) -> npt.NDArray[np.floating]:
     """Points (N, r) to cluster: whole rows of few, the `clients` strongest directions of many.
@@ -156,7 +156,7 @@ def kmeans(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> li
 
     sizes = [len(r) for r in rounds]
     order = rng.permutation(sum(sizes))
-    points = principal(rounds, clients, rng)[order]
+    points = cluster_points(rounds, clients, rng)[order]
     with warnings.catch_warnings():
         # equal rows make fewer clusters than clients: that is an answer, not a failure
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -219,7 +219,7 @@ def greedy(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> li
 ENOUGH_PAIRS = 1_000_000  # of strangers: their spread is then known to 0.1 %
 
 
-def stranger_similarity(units: Sequence[Rows], clients: int) -> float:
+def chance_similarity(units: Sequence[Rows], clients: int) -> float:
     """The cosine that the best of `clients` strangers seldom reaches, from directions [(K_t, m)].
 
     Rows of one round come from different clients for certain, so their spread is what coincidence
@@ -247,7 +247,7 @@ def tracking(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> 
     stand as there are clients, no more are born: a row goes to the track it resembles most.
     """
     apart = Directions.of(rounds)
-    stranger = stranger_similarity(apart.units, clients)
+    stranger = chance_similarity(apart.units, clients)
     memory = np.zeros((max(clients, *apart.sizes), apart.units[0].shape[1]), dtype=np.float32)
     tracks = 0
     labels: list[Labels] = []
@@ -303,10 +303,10 @@ def joint(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> lis
         other = greedy(apart, clients, rng)
         if not _same_partition(starts[0], other):
             starts.append(other)
-    fit = Fit(apart.units, starts[0], clients)
+    fit = JointFit(apart.units, starts[0], clients)
     found = [(fit.refine(rng), list(fit.labels))]
     for other in starts[1:]:
-        fit.jump(other)
+        fit.relabel(other)
         found.append((fit.refine(rng), list(fit.labels)))
     return max(found, key=lambda pair: pair[0])[1]
 
@@ -318,7 +318,7 @@ def _same_partition(one: Sequence[Labels], other: Sequence[Labels]) -> bool:
     return pairs == len(np.unique(a)) == len(np.unique(b))
 
 
-class Fit:
+class JointFit:
     """Labels of all rounds, and the sum of the rows of every cluster.
 
     What the rows of a round have in common with the clusters of the **other** rounds is kept, and
@@ -349,7 +349,7 @@ class Fit:
         self._stale[np.ix_(others, np.union1d(own[at], new[at]))] = True
         self.labels[t] = new
 
-    def jump(self, other: Sequence[Labels]) -> None:
+    def relabel(self, other: Sequence[Labels]) -> None:
         """Go over to a labelling with no more clusters, named so that few rows move."""
         together = np.zeros((len(self.sizes), len(self.sizes)))
         for own, theirs in zip(self.labels, other, strict=True):

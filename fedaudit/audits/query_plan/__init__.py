@@ -15,6 +15,6 @@ Shapes: queries (Q, K); sums (Q, d); estimates (K, d).
 """
 
 from fedaudit.audits.query_plan.audit import QueryPlan
-from fedaudit.audits.query_plan.theory import PlanAudit, aligned, audit_plan, solution
+from fedaudit.audits.query_plan.theory import PlanAudit, align_clients, audit_plan, solution
 
-__all__ = ["PlanAudit", "QueryPlan", "aligned", "audit_plan", "solution"]
+__all__ = ["PlanAudit", "QueryPlan", "align_clients", "audit_plan", "solution"]

@@ -22,7 +22,13 @@ from fedaudit.audits.planning import (
     counted_headline,
 )
 from fedaudit.audits.query_plan.facts import FACTS
-from fedaudit.audits.query_plan.theory import PlanAudit, aligned, audit_plan, in_the_clear, solution
+from fedaudit.audits.query_plan.theory import (
+    PlanAudit,
+    align_clients,
+    audit_plan,
+    in_the_clear,
+    solution,
+)
 from fedaudit.errors import NotApplicable, NothingToSay, NotObservable, TraceError
 from fedaudit.results import AuditResult, Estimate, Need, Underpowered
 from fedaudit.settings import Count, Fraction, Whole, checked
@@ -109,7 +115,7 @@ class QueryPlan(Audit):
         ledgers = [asked(view, number) for number in view.rounds]
         questions = sum(len(a.queries) for a in ledgers)
         ledgers_answered = [a for a in ledgers if len(a.answered)]
-        alone, nameless = _alone(view)
+        alone, nameless = _single_updates(view)
         if alone:
             found = self._read_off(view, ledgers_answered, alone, questions)
             return replace(found, nameless=nameless)
@@ -125,7 +131,7 @@ class QueryPlan(Audit):
                 if not questions
                 else "lower the threshold, or see why they were refused",
             )
-        names, matrices = aligned(ledgers_answered)
+        names, matrices = align_clients(ledgers_answered)
         work = query_algebra.WORK // len(matrices)
         plans = [audit_plan(matrix, work=work) for matrix in matrices]
         return PlanGuess(
@@ -151,7 +157,7 @@ class QueryPlan(Audit):
         questions: int,
     ) -> PlanGuess:
         """Updates that bear a name stand beside the sums as groups of one."""
-        named, sums = aligned(ledgers)
+        named, sums = align_clients(ledgers)
         names = tuple(dict.fromkeys([*named, *(n for own in alone.values() for n in own)]))
         asked_in = {a.round: m for a, m in zip(ledgers, sums, strict=True)}
         rounds, plans, uploads = [], [], np.zeros(len(names))
@@ -208,7 +214,7 @@ class QueryPlan(Audit):
             chosen.setdefault(i, []).append(k)
         out = []
         for i, clients in chosen.items():
-            rows = _combined(view, ledgers[i : i + 1], solution(matrices[i])[clients])
+            rows = _combine_answers(view, ledgers[i : i + 1], solution(matrices[i])[clients])
             out += [(ledgers[i].round, k, row) for k, row in zip(clients, rows, strict=True)]
         return out
 
@@ -223,8 +229,8 @@ class QueryPlan(Audit):
         if len(ledgers) < 2 or clients * view.layout.width > self.numbers:
             return None
         if persistence == 1:
-            return _combined(view, ledgers, solution(np.concatenate(matrices)))
-        return _combined(view, ledgers, best_guess(matrices, persistence))
+            return _combine_answers(view, ledgers, solution(np.concatenate(matrices)))
+        return _combine_answers(view, ledgers, best_guess(matrices, persistence))
 
     def score(self, guess: PlanGuess, truth: Truth | None, rng: np.random.Generator) -> AuditResult:
         plans, clients = guess.plans, len(guess.names)
@@ -333,7 +339,7 @@ class QueryPlan(Audit):
         return replace(found, low=max(found.low, -1.0), high=min(found.high, 1.0))
 
 
-def _alone(view: View) -> tuple[dict[int, list[str]], int]:
+def _single_updates(view: View) -> tuple[dict[int, list[str]], int]:
     """Round -> clients whose update reaches the observer by itself, under their name; and how many
     updates do so without one."""
     try:
@@ -358,7 +364,7 @@ def _exact(
     )
 
 
-def _combined(view: View, ledgers: Sequence[Asked], coefficients: Floats) -> Rows:
+def _combine_answers(view: View, ledgers: Sequence[Asked], coefficients: Floats) -> Rows:
     """Combinations (n, d) of the answers of some rounds; coefficients (n, Q) in their order."""
     out = np.zeros((len(coefficients), view.layout.width), dtype=np.float64)
     column = 0

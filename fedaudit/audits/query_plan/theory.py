@@ -92,7 +92,7 @@ def solution(queries: npt.ArrayLike) -> Floats:
     return inverse
 
 
-def aligned(rounds: Sequence[Asked]) -> tuple[tuple[str, ...], list[Floats]]:
+def align_clients(rounds: Sequence[Asked]) -> tuple[tuple[str, ...], list[Floats]]:
     """All clients' names, and the answered queries of every round in these columns."""
     names = tuple(dict.fromkeys(name for a in rounds for name in a.clients))
     out = []
