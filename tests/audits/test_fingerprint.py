@@ -493,7 +493,7 @@ def test_a_sketch_agrees_with_exact_rows_where_the_signal_shows(tmp_path):
     assert exact.estimates["linkage_accuracy"].value == 1.0
     assert folded.estimates["linkage_accuracy"].value == 1.0
     assert folded.settings["sketch"] == 1021
-    assert any("folded" in n for n in folded.notes)
+    assert any("a sketch of 1,021 numbers" in n for n in folded.notes)
 
 
 def test_no_negative_rests_on_a_sketch_alone(tmp_path):
@@ -509,7 +509,7 @@ def test_no_negative_rests_on_a_sketch_alone(tmp_path):
     assert np.mean([h for hits in seen.values() for h in hits]) < 0.6
     looked = audit(trace, truth, sketch=211, methods=("greedy",))
     assert looked.estimates["linkage_accuracy"].value > 0.95
-    assert any("repeated exactly" in n for n in looked.notes)
+    assert any("repeated on exact rows" in n for n in looked.notes)
     strong = audit(trace, truth, sketch=211, methods=("joint",))
     assert strong.estimates["linkage_accuracy"].value > 0.95
 
@@ -525,9 +525,9 @@ def test_methods_that_are_not_repeated_exactly_are_named_with_the_reason(tmp_pat
     monkeypatch.setattr(module, "EXACT_ROWS", 3)
     looked = audit(trace, truth, sketch=211, methods=asked)
     (note,) = [n for n in looked.notes if n.startswith("left out")]
-    assert note.startswith("left out: joint, kmeans. Of ")
-    assert "the products of all rows with all" in note
-    assert note.endswith("The verdict is that of greedy")
+    assert note.startswith("left out: joint, kmeans. With ")
+    assert "compare all pairs of rows" in note
+    assert note.endswith("The verdict is from greedy")
     assert looked.settings["methods"] == list(asked)
     assert looked.source.endswith("greedy")
     assert "linkage_accuracy (random)" in looked.estimates
@@ -543,7 +543,7 @@ def test_what_all_clients_share_does_not_pass_for_a_match(tmp_path):
     data = signal_rows(rng, clients=16, rounds=4, width=60_000, signal=0.3, common=2.0)
     trace, truth = record(tmp_path, data)
     looked = audit(trace, truth, sketch=211)
-    assert any("repeated exactly" in n for n in looked.notes)
+    assert any("repeated on exact rows" in n for n in looked.notes)
     assert looked.estimates["linkage_accuracy"].value > 0.95
 
 
@@ -865,7 +865,7 @@ def test_fields_that_tell_nothing_raise_the_alarm_at_most_at_the_stated_rate(sha
         guess = a.attack(trace.seen_by(SERVER), Knowledge(), np.random.default_rng(s))
         with_fields, without = (
             judge(a.score(g, truth, np.random.default_rng(s)))[-1].verdict == "leak"
-            for g in (guess, replace(guess, marked=()))
+            for g in (guess, replace(guess, recurring=()))
         )
         alarms += with_fields and not without
     # one-sided 2.5 %: more than 10 of 150 would happen once in 500
