@@ -180,7 +180,7 @@ class Audit(Protocol):
     def missing(self, setting: Setting) -> Need | None:
         """The first need that a configured federation will not meet, if one is known.
 
-        None is no promise: the attack may still find that something is missing.
+        If it is None, the attack may still find that something is missing.
         """
         return None
 
@@ -214,7 +214,7 @@ def columns_for(model: Layout, recorded: Layout) -> npt.NDArray[np.int64] | None
         first = wrong[0]
         more = f" ({', '.join(wrong[1:4])}, ...)" if len(wrong) > 1 else ""
         raise NotApplicable(
-            "the model does not match the trace",
+            "model and trace do not fit",
             code="other_model",
             expected=f"{first} of shape {want.get(first, 'absent')} (the model)",
             got=f"{have.get(first, 'absent')} (the trace); {len(wrong)} tensors differ{more}",

@@ -36,7 +36,7 @@ SUMS = ("securesum", "secureaggregation", "secagg")
 
 
 def in_effect(declared: Mapping[str, Any], clear: Collection[str]) -> set[str]:
-    """Kinds that a declared protection covers, minus those that are visible all the same.
+    """Kinds that a declared protection covers, minus those that are still visible.
 
     A visible name is not covered, whatever the declaration says. Noisy tensors are visible and
     covered. A secure sum makes nothing visible, so it covers nothing that still is.
@@ -123,7 +123,7 @@ class Sightings:
 @dataclass(frozen=True, kw_only=True)
 class CoverageGuess:
     """`items`: kind -> descriptions. `covers`: kinds that the declared protections cover;
-    `in_the_clear`: kinds that they declare and that are visible all the same."""
+    `in_the_clear`: kinds that they declare but that are still visible."""
 
     items: dict[str, tuple[str, ...]]
     covers: tuple[str, ...]

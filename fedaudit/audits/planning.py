@@ -175,7 +175,7 @@ class Aim:
         effect = default if self.effect is None else self.effect
         if chance + effect > 1.0 + 1e-12:
             raise UsageError(
-                "the effect is larger than the measure allows",
+                "the effect is beyond what can be measured",
                 expected=f"at most {1.0 - chance:.4g} above a chance of {chance:.4g}",
                 got=f"{effect:g}",
                 remedy="--effect is the difference from chance, not the value",

@@ -1,4 +1,4 @@
-"""Naive twin, theory, null, power, monotone, vantage; then what must be refused."""
+"""Naive twin, theory, null, power, monotone, vantage, and bad input."""
 
 import itertools
 import re
@@ -50,7 +50,7 @@ from fedaudit.trace.memory import MemoryRecorder, MemoryTruth
 
 
 def signal_rows(rng, clients=12, rounds=8, width=400, signal=1.0, share=1.0, common=0.0):
-    """Rows of clients that have a direction each, plus noise; who sent them, shuffled."""
+    """Shuffled rows of clients with one direction each plus noise, and their senders."""
     base = rng.normal(size=(clients, width))
     shared = rng.normal(size=width)
     out = []
@@ -175,13 +175,13 @@ def test_rows_taken_apart_are_the_same_rows():
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_joint_equals_a_twin_that_computes_everything_anew(share):
-    """Costs from products that are kept, against sums over the other rounds at every step."""
+    """Costs from cached products, against sums over the other rounds at every step."""
     for s in range(6):
         data = signal_rows(np.random.default_rng(s), 10, 6, 80, signal=0.6, share=share)
         rounds = [split(unit_norm(r))[2] for r, _ in data]
         start = tracking(rounds, 10, np.random.default_rng(s))
         fit = linkers_module.JointFit(rounds, start, 10)
-        if s % 2:  # there and back again: what is kept must follow
+        if s % 2:  # there and back again: the cache must follow
             fit.refine(np.random.default_rng(0))
             fit.relabel(start)
             same = clustering.scores(np.concatenate(fit.labels), np.concatenate(start))
@@ -222,7 +222,7 @@ def test_joint_equals_a_twin_that_computes_everything_anew(share):
 
 
 def test_many_rows_are_clustered_by_their_strongest_directions(monkeypatch):
-    """What is left out is noise within clusters: found no worse, by either way to directions."""
+    """The rest is noise within clusters: both ways to directions find clusters as well."""
     data = signal_rows(np.random.default_rng(26), clients=6, rounds=8, width=500, signal=0.5)
     rounds = [unit_norm(r) for r, _ in data]
     senders = [s for _, own in data for s in own]
@@ -400,7 +400,7 @@ def test_the_random_method_gives_the_published_random_row(clients, published):
 
 @pytest.mark.parametrize("method", LINKERS)
 def test_chance_is_what_the_same_linker_finds_without_signal(method):
-    """Half take part: greedy deals few labels, tracking many, and each has its own chance."""
+    """Half participation: greedy uses few labels, tracking many; each has its own chance."""
     rng = np.random.default_rng(8)
     found, right, made, chances, precisions = [], 0, 0, [], []
     for _ in range(60 if method in ("kmeans", "spectral") else 200):
@@ -442,7 +442,7 @@ def test_no_signal_raises_the_alarm_at_most_at_the_stated_rate(tmp_path):
 
 @pytest.mark.parametrize("method", LINKERS)
 def test_degenerate_rows_in_file_order_score_chance_not_one(tmp_path, method):
-    """All updates equal: ties must not fall in the order of the file."""
+    """All updates are equal: ties must not follow file order."""
     names = [f"client-{c:02d}" for c in range(10)]
     rows = np.ones((10, 20), np.float32)
     trace, truth = record(tmp_path, [(rows, names)] * 6)
@@ -497,7 +497,7 @@ def test_a_sketch_agrees_with_exact_rows_where_the_signal_shows(tmp_path):
 
 
 def test_no_negative_rests_on_a_sketch_alone(tmp_path):
-    """Cosine 0.06: a narrow sketch sees nothing, so the audit looks again exactly."""
+    """Cosine 0.06: a narrow sketch sees nothing, so the audit repeats on exact rows."""
     data = signal_rows(np.random.default_rng(12), clients=20, rounds=4, width=60_000, signal=0.25)
     trace, truth = record(tmp_path, data)
     view = trace.seen_by(SERVER)
@@ -636,7 +636,7 @@ def test_amplification_is_void_if_linkable():
      (200.0, 0.0, "gains nothing")],
 )  # fmt: skip
 def test_noise_of_whole_clients_states_what_shuffling_adds(tmp_path, noise, signal, said):
-    """Local noise and a shuffler: the audit looks up the theorem and says whether it holds."""
+    """Local noise and a shuffler: the audit states whether amplification holds."""
     clients = 12 if noise < 100 else 400
     data = signal_rows(np.random.default_rng(30), clients, 3, 40, signal=signal)
     declared = [{"name": "update_noise", "noise_multiplier": noise}]
@@ -682,12 +682,12 @@ def test_default_features():
 
 @pytest.mark.parametrize("rounds", [1, 4])
 def test_named_senders_are_a_leak_at_full_value(tmp_path, rounds):
-    """Whatever the updates are: not even noise hides a name. One round is enough."""
+    """Noise does not hide a name. One round is enough."""
     trace, truth = record(
         tmp_path, signal_rows(np.random.default_rng(31), rounds=rounds), senders=None
     )
     clients = len(trace.messages(1)) // 2
-    for known in (truth, None):  # names in the trace need no truth beside it
+    for known in (truth, None):  # names in the trace need no truth
         result = audit(trace, known)
         assert (result.status, result.known) == ("ok", True)
         e = result.estimates["linkage_accuracy"]
@@ -745,7 +745,7 @@ def test_only_what_is_unnamed_needs_linking(tmp_path):
 
 @pytest.mark.parametrize("bare", [1, 4])
 def test_one_named_client_is_exposed_in_full_whoever_else_is_not(tmp_path, bare):
-    """A share of all messages would dilute what the named client suffers."""
+    """A share of all messages would understate the exposure of the named client."""
     rng = np.random.default_rng(34)
     names = [f"client-{c:02d}" for c in range(5)]
     data = [(rng.normal(size=(5, 20)).astype(np.float32), names) for _ in range(6)]
@@ -785,7 +785,7 @@ def test_a_name_beside_an_anonymous_update_is_a_name(tmp_path):
 
 @pytest.mark.parametrize(("sizes", "known"), [("own", True), ("alike", False), ("drawn", False)])
 def test_weights_that_tell_clients_apart_need_no_attack(tmp_path, sizes, known):
-    """Updates of pure noise: only the weight says whose they are, if it always does."""
+    """Updates of pure noise: only the weight identifies senders, if it is always right."""
     rng = np.random.default_rng(34)
     width, names = 10, [f"client-{c:02d}" for c in range(6)]
     layout = {"model": Layout.of([("1.weight", (5, 2)), ("1.bias", (0,))])}
@@ -858,7 +858,7 @@ TELL_NOTHING = {
 
 @pytest.mark.parametrize("shape", TELL_NOTHING)
 def test_fields_that_tell_nothing_raise_the_alarm_at_most_at_the_stated_rate(shape):
-    """Alarms that the linker does not raise itself: those are counted without any fields."""
+    """Counts alarms from fields only: the linker's own alarms are subtracted."""
     alarms, a = 0, Fingerprint(methods=("greedy",))
     for s in range(150):
         trace, truth = beside(np.random.default_rng([s, len(shape)]), TELL_NOTHING[shape])
@@ -891,7 +891,7 @@ def test_example_counts_of_their_own_tell_clients_apart(share):
 
 
 def test_what_is_right_too_seldom_is_not_known():
-    """Two clients that agree twice do so by chance one time in four."""
+    """Two clients agree twice by chance one time in four."""
 
     def fields(rng, t, who):
         return each(COUNTS[who])
@@ -955,7 +955,7 @@ def test_values_that_are_not_finite_are_named_by_round_and_row(tmp_path):
     with pytest.raises(TraceError, match="round 3") as error:
         audit(trace, truth)
     assert "row 4" in error.value.got
-    # the remedy names settings that there are
+    # the remedy names existing settings
     named = re.findall(r"\w+(?:\.\w+)+", error.value.remedy)
     assert named == ["training.learning_rate", "audits.fingerprint.features"]
     load({"training": {"learning_rate": 0.01}, "audits": {"fingerprint": {"features": ["x"]}}})

@@ -203,7 +203,7 @@ def _too_few(
     needed = 2 * games
     while needed < MOST_GAMES and not _is_detectable(min(tops), needed // 2, confidence):
         needed *= 2
-    what = f"a success of {min(tops):.4g}, the ceiling for any adversary here: games"
+    what = f"a success of {min(tops):.4g}, the most any adversary can reach here: games"
     return (Underpowered(what=what, have=games, needed=needed, measure="success"),)
 
 

@@ -210,7 +210,9 @@ def check_beta(beta: float, separation: float, patterns: int, norm: float) -> No
             "beta is too small for Theorem 3",
             expected=f"a beta large enough for a separation of {separation:.4g}",
             got=f"beta = {beta:g}",
-            remedy=f"beta = {enough * (1.0 + 1e-6):.7g} or more" if enough else "any beta above 0",
+            remedy=f"use beta = {enough * (1.0 + 1e-6):.7g} or more"
+            if enough
+            else "use any beta above 0",
         )
 
 

@@ -1,4 +1,4 @@
-"""The planted heads, their closed form, Theorem 3, and what is refused."""
+"""The planted heads, their closed form, Theorem 3, and bad input."""
 
 import itertools
 import math

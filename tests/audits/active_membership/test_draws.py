@@ -1,4 +1,4 @@
-"""Draws have the law of their tables."""
+"""Samples follow the distribution of their tables."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def law_of(keep, other):
 
 @pytest.mark.parametrize("bits", [1, 4, 10, 11, 20])
 def test_words_are_drawn_bit_by_bit_law(bits, rng):
-    """The stored tables, read back as a distribution, are the product of the bits' to 2^-30."""
+    """The stored tables equal the product distribution of the bits to 2^-30."""
     p = rng.uniform(0.0, 1.0, bits)
     p[0] = 0.0  # never
     flips = BitSampler.of(p)

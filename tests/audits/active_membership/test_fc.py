@@ -1,4 +1,4 @@
-"""The planted network is the distance, its gradient the answer, decisions the closed form's."""
+"""The planted network measures the distance; its gradient decides like the closed form."""
 
 import math
 
@@ -155,7 +155,7 @@ def test_a_thousand_games_are_decided_alike(play, rng, mechanism, epsilon, setti
 
 
 def test_planted_models_and_answers_are_on_the_wire(play, rng):
-    """The trace holds what was sent and what came back; a client sees its own planted model."""
+    """The trace has planted models and answers; a client sees its own planted model."""
     universe = Universe.of(rng.random((40, 4)))
     adversary = FullyConnected.prepare(universe, 5, rng)
     played = games.challenge(40, 5, 6, rng)

@@ -1,4 +1,4 @@
-"""Figure 11 as printed: who is in the data, and who is asked about."""
+"""Figure 11 as printed: data and targets of games."""
 
 import math
 

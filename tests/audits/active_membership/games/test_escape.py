@@ -1,4 +1,4 @@
-"""P_M: exact against draws, and where it is known."""
+"""P_M: exact values against draws and known values."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The records that can occur: which are equal, how far apart they are, what clients show."""
+"""Universes: equal records, distances and perturbed records."""
 
 import math
 
