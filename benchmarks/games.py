@@ -102,7 +102,7 @@ def agreement(universe: Universe, bits: int, records: int, count: int) -> tuple[
     played = games.challenge(len(universe), records, count, rng)
     alike = yes = 0
     for i in range(count):
-        shown = universe.shown(played.data[i], rng)
+        shown = universe.perturbed(played.data[i], rng)
         closed = bool(server.answers(shown[None], played.target[i : i + 1])[0] > server.cut)
         answer = naive.answer(torch.from_numpy(shown).float(), int(played.target[i]))
         alike += answer == closed
@@ -141,7 +141,7 @@ def main() -> None:
             mechanism="bitrand", epsilon=epsilon, bits=args.bits, integer_bits=5, outside="clip"
         )
         universe = Universe.of(x, channel_of(local, x.shape[1]))
-        tau = universe.snapped(universe.radius)
+        tau = universe.snap(universe.radius)
         universe.levels_by_weight  # noqa: B018  made once, not per game
         naive = Naive(universe, args.bits, tau)
         contestants: dict[str, tuple[int, Callable[[Challenge], np.ndarray]]] = {

@@ -37,7 +37,7 @@ from timing import Clock, interleaved, ratio, seconds
 from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.fingerprint import Fingerprint
 from fedaudit.audits.fingerprint.features import (
-    Fold,
+    CountSketch,
     collect,
     cosines,
     detectable_cosine,
@@ -70,7 +70,7 @@ def by_torch(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return out
 
 
-def folded(rows: np.ndarray, fold: Fold) -> np.ndarray:
+def folded(rows: np.ndarray, fold: CountSketch) -> np.ndarray:
     """Unit rows (K, m) as the audit folds them out of a trace."""
     out = np.zeros((len(rows), fold.width), np.float32)
     out *= inverse_lengths(fold.add(out, rows, 0))[:, None]
@@ -91,7 +91,7 @@ def pair(args: argparse.Namespace, rng: np.random.Generator) -> dict[str, float]
     base = rng.standard_normal((k, d), dtype=np.float32)
     a, b = sender_rows(rng, base, 2.0), sender_rows(rng, base, 2.0)
     del base
-    fold = Fold(d, args.width, rng)
+    fold = CountSketch(d, args.width, rng)
 
     def exact() -> np.ndarray:
         return match(1.0 - cosines(a, b))[1]
@@ -145,7 +145,7 @@ def cluster(args: argparse.Namespace, rng: np.random.Generator) -> dict[str, flo
     for t in range(rounds):
         rows[t * k : (t + 1) * k] = sender_rows(rng, base, 4.0)
     truth = np.tile(np.arange(k), rounds)
-    fold = Fold(d, args.width, rng)
+    fold = CountSketch(d, args.width, rng)
     labels: dict[str, np.ndarray] = {}
 
     def ours() -> None:

@@ -1,4 +1,4 @@
-"""What every audit is, and what its adversary brings along.
+"""The interface of an audit, and the knowledge that its adversary has.
 
 `attack(view, knowledge, rng)` has no truth; `score(guess, truth, rng)` has no view. A leak of truth
 into an attack would show in a signature.
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Records of which the adversary asks whether one party trained on them.
+    """Candidate records: did one party train on them?
 
-    `x` (n, ...), `y` (n,), as the task encodes them, in random order: those that the party trained
-    on and those that it did not look alike here. Which is which stands in the truth alone.
+    `x` (n, ...) and `y` (n,) are encoded by the task, in random order. Members and non-members look
+    alike here; only the truth tells them apart.
     """
 
     x: Tensor
@@ -52,14 +52,14 @@ class Candidates:
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """Noise that is known to lie on what a server sees, standard deviation per number.
+    """Known noise on what the server sees, as a standard deviation per number.
 
-    In the first round: `aggregate` in the mean over clients; `own` party -> within its weighted
-    update, as far as it is put on at the client. Of any round, whose weights may be others:
-    `uploads` party -> within what it sends, before weighting; `on_sum` on the sum over clients,
-    `on_mean` on their mean. `clip`: the norm to which an update was clipped before the noise of
-    `uploads` was put on it, where nothing else changed it. `rule` says where the figures come from.
-    Not `complete`: there is more, whose size cannot be told.
+    First round only: `aggregate` is the noise in the mean over clients; `own` maps a party to the
+    client-side noise in its weighted update. Any round, whatever its weights: `uploads` maps a
+    party to the noise in its upload before weighting; `on_sum` is on the sum over clients,
+    `on_mean` on their mean. `clip` is the norm bound of an update before its upload noise, if
+    nothing else changed it. `rule` names the source of these numbers. `complete` is False if there
+    is more noise of unknown size.
     """
 
     aggregate: float
@@ -74,9 +74,9 @@ class Noise:
     def in_round(
         self, senders: Sequence[str], weights: npt.ArrayLike
     ) -> tuple[float, npt.NDArray[np.float64]]:
-        """Deviation in the mean of a round's K rows, and within each weighted row (K,).
+        """Deviation in the mean of a round's K rows, and in each weighted row (K,).
 
-        Of a row without a name: the typical amount, nobody knows whose it is.
+        An anonymous row gets the typical deviation.
         """
         w = np.asarray(weights, dtype=np.float64)
         if not self.uploads and not self.on_sum and not self.on_mean:
@@ -93,11 +93,11 @@ def _by_sender(deviations: Mapping[str, float], senders: Sequence[str]) -> npt.N
 
 
 class Shadows(Protocol):
-    """Federations of the adversary's own, of the target's shape, with all their labels.
+    """The adversary's own federations: same shape as the target, all labels known.
 
-    Each pass trains the same ones anew, and each is dropped once it was looked at. `prior` says
-    how they deal out records, `coupled` whether that ties a class mix to a client's place;
-    `classes` there are; `notes` what a reader should know.
+    Each pass trains the same federations again and drops each one after use. `prior` describes how
+    they partition records; `coupled` says whether a client's class mix depends on its place in the
+    graph; `classes` counts the classes; `notes` are remarks for the reader.
     """
 
     @property
@@ -115,10 +115,10 @@ class Shadows(Protocol):
     def __len__(self) -> int: ...
 
     def each(self, look: Callable[[int, View, Truth], Any]) -> Iterator[Any]:
-        """look(number, view, truth) of every federation, in their order.
+        """Yield look(number, view, truth) for every federation, in order.
 
-        Federations may be trained and looked at by other processes: `look` is a plain value with
-        a `__call__`, and what it returns is small.
+        Other processes may train federations and call `look`: it is a plain value with a
+        `__call__`, and it returns little data.
         """
         ...
 
@@ -134,11 +134,11 @@ class Shadows(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Knowledge:
-    """What the adversary brings: never a label of the target.
+    """Everything the adversary knows besides its view. It contains no label of the target.
 
-    `task` the model's architecture and loss; `candidates` party -> records to be asked about;
-    `noise` the noise in force, which is public; `shadows` federations of its own; `notes` what a
-    reader should know of all this; `extra` what single audits ask for by name (keys).
+    `task`: architecture and loss of the model. `candidates`: party -> candidate records. `noise`:
+    the public noise. `shadows`: the adversary's own federations. `extra`: inputs of single audits,
+    by name. `notes`: remarks for the reader.
     """
 
     task: Task | None = None
@@ -150,13 +150,13 @@ class Knowledge:
 
 
 class Audit(Protocol):
-    """A frozen keyword-only dataclass that is its own config. Audits derive from it.
+    """Base of all audits: a frozen keyword-only dataclass that is its own config.
 
-    `needs` names the parts of `Knowledge` that it cannot do without; `facts` declares its measures,
-    verdicts and words; `on_recording` says how it is asked about a recording of other software.
+    `needs` names the required parts of `Knowledge`. `facts` declares measures, verdicts and words.
+    `on_recording` tells a user how to run the audit on a recording of other software.
 
-    What a run plans with has defaults here: `cost`, `missing`, `check_recorded`, `samples` and
-    `samples_before`. An audit overrides those about which it can say more.
+    The planning methods have defaults: `cost`, `missing`, `check_recorded`, `samples` and
+    `samples_before`. An audit overrides those it can answer better.
     """
 
     name: ClassVar[str]
@@ -174,36 +174,38 @@ class Audit(Protocol):
     def score(self, guess: Any, truth: Truth | None, rng: np.random.Generator) -> AuditResult: ...
 
     def cost(self, shape: Shape) -> float:
-        """Seconds this audit takes on the machine that the rates in `planning` come from."""
+        """Run time in seconds on the reference machine of `planning`."""
         return CHEAP
 
     def missing(self, setting: Setting) -> Need | None:
-        """What the federation of a config will not give this audit; None where nothing is known
-        to be missing. The attack may still find that something is."""
+        """The first need that a configured federation will not meet, if one is known.
+
+        If it is None, the attack may still find that something is missing.
+        """
         return None
 
     def check_recorded(self, layout: Layout) -> None:
-        """Raise ConfigError where this audit asks for tensors that are not recorded."""
+        """Raise ConfigError if this audit selects tensors that are not recorded."""
         return
 
     @classmethod
     def samples(cls, result: AuditResult, recorded: Recorded, aim: Aim) -> list[SampleSize]:
-        """What a result with a headline rests on, and what it needs to show the aim's effect."""
+        """Sample sizes that a result has, and those that it needs to show the aim's effect."""
         assert result.headline is not None
         return [from_width(result, result.headline, aim)]
 
     @classmethod
     def samples_before(cls, aim: Aim) -> list[SampleSize]:
-        """What the audit needs to show the aim's effect, before anything is recorded."""
+        """Sample sizes needed to show the aim's effect, before anything is recorded."""
         how = "not known before a run: audit one, then fedaudit power RUN"
         return [SampleSize(audit=cls.name, measure="headline", how=how)]
 
 
 def columns_for(model: Layout, recorded: Layout) -> npt.NDArray[np.int64] | None:
-    """Which recorded columns make up a row of the model, (d,); None where they are the same.
+    """Recorded columns in the order of the model's row, (d,); None if the order is the same.
 
     Other software may record tensors in another order (a state dict has statistics between
-    weights). NotApplicable where names or shapes differ.
+    weights). Raises NotApplicable if names or shapes differ.
     """
     want = {e.name: e.shape for e in model.entries}
     have = {e.name: e.shape for e in recorded.entries}
@@ -212,7 +214,7 @@ def columns_for(model: Layout, recorded: Layout) -> npt.NDArray[np.int64] | None
         first = wrong[0]
         more = f" ({', '.join(wrong[1:4])}, ...)" if len(wrong) > 1 else ""
         raise NotApplicable(
-            "the model and the trace do not fit",
+            "model and trace do not fit",
             code="other_model",
             expected=f"{first} of shape {want.get(first, 'absent')} (the model)",
             got=f"{have.get(first, 'absent')} (the trace); {len(wrong)} tensors differ{more}",

@@ -1,16 +1,16 @@
 """What left a client outside the declared protection?
 
 Question: a protection covers parameters, senders or counts. What else crossed the wire?
-Vantage: WIRETAP (the auditor of a recording sees all of it; the finding names who else would).
-Paper: none; a bookkeeping check that every trace gets.
-Differs: nothing to differ from.
-Shapes: works on message tables and tensor names, never on values.
+Vantage: WIRETAP (the auditor sees the whole recording; the finding names the other observers).
+Paper: none; every trace gets this bookkeeping check.
+Differs: there is no paper to differ from.
+Shapes: reads message tables and tensor names, never values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,34 +24,97 @@ from fedaudit.results import AuditResult, Estimate
 from fedaudit.trace import AGGREGATOR, ANONYMOUS, PUBLIC, Truth, View
 from fedaudit.trace.schema import SHUFFLER, Message, hub_depths
 
-# -- theory: what a protection can cover ----------------------------------------------------------
+# -- theory: the kinds of data that a protection can cover ----------------------------------------
 
-MIDDLE = (SHUFFLER, AGGREGATOR)
-"""Who receives what others do not: names and single updates on the way there are no leak."""
+INTERMEDIARIES = (SHUFFLER, AGGREGATOR)
+"""Trusted receivers: names and single updates on the way to them are not a leak."""
+
 COVERABLE = ("parameter", "buffer", "integer", "weight", "metadata", "sender", "participation")
 
-
 SUMS = ("securesum", "secureaggregation", "secagg")
-"""Protections of which nothing of a single client leaves, as their names begin."""
+"""Name prefixes of protections under which no single client's data leave."""
 
 
 def in_effect(declared: Mapping[str, Any], clear: Collection[str]) -> set[str]:
-    """What a declared protection covers, without what stands in the clear though it should not.
+    """Kinds that a declared protection covers, minus those that are still visible.
 
-    A name in the clear is a name, whatever was declared. Noise leaves tensors in the clear, and
-    covers them; a secure sum leaves nothing, and covers nothing that still shows.
+    A visible name is not covered, whatever the declaration says. Noisy tensors are visible and
+    covered. A secure sum makes nothing visible, so it covers nothing that still is.
     """
     name = "".join(c for c in str(declared.get("name", "")).lower() if c.isalnum())
     shown = set(clear) if name.startswith(SUMS) else set(clear) & {"sender"}
     return {*declared.get("covers", ())} - shown
 
 
-# -- attack: items from a table -------------------------------------------------------------------
+# -- attack: kinds of data in the message tables --------------------------------------------------
+
+LABELS = {
+    "parameter": "parameter tensors in the clear",
+    "buffer": "normalisation statistics",
+    "integer": "integer buffers",
+    "metadata": "fields beside the update",
+}
 
 
 def uncovered(items: Mapping[str, tuple[str, ...]], covers: set[str]) -> tuple[str, ...]:
-    """Items (kind -> descriptions) whose kind no declared protection covers."""
+    """Descriptions of the items (kind -> descriptions) that no declared protection covers."""
     return tuple(line for kind in COVERABLE if kind not in covers for line in items.get(kind, ()))
+
+
+@dataclass
+class Sightings:
+    """What clients sent: names by kind, rounds and weights by sender, kinds in the clear."""
+
+    names: dict[str, dict[str, None]] = field(default_factory=lambda: {k: {} for k in COVERABLE})
+    rounds: dict[str, set[int]] = field(default_factory=dict)
+    weights: set[float] = field(default_factory=set)
+    clear: set[str] = field(default_factory=set)
+    messages: int = 0
+
+    @classmethod
+    def of(cls, view: View) -> Sightings:
+        # every sender that is not a hub counts as a client, even if the trace does not list it
+        hubs = {*hub_depths(view.federation), PUBLIC}
+        seen = cls()
+        for number in view.rounds:
+            for m in view.messages(number):
+                # a message without content records that no answer came
+                if m.sender not in hubs and (m.parts or m.size):
+                    seen.add(m, number, view.layouts)
+        return seen
+
+    def add(self, m: Message, number: int, layouts: Mapping[str, Layout]) -> None:
+        self.messages += 1
+        if m.sender != ANONYMOUS:
+            self.rounds.setdefault(m.sender, set()).add(number)
+        if not m.parts:
+            return  # encrypted on this leg: only its size is visible
+        for layout in m.parts:
+            for e in layouts[layout].entries:
+                self.names[_kind_of(layout, e.role)].setdefault(e.name)
+        if m.receiver not in INTERMEDIARIES:
+            self.clear |= _visible_kinds(m, layouts)
+        self.weights.add(m.weight)
+        self.names["metadata"].update(dict.fromkeys(m.metadata))
+        if m.sender != ANONYMOUS:
+            self.names["sender"].setdefault(m.sender)
+
+    def items(self, every_round: set[int]) -> dict[str, tuple[str, ...]]:
+        """Kind -> description of what was seen."""
+        out: dict[str, tuple[str, ...]] = {}
+        for kind, label in LABELS.items():
+            if self.names[kind]:
+                out[kind] = (f"{label}: {_listing(list(self.names[kind]))}",)
+        if senders := len(self.names["sender"]):
+            out["sender"] = (f"the sender's name, on the messages of {senders}",)
+        if (distinct := len(self.weights)) > 1:
+            out["weight"] = (
+                f"aggregation weights with {distinct} distinct values (a client's size identifies "
+                "it)",
+            )
+        if any(rounds != every_round for rounds in self.rounds.values()):
+            out["participation"] = ("who took part in which round",)
+        return out
 
 
 # -- audit ----------------------------------------------------------------------------------------
@@ -59,11 +122,12 @@ def uncovered(items: Mapping[str, tuple[str, ...]], covers: set[str]) -> tuple[s
 
 @dataclass(frozen=True, kw_only=True)
 class CoverageGuess:
-    """`covers`: what declared protections cover; `void`: what they do not, though they say so."""
+    """`items`: kind -> descriptions. `covers`: kinds that the declared protections cover;
+    `in_the_clear`: kinds that they declare but that are still visible."""
 
     items: dict[str, tuple[str, ...]]
     covers: tuple[str, ...]
-    void: tuple[str, ...]
+    in_the_clear: tuple[str, ...]
     protections: tuple[str, ...]
     messages: int
     trace_sha256: str
@@ -82,8 +146,8 @@ FACTS = AuditFacts(
     decision=Decision(counts=True),
     words=Words(
         measure="kinds of data that left a client outside every declared protection",
-        leak="Outside every declared protection left: {notes}.",
-        no_evidence="Everything that left a client falls under a declared protection.",
+        leak="These left a client outside every declared protection: {notes}.",
+        no_evidence="A declared protection covers everything that left a client.",
         advice=(Advice("declare a protection that covers them"), Advice("stop sending them")),
         against="with full protection",
         counted=("kind of data", "kinds of data"),
@@ -94,13 +158,13 @@ FACTS = AuditFacts(
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage(Audit):
-    """What left a client outside the declared protection, by name."""
+    """List the data that left a client outside every declared protection."""
 
     name: ClassVar[str] = "coverage"
     question: ClassVar[str] = "What left a client outside the declared protection?"
     source: ClassVar[str] = "count over the message tables of the trace"
     facts: ClassVar[AuditFacts] = FACTS
-    on_recording: ClassVar[str] = "what left a client outside of every declared protection"
+    on_recording: ClassVar[str] = "lists what left a client outside every declared protection"
     vantage: str = "wiretap"
 
     @classmethod
@@ -112,63 +176,18 @@ class Coverage(Audit):
         return [counted(cls.name, "kinds_outside_protection")]
 
     def attack(self, view: View, knowledge: Knowledge, rng: np.random.Generator) -> CoverageGuess:
-        # whoever is no known middleman is a client, listed or not: nobody's message is left out
-        hubs = {*hub_depths(view.federation), PUBLIC}
-        layouts = view.layouts
-        kinds: dict[str, dict[str, None]] = {k: {} for k in COVERABLE}
-        presence: dict[str, set[int]] = {}
-        weights: dict[str, set[float]] = {}
-        clear: set[str] = set()
-        count = 0
-        for number in view.rounds:
-            for m in view.messages(number):
-                if m.sender in hubs or not (m.parts or m.size):
-                    continue  # a message of no content stands for an answer that did not come
-                count += 1
-                if m.sender != ANONYMOUS:
-                    presence.setdefault(m.sender, set()).add(number)
-                if not m.parts:
-                    continue  # sealed on this leg: only its size shows
-                for layout in m.parts:
-                    for e in layouts[layout].entries:
-                        kinds[_kind_of(layout, e.role)].setdefault(e.name)
-                if m.receiver not in MIDDLE:
-                    clear |= _shown(m, layouts)
-                weights.setdefault(m.sender, set()).add(m.weight)
-                for key in m.metadata:
-                    kinds["metadata"].setdefault(key)
-                if m.sender != ANONYMOUS:
-                    kinds["sender"].setdefault(m.sender)
-        if not count:
+        seen = Sightings.of(view)
+        if not seen.messages:
             need_uploads(view)
-        items: dict[str, tuple[str, ...]] = {}
-        for kind, label in (
-            ("parameter", "parameter tensors in the clear"),
-            ("buffer", "normalisation statistics"),
-            ("integer", "integer buffers"),
-            ("metadata", "fields beside the update"),
-        ):
-            if kinds[kind]:
-                items[kind] = (f"{label}: {_listing(list(kinds[kind]))}",)
-        if kinds["sender"]:
-            items["sender"] = (f"the sender's name, on the messages of {len(kinds['sender'])}",)
-        distinct = {w for seen in weights.values() for w in seen}
-        if len(distinct) > 1:
-            items["weight"] = (
-                f"aggregation weights with {len(distinct)} distinct values (a client's size tells "
-                "it apart)",
-            )
-        everywhere = set(view.rounds)
-        if any(rounds != everywhere for rounds in presence.values()):
-            items["participation"] = ("who took part in which round",)
-        covers = {c for d in view.declared for c in in_effect(d, clear)}
-        said = {c for d in view.declared for c in d.get("covers", ())}
+        items = seen.items(set(view.rounds))
+        covers = {c for d in view.declared for c in in_effect(d, seen.clear)}
+        declared = {c for d in view.declared for c in d.get("covers", ())}
         return CoverageGuess(
             items=items,
             covers=tuple(sorted(covers)),
-            void=tuple(sorted((said - covers) & set(items))),
+            in_the_clear=tuple(sorted((declared - covers) & set(items))),
             protections=tuple(str(d.get("name", "?")) for d in view.declared),
-            messages=count,
+            messages=seen.messages,
             trace_sha256=view.trace_sha256,
             vantage=view.vantage,
         )
@@ -177,10 +196,9 @@ class Coverage(Audit):
         self, guess: CoverageGuess, truth: Truth | None, rng: np.random.Generator
     ) -> AuditResult:
         left = uncovered(guess.items, set(guess.covers))
-        void = tuple(
-            f"declared to be covered, and in the clear all the same: {', '.join(guess.void)}"
-            for _ in guess.void[:1]
-        )
+        visible: tuple[str, ...] = ()
+        if guess.in_the_clear:
+            visible = (f"declared as covered, but in the clear: {', '.join(guess.in_the_clear)}",)
         settings: dict[str, Any] = asdict(self)
         settings["protections"] = list(guess.protections)
         return AuditResult(
@@ -200,17 +218,17 @@ class Coverage(Audit):
                     method="exact count over all recorded messages",
                 )
             },
-            detectable=1.0,  # a count misses nothing
-            notes=(*left, *void),
+            detectable=1.0,  # an exact count
+            notes=(*left, *visible),
             source=self.source,
             trace_sha256=guess.trace_sha256,
         )
 
 
-def _shown(m: Message, layouts: Mapping[str, Layout]) -> set[str]:
-    """Kinds that one message with content shows to whoever receives it."""
+def _visible_kinds(m: Message, layouts: Mapping[str, Layout]) -> set[str]:
+    """Kinds that a message with content shows to its receiver."""
     out: set[str] = set()
-    if m.kind != "masked":  # a mask hides what it lies on, whatever crosses beside it
+    if m.kind != "masked":  # a mask hides the tensors, not the fields beside them
         out = {_kind_of(layout, e.role) for layout in m.parts for e in layouts[layout].entries}
     out |= {"metadata"} if m.metadata else set()
     return {*out, "weight", *(["sender"] if m.sender != ANONYMOUS else [])}

@@ -1,8 +1,8 @@
-"""What an audit declares about itself: its measures, its client table, its verdicts, its words.
+"""The facts an audit declares: measures, client table, verdict and words.
 
-An audit class has `facts: ClassVar[AuditFacts]`. Gate, diff, findings and report ask for them by
-the audit's name (`audits.facts_of`) and have no tables of their own. `Measure`, `Column` and
-`Decision` hold what a verdict depends on. `Words` hold how it reads; they change no verdict.
+An audit class has `facts: ClassVar[AuditFacts]`. Gate, diff, findings and report look them up by
+the audit's name (`audits.facts_of`) and keep no tables of their own. A verdict depends on
+`Measure`, `Column` and `Decision`. `Words` hold the text; they change no verdict.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fedaudit.results import Verdict
 
 GREATER, LESS, UNKNOWN = 1, -1, 0
-"""Direction in which a measure gets worse for the people whose data it is about."""
+"""Direction in which a measure gets worse for the data owners."""
 
 
 # -- measures -------------------------------------------------------------------------------------
@@ -23,11 +23,11 @@ GREATER, LESS, UNKNOWN = 1, -1, 0
 class Measure:
     """One number that an audit states.
 
-    `name` is in snake_case. An estimate bears it alone, or with a qualifier in brackets: the
-    method, channel or rate it was measured with, as in "explained (weights)". `worse` is the
-    direction in which it gets worse, `unit` what it counts, `words` the measure in plain English.
-    `above_non_members`: only the part above its baseline says anything, because the same number
-    on records that nobody trained on can rise along with it.
+    `name` is in snake_case. An estimate has this name, perhaps with a qualifier in brackets: the
+    method, channel or rate, as in "explained (weights)". `worse` is the direction in which the
+    measure gets worse, `unit` its unit, `words` its description in plain English.
+    `above_non_members`: only the excess over the baseline counts, because the same number can rise
+    on non-members too.
     """
 
     name: str
@@ -62,16 +62,16 @@ def base_name(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What the verdict on an audit's headline depends on.
+    """The inputs of the verdict on an audit's headline.
 
     `found`: the verdict if the interval lies beyond the baseline. `counts`: the headline is a
-    number of things. `own`: the column with a client's own value of the headline; `hits` the
-    columns (found, tried) behind it; `asked` the column with its sample size; `ranked` if it is an
-    AUC over `asked` records and as many others. A result with the estimate `unlike` has a
-    different headline than the column. `beside`: measure -> column; the measure can show a leak
-    if the headline shows none, and an exposed client has a 1 in the column. `strength`: the
-    column that says how strong a signal must be to be found. `single_updates_only`: if the
-    observer gets no single update, nothing is left to find, and a limit is met.
+    count. `own`: the column with each client's value of the headline; `hits`: the columns (found,
+    tried) behind it; `asked`: the column with its sample size; `ranked`: it is an AUC over `asked`
+    members and as many non-members. If a result has the estimate `unlike`, its headline differs
+    from the column. `beside`: measure -> column; such a measure can show a leak if the headline
+    shows none, and an exposed client has a 1 in the column. `strength`: the column with the
+    smallest signal that would be found. `single_updates_only`: without single updates there is
+    nothing to find, and a limit is met.
     """
 
     found: Verdict = "leak"
@@ -91,14 +91,14 @@ class Decision:
 
 @dataclass(frozen=True)
 class Advice:
-    """A remedy; it holds `unless`, or `only` if, one of these protections is in force."""
+    """A remedy. It applies `unless`, or `only` if, one of these protections is in force."""
 
     text: str
     unless: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
 
     def fits(self, in_force: Collection[str] | None) -> bool:
-        """Whether it can be followed. If the protections in force are unknown, all advice fits."""
+        """Whether the remedy applies. If the protections are unknown, every remedy does."""
         if in_force is None:
             return True
         asked = not self.only or any(name in in_force for name in self.only)
@@ -127,7 +127,7 @@ class Words:
     """
 
     measure: str = "headline estimate"
-    leak: str = "The estimate {value} lies beyond what no leak would give ({baseline})."
+    leak: str = "The estimate {value} lies beyond its value without a leak ({baseline})."
     no_evidence: str = "The estimate {value} is compatible with no leak ({baseline})."
     advice: tuple[Advice, ...] = (Advice("see the audit's page"),)
     percent: bool = False
@@ -161,7 +161,7 @@ class Words:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditFacts:
-    """All that other rooms may ask an audit about itself. The defaults fit any audit."""
+    """All declared facts of one audit. The defaults fit any audit."""
 
     measures: tuple[Measure, ...] = ()
     columns: tuple[Column, ...] = ()
@@ -170,16 +170,16 @@ class AuditFacts:
     needs_truth: bool = True
 
     def measure(self, name: str) -> Measure | None:
-        """The measure that an estimate of this name states."""
+        """The declared measure of an estimate with this name."""
         base = base_name(name)
         return next((m for m in self.measures if m.name == base), None)
 
     def column(self, name: str) -> Column | None:
-        """The declared column; "guess (A1)" is a column "guess"."""
+        """The declared column; "guess (A1)" belongs to the column "guess"."""
         base = base_name(name)
         return next((c for c in self.columns if c.name in (name, base)), None)
 
     def direction(self, name: str) -> int:
-        """Which way an estimate gets worse; UNKNOWN for one that is not declared."""
+        """Direction in which an estimate gets worse; UNKNOWN if it is not declared."""
         found = self.measure(name)
         return UNKNOWN if found is None else found.worse

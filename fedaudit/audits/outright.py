@@ -1,7 +1,7 @@
-"""What an observer has without an attack: who sent which update, read off the messages themselves.
+"""Senders that an observer reads directly from the messages, without an attack.
 
-The one place where audits look before they attack. A sender's name on an update is no obstacle that
-an attack fails to overcome: it is a leak at its full value, of a result with `known=True`.
+Audits look here before they attack. A sender's name on an update is a leak at its full value: the
+result has `known=True`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from fedaudit.trace.schema import Message, Scalar
 
 
 @dataclass(frozen=True)
-class Carried:
-    """The updates of single clients that reach the observer in one round, by message number.
+class RoundUpdates:
+    """Single clients' updates that reach the observer in one round, by message number.
 
-    `named`: message -> the client whose name it bears, as its sender or in a field beside the
-    update. `hidden`: those that name nobody.
+    `named`: message -> client, from the sender or from a metadata field. `hidden`: anonymous
+    messages.
     """
 
     number: int
@@ -28,14 +28,14 @@ class Carried:
     hidden: tuple[int, ...]
 
 
-def single_updates(view: View, tensor: str) -> list[Carried]:
-    """Rounds in which single clients' updates reach the observer; refused where none do at all.
+def single_updates(view: View, tensor: str) -> list[RoundUpdates]:
+    """Rounds in which single clients' updates reach the observer; raises if there are none.
 
-    Whoever looks knows its own uploads: they do not count.
+    The observer's own uploads do not count.
     """
     if not view.rounds:
         need_uploads(view)
-    known = roster(view)
+    known = known_clients(view)
     out, lacking, regions = [], None, ""
     for number in view.rounds:
         try:
@@ -49,7 +49,7 @@ def single_updates(view: View, tensor: str) -> list[Carried]:
         named: dict[int, str] = {}
         hidden = []
         for at, sender in zip(updates.messages.tolist(), updates.senders, strict=True):
-            name = sender if sender != ANONYMOUS else named_beside(table[at], known)
+            name = sender if sender != ANONYMOUS else name_in_metadata(table[at], known)
             if name in view.hubs:
                 regions = name
             elif not name:
@@ -57,30 +57,30 @@ def single_updates(view: View, tensor: str) -> list[Carried]:
             elif name not in view.parties:
                 named[at] = name
         if named or hidden:
-            out.append(Carried(number, named, tuple(hidden)))
+            out.append(RoundUpdates(number, named, tuple(hidden)))
     if out:
         return out
     if regions:
         raise NotApplicable(
-            f"{view.vantage} sees what regions send, and no single client's update",
+            f"{view.vantage} sees updates of regions, not of single clients",
             code="only_regions",
             expected="uploads of clients",
             got="uploads of regions",
-            remedy=f'audit as a region sees it: vantage = "{regions}"',
+            remedy=f'audit the view of a region: vantage = "{regions}"',
         )
     if lacking is not None:
         raise lacking
     raise NotApplicable(
-        f"{view.vantage} sees no single client's update but its own",
+        f"{view.vantage} sees no single update except its own",
         code="no_single_updates",
         expected="uploads of other clients",
         got="own uploads only",
-        remedy='audit as the server sees it: vantage = "server"',
+        remedy='audit the view of the server: vantage = "server"',
     )
 
 
 def need_uploads(view: View) -> None:
-    """Refuse a view in which nothing came from any client: of it nothing can be said."""
+    """Raise NothingToSay if no client sent anything."""
     hubs = {*view.hubs}
     for number in view.rounds:
         if any(m.sender not in hubs or m.kind == "sum" for m in view.messages(number)):
@@ -90,12 +90,12 @@ def need_uploads(view: View) -> None:
         code="nothing_arrived",
         expected="at least one message from a client",
         got=f"none in {len(view.rounds)} rounds",
-        remedy="see why uploads failed, and record the federation again",
+        remedy="find out why uploads failed, and record the federation again",
     )
 
 
-def roster(view: View) -> set[str]:
-    """Clients whom the observer knows by name: those to whom it sees models sent."""
+def known_clients(view: View) -> set[str]:
+    """Names of the clients that the observer sees receiving models."""
     sent = {
         m.receiver
         for number in view.rounds
@@ -105,30 +105,32 @@ def roster(view: View) -> set[str]:
     return sent - {*view.hubs}
 
 
-def named_beside(m: Message, known: set[str]) -> str:
-    """The client that a field beside an anonymous update names, or nothing."""
+def name_in_metadata(m: Message, known: set[str]) -> str:
+    """The client named in the metadata of an anonymous update; empty if there is none."""
     return next((v for v in m.metadata.values() if isinstance(v, str) and v in known), "")
 
 
 @dataclass(frozen=True)
-class Recurring:
-    """A field beside anonymous updates with values that come back: (round, message) -> its value,
-    where no other update of that round has it."""
+class RecurringField:
+    """A metadata field of anonymous updates whose values recur across rounds.
+
+    `values`: (round, message) -> value, if no other update of that round has the same value.
+    """
 
     field: str
     values: dict[tuple[int, int], Scalar]
 
     @property
     def returning(self) -> set[Scalar]:
-        """Values that stand in more than one round."""
+        """Values that appear in more than one round."""
         return {value for value, times in Counter(self.values.values()).items() if times > 1}
 
 
-def recurring(view: View, carried: Sequence[Carried]) -> tuple[Recurring, ...]:
-    """Fields that may mark anonymous updates: a value stands on one update of a round and comes
-    back on one of another. Weights are such a field where clients differ in size.
+def recurring_fields(view: View, carried: Sequence[RoundUpdates]) -> tuple[RecurringField, ...]:
+    """Fields that may identify anonymous updates: unique in a round, and seen in another round.
 
-    Whether they mark the same clients, and not by chance, only the truth can tell.
+    The weight is such a field if clients differ in size. Only the truth can tell whether a field
+    identifies clients or recurs by chance.
     """
     fields: dict[str, dict[tuple[int, int], Scalar]] = {}
     for c in carried:
@@ -140,6 +142,6 @@ def recurring(view: View, carried: Sequence[Carried]) -> tuple[Recurring, ...]:
                 value = row.get(name)
                 if value is not None and times[value] == 1:
                     fields.setdefault(name, {})[c.number, i] = value
-    found = [Recurring(name, values) for name, values in fields.items()]
+    found = [RecurringField(name, values) for name, values in fields.items()]
     found.sort(key=lambda r: -len(r.values))
     return tuple(r for r in found if r.returning)

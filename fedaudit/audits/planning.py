@@ -1,7 +1,7 @@
-"""What an audit says before a run and about its own power: costs, missing needs, sample sizes.
+"""Planning of audits: cost, missing needs, sample sizes.
 
 An audit answers through its methods `cost`, `missing`, `samples` and `samples_before`
-(`audits.audit.Audit`). This file holds the types they exchange, and what several audits share.
+(`audits.audit.Audit`). This file has their types, and the functions that several audits share.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ SPEED = {
     "lora": 2.5e10,
     "module": 2e9,
 }
-"""Floating-point operations per second that training reached on one core, by kind of task."""
+"""Measured training speed on one core by task kind: floating-point operations per second."""
 
 POSITIONS = {"cnn": 200, "vit": 16}
-"""How often a weight is used for one example, where it is used more than once."""
+"""Uses of one weight per example, for tasks that share weights across positions."""
 
 TEXT = ("gpt", "lora")
-"""Tasks whose examples are windows of a document."""
+"""Tasks on text: an example is a window of a document."""
 
 QUERY = 6.5e-3
-"""Seconds that one sum takes behind secure aggregation."""
+"""Seconds per secure sum."""
 
 CHEAP = 0.1
-"""Seconds of an audit that only counts."""
+"""Seconds for an audit that only counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The sizes that times depend on.
+    """The sizes of a federation that determine run times.
 
-    `weights` counts what every example passes (with adapters, the frozen model too), `width` what
-    is sent. `slowdown`: how much longer a training step takes under the protections. `queries`:
-    secure sums per round. `hidden`: single updates arrive without names.
+    `weights`: parameters in a forward pass, frozen ones included; `width`: parameters sent.
+    `slowdown`: factor by which the protections slow down a training step. `queries`: secure sums
+    per round. `hidden`: updates arrive without names.
     """
 
     kind: str
@@ -70,7 +70,7 @@ class Shape:
         return self.kind in TEXT
 
     def passes(self, examples: float) -> float:
-        """Seconds of a forward pass over so many examples."""
+        """Seconds of a forward pass over `examples`."""
         uses = POSITIONS.get(self.kind, 1) * (self.tokens if self.is_text else 1)
         return 2.0 * self.weights * uses * examples / SPEED.get(self.kind, 2e9)
 
@@ -87,14 +87,14 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is known of a federation before it runs, as far as an audit's needs depend on it.
+    """A federation before it runs: the facts on which the needs of audits depend.
 
-    `classes` of the records. `hidden`: a shuffler removes the senders' names. `sums_by` names the
-    protection that lets only sums leave, empty where single updates do; `subset_sums`: sums over
-    parts of the clients are asked for. `marks`: marked records are planted. `places_differ`:
-    clients can be told apart by their place in the graph; `organisations`: the data name them.
-    `recording`: other software runs the federation, and only its recording will be there;
-    `no_tensors` says what it sends instead of tensors of one shape.
+    `classes`: number of classes. `hidden`: a shuffler removes sender names. `sums_by`: the
+    protection that releases sums only; empty if single updates leave. `subset_sums`: the server
+    asks for sums over subsets of clients. `marks`: marked records are planted. `places_differ`:
+    clients differ by their place in the graph. `organisations`: the data name organisations.
+    `recording`: other software runs the federation, and only its recording will exist.
+    `no_tensors`: what that software sends instead of tensors of one shape.
     """
 
     clients: int
@@ -110,7 +110,7 @@ class Setting:
     no_tensors: str = ""
 
     def lacks_tensors(self) -> Need | None:
-        """The need of every audit that reads updates or plants weights."""
+        """The need of audits that read updates or plant weights, if no tensors are sent."""
         if not self.no_tensors:
             return None
         return Need(code="no_tensors", what=f"the app sends {self.no_tensors}")
@@ -122,17 +122,17 @@ RATES = (0.01, 0.001)
 """False-positive rates at which membership audits state a true-positive rate."""
 
 EFFECT = 0.05
-"""Difference from chance to show where nobody says another."""
+"""Default effect to show: the difference from chance."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Aim:
-    """The effect to show, and how surely.
+    """The effect to show, with its power and confidence.
 
-    `effect` is the difference from chance in the measure's own unit (attribution: what one mark
-    adds to a score, in deviations of its noise); None takes a default per audit. `clients`,
-    `threshold` (smallest group that may be exposed) and `rate` (false positives) describe a
-    federation that has not run yet.
+    `effect` is the difference from chance in the measure's own unit (attribution: the gain of a
+    score per mark, in noise deviations); None takes the audit's default. `clients`, `threshold`
+    (smallest group that may be exposed) and `rate` (false positives) describe a federation that has
+    not run yet.
     """
 
     effect: float | None = None
@@ -171,11 +171,11 @@ class Aim:
         return RATES if self.rate is None else (self.rate,)
 
     def goal(self, chance: float, default: float = EFFECT) -> float:
-        """The value to show above `chance`; refuses an effect beyond the end of the scale."""
+        """The value to show, `chance` plus the effect; refuses a value above 1."""
         effect = default if self.effect is None else self.effect
         if chance + effect > 1.0 + 1e-12:
             raise UsageError(
-                "the effect leads beyond what can be measured",
+                "the effect is beyond what can be measured",
                 expected=f"at most {1.0 - chance:.4g} above a chance of {chance:.4g}",
                 got=f"{effect:g}",
                 remedy="--effect is the difference from chance, not the value",
@@ -185,12 +185,12 @@ class Aim:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSize:
-    """How much one measure of one audit rests on, and how much it needs to show an effect.
+    """Sample size of one measure of one audit: present and needed.
 
-    `have` counts `unit`s behind it now (None: no run was looked at); `seen` is the smallest value
-    that these would have shown with the power asked for (None: none, or not known); `wanted` is
-    the value to be shown and `needed` the units it takes (None: no number of them will do).
-    `exact` measures need nothing. `how` says what to change, `rule` how it was computed.
+    `have` is the present number of `unit`s (None: no run yet). `seen` is the smallest value they
+    detect at the requested power (None: none, or unknown). `wanted` is the value to show; `needed`
+    is the number of units for it (None: no number is enough). `exact` measures need no sample.
+    `how` says what to change; `rule` says how the numbers are computed.
     """
 
     audit: str
@@ -208,7 +208,7 @@ class SampleSize:
 
     @property
     def enough(self) -> bool | None:
-        """Whether `have` suffices; None where no run was looked at."""
+        """Whether `have` suffices; None without a run."""
         if self.exact:
             return True
         if self.have is None:
@@ -230,19 +230,19 @@ def normal_quantile(confidence: float) -> float:
 
 
 def counted(audit: str, measure: str, head: Estimate | None = None) -> SampleSize:
-    """Of a measure that is counted, not estimated: it needs nothing more."""
+    """Sample size of an exact count: it needs no sample."""
     return SampleSize(
         audit=audit,
         measure=measure,
         chance=None if head is None else head.baseline,
         have=None if head is None else head.n,
         exact=True,
-        how="counted over all that was recorded: there is no chance in it",
+        how="counted over the whole recording: there is no chance in it",
     )
 
 
 def counted_headline(result: AuditResult) -> SampleSize:
-    """The same of a result's headline."""
+    """The same for the headline of a result."""
     assert result.headline is not None
     return counted(result.audit, result.headline, result.estimates[result.headline])
 
@@ -256,7 +256,7 @@ def from_width(
     how: str = "more of what n counts",
     default: float = EFFECT,
 ) -> SampleSize:
-    """From the width of the stored interval alone."""
+    """Sample size from the width of the stored interval alone."""
     e = result.estimates[measure]
     baseline = e.baseline or 0.0
     sign = 1 if result.greater_is_leak else -1
@@ -270,9 +270,9 @@ def from_width(
             chance=e.baseline,
             have=e.n,
             wanted=baseline + sign * effect,
-            how="the stored interval has no width to go by: " + (how or "more clients"),
+            how="the stored interval has no width to extrapolate from: " + (how or "more clients"),
         )
-    # the stored interval may be at another level than the one asked for
+    # the stored interval may have another confidence level than the aim
     at = half / normal_quantile(e.confidence) * normal_quantile(aim.confidence)
     return SampleSize(
         audit=result.audit,
@@ -284,7 +284,7 @@ def from_width(
         wanted=baseline + sign * effect,
         needed=power.units_for_effect(at, e.n, effect, *aim.level),
         how=how,
-        rule="the stored interval's width, which shrinks as one over the root of its units",
+        rule="width of the stored interval, which shrinks with the square root of its units",
     )
 
 
@@ -297,9 +297,9 @@ def for_rate(
     members: int | None = None,
     others: int | None = None,
 ) -> SampleSize:
-    """Members and non-members for a true-positive rate at a false-positive `rate`.
+    """Members and non-members needed for a true-positive rate at a false-positive `rate`.
 
-    `members` and `others` asked about so far; None where no run was looked at.
+    `members` and `others` are the present numbers; None without a run.
     """
     wanted = aim.goal(rate, default=rate)
     needed_others = nonmembers_needed(rate)

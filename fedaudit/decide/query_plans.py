@@ -19,7 +19,7 @@ import numpy.typing as npt
 from annotated_types import Ge
 
 from fedaudit.arrays import Floats
-from fedaudit.audits.query_plan import PlanAudit, aligned, audit_plan
+from fedaudit.audits.query_plan import PlanAudit, align_clients, audit_plan
 from fedaudit.errors import DataError, NotApplicable, UsageError, nearest
 from fedaudit.files import Unreadable, read_text
 from fedaudit.results import Estimate
@@ -188,7 +188,7 @@ def queries_of_trace(path: str | os.PathLike[str], vantage: str = SERVER) -> Que
             got="none",
             remedy="record a run with [protections.secure_aggregation], or use a table",
         )
-    names, matrices = aligned(ledgers)
+    names, matrices = align_clients(ledgers)
     declared = [d.get("threshold") for d in view.declared]
     stated = [t for t in declared if isinstance(t, int) and not isinstance(t, bool)]
     return Queries(

@@ -194,7 +194,7 @@ def _fc(piece: Piece, scale: Scale) -> Result:
     out: Result = {"radius": round(universe.radius, 4), "universe": len(universe)}
     for how in ("tuned", "published", "theory"):
         made = FullyConnected.prepare(universe, scale.records, rng, threshold=how)
-        found = scores.by_trial(closest, played.member, played.trial, made.cut, 0.95, rng)
+        found = scores.from_trials(closest, played.member, played.trial, made.cut, 0.95, rng)
         out[how] = _triple(found["success"])
         out[f"tau {how}"] = round(made.tau, 4)
         out["AUC"] = _triple(found["auc"])
@@ -203,7 +203,7 @@ def _fc(piece: Piece, scale: Scale) -> Result:
 
 def _bounds(universe: Universe, scale: Scale, rng: np.random.Generator) -> Result:
     channel = universe.channel
-    away = games.outside(universe, universe.snapped(universe.radius), rng)
+    away = games.escape_chance(universe, universe.snap(universe.radius), rng)
     floor = [theory.theorem1(p, scale.records, len(universe)) for p in (away.value, away.high)]
     book = channel.codes
     table = None if book is None else book.transition
@@ -257,11 +257,11 @@ def _decoder(piece: Piece, scale: Scale) -> Result:
     for epsilon in scale.categorical if piece.variant in CATEGORICAL else scale.bitwise:
         sound = local(piece.variant, epsilon, data.low, data.high)
         universe = universe_of(data.x, replace(sound, decoder="published"), scale.universe)
-        away = games.outside(universe, universe.snapped(universe.radius), rng)
+        away = games.escape_chance(universe, universe.snap(universe.radius), rng)
         made = FullyConnected.prepare(universe, scale.records, rng)
         played = games.trials(len(universe), scale.records, scale.trials, scale.games, rng)
         values = made.scores(played, rng)
-        found = scores.by_trial(values, played.member, played.trial, made.cut, 0.95, rng)
+        found = scores.from_trials(values, played.member, played.trial, made.cut, 0.95, rng)
         out[f"{epsilon:g}"] = {
             "P_M": [round(v, 5) for v in (away.value, away.low, away.high)],
             "success": _triple(found["success"]),
@@ -277,11 +277,11 @@ def _spread(piece: Piece, scale: Scale) -> Result:
     for factor in scale.spreads:
         hook = local(mechanism, float(budget), data.low, data.high)
         universe = universe_of(factor * data.x, hook, scale.universe)
-        away = games.outside(universe, universe.snapped(universe.radius), rng)
+        away = games.escape_chance(universe, universe.snap(universe.radius), rng)
         played = games.trials(len(universe), scale.records, scale.trials, scale.games, rng)
         made = FullyConnected.prepare(universe, scale.records, rng, threshold="theory")
         closest = -games.distances(universe, played, rng)
-        found = scores.by_trial(closest, played.member, played.trial, made.cut, 0.95, rng)
+        found = scores.from_trials(closest, played.member, played.trial, made.cut, 0.95, rng)
         out[f"{factor:g}"] = {
             "radius": round(universe.radius, 4),
             "P_M": [round(v, 5) for v in (away.value, away.low, away.high)],
@@ -333,7 +333,7 @@ def _attention(piece: Piece, scale: Scale) -> Result:
     )
     rng = DRAWS.generator(piece.key + "/played")
     values = made.scores(played, rng)
-    found = scores.by_trial(values, played.member, played.trial, made.cut, 0.95, rng)
+    found = scores.from_trials(values, played.member, played.trial, made.cut, 0.95, rng)
     return {
         "beta": round(made.beta, 5),
         "gamma": round(made.gamma, 4),
@@ -357,10 +357,10 @@ def _beta(piece: Piece, scale: Scale) -> Result:
         made, played = _prepared(piece, small, beta)
         rng = DRAWS.generator(piece.key + "/played")
         values = made.scores(played, rng)
-        found = scores.by_trial(values, played.member, played.trial, made.cut, 0.95, rng)
+        found = scores.from_trials(values, played.member, played.trial, made.cut, 0.95, rng)
         out[f"{beta:g}"] = {"success": _triple(found["success"]), "AUC": _triple(found["auc"])}
     clean, shown = made.sample(DRAWS.generator(piece.key + "/measured"), 1 << 22)
-    m = attention.measure(clean, shown)
+    m = attention.pattern_extremes(clean, shown)
     enough = theory.smallest_beta(m.separation, m.patterns, m.bound)
     out["theory"] = {
         "separation": round(m.separation, 4),
@@ -396,7 +396,7 @@ def _text(piece: Piece, scale: Scale) -> Result:
         played = games.trials(len(universe), n, scale.trials, scale.games, rng)
         values = -text.closest(universe, apart, played, rng)
         about = {}
-    found = scores.by_trial(values, played.member, played.trial, cut, 0.95, rng)
+    found = scores.from_trials(values, played.member, played.trial, cut, 0.95, rng)
     channel = universe.channel
     finite = math.isfinite(channel.exact_epsilon)
     return {

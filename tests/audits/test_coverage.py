@@ -1,4 +1,4 @@
-"""Coverage: what crossed the wire outside every declared protection, counted without a miss."""
+"""Coverage: exact count of what crossed the wire outside every declared protection."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def recorded(
     listed=True,
     kind="delta",
 ):
-    """A trace of two rounds in which clients send what is asked for, and nothing else."""
+    """A trace of two rounds in which clients send exactly the given contents."""
     federation = {"clients": list(CLIENTS), "hubs": [SERVER]} if listed else {}
     declared = [{"name": name, "covers": list(covers), "trust": "nobody"}]
     recorder = Recorder(path, like=like, federation=federation, declared=declared)
@@ -60,7 +60,7 @@ def recorded(
 
 
 def test_where_nothing_arrived_nothing_is_said_to_be_protected(tmp_path):
-    """All uploads failed: that is no full protection, of any audit."""
+    """If all uploads failed, no audit reports full protection."""
     recorder = Recorder(tmp_path / "t", like=PLAIN, federation={"clients": list(CLIENTS)})
     for _ in range(2):
         with recorder.round() as messages:
@@ -127,7 +127,7 @@ def test_null_a_secure_sum_leaves_nothing_of_a_client(tmp_path):
 def test_power_each_kind_is_found_alone_and_by_name(kind, more, word, tmp_path):
     others = [k for k in ALL if k != kind]
     result = judged(recorded(tmp_path / "t", covers=others, **more))
-    names = bool(more.get("names"))  # which no declaration covers
+    names = bool(more.get("names"))  # no declaration covers a visible name
     by_name = names and kind != "sender"
     assert result.estimates["kinds_outside_protection"].value == 1 + by_name
     assert word in result.notes[by_name]
@@ -139,7 +139,7 @@ def test_a_name_in_the_clear_is_uncovered_whatever_is_declared(name, tmp_path):
     result = judged(recorded(tmp_path / "t", name=name, covers=("sender",), names=True))
     assert result.estimates["kinds_outside_protection"].value == 2
     assert any("messages of 3" in note for note in result.notes)
-    assert "sender" in result.notes[-1]  # declared, and not so
+    assert "sender" in result.notes[-1]  # declared, but visible
     kept = judged(recorded(tmp_path / "kept", name=name, covers=("sender",)))
     assert kept.estimates["kinds_outside_protection"].value == 1
 
@@ -151,9 +151,9 @@ def test_a_secure_sum_covers_no_update_that_arrives_in_the_clear(name, tmp_path)
     assert count(recorded(tmp_path / "t", name=name, covers=kinds, **more)) == 3
     assert count(recorded(tmp_path / "n", name=name, covers=kinds, names=True, **more)) == 4
     assert count(recorded(tmp_path / "s", name=name, covers=kinds, sealed=True)) == 0
-    # masked numbers are on record, and show nothing of what lies beneath
+    # masked numbers are recorded, but reveal nothing
     assert count(recorded(tmp_path / "m", name=name, covers=("parameter",), kind="masked")) == 0
-    # noise leaves tensors in the clear, and covers them
+    # noisy tensors are visible and covered
     assert count(recorded(tmp_path / "noise", name="update_noise", covers=("parameter",))) == 0
 
 

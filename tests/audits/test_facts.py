@@ -1,4 +1,4 @@
-"""What audits declare: names, directions and words that other rooms rely on."""
+"""Declared facts of audits: names, directions and words that other rooms rely on."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Naive twin, theory, null, power, monotone, vantage; then what must be refused."""
+"""Naive twin, theory, null, power, monotone, vantage, and bad input."""
 
 import itertools
 import re
@@ -14,13 +14,13 @@ from fedaudit.audits.fingerprint import Fingerprint
 from fedaudit.audits.fingerprint import linkers as linkers_module
 from fedaudit.audits.fingerprint.directions import Directions, split
 from fedaudit.audits.fingerprint.features import (
-    Fold,
+    CountSketch,
     collect,
     cosines,
     default_features,
     exact_cosines,
     exact_gram,
-    give_back,
+    release_pages,
     standardise_columns,
     unit_norm,
 )
@@ -50,7 +50,7 @@ from fedaudit.trace.memory import MemoryRecorder, MemoryTruth
 
 
 def signal_rows(rng, clients=12, rounds=8, width=400, signal=1.0, share=1.0, common=0.0):
-    """Rows of clients that have a direction each, plus noise; who sent them, shuffled."""
+    """Shuffled rows of clients with one direction each plus noise, and their senders."""
     base = rng.normal(size=(clients, width))
     shared = rng.normal(size=width)
     out = []
@@ -175,15 +175,15 @@ def test_rows_taken_apart_are_the_same_rows():
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_joint_equals_a_twin_that_computes_everything_anew(share):
-    """Costs from products that are kept, against sums over the other rounds at every step."""
+    """Costs from cached products, against sums over the other rounds at every step."""
     for s in range(6):
         data = signal_rows(np.random.default_rng(s), 10, 6, 80, signal=0.6, share=share)
         rounds = [split(unit_norm(r))[2] for r, _ in data]
         start = tracking(rounds, 10, np.random.default_rng(s))
-        fit = linkers_module.Fit(rounds, start, 10)
-        if s % 2:  # there and back again: what is kept must follow
+        fit = linkers_module.JointFit(rounds, start, 10)
+        if s % 2:  # there and back again: the cache must follow
             fit.refine(np.random.default_rng(0))
-            fit.jump(start)
+            fit.relabel(start)
             same = clustering.scores(np.concatenate(fit.labels), np.concatenate(start))
             assert same["adjusted_rand"] == 1
             start = fit.labels
@@ -222,7 +222,7 @@ def test_joint_equals_a_twin_that_computes_everything_anew(share):
 
 
 def test_many_rows_are_clustered_by_their_strongest_directions(monkeypatch):
-    """What is left out is noise within clusters: found no worse, by either way to directions."""
+    """The rest is noise within clusters: both ways to directions find clusters as well."""
     data = signal_rows(np.random.default_rng(26), clients=6, rounds=8, width=500, signal=0.5)
     rounds = [unit_norm(r) for r, _ in data]
     senders = [s for _, own in data for s in own]
@@ -233,13 +233,13 @@ def test_many_rows_are_clustered_by_their_strongest_directions(monkeypatch):
 
     whole = found()
     monkeypatch.setattr(linkers_module, "ALL_DIRECTIONS", 10)
-    points = linkers_module.principal(rounds, 6, np.random.default_rng(0))
+    points = linkers_module.cluster_points(rounds, 6, np.random.default_rng(0))
     values, vectors = np.linalg.eigh(gram(rounds))
     top = vectors[:, -6:] * np.sqrt(values[-6:])
     np.testing.assert_allclose(points @ points.T, top @ top.T, atol=1e-4)
     assert found() >= whole - 0.05
     monkeypatch.setattr(linkers_module, "PRODUCTS", 10)
-    assert linkers_module.principal(rounds, 6, np.random.default_rng(0)).shape == (48, 6)
+    assert linkers_module.cluster_points(rounds, 6, np.random.default_rng(0)).shape == (48, 6)
     assert found() >= whole - 0.05
     equal = [np.ones((6, 9), np.float32) / 3] * 8  # one direction for six clients
     assert len(kmeans(equal, 6, np.random.default_rng(0))) == 8
@@ -296,7 +296,7 @@ def test_one_label_for_everything_links_nothing():
 
 def test_a_fold_equals_its_matrix():
     rng = np.random.default_rng(4)
-    fold = Fold(103, 17, rng)
+    fold = CountSketch(103, 17, rng)
     rows = rng.normal(size=(3, 103)).astype(np.float32)
     matrix = np.zeros((103, 17))
     matrix[np.arange(103), np.arange(103) % 17] = fold._signs
@@ -312,7 +312,7 @@ def test_a_fold_equals_its_matrix():
 
 def test_rows_are_folded_alike_by_one_thread_and_by_two(monkeypatch):
     rng = np.random.default_rng(27)
-    fold = Fold(30_011, 997, rng)
+    fold = CountSketch(30_011, 997, rng)
     rows = rng.normal(size=(9, 30_011)).astype(np.float32)
     monkeypatch.setattr("fedaudit.audits.fingerprint.features.FOLD_COLUMNS", 7_000)
     monkeypatch.setattr("fedaudit.audits.fingerprint.products.CACHED", 20_000)
@@ -347,9 +347,9 @@ def test_pages_that_are_given_back_can_be_read_again(tmp_path):
     trace, _ = record(tmp_path, data)
     rows = trace.seen_by(SERVER).updates(1, "1.weight").rows
     before = rows.copy()
-    give_back(rows)
+    release_pages(rows)
     np.testing.assert_array_equal(rows, before)
-    give_back(before)  # memory of our own stays
+    release_pages(before)  # memory of our own stays
     np.testing.assert_array_equal(rows, before)
 
 
@@ -373,7 +373,7 @@ def test_the_sketch_is_unbiased_and_its_noise_is_one_over_root_width():
     exact = float((x @ y.T)[0, 0])
     values = []
     for s in range(400):
-        fold = Fold(5000, width, np.random.default_rng(s))
+        fold = CountSketch(5000, width, np.random.default_rng(s))
         a, b = np.zeros((1, width), np.float32), np.zeros((1, width), np.float32)
         fold.add(a, x, 0)
         fold.add(b, y, 0)
@@ -400,7 +400,7 @@ def test_the_random_method_gives_the_published_random_row(clients, published):
 
 @pytest.mark.parametrize("method", LINKERS)
 def test_chance_is_what_the_same_linker_finds_without_signal(method):
-    """Half take part: greedy deals few labels, tracking many, and each has its own chance."""
+    """Half participation: greedy uses few labels, tracking many; each has its own chance."""
     rng = np.random.default_rng(8)
     found, right, made, chances, precisions = [], 0, 0, [], []
     for _ in range(60 if method in ("kmeans", "spectral") else 200):
@@ -442,7 +442,7 @@ def test_no_signal_raises_the_alarm_at_most_at_the_stated_rate(tmp_path):
 
 @pytest.mark.parametrize("method", LINKERS)
 def test_degenerate_rows_in_file_order_score_chance_not_one(tmp_path, method):
-    """All updates equal: ties must not fall in the order of the file."""
+    """All updates are equal: ties must not follow file order."""
     names = [f"client-{c:02d}" for c in range(10)]
     rows = np.ones((10, 20), np.float32)
     trace, truth = record(tmp_path, [(rows, names)] * 6)
@@ -493,11 +493,11 @@ def test_a_sketch_agrees_with_exact_rows_where_the_signal_shows(tmp_path):
     assert exact.estimates["linkage_accuracy"].value == 1.0
     assert folded.estimates["linkage_accuracy"].value == 1.0
     assert folded.settings["sketch"] == 1021
-    assert any("folded" in n for n in folded.notes)
+    assert any("a sketch of 1,021 numbers" in n for n in folded.notes)
 
 
 def test_no_negative_rests_on_a_sketch_alone(tmp_path):
-    """Cosine 0.06: a narrow sketch sees nothing, so the audit looks again exactly."""
+    """Cosine 0.06: a narrow sketch sees nothing, so the audit repeats on exact rows."""
     data = signal_rows(np.random.default_rng(12), clients=20, rounds=4, width=60_000, signal=0.25)
     trace, truth = record(tmp_path, data)
     view = trace.seen_by(SERVER)
@@ -509,7 +509,7 @@ def test_no_negative_rests_on_a_sketch_alone(tmp_path):
     assert np.mean([h for hits in seen.values() for h in hits]) < 0.6
     looked = audit(trace, truth, sketch=211, methods=("greedy",))
     assert looked.estimates["linkage_accuracy"].value > 0.95
-    assert any("repeated exactly" in n for n in looked.notes)
+    assert any("repeated on exact rows" in n for n in looked.notes)
     strong = audit(trace, truth, sketch=211, methods=("joint",))
     assert strong.estimates["linkage_accuracy"].value > 0.95
 
@@ -525,9 +525,9 @@ def test_methods_that_are_not_repeated_exactly_are_named_with_the_reason(tmp_pat
     monkeypatch.setattr(module, "EXACT_ROWS", 3)
     looked = audit(trace, truth, sketch=211, methods=asked)
     (note,) = [n for n in looked.notes if n.startswith("left out")]
-    assert note.startswith("left out: joint, kmeans. Of ")
-    assert "the products of all rows with all" in note
-    assert note.endswith("The verdict is that of greedy")
+    assert note.startswith("left out: joint, kmeans. With ")
+    assert "compare all pairs of rows" in note
+    assert note.endswith("The verdict is from greedy")
     assert looked.settings["methods"] == list(asked)
     assert looked.source.endswith("greedy")
     assert "linkage_accuracy (random)" in looked.estimates
@@ -543,7 +543,7 @@ def test_what_all_clients_share_does_not_pass_for_a_match(tmp_path):
     data = signal_rows(rng, clients=16, rounds=4, width=60_000, signal=0.3, common=2.0)
     trace, truth = record(tmp_path, data)
     looked = audit(trace, truth, sketch=211)
-    assert any("repeated exactly" in n for n in looked.notes)
+    assert any("repeated on exact rows" in n for n in looked.notes)
     assert looked.estimates["linkage_accuracy"].value > 0.95
 
 
@@ -636,7 +636,7 @@ def test_amplification_is_void_if_linkable():
      (200.0, 0.0, "gains nothing")],
 )  # fmt: skip
 def test_noise_of_whole_clients_states_what_shuffling_adds(tmp_path, noise, signal, said):
-    """Local noise and a shuffler: the audit looks up the theorem and says whether it holds."""
+    """Local noise and a shuffler: the audit states whether amplification holds."""
     clients = 12 if noise < 100 else 400
     data = signal_rows(np.random.default_rng(30), clients, 3, 40, signal=signal)
     declared = [{"name": "update_noise", "noise_multiplier": noise}]
@@ -682,12 +682,12 @@ def test_default_features():
 
 @pytest.mark.parametrize("rounds", [1, 4])
 def test_named_senders_are_a_leak_at_full_value(tmp_path, rounds):
-    """Whatever the updates are: not even noise hides a name. One round is enough."""
+    """Noise does not hide a name. One round is enough."""
     trace, truth = record(
         tmp_path, signal_rows(np.random.default_rng(31), rounds=rounds), senders=None
     )
     clients = len(trace.messages(1)) // 2
-    for known in (truth, None):  # names in the trace need no truth beside it
+    for known in (truth, None):  # names in the trace need no truth
         result = audit(trace, known)
         assert (result.status, result.known) == ("ok", True)
         e = result.estimates["linkage_accuracy"]
@@ -745,7 +745,7 @@ def test_only_what_is_unnamed_needs_linking(tmp_path):
 
 @pytest.mark.parametrize("bare", [1, 4])
 def test_one_named_client_is_exposed_in_full_whoever_else_is_not(tmp_path, bare):
-    """A share of all messages would dilute what the named client suffers."""
+    """A share of all messages would understate the exposure of the named client."""
     rng = np.random.default_rng(34)
     names = [f"client-{c:02d}" for c in range(5)]
     data = [(rng.normal(size=(5, 20)).astype(np.float32), names) for _ in range(6)]
@@ -785,7 +785,7 @@ def test_a_name_beside_an_anonymous_update_is_a_name(tmp_path):
 
 @pytest.mark.parametrize(("sizes", "known"), [("own", True), ("alike", False), ("drawn", False)])
 def test_weights_that_tell_clients_apart_need_no_attack(tmp_path, sizes, known):
-    """Updates of pure noise: only the weight says whose they are, if it always does."""
+    """Updates of pure noise: only the weight identifies senders, if it is always right."""
     rng = np.random.default_rng(34)
     width, names = 10, [f"client-{c:02d}" for c in range(6)]
     layout = {"model": Layout.of([("1.weight", (5, 2)), ("1.bias", (0,))])}
@@ -858,14 +858,14 @@ TELL_NOTHING = {
 
 @pytest.mark.parametrize("shape", TELL_NOTHING)
 def test_fields_that_tell_nothing_raise_the_alarm_at_most_at_the_stated_rate(shape):
-    """Alarms that the linker does not raise itself: those are counted without any fields."""
+    """Counts alarms from fields only: the linker's own alarms are subtracted."""
     alarms, a = 0, Fingerprint(methods=("greedy",))
     for s in range(150):
         trace, truth = beside(np.random.default_rng([s, len(shape)]), TELL_NOTHING[shape])
         guess = a.attack(trace.seen_by(SERVER), Knowledge(), np.random.default_rng(s))
         with_fields, without = (
             judge(a.score(g, truth, np.random.default_rng(s)))[-1].verdict == "leak"
-            for g in (guess, replace(guess, marked=()))
+            for g in (guess, replace(guess, recurring=()))
         )
         alarms += with_fields and not without
     # one-sided 2.5 %: more than 10 of 150 would happen once in 500
@@ -891,7 +891,7 @@ def test_example_counts_of_their_own_tell_clients_apart(share):
 
 
 def test_what_is_right_too_seldom_is_not_known():
-    """Two clients that agree twice do so by chance one time in four."""
+    """Two clients agree twice by chance one time in four."""
 
     def fields(rng, t, who):
         return each(COUNTS[who])
@@ -955,7 +955,7 @@ def test_values_that_are_not_finite_are_named_by_round_and_row(tmp_path):
     with pytest.raises(TraceError, match="round 3") as error:
         audit(trace, truth)
     assert "row 4" in error.value.got
-    # the remedy names settings that there are
+    # the remedy names existing settings
     named = re.findall(r"\w+(?:\.\w+)+", error.value.remedy)
     assert named == ["training.learning_rate", "audits.fingerprint.features"]
     load({"training": {"learning_rate": 0.01}, "audits": {"fingerprint": {"features": ["x"]}}})

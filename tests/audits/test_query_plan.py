@@ -1,4 +1,4 @@
-"""What queries give away: against solving the system, on plans that leak and plans that do not."""
+"""Query plans that leak and plans that do not, against solving the system."""
 
 import numpy as np
 import pytest
@@ -127,8 +127,8 @@ def test_null_partitions_above_the_threshold_are_no_leak(tmp_path):
     assert e["recoverable_updates"].value == 0
     over_rounds, finding = judge(result)
     assert finding.verdict == "no_evidence"
-    assert "4" in finding.statement  # the largest value that would have been a leak
-    # across rounds what persists is still estimated: that is in the verdict
+    assert "4" in finding.statement  # the largest group that would have been a leak
+    # the part that persists across rounds is estimated, and in the verdict
     assert (over_rounds.verdict, over_rounds.rule) == ("leak", "L4")
     assert over_rounds.measure == "recoverable_if_updates_persist"
     assert e["recoverable_if_updates_persist"].value == 1
@@ -138,7 +138,7 @@ def test_null_partitions_above_the_threshold_are_no_leak(tmp_path):
 
 
 def test_one_client_that_stands_alone_over_all_rounds_is_a_leak_and_named(tmp_path):
-    """Groups of nine and of ten: their difference is what one client keeps sending."""
+    """Groups of nine and of ten: their difference is the persistent update of one client."""
     but_one = np.ones((1, K))
     but_one[0, 3] = 0
     result = audited(*recorded(tmp_path, [np.ones((1, K)), but_one], threshold=5))
@@ -168,7 +168,7 @@ def test_updates_that_arrive_by_name_need_no_sum(tmp_path):
 
 
 def test_a_search_that_ends_undecided_cannot_say(tmp_path, monkeypatch):
-    """A round that is known to the end does not answer for one that is not."""
+    """A fully searched round does not settle a round with a bounded search."""
     known = np.kron(np.eye(3), np.ones((1, 3)))
     known = np.hstack([known, [[0], [0], [1]]])
     opaque = np.random.default_rng(3).random((3, K)) < 0.6
@@ -195,7 +195,7 @@ def test_null_fixed_groups_gain_nothing_over_rounds(tmp_path):
 
 
 def test_the_training_aggregate_counts(tmp_path):
-    """All but one client: no leak by itself, a plaintext beside the sum of all."""
+    """A sum of all but one client is no leak alone; with the sum of all it exposes the client."""
     but_one = np.ones((1, K))
     but_one[0, 3] = 0
     alone = audited(recorded(tmp_path / "a", [but_one])[0])
@@ -261,7 +261,7 @@ def test_the_result_survives_json_and_is_the_same_twice(tmp_path):
     assert AuditResult.from_json(result.to_json()) == result
     assert audited(trace, truth) == result
     assert all(np.array_equal(a, trace.block(n)) for a, n in zip(before, trace.rounds, strict=True))
-    # without truth the same, but for what was measured against it
+    # without truth: the same, except for measurements against it
     blind = audited(trace)
     assert set(result.estimates) - set(blind.estimates) == {
         *("recovered_cosine", "persistent_cosine", "guessed_cosine")

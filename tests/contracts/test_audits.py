@@ -50,7 +50,7 @@ def result_of(played):
 
 
 def same_number(a, b):
-    """Equal but for the order in which numbers were added up."""
+    """Equal up to the order of summation."""
     if isinstance(a, float) and isinstance(b, float):
         return a == b or math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
     return a == b
@@ -71,8 +71,8 @@ def assert_same(a, b, where=""):
 
 
 def numbers_of(result):
-    """All numbers and facts of a result. Left out: words, which may name clients in their order,
-    and the settings and hashes that are no measurement."""
+    """All numbers and facts of a result, without notes (they may list clients in order), settings
+    and hashes."""
     raw = json.loads(result.to_json())
     for key in ("notes", "settings", "trace_sha256", "recording"):
         del raw[key]
@@ -80,7 +80,7 @@ def numbers_of(result):
 
 
 def seen(trace, parties):
-    """Hash of everything that a view shows: tables, payloads, and what is public."""
+    """Hash of a whole view: tables, payloads and public facts."""
     view, digest = trace.seen_by(*parties), hashlib.sha256()
     digest.update(repr((view.layouts, view.declared)).encode())
     for number in trace.rounds:
@@ -124,7 +124,7 @@ def test_every_audit_measures_something_in_one_of_the_federations(audit, federat
     assert "ok" in {result_of(audit, federation).status for federation in federations}
 
 
-# -- what every run of an audit keeps to -----------------------------------------------------------
+# -- invariants of every audit run -----------------------------------------------------------------
 
 
 def test_a_result_states_its_status_and_what_is_missing(audit, federation, result_of):
@@ -172,11 +172,11 @@ def test_renaming_clients_changes_labels_only(audit, federation, played, renamed
     assert_same(expected, numbers_of(other))
 
 
-# -- what is missing, and who sees too little ------------------------------------------------------
+# -- missing needs and narrow views ----------------------------------------------------------------
 
 
 def test_a_trace_alone_gives_a_result_or_a_code(audit, federation, played, result_of):
-    """Neither records, config nor keys: an audit that needs them says so."""
+    """Without records, config or keys: an audit that needs them states a code."""
     case, made = played(federation), make(audit)
     result = audit_one(made, case.trace, case.truth, SEED, case.bare())
     if made.needs:

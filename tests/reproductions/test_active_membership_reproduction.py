@@ -12,7 +12,7 @@ import pytest
 from fedaudit.audits.active_membership import games
 from fedaudit.audits.active_membership.adversary import AttentionAdversary
 from fedaudit.audits.active_membership.games import Universe
-from fedaudit.audits.active_membership.patterns import Embedding, identity, looked_up
+from fedaudit.audits.active_membership.patterns import Embedding, from_table, identity
 from fedaudit.knowledge.probing import channel_of
 from reproductions.active_membership import embedding, experiments, page, run, text
 from reproductions.active_membership.figures import figures
@@ -146,7 +146,7 @@ def arrays() -> dict[str, np.ndarray]:
 @pytest.fixture
 def tokens(arrays: dict[str, np.ndarray]) -> Embedding:
     """Five of its tokens in four places."""
-    return looked_up(text.embedded(arrays, np.array([8, 2, 5, 0, 1]), 4))
+    return from_table(text.embedded(arrays, np.array([8, 2, 5, 0, 1]), 4))
 
 
 def test_the_embedding_layer_is_that_of_the_model(arrays: dict[str, np.ndarray]) -> None:
@@ -178,7 +178,7 @@ def test_distances_of_tokens_are_those_of_embedded_records(tokens: Embedding) ->
     data = text.Text(x, tuple("abcde"), tokens)
     played = games.challenge(len(universe), 5, 40, rng)
     got = text.closest(universe, data.apart, played, np.random.default_rng(5))
-    shown = universe.shown(played.data.ravel(), np.random.default_rng(5))
+    shown = universe.perturbed(played.data.ravel(), np.random.default_rng(5))
     apart = tokens(shown).reshape(40, 5, -1) - tokens(universe.values[played.target]).reshape(
         40, 1, -1
     )

@@ -1,8 +1,8 @@
-"""Both adversaries as players: what they plant, how they score an answer, where they cut.
+"""Both adversaries as players: planted weights, scores of answers, thresholds.
 
-A score is greater for members; the client is said to hold the target where it exceeds `cut`. Scores
-do not depend on the cut, so that one set of games gives the whole ROC curve: every cut is a tau or
-a gamma that could have been planted.
+A score is greater for members: above `cut` the adversary says that the client holds the target.
+Scores do not depend on the cut, so one set of games gives the whole ROC curve. Every cut is a tau
+or a gamma that the server could have planted.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ if TYPE_CHECKING:
 
 Threshold = Literal["tuned", "theory", "published"]
 
+BETAS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+"""Values of beta to try, in units of one over the median squared norm of a pattern."""
 PATTERN_BYTES = 1 << 26
-"""Of patterns that are held at once."""
+"""Memory for patterns at one time."""
 
 
 class Adversary(Protocol):
-    """A player of the game on a universe of records that it knows."""
+    """A player of the game on a known universe of records."""
 
-    read: ClassVar[str]
+    answer_tensor: ClassVar[str]
 
     @property
     def universe(self) -> Universe: ...
@@ -42,11 +44,11 @@ class Adversary(Protocol):
     def cut(self) -> float: ...
 
     def scores(self, played: Challenge, rng: np.random.Generator) -> Floats:
-        """Scores (G,) of games in closed form; the clients' noise is drawn from `rng`."""
+        """Scores (G,) of games in closed form; `rng` draws the clients' noise."""
         ...
 
     def answers(self, shown: Floats, target: Indices) -> Floats:
-        """Scores (G,) of what clients train on, (G, n, r), for targets (G,)."""
+        """Scores (G,) of the records (G, n, r) that clients train on, for targets (G,)."""
         ...
 
     def task(self, *, classes: int, detectors: int = 1) -> Classifier: ...
@@ -64,7 +66,7 @@ class Adversary(Protocol):
         ...
 
     def rate(self, records: int, classes: int) -> float:
-        """The learning rate that the server asks for."""
+        """The learning rate that the server prescribes."""
         ...
 
 
@@ -73,9 +75,9 @@ class Adversary(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class FullyConnected:
-    """Says yes where a protected record lies closer than `tau` to the target."""
+    """Says yes if a protected record lies closer than `tau` to the target."""
 
-    read: ClassVar[str] = fc.READ
+    answer_tensor: ClassVar[str] = fc.ANSWER_TENSOR
 
     universe: Universe
     tau: float
@@ -90,18 +92,18 @@ class FullyConnected:
         threshold: Threshold = "tuned",
         simulated: int = 1000,
     ) -> FullyConnected:
-        """With tau = Delta ("theory"), or from games of the server's own on the distribution that
-        it knows: halfway between mean distances ("published"), or the best cut ("tuned")."""
+        """Choose tau: Delta ("theory"), or from the server's own games on the known distribution:
+        halfway between mean distances ("published"), or the best cut ("tuned")."""
         if threshold == "theory" or not universe.channel.protects:
-            return cls(universe=universe, tau=universe.snapped(universe.radius))
+            return cls(universe=universe, tau=universe.snap(universe.radius))
         played = games.challenge(len(universe), records, simulated, rng)
         closest = games.distances(universe, played, rng)
         if threshold == "published":
             tau = games.midpoint(closest, played.member)
         else:
             tau = -games.best_cut(-closest, played.member)
-        # a ball of radius Delta holds nobody else: less would only miss members
-        return cls(universe=universe, tau=universe.snapped(max(tau, universe.radius)))
+        # a ball of radius Delta holds no other record: a smaller one only misses members
+        return cls(universe=universe, tau=universe.snap(max(tau, universe.radius)))
 
     @property
     def cut(self) -> float:
@@ -145,15 +147,15 @@ class FullyConnected:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionAdversary:
-    """Says yes where two heads, one blind to the target pattern, differ by more than `gamma`.
+    """Says yes if two heads, one blind to the target pattern, differ by more than `gamma`.
 
-    `pattern` (N,): which pattern of each record of the universe is its target; no other record has
-    it. `other` (N, d): the direction that heads 2 and 4 leave out when the record is the target.
-    `sampled`: the patterns, clean and protected, that Theorem 3's beta and gamma were taken from,
-    and `measured` what they show, with a margin.
+    `pattern` (N,): the index of each record's target pattern, which no other record has. `other`
+    (N, d): the direction that heads 2 and 4 leave out if the record is the target. `sampled`: the
+    clean and the protected patterns behind Theorem 3's beta and gamma; `measured`: their extremes,
+    with a margin.
     """
 
-    read: ClassVar[str] = attention.READ
+    answer_tensor: ClassVar[str] = attention.ANSWER_TENSOR
 
     universe: Universe
     embedding: Embedding
@@ -162,7 +164,7 @@ class AttentionAdversary:
     beta: float
     gamma: float
     sampled: tuple[Floats, Floats] | None = field(default=None, repr=False, compare=False)
-    measured: attention.Measured | None = None
+    measured: attention.PatternExtremes | None = None
 
     @classmethod
     def prepare(
@@ -174,24 +176,27 @@ class AttentionAdversary:
         *,
         threshold: Threshold = "tuned",
         beta: float | None = None,
-        betas: Sequence[float] = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0),
+        betas: Sequence[float] = BETAS,
         simulated: int = 200,
         left_out: Literal["spare", "random"] = "spare",
     ) -> AttentionAdversary:
-        """With beta and gamma = 2 Delta-bar from Theorem 3 ("theory"), or from games of the
-        server's own: gamma where a logistic fit is undecided ("published") or at the best cut
-        ("tuned"), beta as given or the one of `betas` (in units of one over the median squared norm
-        of a pattern) that separates best. Of several embeddings of one cut the best is taken.
-        `left_out`: what heads 2 and 4 do not see, a direction that is hardly used, or ("random", as
-        published) another random one for every target."""
+        """Choose beta, gamma and, among several embeddings of one cut, the best one.
+
+        "theory" takes beta and gamma = 2 Delta-bar from Theorem 3. The other thresholds play games
+        of the server's own: gamma is where a logistic fit is undecided ("published") or the best
+        cut ("tuned"); beta is given, or the one of `betas` that separates best, in units of one
+        over the median squared norm of a pattern. `left_out`: the direction that heads 2 and 4 do
+        not see, either one that the data hardly use ("spare") or a random one per target
+        ("random", as published).
+        """
         offered = [embeddings] if isinstance(embeddings, Embedding) else list(embeddings)
         embedding = offered[0]
         universe, pattern = with_own_patterns(universe, embedding, rng)
         theory.check_game(records, len(universe))
         other = rng.normal(size=(len(universe), embedding.dimension))
         if left_out == "spare":
-            other = np.broadcast_to(attention.spare(embedding(universe.values)), other.shape)
-        blank = cls(
+            other = _spare_directions(universe, embedding)
+        start = cls(
             universe=universe,
             embedding=embedding,
             pattern=pattern,
@@ -200,58 +205,53 @@ class AttentionAdversary:
             gamma=0.0,
         )
         if threshold == "theory":
-            clean, shown = blank.sample(rng, 4 * PATTERN_BYTES // 64)
-            m = attention.measure(clean, shown).with_margin()
-            if beta is None:
-                theory.check_beta(np.inf, m.separation, m.patterns, m.bound)
-                found = theory.smallest_beta(m.separation, m.patterns, m.bound)
-                beta = max(float(found or 0.0), 1e-9) * (1 + 1e-6)
-            theory.check_beta(beta, m.separation, m.patterns, m.bound)
-            error = theory.retrieval_error(beta, m.separation, m.patterns, m.bound)
-            # the floor is checked on the draws that beta was taken from
-            return replace(blank, beta=beta, gamma=2.0 * error, sampled=(clean, shown), measured=m)
+            return start._with_theorem3(beta, rng)
         played = games.challenge(len(universe), records, simulated, rng)
         if beta is None or len(offered) > 1:
-            tried = []
+            variants = []
             for one in offered:
-                unit = float(np.median((one(universe.values[:200]) ** 2).sum(axis=-1)))
-                spared = np.broadcast_to(attention.spare(one(universe.values)), other.shape)
-                tried += [
-                    replace(
-                        blank,
-                        embedding=one,
-                        beta=b,
-                        other=spared if left_out == "spare" else other,
-                    )
-                    for b in ([b / unit for b in betas] if beta is None else [beta])
-                ]
-            state = rng.bit_generator.state
-            gained = []
-            for candidate in tried:
-                rng.bit_generator.state = state  # the same noise for all
-                scored = candidate.scores(played, rng)
-                cut = games.best_cut(scored, played.member)
-                gained.append(_gain(scored > cut, played.member))
-            blank = tried[int(np.argmax(gained))]
+                directions = _spare_directions(universe, one) if left_out == "spare" else other
+                each = replace(start, embedding=one, other=directions)
+                scaled = [b / each._unit() for b in betas] if beta is None else [beta]
+                variants += [replace(each, beta=b) for b in scaled]
+            tuned = _best_of(variants, played, rng)
             played = games.challenge(len(universe), records, simulated, rng)
         else:
-            blank = replace(blank, beta=beta)
-        scored = blank.scores(played, rng)
+            tuned = replace(start, beta=beta)
+        scored = tuned.scores(played, rng)
         if threshold == "published":
             gamma = logistic_cut(scored, played.member)
         else:
             gamma = games.best_cut(scored, played.member)
-        return replace(blank, gamma=max(gamma, 0.0))
+        return replace(tuned, gamma=max(gamma, 0.0))
+
+    def _with_theorem3(self, beta: float | None, rng: np.random.Generator) -> AttentionAdversary:
+        """The same adversary with beta and gamma from Theorem 3; a given beta is only checked."""
+        clean, shown = self.sample(rng, 4 * PATTERN_BYTES // 64)
+        m = attention.pattern_extremes(clean, shown).with_margin()
+        if beta is None:
+            theory.check_beta(np.inf, m.separation, m.patterns, m.bound)
+            found = theory.smallest_beta(m.separation, m.patterns, m.bound)
+            beta = max(float(found or 0.0), 1e-9) * (1 + 1e-6)
+        theory.check_beta(beta, m.separation, m.patterns, m.bound)
+        error = theory.retrieval_error(beta, m.separation, m.patterns, m.bound)
+        # keep the sample: the floor is checked on the same draws
+        return replace(self, beta=beta, gamma=2.0 * error, sampled=(clean, shown), measured=m)
+
+    def _unit(self) -> float:
+        """The median squared norm of a pattern."""
+        patterns = self.embedding(self.universe.values[:200])
+        return float(np.median((patterns**2).sum(axis=-1)))
 
     @property
     def cut(self) -> float:
         return self.gamma
 
     def sample(self, rng: np.random.Generator, numbers: int) -> tuple[Floats, Floats]:
-        """Patterns (n, N, d) of the known distribution, clean and protected, so many numbers."""
+        """Clean and protected patterns (n, N, d) of known records, about `numbers` in all."""
         each = self.embedding.patterns * self.embedding.dimension
         some = rng.permutation(len(self.universe))[: max(2, numbers // each)]
-        shown = self.universe.shown(some, rng)
+        shown = self.universe.perturbed(some, rng)
         return self.embedding(self.universe.values[some]), self.embedding(shown)
 
     def scores(self, played: Challenge, rng: np.random.Generator) -> Floats:
@@ -261,7 +261,7 @@ class AttentionAdversary:
         out = np.empty(len(played))
         for low in range(0, len(played), step):
             part = played.part(slice(low, low + step))
-            shown = self.universe.shown(part.data.ravel(), rng).reshape(*part.data.shape, -1)
+            shown = self.universe.perturbed(part.data.ravel(), rng).reshape(*part.data.shape, -1)
             out[low : low + step] = self.answers(shown, part.target)
         return out
 
@@ -286,7 +286,7 @@ class AttentionAdversary:
                 "the attention adversary has one detector",
                 expected="detectors = 1",
                 got=str(detectors),
-                remedy='ask "which client" with adversary = "fc"',
+                remedy='use adversary = "fc" to find out which client holds the target',
             )
         return attention.task(self.embedding, classes=classes)
 
@@ -314,12 +314,12 @@ class AttentionAdversary:
         )
 
     def rate(self, records: int, classes: int) -> float:
-        """1: most weights of W_O are 0, beside which any step survives."""
+        """1: most weights of W_O are 0, so no step is lost to rounding."""
         return 1.0
 
 
 def own_patterns(cut: Floats, *, placed: bool) -> list[list[int]]:
-    """For every record of (N, patterns, p) the patterns that no other record has, nor itself twice.
+    """For every record of (N, patterns, p), its patterns that occur only once in all records.
 
     `placed`: equal patches in different places count as different.
     """
@@ -332,19 +332,19 @@ def own_patterns(cut: Floats, *, placed: bool) -> list[list[int]]:
 def with_own_patterns(
     universe: Universe, embedding: Embedding, rng: np.random.Generator
 ) -> tuple[Universe, Indices]:
-    """The records with a pattern that no other has, and one such pattern of each.
+    """The records that have a unique pattern, and one such pattern of each.
 
-    The target pattern then stands in a client's data if and only if its record does.
+    A client's data then contain the target pattern if and only if they contain its record.
     """
     if embedding.features > universe.features:
         raise UsageError(
             "the embedding does not fit the records",
             expected=f"records of at least {embedding.features} features",
             got=str(universe.features),
-            remedy="cut the patches from records of this size",
+            remedy="cut the patches of records of this size",
         )
     free = own_patterns(universe.values[:, embedding.cut], placed=embedding.placed)
-    blank = np.linalg.norm(embedding(universe.values), axis=2) <= 0  # has no direction
+    blank = np.linalg.norm(embedding(universe.values), axis=2) <= 0  # no direction
     usable = [[j for j in own if not blank[i, j]] for i, own in enumerate(free)]
     rows = np.array([i for i, own in enumerate(usable) if own], dtype=np.int64)
     chosen = [usable[i][int(rng.integers(0, len(usable[i])))] for i in rows]
@@ -352,16 +352,36 @@ def with_own_patterns(
 
 
 def logistic_cut(scores: Floats, member: Bools) -> float:
-    """Where a logistic fit on the score alone is undecided. [ActiveMembership] Appendix G.3"""
+    """The score at which a logistic fit is undecided. [ActiveMembership] Appendix G.3"""
     from sklearn.linear_model import LogisticRegression
 
     scale = float(scores.std()) or 1.0
     fit = LogisticRegression().fit((scores / scale)[:, None], member)
     slope = float(fit.coef_[0, 0])
     if slope <= 0:
-        return float(scores.max())  # scores do not tell: say no
+        return float(scores.max())  # scores carry no information: always say no
     return -float(fit.intercept_[0]) / slope * scale
 
 
-def _gain(called: Bools, member: Bools) -> float:
+def _spare_directions(universe: Universe, embedding: Embedding) -> Floats:
+    """For every record (N, d) the same direction, the one that the data use least."""
+    direction = attention.least_used_direction(embedding(universe.values))
+    return np.broadcast_to(direction, (len(universe), embedding.dimension))
+
+
+def _best_of(
+    variants: Sequence[AttentionAdversary], played: Challenge, rng: np.random.Generator
+) -> AttentionAdversary:
+    """The variant with the largest advantage on the same games under the same noise."""
+    state = rng.bit_generator.state
+    gained = []
+    for one in variants:
+        rng.bit_generator.state = state
+        scored = one.scores(played, rng)
+        cut = games.best_cut(scored, played.member)
+        gained.append(_advantage(scored > cut, played.member))
+    return variants[int(np.argmax(gained))]
+
+
+def _advantage(called: Bools, member: Bools) -> float:
     return float(called[member].mean() - called[~member].mean())

@@ -1,18 +1,18 @@
-"""The attention adversary: heads that remember every pattern but the target.
+"""The attention adversary: heads that retrieve every pattern except the target.
 
     W_Q^1 orthogonal to v, W_K = beta pinv(W_Q)^T, W_V = I, W_O = [I -I 0 0; 0 0 -I I], b_O = -gamma
                                                           [ActiveMembership] Algorithm 3, Eq. (8)
 
-Head 1 returns the mean of all patterns where the target stands, and every other pattern as it is;
-head 2 leaves out a random direction u instead of v. A unit of the output layer is active if and
-only if the two differ by more than gamma somewhere: [ActiveMembership] Eq. (35).
+Head 1 returns the mean of all patterns in place of the target, and every other pattern unchanged.
+Head 2 leaves out a random direction u instead of v. A unit of the output layer is active if and
+only if the two heads differ by more than gamma somewhere: [ActiveMembership] Eq. (35).
 
-Differs: the paper lets heads 2 and 4 leave out a random direction and takes for granted that
-patterns are as nearly orthogonal to it as to each other; one-hot patterns are not. The server may
-leave out a direction that the data hardly use (`spare`), which is what it does here by default.
-Softmax logits carry 1 / sqrt(d - 1), so beta sqrt(d - 1) is planted. pinv(W_Q) W_Q is
-I - v v^T / |v|^2, which is what the closed form uses. Heads 2 and 4 get orthonormal rows: the same
-projection as any W_Q of that kernel, without its condition number.
+Differs: in the paper heads 2 and 4 leave out a random direction. The paper assumes that patterns
+are as nearly orthogonal to it as to each other; one-hot patterns are not. By default the server
+here leaves out a direction that the data hardly use (`least_used_direction`). Softmax logits carry
+1 / sqrt(d - 1), so beta sqrt(d - 1) is planted. The closed form uses pinv(W_Q) W_Q = I - v v^T /
+|v|^2. Heads 2 and 4 get orthonormal rows: the same projection as any W_Q with that kernel, but well
+conditioned.
 
 Shapes: n records of N patterns of d numbers; G games.
 """
@@ -36,33 +36,35 @@ if TYPE_CHECKING:
     from fedaudit.tasks.classifier import Classifier
 
 
-READ = "out_weight"
-"""The tensor whose gradient answers."""
+ANSWER_TENSOR = "out_weight"
+"""The tensor whose gradient is the answer."""
 
 
-# -- what is planted ------------------------------------------------------------------------------
+# -- planted weights ------------------------------------------------------------------------------
 
 
 def task(embedding: Embedding, *, classes: int = 10) -> Classifier:
-    """The model of the game, before anything is planted in it."""
+    """The model of the game, before weights are planted."""
     import torch
 
     from fedaudit.audits.active_membership.planted import Memory
     from fedaudit.tasks.classifier import Classifier
 
-    with torch.random.fork_rng(devices=()):  # a layer draws weights, which are overwritten
+    with torch.random.fork_rng(devices=()):  # initial weights are drawn and overwritten
         module = Memory(embedding, classes)
     return Classifier(module, {"kind": "planted"})
 
 
-def without(direction: npt.ArrayLike, rng: np.random.Generator) -> Floats:
-    """Orthonormal rows (d - 1, d) that are orthogonal to a direction (d,): lines 5 to 8 of
-    [ActiveMembership] Algorithm 3."""
+def orthogonal_rows(direction: npt.ArrayLike, rng: np.random.Generator) -> Floats:
+    """Orthonormal rows (d - 1, d) orthogonal to a direction (d,).
+
+    Lines 5 to 8 of [ActiveMembership] Algorithm 3.
+    """
     v = np.asarray(direction, dtype=np.float64)
     if not np.isfinite(v).all() or not np.linalg.norm(v) > 0:
         raise DataError(
             "a target pattern has no direction",
-            expected="finite numbers, not all of them 0",
+            expected="finite numbers, not all 0",
             got="a zero vector" if np.isfinite(v).all() else "NaN or infinity",
             remedy="choose another pattern of the record",
         )
@@ -90,9 +92,9 @@ def weights(
             "beta or gamma is out of range",
             expected="beta above 0, gamma 0 or more",
             got=f"beta = {beta:g}, gamma = {gamma:g}",
-            remedy="choose both with `tune`, or from Theorem 3",
+            remedy="let AttentionAdversary.prepare choose both",
         )
-    first, second = without(target, rng), without(other, rng)
+    first, second = orthogonal_rows(target, rng), orthogonal_rows(other, rng)
     d = first.shape[1]
     query = np.stack([first, second, first, second])
     # the rows are orthonormal: their pseudo-inverse is the transpose
@@ -106,19 +108,19 @@ def weights(
     return np.concatenate([np.ravel(p) for p in parts]).astype(np.float32)
 
 
-def spare(patterns: Floats) -> Floats:
+def least_used_direction(patterns: Floats) -> Floats:
     """The direction (d,) that patterns (..., d) of the known distribution use least."""
     flat = patterns.reshape(-1, patterns.shape[-1])
     return np.asarray(np.linalg.eigh(flat.T @ flat)[1][:, 0])
 
 
-# -- what it computes -----------------------------------------------------------------------------
+# -- closed form ----------------------------------------------------------------------------------
 
 
 def differences(patterns: Floats, target: Floats, other: Floats, beta: float) -> Floats:
     """The largest difference between heads 1 and 2 in every record (..., n).
 
-    `patterns` (..., n, N, d) as trained on; `target`, `other` (..., d) are left out by the heads.
+    `patterns` (..., n, N, d) as trained on; the heads leave out `target` and `other` (..., d).
     """
     x = np.asarray(patterns)
     gram = x @ np.swapaxes(x, -1, -2)
@@ -137,7 +139,7 @@ def _along(x: Floats, direction: Floats) -> Floats:
 
 
 def _softmax(logits: Floats) -> Floats:
-    """Over the last axis: the pattern that is looked up."""
+    """Softmax over the last axis, in place."""
     logits -= logits.max(axis=-1, keepdims=True)
     np.exp(logits, out=logits)
     logits /= logits.sum(axis=-1, keepdims=True)
@@ -148,18 +150,18 @@ def _softmax(logits: Floats) -> Floats:
 
 
 MARGIN = 0.05
-"""Taken off a separation, and added to a noise, on which beta is to rest: other draws of the noise
-may go a little further than those that were seen."""
+"""Safety margin on the measured separation and noise before beta is chosen: other draws of the
+noise may be a little more extreme."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What Theorem 3 asks of protected data: extremes over sampled records of the known
-    distribution.
+class PatternExtremes:
+    """Inputs of Theorem 3: extremes over sampled records of the known distribution.
 
-    `separation` (Delta): the smallest over all patterns of |x_i|^2 - max_j x_i x_j; `norm` (M) the
-    largest of a pattern without noise, `noise` (R) of what the mechanism added; `spread` (m_max)
-    the largest distance of a pattern from the mean of its record. `records` that were sampled.
+    `separation` (Delta): the smallest |x_i|^2 - max_j x_i x_j over all patterns. `norm` (M): the
+    largest norm of a pattern without noise. `noise` (R): the largest norm of the added noise.
+    `spread` (m_max): the largest distance of a pattern from the mean of its record. `records`: the
+    number of sampled records.
     """
 
     patterns: int
@@ -171,29 +173,28 @@ class Measured:
 
     @property
     def bound(self) -> float:
-        """M + R: no protected pattern is longer."""
+        """M + R: an upper bound on the norm of a protected pattern."""
         return self.norm + self.noise
 
-    def with_margin(self) -> Measured:
-        """What is counted on before more is drawn: less separation and more noise than was seen.
-        Without noise nothing is drawn, and nothing changes."""
+    def with_margin(self) -> PatternExtremes:
+        """The same with `MARGIN` less separation and more noise; unchanged without noise."""
         if not self.noise:
             return self
         less = self.separation - MARGIN * abs(self.separation)
         return replace(self, separation=less, noise=(1.0 + MARGIN) * self.noise)
 
 
-def measure(clean: Floats, shown: Floats) -> Measured:
-    """From patterns (n, N, d) without noise and as they are trained on.
+def pattern_extremes(clean: Floats, shown: Floats) -> PatternExtremes:
+    """Extremes of clean and protected patterns (n, N, d).
 
-    Differs: M^eps is printed as sqrt(M^2 + R^2), which is no bound on a protected norm; M + R is.
-    "Delta^eps >= Delta" holds in the mean only, so Delta^eps is measured.
+    Differs: M^eps is printed as sqrt(M^2 + R^2), which does not bound a protected norm; M + R does.
+    "Delta^eps >= Delta" holds only in the mean, so Delta^eps is measured.
     """
     gram = shown @ np.swapaxes(shown, -1, -2)
     n = shown.shape[-2]
     own = np.diagonal(gram, axis1=-2, axis2=-1)
     others = gram - np.where(np.eye(n, dtype=bool), np.inf, 0.0)
-    return Measured(
+    return PatternExtremes(
         patterns=n,
         separation=float((own - others.max(axis=-1)).min()),
         norm=float(np.linalg.norm(clean, axis=-1).max()),
@@ -205,10 +206,10 @@ def measure(clean: Floats, shown: Floats) -> Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Floor:
-    """Theorem 3 at one beta: the lower bound on the advantage and what it is made of.
+    """Theorem 3 at one beta: the lower bound on the advantage and its terms.
 
-    `low` takes the unfavourable ends of the Monte-Carlo intervals of the three probabilities.
-    `sampled` records gave the extremes that it rests on.
+    `low` uses the unfavourable ends of the Monte-Carlo intervals of the three probabilities.
+    `sampled`: the number of records behind the extremes.
     """
 
     beta: float
@@ -232,15 +233,15 @@ def floor(
     draws: int = 20_000,
     confidence: float = 0.95,
     other: Floats | None = None,
-    measured: Measured | None = None,
+    measured: PatternExtremes | None = None,
 ) -> Floor:
-    """[ActiveMembership] Theorem 3 by Monte-Carlo: patterns (n, N, d) clean and protected.
+    """[ActiveMembership] Theorem 3 by Monte-Carlo, from clean and protected patterns (n, N, d).
 
-    `other` (m, d): directions that heads 2 and 4 leave out; random ones by default. Raises where
-    beta is too small for the theorem, with one that would do. `measured`: what beta and gamma were
-    taken from; by default what these patterns show.
+    `other` (m, d): directions that heads 2 and 4 leave out; random by default. `measured`: the
+    extremes behind beta and gamma; by default those of these patterns. If beta is too small for
+    the theorem, the error states one that is large enough.
     """
-    m = measure(clean, shown) if measured is None else measured
+    m = pattern_extremes(clean, shown) if measured is None else measured
     theory.check_beta(beta, m.separation, m.patterns, m.bound)
     error = theory.retrieval_error(beta, m.separation, m.patterns, m.bound)
     radius = theory.projection_radius(beta, m.patterns, m.bound)
@@ -260,7 +261,7 @@ def floor(
     ]
     boxed = int((np.abs(each - flat.mean(axis=0)).max(axis=1) <= box).sum())
     n = len(target)
-    # three probabilities share the error
+    # the three probabilities share the error rate
     low, high = clopper_pearson_bounds(np.array([*near, boxed]), n, (1.0 - confidence) / 3.0)
     value = theory.theorem3(near[0] / n, near[1] / n, boxed / n, records, m.patterns)
     return Floor(

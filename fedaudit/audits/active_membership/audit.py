@@ -1,4 +1,4 @@
-"""The audit: games in closed form and through the engine, bounds beside them."""
+"""The audit: games in closed form and through the engine, with bounds."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from fedaudit.audits.active_membership.adversary import (
     Threshold,
 )
 from fedaudit.audits.active_membership.facts import FACTS
-from fedaudit.audits.active_membership.games import Outside, Universe
-from fedaudit.audits.active_membership.probe import Answer, Noise
+from fedaudit.audits.active_membership.games import EscapeChance, Universe
+from fedaudit.audits.active_membership.probe import Answer, NoiseModel
 from fedaudit.audits.audit import Audit, Knowledge
 from fedaudit.audits.facts import AuditFacts
 from fedaudit.audits.planning import Aim, Recorded, SampleSize, Setting, Shape
@@ -37,17 +37,17 @@ from fedaudit.results import NO_TRUTH, AuditResult, Need
 from fedaudit.settings import AtLeastTwo, Count, Fraction, Positive, Whole, checked
 from fedaudit.trace import Truth, View
 
-# -- the other side of the table ------------------------------------------------------------------
+# -- the challenger -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """One federation that was played with planted models.
+    """One federation with planted models.
 
-    `view` is the server's; `target` (g,) the targets of its games by number in the universe, one
-    game per client or (where uploads arrive mixed) one for all; `names` of the clients in order.
-    `closed` (g,): what the closed form makes of the data that the clients trained on, to be held
-    against the engine. `rate` and `records` of a client's step.
+    `view`: the server's view. `target` (g,): targets as indices into the universe, one game per
+    client, or one for all if uploads arrive mixed. `names`: the clients in order. `closed` (g,):
+    the closed form's scores of the same training data, to compare with the engine. `rate` and
+    `records` describe a client's step.
     """
 
     view: View
@@ -59,15 +59,14 @@ class Played:
 
 
 class Challenger(Protocol):
-    """Where games are played: the challenger, who keeps data and coins to itself.
+    """The challenger plays the games and keeps data and coins secret.
 
-    `universe` of records that can occur, as the server knows it; `shape` of a record; `words` of
-    the vocabulary where records are tokens (0: they are not); `given`, an embedding that is not
-    drawn but comes with the model; `records` per
-    client in a game, and `together` behind one answer through the engine; `classes`; `mixed`
-    whether uploads reach the server as a sum or without names; `noisy` whether noise is added to
-    them, `step_noise` the smallest noise multiplier of a client's step (0: none), `upload_noise`
-    that of its update.
+    `universe`: the possible records, known to the server. `shape` of a record. `words`: vocabulary
+    size if records are tokens, else 0. `given`: the model's own embedding, if it has one.
+    `records`: records per client in a game; `together`: records behind one answer of the engine.
+    `mixed`: uploads reach the server as a sum or without names. `noisy`: uploads carry noise.
+    `step_noise`: the smallest noise multiplier of a client's step (0: none); `upload_noise`: the
+    same for its update.
     """
 
     universe: Universe
@@ -92,15 +91,15 @@ class Challenger(Protocol):
         ...
 
     def own(self, adversary: Adversary) -> Mapping[str, Floats]:
-        """The same against every client with the records that it has: party -> scores."""
+        """Scores of games against every client with its own records: party -> scores."""
         ...
 
     def recorded(self, adversary: Adversary, probing: ActiveMembership) -> Iterator[Played]:
-        """Games through the engine, one planted model for all clients of a federation."""
+        """Games through the engine: one planted model for all clients of a federation."""
         ...
 
     def marked(self, adversary: Adversary, probing: ActiveMembership) -> Iterator[Played]:
-        """Games through the engine, another detector armed for every client."""
+        """Games through the engine: one armed detector per client."""
         ...
 
 
@@ -109,11 +108,12 @@ class Challenger(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Guess:
-    """What the attack says, and what theory says beside it.
+    """The attack's scores, and the inputs of the bounds.
 
-    `figure` (G,) scores with their `trial` (G,); `cut`; `own` party -> scores; `recorded` (R,)
-    strengths, above 0 for yes, and whether the closed form said the same, `agreed`; `marked` (M, K)
-    strengths by client. `outside` P_M at `radius`; `floor` of Theorem 3, or why there is none.
+    `figure` (G,): scores of games in closed form, with their `trial` (G,) and `cut`. `own`: party
+    -> scores. `recorded` (R,): strengths of games through the engine, above 0 for yes; `agreed`
+    (R,): whether the closed form decides alike. `marked` (M, K): strengths by client. `outside`:
+    P_M at `radius`. `floor`: Theorem 3; `no_floor`: why there is none.
     """
 
     figure: Floats
@@ -124,7 +124,7 @@ class Guess:
     agreed: Bools
     marked: Floats
     radius: float
-    outside: Outside | None
+    outside: EscapeChance | None
     floor: attention.Floor | None
     no_floor: str
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -142,17 +142,19 @@ Games = Annotated[int, Ge(20)]
 @dataclass(frozen=True, kw_only=True)
 @checked("audits.active_membership")
 class ActiveMembership(Audit):
-    """Whether a server that plants weights can tell that a record is in a client's data.
+    """Can a server that plants weights tell whether a record is in a client's data?
 
-    `adversary`: "fc" or "attention". `games` in closed form and `recorded` through the engine;
-    `trials` above 1 plays `games` in each, with data and targets fixed in a trial, as published.
-    `records` per client in a game (default: the clients' median). `universe`: records that the
-    server thinks possible, at most. `threshold`: "tuned" on games of the server's own, "theory"
-    (tau = Delta; gamma = 2 Delta-bar), or "published". `client_games` against every client as it
-    is. `local_dp`: a mechanism in place of the run's, with the settings of that protection.
-    Attention: `patch` size, `dimension` and `embedding` of patterns ("fourier" is ours, "linear"
-    published; of tokens, rows of their own in every place, or tokens plus places; "one_hot" tokens;
-    "model": that of the run's own vit or gpt), `beta` (default: searched, or from Theorem 3).
+    `adversary`: "fc" or "attention". `games`: games in closed form; `recorded`: games through the
+    engine; `client_games`: games against every client with its own records. `trials` above 1 plays
+    `games` in each trial with fixed data and targets, as published. `records`: records per client
+    in a game (default: the clients' median). `universe`: the largest number of possible records.
+    `threshold`: "tuned" on the server's own games, "theory" (tau = Delta; gamma = 2 Delta-bar), or
+    "published". `local_dp`: a mechanism instead of the run's, with the settings of that protection.
+
+    Attention only: `patch`: patch size. `dimension`: pattern dimension. `embedding`: "fourier"
+    (ours) or "linear" (published); for tokens these are a row per token and place, or a token row
+    plus a place row; "one_hot": one-hot tokens; "model": the embedding of the run's own vit or gpt.
+    `beta`: default is searched, or from Theorem 3.
     """
 
     name: ClassVar[str] = "active_membership"
@@ -219,10 +221,10 @@ class ActiveMembership(Audit):
         mark: int = 0,
         gain: float = 1.0,
     ) -> Hook:
-        """The hook that plants crafted weights on their way to the clients.
+        """The hook that replaces models on their way to the clients by planted ones.
 
-        `target` (K,) one per client; or (1,), the same for all. `mark`: so many clients get the
-        same target, each with a detector of its own, so that they can be told apart.
+        `target` (K,): one per client; or (1,): the same for all. `mark`: the number of clients that
+        get the same target, each with its own detector, so that the answers identify them.
         """
         if mark:
             same = np.repeat(target, mark)
@@ -232,41 +234,46 @@ class ActiveMembership(Audit):
         rows = adversary.rows(target, classes=classes, gain=gain)
         return probe.Planting(rows[0] if len(rows) == 1 else rows)
 
-    def prepare(self, table: Challenger, records: int, rng: np.random.Generator) -> Adversary:
-        """The adversary, tuned to the distribution and the mechanism that it knows, for an answer
-        that so many records give."""
+    def prepare(self, challenger: Challenger, records: int, rng: np.random.Generator) -> Adversary:
+        """The adversary, tuned to the known distribution and mechanism, for answers from `records`
+        records."""
         if self.adversary == "fc":
             return FullyConnected.prepare(
-                table.universe,
+                challenger.universe,
                 records,
                 rng,
                 threshold=self.threshold,
                 simulated=self.simulated,
             )
         offered: list[patterns.Embedding]
-        if table.given is not None:
-            offered = [table.given]
-        elif table.words:
+        if challenger.given is not None:
+            offered = [challenger.given]
+        elif challenger.words:
             offered = [
                 patterns.tokens(
-                    table.shape[0],
-                    table.words,
+                    challenger.shape[0],
+                    challenger.words,
                     self.dimension,
                     rng,
                     additive=self.embedding == "linear",
                 )
             ]
         elif self.embedding == "linear":
-            offered = [patterns.linear(table.shape, self.patch, self.dimension, rng)]
+            offered = [patterns.linear(challenger.shape, self.patch, self.dimension, rng)]
         else:
             offered = [
                 patterns.fourier(
-                    table.shape, self.patch, self.dimension, table.universe.values, rng, bandwidth=b
+                    challenger.shape,
+                    self.patch,
+                    self.dimension,
+                    challenger.universe.values,
+                    rng,
+                    bandwidth=b,
                 )
                 for b in patterns.BANDWIDTHS
             ]
         return AttentionAdversary.prepare(
-            table.universe,
+            challenger.universe,
             offered[1:2] if self.threshold == "theory" and len(offered) > 1 else offered,
             records,
             rng,
@@ -276,8 +283,8 @@ class ActiveMembership(Audit):
         )
 
     def attack(self, view: View, knowledge: Knowledge, rng: np.random.Generator) -> Guess:
-        table: Challenger | None = knowledge.extra.get("games")
-        if table is None:
+        challenger: Challenger | None = knowledge.extra.get("games")
+        if challenger is None:
             raise NotApplicable(
                 "an active attack cannot be made on a recording alone",
                 code="no_clients_to_play",
@@ -289,25 +296,25 @@ class ActiveMembership(Audit):
             raise NotApplicable(
                 f"{view.vantage} cannot plant weights",
                 code="no_server",
-                expected='vantage = "server": only who sends models can plant weights',
+                expected='vantage = "server": only the sender of models can plant weights',
                 got=view.vantage,
                 remedy="leave vantage out",
             )
-        if self.adversary == "attention" and table.noisy:
+        if self.adversary == "attention" and challenger.noisy:
             raise NotApplicable(
-                "the attention adversary asks whether any gradient is non-zero",
+                "the attention adversary needs gradients without noise",
                 code="noisy_uploads",
                 expected="uploads without noise",
-                got="noise, which makes all of them non-zero",
+                got="noise, which makes every gradient non-zero",
                 remedy='audits.active_membership.adversary = "fc"',
             )
         try:
-            adversary = self.prepare(table, table.records, rng)
+            adversary = self.prepare(challenger, challenger.records, rng)
             planted = adversary
-            if table.together != table.records:
-                planted = self.prepare(table, table.together, rng)
+            if challenger.together != challenger.records:
+                planted = self.prepare(challenger, challenger.together, rng)
         except UsageError as error:
-            # a theorem that asks for more than the data give is no property of the config
+            # the data do not meet the theorem's condition: not an error of the config
             raise NotApplicable(
                 error.what,
                 code="theory_unmet",
@@ -315,35 +322,35 @@ class ActiveMembership(Audit):
                 got=error.got,
                 remedy=error.remedy,
             ) from None
-        figure, trial = table.figure(adversary)
-        read = [self._read(p, planted) for p in table.recorded(planted, self)]
+        figure, trial = challenger.figure(adversary)
+        read = [self._game_strengths(p, planted) for p in challenger.recorded(planted, self)]
         marked = [
-            self._marks(p, adversary)
-            for p in (table.marked(adversary, self) if self.adversary == "fc" else ())
+            self._client_strengths(p, adversary)
+            for p in (challenger.marked(adversary, self) if self.adversary == "fc" else ())
         ]
-        outside, floor, why = self._theory(table, adversary, rng)
+        outside, floor, why = self._theory(challenger, adversary, rng)
         return Guess(
             figure=figure,
             trial=trial,
             cut=adversary.cut,
-            own=table.own(adversary),
+            own=challenger.own(adversary),
             recorded=np.concatenate([r[0] for r in read]) if read else np.empty(0),
             agreed=np.concatenate([r[1] for r in read]) if read else np.empty(0, dtype=bool),
             marked=np.concatenate(marked) if marked else np.empty((0, 0)),
-            radius=table.universe.radius if isinstance(adversary, FullyConnected) else 0.0,
+            radius=challenger.universe.radius if isinstance(adversary, FullyConnected) else 0.0,
             outside=outside,
             floor=floor,
             no_floor=why,
-            about=self._about(table, adversary),
-            notes=(*knowledge.notes, *table.notes),
+            about=self._game_facts(challenger, adversary),
+            notes=(*knowledge.notes, *challenger.notes),
             vantage=view.vantage,
             trace_sha256=view.trace_sha256,
         )
 
-    def _read(self, played: Played, adversary: Adversary) -> tuple[Floats, Bools]:
-        """Strengths (g,) of a federation's games, above 0 for yes, and whether the closed form
-        agrees."""
-        answer = probe.read(played.view, adversary.read)
+    def _game_strengths(self, played: Played, adversary: Adversary) -> tuple[Floats, Bools]:
+        """Strengths (g,) of a federation's games, above 0 for yes, and agreement with the closed
+        form (g,)."""
+        answer = probe.read_answer(played.view, adversary.answer_tensor)
         noise = self._noise(played, answer)
         each = probe.strength(answer.rows) if noise is None else answer.rows[:, 0]
         if len(played.target) == len(each) and answer.named:
@@ -352,32 +359,34 @@ class ActiveMembership(Audit):
             if noise is not None:
                 strengths = np.array([noise.log_ratio(x, i) for i, x in enumerate(strengths)])
         elif noise is None:
-            strengths = np.array([each.max()])  # some client of the federation
+            strengths = np.array([each.max()])  # any client of the federation
         else:
             strengths = np.array([noise.evidence(each)])
         return strengths, (strengths > 0) == (played.closed > adversary.cut)
 
-    def _marks(self, played: Played, adversary: Adversary) -> Floats:
-        """Strengths (1, K) by client: each left its mark in a neuron of its own."""
-        answer = probe.read(played.view, adversary.read)
+    def _client_strengths(self, played: Played, adversary: Adversary) -> Floats:
+        """Strengths (1, K) by client: each client has its own neuron."""
+        answer = probe.read_answer(played.view, adversary.answer_tensor)
         noise = self._noise(played, answer)
         if noise is None:
             return np.asarray(np.abs(answer.rows).max(axis=0)[None, :])
         return noise.evidence(answer.rows)[None, :]
 
     @staticmethod
-    def _noise(played: Played, answer: Answer) -> Noise | None:
-        noise = probe.noise_of(played.view.declared, played.rate, played.records, len(played.names))
+    def _noise(played: Played, answer: Answer) -> NoiseModel | None:
+        noise = probe.noise_model(
+            played.view.declared, played.rate, played.records, len(played.names)
+        )
         return noise.of_sum if noise is not None and not answer.senders else noise
 
     def _theory(
-        self, table: Challenger, adversary: Adversary, rng: np.random.Generator
-    ) -> tuple[Outside | None, attention.Floor | None, str]:
+        self, challenger: Challenger, adversary: Adversary, rng: np.random.Generator
+    ) -> tuple[EscapeChance | None, attention.Floor | None, str]:
         """P_M for Theorem 1, or Theorem 3 at the planted beta."""
         if isinstance(adversary, FullyConnected):
-            universe = table.universe
-            radius = universe.snapped(universe.radius)
-            return games.outside(universe, radius, rng, confidence=self.confidence), None, ""
+            universe = challenger.universe
+            radius = universe.snap(universe.radius)
+            return games.escape_chance(universe, radius, rng, confidence=self.confidence), None, ""
         assert isinstance(adversary, AttentionAdversary)
         clean, shown = adversary.sampled or adversary.sample(rng, 1 << 22)
         try:
@@ -385,7 +394,7 @@ class ActiveMembership(Audit):
                 clean,
                 shown,
                 adversary.beta,
-                records=table.records,
+                records=challenger.records,
                 rng=rng,
                 confidence=self.confidence,
                 other=adversary.other,
@@ -395,8 +404,8 @@ class ActiveMembership(Audit):
             return None, None, f"Theorem 3 says nothing here: {error.what}; {error.remedy}"
         return None, found, ""
 
-    def _about(self, table: Challenger, adversary: Adversary) -> dict[str, Any]:
-        universe = table.universe
+    def _game_facts(self, challenger: Challenger, adversary: Adversary) -> dict[str, Any]:
+        universe = challenger.universe
         channel, book = universe.channel, universe.channel.codes
         ceiling = None
         if book is not None and book.transition is not None:
@@ -405,7 +414,7 @@ class ActiveMembership(Audit):
             ceiling = theory.symmetric_ceiling(*book.symmetric, universe.features)
         balls = None
         if channel.name == "grr" and universe.features == 1 and universe.codes is not None:
-            balls = universe.balls(universe.snapped(universe.radius)).tolist()
+            balls = universe.ball_sizes(universe.snap(universe.radius)).tolist()
         return {
             "mechanism": channel.name,
             "claimed_epsilon": channel.claimed_epsilon,
@@ -413,11 +422,11 @@ class ActiveMembership(Audit):
             "delta": channel.delta,
             "universe": len(adversary.universe),
             "features": universe.features,
-            "records": table.records,
-            "mixed": table.mixed,
-            "noisy": table.noisy,
-            "step_noise": table.step_noise,
-            "upload_noise": table.upload_noise,
+            "records": challenger.records,
+            "mixed": challenger.mixed,
+            "noisy": challenger.noisy,
+            "step_noise": challenger.step_noise,
+            "upload_noise": challenger.upload_noise,
             "ceiling": ceiling,
             "alphabet": None if book is None else book.alphabet,
             "balls": balls,
@@ -440,4 +449,4 @@ class ActiveMembership(Audit):
         }
         if truth is None or "figure" not in truth.members:
             return AuditResult(**shared, status="blind", need=NO_TRUTH)
-        return scores.scored(self, guess, truth.members, rng, shared)
+        return scores.score_guess(self, guess, truth.members, rng, shared)

@@ -1,8 +1,8 @@
-"""What a client does to its records before it computes anything, as the server knows it.
+"""The local DP mechanism of a client, as the server knows it.
 
-A mechanism of local DP is public. A `Channel` holds it as a function of records, and, where every
-feature becomes one of finitely many values, as a `Codebook`: the law of one feature, from which
-games are played in whole numbers.
+The mechanism is public. A `Channel` holds it as a function of records. If every feature takes
+finitely many values, the channel also has a `Codebook`: the distribution of one feature, with which
+games run on whole numbers.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.arrays import Floats
-from fedaudit.audits.active_membership.draws import Flips, Rows, Symmetric
+from fedaudit.audits.active_membership.draws import BitSampler, SymmetricSampler, TableSampler
 from fedaudit.errors import UsageError
 
 Codes = npt.NDArray[np.int32]
 
 MOST_BITS = 30
 LARGEST_ALPHABET = 1 << 10
-"""Beyond this many values the law of a feature is not written out as a table."""
+"""Largest number of values for which a feature's transition table is built."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Codebook:
-    """Features that are `origin` + `step` x level, a level being a whole number.
+    """Discrete features: `origin` + `step` x level, with whole-number levels.
 
-    `encode` turns features (n, r) into codes. The law is one of: `table` (k, k), Pr[code that is
-    trained on | code], with level = code; `symmetric` (k, hit), a code that is kept with `hit` and
-    becomes any other alike, with level = code; or `ones` (2, l), the probability that a bit of the
-    code that is trained on is one if the bit was zero, and if it was one: bits are independent,
-    most significant first, the first one the sign and the rest the magnitude of the level.
+    `encode` turns features (n, r) into codes. Exactly one of three laws gives the reported code:
+    `table` (k, k): Pr[reported code | code], level = code. `symmetric` (k, hit): a code is kept
+    with probability `hit`, else any other is equally likely; level = code. `ones` (2, l): the
+    probability that a reported bit is one if the bit was zero, and if it was one. Bits are
+    independent, most significant first; the first is the sign, the rest the magnitude of the level.
     """
 
     step: float
@@ -50,8 +50,8 @@ class Codebook:
             raise UsageError(
                 "a codebook has one law",
                 expected="a table of transitions, a symmetric law, or probabilities of bits",
-                got="none" if not given else f"{given} of them",
-                remedy="give one of them",
+                got=f"{given} laws",
+                remedy="give exactly one of the three",
             )
         if self.bits > MOST_BITS:
             raise UsageError(
@@ -63,7 +63,7 @@ class Codebook:
 
     @property
     def bits(self) -> int:
-        """Bits of a code, 0 where codes are plain numbers."""
+        """Bits of a code; 0 if codes are plain numbers."""
         return 0 if self.ones is None else self.ones.shape[1]
 
     @property
@@ -74,7 +74,7 @@ class Codebook:
 
     @cached_property
     def transition(self) -> Floats | None:
-        """Pr[code that is trained on | code] (k, k), None for large alphabets."""
+        """Pr[reported code | code] (k, k); None for large alphabets."""
         if self.table is not None:
             return self.table if len(self.table) <= LARGEST_ALPHABET else None
         if self.alphabet > LARGEST_ALPHABET:
@@ -91,38 +91,40 @@ class Codebook:
         return out
 
     def level(self, codes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Whole numbers that codes stand for, same shape."""
+        """Levels of codes, same shape."""
         if self.ones is None:
             return codes
         sign = codes >> np.int32(self.bits - 1)
         magnitude = codes & np.int32((1 << (self.bits - 1)) - 1)
         magnitude ^= -sign
-        magnitude += sign  # two's complement: negated where the sign is set
+        magnitude += sign  # two's complement: negate if the sign is set
         return magnitude
 
     @cached_property
-    def _sampler(self) -> Rows | Symmetric | Flips | tuple[Flips, Flips]:
+    def _sampler(
+        self,
+    ) -> TableSampler | SymmetricSampler | BitSampler | tuple[BitSampler, BitSampler]:
         if self.table is not None:
-            return Rows.of(self.table)
+            return TableSampler.of(self.table)
         if self.symmetric is not None:
-            return Symmetric(*self.symmetric)
+            return SymmetricSampler(*self.symmetric)
         assert self.ones is not None
         zero, one = self.ones
         if np.allclose(zero + one, 1.0, rtol=0.0, atol=1e-15):
-            return Flips.of(zero)  # a flip does not depend on the bit that was there
-        return Flips.of(zero), Flips.of(one)
+            return BitSampler.of(zero)  # a flip does not depend on the bit
+        return BitSampler.of(zero), BitSampler.of(one)
 
     @property
-    def flips(self) -> Flips | None:
-        """The law of flips that do not depend on the bits, where there is one."""
-        return self._sampler if isinstance(self._sampler, Flips) else None
+    def flips(self) -> BitSampler | None:
+        """Sampler of bit flips that do not depend on the bits; None for other laws."""
+        return self._sampler if isinstance(self._sampler, BitSampler) else None
 
     def draw(self, codes: npt.NDArray[np.int32], rng: np.random.Generator) -> Codes:
-        """What is trained on for codes (count,), drawn independently, (count,)."""
+        """Reported codes (count,) of codes (count,), drawn independently."""
         sampler = self._sampler
-        if isinstance(sampler, Rows | Symmetric):
+        if isinstance(sampler, TableSampler | SymmetricSampler):
             return sampler.draw(codes, rng)
-        if isinstance(sampler, Flips):
+        if isinstance(sampler, BitSampler):
             flips = sampler.draw(len(codes), rng).view(np.int32)
             flips ^= codes
             return flips
@@ -136,12 +138,12 @@ class Codebook:
 
 @dataclass(frozen=True, kw_only=True)
 class Channel:
-    """A public mechanism of local DP, or none.
+    """A public local DP mechanism, or none.
 
-    `perturb(x, rng)` turns records (n, r) into what is trained on, (n, r); `clean(x)` is what would
-    be trained on without noise (rounded and clipped as the mechanism's encoder does). `codes`: the
-    law of one feature, where it is discrete. `claimed_epsilon` and `exact_epsilon` of a record at
-    `delta`; infinite without a mechanism.
+    `perturb(x, rng)` turns records (n, r) into the records (n, r) that a client trains on.
+    `clean(x)` does the same without noise: it rounds and clips as the mechanism's encoder does.
+    `codes`: the codebook of discrete features. `claimed_epsilon` and `exact_epsilon` are per record
+    at `delta`, infinite without a mechanism.
     """
 
     name: str = "none"
@@ -156,7 +158,7 @@ class Channel:
 
     @property
     def protects(self) -> bool:
-        """Whether anything is done to the records at all."""
+        """Whether there is a mechanism."""
         return self.name != "none"
 
 

@@ -1,6 +1,6 @@
-"""Fast draws from a known law: alias tables on whole numbers, one random word per draw.
+"""Fast sampling from a known distribution: integer alias tables, one random word per draw.
 
-Laws are met to 2^-32: that is the resolution of a table's columns and coins together.
+Probabilities are exact to 2^-32, the joint resolution of a table's columns and coins.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedaudit.stats.alias import Alias
 
-Words = npt.NDArray[np.uint32]
+Uint32s = npt.NDArray[np.uint32]
 
 BLOCK = 10
 """Bits drawn at once: a table of 1,024 entries stays in the first-level cache."""
@@ -20,16 +20,19 @@ _COIN = 32 - BLOCK
 
 
 @dataclass(frozen=True)
-class Flips:
-    """Words of independent bits, most significant first. `tables` hold a coin's threshold in the
-    upper 22 bits and the other column in the lower 10; `widths` the bits of each."""
+class BitSampler:
+    """Samples words of independent bits, most significant first.
 
-    tables: tuple[Words, ...]
+    `tables` hold a coin's threshold in the upper 22 bits and the alias column in the lower 10;
+    `widths` are the bits per table.
+    """
+
+    tables: tuple[Uint32s, ...]
     widths: tuple[int, ...]
 
     @classmethod
-    def of(cls, ones: npt.ArrayLike) -> Flips:
-        """From the probability that each bit is one, (l,)."""
+    def of(cls, ones: npt.ArrayLike) -> BitSampler:
+        """From the probability of a one in each bit, (l,)."""
         p = np.asarray(ones, dtype=np.float64)
         tables, widths = [], []
         for part in np.array_split(p, -(-len(p) // BLOCK)):
@@ -40,7 +43,7 @@ class Flips:
             made = Alias.of(law)
             keep, other = made.keep, made.other
             coin = np.rint(keep * 2.0**_COIN).astype(np.int64)
-            # a column that is always kept is its own other one: the coin does not matter
+            # a column that is always kept is its own alias: the coin does not matter
             whole = coin >= 1 << _COIN
             other = np.where(whole, np.arange(1 << BLOCK), other)
             coin = np.where(whole, 0, coin)
@@ -48,7 +51,7 @@ class Flips:
             widths.append(len(part))
         return cls(tuple(tables), tuple(widths))
 
-    def draw(self, count: int, rng: np.random.Generator) -> Words:
+    def draw(self, count: int, rng: np.random.Generator) -> Uint32s:
         """`count` independent words, (count,)."""
         out = self.draw_part(0, count, rng)
         for i in range(1, len(self.tables)):
@@ -56,8 +59,8 @@ class Flips:
             out |= self.draw_part(i, count, rng)
         return out
 
-    def draw_part(self, part: int, count: int, rng: np.random.Generator) -> Words:
-        """One block of the bits of `count` words, (count,): blocks are independent."""
+    def draw_part(self, part: int, count: int, rng: np.random.Generator) -> Uint32s:
+        """One block of bits of `count` words, (count,). Blocks are independent."""
         table, low = self.tables[part], np.uint32((1 << BLOCK) - 1)
         row = random_words(count, rng)
         column = row >> np.uint32(_COIN)
@@ -68,20 +71,20 @@ class Flips:
         entry &= low
         column ^= entry
         column *= kept
-        column ^= entry  # the column where it is kept, the other one elsewhere
+        column ^= entry  # the column if it is kept, else its alias
         return column
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Draws from the row of a table that each code names. `keep`, `other` (k m,) row by row."""
+class TableSampler:
+    """Samples an output from the table row of each code. `keep`, `other` (k m,) row by row."""
 
     keep: npt.NDArray[np.uint32]
     other: npt.NDArray[np.int32]
     columns: int
 
     @classmethod
-    def of(cls, table: npt.ArrayLike) -> Rows:
+    def of(cls, table: npt.ArrayLike) -> TableSampler:
         """From Pr[output | code] (k, m)."""
         p = np.asarray(table, dtype=np.float64)
         keeps, others = [], []
@@ -115,9 +118,11 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Symmetric:
-    """Codes that are kept with probability `hit` and become any one other of `columns` alike: no
-    table, however many there are."""
+class SymmetricSampler:
+    """Keeps a code with probability `hit`, else draws one of the other `columns` uniformly.
+
+    It needs no table, however many codes there are.
+    """
 
     columns: int
     hit: float
@@ -132,12 +137,12 @@ class Symmetric:
         return out
 
 
-def fast(rng: np.random.Generator) -> np.random.Generator:
-    """A quicker generator, seeded by one that is addressed."""
+def fast_generator(rng: np.random.Generator) -> np.random.Generator:
+    """A faster generator, seeded from an addressed one."""
     return np.random.Generator(np.random.SFC64(rng.integers(0, 2**63, 4)))
 
 
-def random_words(count: int, rng: np.random.Generator) -> Words:
+def random_words(count: int, rng: np.random.Generator) -> Uint32s:
     """Independent 32-bit words (count,)."""
     wide = rng.integers(0, 2**64 - 1, endpoint=True, dtype=np.uint64, size=-(-count // 2))
     return wide.view(np.uint32)[:count]

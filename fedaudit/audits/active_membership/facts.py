@@ -19,7 +19,7 @@ FACTS = AuditFacts(
             "success",
             GREATER,
             "share of games",
-            "share of games in which the server was right, members and others alike",
+            "games that the server decided correctly, members and non-members",
         ),
         Measure(
             "true_positive_rate", GREATER, "share of members", "members that the server recognised"
@@ -33,7 +33,7 @@ FACTS = AuditFacts(
             "right_client_named",
             GREATER,
             "share of federations",
-            "federations in which the holder of the record was named",
+            "federations in which the server named the right client",
         ),
     ),
     columns=(
@@ -44,11 +44,11 @@ FACTS = AuditFacts(
     ),
     decision=Decision(own="share", asked="games", unlike="success (gradient in the clear)"),
     words=Words(
-        measure="share of games in which the server was right, members and others alike",
-        leak="With planted weights the server is right about a record in {value} of games (chance "
-        "{baseline}): one gradient tells whether the record is in a client's data.",
-        no_evidence="With planted weights the server is right about a record in {value} of games, "
-        "which chance ({baseline}) can explain.",
+        measure="games that the server decided correctly, members and non-members",
+        leak="With planted weights the server is right in {value} of games (chance {baseline}): "
+        "one gradient reveals whether a record is in a client's data.",
+        no_evidence="With planted weights the server is right in {value} of games, which chance "
+        "({baseline}) can explain.",
         advice=(
             Advice("check received models before training (fedaudit guard)"),
             *NOISE,

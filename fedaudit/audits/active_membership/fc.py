@@ -5,9 +5,9 @@
 For an input X the neuron is max(tau - |X - T|_1, 0): [ActiveMembership] Eq. (10). The gradient of
 b2 is non-zero if and only if some example of the batch lies closer than tau to the target.
 
-Beyond the paper: the second layer may have one neuron per client. A client for whom neuron j is
-armed (b2[j] = tau) leaves its mark there; the others are silent (b2 < 0). Of a sum over clients, or
-of uploads without names, the server then reads whose data hold the target.
+Beyond the paper: the second layer may have one neuron per client. Neuron j is armed for one client
+(b2[j] = tau) and silent for the others (b2 < 0). The server then sees who holds the target, even in
+a sum over clients or in uploads without names.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from fedaudit.tasks.classifier import Classifier
 
 
-READ = "2.bias"
-"""The tensor whose gradient answers."""
+ANSWER_TENSOR = "2.bias"
+"""The tensor whose gradient is the answer."""
 SILENT = -1.0
 
 
 def task(features: int, *, detectors: int = 1, classes: int = 10) -> Classifier:
-    """The model of the game, before anything is planted in it."""
+    """The model of the game, before weights are planted."""
     import torch
 
     from fedaudit.audits.active_membership.planted import fully_connected
     from fedaudit.tasks.classifier import Classifier
 
-    with torch.random.fork_rng(devices=()):  # a layer draws weights, which are overwritten
+    with torch.random.fork_rng(devices=()):  # initial weights are drawn and overwritten
         module = fully_connected(features, detectors, classes)
     return Classifier(module, {"kind": "planted"})
 
@@ -52,11 +52,11 @@ def weights(
     gain: float = 1.0,
     scale: float = 1.0,
 ) -> Rows:
-    """Planted models (K, w) of targets (K, r), as flat rows in the order of `task`'s layout.
+    """Planted models (K, w) for targets (K, r), as flat rows in the order of `task`'s layout.
 
-    `armed` (K,): the neuron that is armed in each; by default the first. -1 arms none. `gain`: the
-    weight of the output that no label uses. `scale` multiplies W2 and b2, published as 1: a power
-    of two decides alike to the last bit, and keeps activations small.
+    `armed` (K,): the armed neuron of each model, by default the first; -1 arms none. `gain`: the
+    weight of the extra output. `scale` multiplies W2 and b2 (published: 1). A power of two leaves
+    decisions bit-identical and keeps activations small.
     """
     t = np.atleast_2d(np.asarray(targets, dtype=np.float64))
     if not np.isfinite(t).all():
@@ -64,14 +64,14 @@ def weights(
             "the target is not finite",
             expected="finite features",
             got=f"{int((~np.isfinite(t)).sum())} NaN or infinite",
-            remedy="fill or drop them first",
+            remedy="fill in or drop these features first",
         )
     if not (tau > 0 and math.isfinite(tau)):
         raise UsageError(
             "tau is out of range",
             expected="a finite number above 0",
             got=repr(tau),
-            remedy="half the smallest distance of two records always is one",
+            remedy="use half the smallest distance between two records",
         )
     count, r = t.shape
     chosen = np.zeros(count, dtype=np.int64) if armed is None else np.asarray(armed, dtype=np.int64)
@@ -90,15 +90,15 @@ def weights(
 
 
 def scale_for(tau: float) -> float:
-    """The power of two that brings tau to at most 1."""
+    """The power of two that scales tau to at most 1."""
     return float(2.0 ** -max(0, math.ceil(math.log2(tau))))
 
 
 def learning_rate(records: int, classes: int) -> float:
-    """A rate at which one example's gradient survives next to a bias of size 1 in 32 bits.
+    """A rate at which one example's gradient survives rounding beside a 32-bit bias of size 1.
 
-    A client sends its model after a step minus the one before; one example of n moves b2 by at
-    least rate / ((C + 1) n), which must be more than rounding.
+    A client sends the difference of its models after and before a step. One example of n moves b2
+    by at least rate / ((C + 1) n), which must exceed rounding.
     """
     needed = 256.0 * float(np.finfo(np.float32).eps) * (classes + 1) * records
     return float(max(1.0, 2.0 ** math.ceil(math.log2(needed))))

@@ -1,12 +1,12 @@
-"""From a record to the patterns that attention sees: patches or tokens, then a fixed map.
+"""Embedding of a record as the patterns that attention sees: patches or tokens, then a fixed map.
 
     linear    x_j = Flatten(I_j) W_embed + p_j                    [ActiveMembership] Section 3.4
     fourier   x_j = sqrt(2/d) cos(Flatten(I_j) W + phase)         ours
-    tokens    x_j = E[t_j] + p_j, or a row of its own for every token and place
+    tokens    x_j = E[t_j] + p_j, or a separate row for every token and place
 
-The server chooses the model, and with it the embedding: it is public, fixed, and never trained. The
-attack needs patterns that are nearly orthogonal. Patches of small images are not, whatever linear
-map they go through; random Fourier features (Rahimi and Recht, 2007) of a small bandwidth are.
+The server chooses the model, and with it the embedding, which is public, fixed and never trained.
+The attack needs nearly orthogonal patterns. No linear map makes patches of small images nearly
+orthogonal. Random Fourier features (Rahimi and Recht, 2007) of a small bandwidth do.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ from fedaudit.arrays import Floats, Indices
 from fedaudit.errors import ConfigError, DataError
 
 BANDWIDTHS = (0.1, 0.3, 1.0)
-"""Of Fourier features, in median distances of two patches: the server tries them all."""
+"""Bandwidths of Fourier features that the server tries, in median distances of two patches."""
 LARGEST_TABLE = 1 << 24
-"""Numbers of a table of token embeddings."""
+"""Largest size of a token embedding table, in numbers."""
 
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
-    """`cut` (N, p) numbers of the features of each patch, `map` (p, d); then either `position`
-    (N, d) is added, or the cosine is taken with `phase` (d,). Of tokens instead: `table` (N, k, d),
-    what each of k tokens becomes in each place."""
+    """A fixed map from records to patterns.
+
+    `cut` (N, p): feature indices of each patch. `map` (p, d): the linear map. Then either
+    `position` (N, d) is added, or the cosine is taken with `phase` (d,). For tokens instead:
+    `table` (N, k, d), the pattern of each of k tokens in each place.
+    """
 
     cut: Indices
     map: Floats
@@ -40,7 +43,7 @@ class Embedding:
     def __post_init__(self) -> None:
         if self.patterns < 2:
             raise DataError(
-                "attention needs several patterns in a record",
+                "attention needs several patterns per record",
                 expected="at least 2 patterns",
                 got=str(self.patterns),
                 remedy="cut records into smaller patches",
@@ -63,7 +66,7 @@ class Embedding:
 
     @property
     def features(self) -> int:
-        """Features of a record that are used."""
+        """Number of features that a record must have."""
         return int(self.cut.max()) + 1
 
     @property
@@ -92,14 +95,14 @@ class Embedding:
 
 
 def identity(patterns: int, dimension: int) -> Embedding:
-    """Records that are patterns already, one after another: (n, N d)."""
+    """For records that are already patterns, concatenated: (n, N d)."""
     return Embedding(
         np.arange(patterns * dimension).reshape(patterns, dimension), np.eye(dimension)
     )
 
 
-def looked_up(table: Floats) -> Embedding:
-    """Records that are rows of token numbers (n, N); `table` (N, k, d) says what they become."""
+def from_table(table: Floats) -> Embedding:
+    """For records that are rows of token numbers (n, N); `table` (N, k, d) holds their patterns."""
     places, _, dimension = table.shape
     return Embedding(np.arange(places)[:, None], np.zeros((1, dimension)), table=table)
 
@@ -107,8 +110,10 @@ def looked_up(table: Floats) -> Embedding:
 def tokens(
     places: int, words: int, dimension: int, rng: np.random.Generator, *, additive: bool = False
 ) -> Embedding:
-    """Random unit rows for every token in every place; `additive`: one for a token plus one for a
-    place, as language models have it."""
+    """Random unit rows for every token in every place.
+
+    `additive`: a row per token plus a row per place, as in language models.
+    """
     if places * words * dimension > LARGEST_TABLE:
         raise ConfigError(
             "the embedding of all tokens in all places is too large",
@@ -121,14 +126,16 @@ def tokens(
     if additive:
         position = rng.normal(size=(places, 1, dimension)) / np.sqrt(dimension)
         table = (table[None] + position) / np.sqrt(2.0)
-    return looked_up(table)
+    return from_table(table)
 
 
 def linear(
     shape: tuple[int, ...], patch: int, dimension: int, rng: np.random.Generator
 ) -> Embedding:
-    """Patches through orthonormal rows into `dimension` dimensions, plus a random position each,
-    with the mean norm of a patch of values in [0, 1]."""
+    """Patches mapped by orthonormal rows into `dimension` dimensions, plus a random position each.
+
+    Positions have the mean norm of a patch with values in [0, 1].
+    """
     cut = cut_record(shape, patch)
     count, width = cut.shape
     if dimension < width:
@@ -153,8 +160,10 @@ def fourier(
     *,
     bandwidth: float = 0.3,
 ) -> Embedding:
-    """Random Fourier features of patches; `bandwidth` in median distances between patches of
-    records (m, r) of the known distribution."""
+    """Random Fourier features of patches.
+
+    `bandwidth` is in median distances between patches of the `known` records (m, r).
+    """
     cut = cut_record(shape, patch)
     patches = np.asarray(known, dtype=np.float64)[:, cut].reshape(-1, cut.shape[1])
     pairs = rng.integers(0, len(patches), (2, 2000))
@@ -173,9 +182,9 @@ def fourier(
 
 
 def cut_record(shape: tuple[int, ...], patch: int) -> Indices:
-    """Numbers of the features of every patch (N, p), for images (c, h, w) or features (r,).
+    """Feature indices of every patch (N, p), for images (c, h, w) or features (r,).
 
-    Images are cut into squares of `patch` pixels, rows of features into runs of `patch`.
+    Images are cut into squares of `patch` pixels, feature rows into runs of `patch`.
     """
     size = int(np.prod(shape))
     numbers = np.arange(size)

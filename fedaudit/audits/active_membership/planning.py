@@ -1,4 +1,4 @@
-"""What games cost, and how many of them are needed."""
+"""Number of games that a result has and needs."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ def samples(result: AuditResult, aim: Aim) -> list[SampleSize]:
             seen=power.detectable_success(members.n, others.n, *aim.level),
             wanted=wanted,
             needed=power.games_for_success(wanted, *aim.level),
-            how=f"set audits.{result.audit}.games, or recorded where the record goes through "
-            "the engine",
+            how=f"set audits.{result.audit}.games, or recorded for games through the engine",
             rule=RULE,
         )
     have_members = None if members is None else members.n

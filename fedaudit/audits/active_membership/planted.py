@@ -1,10 +1,9 @@
 """The models that a dishonest server sends: ordinary classifiers, trained by cross-entropy.
 
-The server chooses the architecture. Its last layer has one output more than there are classes,
-which no label uses, and which alone sees the planted activations. Cross-entropy pushes that output
-down for every example on which an activation is positive, whatever its label: the derivative by an
-activation lies between gain / (C + 1) and gain, so that gradients of several examples, or of
-several clients, never cancel.
+The server chooses the architecture. Its last layer has one extra output that no label uses. Only
+this output sees the planted activations. Cross-entropy pushes it down for every example with a
+positive activation, whatever its label: the derivative by an activation lies between
+gain / (C + 1) and gain. So the gradients of several examples, or of several clients, never cancel.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from fedaudit.audits.active_membership.patterns import Embedding
 
 
 def fully_connected(features: int, detectors: int, classes: int) -> nn.Module:
-    """2 r distances to the target, one neuron per detector, one output more than classes."""
+    """2 r distances to the target, one neuron per detector, one extra output."""
     return nn.Sequential(
         nn.Linear(features, 2 * features),
         nn.ReLU(),
@@ -43,7 +42,7 @@ class Memory(nn.Module):
         self.out_weight = nn.Parameter(torch.zeros(2 * d, 4 * d))
         self.out_bias = nn.Parameter(torch.zeros(2 * d))
         self.head = nn.Linear(1, classes + 1)
-        # the server's own, the same for everybody: it does not travel
+        # the embedding is fixed and public: it is not sent
         shift = embedding.phase if embedding.position is None else embedding.position
         self._cut = torch.from_numpy(embedding.cut)
         self._map = torch.from_numpy(embedding.map).float()

@@ -1,4 +1,4 @@
-"""The adversary's hook, and how it reads what comes back."""
+"""The adversary's hook, and the reading of the answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Planting(Hook):
-    """Sends planted models in place of the honest one: `rows` (w,) to all, or (K, w) to each."""
+    """Sends planted models instead of the honest one: `rows` (w,) to all, or (K, w) to each."""
 
     name: ClassVar[str] = "planted_weights"
 
@@ -39,8 +39,10 @@ class Planting(Hook):
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back in one round: `rows` (m, w) of the tensor that answers, with the sign of a
-    gradient; `senders` (m,) names, or one anonymous name for all; a sum has no sender."""
+    """The answers of one round: `rows` (m, w) of the answer tensor, with the sign of a gradient.
+
+    `senders` (m,) are names, or anonymous; empty for a sum.
+    """
 
     rows: Floats
     senders: tuple[str, ...]
@@ -50,8 +52,8 @@ class Answer:
         return bool(self.senders) and ANONYMOUS not in self.senders
 
 
-def read(view: View, tensor: str, number: int = 1) -> Answer:
-    """The answers of a round, from whatever this view holds: single updates, or their sum."""
+def read_answer(view: View, tensor: str, number: int = 1) -> Answer:
+    """The answers of a round: single updates if the view has them, else their sum."""
     try:
         updates = view.updates(number, [tensor])
         return Answer(-updates.rows.astype(np.float64), updates.senders)
@@ -64,34 +66,36 @@ def read(view: View, tensor: str, number: int = 1) -> Answer:
 
 
 def strength(rows: Floats) -> Floats:
-    """How strongly rows (m, w) answer where nothing is added to them: the largest movement of any
-    entry, (m,)."""
+    """Strength (m,) of noiseless answers (m, w): the largest absolute entry of each row."""
     return np.asarray(np.abs(rows).max(axis=1))
 
 
-# -- beside noise ---------------------------------------------------------------------------------
+# -- with noise -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Noise:
-    """What an exact match moves a bias by, `signal`, and the deviations (K,) of the noise that is
-    added to it, `spread`, client by client. Both are public: they follow from what is declared."""
+class NoiseModel:
+    """Signal and noise of an answer, known from the declared protections.
+
+    `signal`: how far an exact match moves the bias. `spread` (K,): deviation of each client's
+    noise.
+    """
 
     signal: float
     spread: Floats
 
     @property
-    def of_sum(self) -> Noise:
-        """The same in a sum of all clients."""
-        return Noise(self.signal, np.array([np.sqrt((self.spread**2).sum())]))
+    def of_sum(self) -> NoiseModel:
+        """The same for a sum over all clients."""
+        return NoiseModel(self.signal, np.array([np.sqrt((self.spread**2).sum())]))
 
     def log_ratio(self, moved: Floats, client: int | None = None) -> Floats:
         """ln Pr[moved | a match] / Pr[moved | none] of single movements (...), same shape.
 
-        Of client number `client`; None: of any one of them, who is not known.
+        `client` is the sender's number; None: unknown.
         """
         own = self.spread if client is None else self.spread[client : client + 1]
-        # a client without noise: far narrower than the signal, but with a density
+        # a client without noise gets a narrow density
         spread, many = np.unique(np.maximum(own, 1e-3 * self.signal), return_counts=True)
         x = np.asarray(moved, dtype=np.float64)[..., None]
 
@@ -102,24 +106,24 @@ class Noise:
         return density(self.signal) - density(0.0)
 
     def evidence(self, moved: Floats) -> Floats:
-        """ln Pr[moved | one of them is a match] / Pr[moved | none is], of movements (m, ...) that
-        arrive without names: (...).
+        """ln Pr[moved | one row is a match] / Pr[moved | none is] of anonymous movements (m, ...):
+        (...).
 
-        The mean of the likelihood ratios of the rows. Above 0 a match is likelier than none, and no
-        other test of the rows is right more often. The largest row alone, against the cut for a
-        single one, would nearly always exceed it: noise has m tries.
+        It is the log of the mean likelihood ratio of the rows. Above 0 a match is more likely than
+        none, and no other test on the rows is right more often. The largest row alone would nearly
+        always exceed the cut for a single row, because noise has m tries.
         """
         each = self.log_ratio(moved)
         return np.asarray(np.logaddexp.reduce(each, axis=0) - np.log(len(each)))
 
 
-def noise_of(
+def noise_model(
     declared: Sequence[Mapping[str, Any]], rate: float, records: int, clients: int
-) -> Noise | None:
-    """What is declared of noise, for a step at `rate` on `records`; None where there is none.
+) -> NoiseModel | None:
+    """Signal and noise of a step at `rate` on `records`; None without declared noise.
 
-    DP-SGD: an example whose gradient is the bias alone is clipped to C, and moves the update by
-    rate C / n beside noise of z times that. Noise on updates: C, and z C.
+    DP-SGD: a gradient that lies in the bias alone is clipped to C and moves the update by
+    rate C / n; the noise is z times that. Update noise: C, and z C.
     """
     signal, noise = np.inf, np.zeros(clients)
     for d in declared:
@@ -129,18 +133,18 @@ def noise_of(
         step = rate * float(clip) / records if d["name"] == "dp_sgd" else float(clip)
         signal = min(signal, step)
         noise += (np.resize(np.asarray(z, dtype=np.float64), clients) * step) ** 2
-    return Noise(float(signal), np.sqrt(noise)) if noise.any() else None
+    return NoiseModel(float(signal), np.sqrt(noise)) if noise.any() else None
 
 
 def gain_for(
     declared: Sequence[Mapping[str, Any]], classes: int, *, records: int = 1, rate: float = 1.0
 ) -> float:
-    """A gain that brings an exact match up to the declared clipping bounds, nearly all of it in the
-    bias; 1 where nothing is clipped.
+    """The gain at which an exact match reaches the declared clipping bounds, nearly all of it in
+    the bias; 1 without clipping.
 
-    Per example: the activation is at most 1, so the last layer's own gradient has norm 2 at most.
-    Of an update: the last layer's gradient is a mean over all records, a match's share of the
-    bias's one of n.
+    Clipping per example: the activation is at most 1, so the last layer's own gradient has norm at
+    most 2. Clipping per update: the last layer's gradient is a mean over all records, and a match
+    contributes one of n to the bias.
     """
     gain = 1.0
     for d in declared:

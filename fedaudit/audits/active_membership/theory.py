@@ -1,9 +1,9 @@
 """Closed forms and bounds. Scalars in, scalars out.
 
-An advantage is Pr[says yes | member] + Pr[says no | no member] - 1, which is 2 success - 1:
-[ActiveMembership] Eq. (1). A lower bound on an advantage may be negative, and is one of the named
-adversary alone, who may do worse than guessing: it is not raised to zero (a success not to one
-half). It is then true and says nothing, which `is_vacuous` tells.
+An advantage is Pr[yes | member] + Pr[no | non-member] - 1 = 2 success - 1:
+[ActiveMembership] Eq. (1). A lower bound holds for the named adversary alone, which may do worse
+than guessing. So a negative bound is not raised to zero (nor a success to one half): it is true but
+vacuous, see `is_vacuous`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from fedaudit.errors import ConfigError, UsageError
 
 
 def success(advantage: float) -> float:
-    """(1 + advantage) / 2, a share of games and so not below zero. [ActiveMembership] Eq. (1)"""
+    """(1 + advantage) / 2, a share of games, hence at least 0. [ActiveMembership] Eq. (1)"""
     return max(0.0, 0.5 * (1.0 + advantage))
 
 
 def is_vacuous(floor: float) -> bool:
-    """Whether a lower bound on a success says nothing: guessing reaches one half."""
+    """Whether a lower bound on a success is at most one half, which guessing reaches."""
     return floor <= 0.5
 
 
@@ -33,8 +33,8 @@ def theorem1(outside: float, records: int, universe: int) -> float:
     """Advantage >= 1 - (n + |X| - 1) / (|X| - 1) P_M. [ActiveMembership] Theorem 1, Eq. (20)
 
     `outside` (P_M): the chance that a protected record leaves the ball of radius Delta around
-    itself, mean over the universe; `records` (n) of the client; `universe` (|X|) records, of which
-    the target is drawn uniformly. Printed with "=", proved with ">=".
+    itself, averaged over the universe. `records` (n): the client's records. `universe` (|X|): the
+    records from which the target is drawn uniformly. Printed with "=", proved with ">=".
     """
     check_game(records, universe)
     return 1.0 - (records + universe - 1) / (universe - 1) * outside
@@ -43,8 +43,8 @@ def theorem1(outside: float, records: int, universe: int) -> float:
 def theorem2(epsilon: float, delta: float = 0.0) -> float:
     """Advantage <= (e^eps - 1) / (e^eps + 1), for any adversary. [ActiveMembership] Eq. (4)
 
-    `epsilon` must be the exact worst case of the mechanism for a whole record: with a claim that
-    does not hold this is no bound. Beyond the paper: (epsilon, delta) adds 2 delta / (e^eps + 1).
+    `epsilon` must be the mechanism's exact worst case for a whole record: from a false claim this
+    is not a bound. Beyond the paper: (epsilon, delta) adds 2 delta / (e^eps + 1).
     """
     small = math.exp(-epsilon)
     return min(1.0, math.tanh(0.5 * epsilon) + 2.0 * delta * small / (1.0 + small))
@@ -53,40 +53,40 @@ def theorem2(epsilon: float, delta: float = 0.0) -> float:
 def theorem4(epsilon: float, records: int, alphabet: int) -> float:
     """Advantage >= (e^eps - n) / (e^eps + d - 1) under GRR on d values. [ActiveMembership] Eq. (69)
 
-    A record is one of d values, all of which may occur or only some: (p - q)(1 - q)^(n - 1) is at
-    least p - n q. The adversary says yes to the target's own value alone.
+    A record is one of d values; some of them may never occur. (p - q)(1 - q)^(n - 1) is at least
+    p - n q. The adversary says yes only to the target's own value.
     """
     check_game(records, alphabet)
-    return -math.expm1(math.log(records) - epsilon) * _truth(epsilon, alphabet)
+    return -math.expm1(math.log(records) - epsilon) * _truthful_probability(epsilon, alphabet)
 
 
 def grr_advantage(epsilon: float, records: int, alphabet: int, balls: npt.ArrayLike = 1) -> float:
     """The exact advantage under GRR: (p - q) (1 - q)^(n - 1). Ours, tighter than Theorem 4.
 
     Some report equals the target with probability 1 - (1-p)(1-q)^(n-1) if it is among the n
-    records, and 1 - (1-q)^n if it is not. `balls` (N,): the b values that the adversary
-    takes for each target, none of which is another record: (p - q) (1 - b q)^(n - 1), in the mean.
+    records, and 1 - (1-q)^n if it is not. `balls` (N,): the number b of values that count as the
+    target, none of which is another record. Then it is the mean of (p - q) (1 - b q)^(n - 1).
     """
     check_game(records, alphabet)
-    p = _truth(epsilon, alphabet)
+    p = _truthful_probability(epsilon, alphabet)
     q = p * math.exp(-epsilon)
     b = np.asarray(balls, dtype=np.float64)
     return float((p - q) * ((1.0 - b * q) ** (records - 1)).mean())
 
 
-def _truth(epsilon: float, alphabet: int) -> float:
+def _truthful_probability(epsilon: float, alphabet: int) -> float:
     """p = e^eps / (e^eps + d - 1), without overflow."""
     return 1.0 / (1.0 + (alphabet - 1) * math.exp(-epsilon))
 
 
 def check_game(records: int, universe: int) -> None:
-    """A game draws n different records, and one more that is not among them."""
+    """Refuse sizes for which a game cannot draw n different records and one more."""
     if not 1 <= records < universe:
         raise ConfigError(
             "there are not enough different records for a game",
             expected=f"1 to {max(universe - 1, 1)} records per client, fewer than the universe has",
             got=f"{records} of a universe of {universe}",
-            remedy="give the client fewer records, or the universe more",
+            remedy="give the client fewer records, or enlarge the universe",
         )
 
 
@@ -103,11 +103,11 @@ def total_variation(table: npt.ArrayLike) -> float:
 
 
 def symmetric_total_variation(hit: float, miss: float, features: int) -> float:
-    """Exact total variation of two records that differ in all `features`, each kept with `hit` and
-    turned into any one other value with `miss`.
+    """Exact total variation between two records that differ in all `features`.
 
-    The likelihood ratio depends on A - B alone, A features that equal the one record and B that
-    equal the other: TV = Pr[A > B] - Pr[A < B].
+    A feature is kept with probability `hit` and becomes any one other value with `miss`. The
+    likelihood ratio depends on A - B alone: A features equal the first record, B the second. So
+    TV = Pr[A > B] - Pr[A < B].
     """
     step = np.array([miss, max(0.0, 1.0 - hit - miss), hit])
     law = np.ones(1)
@@ -120,18 +120,18 @@ def symmetric_total_variation(hit: float, miss: float, features: int) -> float:
 
 
 def hellinger_ceiling(affinity: float, features: int) -> float:
-    """TV <= sqrt(1 - BC^(2 r)) of r independent features of Bhattacharyya coefficient BC each."""
+    """TV <= sqrt(1 - BC^(2 r)) for r independent features with Bhattacharyya coefficient BC."""
     if affinity <= 0.0:
         return 1.0
     return math.sqrt(-math.expm1(2.0 * features * math.log(min(affinity, 1.0))))
 
 
 def ceiling(table: npt.ArrayLike, features: int) -> tuple[float, str]:
-    """A ceiling on any adversary's advantage, and what it rests on.
+    """A ceiling on any adversary's advantage, and its source in words.
 
-    `table` (k, m): Pr[what is trained on | value] of one feature; `features` are drawn
-    independently. The adversary that knows all other records decides between two inputs of one
-    record, so the largest total variation between two records' outputs is what it can gain.
+    `table` (k, m): Pr[report | value] of one feature; `features` are drawn independently. An
+    adversary that knows all other records decides between two values of one record. Its advantage
+    is at most the largest total variation between the reports of two records.
     """
     p = np.asarray(table, dtype=np.float64)
     if features == 1:
@@ -151,13 +151,13 @@ def ceiling(table: npt.ArrayLike, features: int) -> tuple[float, str]:
 
 
 def symmetric_ceiling(alphabet: int, hit: float, features: int) -> tuple[float, str]:
-    """`ceiling` where each of `alphabet` values is kept with `hit`, and errors are uniform."""
+    """`ceiling` for a law that keeps each of `alphabet` values with `hit`; errors are uniform."""
     value = symmetric_total_variation(hit, (1.0 - hit) / (alphabet - 1), features)
     return value, f"exact: two records that differ in all {features} features"
 
 
 def gaussian_success(shift: float) -> float:
-    """The best success at telling N(0, 1) from N(2 shift, 1): Phi(shift)."""
+    """The best success in distinguishing N(0, 1) from N(2 shift, 1): Phi(shift)."""
     return 0.5 * math.erfc(-shift / math.sqrt(2.0))
 
 
@@ -167,21 +167,21 @@ def gaussian_success(shift: float) -> float:
 def needed_separation(beta: float, patterns: int, norm: float) -> float:
     """2/(beta N) + ln(2 (N-1) N beta M^2) / beta. [ActiveMembership] Eq. (26)
 
-    `patterns` (N) of a record, `norm` (M) no protected pattern exceeds. Differs: Eq. (5) prints the
-    square outside of the logarithm's argument; it belongs to M.
+    `patterns` (N) per record; `norm` (M) bounds the norm of a protected pattern. Differs: Eq. (5)
+    prints the square outside the logarithm's argument; it belongs to M.
     """
     inside = 2.0 * (patterns - 1) * patterns * beta * norm * norm
     return 2.0 / (beta * patterns) + math.log(inside) / beta
 
 
 def smallest_beta(separation: float, patterns: int, norm: float) -> float | None:
-    """The smallest beta from which on patterns this far apart satisfy Theorem 3's condition.
+    """The smallest beta from which on Theorem 3's condition holds at this separation.
 
-    None if none does: the separation is not positive.
+    None if there is none, because the separation is not positive.
     """
     if not separation > 0:
         return None
-    # the condition's right side rises, then falls for good: its top is where ln(...) = 1 - 2/N
+    # the right side of the condition rises, then falls; its maximum is at ln(...) = 1 - 2/N
     top = math.exp(1.0 - 2.0 / patterns) / (2.0 * (patterns - 1) * patterns * norm * norm)
     if needed_separation(top, patterns, norm) <= separation:
         return 0.0
@@ -196,11 +196,11 @@ def smallest_beta(separation: float, patterns: int, norm: float) -> float | None
 
 
 def check_beta(beta: float, separation: float, patterns: int, norm: float) -> None:
-    """Refuse a beta for which Theorem 3 says nothing, with one that would do."""
+    """Refuse a beta that is too small for Theorem 3, and state one that is large enough."""
     enough = smallest_beta(separation, patterns, norm)
     if enough is None:
         raise UsageError(
-            "Theorem 3 holds for no beta here: some pattern lies closer to another than to itself",
+            "Theorem 3 holds for no beta here: a pattern is closer to another than to itself",
             expected="protected patterns with a separation above 0",
             got=f"separation {separation:.4g}",
             remedy="normalise the patterns, or embed them in more dimensions",
@@ -208,11 +208,11 @@ def check_beta(beta: float, separation: float, patterns: int, norm: float) -> No
     if not beta > 0 or beta < enough * (1.0 - 1e-9):
         raise UsageError(
             "beta is too small for Theorem 3",
-            expected=f"a beta that makes do with a separation of {separation:.4g}",
+            expected=f"a beta large enough for a separation of {separation:.4g}",
             got=f"beta = {beta:g}",
-            remedy=f"beta = {enough * (1.0 + 1e-6):.7g} or more would do"
+            remedy=f"use beta = {enough * (1.0 + 1e-6):.7g} or more"
             if enough
-            else "any beta above 0 would do",
+            else "use any beta above 0",
         )
 
 
@@ -222,7 +222,7 @@ def retrieval_error(beta: float, separation: float, patterns: int, norm: float) 
 
 
 def projection_radius(beta: float, patterns: int, norm: float) -> float:
-    """1 / (beta N M): how far a query may lie from what it retrieves. [ActiveMembership] Lemma 1"""
+    """1 / (beta N M): how far a query may lie from its pattern. [ActiveMembership] Lemma 1"""
     return 1.0 / (beta * patterns * norm)
 
 
@@ -240,8 +240,8 @@ def theorem3(
     """Advantage >= P_proj + P_proj^(2 n N) - P_box - 1. [ActiveMembership] Theorem 3, Eq. (6)
 
     `near_target`, `near_other`: the chance that a pattern has hardly any component along the target
-    v (heads 1, 3) and along the direction u that heads 2 and 4 leave out; the paper takes one
-    P_proj for both. `in_box` (P_box): that a protected pattern lies in the cube around the mean.
-    Assumes patterns drawn independently, and components along v and u that are independent.
+    v (heads 1, 3), and along the direction u that heads 2 and 4 leave out. The paper uses one
+    P_proj for both. `in_box` (P_box): the chance that a protected pattern lies in the cube around
+    the mean. Assumes independent patterns, and independent components along v and u.
     """
     return near_other + (near_target * near_other) ** (records * patterns) - in_box - 1.0

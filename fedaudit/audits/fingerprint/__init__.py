@@ -5,16 +5,16 @@ across rounds by their content alone?
 Vantage: SERVER behind a shuffler: anonymous rows of every round, and the models it sent out.
 Paper: [Fingerprint] Section 3.2, Eqs. (10, 11); scores of Section 4.1.
 Differs: rows are permuted before linking, because assignment solvers break ties in file order and
-degenerate input would then score 1.0. Chance is a linker that deals one label per row and round
-(K=20, T=10: purity 0.217); the published random row has independent uniform labels (0.206) and is
-kept as method `random`. Features are unit rows as the text says, or standardised per column as the
-published code did, by choice. Of more than 800 rows `kmeans` clusters the strongest directions, as
-many as clients. `tracking`, `joint`, linkage accuracy, intervals, sketches and all per-client
-figures are ours.
+degenerate input would then score 1.0. Chance is a linker that gives the rows of a round different
+random labels (K=20, T=10: purity 0.217). The published random row has independent uniform labels
+(0.206); it is the method `random`. Features are unit rows as in the text or, by choice,
+standardised columns as in the published code. With more than 800 rows, `kmeans` clusters the
+strongest directions, as many as clients. `tracking`, `joint`, linkage accuracy, intervals, sketches
+and all per-client values are ours.
 Shapes: T rounds of rows (K_t, d); labels (K_t,) per round, equal labels meaning "same client".
 
-Read `features` (what is compared), `directions` (what sets rows apart), `linkers` (who belongs
-together), `scores` (how well), `audit`; `products` is the arithmetic beneath.
+Files: `features` (rows to compare), `directions` (their differences within a round), `linkers`
+(labels), `scores`, `known` (links that need no attack), `audit`, `products` (arithmetic).
 """
 
 from fedaudit.audits.fingerprint.audit import Fingerprint, Linkage

@@ -25,31 +25,37 @@ from fedaudit.audits.fingerprint.features import (
     exact_gram,
     linkable,
 )
-from fedaudit.audits.fingerprint.known import marked, relabelled, with_known
+from fedaudit.audits.fingerprint.known import identifying_field, with_field_labels, with_known
 from fedaudit.audits.fingerprint.linkers import LINKERS, Labels, chain, embed, match
-from fedaudit.audits.outright import Carried, Recurring, recurring, single_updates
-from fedaudit.audits.outright import roster as known_parties
+from fedaudit.audits.outright import (
+    RecurringField,
+    RoundUpdates,
+    known_clients,
+    recurring_fields,
+    single_updates,
+)
 from fedaudit.audits.planning import Aim, Recorded, SampleSize, Setting, Shape
 from fedaudit.errors import NothingToSay
 from fedaudit.layout import Layout
 from fedaudit.results import NO_TRUTH, AuditResult, Estimate, Need
 from fedaudit.settings import AtLeastTwo, EachOnce, Fraction, Whole, checked
+from fedaudit.stats import clustering, intervals
 from fedaudit.trace import Truth, View
 
 PUBLISHED = ("greedy", "spectral", "kmeans", "random")
 EXACT_ROWS = 3000
-"""Up to so many rows all methods are repeated exactly where a sketch leaves doubt."""
+"""Up to this many rows, an inconclusive sketch is followed by all methods on exact rows."""
 
 Method = Literal["greedy", "tracking", "joint", "spectral", "kmeans", "random"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Linkage:
-    """The attack's answer: for every round, the message of each row and, by method, its label.
+    """The attack's answer: the message of each row and its label by method, for every round.
 
-    `named` are the updates that bear a name, which nobody needs to link: (round, message) ->
-    client; `marked` are the fields beside the others that may tell them apart. `hidden` updates
-    name nobody, whether or not they could be linked; `everyone` is the number of all clients.
+    `named`: (round, message) -> client, for updates with a name. `recurring`: metadata fields that
+    may identify the other updates. `hidden`: the number of anonymous updates. `everyone`: the
+    number of all clients.
     """
 
     rounds: tuple[int, ...]
@@ -64,7 +70,7 @@ class Linkage:
     trace_sha256: str
     declared: tuple[Mapping[str, Any], ...] = ()
     named: Mapping[tuple[int, int], str] = field(default_factory=dict)
-    marked: tuple[Recurring, ...] = ()
+    recurring: tuple[RecurringField, ...] = ()
     hidden: int = 0
     everyone: int = 0
 
@@ -74,10 +80,10 @@ class Linkage:
 class Fingerprint(Audit):
     """Link anonymous updates across rounds by their content.
 
-    `methods`: the first gives the verdict, the others stand beside it. `features`: tensor name
-    patterns (default: feed-forward weights of the first transformer block, otherwise all weight
-    matrices). `sketch`: a width, 0 for exact rows, or nothing to decide by size. `clients`: how
-    many there are, if the server knows better than the names it sent models to.
+    `methods`: the first gives the verdict, the others are reported beside it. `features`: tensor
+    name patterns (default: feed-forward weights of the first transformer block, otherwise all
+    weight matrices). `sketch`: a width, 0 for exact rows, None to decide by size. `clients`: their
+    number (default: the clients to which the server sent models).
     """
 
     name: ClassVar[str] = "fingerprint"
@@ -85,7 +91,7 @@ class Fingerprint(Audit):
     source: ClassVar[str] = "[Fingerprint] Section 3.2"
     facts: ClassVar[AuditFacts] = FACTS
     on_recording: ClassVar[str] = (
-        "the trace names senders: ask what a shuffler would change, --as shuffle"
+        "the trace names senders: see the effect of a shuffler with --as shuffle"
     )
     vantage: str = "server"
     methods: Annotated[tuple[Method, ...], MinLen(1), EachOnce()] = ("joint", "greedy")
@@ -122,7 +128,7 @@ class Fingerprint(Audit):
         named = {(c.number, i): name for c in carried for i, name in c.named.items()}
         hidden = sum(len(c.hidden) for c in carried)
         everyone = max(
-            len(known_parties(view) | set(named.values())),
+            len(known_clients(view) | set(named.values())),
             max(len(c.named) + len(c.hidden) for c in carried),
             self.clients or 0,
         )
@@ -135,15 +141,15 @@ class Fingerprint(Audit):
         features = collect(
             view, patterns, rng, normalise=self.normalise, sketch=self.sketch, carried=carried
         )
-        clients = self.clients or roster(view, features)
-        # held once: from here on features.rows are the directions
+        clients = self.clients or count_clients(view, features)
+        # overwrites features.rows, so that rows are stored once
         rounds = Directions(features.rows, overwrite=True)
         labels: dict[str, list[Labels]] = {
             m: LINKERS[m](rounds, clients, rng) for m in self.methods
         }
         confirmed = features.sketch_width is None
         if not confirmed and is_doubtful(rounds, features.detectable):
-            # what a sketch cannot see may still be there: look again, exactly
+            # the sketch may hide a signal: repeat on exact rows
             del rounds
             labels = self._exactly(view, carried, features.tensors, clients, rng)
             confirmed = True
@@ -160,7 +166,7 @@ class Fingerprint(Audit):
             trace_sha256=view.trace_sha256,
             declared=view.declared,
             named=named,
-            marked=recurring(view, carried),
+            recurring=recurring_fields(view, carried),
             hidden=hidden,
             everyone=everyone,
         )
@@ -168,7 +174,7 @@ class Fingerprint(Audit):
     def _read_off(
         self, view: View, named: Mapping[tuple[int, int], str], hidden: int, everyone: int
     ) -> Linkage:
-        """The answer where names stand on the updates, and the others cannot be linked."""
+        """The answer if updates have names and the rest cannot be linked."""
         return Linkage(
             rounds=(),
             messages=(),
@@ -189,16 +195,16 @@ class Fingerprint(Audit):
     def _exactly(
         self,
         view: View,
-        carried: Sequence[Carried],
+        carried: Sequence[RoundUpdates],
         tensors: Sequence[str],
         clients: int,
         rng: np.random.Generator,
     ) -> dict[str, list[Labels]]:
-        """All methods from exact cosines, if the rows are few; otherwise greedy.
+        """All methods on exact cosines if there are few rows, otherwise greedy alone.
 
-        Every linker depends on inner products only, so points with the exact ones do for the rows.
-        Of many rows only neighbouring rounds are multiplied: the other linkers need the products of
-        all rounds with all, in time and memory that grow with the square of their number.
+        Linkers depend on inner products only, so points with the exact products replace the rows.
+        Greedy needs products of neighbouring rounds only. The others need all pairs of rounds, in
+        time and memory that grow with the square of the rows.
         """
         sizes = [len(c.hidden) for c in carried]
         if sum(sizes) <= EXACT_ROWS:
@@ -216,7 +222,7 @@ class Fingerprint(Audit):
     # -- score -----------------------------------------------------------------------------------
 
     def score(self, guess: Linkage, truth: Truth | None, rng: np.random.Generator) -> AuditResult:
-        """What the attack found, and what needed none beside it."""
+        """Score the links of the attack and add those that are known outright."""
         by = next(iter(guess.labels), "names on the messages")
         shared: dict[str, Any] = {
             "audit": self.name,
@@ -233,10 +239,10 @@ class Fingerprint(Audit):
             + ("" if by in PUBLISHED or not guess.labels else " (ours)"),
             "trace_sha256": guess.trace_sha256,
         }
-        found = self._linked(guess, truth, rng, shared) if guess.labels else None
+        found = self._score_links(guess, truth, rng, shared) if guess.labels else None
         return with_known(self, guess, found, truth, shared)
 
-    def _linked(
+    def _score_links(
         self,
         guess: Linkage,
         truth: Truth | None,
@@ -251,22 +257,20 @@ class Fingerprint(Audit):
                 need=NO_TRUTH,
                 per_client=groups_of(guess),
                 notes=(
-                    "what the attack guessed: updates of one group are said to come from one "
-                    "client; who that is, it cannot know",
-                    *left_out(guess, self.methods),
+                    "the attack's guess: updates of one group come from one client; it cannot know "
+                    "which one",
+                    *methods_left_out(guess, self.methods),
                 ),
             )
-        from fedaudit.stats import intervals
-
         senders = []
         for number, own in zip(guess.rounds, guess.messages, strict=True):
             known = truth.senders(number)
             senders.append([known[i] for i in own])
         estimates: dict[str, Estimate] = {}
         first: scores.Links | None = None
-        _, marks = marked(guess, truth, self.confidence)
+        _, marks = identifying_field(guess, truth, self.confidence)
         for method, given in guess.labels.items():
-            labels = relabelled(guess, given, marks) if marks else given
+            labels = with_field_labels(guess, given, marks) if marks else given
             joined = scores.links(senders, labels)
             suffix = "" if first is None else f" ({method})"
             first = first or joined
@@ -274,7 +278,7 @@ class Fingerprint(Audit):
         assert first is not None
         hits = [sum(h) for h in first.found.values()]
         tries = [len(h) for h in first.found.values()]
-        # were all links found, a client would count as one trial: can that many show anything?
+        # if all links were found, each client would count as one trial: is that enough?
         everything = intervals.wilson(len(tries), len(tries), confidence=self.confidence)
         effective = max(1, int(sum(tries) / intervals.design_effect(hits, tries)))
         return AuditResult(
@@ -306,8 +310,6 @@ class Fingerprint(Audit):
         suffix: str,
         rng: np.random.Generator,
     ) -> dict[str, Estimate]:
-        from fedaudit.stats import clustering, intervals
-
         names = sorted(joined.found)
         hits = np.array([sum(joined.found[n]) for n in names])
         tries = np.array([len(joined.found[n]) for n in names])
@@ -351,8 +353,6 @@ class Fingerprint(Audit):
     def _per_client(
         self, joined: scores.Links, truth: Truth
     ) -> dict[str, dict[str, float | int | str | None]]:
-        from fedaudit.stats import intervals
-
         promised = truth.facts.get("guarantees", {})
         out: dict[str, dict[str, float | int | str | None]] = {}
         for name in sorted(joined.found):
@@ -382,15 +382,15 @@ class Fingerprint(Audit):
         if guess.sketch_width is not None:
             seen = 4.0 / math.sqrt(guess.sketch_width)
             looked = (
-                "matched rows were below that, so the linking was repeated exactly"
+                "matched rows were below that, so linking was repeated on exact rows"
                 if guess.confirmed_exactly
-                else "matched rows were above that on average, without what all have in common"
+                else "matched rows were above that on average, after subtracting the mean"
             )
             notes.append(
-                f"rows were folded to {guess.sketch_width:,} numbers, which shows cosines above "
+                f"a sketch of {guess.sketch_width:,} numbers per row shows cosines above "
                 f"{seen:.3f}; {looked}"
             )
-        notes += left_out(guess, self.methods)
+        notes += methods_left_out(guess, self.methods)
         linked = accuracy.baseline is not None and accuracy.low > accuracy.baseline
         for name, given in truth.facts.get("guarantees", {}).items():
             values = [float(g["epsilon"]) for g in given.values()]
@@ -403,24 +403,24 @@ class Fingerprint(Audit):
         return tuple(notes)
 
 
-def left_out(guess: Linkage, asked: Sequence[str]) -> list[str]:
-    """Which methods were asked for and are not among the results, why, and what stands for them."""
+def methods_left_out(guess: Linkage, asked: Sequence[str]) -> list[str]:
+    """A note on requested methods without a result: which, why, and what gives the verdict."""
     missing = [m for m in asked if m not in guess.labels]
     if not missing:
         return []
     rows = sum(map(len, guess.messages))
     said = (
-        f"left out: {', '.join(missing)}. Of {rows:,} rows (more than {EXACT_ROWS:,}) only greedy, "
-        "which compares neighbouring rounds, was repeated exactly: other methods need the products "
-        "of all rows with all"
+        f"left out: {', '.join(missing)}. With {rows:,} rows (more than {EXACT_ROWS:,}) only "
+        "greedy, which compares neighbouring rounds, was repeated exactly: the other methods "
+        "compare all pairs of rows"
     )
     first = next(iter(guess.labels))
-    return [said + (f". The verdict is that of {first}" if asked[0] != first else "")]
+    return [said + (f". The verdict is from {first}" if asked[0] != first else "")]
 
 
 def groups_of(guess: Linkage) -> dict[str, dict[str, Any]]:
-    """The groups of updates that the first method made, largest first: their size and rounds, and
-    which messages they are, as round:message of the trace."""
+    """The groups of the first method, largest first: size, rounds, and messages as
+    round:message of the trace."""
     labels = next(iter(guess.labels.values()))
     members: dict[int, list[tuple[int, int]]] = {}
     for number, messages, own in zip(guess.rounds, guess.messages, labels, strict=True):
@@ -439,25 +439,24 @@ def groups_of(guess: Linkage) -> dict[str, dict[str, Any]]:
 
 
 def shuffled_reports(guess: Linkage, name: str, given: Mapping[str, Any]) -> Shuffled | None:
-    """What shuffling would make of a protection whose every upload is a locally private report.
+    """Privacy amplification by shuffling, if every upload is a locally private report.
 
-    None unless a guarantee covers replacing a client's **whole** data and the noise is known: a
-    record's neighbours differ in one record of many, and reports of clients that differ in more
-    are no cover for one another.
+    None unless the noise is known and the guarantee covers replacing a client's **whole** data. A
+    guarantee per record covers neighbours that differ in one record, but clients differ in more.
     """
-    told = next((d for d in guess.declared if d.get("name") == name), {})
+    declared = next((d for d in guess.declared if d.get("name") == name), {})
     if given["unit"] != "client" or given.get("relation") != "replace":
         return None
-    multiplier = told.get("noise_multiplier", 0.0)
+    multiplier = declared.get("noise_multiplier", 0.0)
     if not isinstance(multiplier, int | float) or multiplier == 0:
-        return None  # unequal noise: the theorem is for reports of one randomiser
+        return None  # the theorem needs equal noise for all reports
     reports = min(len(own) for own in guess.messages)
-    # replacing moves a clipped update by at most twice its bound
+    # replacing the data moves a clipped update by at most twice its bound
     return shuffled(multiplier / 2, len(guess.rounds), reports, float(given["delta"]))
 
 
 def amplification(unit: str, linked: bool, reports: Shuffled | None = None) -> str:
-    """Epsilon with amplification by shuffling beside those without it, or why there is none."""
+    """A note on epsilon with amplification by shuffling, or why it does not apply."""
     text = "these epsilons are without amplification by shuffling"
     source = "Feldman, McMillan and Talwar 2021, Theorem 3.8"
     figure = ""
@@ -477,8 +476,8 @@ def amplification(unit: str, linked: bool, reports: Shuffled | None = None) -> s
     return text + figure + ": it holds only while updates cannot be linked"
 
 
-def roster(view: View, features: Features) -> int:
-    """How many clients there are: the server knows whom it sent models to."""
+def count_clients(view: View, features: Features) -> int:
+    """Number of clients: those to which the server sent models."""
     receivers = {
         m.receiver
         for number in view.rounds
@@ -489,9 +488,9 @@ def roster(view: View, features: Features) -> int:
 
 
 def is_doubtful(rounds: Directions, detectable: float) -> bool:
-    """Whether matched rows resemble each other less than a sketch of this width can show.
+    """Whether the mean cosine of matched rows is below what the sketch can show.
 
-    Measured after centring: what all clients have in common says nothing of who is who.
+    Rows are centred first, because their common part identifies nobody.
     """
     values = []
     for t in range(len(rounds) - 1):

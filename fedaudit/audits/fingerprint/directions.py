@@ -1,11 +1,11 @@
-"""What sets the rows of a round apart, and inner products that several linkers share.
+"""Directions: the rows of a round without their mean; inner products shared by several linkers.
 
-A unit row is x_i = m + l_i u_i: what its round has in common, and a unit direction of its own.
-Linkers beyond the paper compare directions; plain cosines follow from the same products:
+A unit row is x_i = m + l_i u_i: the mean of its round plus a unit direction u_i of length l_i.
+Linkers beyond the paper compare directions. Plain cosines follow from the same products:
 
     <x_i, y_j> = <m, m'> + l_i <u_i, m'> + l'_j <m, u'_j> + l_i l'_j <u_i, u'_j>
 
-so that one product per pair of neighbouring rounds serves them all, and rows are held once.
+So one product per pair of neighbouring rounds serves all linkers, and rows are stored once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedaudit.audits.fingerprint.products import product, square_lengths
 def split(rows: Rows, *, overwrite: bool = False) -> tuple[Rows, Rows, Rows]:
     """Mean (m,), lengths (K,) and unit directions (K, m) of rows (K, m).
 
-    A row that is all mean has length 0 and direction 0. `overwrite` reuses the memory of `rows`.
+    A row equal to the mean has length 0 and direction 0. `overwrite` reuses the memory of `rows`.
     """
     mean = rows.mean(axis=0)
     moved = np.subtract(rows, mean, out=rows if overwrite else None)
@@ -34,9 +34,9 @@ def split(rows: Rows, *, overwrite: bool = False) -> tuple[Rows, Rows, Rows]:
 
 
 class Directions(Sequence[Rows]):
-    """The rounds of a view, taken apart. Item t is the rows (K_t, m) as they were, put together.
+    """The rounds of a view, split into means and directions. Item t is the original rows (K_t, m).
 
-    `units` [(K_t, m)], `lengths` [(K_t,)], `means` [(m,)]. Products are kept once computed.
+    `units` [(K_t, m)], `lengths` [(K_t,)], `means` [(m,)]. Products are cached.
     """
 
     def __init__(self, rounds: Sequence[Rows], *, overwrite: bool = False) -> None:
@@ -49,7 +49,7 @@ class Directions(Sequence[Rows]):
 
     @classmethod
     def of(cls, rounds: Sequence[Rows]) -> Directions:
-        """The rounds taken apart, unless they are already."""
+        """Split the rounds, unless they are split already."""
         return rounds if isinstance(rounds, Directions) else cls(rounds)
 
     def __len__(self) -> int:

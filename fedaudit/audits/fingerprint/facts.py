@@ -21,23 +21,21 @@ FACTS = AuditFacts(
             "linkage_accuracy",
             GREATER,
             "share of links",
-            "links between neighbouring rounds that were right",
+            "links to a client's next update that were found",
         ),
         Measure(
-            "link_precision", GREATER, "share of links", "links made that were right, of those made"
+            "link_precision", GREATER, "share of links", "links made by the attack that are right"
         ),
         Measure(
-            "rand_index", GREATER, "share of pairs", "pairs of updates grouped as the truth does"
+            "rand_index", GREATER, "share of pairs", "pairs of updates that are grouped correctly"
         ),
         Measure("adjusted_rand", GREATER, "score, 0 by chance", "Rand index, corrected for chance"),
+        Measure("purity", GREATER, "share of updates", "updates by the main client of their group"),
         Measure(
-            "purity", GREATER, "share of updates", "updates of the most frequent client per group"
+            "mutual_information", GREATER, "nats", "information of the groups about the senders"
         ),
         Measure(
-            "mutual_information", GREATER, "nats", "what the groups tell about who sent an update"
-        ),
-        Measure(
-            "messages_by_name", GREATER, "share of messages", "messages that bear their sender"
+            "messages_by_name", GREATER, "share of messages", "messages that name their sender"
         ),
     ),
     columns=(
@@ -52,19 +50,19 @@ FACTS = AuditFacts(
         own="share", hits=("found", "links"), asked="links", single_updates_only=True
     ),
     words=Words(
-        measure="links between neighbouring rounds that were right",
+        measure="links to a client's next update that were found",
         leak="{value} of a client's updates were linked to its next one (chance {baseline}): "
         "shuffling hides names, not content.",
         no_evidence="{value} of a client's updates were linked to its next one, which chance "
         "({baseline}) can explain.",
         advice=(*NOISE, ONLY_SUMS),
-        known="Nobody has to link anything: whose an update is, is known {first}.",
+        known="Linking needs no attack: the sender of an update is known {first}.",
         known_advice=(
             Advice(
                 "put a shuffler between clients and server ([protections.shuffle])",
                 unless=("shuffle",),
             ),
-            Advice("send nothing beside the update that tells clients apart", only=("shuffle",)),
+            Advice("send no field beside the update that identifies clients", only=("shuffle",)),
             ONLY_SUMS,
         ),
         percent=True,

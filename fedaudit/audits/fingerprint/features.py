@@ -1,9 +1,9 @@
-"""What is compared: selected tensors of every update, as unit rows held in bounded memory.
+"""Feature rows: selected tensors of every update, as unit rows in bounded memory.
 
-Exact rows are kept while they fit; beyond that every row is folded into a count sketch on its way
-into memory: coordinate j is multiplied by a random sign and added to cell j mod m. Inner products
-are unbiased with standard deviation about 1/sqrt(m) for unit rows, so cosines below about
-4/sqrt(m) do not show: the audit states that figure, and never rests a negative on a sketch alone.
+Rows that fit stay exact. Larger ones are folded into a count sketch while they are read: coordinate
+j is multiplied by a random sign and added to cell j mod m. Inner products of unit rows are unbiased
+with standard deviation about 1/sqrt(m), so cosines below about 4/sqrt(m) are invisible. The audit
+states that limit and never bases a negative result on a sketch alone.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from fedaudit.audits.fingerprint.products import (
     product,
     square_lengths,
 )
-from fedaudit.audits.outright import Carried, single_updates
+from fedaudit.audits.outright import RoundUpdates, single_updates
 from fedaudit.errors import NothingToSay, TraceError, UsageError
 from fedaudit.layout import Layout
 from fedaudit.trace import View
 
 EXACT_BYTES = 1 << 29
-"""Feature rows of a whole trace are kept exactly up to this size."""
-SKETCH_WIDTH = 8191  # a prime: cells do not line up with the rows of a weight matrix
-FOLD_COLUMNS = 1 << 19  # folded at a time: their signs as floats stay in the cache for all rows
-MAPPED = 1 << 25  # numbers of a round that are read before their pages are given back
-TINY = 1e-30  # below this a sum of squares in single precision has lost terms
+"""Largest size of the feature rows of a trace that are kept exactly."""
+SKETCH_WIDTH = 8191  # a prime, so that cells do not align with the rows of a weight matrix
+FOLD_COLUMNS = 1 << 19  # folded at a time, so that their signs fit the cache
+MAPPED = 1 << 25  # numbers of a round to read before their pages are released
+TINY = 1e-30  # below this a single-precision sum of squares has lost terms
 
 
 # -- theory ---------------------------------------------------------------------------------------
 
 
 def detectable_cosine(width: int) -> float:
-    """The cosine that stands four standard deviations above the noise of a sketch."""
+    """The cosine four standard deviations above the noise of a sketch."""
     return 4.0 / math.sqrt(width)
 
 
@@ -65,12 +65,12 @@ def default_features(layout: Layout) -> tuple[str, ...]:
 
 
 def unit_norm(rows: Rows) -> Rows:
-    """Rows scaled to length 1, (K, d); a zero row stays zero and resembles nothing."""
+    """Rows scaled to length 1, (K, d); a zero row stays zero."""
     return rows * inverse_lengths(square_lengths(rows))[:, None]
 
 
 def standardise_columns(rounds: Sequence[Rows]) -> list[Rows]:
-    """Every column with mean 0 and standard deviation 1 over all rounds; constant columns zero."""
+    """Columns scaled to mean 0 and deviation 1 over all rounds; constant columns become 0."""
     total = sum(len(r) for r in rounds)
     mean = np.sum([r.sum(axis=0, dtype=np.float64) for r in rounds], axis=0) / total
     square = np.sum([np.square(r - mean).sum(axis=0, dtype=np.float64) for r in rounds], axis=0)
@@ -79,17 +79,17 @@ def standardise_columns(rounds: Sequence[Rows]) -> list[Rows]:
     return [((r - mean) * scale).astype(np.float32) for r in rounds]
 
 
-class Fold:
-    """A count sketch of width m for vectors of any length: signs are drawn once per column."""
+class CountSketch:
+    """A count sketch of width m for vectors of any length, with one random sign per column."""
 
     def __init__(self, columns: int, width: int, rng: np.random.Generator) -> None:
         self.columns, self.width = columns, width
         self._signs = rng.choice(np.array([-1, 1], dtype=np.int8), size=columns)
 
     def add(self, out: Rows, rows: Rows, first: int) -> npt.NDArray[np.float64]:
-        """out (K, m) += sketch of rows (K, c), which are the columns from `first` on.
+        """Add the sketch of rows (K, c), columns from `first` on, to out (K, m).
 
-        Gives the squared lengths of `rows` (K,), read while they are in the cache.
+        Returns the squared lengths of `rows` (K,), computed while they are in the cache.
         """
         squares = np.zeros(len(rows))
         for low in range(0, rows.shape[1], FOLD_COLUMNS):
@@ -98,7 +98,7 @@ class Fold:
         return squares
 
     def _add(self, out: Rows, rows: Rows, first: int, squares: npt.NDArray[np.float64]) -> None:
-        # [head | whole cells | tail]: a row is read once, and no product of its size is made
+        # [head | whole cells | tail]: reads a row once, without a temporary of its size
         count, width = rows.shape[1], self.width
         at = first % width
         head = min((width - at) % width, count)
@@ -121,7 +121,7 @@ class Fold:
 
 @dataclass(frozen=True, kw_only=True)
 class Features:
-    """Unit rows of every round [(K_t, m)], the message behind each, and what was done to them."""
+    """Unit rows of every round [(K_t, m)], the message of each row, and their origin."""
 
     rounds: tuple[int, ...]
     rows: list[Rows]
@@ -135,8 +135,8 @@ class Features:
         return 0.0 if self.sketch_width is None else detectable_cosine(self.sketch_width)
 
 
-def linkable(carried: Sequence[Carried]) -> list[Carried]:
-    """Rounds whose anonymous updates can be linked; raises where there is nothing to link."""
+def linkable(carried: Sequence[RoundUpdates]) -> list[RoundUpdates]:
+    """Rounds with anonymous updates to link; raises if there are too few."""
     hidden = [c for c in carried if c.hidden]
     for c in hidden:
         if len(c.hidden) < 2:
@@ -158,8 +158,8 @@ def linkable(carried: Sequence[Carried]) -> list[Carried]:
     return hidden
 
 
-def hidden_rows(view: View, number: int, tensor: str, messages: Sequence[int]) -> Rows:
-    """Rows of some messages of a round, for one tensor; without a copy where these are all."""
+def anonymous_rows(view: View, number: int, tensor: str, messages: Sequence[int]) -> Rows:
+    """Rows of some messages of a round, for one tensor; no copy if these are all."""
     updates = view.updates(number, tensor)
     if len(updates.messages) == len(messages):
         return updates.rows
@@ -167,14 +167,14 @@ def hidden_rows(view: View, number: int, tensor: str, messages: Sequence[int]) -
 
 
 def refuse_bad_rows(rows: Rows, number: int) -> None:
-    """NaN and infinity are named by round and row."""
+    """Raise TraceError, with round and row, if a row has NaN or infinity."""
     bad = ~np.isfinite(rows).all(axis=1)
     if bad.any():
         raise TraceError(
-            f"round {number} holds updates that are not finite",
+            f"round {number} has updates that are not finite",
             expected="finite numbers",
             got=f"NaN or infinity in row {int(np.flatnonzero(bad)[0])}",
-            remedy="lower training.learning_rate, or name layers that are finite in "
+            remedy="lower training.learning_rate, or select finite layers in "
             "audits.fingerprint.features",
         )
 
@@ -187,12 +187,12 @@ def collect(
     normalise: Literal["unit", "column"] = "unit",
     sketch: int | None = None,
     exact_bytes: int = EXACT_BYTES,
-    carried: Sequence[Carried] | None = None,
+    carried: Sequence[RoundUpdates] | None = None,
 ) -> Features:
     """Feature rows of every round of a view, tensor by tensor, exactly or folded.
 
-    `sketch`: 0 keeps exact rows whatever their size, a width folds, None decides by size.
-    `carried`: the rounds with their anonymous updates, where they are known already.
+    `sketch`: 0 keeps exact rows of any size, a width folds them, None decides by size.
+    `carried`: the rounds with their anonymous updates, if already known.
     """
     chosen = view.layout.select(tensors)
     names = tuple(e.name for e in chosen)
@@ -204,18 +204,18 @@ def collect(
     if sketch is None and total * columns * 4 > exact_bytes:
         width = SKETCH_WIDTH
     if width >= columns:
-        width = 0  # a sketch that is not smaller than the thing itself
+        width = 0  # the sketch would not be smaller
     if width and normalise == "column":
         raise UsageError(
             "per-column standardisation needs exact rows",
             expected=f"at most {exact_bytes >> 20} MiB of features",
             got=f"{total * columns * 4 >> 20} MiB",
-            remedy="select fewer tensors with features, or normalise by unit norm",
+            remedy='select fewer tensors with features, or set normalise = "unit"',
         )
-    fold = Fold(columns, width, rng) if width else None
+    fold = CountSketch(columns, width, rng) if width else None
     rounds: list[Rows] = []
     for c in carried:
-        rounds.append(_one_round(view, c, chosen, columns, fold))
+        rounds.append(_round_rows(view, c, chosen, columns, fold))
     if normalise == "column":
         rounds = [unit_norm(r) for r in standardise_columns(rounds)]
     return Features(
@@ -228,8 +228,8 @@ def collect(
     )
 
 
-def _one_round(
-    view: View, c: Carried, chosen: Sequence[object], columns: int, fold: Fold | None
+def _round_rows(
+    view: View, c: RoundUpdates, chosen: Sequence[object], columns: int, fold: CountSketch | None
 ) -> Rows:
     """Unit rows of one round: exact (K, d), or folded (K, m) with exact norms."""
     number, count = c.number, len(c.hidden)
@@ -238,25 +238,25 @@ def _one_round(
     first = 0
     step = max(1 << 16, MAPPED // count)
     for entry in chosen:
-        rows = hidden_rows(view, number, entry.name, c.hidden)  # type: ignore[attr-defined]
+        rows = anonymous_rows(view, number, entry.name, c.hidden)  # type: ignore[attr-defined]
         for low in range(0, rows.shape[1], step):
             part = rows[:, low : low + step]
-            own = fold.add(out, part, first) if fold else keep(out, part, first)
+            own = fold.add(out, part, first) if fold else copy_rows(out, part, first)
             doubtful = ~((own > TINY) & (own < np.inf))
             if doubtful.any():
                 refuse_bad_rows(part, number)
-                # numbers whose squares are too large or too small for single precision
+                # squares too large or too small for single precision
                 few = part[doubtful]
                 own[doubtful] = np.einsum("ij,ij->i", few, few, dtype=np.float64)
             squares += own
             first += part.shape[1]
-            give_back(rows)
+            release_pages(rows)
     out *= inverse_lengths(squares)[:, None]
     return out
 
 
-def keep(out: Rows, rows: Rows, first: int) -> npt.NDArray[np.float64]:
-    """Copy rows (K, c) to the columns of out (K, d) from `first` on; their squared lengths."""
+def copy_rows(out: Rows, rows: Rows, first: int) -> npt.NDArray[np.float64]:
+    """Copy rows (K, c) into out (K, d) from column `first` on; returns their squared lengths."""
     squares = np.zeros(len(rows))
 
     def copy(some: slice) -> None:
@@ -267,11 +267,10 @@ def keep(out: Rows, rows: Rows, first: int) -> npt.NDArray[np.float64]:
     return squares
 
 
-def give_back(rows: Rows) -> None:
-    """Tell the system that mapped pages of `rows` were read and may go.
+def release_pages(rows: Rows) -> None:
+    """Let the system drop the mapped pages of `rows`.
 
-    They would count as memory of this process for as long as the trace is open, though they are
-    copies of what is on disk.
+    Otherwise they count as memory of this process as long as the trace is open.
     """
     base: Any = rows
     while isinstance(base, np.ndarray) and base.base is not None:
@@ -283,11 +282,11 @@ def give_back(rows: Rows) -> None:
 
 
 def cosines(before: Rows, after: Rows) -> npt.NDArray[np.float32]:
-    """Cosines of raw rows (K, d) and (L, d): (K, L), by one product and without a copy of either.
+    """Cosines (K, L) of raw rows (K, d) and (L, d), by one product without copies.
 
-    A row of zeros resembles nothing.
+    A row of zeros has cosine 0 with every row.
     """
-    return _scaled(product(before, after), lengths_of(before), lengths_of(after))
+    return _scaled(product(before, after), squared_lengths(before), squared_lengths(after))
 
 
 def _scaled(dots: Rows, before: npt.NDArray[Any], after: npt.NDArray[Any]) -> Rows:
@@ -297,7 +296,7 @@ def _scaled(dots: Rows, before: npt.NDArray[Any], after: npt.NDArray[Any]) -> Ro
     return dots
 
 
-def lengths_of(rows: Rows) -> npt.NDArray[np.float64]:
+def squared_lengths(rows: Rows) -> npt.NDArray[np.float64]:
     """Squared lengths of rows (K, d): (K,), a few rows at a time."""
     out = np.zeros(len(rows))
 
@@ -309,29 +308,29 @@ def lengths_of(rows: Rows) -> npt.NDArray[np.float64]:
 
 
 def exact_cosines(
-    view: View, before: Carried, after: Carried, tensors: Sequence[str]
+    view: View, before: RoundUpdates, after: RoundUpdates, tensors: Sequence[str]
 ) -> npt.NDArray[np.float32]:
-    """Exact cosines between the anonymous rows of two rounds, streamed by columns.
+    """Exact cosines between the anonymous rows of two rounds, streamed tensor by tensor.
 
     Memory does not grow with the number of columns.
     """
     total: list[npt.NDArray[Any]] = []
     for name in tensors:
-        a, b = (hidden_rows(view, c.number, name, c.hidden) for c in (before, after))
-        own: list[npt.NDArray[Any]] = [product(a, b), lengths_of(a), lengths_of(b)]
+        a, b = (anonymous_rows(view, c.number, name, c.hidden) for c in (before, after))
+        own: list[npt.NDArray[Any]] = [product(a, b), squared_lengths(a), squared_lengths(b)]
         total = [x + y for x, y in zip(total, own, strict=True)] if total else own
-        give_back(a)
-        give_back(b)
+        release_pages(a)
+        release_pages(b)
     return _scaled(*total)
 
 
 def exact_gram(
-    view: View, carried: Sequence[Carried], tensors: Sequence[str]
+    view: View, carried: Sequence[RoundUpdates], tensors: Sequence[str]
 ) -> npt.NDArray[np.float64]:
-    """Exact cosines of all anonymous rows with each other, (N, N), streamed by columns."""
+    """Exact cosines (N, N) between all anonymous rows, streamed by columns."""
     dots: npt.NDArray[np.float64] | None = None
     for name in tensors:
-        rounds = [hidden_rows(view, c.number, name, c.hidden) for c in carried]
+        rounds = [anonymous_rows(view, c.number, name, c.hidden) for c in carried]
         if dots is None:
             total = sum(len(r) for r in rounds)
             dots = np.zeros((total, total))
@@ -339,7 +338,7 @@ def exact_gram(
             part = np.concatenate([r[:, low : low + COLUMNS] for r in rounds])
             dots += part @ part.T
         for rows in rounds:
-            give_back(rows)
+            release_pages(rows)
     assert dots is not None
     norms = np.sqrt(np.diagonal(dots))
     scale = np.outer(norms, norms)

@@ -1,4 +1,4 @@
-"""Links that nobody has to make: updates that bear a name, or a field that tells clients apart."""
+"""Links that need no attack: updates with a name, or with a field that identifies clients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fedaudit.audits.outright import Recurring
+from fedaudit.audits.outright import RecurringField
 from fedaudit.results import AuditResult, Estimate
 from fedaudit.stats import intervals
 from fedaudit.trace import Truth
@@ -24,14 +24,14 @@ MEASURES = (
     "purity",
     "mutual_information",
 )
-"""All are 1 where every link is known."""
+"""All are 1 if every link is known."""
 
 BY_NAME = "messages_by_name"
-"""Share of the messages that bear a name, where not all do."""
+"""Share of messages with a name, if not all have one."""
 OF_THE_REST = " (anonymous updates)"
-"""Behind the measures of what an attack linked, where some updates need none."""
+"""Suffix of the attack's measures, if some updates are known without it."""
 
-METHOD = "read off the messages: no attack is needed"
+METHOD = "read from the messages: no attack needed"
 
 
 def with_known(
@@ -41,26 +41,26 @@ def with_known(
     truth: Truth | None,
     shared: Mapping[str, Any],
 ) -> AuditResult:
-    """What the attack found on anonymous updates, and the links that were there without it.
+    """Combine the attack's result on anonymous updates with the links that are known outright.
 
-    A client whose name stands on an update is exposed in full, however many others are not: the
-    headline is of the client that is exposed most. What the attack found stands beside it.
+    A client whose name is on an update is fully exposed, even if others are not. The headline is
+    for the most exposed client; the attack's result is reported beside it.
     """
     messages = [(t, i) for t, own in zip(guess.rounds, guess.messages, strict=True) for i in own]
-    field, marks = marked(guess, truth, audit.confidence)
+    field, marks = identifying_field(guess, truth, audit.confidence)
     if not guess.named and not marks:
-        assert found is not None  # either something is named, or something was attacked
+        assert found is not None  # without names there was an attack
         return found
     total = len(guess.named) + guess.hidden if guess.named else len(messages)
     how = "by name" if guess.named else f"by the field {field!r} beside it"
     count = len(guess.named or marks)
     where = "every message" if count == total else f"{count} of {total} messages"
-    said = (f"{how}, on {where}", *_advice(guess))
+    said = (f"{how}, on {where}", *_shuffle_hint(guess))
     if not guess.named and count < total:
         assert found is not None
-        return replace(found, notes=(*said, *found.notes))  # counts as far as it was measured
+        return replace(found, notes=(*said, *found.notes))  # the measured values count
     everyone = guess.everyone or len(set((guess.named or marks).values()))
-    result = _exact(audit, dict(guess.named or marks), everyone, shared, said)
+    result = _all_known(audit, dict(guess.named or marks), everyone, shared, said)
     if count == total:
         return result
     exact = result.estimates["linkage_accuracy"]
@@ -69,21 +69,21 @@ def with_known(
     )
     result = replace(result, estimates={**result.estimates, BY_NAME: share})
     if found is None or found.headline is None:
-        left = f"{total - count} anonymous updates were not scored: they may be known or not"
+        left = f"{total - count} anonymous updates were not scored"
         return replace(result, notes=(*result.notes, left))
-    return _together(result, found)
+    return _merge(result, found)
 
 
-def _exact(
+def _all_known(
     audit: Fingerprint,
     named: Mapping[tuple[int, int], str],
     everyone: int,
     shared: Mapping[str, Any],
     said: tuple[str, ...],
 ) -> AuditResult:
-    """Of updates whose senders are known: every measure at its most.
+    """The result for updates with known senders: every measure is 1.
 
-    Who has to guess whose an update is, among `everyone`, is right once in so many times.
+    The baseline is a uniform guess among `everyone`.
     """
     senders: dict[int, list[str]] = {}
     for (number, _), name in sorted(named.items()):
@@ -96,7 +96,7 @@ def _exact(
     estimates = {}
     for suffix in ("", *(f" ({m})" for m in audit.methods[1:])):
         for measure in MEASURES:
-            # chance of a clustering score is simulated from labels that an attack gave
+            # clustering scores have no chance value without an attack's labels
             links = measure in ("linkage_accuracy", "link_precision")
             estimates[measure + suffix] = exact if links else replace(exact, baseline=None)
     return AuditResult(
@@ -104,41 +104,43 @@ def _exact(
         known=True,
         headline="linkage_accuracy",
         estimates=estimates,
-        per_client=_rows(names, senders, chance),
+        per_client=_client_rows(names, senders, chance),
         detectable=0.0,
         notes=said,
     )
 
 
-def _advice(guess: Linkage) -> tuple[str, ...]:
+def _shuffle_hint(guess: Linkage) -> tuple[str, ...]:
     if not guess.named:
         return ()
-    return ("what a shuffler would change: fedaudit audit TRACE --as shuffle",)
+    return ("to see the effect of a shuffler: fedaudit audit TRACE --as shuffle",)
 
 
-def marked(
+def identifying_field(
     guess: Linkage, truth: Truth | None, confidence: float
 ) -> tuple[str, dict[tuple[int, int], str]]:
-    """A field that ascribes updates to their senders, and these; nothing if it may be by chance.
+    """A field that identifies the senders of updates, and those senders; empty if there is none.
 
-    It has to be always right, so often that senders drawn anew would agree with it as well in at
-    most the share of cases that a lower limit of this confidence is wrong. All fields share it.
+    The field must always be right, and be right by chance with at most the error probability of a
+    lower limit at this confidence. All fields share that probability.
     """
-    for candidate in guess.marked if truth is not None else ():
-        level = (1 - confidence) / 2 / len(guess.marked)
+    for candidate in guess.recurring if truth is not None else ():
+        level = (1 - confidence) / 2 / len(guess.recurring)
         if math.log(level) < _agreement_by_chance(candidate, guess):
             continue
         assert truth is not None
-        found = _ascribed(candidate, guess, truth)
+        found = _senders_by_field(candidate, guess, truth)
         if found:
             return candidate.field, found
     return "", {}
 
 
-def _ascribed(candidate: Recurring, guess: Linkage, truth: Truth) -> dict[tuple[int, int], str]:
-    """Updates by sender, as a field tells them apart; empty if two share a value, or one has two.
+def _senders_by_field(
+    candidate: RecurringField, guess: Linkage, truth: Truth
+) -> dict[tuple[int, int], str]:
+    """Update -> sender, for a field that separates senders; empty if it does not.
 
-    Who sent one update only has no links: any value that does not come back is right for it.
+    A sender of one update only has no links: any value that does not recur is right for it.
     """
     senders: dict[tuple[int, int], str] = {}
     for number, messages in zip(guess.rounds, guess.messages, strict=True):
@@ -159,11 +161,11 @@ def _ascribed(candidate: Recurring, guess: Linkage, truth: Truth) -> dict[tuple[
     }
 
 
-def _agreement_by_chance(candidate: Recurring, guess: Linkage) -> float:
-    """Log of the most that the probability can be that a field which tells nothing is always right.
+def _agreement_by_chance(candidate: RecurringField, guess: Linkage) -> float:
+    """Log of an upper bound on the chance that an uninformative field is always right.
 
-    Of n updates of a round, k bear values that were there before: k senders are then given, and at
-    most (n - k)! of n! orders put them there.
+    Of n updates of a round, k have values seen before. These fix k senders, which at most (n - k)!
+    of n! orders satisfy.
     """
     returning = candidate.returning
     seen: set[Any] = set()
@@ -175,10 +177,10 @@ def _agreement_by_chance(candidate: Recurring, guess: Linkage) -> float:
     return total
 
 
-def relabelled(
+def with_field_labels(
     guess: Linkage, labels: Sequence[Sequence[int]], marks: Mapping[tuple[int, int], str]
 ) -> Sequence[Sequence[int]]:
-    """Labels of a linker that does not overlook a field which tells clients apart."""
+    """The linker's labels, replaced by those of an identifying field if an update has one."""
     names = {name: -1 - i for i, name in enumerate(sorted(set(marks.values())))}
     return [
         [names.get(marks.get((t, i), ""), label) for i, label in zip(own, given, strict=True)]
@@ -186,7 +188,7 @@ def relabelled(
     ]
 
 
-def _rows(
+def _client_rows(
     names: list[str], senders: Mapping[int, list[str]], chance: float
 ) -> dict[str, dict[str, float | int | str | None]]:
     out: dict[str, dict[str, float | int | str | None]] = {}
@@ -205,8 +207,8 @@ def _rows(
     return out
 
 
-def _together(known: AuditResult, found: AuditResult) -> AuditResult:
-    """The known part, and beside it what was linked; a client in both counts all of its links."""
+def _merge(known: AuditResult, found: AuditResult) -> AuditResult:
+    """Merge known and linked results; a client in both counts all of its links."""
     rest = {f"{name}{OF_THE_REST}": e for name, e in found.estimates.items()}
     rows = {name: dict(row) for name, row in found.per_client.items()}
     confidence = found.estimates["linkage_accuracy"].confidence

@@ -1,9 +1,9 @@
-"""Who belongs together: rows of every round in, one label per row out.
+"""Linkers: rows of every round in, one label per row out.
 
 Published: `random`, `kmeans`, `spectral`, `greedy`. Ours: `tracking` for partial participation
-(tracks are born, may pause, and end), and `joint`, which fits all rounds at once under the rule
-that a client sends at most once per round. Every linker permutes rows before it begins: solvers
-break ties in the order of the input, and degenerate input would otherwise score 1.0.
+(tracks start, pause and end), and `joint`, which fits all rounds at once with at most one row per
+client and round. Every linker permutes rows first: solvers break ties in input order, and
+degenerate input would otherwise score 1.0.
 
 Shapes: `rounds` is a list of unit rows (K_t, m); labels are a list of (K_t,) integers.
 """
@@ -41,7 +41,7 @@ def match(cost: Costs) -> tuple[Labels, Labels]:
     """The assignment of least total cost, [Fingerprint] Eq. (10), by the Hungarian method."""
     best = cost.argmin(axis=1)
     if len(np.unique(best)) == len(cost):
-        # every row can have its cheapest column: no assignment is cheaper
+        # every row gets its cheapest column: no assignment is cheaper
         return np.arange(len(cost)), best.astype(np.int64)
     if max(cost.shape) <= SMALL:
         return shortest_augmenting_paths(cost)
@@ -55,9 +55,9 @@ SMALL = 64  # importing scipy.optimize takes longer than assigning this many
 
 
 def shortest_augmenting_paths(cost: Costs) -> tuple[Labels, Labels]:
-    """What `linear_sum_assignment` gives, row by row along shortest augmenting paths.
+    """The assignment of least total cost, row by row along shortest augmenting paths.
 
-    Column 0 is a start that no row keeps; `u` and `v` are the dual prices of rows and columns.
+    Column 0 is a dummy start; `u` and `v` are the dual prices of rows and columns.
     """
     if cost.shape[0] > cost.shape[1]:
         columns, rows = shortest_augmenting_paths(cost.T)
@@ -102,36 +102,36 @@ def random(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> li
 
 
 def gram(rounds: Sequence[Rows]) -> npt.NDArray[np.float64]:
-    """Cosines of all rows with all rows, (N, N): every clustering here depends on these alone."""
+    """Cosines (N, N) between all rows: every clustering here depends on these alone."""
     rows = np.concatenate(rounds)
     return (rows @ rows.T).astype(np.float64)
 
 
 def embed(cosines: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Points (N, r) with the given inner products: the rows themselves up to a rotation.
+    """Points (N, r) with the given inner products: the rows up to a rotation.
 
-    Clustering these gives what clustering the raw rows of d columns would, at the price of N.
+    Clustering them equals clustering the raw rows of d columns, at a cost of N columns.
     """
     from scipy.linalg import eigh
 
     values, vectors = eigh(cosines)
     keep = values > max(values[-1] * 1e-7, 1e-12)
-    keep[-1] = True  # rows of zeros have no extent at all, and still need a point each
+    keep[-1] = True  # rows of zeros need a point, too
     out: npt.NDArray[np.float64] = vectors[:, keep] * np.sqrt(np.maximum(values[keep], 0.0))
     return out
 
 
-ALL_DIRECTIONS = 800  # rows up to which k-means sees whole rows, as published
-PRODUCTS = 4000  # rows up to which the products of all with all are made
+ALL_DIRECTIONS = 800  # up to this many rows k-means sees whole rows, as published
+PRODUCTS = 4000  # up to this many rows all pairwise products are computed
 
 
-def principal(
+def cluster_points(
     rounds: Sequence[Rows], clients: int, rng: np.random.Generator
 ) -> npt.NDArray[np.floating]:
-    """Points (N, r) to cluster: whole rows of few, the `clients` strongest directions of many.
+    """Points (N, r) to cluster: whole rows if few, else their `clients` strongest directions.
 
-    The means of K clusters span at most K directions; what lies outside them is noise within
-    clusters, which the search for clusters has to go through at the price of N.
+    The means of K clusters span at most K directions. The rest is noise within clusters, and slows
+    the search.
     """
     total = sum(len(r) for r in rounds)
     if total <= max(ALL_DIRECTIONS, clients):
@@ -156,9 +156,9 @@ def kmeans(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> li
 
     sizes = [len(r) for r in rounds]
     order = rng.permutation(sum(sizes))
-    points = principal(rounds, clients, rng)[order]
+    points = cluster_points(rounds, clients, rng)[order]
     with warnings.catch_warnings():
-        # equal rows make fewer clusters than clients: that is an answer, not a failure
+        # equal rows give fewer clusters than clients: a valid answer
         warnings.simplefilter("ignore", ConvergenceWarning)
         found = KMeans(clients, n_init=10, random_state=int(rng.integers(1 << 31))).fit(points)
     labels = np.empty(len(order), dtype=np.int64)
@@ -188,7 +188,7 @@ def spectral(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> 
 
 
 def chain(costs: Sequence[Costs], sizes: Sequence[int], rng: np.random.Generator) -> list[Labels]:
-    """Match neighbouring rounds and carry labels along, given the costs of every pair."""
+    """Match neighbouring rounds and propagate labels, given the costs of every pair."""
     labels: list[Labels] = [rng.permutation(sizes[0]).astype(np.int64)]
     fresh = sizes[0]
     for cost, size in zip(costs, sizes[1:], strict=True):
@@ -204,9 +204,9 @@ def chain(costs: Sequence[Costs], sizes: Sequence[int], rng: np.random.Generator
 
 
 def greedy(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> list[Labels]:
-    """Step-wise greedy match, [Fingerprint] Section 3.2.4: neighbours matched, matches chained.
+    """Step-wise greedy match, [Fingerprint] Section 3.2.4: match neighbours, chain the matches.
 
-    A row without a partner in the round before gets a label of its own.
+    A row without a partner in the previous round gets a new label.
     """
     apart = Directions.of(rounds)
     costs = [apart.distances(t) for t in range(len(apart) - 1)]
@@ -216,15 +216,16 @@ def greedy(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> li
 # -- beyond the paper -----------------------------------------------------------------------------
 
 
-ENOUGH_PAIRS = 1_000_000  # of strangers: their spread is then known to 0.1 %
+ENOUGH_PAIRS = 1_000_000  # pairs of different clients: gives their spread to 0.1 %
 
 
-def stranger_similarity(units: Sequence[Rows], clients: int) -> float:
-    """The cosine that the best of `clients` strangers seldom reaches, from directions [(K_t, m)].
+def chance_similarity(units: Sequence[Rows], clients: int) -> float:
+    """The cosine that the best of `clients` other clients seldom reaches, from directions
+    [(K_t, m)].
 
-    Rows of one round come from different clients for certain, so their spread is what coincidence
-    looks like, measured without any label. Centring shifts cosines within a round to -1/(K - 1) on
-    average but not those between rounds, so the spread is taken around its own mean.
+    Rows of one round always come from different clients, so their spread measures coincidence
+    without any label. Centring shifts the mean cosine within a round to -1/(K - 1), but not between
+    rounds, so the spread is taken around its own mean.
     """
     pairs = sum(len(u) * (len(u) - 1) // 2 for u in units)
     count, total, squares = 0, 0.0, 0.0
@@ -239,15 +240,15 @@ def stranger_similarity(units: Sequence[Rows], clients: int) -> float:
 
 
 def tracking(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> list[Labels]:
-    """Tracks with birth, gap and end: for federations in which not everybody takes part.
+    """Tracks that start, pause and end, for partial participation.
 
-    A track remembers the mean of its recent rows. In every round, rows are assigned to tracks at
-    least total cost; staying unmatched costs as much as a match that looks like a coincidence
-    between strangers, so a newcomer starts a track instead of stealing one. When as many tracks
-    stand as there are clients, no more are born: a row goes to the track it resembles most.
+    A track is the weighted mean of its recent rows. Every round assigns rows to tracks at least
+    total cost. A row may stay unmatched at the cost of a coincidental match between different
+    clients, so a newcomer starts a new track instead of taking one. Once there are as many tracks
+    as clients, a row goes to its most similar track.
     """
     apart = Directions.of(rounds)
-    stranger = stranger_similarity(apart.units, clients)
+    coincidence = chance_similarity(apart.units, clients)
     memory = np.zeros((max(clients, *apart.sizes), apart.units[0].shape[1]), dtype=np.float32)
     tracks = 0
     labels: list[Labels] = []
@@ -258,7 +259,7 @@ def tracking(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> 
             known = memory[:tracks]
             similarity = product(units, known)  # (rows, tracks)
             similarity *= inverse_lengths(square_lengths(known))
-            cost = _with_births(1.0 - similarity[order], clients - tracks, 1.0 - stranger)
+            cost = _with_births(1.0 - similarity[order], clients - tracks, 1.0 - coincidence)
             picked_rows, picked = match(cost)
             met = picked < tracks
             own[order[picked_rows[met]]] = picked[met]
@@ -267,7 +268,7 @@ def tracking(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> 
         tracks += len(born)
         if tracks > len(memory):
             memory = np.concatenate([memory, np.zeros_like(memory[: tracks - len(memory)])])
-        # recent rounds count more: the model moves on, and with it every client's direction
+        # recent rounds count more: the model moves, and with it every client's direction
         for track, row in zip(own, units, strict=True):
             memory[track] *= 0.7
             memory[track] += row
@@ -276,26 +277,26 @@ def tracking(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> 
 
 
 def _with_births(cost: Costs, room: int, price: float) -> Costs:
-    """Columns in which a row (of K) goes unmatched, beside those of the tracks.
+    """Costs with extra columns for rows that start a new track.
 
-    `room` of them at `price`; beyond the roster a birth is worse than any match, and there are only
-    as many as the rows that no track is left for.
+    `room` of these columns cost `price`. More tracks than clients cost more than any match, and are
+    offered only for rows that no track is left for.
     """
     rows, tracks = cost.shape
     cheap = min(rows, max(0, room))
-    dear = max(0, rows - tracks - cheap)
-    births = np.full((rows, cheap + dear), price, dtype=cost.dtype)
+    expensive = max(0, rows - tracks - cheap)
+    births = np.full((rows, cheap + expensive), price, dtype=cost.dtype)
     births[:, cheap:] = 4.0
     return np.concatenate([cost, births], axis=1)
 
 
 def joint(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> list[Labels]:
-    """All rounds at once: one cluster per client, at most one row of a round in each.
+    """All rounds at once: one cluster per client, with at most one row per round.
 
-    Every client is a direction plus noise. Starts from `tracking` and, where all take part, from
-    `greedy`; then round after round is assigned anew, at least total squared distance from what the
-    other rounds say of each client (its mean, shrunk the more the fewer rows it has), until nothing
-    changes. The start that explains more of the rows is kept.
+    The model is a direction per client plus noise. It starts from `tracking` and, under full
+    participation, also from `greedy`. It then reassigns one round at a time until nothing changes,
+    at least total squared distance to each client's mean over the other rounds; a mean of few rows
+    is shrunk more. The start that explains more of the rows wins.
     """
     apart = Directions.of(rounds)
     starts = [tracking(apart, clients, rng)]
@@ -303,26 +304,26 @@ def joint(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> lis
         other = greedy(apart, clients, rng)
         if not _same_partition(starts[0], other):
             starts.append(other)
-    fit = Fit(apart.units, starts[0], clients)
+    fit = JointFit(apart.units, starts[0], clients)
     found = [(fit.refine(rng), list(fit.labels))]
     for other in starts[1:]:
-        fit.jump(other)
+        fit.relabel(other)
         found.append((fit.refine(rng), list(fit.labels)))
     return max(found, key=lambda pair: pair[0])[1]
 
 
 def _same_partition(one: Sequence[Labels], other: Sequence[Labels]) -> bool:
-    """Whether two labellings differ in the names of their clusters only."""
+    """Whether two labellings differ only in the names of their clusters."""
     a, b = np.concatenate(one), np.concatenate(other)
     pairs = len(np.unique(a * (b.max() + 1) + b))
     return pairs == len(np.unique(a)) == len(np.unique(b))
 
 
-class Fit:
+class JointFit:
     """Labels of all rounds, and the sum of the rows of every cluster.
 
-    What the rows of a round have in common with the clusters of the **other** rounds is kept, and
-    computed again for those clusters alone that changed since. `rounds` [(K_t, m)] are directions.
+    Products of a round's rows with the clusters of the **other** rounds are cached, and recomputed
+    only for clusters that changed. `rounds` [(K_t, m)] are directions.
     """
 
     def __init__(self, rounds: Sequence[Rows], start: Sequence[Labels], clients: int) -> None:
@@ -338,19 +339,19 @@ class Fit:
         self._stale = np.ones((len(rounds), count), dtype=bool)
 
     def move(self, t: int, new: Labels) -> None:
-        """Give the rows of round t other labels."""
+        """Give the rows of round t new labels."""
         own = self.labels[t]
         at = np.flatnonzero(new != own)
         _add_rows(self.sums, own[at], self.rounds[t][at], -1)
         _add_rows(self.sums, new[at], self.rounds[t][at], 1)
         self.sizes[own[at]] -= 1
         self.sizes[new[at]] += 1
-        others = np.arange(len(self.rounds)) != t  # without round t, clusters are as they were
+        others = np.arange(len(self.rounds)) != t  # without round t, the clusters have not changed
         self._stale[np.ix_(others, np.union1d(own[at], new[at]))] = True
         self.labels[t] = new
 
-    def jump(self, other: Sequence[Labels]) -> None:
-        """Go over to a labelling with no more clusters, named so that few rows move."""
+    def relabel(self, other: Sequence[Labels]) -> None:
+        """Switch to another labelling, renamed so that few rows move."""
         together = np.zeros((len(self.sizes), len(self.sizes)))
         for own, theirs in zip(self.labels, other, strict=True):
             together[theirs, own] += 1
@@ -361,7 +362,7 @@ class Fit:
     def costs(self, t: int, prior: float) -> npt.NDArray[np.float64]:
         """|x - s/(n + prior)|^2 - |x|^2 of rows x and the other rounds' clusters: (K_t, clusters).
 
-        A client that is not seen elsewhere costs 0.
+        A client without rows in other rounds costs 0.
         """
         rows, own, stale = self.rounds[t], self.labels[t], self._stale[t]
         if stale.any():
@@ -380,7 +381,7 @@ class Fit:
         return np.asarray(cost, dtype=np.float64)
 
     def refine(self, rng: np.random.Generator, sweeps: int = 20) -> float:
-        """Assign round after round anew until nothing changes; how much the clusters explain."""
+        """Reassign one round at a time until nothing changes; returns how much clusters explain."""
         prior = 1.0
         for _ in range(sweeps):
             changed = False
@@ -400,14 +401,14 @@ class Fit:
 
 
 def _add_rows(sums: Rows, own: Labels, rows: Rows, sign: int) -> None:
-    """sums[own] += sign * rows, row by row: no temporary copies of either."""
+    """sums[own] += sign * rows, row by row, without temporary copies."""
     change = np.add if sign > 0 else np.subtract
     for label, row in zip(own, rows, strict=True):
         change(sums[label], row, out=sums[label])
 
 
 def _prior(sums: Rows, sizes: npt.NDArray[np.float64]) -> float:
-    """Rows that the prior is worth: (1 - rho)/rho, rho the mean cosine of two rows of a cluster."""
+    """Weight of the prior in rows: (1 - rho)/rho, rho the mean cosine within a cluster."""
     pairs = float((sizes * (sizes - 1)).sum())
     if pairs == 0:
         return 1.0

@@ -1,4 +1,4 @@
-"""What linking costs, what it misses in a config, and how many links it needs."""
+"""Cost, missing needs and sample sizes of linking."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def missing(setting: Setting) -> Need | None:
             code="no_single_updates",
             what="the server sees sums only"
             if setting.recording
-            else f"only sums leave ({setting.sums_by}): no single update is left to link",
+            else f"only sums leave ({setting.sums_by}): there is no single update to link",
         )
     if setting.rounds < 2 and setting.hidden:
         return Need(code="too_few_rounds", what="linking needs two rounds")
@@ -39,17 +39,14 @@ def missing(setting: Setting) -> Need | None:
 
 
 def check_features(features: Sequence[str], layout: Layout) -> None:
-    """Refuse layers that the model does not have, or that are not recorded.
-
-    Found after training, the mistake would cost all of it.
-    """
+    """Refuse patterns that match no recorded layer, before training starts."""
     if not features:
-        return  # the audit chooses among those that there are
+        return  # the audit chooses recorded layers
     try:
         layout.select(features)
     except UsageError as error:
         raise ConfigError(
-            "audits.fingerprint.features names no layer that is recorded",
+            "audits.fingerprint.features matches no recorded layer",
             expected="names of tensors, or shell patterns over them",
             got=error.got,
             remedy=error.remedy,
@@ -88,12 +85,11 @@ def samples(result: AuditResult, recorded: Recorded, aim: Aim) -> SampleSize:
         seen=power.detectable_share(chance, max(1, int(links / effect)), *aim.level),
         wanted=share,
         needed=None if per_client is None else per_client * clients,
-        how=f"links of a client are too much alike: at least {more} clients instead of {clients}"
+        how=f"links of a client are too similar: at least {more} clients instead of {clients}"
         if per_client is None
-        else f"{per_client + 1} rounds that all {clients} clients take part in "
-        f"(now {recorded.rounds})",
+        else f"{per_client + 1} rounds with all {clients} clients (now {recorded.rounds})",
         rule=f"{RULE}; {alike}; {links:,} links of "
-        f"{clients} clients, and n in the report counts the clients",
+        f"{clients} clients; n in the report counts clients",
     )
 
 
@@ -102,7 +98,7 @@ def samples_before(audit: str, aim: Aim) -> SampleSize:
     share = aim.goal(chance, default=chance / 2)
     links = power.trials_for_share(share, chance, *aim.level)
     each = power.links_per_client(links, aim.clients)
-    assert each is not None  # links that are not alike always add up
+    assert each is not None  # independent links always add up
     return SampleSize(
         audit=audit,
         measure=HEADLINE,
@@ -110,7 +106,7 @@ def samples_before(audit: str, aim: Aim) -> SampleSize:
         chance=chance,
         wanted=share,
         needed=links,
-        how=f"{each + 1} rounds that all {aim.clients} clients take part in; more if the links "
-        "of a client are alike",
+        how=f"{each + 1} rounds with all {aim.clients} clients; more if the links of a client are "
+        "similar",
         rule=RULE,
     )

@@ -1,8 +1,7 @@
-"""Products and lengths of many rows, by threads that do not wait for one another.
+"""Products and lengths of many rows, in threads that synchronise once.
 
-A threaded matrix library makes its threads wait for each other many times in one product; on a
-machine that does something else as well, most of the time then goes into waiting. Threads with a
-share of the rows each wait once.
+The threads of a matrix library synchronise many times in one product. On a busy machine they mostly
+wait. Here every thread takes a share of the rows and waits once.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from fedaudit.arrays import Rows
 
 
 def _threads() -> int:
-    """One per core up to eight, or as many as the user asked for."""
-    told = os.environ.get("OMP_NUM_THREADS", "")
-    return min(8, os.cpu_count() or 1, int(told) if told.isdigit() and int(told) else 8)
+    """One per core, at most eight; OMP_NUM_THREADS lowers it."""
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    return min(8, os.cpu_count() or 1, int(limit) if limit.isdigit() and int(limit) else 8)
 
 
 THREADS = _threads()
-CACHED = 1 << 19  # numbers of a few rows that are read at a time
-COLUMNS = 1 << 14  # multiplied at a time
-WORTH_IT = 1 << 26  # multiplications; fewer are done before a thread has started
+CACHED = 1 << 19  # numbers read at a time
+COLUMNS = 1 << 14  # columns multiplied at a time
+WORTH_IT = 1 << 26  # multiplications; for fewer, starting threads takes longer
 
 
 def in_parts(work: Callable[[slice], None], count: int, step: int) -> None:
-    """work(rows) for `step` rows of `count` at a time, by threads if that makes several."""
+    """Call work(slice) on every `step` rows of `count`, in threads if there are several parts."""
     parts = [slice(low, min(count, low + step)) for low in range(0, count, step)]
     if THREADS < 2 or len(parts) < 2:
         for part in parts:
@@ -43,7 +42,7 @@ def in_parts(work: Callable[[slice], None], count: int, step: int) -> None:
 
 
 def by_rows(work: Callable[[slice], None], rows: Rows) -> None:
-    """work(slice) for a few rows of (K, d) at a time, which stay in the cache."""
+    """Call work(slice) on a few rows of (K, d) at a time, so that they fit the cache."""
     in_parts(work, len(rows), max(1, CACHED // max(1, rows.shape[1])))
 
 
@@ -79,6 +78,6 @@ def square_lengths(rows: Rows) -> Rows:
 
 
 def inverse_lengths(squares: npt.NDArray[Any]) -> Rows:
-    """1 / |x| from squared lengths (K,), and 0 for a row of zeros."""
+    """1 / |x| from squared lengths (K,); 0 for a row of zeros."""
     lengths = np.sqrt(squares, dtype=np.float64)
     return np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0).astype(np.float32)

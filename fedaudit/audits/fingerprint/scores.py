@@ -1,4 +1,4 @@
-"""How well labels match senders: links, clusters, clients; each with chance and interval."""
+"""Scores of labels against senders: links, clusters and clients, with chance and intervals."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.stats import clustering
+
 
 @dataclass(frozen=True)
 class Links:
-    """True neighbours in time, and whether the linker joined them.
+    """True links, and whether the linker found them.
 
-    The linker joins a row to the last earlier row of the same label; where a label stands twice in
-    one round it says nothing definite, and joins nothing. A link is a client's row and the same
-    client's next row; it is found if the linker joined just these two. `found` maps a client to one
-    truth value per link, in time order; `made` and `right` list, by later round, the links the
-    linker made and those that were right. `chance` and `precision_chance` are the expected shares
-    if the rows of every round were dealt to its senders at random and the labels stayed as they
-    are: what the same linker would score knowing nothing.
+    A link is a client's row and the same client's next row. The linker joins a row to the latest
+    earlier row with the same label. A label that occurs twice in a round joins nothing. A link is
+    found if the linker joined exactly these two rows. `found`: client -> one truth value per link,
+    in time order. `made` and `right`: by later round, the links that the linker made and those that
+    were right. `chance` and `precision_chance`: the expected shares if every round assigned its
+    rows to its senders at random and kept the labels. The same linker would score this without
+    information.
     """
 
     found: dict[str, list[bool]]
@@ -41,7 +43,7 @@ def links(senders: Sequence[Sequence[str]], labels: Sequence[Sequence[int]]) -> 
     found: dict[str, list[bool]] = {}
     by_round: dict[int, list[bool]] = {}
     made: Counter[tuple[int, int]] = Counter()  # (round, later round) -> links made
-    true: Counter[tuple[int, int]] = Counter()  # (round, later round) -> links there are
+    true: Counter[tuple[int, int]] = Counter()  # (round, later round) -> true links
     right: Counter[int] = Counter()
     for t, (own, given) in enumerate(zip(senders, labels, strict=True)):
         times = Counter(given)
@@ -59,8 +61,8 @@ def links(senders: Sequence[Sequence[str]], labels: Sequence[Sequence[int]]) -> 
         for sender, label in zip(own, given, strict=True):
             last_round[sender] = t
             last_label[label] = (t, sender if times[label] == 1 else None)
-    # two given rows of rounds s and t are joined with probability made[s, t] / (K_s K_t), and two
-    # given senders that are both there stand at the ends of a link with 1 / (K_s K_t)
+    # two given rows of rounds s and t are joined with probability made[s, t] / (K_s K_t); two
+    # given senders that are both present are the ends of one made link with 1 / (K_s K_t)
     pairs = {(s, t): len(senders[s]) * len(senders[t]) for s, t in {*made, *true}}
     expected = sum(n * made[p] / pairs[p] for p, n in true.items())
     there = [set(own) for own in senders]
@@ -80,7 +82,7 @@ def links(senders: Sequence[Sequence[str]], labels: Sequence[Sequence[int]]) -> 
 
 
 def longest_run(hits: Sequence[bool]) -> int:
-    """Longest row of correct links in time order."""
+    """Longest run of correct links in time order."""
     best = run = 0
     for h in hits:
         run = run + 1 if h else 0
@@ -91,10 +93,9 @@ def longest_run(hits: Sequence[bool]) -> int:
 def links_until_sure(
     hits: Sequence[bool], chance: float, confidence: float, clients: int = 1
 ) -> int | None:
-    """Links after which a client counts as linked: an exact binomial test at every look.
+    """Links after which a client counts as linked, by an exact binomial test after every link.
 
-    The error rate is shared out over all looks and all clients, so that neither looking often nor
-    looking at many raises it.
+    All tests of all clients share the error rate, so neither many links nor many clients raise it.
     """
     level = (1.0 - confidence) / max(1, len(hits)) / max(1, clients)
     total = 0
@@ -116,12 +117,10 @@ def jackknife(
 ) -> dict[str, tuple[float, float]]:
     """Interval of each clustering score, leaving out one client at a time.
 
-    A client is the independent unit: its rows stand or fall together. Where all clients are alike
-    the jackknife sees no spread; then one more client, dealt uniformly over the labels, is added,
-    as the Agresti-Coull interval adds pseudo-trials, so that no interval is a point.
+    The client is the independent unit. If all clients are alike, the jackknife sees no spread. Then
+    one client is added that is spread uniformly over the labels, so that no interval is a point;
+    the Agresti-Coull interval adds pseudo-trials in the same way.
     """
-    from fedaudit.stats import clustering
-
     table = clustering.contingency(truth, labels).astype(np.float64)
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     spread = np.full((1, table.shape[1]), table.sum(axis=1).mean() / table.shape[1])
@@ -141,8 +140,6 @@ def jackknife(
 
 def _jackknife_errors(table: npt.NDArray[np.float64]) -> dict[str, float]:
     """Delete-one jackknife over the rows (clients) of a contingency table, by score."""
-    from fedaudit.stats import clustering
-
     m = len(table)
     return {
         name: float(np.sqrt((m - 1) / m * ((left - left.mean()) ** 2).sum()))

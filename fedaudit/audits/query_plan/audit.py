@@ -1,4 +1,4 @@
-"""The audit of a query plan: its settings, its attack on the ledger, its score."""
+"""The audit of a query plan: settings, attack on the ledger, score."""
 
 from __future__ import annotations
 
@@ -22,7 +22,13 @@ from fedaudit.audits.planning import (
     counted_headline,
 )
 from fedaudit.audits.query_plan.facts import FACTS
-from fedaudit.audits.query_plan.theory import PlanAudit, aligned, audit_plan, in_the_clear, solution
+from fedaudit.audits.query_plan.theory import (
+    PlanAudit,
+    align_clients,
+    audit_plan,
+    in_the_clear,
+    solution,
+)
 from fedaudit.errors import NotApplicable, NothingToSay, NotObservable, TraceError
 from fedaudit.results import AuditResult, Estimate, Need, Underpowered
 from fedaudit.settings import Count, Fraction, Whole, checked
@@ -32,14 +38,18 @@ from fedaudit.trace import Truth, View
 from fedaudit.trace.ledger import RoundQueries, round_queries
 
 PERSISTENCE = 2 / 3
-"""What the best linear guess takes to stay of an update from round to round."""
+"""Share of an update that the best linear guess assumes to persist across rounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanGuess:
-    """`rounds` numbers and `plans` of each; `stacked` of all; `uploads` (K,) sums that each client
-    was in, per round; `solved` (round, client, row). `alone`: updates that bear their client's name
-    and need no sum; `nameless`: single updates that bear none."""
+    """What the queries reveal, and the updates that the attack computed.
+
+    `plans`: the audit of each of the `rounds`; `stacked`: of all rounds together. `uploads` (K,):
+    mean number of sums per round that include a client. `solved`: (round, client, row).
+    `persistent`, `guessed` (K, d): mean updates estimated across rounds. `alone`: number of single
+    updates with a name; `nameless`: number of those without.
+    """
 
     names: tuple[str, ...]
     rounds: tuple[int, ...]
@@ -60,11 +70,11 @@ class PlanGuess:
 @dataclass(frozen=True, kw_only=True)
 @checked("audits.query_plan")
 class QueryPlan(Audit):
-    """Which clients can be solved for from the sums that were asked for, round by round.
+    """Find the clients whose updates the requested sums determine, round by round.
 
-    `threshold` is the smallest group that may be exposed (default: what secure aggregation
-    declared, else 2). `solve` bounds how many recovered updates are compared with the truth, and
-    `numbers` the memory of what is estimated across rounds.
+    `threshold`: the smallest group that may be exposed (default: the declared threshold of secure
+    aggregation, else 2). `solve`: largest number of recovered updates to compare with the truth.
+    `numbers`: largest size of an estimate across rounds.
     """
 
     name: ClassVar[str] = "query_plan"
@@ -86,7 +96,7 @@ class QueryPlan(Audit):
         if setting.hidden:
             what = "no sums are asked for: add [protections.secure_aggregation]"
             return Need(code="no_sums", what=what)
-        return None  # named updates need no sums: they are known as they are
+        return None  # updates with names are known without sums
 
     @classmethod
     def samples(cls, result: AuditResult, recorded: Recorded, aim: Aim) -> list[SampleSize]:
@@ -95,9 +105,9 @@ class QueryPlan(Audit):
             return [found]
         head = result.estimates[found.measure]
         how = (
-            f"the search ended undecided, {head.low:g} to {head.high:g}: no more rounds help, "
-            "fewer queries a round, disjoint groups (`fedaudit plan design`) or another threshold "
-            "do"
+            f"the search ended undecided, {head.low:g} to {head.high:g}: use fewer queries per "
+            "round, disjoint groups (`fedaudit plan design`) or another threshold; more rounds do "
+            "not help"
         )
         return [replace(found, how=how)]
 
@@ -109,7 +119,7 @@ class QueryPlan(Audit):
         ledgers = [round_queries(view, number) for number in view.rounds]
         questions = sum(len(a.queries) for a in ledgers)
         ledgers_answered = [a for a in ledgers if len(a.answered)]
-        alone, nameless = _alone(view)
+        alone, nameless = _single_updates(view)
         if alone:
             found = self._read_off(view, ledgers_answered, alone, questions)
             return replace(found, nameless=nameless)
@@ -120,12 +130,11 @@ class QueryPlan(Audit):
                 code="no_answers" if questions else "no_sums",
                 expected="sums through secure aggregation",
                 got=f"{questions} queries without an answer" if questions else "no sum, no query",
-                remedy="nothing was asked for; in a hierarchy set audits.query_plan.vantage to "
-                "a region"
+                remedy="in a hierarchy, set audits.query_plan.vantage to a region"
                 if not questions
-                else "lower the threshold, or see why they were refused",
+                else "lower the threshold, or find out why they were refused",
             )
-        names, matrices = aligned(ledgers_answered)
+        names, matrices = align_clients(ledgers_answered)
         work = query_algebra.WORK // len(matrices)
         plans = [audit_plan(matrix, work=work) for matrix in matrices]
         return PlanGuess(
@@ -150,8 +159,8 @@ class QueryPlan(Audit):
         alone: Mapping[int, Sequence[str]],
         questions: int,
     ) -> PlanGuess:
-        """Updates that bear a name stand beside the sums as groups of one."""
-        named, sums = aligned(ledgers)
+        """The answer if updates have names: each counts as a sum over one client."""
+        named, sums = align_clients(ledgers)
         names = tuple(dict.fromkeys([*named, *(n for own in alone.values() for n in own)]))
         asked_in = {a.round: m for a, m in zip(ledgers, sums, strict=True)}
         rounds, plans, uploads = [], [], np.zeros(len(names))
@@ -199,7 +208,7 @@ class QueryPlan(Audit):
         plans: Sequence[PlanAudit],
         rng: np.random.Generator,
     ) -> list[tuple[int, int, Rows]]:
-        """Updates of a random few of those who can be solved for."""
+        """Updates of a random sample of the recoverable clients."""
         open_ones = [(i, k) for i, plan in enumerate(plans) for k in plan.recoverable]
         keep = rng.permutation(len(open_ones))[: self.solve]
         chosen: dict[int, list[int]] = {}
@@ -208,7 +217,7 @@ class QueryPlan(Audit):
             chosen.setdefault(i, []).append(k)
         out = []
         for i, clients in chosen.items():
-            rows = _combined(view, ledgers[i : i + 1], solution(matrices[i])[clients])
+            rows = _combine_answers(view, ledgers[i : i + 1], solution(matrices[i])[clients])
             out += [(ledgers[i].round, k, row) for k, row in zip(clients, rows, strict=True)]
         return out
 
@@ -221,19 +230,19 @@ class QueryPlan(Audit):
     ) -> Rows | None:
         """Every client's mean update over the rounds, estimated from all sums (K, d).
 
-        By least squares if all of an update is taken to persist, else by the best linear guess.
+        By least squares if `persistence` is 1, else by the best linear guess.
         """
         clients = matrices[0].shape[1]
         if len(ledgers) < 2 or clients * view.layout.width > self.numbers:
             return None
         if persistence == 1:
-            return _combined(view, ledgers, solution(np.concatenate(matrices)))
-        return _combined(view, ledgers, best_guess(matrices, persistence))
+            return _combine_answers(view, ledgers, solution(np.concatenate(matrices)))
+        return _combine_answers(view, ledgers, best_guess(matrices, persistence))
 
     def score(self, guess: PlanGuess, truth: Truth | None, rng: np.random.Generator) -> AuditResult:
         plans, clients = guess.plans, len(guess.names)
         worst = min(range(len(plans)), key=lambda i: plans[i].min_support)
-        # another round may hide a smaller group where its search was bounded: the low end says so
+        # a bounded search in another round may have missed a smaller group: the low end covers it
         floor = min(p.min_support_floor for p in plans)
         pairs = sum(len(p.recoverable) for p in plans)
         estimates = {
@@ -284,7 +293,7 @@ class QueryPlan(Audit):
             underpowered=tuple(underpowered),
             per_client=_per_client(guess),
             curves={"by_round": _by_round(guess)},
-            # groups that a bounded search did not exclude would have been missed
+            # a bounded search may miss groups that it did not exclude
             detectable=float(min(guess.threshold, floor) - 1),
             notes=_notes(guess, worst),
             source=self.source,
@@ -294,9 +303,9 @@ class QueryPlan(Audit):
     def _measured(
         self, guess: PlanGuess, truth: Truth | None
     ) -> Mapping[str, Estimate | Underpowered]:
-        """How well it works: cosines with the updates that really were sent, where they were kept.
+        """Cosines between the computed and the true updates, if the truth has them.
 
-        The baseline is what the training aggregate alone gives: its own cosine with an update.
+        The baseline is the cosine between the training aggregate and an update.
         """
         if truth is None or (not guess.solved and guess.persistent is None):
             return {}
@@ -337,9 +346,9 @@ class QueryPlan(Audit):
         return replace(found, low=max(found.low, -1.0), high=min(found.high, 1.0))
 
 
-def _alone(view: View) -> tuple[dict[int, list[str]], int]:
-    """Round -> clients whose update reaches the observer by itself, under their name; and how many
-    updates do so without one."""
+def _single_updates(view: View) -> tuple[dict[int, list[str]], int]:
+    """Round -> clients whose single update arrives with their name; and the number of single
+    updates without a name."""
     try:
         carried = single_updates(view, view.layout.names[0])
     except (NotApplicable, NotObservable):
@@ -362,8 +371,8 @@ def _exact(
     )
 
 
-def _combined(view: View, ledgers: Sequence[RoundQueries], coefficients: Floats) -> Rows:
-    """Combinations (n, d) of the answers of some rounds; coefficients (n, Q) in their order."""
+def _combine_answers(view: View, ledgers: Sequence[RoundQueries], coefficients: Floats) -> Rows:
+    """Combinations (n, d) of the answers of some rounds, with coefficients (n, Q) in order."""
     out = np.zeros((len(coefficients), view.layout.width), dtype=np.float64)
     column = 0
     for ledger in ledgers:
@@ -419,7 +428,7 @@ def _notes(guess: PlanGuess, worst: int) -> tuple[str, ...]:
         notes.append(f"by name, {where}")
     notes += [
         f"round {guess.rounds[worst]}: {plan.queries} answers of rank {plan.rank} of {clients}, "
-        f"the smallest group that stands alone in a combination is {who}{more}"
+        f"the smallest group in a combination is {who}{more}"
     ]
     bounded = [i for i, p in enumerate(guess.plans) if p.min_support_floor < plan.min_support]
     if bounded:
@@ -433,8 +442,8 @@ def _notes(guess: PlanGuess, worst: int) -> tuple[str, ...]:
     together = guess.stacked
     if len(guess.plans) > 1:
         notes.append(
-            f"as far as updates persist over the {len(guess.plans)} rounds, rank {together.rank} "
-            f"of {clients}, {len(together.recoverable)} clients can be estimated alone"
+            f"if updates persist over the {len(guess.plans)} rounds: rank {together.rank} of "
+            f"{clients}, {len(together.recoverable)} clients can be estimated alone"
         )
     if guess.refused:
         notes.append(f"{guess.refused} queries were refused or failed")

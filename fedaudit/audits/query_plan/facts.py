@@ -66,7 +66,7 @@ FACTS = AuditFacts(
         measure="clients in the smallest group that some combination of answers exposes",
         leak="Combined, the answers expose a group of {value} below the threshold of {baseline}: "
         "{notes}.",
-        no_evidence="No combination of a round's answers was found to involve fewer than {value} "
+        no_evidence="Every combination of a round's answers that was found has at least {value} "
         "clients (threshold {baseline}): {notes}.",
         advice=(
             Advice("ask for disjoint groups (fedaudit plan design)"),
@@ -74,13 +74,13 @@ FACTS = AuditFacts(
         ),
         against="threshold",
         counted=("client in the smallest group", "clients in the smallest group"),
-        known="No sum has to be taken apart: single updates arrive as they are, {first}.",
+        known="Single updates arrive without summation, {first}.",
         known_advice=(
             Advice("let only sums leave ([protections.secure_sum] or secure_aggregation)"),
         ),
         beside={
-            PERSISTING: "{value} of the clients can be estimated alone from the sums of all rounds "
-            "together, as far as their updates persist."
+            PERSISTING: "{value} of the clients can be estimated alone from the sums of all "
+            "rounds, if their updates persist."
         },
     ),
     needs_truth=False,

@@ -1,4 +1,4 @@
-"""What queries determine whatever the answers are, and how to solve for it.
+"""What a set of queries determines, whatever the answers, and how to solve for it.
 
 [FedAttr] Section 4.1
 """
@@ -15,18 +15,18 @@ from fedaudit.arrays import Floats
 from fedaudit.stats import query_algebra
 from fedaudit.trace.ledger import RoundQueries
 
-# -- theory: what any answers determine -------------------------------------------
+# -- theory: what queries determine ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanAudit:
-    """What (Q, K) queries determine, whatever the answers are.
+    """What (Q, K) queries determine, whatever the answers.
 
-    `rank` independent combinations; `recoverable` clients that can be solved for; `min_support` the
-    fewest clients in any combination that is not zero (`smallest` are those of one such), proven to
-    be the fewest if `min_support_exact`, otherwise an upper bound with the proven
-    `min_support_floor` below it; `condition` of the distinct queries; `share` (K,) of every client
-    in the row space, 1 for those that can be solved for.
+    `rank`: number of independent combinations. `recoverable`: clients that can be solved for.
+    `min_support`: fewest clients in any non-zero combination; `smallest`: the clients of one such
+    combination. `min_support` is proven minimal if `min_support_exact`; otherwise it is an upper
+    bound, and `min_support_floor` is a proven lower bound. `condition`: condition number of the
+    distinct queries. `share` (K,): part of every client in the row space, 1 if recoverable.
     """
 
     rank: int
@@ -44,7 +44,7 @@ class PlanAudit:
 def audit_plan(queries: npt.ArrayLike, *, work: int = query_algebra.WORK) -> PlanAudit:
     """Audit a (Q, K) matrix of 0/1 or real queries; `work` bounds the search for `min_support`.
 
-    Rational entries are treated exactly, others up to a tolerance: see `stats.query_algebra`.
+    Rational entries are exact, others up to a tolerance: see `stats.query_algebra`.
     """
     matrix = query_algebra.query_matrix(queries)
     support = query_algebra.smallest_support(matrix, work=work)
@@ -63,7 +63,7 @@ def audit_plan(queries: npt.ArrayLike, *, work: int = query_algebra.WORK) -> Pla
 
 
 def in_the_clear(alone: Sequence[int], clients: int) -> PlanAudit:
-    """What updates that arrive one by one determine: all of these clients, each by itself."""
+    """The plan of updates that arrive one by one: every client in `alone` is recoverable."""
     inside = set(alone)
     return PlanAudit(
         rank=len(inside),
@@ -79,21 +79,21 @@ def in_the_clear(alone: Sequence[int], clients: int) -> PlanAudit:
     )
 
 
-# -- attack: solving for what can be solved --------------------------------------------------------
+# -- attack: solve for the clients ----------------------------------------------------------------
 
 
 def solution(queries: npt.ArrayLike) -> Floats:
-    """Coefficients (K, Q) of the answers in the least-squares estimate of every client's vector.
+    """Coefficients (K, Q) of the answers in the least-squares estimate of every client's update.
 
-    Exact for recoverable clients; for the others the guess of smallest norm.
+    Exact for recoverable clients; a minimum-norm guess for the others.
     """
     matrix = query_algebra.query_matrix(queries)
     inverse: Floats = np.linalg.pinv(matrix, rcond=query_algebra.TOLERANCE).astype(np.float64)
     return inverse
 
 
-def aligned(rounds: Sequence[RoundQueries]) -> tuple[tuple[str, ...], list[Floats]]:
-    """All clients' names, and the answered queries of every round in these columns."""
+def align_clients(rounds: Sequence[RoundQueries]) -> tuple[tuple[str, ...], list[Floats]]:
+    """Names of all clients, and the answered queries of every round with one column per name."""
     names = tuple(dict.fromkeys(name for a in rounds for name in a.clients))
     out = []
     for a in rounds:

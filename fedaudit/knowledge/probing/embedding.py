@@ -33,13 +33,13 @@ def embedding_of(
                 remedy="a smaller task.vocabulary_size, or leave embedding out",
             )
         rows = OneHot(vocabulary=words + 1).encode(np.arange(words)).astype(np.float64)
-        return patterns.looked_up(np.broadcast_to(rows, (shape[0], *rows.shape)))
+        return patterns.from_table(np.broadcast_to(rows, (shape[0], *rows.shape)))
     if audit.embedding == "model":
         module = task.module
         weights = {n: p.detach().double().numpy() for n, p in module.named_parameters()}
         position = weights.get("position")
         if words and position is not None and "tokens.weight" in weights:
-            return patterns.looked_up(weights["tokens.weight"][None] + position[:, None])
+            return patterns.from_table(weights["tokens.weight"][None] + position[:, None])
         if position is not None and len(shape) == 3 and "embed.weight" in weights:
             size = int(getattr(module, "patch", 0))
             numbers = np.arange(int(np.prod(shape))).reshape(1, *shape)

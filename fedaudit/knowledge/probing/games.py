@@ -108,7 +108,7 @@ class Games:
             else games.challenge(size, self.records, a.games, rng)
         )
         own = {
-            party: games.on_client(size, mine, a.client_games, rng)
+            party: games.against_client(size, mine, a.client_games, rng)
             for party, mine in self.parties.items()
             if a.client_games and 2 <= len(mine) < size
         }

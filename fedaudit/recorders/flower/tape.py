@@ -325,10 +325,10 @@ class Tape:
         elif self._sends == "gradient":
             row *= -1
         if self._fold is None:
-            from fedaudit.audits.fingerprint.features import Fold
+            from fedaudit.audits.fingerprint.features import CountSketch
 
             width = min(int(self.keep.sketch or 0), layout.width)
-            self._fold = Fold(layout.width, width, np.random.default_rng())
+            self._fold = CountSketch(layout.width, width, np.random.default_rng())
         out = np.zeros((1, self._fold.width), dtype=np.float32)
         self._fold.add(out, row[None], 0)
         return out[0]

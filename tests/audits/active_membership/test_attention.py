@@ -1,4 +1,4 @@
-"""The planted heads, their closed form, Theorem 3, and what is refused."""
+"""The planted heads, their closed form, Theorem 3, and bad input."""
 
 import itertools
 import math
@@ -67,7 +67,7 @@ def test_games_through_the_engine_are_decided_alike(play, rng):
     adversary = AttentionAdversary.prepare(universe, patterns.identity(3, 48), 5, rng, simulated=60)
     played = games.challenge(len(adversary.universe), 5, 40, rng)
     trace, shown = play(adversary, played, adversary.universe.values, 2)
-    answer = probe.read(trace.seen_by("server"), adversary.read)
+    answer = probe.read_answer(trace.seen_by("server"), adversary.answer_tensor)
     engine = (answer.rows != 0).any(axis=1)
     closed = adversary.answers(shown, played.target) > adversary.cut
     np.testing.assert_array_equal(engine, closed)
@@ -128,7 +128,7 @@ def test_own_patterns_are_those_that_stand_nowhere_else():
 def test_separation_and_norms_by_definition(rng):
     clean = rng.normal(size=(3, 4, 5))
     shown = clean + 0.1 * rng.normal(size=clean.shape)
-    m = attention.measure(clean, shown)
+    m = attention.pattern_extremes(clean, shown)
     slow = min(
         x[i] @ x[i] - max(x[i] @ x[j] for j in range(4) if j != i) for x in shown for i in range(4)
     )
@@ -152,7 +152,7 @@ def test_one_hot_patterns_have_a_floor_and_games_respect_it(rng):
     n, d = 3, 60
     x = one_hot(rng, 200, n, d - 1)
     x = np.concatenate([x, np.zeros((200, n, 1))], axis=2)  # a token that nobody uses
-    unused = attention.spare(x)
+    unused = attention.least_used_direction(x)
     np.testing.assert_allclose(np.abs(unused), np.eye(d)[-1], atol=1e-12)
     found = attention.floor(x, x, 10.0, records=1, rng=rng, other=unused[None])
     assert found.near_target == pytest.approx(1 - 1 / (d - 1), abs=0.01)  # the target itself aligns
@@ -250,7 +250,7 @@ def test_tokens_become_rows_of_their_own_and_the_module_sees_the_same(rng):
         np.testing.assert_array_equal(seen, slow)
         by_torch = Memory(made, 2).patterns(torch.from_numpy(x).float())
         np.testing.assert_allclose(by_torch, seen, atol=1e-6)
-    same = patterns.looked_up(np.broadcast_to(np.eye(9, 10), (4, 9, 10)))
+    same = patterns.from_table(np.broadcast_to(np.eye(9, 10), (4, 9, 10)))
     assert not same.placed  # one-hot rows do not say where a token stands
     with pytest.raises(ConfigError, match="too large"):
         patterns.tokens(1000, 30_000, 64, rng)
@@ -284,7 +284,7 @@ def test_more_patterns_than_dimensions_is_refused(rng):
 def test_targets_without_a_direction_are_refused(rng):
     for v in (np.zeros(4), np.array([1.0, math.nan, 0.0, 0.0])):
         with pytest.raises(DataError, match="no direction"):
-            attention.without(v, rng)
+            attention.orthogonal_rows(v, rng)
     with pytest.raises(UsageError, match="beta or gamma"):
         attention.weights(np.ones(4), np.ones(4), beta=0.0, gamma=1.0, rng=rng)
 

@@ -304,7 +304,7 @@ def test_trials_that_differ_widen_the_interval(rng):
     trial = np.repeat(np.arange(10), 100)
     member = rng.random(1000) < 0.5
     values = np.where(trial % 2 == 0, member, rng.random(1000) < 0.5).astype(float)
-    clustered = scores.by_trial(values, member, trial, 0.5, 0.95, rng)["success"]
-    alone = scores.independent(values, member, 0.5, 0.95)["success"]
+    clustered = scores.from_trials(values, member, trial, 0.5, 0.95, rng)["success"]
+    alone = scores.from_independent_games(values, member, 0.5, 0.95)["success"]
     assert isinstance(clustered, Estimate)
     assert clustered.high - clustered.low > 1.5 * (alone.high - alone.low)

@@ -1,4 +1,4 @@
-"""What the server knows of a mechanism."""
+"""The mechanism as the server knows it."""
 
 from fedaudit.audits.active_membership.channel import OPEN
 

@@ -1,4 +1,4 @@
-"""Draws have the law of their tables."""
+"""Samples follow the distribution of their tables."""
 
 import numpy as np
 import pytest
@@ -6,9 +6,9 @@ import pytest
 from fedaudit.audits.active_membership.channel import Codebook
 from fedaudit.audits.active_membership.draws import (
     BLOCK,
-    Flips,
-    Rows,
-    Symmetric,
+    BitSampler,
+    SymmetricSampler,
+    TableSampler,
     random_words,
 )
 from fedaudit.errors import UsageError
@@ -24,10 +24,10 @@ def law_of(keep, other):
 
 @pytest.mark.parametrize("bits", [1, 4, 10, 11, 20])
 def test_words_are_drawn_bit_by_bit_law(bits, rng):
-    """The stored tables, read back as a distribution, are the product of the bits' to 2^-30."""
+    """The stored tables equal the product distribution of the bits to 2^-30."""
     p = rng.uniform(0.0, 1.0, bits)
     p[0] = 0.0  # never
-    flips = Flips.of(p)
+    flips = BitSampler.of(p)
     first = 0
     for table, width in zip(flips.tables, flips.widths, strict=True):
         coin = (table >> np.uint32(BLOCK)).astype(np.float64) / 2.0 ** (32 - BLOCK)
@@ -45,7 +45,7 @@ def test_words_are_drawn_bit_by_bit_law(bits, rng):
 
 
 def test_parts_of_a_word_are_its_bits(rng):
-    flips = Flips.of(np.full(20, 0.5))
+    flips = BitSampler.of(np.full(20, 0.5))
     assert flips.widths == (10, 10)
     assert flips.draw_part(1, 1000, rng).max() < 1 << 10
 
@@ -54,7 +54,7 @@ def test_rows_follow_the_table(rng):
     table = rng.dirichlet(np.full(5, 0.4), size=7)
     table[3] = [0, 0, 1, 0, 0]
     codes = np.repeat(np.arange(7, dtype=np.int32), 30_000)
-    drawn = Rows.of(table).draw(codes, rng).reshape(7, -1)
+    drawn = TableSampler.of(table).draw(codes, rng).reshape(7, -1)
     for row, law in zip(drawn, table, strict=True):
         seen = np.bincount(row, minlength=5) / len(row)
         assert (np.abs(seen - law) <= 4.5 * np.sqrt(law * (1 - law) / len(row)) + 1e-12).all()
@@ -72,13 +72,13 @@ def test_a_codebook_has_one_law_of_a_fitting_size():
 
 
 def test_a_symmetric_law_needs_no_table(rng):
-    made = Symmetric(5000, 0.6)
+    made = SymmetricSampler(5000, 0.6)
     codes = rng.integers(0, 5000, 40_000).astype(np.int32)
     out = made.draw(codes, rng)
     assert out.dtype == np.int32
     assert out.min() >= 0
     assert out.max() < 5000
     assert (out == codes).mean() == pytest.approx(0.6, abs=4.5 * np.sqrt(0.24 / 40_000))
-    small = Symmetric(4, 0.4).draw(np.full(40_000, 2, dtype=np.int32), rng)
+    small = SymmetricSampler(4, 0.4).draw(np.full(40_000, 2, dtype=np.int32), rng)
     share = np.bincount(small, minlength=4) / 40_000
     np.testing.assert_allclose(share, [0.2, 0.2, 0.4, 0.2], atol=4.5 * np.sqrt(0.24 / 40_000))

@@ -1,4 +1,4 @@
-"""The planted network is the distance, its gradient the answer, decisions the closed form's."""
+"""The planted network measures the distance; its gradient decides like the closed form."""
 
 import math
 
@@ -66,7 +66,7 @@ def test_the_gradient_of_the_bias_never_cancels(rng, label):
         named = {k: v.clone().requires_grad_() for k, v in p.items()}
         y = torch.full((len(x),), label)
         loss = task.losses(named, x, y, None).sum()
-        return torch.autograd.grad(loss, named[fc.READ])[0].item()
+        return torch.autograd.grad(loss, named[fc.ANSWER_TENSOR])[0].item()
 
     one, two = gradient(active[:1]), gradient(active)
     assert one >= 2.0 / 11
@@ -84,7 +84,7 @@ def test_only_the_armed_detector_answers(rng):
     for k, p in enumerate(models):
         named = {name: v.clone().requires_grad_() for name, v in p.items()}
         loss = task.losses(named, x, torch.zeros(1, dtype=torch.int64), None).sum()
-        grad = torch.autograd.grad(loss, named[fc.READ])[0]
+        grad = torch.autograd.grad(loss, named[fc.ANSWER_TENSOR])[0]
         assert grad.nonzero().flatten().tolist() == ([k] if k < 3 else [])
 
 
@@ -134,7 +134,7 @@ def test_a_thousand_games_are_decided_alike(play, rng, mechanism, epsilon, setti
     adversary = FullyConnected.prepare(universe, 6, rng)
     played = games.challenge(len(universe), 6, 1000, rng)
     trace, shown = play(adversary, played, universe.values, 3, (hook,))
-    answer = probe.read(trace.seen_by("server"), adversary.read)
+    answer = probe.read_answer(trace.seen_by("server"), adversary.answer_tensor)
     engine = (answer.rows != 0).any(axis=1)
     closed = adversary.answers(shown, played.target) > adversary.cut
     np.testing.assert_array_equal(engine, closed)
@@ -144,7 +144,7 @@ def test_a_thousand_games_are_decided_alike(play, rng, mechanism, epsilon, setti
     apart = np.rint(np.abs(shown - universe.values[played.target][:, None]) / step).astype(np.int32)
     order = universe.by_weight[played.target].astype(np.int64)[:, None]
     table = np.take_along_axis(apart, order, axis=2).reshape(6000, 12)
-    lazy = games.lazily(
+    lazy = games.decide_lazily(
         np.zeros(6000, dtype=bool),
         12,
         math.ceil(adversary.tau / step),
@@ -155,14 +155,14 @@ def test_a_thousand_games_are_decided_alike(play, rng, mechanism, epsilon, setti
 
 
 def test_planted_models_and_answers_are_on_the_wire(play, rng):
-    """The trace holds what was sent and what came back; a client sees its own planted model."""
+    """The trace has planted models and answers; a client sees its own planted model."""
     universe = Universe.of(rng.random((40, 4)))
     adversary = FullyConnected.prepare(universe, 5, rng)
     played = games.challenge(40, 5, 6, rng)
     trace, _ = play(adversary, played, universe.values, 1)
     sent = trace.seen_by("client-02").received(1, "client-02")
     np.testing.assert_array_equal(sent, adversary.rows(played.target[2:3], classes=10)[0])
-    answer = probe.read(trace.seen_by("server"), adversary.read)
+    answer = probe.read_answer(trace.seen_by("server"), adversary.answer_tensor)
     assert answer.named
     np.testing.assert_array_equal((answer.rows > 0).any(axis=1), played.member)
 
@@ -187,16 +187,16 @@ def test_thresholds_are_ordered_as_they_should_be(rng):
 
 def test_what_is_declared_gives_signal_and_noise():
     plain = [{"name": "shuffle"}, {"name": "clip", "bound": 1.0}]
-    assert probe.noise_of(plain, 1.0, 10, 3) is None
+    assert probe.noise_model(plain, 1.0, 10, 3) is None
     dp = {"name": "dp_sgd", "noise_multiplier": 0.5, "clip": 2.0}
-    one = probe.noise_of([dp], 4.0, 10, 3)
+    one = probe.noise_model([dp], 4.0, 10, 3)
     assert one.signal == pytest.approx(4.0 * 2.0 / 10)
     np.testing.assert_allclose(one.spread, 0.5 * one.signal)
-    assert probe.noise_of([{**dp, "noise_multiplier": 0.0}], 4.0, 10, 3) is None
-    each = probe.noise_of([{**dp, "noise_multiplier": [0.0, 1.0]}], 4.0, 10, 2)
+    assert probe.noise_model([{**dp, "noise_multiplier": 0.0}], 4.0, 10, 3) is None
+    each = probe.noise_model([{**dp, "noise_multiplier": [0.0, 1.0]}], 4.0, 10, 2)
     np.testing.assert_allclose(each.spread, [0.0, each.signal])
     assert one.of_sum.spread == pytest.approx(np.sqrt(3) * one.spread[0])
-    late = probe.noise_of([{**dp, "name": "update_noise"}], 4.0, 10, 3)
+    late = probe.noise_model([{**dp, "name": "update_noise"}], 4.0, 10, 3)
     assert (late.signal, late.spread[0]) == (2.0, 1.0)
     assert probe.gain_for([dp], 99) == pytest.approx(200.0)
     assert probe.gain_for(plain, 99) == 1.0
@@ -205,7 +205,7 @@ def test_what_is_declared_gives_signal_and_noise():
 
 
 def test_one_row_is_cut_at_half_of_what_a_match_gives():
-    noise = probe.Noise(2.0, np.array([0.7, 0.1]))
+    noise = probe.NoiseModel(2.0, np.array([0.7, 0.1]))
     for client in (0, 1):
         ratio = noise.log_ratio(np.array([0.99, 1.0, 1.01]), client)
         assert ratio[0] < 0 < ratio[2]
@@ -215,7 +215,7 @@ def test_one_row_is_cut_at_half_of_what_a_match_gives():
 @pytest.mark.parametrize("spread", [[0.5] * 10, [0.2, 0.4, 0.8] * 3, [0.0, 1.0, 1.0]])
 def test_evidence_is_the_likelihood_ratio_of_rows_without_names(spread, rng):
     """By the densities themselves, and no cut on the largest row is right more often."""
-    noise = probe.Noise(1.0, np.array(spread))
+    noise = probe.NoiseModel(1.0, np.array(spread))
     k, many = len(spread), 4000
     member = rng.random(many) < 0.5
     moved = rng.normal(size=(many, k)) * spread
@@ -241,7 +241,7 @@ def test_evidence_is_the_likelihood_ratio_of_rows_without_names(spread, rng):
 
 def test_rows_without_a_match_are_called_at_most_as_often_as_rows_with_one(rng):
     """Noise that drowns the signal: chance, not "always yes" as the largest row alone would say."""
-    noise = probe.Noise(1.0, np.full(10, 20.0))
+    noise = probe.NoiseModel(1.0, np.full(10, 20.0))
     rows = rng.normal(size=(10, 4000)) * 20.0
     member = rng.random(4000) < 0.5
     rows[0, member] += 1.0

@@ -153,8 +153,8 @@ def test_exact_advantage_holds_where_only_some_values_occur(levels, universe_of,
     alphabet, epsilon, n = 12, 1.5, len(levels) - 1
     x = np.array(levels, dtype=np.float64)[:, None] / (alphabet - 1)
     universe = universe_of(x, "grr", epsilon, alphabet=alphabet)
-    tau = universe.snapped(universe.radius)
-    balls = universe.balls(tau)
+    tau = universe.snap(universe.radius)
+    balls = universe.ball_sizes(tau)
     at = universe.levels[:, 0]
     slow = [sum(abs(v - a) * universe.channel.codes.step < tau for v in range(12)) for a in at]
     np.testing.assert_array_equal(balls, slow)

@@ -1,14 +1,14 @@
-"""Types of the games' arrays, and how long ones are gone through in parts."""
+"""Slices of long arrays that fit the cache."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-DRAWN = 1 << 14
-"""Features drawn at once: their arrays stay in the cache, and below what malloc maps anew."""
+FEATURES_AT_ONCE = 1 << 14
+"""Features drawn at once: their arrays fit the cache and stay below malloc's mmap threshold."""
 
 
-def parts(count: int, step: int) -> Iterator[slice]:
-    """Slices of at most `step` that together are all of `count`."""
+def slices(count: int, step: int) -> Iterator[slice]:
+    """Slices of at most `step` that cover `count`."""
     for low in range(0, count, step):
         yield slice(low, min(count, low + step))

@@ -1,6 +1,6 @@
 """The challenger: data, coin and target of many games.
 
-Independent games, the published trials, and games against one client as it is.
+Independent games, the published trials, and games against one client with its own records.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.arrays import Bools, Indices
-from fedaudit.audits.active_membership.games.arrays import parts
+from fedaudit.audits.active_membership.games.arrays import slices
 from fedaudit.audits.active_membership.theory import check_game
 from fedaudit.errors import UsageError
 
 
 @dataclass(frozen=True)
 class Challenge:
-    """What the challenger drew, by numbers of records in the universe.
+    """The challenger's draws, as indices into the universe.
 
-    `data` (G, n) the client's records, `target` (G,), `member` (G,) whether the target is among
-    them; `trial` (G,) games of one trial share data and targets.
+    `data` (G, n): the client's records. `target` (G,). `member` (G,): whether the target is among
+    the data. `trial` (G,): games of one trial share data and targets.
     """
 
     data: Indices
@@ -46,35 +46,35 @@ def challenge(
     *,
     target: int | None = None,
 ) -> Challenge:
-    """Independent games: n different records, a fair coin, a target in or out of them.
+    """Independent games: n different records, a fair coin, a target that is in or out.
 
     [ActiveMembership] Figure 11, with the uniform distribution on the universe. `target`: the
-    record that is asked about in every game (`Universe.number_of`), by default another each time.
+    record of every game (`Universe.index_of`); by default each game draws another.
     """
     check_game(records, universe)
     if target is not None:
-        return _about(universe, records, games, target, rng)
-    data, inside, outside = _tables(universe, records, games, rng)
+        return _fixed_target(universe, records, games, target, rng)
+    data, inside, outside = _draw_tables(universe, records, games, rng)
     member = rng.random(games) < 0.5
     return Challenge(data, np.where(member, inside, outside), member, np.arange(games))
 
 
-def _about(
+def _fixed_target(
     universe: int, records: int, games: int, target: int, rng: np.random.Generator
 ) -> Challenge:
-    """Games about one record: the others of a client are drawn from the rest of the universe."""
+    """Games about one record: a client's other records come from the rest of the universe."""
     if not 0 <= target < universe:
         raise UsageError(
             "the target is not in the universe",
             expected=f"a number from 0 to {universe - 1}",
             got=str(target),
-            remedy="ask for the number of a record with Universe.number_of",
+            remedy="get the number of a record from Universe.index_of",
         )
     step = max(1, (1 << 21) // universe)
     data = np.empty((games, records), dtype=np.int64)
-    for part in parts(games, step):
+    for part in slices(games, step):
         keys = rng.random((part.stop - part.start, universe))
-        keys[:, target] = 2.0  # never among them
+        keys[:, target] = 2.0  # never drawn
         data[part] = np.argpartition(keys, records - 1, axis=1)[:, :records]
     member = rng.random(games) < 0.5
     inside = np.flatnonzero(member)
@@ -85,18 +85,22 @@ def _about(
 def trials(
     universe: int, records: int, count: int, games: int, rng: np.random.Generator
 ) -> Challenge:
-    """The published design: `count` trials of `games` games; within a trial data and both targets
-    stay, coins and noise are new. [ActiveMembership] Appendix G"""
+    """The published design: `count` trials of `games` games. [ActiveMembership] Appendix G
+
+    A trial keeps its data and both targets; every game has a new coin and new noise.
+    """
     check_game(records, universe)
-    data, inside, outside = _tables(universe, records, count, rng)
+    data, inside, outside = _draw_tables(universe, records, count, rng)
     trial = np.repeat(np.arange(count), games)
     member = rng.random(count * games) < 0.5
     target = np.where(member, inside[trial], outside[trial])
     return Challenge(data[trial], target, member, trial)
 
 
-def on_client(universe: int, own: npt.ArrayLike, games: int, rng: np.random.Generator) -> Challenge:
-    """Games against one client as it is: its records `own` (n,) stay, the target is drawn."""
+def against_client(
+    universe: int, own: npt.ArrayLike, games: int, rng: np.random.Generator
+) -> Challenge:
+    """Games against one client with its records `own` (n,): only the target is drawn."""
     mine = np.unique(np.asarray(own, dtype=np.int64))
     check_game(len(mine), universe)
     others = np.setdiff1d(np.arange(universe), mine)
@@ -107,10 +111,10 @@ def on_client(universe: int, own: npt.ArrayLike, games: int, rng: np.random.Gene
     )
 
 
-def _tables(
+def _draw_tables(
     universe: int, records: int, count: int, rng: np.random.Generator
 ) -> tuple[Indices, Indices, Indices]:
-    """Data (count, n) without repetition, one record of each, and one that is not in it."""
+    """Data (count, n) without repetition, one member of each, and one non-member."""
     data = np.empty((count, records), dtype=np.int64)
     outside = np.empty(count, dtype=np.int64)
     step = max(1, (1 << 21) // universe)
@@ -118,7 +122,7 @@ def _tables(
         rows = slice(low, min(count, low + step))
         keys = rng.random((rows.stop - low, universe))
         chosen = np.argpartition(keys, records, axis=1)[:, : records + 1]
-        # the record of rank n is a uniform draw from those that were not taken
+        # the record of rank n is a uniform draw from the remaining ones
         data[rows], outside[rows] = chosen[:, :records], chosen[:, records]
     inside = data[np.arange(count), rng.integers(0, records, count)]
     return data, inside, outside

@@ -1,7 +1,7 @@
-"""How close the closest protected record comes to the target of a game.
+"""Distance between the target of a game and the closest protected record.
 
-`distances` draws every feature; `decisions` only as many as make it certain whether a record comes
-closer than tau.
+`distances` draws every feature. `decisions` draws features only until it is certain whether a
+record is closer than tau.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import numpy.typing as npt
 
 from fedaudit.arrays import Bools, Floats, Indices
 from fedaudit.audits.active_membership.channel import Codebook
-from fedaudit.audits.active_membership.draws import Flips, fast
-from fedaudit.audits.active_membership.games.arrays import DRAWN, parts
+from fedaudit.audits.active_membership.draws import BitSampler, fast_generator
+from fedaudit.audits.active_membership.games.arrays import FEATURES_AT_ONCE, slices
 from fedaudit.audits.active_membership.games.challenger import Challenge
 from fedaudit.audits.active_membership.games.universe import Universe
 
 FLOATS = 1 << 20
 """Features perturbed at once by a mechanism without a codebook."""
-FIRST = 36
-"""Features that are drawn of every pair before anything is known, ..."""
-THEN = 12
-"""... and of those that are still open next."""
+FIRST_FEATURES = 36
+"""Features to draw first, for every pair."""
+NEXT_FEATURES = 12
+"""Features to draw next, for undecided pairs."""
 
 
 def distances(universe: Universe, games: Challenge, rng: np.random.Generator) -> Floats:
-    """The smallest L1 distance of a protected record to the target (G,), every feature drawn."""
+    """The smallest L1 distance between a protected record and the target (G,)."""
     out = np.empty(len(games))
     n, r = games.data.shape[1], universe.features
     if universe.codes is None:
         step = max(1, FLOATS // (n * r))
-        for part in parts(len(games), step):
+        for part in slices(len(games), step):
             some = games.part(part)
             shown = universe.channel.perturb(universe.values[some.data].reshape(-1, r), rng)
             apart = np.abs(shown.reshape(-1, n, r) - universe.values[some.target][:, None])
@@ -42,12 +42,12 @@ def distances(universe: Universe, games: Challenge, rng: np.random.Generator) ->
         return out
     book = universe.channel.codes
     assert book is not None
-    rng = fast(rng)
-    rows = max(1, DRAWN // r)  # pairs of a record and a target whose features fit the cache
+    rng = fast_generator(rng)
+    rows = max(1, FEATURES_AT_ONCE // r)  # pairs of record and target
     pairs = games.data.ravel()
     targets = np.repeat(games.target, n)
     apart = np.empty(len(pairs), dtype=np.int64)
-    for part in parts(len(pairs), rows):
+    for part in slices(len(pairs), rows):
         codes = universe.codes[pairs[part]].ravel()
         level = book.level(book.draw(codes, rng))
         level -= universe.levels[targets[part]].ravel()
@@ -59,41 +59,41 @@ def distances(universe: Universe, games: Challenge, rng: np.random.Generator) ->
 def decisions(universe: Universe, games: Challenge, tau: float, rng: np.random.Generator) -> Bools:
     """Whether some protected record lies closer than `tau` to the target (G,).
 
-    Exact: features are drawn one group after another, a pair is left as soon as its partial sum
-    reaches tau, and a game as soon as one record is found within. What is never drawn is
-    independent of everything else.
+    Features are drawn group by group. A pair ends when its partial sum reaches tau, a game when one
+    record is within tau. The result is exact: features that are never drawn are independent of all
+    others.
     """
     if universe.codes is None:
         return distances(universe, games, rng) < tau
     book = universe.channel.codes
     assert book is not None
-    rng = fast(rng)
+    rng = fast_generator(rng)
     limit = math.ceil(tau / book.step - 1e-9)
     found = np.zeros(len(games), dtype=bool)
-    # the target's own record first: if it is within, no other needs to be drawn
+    # the target's own record first: if it is within tau, the game is decided
     own = np.flatnonzero(games.member)
-    found[own] = _own(universe, book, games.target[own], limit, rng)
+    found[own] = _stays_within(universe, book, games.target[own], limit, rng)
     open_ = np.flatnonzero(~found)
     n = games.data.shape[1]
-    for part in parts(len(open_), max(1, (1 << 16) // n)):
+    for part in slices(len(open_), max(1, (1 << 16) // n)):
         some = open_[part]
         record, target = games.data[some], games.target[some]
-        pairs = Pairs(universe, book, record, target, record == target[:, None])
+        pairs = RecordPairs(universe, book, record, target, record == target[:, None])
         found[some] = pairs.within(limit, rng).any(axis=1)
     return found
 
 
-def _own(
+def _stays_within(
     universe: Universe,
     book: Codebook,
     targets: Indices,
     limit: int,
     rng: np.random.Generator,
 ) -> Bools:
-    """Whether records (P,) stay within `limit` steps of themselves: most do, so all is drawn."""
+    """Whether records (P,) stay within `limit` steps of themselves; most do, so all is drawn."""
     assert universe.codes is not None
     out = np.empty(len(targets), dtype=bool)
-    for part in parts(len(targets), max(1, DRAWN // universe.features)):
+    for part in slices(len(targets), max(1, FEATURES_AT_ONCE // universe.features)):
         codes = universe.codes.take(targets[part], axis=0)
         level = book.level(book.draw(codes.ravel(), rng)).reshape(codes.shape)
         level -= universe.levels.take(targets[part], axis=0)
@@ -101,7 +101,7 @@ def _own(
     return out
 
 
-def lazily(
+def decide_lazily(
     done: Bools,
     features: int,
     limit: int,
@@ -109,34 +109,36 @@ def lazily(
     *,
     group: int = 1,
 ) -> Bools:
-    """Whether pairs (P,) are closer than `limit` steps, looking at as little as decides.
+    """Whether pairs (P,) are closer than `limit` steps, reading no more features than needed.
 
-    `apart(pairs, first, stop)`: distances (p, stop - first) of some pairs in some of their
-    features. It is asked about every feature of a pair at most once, in order; about the first
-    ones for whole groups of `group` pairs. Pairs that are `done` count as far apart.
+    `apart(pairs, first, stop)` returns distances (p, stop - first) of some pairs in some of their
+    features. It is called at most once per pair and feature, in order; for the first features it is
+    called on whole groups of `group` pairs. Pairs that are `done` count as far apart.
     """
     total = np.zeros(len(done), dtype=np.int64)
     alive = np.arange(len(done))
-    first, width = 0, FIRST
+    first, width = 0, FIRST_FEATURES
     while first < features and len(alive):
         stop = min(features, first + width)
-        step = max(1, DRAWN // (stop - first))
-        for part in parts(len(alive), step if first else max(group, step - step % group)):
+        step = max(1, FEATURES_AT_ONCE // (stop - first))
+        for part in slices(len(alive), step if first else max(group, step - step % group)):
             some = alive[part]
             each = apart(some, first, stop)
             total[some] += np.einsum("ij->i", each, dtype=np.int32)  # .sum is slower
         if not first:
             total[done] = limit
         alive = alive[total[alive] < limit]
-        # small groups next, where most pairs are decided; larger ones for the few that remain
-        first, width = stop, THEN * max(1, stop // (16 * THEN))
+        # small groups next, which decide most pairs; larger ones for the few that remain
+        first, width = stop, NEXT_FEATURES * max(1, stop // (16 * NEXT_FEATURES))
     return total < limit
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Records (G, n) and targets (G,) whose distances are asked for, by number in the universe;
-    `done` (G, n) marks pairs that are known to be far apart."""
+class RecordPairs:
+    """Pairs of records (G, n) and targets (G,), as indices into the universe.
+
+    `done` (G, n) marks pairs that are known to be far apart.
+    """
 
     universe: Universe
     book: Codebook
@@ -148,28 +150,28 @@ class Pairs:
         """Whether each distance in steps is below `limit` (G, n), features drawn lazily."""
         flips = self.book.flips
         if flips is None or len(flips.widths) < 2:
-            found = lazily(
+            found = decide_lazily(
                 self.done.ravel(),
                 self.universe.features,
                 limit,
-                lambda some, a, b: self._apart(some, a, b, rng),
+                lambda some, a, b: self._draw_distances(some, a, b, rng),
                 group=self.records.shape[1],
             )
         else:
-            found = self._from_above(flips, limit, rng)
+            found = self._upper_bits_first(flips, limit, rng)
         return found.reshape(self.records.shape)
 
-    def _from_above(self, flips: Flips, limit: int, rng: np.random.Generator) -> Bools:
-        """Of codes with many bits the upper ones are drawn first, which bound a distance from
-        below; the lower ones only for pairs that this leaves open."""
+    def _upper_bits_first(self, flips: BitSampler, limit: int, rng: np.random.Generator) -> Bools:
+        """For codes with many bits: draw the upper bits, which bound a distance from below, then
+        the lower bits of the undecided pairs only."""
         r, width = self.universe.features, flips.widths[0]
-        low = self.book.bits - width  # bits that are not drawn yet
-        # half as wide as codes and levels: these tables stay in the cache
-        codes, levels = self._upper(low)
+        low = self.book.bits - width  # lower bits, drawn later
+        # half as wide as codes and levels, to fit the cache
+        codes, levels = self._upper_bits(low)
         drawn: list[tuple[Indices, slice, npt.NDArray[np.int16]]] = []
 
         def at_least(some: Indices, first: int, stop: int) -> npt.NDArray[np.int16]:
-            here, target = self._where(some, first, stop)
+            here, target = self._feature_positions(some, first, stop)
             shown = flips.draw_part(0, here.size, rng).astype(np.int16)
             drawn.append((some, slice(first, stop), shown))
             shown = shown.reshape(here.shape) ^ codes.take(here, mode="clip")
@@ -183,9 +185,9 @@ class Pairs:
             return shown.reshape(len(some), stop - first)
 
         done, group = self.done.ravel(), self.records.shape[1]
-        out = lazily(done, r, -(-limit >> low), at_least, group=group)
+        out = decide_lazily(done, r, -(-limit >> low), at_least, group=group)
         left = np.flatnonzero(out)
-        for part in parts(len(left), max(1, DRAWN // r)):
+        for part in slices(len(left), max(1, FEATURES_AT_ONCE // r)):
             some = left[part]
             words = np.empty((len(some), r), dtype=np.uint32)
             for asked, columns, upper in drawn:
@@ -196,14 +198,14 @@ class Pairs:
             for i, bits in enumerate(flips.widths[1:], start=1):
                 words <<= np.uint32(bits)
                 words |= flips.draw_part(i, words.size, rng).reshape(words.shape)
-            apart = self._levels(words.view(np.int32), some, 0, r)
+            apart = self._distances_after(words.view(np.int32), some, 0, r)
             out[some] = apart.sum(axis=1, dtype=np.int64) < limit
         return out
 
-    def _where(
+    def _feature_positions(
         self, some: Indices, first: int, stop: int
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        """Places of the records' features in their table, in the target's order, and targets.
+        """Positions of the records' features in the table, in the target's order, and the targets.
 
         (p, stop - first) and (p,); for whole groups (g, n, stop - first) and (g, 1).
         """
@@ -216,7 +218,7 @@ class Pairs:
             start = start.reshape(-1, n, 1)
         return u.by_weight[:, first:stop].take(target, axis=0) + start, target
 
-    def _upper(self, low: int) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int16]]:
+    def _upper_bits(self, low: int) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int16]]:
         """Codes (N r,) and ordered levels (N, r) without their `low` lower bits."""
         u = self.universe
         assert u.codes is not None
@@ -226,20 +228,20 @@ class Pairs:
             kept[low] = codes.astype(np.int16), levels.astype(np.int16)
         return kept[low]
 
-    def _apart(
+    def _draw_distances(
         self, some: Indices, first: int, stop: int, rng: np.random.Generator
     ) -> npt.NDArray[np.int32]:
-        here, target = self._where(some, first, stop)
+        here, target = self._feature_positions(some, first, stop)
         assert self.universe.codes is not None
         codes = self.universe.codes.ravel().take(here, mode="clip")
         level = self.book.level(self.book.draw(codes.ravel(), rng)).reshape(codes.shape)
         level -= self.universe.levels_by_weight[:, first:stop].take(target, axis=0)
         return np.abs(level, out=level).reshape(len(some), stop - first)
 
-    def _levels(
+    def _distances_after(
         self, flips: npt.NDArray[np.int32], some: Indices, first: int, stop: int
     ) -> npt.NDArray[np.int32]:
-        """Distances (p, stop - first) of single pairs whose flips are known."""
+        """Distances (p, stop - first) of single pairs, from known flips."""
         u, n = self.universe, self.records.shape[1]
         assert u.codes is not None
         target = self.targets.take(some // n)

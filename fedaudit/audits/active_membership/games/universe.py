@@ -1,4 +1,4 @@
-"""The records that can occur, each once, as a client would train on them without noise."""
+"""The universe of a game: all possible records."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy.typing as npt
 
 from fedaudit.arrays import Floats, Indices
 from fedaudit.audits.active_membership.channel import OPEN, Channel
-from fedaudit.audits.active_membership.draws import fast
-from fedaudit.audits.active_membership.games.arrays import DRAWN, parts
+from fedaudit.audits.active_membership.draws import fast_generator
+from fedaudit.audits.active_membership.games.arrays import FEATURES_AT_ONCE, slices
 from fedaudit.errors import DataError, UsageError
 
 
 @dataclass(frozen=True)
 class Universe:
-    """All records that can occur, each once, as a client would train on them without noise.
+    """All possible records, each once, as a client would train on them without noise.
 
-    `values` (N, r); `codes` (N, r) where features are discrete. `merged` records were equal to
-    others after encoding. What Theorem 1 calls |X| is N.
+    `values` (N, r); `codes` (N, r) for discrete features. `merged`: the number of records that
+    equalled another after encoding. N is |X| of Theorem 1.
     """
 
     values: Floats
@@ -31,14 +31,14 @@ class Universe:
 
     @classmethod
     def of(cls, x: npt.ArrayLike, channel: Channel = OPEN) -> Universe:
-        """From records (n, r) as they are before any protection."""
+        """From records (n, r) before any protection."""
         raw = np.asarray(x, dtype=np.float64)
         if raw.ndim != 2:
             raise UsageError(
                 "a universe is a table of records",
                 expected="an array (records, features)",
                 got=f"shape {raw.shape}",
-                remedy="flatten every record into its features",
+                remedy="flatten every record into a row of features",
             )
         _finite(raw, "records")
         clean = np.ascontiguousarray(channel.clean(raw) + 0.0)  # no negative zeros
@@ -56,10 +56,10 @@ class Universe:
         return cls(clean[first], channel, codes, len(raw) - len(first))
 
     def restricted(self, rows: Indices) -> Universe:
-        """The universe of some of its records, in this order."""
+        """The universe of the records `rows`, in this order."""
         if len(rows) < 2:
             raise DataError(
-                "too few records can be asked about",
+                "too few records can be targets",
                 expected="at least two records of this universe",
                 got=str(len(rows)),
                 remedy="give more records, or (attention) larger patches",
@@ -95,8 +95,8 @@ class Universe:
 
     @cached_property
     def by_weight(self) -> npt.NDArray[np.unsignedinteger]:
-        """Features of every record (N, r), those first in which it differs most from the others:
-        a pair is then decided after few of them."""
+        """Features of every record (N, r), sorted by how much it differs there from the others:
+        the first few then decide most pairs."""
         ordered = np.sort(self.values, axis=0)
         sums = np.concatenate([np.zeros((1, self.features)), np.cumsum(ordered, axis=0)])
         away = np.empty_like(self.values)
@@ -113,29 +113,29 @@ class Universe:
         """`levels` in that order, (N, r)."""
         return np.take_along_axis(self.levels, self.by_weight, axis=1)
 
-    def shown(self, records: Indices, rng: np.random.Generator) -> Floats:
-        """What clients train on for records of these numbers (m,), drawn independently: (m, r)."""
+    def perturbed(self, records: Indices, rng: np.random.Generator) -> Floats:
+        """Perturbed versions (m, r) of `records` (m,), drawn independently."""
         book = self.channel.codes
         if self.codes is None or book is None:
             return self.channel.perturb(self.values[records], rng)
-        rng = fast(rng)
+        rng = fast_generator(rng)
         out = np.empty((len(records), self.features))
-        for part in parts(len(records), max(1, DRAWN // self.features)):
+        for part in slices(len(records), max(1, FEATURES_AT_ONCE // self.features)):
             codes = self.codes.take(records[part], axis=0)
             drawn = book.level(book.draw(codes.ravel(), rng)).reshape(codes.shape)
             np.multiply(drawn, book.step, out=out[part])
         out += book.origin
         return out
 
-    def number_of(self, target: npt.ArrayLike) -> int:
-        """The number of a record (r,), as it is before any protection."""
+    def index_of(self, target: npt.ArrayLike) -> int:
+        """The index of a record (r,) given before any protection."""
         raw = np.asarray(target, dtype=np.float64).reshape(1, -1)
         if raw.shape[1] != self.features:
             raise UsageError(
                 "the target is not a record of this universe",
                 expected=f"{self.features} features",
                 got=str(raw.shape[1]),
-                remedy="encode it as the records of the universe are",
+                remedy="encode the target like the records of the universe",
             )
         _finite(raw, "the target")
         found = np.flatnonzero((self.values == self.channel.clean(raw)).all(axis=1))
@@ -144,13 +144,13 @@ class Universe:
             raise DataError(
                 "the target is not in the universe",
                 expected=f"one of its {len(self)} records",
-                got=f"a record that equals none of them; the nearest is number {near}",
-                remedy="add the target to the universe: whoever asks for it thinks it possible",
+                got=f"an unknown record; the nearest is number {near}",
+                remedy="add the target to the universe",
             )
         return int(found[0])
 
-    def balls(self, tau: float) -> Indices:
-        """How many values of a single feature lie closer than `tau` to each record (N,)."""
+    def ball_sizes(self, tau: float) -> Indices:
+        """Number of values closer than `tau` to each record (N,), for records of one feature."""
         book = self.channel.codes
         assert book is not None
         assert self.features == 1
@@ -158,11 +158,11 @@ class Universe:
         at = self.levels[:, 0].astype(np.int64)
         return np.minimum(at + reach, book.alphabet - 1) - np.maximum(at - reach, 0) + 1
 
-    def snapped(self, tau: float) -> float:
-        """The threshold between two possible distances that decides as `tau` does.
+    def snap(self, tau: float) -> float:
+        """The threshold midway between two possible distances that decides like `tau`.
 
-        Distances on a lattice are multiples of its step: halfway between two of them, rounding in a
-        network of 32-bit floats cannot turn a decision.
+        Distances on a lattice are multiples of its step. Midway between two of them, rounding in a
+        32-bit network cannot change a decision.
         """
         book = self.channel.codes
         if self.codes is None or book is None:
@@ -177,5 +177,5 @@ def _finite(x: Floats, what: str) -> None:
             f"{what}: features are not finite",
             expected="finite numbers",
             got=f"{bad} of {x.size} are NaN or infinite",
-            remedy="fill or drop them first",
+            remedy="fill in or drop them first",
         )

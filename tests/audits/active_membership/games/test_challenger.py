@@ -1,4 +1,4 @@
-"""Figure 11 as printed: who is in the data, and who is asked about."""
+"""Figure 11 as printed: data and targets of games."""
 
 import math
 
@@ -44,7 +44,7 @@ def test_trials_share_data_and_both_targets(rng):
 
 
 def test_games_on_a_client_keep_its_records(rng):
-    played = games.on_client(20, [3, 5, 5, 9], 200, rng)
+    played = games.against_client(20, [3, 5, 5, 9], 200, rng)
     assert played.data.shape == (200, 3)
     assert set(played.target[played.member]) == {3, 5, 9}
     assert not set(played.target[~played.member]) & {3, 5, 9}
@@ -52,7 +52,7 @@ def test_games_on_a_client_keep_its_records(rng):
 
 def test_games_about_one_record_have_it_or_not(rng):
     universe = Universe.of(rng.random((40, 3)))
-    number = universe.number_of(universe.values[7])
+    number = universe.index_of(universe.values[7])
     assert number == 7
     played = games.challenge(40, 5, 3000, rng, target=number)
     assert (played.target == 7).all()

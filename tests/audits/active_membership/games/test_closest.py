@@ -18,7 +18,7 @@ def test_distances_and_decisions_have_the_law_of_the_mechanism(guarded, rng):
     for shown, target in zip(every.reshape(2000, 3, -1), played.target[:2000], strict=True):
         slow.append(min(np.abs(x - universe.values[target]).sum() for x in shown))
     fast = games.distances(universe, played, rng)
-    tau = universe.snapped(float(np.median(slow)))
+    tau = universe.snap(float(np.median(slow)))
     lazy = games.decisions(universe, played, tau, rng)
     for member in (True, False):
         own = played.member == member
@@ -41,7 +41,7 @@ def test_lazy_looks_decide_as_the_whole_sum_does(rng, features):
 
     done = rng.random(64) < 0.2
     limit = int(np.median(table.sum(axis=1)))
-    found = games.lazily(done, features, limit, apart, group=8)
+    found = games.decide_lazily(done, features, limit, apart, group=8)
     np.testing.assert_array_equal(found, (table.sum(axis=1) < limit) & ~done)
     assert looked.max() == 1
     assert (looked[found] == 1).all()
@@ -57,7 +57,7 @@ def test_upper_bits_first_decide_as_all_bits(universe_of, rng):
     played = games.challenge(len(universe), 4, 20_000, rng)
     for share in (0.1, 0.5, 0.9):
         every = games.distances(universe, played, rng)
-        tau = universe.snapped(float(np.quantile(every, share)))
+        tau = universe.snap(float(np.quantile(every, share)))
         lazy = games.decisions(universe, played, tau, rng)
         assert np.mean(every < tau) == pytest.approx(lazy.mean(), abs=4.5 * 0.5 / 100)
 

@@ -1,4 +1,4 @@
-"""Cuts against all that could have been tried."""
+"""Cuts against a search over all cuts."""
 
 import numpy as np
 import pytest

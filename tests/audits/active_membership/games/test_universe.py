@@ -1,4 +1,4 @@
-"""The records that can occur: which are equal, how far apart they are, what clients show."""
+"""Universes: equal records, distances and perturbed records."""
 
 import math
 
@@ -15,9 +15,9 @@ def test_equal_records_count_once_and_delta_is_half_the_smallest_distance(univer
     assert len(universe) == 3  # 0.05 is encoded as 0
     assert universe.merged == 1
     assert universe.radius == pytest.approx(0.25)
-    assert universe.snapped(universe.radius) == pytest.approx(0.25)  # a distance is 0 or >= 0.5
-    assert universe.snapped(0.5) == pytest.approx(0.25)  # 0.5 itself is outside
-    assert universe.snapped(0.51) == pytest.approx(0.75)
+    assert universe.snap(universe.radius) == pytest.approx(0.25)  # a distance is 0 or >= 0.5
+    assert universe.snap(0.5) == pytest.approx(0.25)  # 0.5 itself is outside
+    assert universe.snap(0.51) == pytest.approx(0.75)
 
 
 def test_features_are_ordered_by_how_much_they_tell(rng):
@@ -29,14 +29,14 @@ def test_features_are_ordered_by_how_much_they_tell(rng):
 
 def test_a_target_outside_the_universe_is_refused(universe_of):
     universe = universe_of([[0.0, 0.0], [1.0, 0.0]], "grr", 1.0, alphabet=3)
-    assert universe.number_of([0.9, 0.1]) == 1  # as it is encoded
+    assert universe.index_of([0.9, 0.1]) == 1  # as it is encoded
     with pytest.raises(DataError, match="not in the universe") as caught:
-        universe.number_of([0.5, 0.5])
+        universe.index_of([0.5, 0.5])
     assert "nearest" in caught.value.got
     with pytest.raises(UsageError, match="not a record of this universe"):
-        universe.number_of([0.5])
+        universe.index_of([0.5])
     with pytest.raises(DataError, match="not finite"):
-        universe.number_of([math.nan, 0.0])
+        universe.index_of([math.nan, 0.0])
 
 
 def test_bad_universes_are_refused():
@@ -51,7 +51,7 @@ def test_bad_universes_are_refused():
 def apart(universe, rng):
     """Means of fast draws minus those of the mechanism itself, in standard errors: (4, m)."""
     each = np.repeat(np.arange(4), 3000)
-    fast, slow = universe.shown(each, rng), universe.channel.perturb(universe.values[each], rng)
+    fast, slow = universe.perturbed(each, rng), universe.channel.perturb(universe.values[each], rng)
     out = []
     for i in range(4):
         own = each == i

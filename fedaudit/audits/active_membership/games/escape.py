@@ -1,6 +1,6 @@
-"""P_M of Theorem 1: how often a protected record leaves the ball around itself.
+"""P_M of Theorem 1: the chance that a protected record leaves the ball around itself.
 
-Exact where the law of a feature is small, otherwise by draws.
+Exact for small alphabets, otherwise by draws.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from fedaudit.results import Estimate
 from fedaudit.stats.intervals import clopper_pearson
 
 EXACT_WORK = 2e9
-"""Multiplications that an exact P_M may take."""
+"""Largest number of multiplications for an exact P_M."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outside:
-    """P_M: the chance that a protected record leaves the ball of radius Delta around itself, mean
-    over the universe. `low` = `high` where it is exact."""
+class EscapeChance:
+    """P_M: the chance that a protected record leaves the ball of radius Delta around itself,
+    averaged over the universe. `low` = `high` if it is exact."""
 
     value: float
     low: float
@@ -31,25 +31,27 @@ class Outside:
     method: str
 
 
-def outside(
+def escape_chance(
     universe: Universe,
     tau: float,
     rng: np.random.Generator,
     *,
     draws: int = 20_000,
     confidence: float = 0.95,
-) -> Outside:
+) -> EscapeChance:
     """P_M at radius `tau`. [ActiveMembership] Section 4.1"""
     if not universe.channel.protects:
-        return Outside(value=0.0, low=0.0, high=0.0, method="exact: nothing is randomised")
-    exact = _exact_outside(universe, tau)
+        return EscapeChance(value=0.0, low=0.0, high=0.0, method="exact: nothing is randomised")
+    exact = _exact_escape_chance(universe, tau)
     if exact is not None:
-        return Outside(value=exact, low=exact, high=exact, method="exact: law of a sum, by FFT")
+        return EscapeChance(
+            value=exact, low=exact, high=exact, method="exact: law of a sum, by FFT"
+        )
     each = rng.integers(0, len(universe), draws)
     one = Challenge(each[:, None], each, np.ones(draws, dtype=bool), np.arange(draws))
     away = int((~decisions(universe, one, tau, rng)).sum())
     share: Estimate = clopper_pearson(away, draws, confidence)
-    return Outside(
+    return EscapeChance(
         value=share.value,
         low=share.low,
         high=share.high,
@@ -57,16 +59,16 @@ def outside(
     )
 
 
-def _exact_outside(universe: Universe, tau: float) -> float | None:
-    """P_M from the law of one feature: distances add up, so their generating functions multiply.
+def _exact_escape_chance(universe: Universe, tau: float) -> float | None:
+    """P_M from the distribution of one feature: distances add, so generating functions multiply.
 
-    On a circle of length L the sum wraps around; tilted by e^(-theta d), theta L = 40, what wraps
-    comes back with weight e^-40.
+    The sum wraps around a circle of length L. Tilted by e^(-theta d) with theta L = 40, wrapped
+    terms have weight e^-40.
     """
     book = universe.channel.codes
     if universe.codes is None or book is None or book.transition is None:
         return None
-    limit = math.ceil(tau / book.step - 1e-9)  # inside: a distance below this
+    limit = math.ceil(tau / book.step - 1e-9)  # distances below this are inside
     if limit <= 0:
         return 1.0
     length = 1 << max(6, (4 * limit - 1).bit_length())
