@@ -52,7 +52,7 @@ def test_regression_equals_numpys_and_finds_parts_exactly_without_noise():
 def test_fixed_groups_attribute_to_nobody():
     plan = query_plans.fixed_groups(K, 5, 14, np.random.default_rng(0))
     found = decided(*played(3, plan, 50.0, (0,)))
-    assert not found.askable.any()
+    assert not found.testable.any()
     assert not found.named.flagged.any()
 
 
@@ -191,7 +191,7 @@ def test_names_do_not_depend_on_the_order_of_clients():
 
 
 def test_a_sequential_test_names_in_time_and_spends_no_more_than_it_has():
-    spent = [calibration.spent(0.05, look) for look in range(1, 2000)]
+    spent = [calibration.error_at_look(0.05, look) for look in range(1, 2000)]
     assert 0.0499 < sum(spent) < 0.05
     designs, scores = played(1, partitions(1, 20), 25.0, (3,))
     found = calibration.sequential(designs, scores, S, 0.05)
@@ -206,7 +206,7 @@ def test_a_sequential_test_names_in_time_and_spends_no_more_than_it_has():
 
 def test_holm_asks_about_the_askable_alone():
     p = np.array([[0.001, 0.5], [0.04, 0.9], [0.0, 0.0]])
-    named = calibration.name_clients(p, 0.05, askable=[True, True, False])
+    named = calibration.name_clients(p, 0.05, testable=[True, True, False])
     assert named.flagged.tolist() == [True, False, False]
     assert np.isclose(named.adjusted[0], 0.004)
 
@@ -216,8 +216,8 @@ def test_bad_input():
         calibration.regress(np.ones((2, 3)), np.ones((3, 4)))
     with pytest.raises(UsageError, match="unused keys"):
         calibration.studentised(calibration.regress(np.eye(3), np.ones((3, 4))), 3)
-    with pytest.raises(UsageError, match="counted from 1"):
-        calibration.spent(0.05, 0)
+    with pytest.raises(UsageError, match="count looks from 1"):
+        calibration.error_at_look(0.05, 0)
 
 
 def test_keys_with_a_null_of_their_own_are_tested_one_by_one():
@@ -245,4 +245,4 @@ def test_updates_that_were_solved_for_are_no_groups():
     scores = rng.standard_normal((12, 1 + 99))
     found = calibration.decide(np.tile(np.eye(4), (3, 1)), scores, 1, 0.05)
     assert found.p_values.unused == 99
-    assert found.askable.all()
+    assert found.testable.all()

@@ -65,10 +65,10 @@ def test_updates_are_solved_for_where_the_sums_determine_them():
     assert len(estimator.solved(groups)) == 0
 
     made = estimator.published(pairs, asked)
-    assert (estimator.judged(made, asked).design == np.eye(10)).all()
-    assert estimator.judged(made, groups) is made, "these sums determine nobody"
+    assert (estimator.decisive(made, asked).design == np.eye(10)).all()
+    assert estimator.decisive(made, groups) is made, "these sums determine nobody"
     means = estimator.groups(groups[:2])
-    assert estimator.judged(means, groups) is means
+    assert estimator.decisive(means, groups) is means
 
 
 def test_candidates_from_answers_one_after_another_are_the_matrix_product():

@@ -162,8 +162,10 @@ def test_looks_pay_for_themselves_and_end_with_all_rounds():
     final = over_rounds.tables(
         np.concatenate(designs), np.concatenate(means), models[-1], marks, U, error=0.05
     )
-    found = over_rounds.looks(designs, means, list(models), marks, U, 0.05, final)
-    first = next(t for t in range(1, 13) if leave_out.separated(np.concatenate(designs[:t])).any())
+    found = over_rounds.sequential(designs, means, list(models), marks, U, 0.05, final)
+    first = next(
+        t for t in range(1, 13) if leave_out.distinguishable(np.concatenate(designs[:t])).any()
+    )
     assert found.looks == 13 - first
     assert (found.first[[0, 4, 8]] > 0).any()
     assert not np.delete(found.first, [0, 4, 8]).any()
@@ -176,7 +178,7 @@ def test_fixed_groups_tell_nobody_apart():
     groups = query_plans.fixed_groups(K, 5, 10, np.random.default_rng(0))
     found = comparison.read(comparison.safe_plan(groups), models, updates, marks, unused=U)
     assert not found.named.any()
-    assert not leave_out.separated(found.design).any()
+    assert not leave_out.distinguishable(found.design).any()
 
 
 def test_keys_with_a_null_of_their_own_are_ranked_in_it():
@@ -197,5 +199,5 @@ def test_keys_with_a_null_of_their_own_are_ranked_in_it():
     with pytest.raises(KeyError):
         over_rounds.p_values({}, K, S)
     columns = scoring.blocks(S + S * U, S, True)[1].columns
-    alone = over_rounds.p_values(over_rounds.among(found.tables, columns), K, 1).p[:, 0]
+    alone = over_rounds.p_values(over_rounds.select_columns(found.tables, columns), K, 1).p[:, 0]
     assert np.allclose(alone, over_rounds.p_values(found.tables, K, S, apart=True).p[:, 1])

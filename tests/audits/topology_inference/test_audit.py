@@ -11,7 +11,7 @@ from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.topology_inference import TopologyInference, rewiring, scores
 from fedaudit.audits.topology_inference import channels as ch
 from fedaudit.audits.topology_inference import regressors as rg
-from fedaudit.audits.topology_inference.audit import best_of, round_grid
+from fedaudit.audits.topology_inference.audit import best_channel, round_grid
 from fedaudit.audits.topology_inference.features import Place
 from fedaudit.errors import ConfigError, FedauditError, NotApplicable, NotObservable
 from fedaudit.reporting.findings import judge
@@ -106,19 +106,19 @@ def test_the_null_can_fail():
     """Features that hold the dealt labels themselves: the check raises, and names the channel."""
     rng = np.random.default_rng(11)
     p = rng.random((20, 12))
-    dealt = ch.dealt_at_random(p, rng)
+    dealt = ch.permute_shares(p, rng)
     np.testing.assert_allclose(np.sort(dealt, axis=1), np.sort(p, axis=1))
     assert not np.array_equal(dealt, p)
     leaking = dealt.reshape(-1, 1).astype(np.float32)
     lifts = scores.lifts_by_federation(ch.cross_validated("ridge", leaking, dealt, rng), dealt)
     with pytest.raises(FedauditError, match="fails its own null") as error:
-        ch.refuse_lift({"A1": lifts, "org": -np.ones(20)}, "p was dealt at random")
+        ch.check_null({"A1": lifts, "org": -np.ones(20)}, "p was permuted")
     assert "A1" in str(error.value)
     assert "org" not in str(error.value).split("got:")[1]
     fair = scores.lifts_by_federation(
         ch.cross_validated("ridge", p.reshape(-1, 1).astype(np.float32), dealt, rng), dealt
     )
-    ch.refuse_lift({"A1": fair}, "p was dealt at random")
+    ch.check_null({"A1": fair}, "p was permuted")
 
 
 def test_structure_that_tells_where_the_prior_says_it_cannot_raises(audited):
@@ -172,7 +172,7 @@ def test_rewiring_hides_the_place_and_not_the_rest(audited):
     assert guess.rewired["random_regular"]["topo"].mean() < 0.005
     assert guess.rewired["random_regular"]["org"].mean() > 0.01
     assert guess.rewired["split_organisation"]["org"].mean() > 0.01
-    assert "without the edge" in guess.in_words["drop_edge"]
+    assert "without the edge" in guess.change_in_words["drop_edge"]
     assert "shadow_lift_change (A2-full, random_regular)" in result.estimates
 
 
@@ -294,9 +294,9 @@ def test_runs_are_compared_in_pairs_and_corrected():
 def test_the_channel_of_the_verdict_is_chosen_on_shadows():
     rng = np.random.default_rng(14)
     base = rng.normal(size=50)
-    assert best_of({"A1": base, "A2-full": base - 1e-9}) == "A1"
-    assert best_of({"A1": base + 0.01 * rng.normal(size=50), "A2-full": base}) == "A2-full"
-    assert best_of({"A1": base - 1, "org": base, "A2-full": base - 1}) == "org"
+    assert best_channel({"A1": base, "A2-full": base - 1e-9}) == "A1"
+    assert best_channel({"A1": base + 0.01 * rng.normal(size=50), "A2-full": base}) == "A2-full"
+    assert best_channel({"A1": base - 1, "org": base, "A2-full": base - 1}) == "org"
     assert round_grid(1) == (1,)
     assert round_grid(20) == (1, 2, 5, 10, 20)
     assert round_grid(25) == (1, 2, 5, 10, 20, 25)
@@ -383,16 +383,16 @@ def test_sensitive_classes_must_exist_and_leave_some(audited, toy, toy_shadows):
         audited(settings={"sensitive": [0, 1, 2, 3]})
     trace, _ = toy(np.random.default_rng(0))
     one = Knowledge(shadows=toy_shadows(classes=1))
-    with pytest.raises(NotApplicable, match="one class only"):
+    with pytest.raises(NotApplicable, match="only one class"):
         TopologyInference().attack(trace.seen_by(WIRETAP), one, np.random.default_rng(0))
 
 
 def test_a_corpus_too_small_for_a_regressor_names_the_number_needed():
     with pytest.raises(NotApplicable, match="shadows = 25"):
-        rg.enough(12, 48)
+        rg.require_enough(12, 48)
     with pytest.raises(NotApplicable, match="at least 10 shadow federations"):
-        rg.enough(9, 900)
-    rg.enough(10, 100)
+        rg.require_enough(9, 900)
+    rg.require_enough(10, 100)
 
 
 def test_no_shadows_no_attack(toy):

@@ -12,7 +12,7 @@ from fedaudit.audits.two_stage_membership import attack, prediction, theory
 from fedaudit.audits.two_stage_membership.risk import Contribution
 from fedaudit.results import Estimate
 
-J_FORETELLS, RISK_FORETELLS = (f"rank_correlation ({risk})" for risk in ("J", "TS-MIA"))
+J_FORETELLS, RISK_PREDICTS = (f"rank_correlation ({risk})" for risk in ("J", "TS-MIA"))
 
 
 def part(party, number, delta, member, evidence, classes):
@@ -100,7 +100,7 @@ def test_a_risk_that_follows_the_leak_is_found_to_predict_the_attack():
     found = [
         prediction.prediction(federation_of(rng, 24, 2, 24, leak=3.0), AUDIT, rng) for _ in range(6)
     ]
-    for name in (J_FORETELLS, RISK_FORETELLS):
+    for name in (J_FORETELLS, RISK_PREDICTS):
         assert sum(f[name].low > 0 for f in found) >= 5
         assert {f[name].baseline for f in found} == {0.0}
         assert {f[name].n for f in found} == {24}
@@ -146,19 +146,19 @@ def test_a_client_is_halved_alike_in_all_rounds():
 @pytest.mark.parametrize(
     ("low", "high", "said"),
     [
-        (0.1, 0.7, "Yes: where it is higher, the attack does better"),
-        (-0.2, 0.7, "That is not shown"),
-        (0.0, 0.7, "That is not shown"),
-        (-0.7, -0.1, "No, it points the wrong way"),
+        (0.1, 0.7, "Yes: the attack does better where TS-MIA is higher"),
+        (-0.2, 0.7, "Not shown"),
+        (0.0, 0.7, "Not shown"),
+        (-0.7, -0.1, "No, the opposite"),
     ],
 )
 def test_the_answer_in_words_follows_the_interval(low, high, said):
     middle = (low + high) / 2
     of = {"n": 8, "confidence": 0.95, "baseline": 0.0, "method": "by hand"}
-    words = prediction.answer({RISK_FORETELLS: Estimate(value=middle, low=low, high=high, **of)})
+    words = prediction.answer({RISK_PREDICTS: Estimate(value=middle, low=low, high=high, **of)})
     assert words.startswith(f"does TS-MIA predict the attack, over clients and rounds? {said}")
     assert f"{middle:.2f} [{low:.2f}, {high:.2f}] at 95 %" in words
-    assert "Nobody can say" in prediction.answer({})
+    assert "Not measurable" in prediction.answer({})
 
 
 def test_the_answer_stands_in_the_terminal_and_in_the_report(tmp_path):
@@ -178,7 +178,7 @@ def test_the_answer_stands_in_the_terminal_and_in_the_report(tmp_path):
     run = study.run(config, tmp_path / "run")
     (found,) = run.results
     (note,) = [n for n in found.notes if n.startswith("does TS-MIA predict the attack")]
-    e = found.estimates[RISK_FORETELLS]
+    e = found.estimates[RISK_PREDICTS]
     assert f"{e.value:.2f} [{e.low:.2f}, {e.high:.2f}]" in note
     screen = StringIO()
     show_study(Console(file=screen, width=2000), [run.chapter])

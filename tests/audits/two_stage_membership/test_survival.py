@@ -166,7 +166,7 @@ def test_nothing_moves_at_all():
 
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, -1.0]])
 def test_weights_that_make_no_mean_are_refused(weights):
-    with pytest.raises(NotApplicable, match="make no mean"):
+    with pytest.raises(NotApplicable, match="do not define a mean"):
         contributions(rows(12, clients=2), weights)
 
 
