@@ -1,4 +1,4 @@
-"""Holm and spending hold their level, parts are unmixed."""
+"""Holm and error spending keep their level; least squares separates clients."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,8 @@ K, S, U = 10, 3, 199
 
 
 def played(seed, plan, effect=0.0, marked=(), *, persistent=0.7):
-    """Group scores (T, G, S + U): every client and key has a taste, each round noise, marks add."""
+    """Group scores (T, G, S + U): a random effect per client and key, noise per round, plus
+    marks."""
     rng = np.random.default_rng(seed)
     taste = persistent * rng.standard_normal((K, S + U))
     for at, k in enumerate(marked):
@@ -92,7 +93,7 @@ def test_what_is_forgotten_without_a_client_speaks_for_it():
 
 
 def test_pairs_are_read_by_parts():
-    """Weights below 0: least squares; a neighbour's mark is not taken for one's own."""
+    """Weights below 0: least squares does not confuse a neighbour's mark with a client's own."""
     wrong = 0
     for seed in range(20):
         rng = np.random.default_rng(seed)
@@ -132,7 +133,7 @@ def test_the_carried_tail_holds_levels_that_no_rank_reaches(law):
 
 @pytest.mark.parametrize("kind", ["partitions", "single"])
 def test_a_client_that_stands_out_as_far_as_is_needed_is_named(kind):
-    """Whoever is past `smallest_named` is named, nobody below; on fixed groups nobody ever."""
+    """Clients past `smallest_named` are named, others not; fixed groups name nobody."""
     designs, scores = played(4, partitions(4))
     if kind == "single":
         rng = np.random.default_rng(4)
@@ -154,7 +155,7 @@ def test_a_client_that_stands_out_as_far_as_is_needed_is_named(kind):
 
 
 def test_null_few_alarms_over_three_hundred_clients():
-    """40 federations, 400 benign clients: any false name in at most about 5 % of federations."""
+    """40 federations, 400 benign clients: at most about 5 % of federations have a false name."""
     wrong = [decided(*played(s, partitions(s))).named.flagged.any() for s in range(40)]
     assert sum(wrong) <= 6  # 7 or more of 40 would happen once in 90 at 5 %
 
@@ -240,7 +241,7 @@ def test_keys_with_a_null_of_their_own_are_tested_one_by_one():
 
 
 def test_updates_that_were_solved_for_are_no_groups():
-    """Unit vectors have no weight below 0 and yet nobody to exclude: ranks use all unused keys."""
+    """Unit vectors have no weight below 0, but nobody to exclude: ranks use all unused keys."""
     rng = np.random.default_rng(4)
     scores = rng.standard_normal((12, 1 + 99))
     found = calibration.decide(np.tile(np.eye(4), (3, 1)), scores, 1, 0.05)

@@ -1,4 +1,4 @@
-"""Whoever else holds the key: exclusion and contrast against loops, their level, their power."""
+"""Exclusion and contrast: equal to naive loops, at their level, with power."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def test_exclusion_equals_a_loop_over_everybody_else(linear, carried):
 
 
 def solved(seed, *, marks=(), forgotten=0.0, steps=0.6):
-    """Scores (T K, S + U) of updates that were solved for, the clients of a round in row_rounds.
+    """Scores (T K, S + U) of solved updates, the clients of a round in turn.
 
     Scores of a key wander from round to round, for all clients alike and for each by itself, as
     those of canaries do in a long training. A marked client adds 5, less and less; `forgotten` of
@@ -84,9 +84,9 @@ def contrasted(rows, y, row_rounds, aside, left_out):
 def test_contrast_equals_a_loop_over_clients_and_rounds(carried):
     rows, y, row_rounds = solved(3, marks=(1, 4))
     gone = np.ones(len(rows), dtype=bool)
-    gone[[4, 17, 58]] = False  # not everybody in every round
+    gone[[4, 17, 58]] = False  # some clients miss a round
     rows, y, row_rounds = rows[gone], y[gone], row_rounds[gone]
-    # of two statistics the larger counts, each in its unit
+    # the larger of two statistics counts, each in its own unit
     beside = 3.0 * np.random.default_rng(4).standard_normal((K, S + U))
     got = leave_out.worst(leave_out.against_others(rows, y, S, row_rounds, beside), S)
     aside = np.zeros(S + U, dtype=bool)
@@ -110,7 +110,7 @@ def test_contrast_equals_a_loop_over_clients_and_rounds(carried):
 
 
 def test_the_larger_of_two_statistics_is_ranked_exactly():
-    """With few unused keys too: the unit is that of keys which are not ranked."""
+    """Also with few unused keys: the unit comes from keys that are not ranked."""
     rng, first, tests = np.random.default_rng(5), 0, 0
     for _ in range(150):
         y = rng.standard_normal((3 * 6, 2 + 45))
@@ -165,7 +165,7 @@ def test_who_forgets_less_than_others_is_not_named(size):
 
 @pytest.mark.parametrize("forgotten", [0.0, 0.3])
 def test_who_holds_no_key_is_not_named_whatever_others_hold_or_all_forget(forgotten):
-    """Forgetting what another client is marked with is common to all others."""
+    """All clients forget another client's mark, so forgetting names nobody."""
     small, wrong = [], 0
     for seed in range(40):
         rows, y, row_rounds = solved(100 + seed, marks=(3, 6), forgotten=forgotten)

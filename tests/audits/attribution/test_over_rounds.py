@@ -1,4 +1,5 @@
-"""Groups of all rounds: what is left out is out, unused keys hold the level, marks are found."""
+"""Groups of all rounds: left-out clients have no effect, unused keys keep the level, marks are
+found."""
 
 import numpy as np
 import pytest
@@ -56,7 +57,7 @@ def stacked(plan):
 
 
 def test_guesses_are_the_best_linear_ones():
-    """With as much persistence as is assumed they are the conditional means of what persists."""
+    """With the assumed persistence, guesses are conditional means of the persistent part."""
     _, _, plan, _ = played(0)
     design = stacked(plan)
     share = 0.4
@@ -105,7 +106,7 @@ def test_tables_are_scores_of_the_guesses_at_the_model():
 
 
 def test_marks_are_found_where_scores_of_groups_do_not_show_them():
-    """With so many unused keys that ranks reach Holm's first step: this score's tail is heavy."""
+    """With enough unused keys for ranks to reach Holm's first step: this score's tail is heavy."""
     hits = by_groups = alarms = 0
     for seed in range(8):
         found = read(200 + seed, effect=6.5, marked=(0, 4, 8), unused=999)

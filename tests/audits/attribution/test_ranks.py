@@ -1,4 +1,4 @@
-"""Ranks are exact, tails follow Student, and what is needed is where a level is reached."""
+"""Ranks are exact, tails follow Student, and `needed` is the score that reaches a level."""
 
 import numpy as np
 import pytest

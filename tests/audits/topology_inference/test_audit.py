@@ -1,4 +1,4 @@
-"""Naive twin, theory, null, power, monotone, vantage; then what must be refused."""
+"""Naive twin, theory, null, power, monotone, vantage; then refusals."""
 
 import itertools
 import math
@@ -84,7 +84,7 @@ def test_losses_of_the_reference_guesses():
 
 
 def test_guesses_that_follow_nothing_lose_their_own_spread():
-    """E lift = - mean (g - mean p)^2 if p is dealt at random: never above zero."""
+    """E lift = - mean (g - mean p)^2 if p is permuted: never above zero."""
     rng = np.random.default_rng(10)
     p, guess = rng.random(200), rng.random(200)
     mean = scores.permuted_lifts(guess, p, rng, 5000).mean()
@@ -103,7 +103,7 @@ def test_labels_of_other_clients_show_no_lift(audited, seed):
 
 
 def test_the_null_can_fail():
-    """Features that hold the dealt labels themselves: the check raises, and names the channel."""
+    """Features that hold the permuted labels: the check raises and names the channel."""
     rng = np.random.default_rng(11)
     p = rng.random((20, 12))
     dealt = ch.permute_shares(p, rng)
@@ -122,7 +122,7 @@ def test_the_null_can_fail():
 
 
 def test_structure_that_tells_where_the_prior_says_it_cannot_raises(audited):
-    """Shadows that claim no coupling, and have one: organisation alone shows lift."""
+    """Shadows that wrongly claim no coupling: organisation alone shows lift."""
     with pytest.raises(FedauditError, match="ties no class to a place"):
         audited(organisation=0.9, coupled=False)
     guess, _, _ = audited(organisation=0.0, coupled=False)
@@ -150,7 +150,7 @@ def test_a_leak_through_the_organisation_is_found_without_parameters(audited):
     assert result.estimates["topology_contribution"].low > 0
     assert guess.best in ("A2-full", "A2-org", "A2-topo", "org", "topo")
     assert judge(result)[-1].verdict == "leak"
-    # class 0 lives in the first organisation
+    # the first organisation holds class 0
     own = guess.guesses["org"]
     assert own[:4].min() > own[4:].max()
 
@@ -185,14 +185,15 @@ def test_more_noise_never_reads_as_more_leak(audited):
         float(audited(5, settings=wanted, noise=z)[0].learnt["A1"].mean())
         for z in (0.05, 0.5, 2, 20)
     ]
-    # one guess for all costs what the federations' own means differ by, about 0.004 here
+    # one guess for all costs the variance of federations' means, about 0.004 here
     assert all(more > less - 2e-3 for more, less in itertools.pairwise(found))
     assert found[0] > 0.04
     assert found[-1] < 0
 
 
 def test_parameters_that_are_noise_tell_nothing_of_the_place(audited):
-    """Degrees differ, classes follow the place: A1 reads neither, the paper's list reads both."""
+    """Degrees differ, classes follow the place: A1 reveals neither, the paper's list reveals
+    both."""
     groups = (0,) * 8 + (1,) * 3 + (2,)
     edges = tuple(
         (i, j)
@@ -225,7 +226,7 @@ def test_who_sees_no_senders_has_no_parameter_channel(audited):
 
 
 def test_shadows_that_show_more_than_the_target_are_not_compared_with_it(audited):
-    """Named shadows of an anonymous target: parameters are left out, not guessed from."""
+    """Named shadows of an anonymous target: the parameters channel is left out."""
     guess, _, _ = audited(6, organisation=0.9, target={"senders": ANONYMOUS})
     assert set(guess.guesses) == {"topo", "org"}
 
@@ -277,7 +278,7 @@ def test_runs_are_compared_in_pairs_and_corrected():
     full, one = found["lift (A2-full)"], found["lift (A1)"]
     assert isinstance(full.estimate, Estimate)
     assert full.estimate.low > 0
-    assert full.p_value == pytest.approx(7 / 2001)  # the smallest there is, times seven tests
+    assert full.p_value == pytest.approx(7 / 2001)  # the smallest possible, times seven tests
     few = scores.over_runs(runs[:4], rng=rng)
     assert few["lift (A2-full)"].p_value == pytest.approx(7 / 16)  # four runs of one sign
     assert one.estimate.high < 0
@@ -411,7 +412,7 @@ def test_groups_of_one_are_no_groups():
     ring = replace(place, edges=((0, 1), (0, 2), (1, 2)), organisations=None)
     missing = ch.missing_parts(ring, None)
     assert "alike" in missing["structure"]
-    # who the neighbours are still tells something that parameters alone do not
+    # neighbours still add information beyond parameters
     assert [c for c in ch.PARTS if ch.usable(c, missing)] == ["A1", "A2-topo", "A2-full"]
     star = ch.missing_parts(replace(place, edges=(), organisations=None), None)
     assert [c for c in ch.PARTS if ch.usable(c, star)] == ["A1"]

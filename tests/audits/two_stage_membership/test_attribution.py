@@ -83,7 +83,7 @@ def test_blocks_of_models_give_what_one_tensor_gives(case, monkeypatch, pairs, a
 
 @pytest.mark.parametrize("width", [1, 3, 1000])
 def test_models_that_are_formed_in_blocks_give_the_same_scores(case, monkeypatch, width):
-    """Sums of a start and read-only rows, never all of them at once."""
+    """Models are a start plus read-only rows, formed block by block."""
     task, contributions, start, pools = case
     scorer, count = Scorer(task), len(contributions)
     rows = contributions.numpy().copy()
@@ -149,13 +149,13 @@ def test_increments_equal_a_loop_over_clients(case):
 
 
 def test_an_update_of_zero_moves_no_score_at_all(case):
-    """Not even by rounding, whose sign would decide over J > 0."""
+    """Not even by rounding, whose sign would decide J > 0."""
     task, updates, before, pools = case
     scorer = Scorer(task)
     none = torch.zeros_like(updates)
     none[1] = updates[1]
     pairs = [[p] for p in range(4)]
-    # one model and many are computed by other kernels, which round otherwise
+    # one model and many use different kernels, which round differently
     common = common_scores(scorer, before, pools) * (1 + 1e-7)
     for found in (
         leave_one_out(scorer, before, none, pools, pairs, common),
@@ -176,11 +176,11 @@ def test_the_segment_from_base_to_base_plus_u(case):
     )
     np.testing.assert_allclose(found.increment, direct.numpy(), atol=1e-10)
     assert found.norm == pytest.approx(float(u.double().norm()))
-    # Lemma 5: the remainder is what the path integral says, within the stated error
+    # Lemma 5: the remainder equals the path integral, within the stated error
     off = found.increment - found.slope
     assert (np.abs(off - found.remainder) <= found.error + 1e-12).all()
     assert (found.error < 1e-3 * np.abs(off).max()).all()
-    # Lemma 6, and what lies between: u' Hess u is no larger than |Hess u| |u|
+    # Lemma 6, and the bound in between: u' Hess u <= |Hess u| |u|
     assert (np.abs(off) <= theory.remainder_bound(found.smoothness, found.norm)).all()
     assert (found.directional <= found.smoothness * (1 + 1e-9)).all()
     # Theorem 1 and Lemma 7 for these records

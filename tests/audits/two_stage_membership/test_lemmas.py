@@ -1,4 +1,4 @@
-"""The published bounds: they hold, and what happens when one is broken on purpose."""
+"""The published bounds hold, and a bound broken on purpose is reported."""
 
 from dataclasses import replace
 

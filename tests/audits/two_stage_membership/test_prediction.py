@@ -74,7 +74,7 @@ def test_ranks_of_columns_and_rank_correlation_are_those_of_scipy():
 
 @pytest.mark.parametrize(("clients", "rounds"), [(4, 3), (8, 1)])
 def test_exchangeable_members_give_no_correlation_of_risk_and_attack(clients, rounds):
-    """On the same records J and the AUC rise and fall together, whether anything leaks or not."""
+    """On the same records J and the AUC rise and fall together, even without a leak."""
     rng = np.random.default_rng(21)
     values, same, outside, count = [], [], 0, 40
     for _ in range(count):
@@ -111,10 +111,10 @@ def test_what_cannot_be_correlated_is_not():
     parts = federation_of(rng, 3, 2, 6)
     assert prediction.prediction(parts[:4], AUDIT, rng) == {}
     assert prediction.prediction([], AUDIT, rng) == {}
-    # every draw has J > 0: TS-MIA is 1 for all, and says nothing about who is attacked
+    # every draw has J > 0: TS-MIA is 1 for all clients, and predicts nothing
     sure = [replace(c, delta=np.abs(c.delta) + 1) for c in parts]
     assert [*prediction.prediction(sure, AUDIT, rng)] == [J_FORETELLS]
-    # rows that were linked to nobody have no evidence, rounds without movement no SUR
+    # unlinked rows have no evidence, rounds without movement no SUR
     unlinked = [replace(c, evidence=np.full(12, np.nan)) for c in parts[:2]]
     assert prediction.prediction([*unlinked, *parts[2:]], AUDIT, rng) == {}
 
@@ -122,7 +122,7 @@ def test_what_cannot_be_correlated_is_not():
 def test_halves_keep_pairs_of_a_class_together():
     rng = np.random.default_rng(13)
     member = np.array([True, False, True, False, True, False, True, True])
-    classes = np.array([0, 0, 1, 1, 2, 2, 3, 3])  # nobody's records of class 3 are lacking
+    classes = np.array([0, 0, 1, 1, 2, 2, 3, 3])  # class 3 has no non-members
     for _ in range(20):
         (one, other), (second, first) = prediction._halved(member, classes, rng)
         assert (set(one), set(other)) == (set(first), set(second))
@@ -135,7 +135,7 @@ def test_halves_keep_pairs_of_a_class_together():
 
 
 def test_a_client_is_halved_alike_in_all_rounds():
-    """Twice the same round: the same J and the same AUC, halving by halving."""
+    """The same round twice gives the same J and AUC in every halving."""
     rng = np.random.default_rng(14)
     parts = [replace(c, round=t) for c in federation_of(rng, 3, 1, 6) for t in (1, 2)]
     for table in prediction.crossed(parts, AUDIT, rng).values():

@@ -32,7 +32,7 @@ WORDS = Dataset(
 
 
 def normalised(layer):
-    """Layers without a stacked form, perhaps statistics that travel, a layer that drops."""
+    """Layers without a stacked form, optional batch statistics, and dropout."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Flatten(), nn.Linear(16, 6), layer, nn.Tanh(), nn.Dropout(0.5),
@@ -128,7 +128,7 @@ def test_blocks_change_nothing(monkeypatch, numbers):
 
 
 def test_both_models_see_the_same_draws():
-    """Equal models have equal scores, to the last bit; with other draws they would not."""
+    """Equal models have equal scores, to the last bit; other draws would differ."""
     task = TASKS["vae"]()
     scorer, model = Scorer(task), models_of(task)[0]
     asked, others = asked_of(task), asked_of(task, seed=1)
@@ -191,7 +191,7 @@ def test_a_linear_score_has_no_curvature():
 
 
 def test_what_does_not_travel_is_as_precise_as_what_does():
-    """A frozen layer stays in the module: it must not meet doubles as a float."""
+    """A frozen layer stays in the module and must become double too."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     module[0].requires_grad_(False)
@@ -207,7 +207,7 @@ def test_what_does_not_travel_is_as_precise_as_what_does():
 
 
 class Block(nn.Module):
-    """Somebody else's block, of the same name as ours."""
+    """A user's block with the same name as ours."""
 
     def forward(self, x):
         return torch.relu(x)
