@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from fedaudit.arrays import Floats
 from fedaudit.results import Estimate, Underpowered
-from fedaudit.stats import intervals
+from fedaudit.stats import intervals, roc
 from fedaudit.stats.combine import holm
 
 FEWEST_FOR_AUROC = 20
@@ -183,8 +183,6 @@ def auroc(
     guess: Floats, p: Floats, threshold: float, confidence: float = 0.95
 ) -> Estimate | Underpowered:
     """How well guesses rank clients with p above `threshold` before the others."""
-    from fedaudit.stats import roc
-
     if len(p) < FEWEST_FOR_AUROC:
         return Underpowered(what="AUROC (clients)", have=len(p), needed=FEWEST_FOR_AUROC)
     above = p > threshold

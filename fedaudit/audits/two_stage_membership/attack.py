@@ -20,6 +20,7 @@ import numpy.typing as npt
 from fedaudit.arrays import Bools, Floats
 from fedaudit.audits.two_stage_membership.facts import ROWS_LINKED
 from fedaudit.results import Estimate, Underpowered
+from fedaudit.stats import intervals, roc
 from fedaudit.trace import Truth
 
 if TYPE_CHECKING:
@@ -208,8 +209,6 @@ def membership_auc(
     """
     from scipy.special import ndtri, stdtrit
 
-    from fedaudit.stats import roc
-
     usable = present & np.isfinite(statistic)
     pooled = roc.auc(statistic[usable], member[usable], confidence=confidence)
     if isinstance(pooled, Underpowered):
@@ -284,8 +283,6 @@ def plain_auc(scores: Floats, member: Bools) -> float:
 
 def linkage(guess: Survey, truth: Truth, audit: TwoStageMembership) -> dict[str, Estimate]:
     """How often an anonymous row was linked to the client that sent it, over clients and rounds."""
-    from fedaudit.stats import intervals
-
     right: dict[str, list[bool]] = {}
     chances = []
     for survey in guess.rounds:
@@ -312,8 +309,6 @@ def linkage(guess: Survey, truth: Truth, audit: TwoStageMembership) -> dict[str,
 def true_positive_rates(
     statistic: Floats, member: Bools, present: Bools, audit: TwoStageMembership
 ) -> tuple[dict[str, Estimate], list[Underpowered]]:
-    from fedaudit.stats import roc
-
     usable = present & np.isfinite(statistic)
     out, short = {}, []
     for rate in RATES:

@@ -21,6 +21,7 @@ from fedaudit.audits.two_stage_membership.facts import POWER
 from fedaudit.audits.two_stage_membership.theory import detection_power
 from fedaudit.errors import FedauditError
 from fedaudit.results import Estimate, Underpowered
+from fedaudit.stats import intervals
 from fedaudit.trace import Truth
 
 if TYPE_CHECKING:
@@ -131,8 +132,6 @@ def power(
     of the time.
     """
     from scipy.special import ndtri
-
-    from fedaudit.stats import intervals
 
     rate, name = audit.false_positive_rate, power_name(audit)
     names = np.array(clients)

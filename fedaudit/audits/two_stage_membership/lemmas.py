@@ -22,6 +22,7 @@ from fedaudit.audits.two_stage_membership.facts import (
     SHARE_BEYOND_LEMMA_6,
 )
 from fedaudit.results import Bound, Estimate
+from fedaudit.stats import intervals
 
 if TYPE_CHECKING:
     from fedaudit.audits.two_stage_membership.attribution import UpdateSegment
@@ -90,8 +91,6 @@ def violations(guess: Survey, audit: TwoStageMembership) -> dict[str, Estimate]:
     is the curvature along u alone, sup |u' Hess u| / |u|^2: a sharper bound than L, but a supremum
     over five points leaves no margin. So a violation of either is not a disagreement.
     """
-    from fedaudit.stats import intervals
-
     constants: dict[str, list[tuple[UpdateSegment, npt.ArrayLike]]] = {
         "the published L": [],
         "the curvature along u": [],

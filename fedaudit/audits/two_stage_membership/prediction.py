@@ -25,6 +25,7 @@ from fedaudit.audits.two_stage_membership.risk import (
     survives,
 )
 from fedaudit.results import Estimate
+from fedaudit.stats import intervals
 
 if TYPE_CHECKING:
     from fedaudit.audits.two_stage_membership.audit import TwoStageMembership
@@ -146,8 +147,6 @@ def _correlation(groups: list[Floats], confidence: float, rng: np.random.Generat
     distance from its mean, as if the first column said nothing about it.
     """
     from scipy.special import ndtri
-
-    from fedaudit.stats import intervals
 
     alpha = intervals.check_confidence(confidence)
     count, halvings = len(groups), groups[0].shape[1]

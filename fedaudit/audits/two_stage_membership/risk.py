@@ -20,6 +20,7 @@ from fedaudit.audits.two_stage_membership import theory
 from fedaudit.audits.two_stage_membership.attack import round_statistics
 from fedaudit.audits.two_stage_membership.facts import ADVANTAGE, FROM_TRUE, ON_MEMBERS, SURVIVAL
 from fedaudit.results import Estimate
+from fedaudit.stats import intervals
 from fedaudit.trace import Truth
 
 if TYPE_CHECKING:
@@ -98,8 +99,6 @@ def risk(
     nobody trained on: a value below it says nothing about membership. The baseline of SUR and of
     stage I is that of n equal, orthogonal updates: SUR = 1 / sqrt(n).
     """
-    from fedaudit.stats import intervals
-
     parts = [c for c in parts if np.isfinite(ratio_of(c))]
     if not parts:
         return {}

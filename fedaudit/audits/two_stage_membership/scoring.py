@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fedaudit.errors import ConfigError, NotApplicable
 from fedaudit.tasks.models import Attention, Block, ConditionalVAE, FeedForward, TinyGPT, TinyViT
+from fedaudit.tasks.stacked import NotStackable
 from fedaudit.tasks.task import Parameters, Task
 
 Score = Callable[[Task, Parameters, Tensor, Tensor, Tensor | None], Tensor]
@@ -156,8 +157,6 @@ class Scorer:
         return scores if self.custom is not None else self.task.evidence(scores)
 
     def _block(self, models: Tensor, batch: RecordBatch) -> Tensor:
-        from fedaudit.tasks.stacked import NotStackable
-
         if self._stackable:
             try:
                 p = self.task.named(models)
@@ -241,8 +240,6 @@ class Scorer:
 
     def _differentiable(self, models: Tensor, batch: RecordBatch) -> Tensor:
         """Scores (K, n) as a differentiable function of the models (K, d)."""
-        from fedaudit.tasks.stacked import NotStackable
-
         p = self.task.named(models)
         if self._stackable:
             try:

@@ -29,6 +29,7 @@ from fedaudit.audits.two_stage_membership.risk import (
     survives,
 )
 from fedaudit.results import Estimate, Underpowered
+from fedaudit.stats import intervals, roc
 
 if TYPE_CHECKING:
     from fedaudit.audits.two_stage_membership.attribution import UpdateSegment
@@ -141,8 +142,6 @@ def curves(
     rng: np.random.Generator,
     strength: Strength | None = None,
 ) -> dict[str, dict[str, tuple[float, ...]]]:
-    from fedaudit.stats import roc
-
     out: dict[str, dict[str, tuple[float, ...]]] = {}
     usable = guess.present & np.isfinite(statistic)
     found = roc.curve(statistic[usable], member[usable])
@@ -246,8 +245,6 @@ def _over_clients(
     values: list[float], confidence: float, *, share: bool
 ) -> tuple[float, float, float]:
     """Mean over the clients of one round, at least two, and its interval."""
-    from fedaudit.stats import intervals
-
     mean = float(np.mean(values))
     if share:
         found = intervals.clustered_share(values, np.ones(len(values)), confidence)
