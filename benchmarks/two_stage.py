@@ -35,7 +35,7 @@ from torch.func import functional_call
 
 from fedaudit import knowledge
 from fedaudit.audits.two_stage_membership import TwoStageMembership
-from fedaudit.audits.two_stage_membership.scoring import Asked, Scorer
+from fedaudit.audits.two_stage_membership.scoring import RecordBatch, Scorer
 from fedaudit.randomness import Seed
 from fedaudit.setup.config import load
 from fedaudit.study.run import simulate
@@ -59,7 +59,7 @@ CASES: dict[str, tuple[Callable[[], Task], tuple[int, ...]]] = {
 }
 
 
-def by_loop(task: Task, after: Tensor, updates: Tensor, asked: Asked) -> Tensor:
+def by_loop(task: Task, after: Tensor, updates: Tensor, asked: RecordBatch) -> Tensor:
     """One client after another, one pass per draw."""
     out = []
     with torch.no_grad():
@@ -97,7 +97,7 @@ def scored(args: argparse.Namespace, name: str, n: int) -> float:
     after = task.initial()
     updates = 1e-3 * torch.randn(k, d)
     noise = task.noise_shape()
-    asked = Asked(
+    asked = RecordBatch(
         torch.rand(k, n, *shape),
         torch.randint(0, 10, (k, n)),
         None if noise is None else torch.randn(DRAWS, k, n, *noise),

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from fedaudit.arrays import Bools, Floats
 from fedaudit.audits.attribution import calibration, estimator, over_rounds, scoring
-from fedaudit.audits.attribution.estimator import Candidates
+from fedaudit.audits.attribution.estimator import CandidateUpdates
 from fedaudit.audits.attribution.scoring import Marks
 from fedaudit.errors import UsageError
 from fedaudit.stats import query_algebra, query_plans
@@ -27,7 +27,7 @@ class Plan:
     """`queries` per round (Q_t, K), the training aggregate first; `candidates` of each round."""
 
     queries: tuple[Floats, ...]
-    candidates: tuple[Candidates, ...]
+    candidates: tuple[CandidateUpdates, ...]
 
 
 def published_plan(
@@ -52,7 +52,7 @@ def safe_plan(groups: npt.ArrayLike) -> Plan:
         made = estimator.groups(rows)
         queries.append(np.concatenate([np.ones((1, plan.shape[2])), rows]))
         beside = np.concatenate([np.zeros((len(rows), 1)), made.coefficients], axis=1)
-        candidates.append(Candidates(beside, made.design, made.target))
+        candidates.append(CandidateUpdates(beside, made.design, made.target))
     return Plan(tuple(queries), tuple(candidates))
 
 
@@ -80,8 +80,8 @@ class Reading:
     the unit that unused keys give this very sum, which is 1 for a key that nobody used;
     `queries`, `uploads` per round (and client); `smallest` group exposed within a round (proven
     floor of the search); what the sums give away of updates (`leaks`). `design` (R, K), `scores`
-    (R, S + U) and `turn` (R,), the round of each, are what was decided on, or `tables` for groups
-    whose scores are not linear in updates.
+    (R, S + U) and `row_rounds` (R,), the round of each, are what was decided on, or `tables` for
+    groups whose scores are not linear in updates.
     """
 
     named: Bools
@@ -94,8 +94,8 @@ class Reading:
     leaks: Leakage
     design: Floats
     scores: Floats
-    turn: npt.NDArray[np.int64]
-    tables: over_rounds.Tables | None = None
+    row_rounds: npt.NDArray[np.int64]
+    tables: over_rounds.ScoreTables | None = None
 
 
 def read(
@@ -121,17 +121,17 @@ def read(
     linear = bool(getattr(marks, "linear", True))
     designs, scores, singles, changes = [], [], [], []
     for t, candidates in enumerate(plan.candidates):
-        judged = estimator.judged(candidates, plan.queries[t])
+        decisive = estimator.decisive(candidates, plan.queries[t])
         # C (A x) as (C A) x: sums of large models need not stand in memory
-        both = np.concatenate([c.design for c in dict.fromkeys((candidates, judged))]) @ x[t]
+        both = np.concatenate([c.design for c in dict.fromkeys((candidates, decisive))]) @ x[t]
         raw = marks.statistics(np.vstack([w[t][None], w[t] + both]), unused)
-        scores.append(scoring.differential(raw[-len(judged) :], raw[0]))
-        designs.append(judged.design)
+        scores.append(scoring.differential(raw[-len(decisive) :], raw[0]))
+        designs.append(decisive.design)
         z = scoring.standardised(raw[: 1 + len(candidates)], keys, apart=apart)
         singles.append(scoring.differential(z[1:], z[0]))
         changes.append(scoring.differential(raw[1 : 1 + len(candidates)], raw[0]))
-    design, judged_scores = np.concatenate(designs), np.concatenate(scores)
-    turn = calibration.turns(designs)
+    design, decisive_scores = np.concatenate(designs), np.concatenate(scores)
+    row_rounds = calibration.rounds_of_rows(designs)
     single = all((c.target >= 0).all() for c in plan.candidates)
     tables = None
     if not linear and all((c.target < 0).all() for c in plan.candidates):
@@ -140,7 +140,7 @@ def read(
         found = over_rounds.decide(design, tables, keys, error, apart=apart)
     else:
         found = calibration.decide(
-            design, judged_scores, keys, error, apart=apart, linear=linear, turn=turn
+            design, decisive_scores, keys, error, apart=apart, linear=linear, row_rounds=row_rounds
         )
     published_z = np.stack(singles) if single else None
     flags, change_z = None, None
@@ -160,8 +160,8 @@ def read(
         smallest=min(query_algebra.smallest_support(q).floor for q in plan.queries),
         leaks=leakage(plan.queries, x),
         design=design,
-        scores=judged_scores,
-        turn=turn,
+        scores=decisive_scores,
+        row_rounds=row_rounds,
         tables=tables,
     )
 

@@ -150,13 +150,13 @@ def pretended(found: comparison.Reading, run: setting.Played) -> Row:
             rest = blocks[0].null[keys * many :]
         columns = np.concatenate([own, rest]).astype(np.int64)
         if found.tables is not None:
-            some = over_rounds.among(found.tables, columns)
+            some = over_rounds.select_columns(found.tables, columns)
             decision = over_rounds.decide(found.design, some, keys, 0.05, apart=apart)
         else:
             linear = bool(getattr(run.marks, "linear", True))
             decision = calibration.decide(
                 found.design, found.scores[:, columns], keys, 0.05,
-                apart=apart, linear=linear, turn=found.turn,
+                apart=apart, linear=linear, row_rounds=found.row_rounds,
             )  # fmt: skip
         flags = decision.named.flagged
         clients, owners = clients + int(flags.sum()), owners + int(flags.any())

@@ -232,7 +232,7 @@ def _attacked(
             for guess, (_, x) in zip(guesses, made, strict=True):
                 guess[channel] = fitted(x)
             if features == "all":
-                dealt = tadi.dealt_at_random(corpus.p, rng)
+                dealt = tadi.permute_shares(corpus.p, rng)
                 blind = tadi.cross_validated(REGRESSOR, made[0][0], dealt, rng)
                 null[channel] = scores.lifts_by_federation(blind, dealt)
         outcomes = [
@@ -241,12 +241,12 @@ def _attacked(
         ]
         out[features] = _scored(outcomes, rng)
     # the same null as in the audit: it raises, and then nothing of this piece is stored
-    tadi.refuse_lift(null, "p was dealt to clients at random")
+    tadi.check_null(null, "p was permuted across clients")
     out["null"] = {c: float(v.mean()) for c, v in null.items()}
     return out
 
 
-def _table(corpus: tadi.Corpus, target: Any, published: bool, memorise: bool) -> tadi.Tables:
+def _table(corpus: tadi.Corpus, target: Any, published: bool, memorise: bool) -> tadi.FeatureTables:
     made = tadi.tables(corpus, target, published=published)
     if memorise:
         own = np.eye(corpus.p.shape[1], dtype=np.float32)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedaudit.audits.two_stage_membership.scoring import Asked, Scorer
+from fedaudit.audits.two_stage_membership.scoring import RecordBatch, Scorer
 from fedaudit.audits.two_stage_membership.theory import (
     phi,
     published_smoothness,
@@ -80,7 +80,7 @@ def trained(task: Task, data: Dataset, steps: int, batch: int, seed: Seed) -> Te
     return weights.detach()
 
 
-def asked(task: Task, data: Dataset, count: int, seed: Seed) -> list[Asked]:
+def asked(task: Task, data: Dataset, count: int, seed: Seed) -> list[RecordBatch]:
     """Single images in double precision, each with one draw of its random numbers."""
     own = task.encode(data)
     rows = seed.generator("images").permutation(len(own))[:count]
@@ -89,11 +89,11 @@ def asked(task: Task, data: Dataset, count: int, seed: Seed) -> list[Asked]:
     out = []
     for row in torch.from_numpy(rows):
         z = None if shape is None else torch.randn(1, 1, *shape, generator=draws).double()
-        out.append(Asked(own.x[row : row + 1].double(), own.y[row : row + 1], z))
+        out.append(RecordBatch(own.x[row : row + 1].double(), own.y[row : row + 1], z))
     return out
 
 
-def gradient(task: Task, model: Tensor, one: Asked) -> Tensor:
+def gradient(task: Task, model: Tensor, one: RecordBatch) -> Tensor:
     """Gradient of one record's score."""
     z = None if one.noise is None else one.noise[0]
     leaf = model.clone().requires_grad_()
@@ -104,7 +104,9 @@ def gradient(task: Task, model: Tensor, one: Asked) -> Tensor:
 # -- figure 2 -------------------------------------------------------------------------------------
 
 
-def bound(task: Task, model: Tensor, images: list[Asked], steps: int, seed: Seed) -> dict[str, Any]:
+def bound(
+    task: Task, model: Tensor, images: list[RecordBatch], steps: int, seed: Seed
+) -> dict[str, Any]:
     """Remainders of Lemma 6 along the score gradient, against three constants L.
 
     [TwoStage] Section 6.2.1: every other step size, in ascending order, calibrates L, the rest
@@ -164,7 +166,7 @@ def bound(task: Task, model: Tensor, images: list[Asked], steps: int, seed: Seed
 
 
 def alignment(
-    task: Task, model: Tensor, images: list[Asked], angles: int, seed: Seed
+    task: Task, model: Tensor, images: list[RecordBatch], angles: int, seed: Seed
 ) -> dict[str, Any]:
     """J of one image over the alignment of a perturbation with its score gradient, and the proxy.
 

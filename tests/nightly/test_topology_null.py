@@ -90,7 +90,7 @@ def test_permuted_labels_on_real_updates(corpus):
     n = corpus.p.shape[1]
     alarms = dict.fromkeys(ch.PARTS, 0)
     for run in range(RUNS):
-        dealt = ch.dealt_at_random(corpus.p, rng)
+        dealt = ch.permute_shares(corpus.p, rng)
         target = run % corpus.federations
         rest = corpus.row_federation() != target
         for channel in ch.PARTS:

@@ -1,7 +1,7 @@
-"""What a round's answered sums say of single clients or groups, before anything is scored.
+"""Turn the answered sums of a round into candidate updates of clients or groups, before scoring.
 
-Which candidates can be made of them ([FedAttr] Eqs. (3, 4), or means of groups), the model they
-start from, and the updates themselves, some rows at a time; what is missing, in words.
+Candidates follow [FedAttr] Eqs. (3, 4), or are means of groups. This file also finds the model that
+a round starts from, reads the updates some rows at a time, and says in words what is missing.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ import numpy.typing as npt
 
 from fedaudit.arrays import Floats
 from fedaudit.audits.attribution import estimator
-from fedaudit.audits.attribution.estimator import Candidates
+from fedaudit.audits.attribution.estimator import CandidateUpdates
 from fedaudit.errors import NotApplicable, NothingToSay, UsageError
 from fedaudit.stats.query_plans import PairedQueries
 from fedaudit.trace import View
 from fedaudit.trace.ledger import RoundQueries
 
 DrawPairs = Callable[[int, int, int], Sequence[PairedQueries]]
-"""(round, participants, number of the first one) -> the pairs that the server drew."""
+"""(round, number of participants, index of the first one) -> the pairs that the server drew."""
 
 NUMBERS = 10**9
-"""Numbers of group means and guesses that may stand in memory where all rounds are read together:
-4 gigabytes."""
+"""Most numbers of group means and guesses in memory when all rounds are read together: 4 GB."""
 
 
 def candidates_of(
     view: View, ledger: RoundQueries, names: Sequence[str], draw: DrawPairs | None
-) -> tuple[Candidates, Floats, str, int] | None:
-    """Candidates of a round in the columns of `names`, the answered queries (Q, K) in the same
-    columns, how candidates were made, and how many are lost.
+) -> tuple[CandidateUpdates, Floats, str, int] | None:
+    """Candidates of a round, its answered queries (Q, K), how candidates were made, how many are
+    lost.
 
-    None where the answers estimate nobody: nothing but the total, or too little beside it.
+    Columns follow `names`. None if the answers estimate no client: they hold only the total, or too
+    little besides.
     """
     answered = ledger.answered
     position = [names.index(name) for name in ledger.clients]
@@ -64,19 +64,19 @@ def candidates_of(
     design, queries = np.zeros((len(made), len(names))), np.zeros((len(answered), len(names)))
     design[:, position], queries[:, position] = made.design, answered
     target = np.array([position[t] if t >= 0 else -1 for t in made.target], dtype=np.int64)
-    return Candidates(made.coefficients, design, target), queries, reading, lost
+    return CandidateUpdates(made.coefficients, design, target), queries, reading, lost
 
 
 def _of_pairs(
     view: View, ledger: RoundQueries, total: npt.NDArray[np.bool_], draw: DrawPairs
-) -> tuple[Candidates | None, int]:
+) -> tuple[CandidateUpdates | None, int]:
     """Estimates of the pairs that the server drew, and how many of them are missing.
 
-    Pairs were drawn for everybody who was handed a model. Who dropped out is in no sum: subsets
-    are read without them, and of whoever is left there is the mean over the answered subsets with
-    it minus that over those without it.
+    The server draws pairs for every client that received a model. Clients that dropped out are in
+    no sum, so subsets are read without them. The estimate of a remaining client is the mean over
+    the answered subsets with it, minus the mean over those without it.
     """
-    asked = _handed(view, ledger, total)
+    asked = _model_receivers(view, ledger, total)
     pairs = draw(ledger.round, len(asked), int(asked[0]))
     left, answered = total[asked].astype(np.uint8), ledger.answered[:, asked]
     have = {row.tobytes() for row in (answered != 0).astype(np.uint8)}
@@ -95,26 +95,26 @@ def _of_pairs(
     return replace(made, target=asked[made.target], design=design), len(pairs) - len(kept)
 
 
-def _handed(
+def _model_receivers(
     view: View, ledger: RoundQueries, total: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.int64]:
-    """Columns of those who were handed a model in a round: pairs were drawn for them."""
+    """Columns of the clients that received a model in a round: pairs were drawn for them."""
     to = {m.receiver for m in view.messages(ledger.round) if m.kind == "model"}
     found = np.flatnonzero([name in to for name in ledger.clients])
-    # where downlinks were not recorded, those in the total are all that is known
+    # without recorded downlinks only the clients in the total are known
     return found if total[found].sum() == total.sum() else np.flatnonzero(total)
 
 
 def drawn_sizes(view: View, ledger: RoundQueries, draw: DrawPairs) -> tuple[int, int, int]:
-    """Clients, N and M of the pairs that were drawn in a round."""
+    """Clients, N and M of the pairs drawn in a round."""
     answered = ledger.answered
-    asked = _handed(view, ledger, answered[answered.sum(axis=1).argmax()] != 0)
+    asked = _model_receivers(view, ledger, answered[answered.sum(axis=1).argmax()] != 0)
     first = draw(ledger.round, len(asked), int(asked[0]))[0]
     return len(asked), int(first.exclude[0].sum()), len(first.include)
 
 
 def model_of(view: View, number: int) -> npt.NDArray[np.float32]:
-    """The model that was handed out at the beginning of a round (d,)."""
+    """The model that clients received at the beginning of a round (d,)."""
     for m in view.messages(number):
         if m.kind == "model":
             held = view.received(number, m.receiver, before=1)
@@ -123,13 +123,13 @@ def model_of(view: View, number: int) -> npt.NDArray[np.float32]:
     raise NotApplicable(
         f"{view.vantage} does not know the model of round {number}",
         code="no_model",
-        expected="the model that was handed out",
+        expected="a message with the model that clients received",
         got="no such message",
-        remedy="record downlinks, or take the view of the party that hands out models",
+        remedy="record downlinks, or take the view of the party that sends out models",
     )
 
 
-def arranged(rows: npt.NDArray[Any], columns: npt.NDArray[np.int64] | None) -> Floats:
+def in_model_order(rows: npt.NDArray[Any], columns: npt.NDArray[np.int64] | None) -> Floats:
     found = rows if columns is None else rows[..., columns]
     return np.asarray(found, dtype=np.float64)
 
@@ -145,7 +145,7 @@ def updates_of(
 
 
 def check_size(rows: int, width: int) -> None:
-    """Refuse models of which the groups of all rounds do not stand in memory together."""
+    """Refuse runs whose groups of all rounds do not fit in memory together."""
     if rows * width > NUMBERS:
         raise NotApplicable(
             "the groups of all rounds together are too large",
@@ -157,24 +157,24 @@ def check_size(rows: int, width: int) -> None:
         )
 
 
-def was_in(ledger: RoundQueries, name: str) -> bool:
+def took_part(ledger: RoundQueries, name: str) -> bool:
     return bool(ledger.answered[:, ledger.clients.index(name)].any())
 
 
 def uploads_of(ledgers: Sequence[RoundQueries], names: Sequence[str]) -> Floats:
-    """Sums that each client was in, over all rounds: with real masks each is an upload."""
+    """Number of sums with each client, over all rounds: with real masks each is an upload."""
     total = np.zeros(len(names))
     for a in ledgers:
         total[[names.index(n) for n in a.clients]] += (a.answered != 0).sum(axis=0)
     return total
 
 
-def nobody(ledgers: Sequence[RoundQueries]) -> NotApplicable:
-    """Why no round says anything of anybody."""
+def no_estimates(ledgers: Sequence[RoundQueries]) -> NotApplicable:
+    """The reason why no round estimates any client."""
     parts = sum(int(((a.queries != 0).sum(axis=1) < _most(a)).sum()) for a in ledgers)
     if not parts:
         return NotApplicable(
-            "only totals were asked for: they say that somebody trained on marks, not who",
+            "the server asked for totals only: they show that somebody trained on marks, not who",
             code="only_totals",
             expected="sums over subsets of the clients",
             got=f"the training aggregate alone, in {len(ledgers)} rounds",
@@ -182,7 +182,7 @@ def nobody(ledgers: Sequence[RoundQueries]) -> NotApplicable:
         )
     given = sum(int(((a.answered != 0).sum(axis=1) < _most(a)).sum()) for a in ledgers)
     return NothingToSay(
-        "the subset sums that were answered estimate no client",
+        "the answered subset sums estimate no client",
         code="no_estimable_client",
         expected="sums with a client and without it",
         got=f"{given} of {parts} subset sums answered, in {len(ledgers)} rounds",
@@ -191,19 +191,19 @@ def nobody(ledgers: Sequence[RoundQueries]) -> NotApplicable:
 
 
 def _most(ledger: RoundQueries) -> int:
-    """Clients in the largest sum that was answered."""
+    """Number of clients in the largest answered sum."""
     return int((ledger.answered != 0).sum(axis=1).max())
 
 
-def left_out(rounds: Sequence[int], asked_in: Sequence[int], lost: int) -> list[str]:
-    """What the reading does without, in words."""
+def omission_notes(rounds: Sequence[int], asked_in: Sequence[int], lost: int) -> list[str]:
+    """Notes on rounds and estimates that are left out."""
     notes = []
     without = [n for n in asked_in if n not in rounds]
     if without:
         which = ", ".join(map(str, without[:10])) + (" and more" if len(without) > 10 else "")
         notes.append(
-            f"{len(without)} of {len(asked_in)} rounds are left out ({which}): no sum over a part "
-            "of the clients was answered, or none that estimates anybody"
+            f"{len(without)} of {len(asked_in)} rounds are left out ({which}): their answered sums "
+            "estimate no client"
         )
     if lost:
         notes.append(

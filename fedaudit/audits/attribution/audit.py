@@ -2,52 +2,50 @@
 
 Question: a corpus owner marked records; which clients of a federation trained on them?
 Vantage: SERVER, which reads sums and the ledger of its queries, together with the owner, who brings
-its keys. No upload is read.
+its keys. The audit reads no upload.
 Paper: [FedAttr] Sections 4 and 5, Appendices B, D, E and H.
-Differs: (1) the published threshold on Stouffer's sum is computed and reported, and decides
-nothing: a difference of two z-scores is no z-score, and benign drift grows with the rounds.
-Decisions rest on unused keys: exact ranks, a tail carried on beyond them, Holm over all clients and
-all keys of the owner. (2) On the published plan the updates themselves are scored, which it lets
-the server solve for; where it does not, parts of clients come from least squares over all estimates
-of all rounds. Where scores are about linear in updates, each client is held against the others of
-the same rounds as well. (3) Any plan will do: groups of a safe plan are scored as they are, or,
-where scores are not linear in an update, what the groups of all rounds say of each client is
-(`over_rounds`); and each client is tested on the groups without every other one (a key is held by
-one client at most). What a plan itself gives away is told by `audits.query_plan`. (4) Text marks:
-fictitious knowledge is read by the likelihood of planted values among random ones, green lists by
-their probability in one pass over text that was written under keys of nobody; both also by
-generated text.
+Differs:
+(1) The published threshold on Stouffer's sum is reported but decides nothing: a difference of two
+z-scores is not a z-score, and benign drift grows with the rounds. Decisions rest on unused keys:
+exact ranks, an extrapolated tail beyond them, and Holm over all clients and keys of the owner.
+(2) The published plan lets the server solve for updates: these are scored. Where it does not,
+least squares over the estimates of all rounds gives each client's part. If scores are about linear
+in updates, each client is also compared with the others of the same rounds.
+(3) Any plan works. Groups of a safe plan are scored as they are; if scores are not linear in an
+update, the audit first estimates each client's update from the groups of all rounds
+(`over_rounds`). One client at most holds a key, so each client is tested on the groups without
+every other client in turn. `audits.query_plan` measures what a plan itself reveals.
+(4) Text marks: fictitious knowledge is read by the likelihood of planted values among random ones.
+Green lists are read by their probability in one pass over text written under unused keys. Both are
+also read by generated text.
 Shapes: sums (Q, d); candidates (R, d); scores (R, S + U) on S keys of the owner and U unused ones,
-or (R, S + S U) where every key has a null of its own.
+or (R, S + S U) if every key has a separate null.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 from annotated_types import Ge, Gt, Lt, MinLen
 
-from fedaudit.arrays import Floats
-from fedaudit.audits.attribution import calibration, estimator, over_rounds, planning, scoring
+from fedaudit.audits.attribution import calibration, over_rounds, planning
 from fedaudit.audits.attribution.answers import (
     DrawPairs,
-    arranged,
-    candidates_of,
-    check_size,
     drawn_sizes,
-    left_out,
-    model_of,
-    nobody,
-    updates_of,
+    no_estimates,
+    omission_notes,
+    took_part,
     uploads_of,
-    was_in,
 )
+from fedaudit.audits.attribution.calibration import NamingDecision, Sequential
+from fedaudit.audits.attribution.candidate_scores import CandidateScorer, RoundScores
 from fedaudit.audits.attribution.facts import FACTS
 from fedaudit.audits.attribution.guess import AttributionGuess
-from fedaudit.audits.attribution.scores import scored
+from fedaudit.audits.attribution.over_rounds import ScoreTables
+from fedaudit.audits.attribution.scores import score_guess
 from fedaudit.audits.attribution.scoring import Marks
 from fedaudit.audits.audit import Audit, Knowledge, columns_for
 from fedaudit.audits.facts import AuditFacts
@@ -56,17 +54,13 @@ from fedaudit.errors import NotApplicable, NothingToSay
 from fedaudit.results import AuditResult, Need
 from fedaudit.settings import Count, Fraction, Positive, checked
 from fedaudit.trace import Truth, View
-from fedaudit.trace.ledger import round_queries
+from fedaudit.trace.ledger import RoundQueries, round_queries
 
 ScoreBy = Literal[
     "default", "margin", "loss", "mass", "reading", "generation", "likelihood", "fisher"
 ]
 
 OVER_ROUNDS = "means of groups, all rounds together"
-SOLVED = "updates that the sums of the published pairs determine"
-
-AT_ONCE = 2**26
-"""Numbers of candidate updates that are made and scored at a time: half a gigabyte of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +68,13 @@ AT_ONCE = 2**26
 class Attribution(Audit):
     """Which clients trained on a corpus owner's marked records, from secure sums alone.
 
-    `error` is the chance that any client is named wrongly; `unused_keys` the null; `threshold` the
-    published one (gamma), reported beside it. `confidence` of intervals. `score_by` says how a
-    mark is read: "margin" or "loss" of canaries, "mass", "reading" or "generation" of green lists,
-    "likelihood", "generation" or "fisher" of fictitious knowledge; "default" is the first of these,
-    or "reading" for green lists of a large vocabulary. Models are asked with `prompts`: texts under
-    keys of nobody for green lists (held-out ones where they are continued), questions about each
-    entity; generated are `steps` tokens (24 of a green text, 12 behind a question if not given).
+    `error`: chance that any client is named wrongly. `unused_keys`: keys that give the null.
+    `threshold`: the published gamma, only reported. `confidence`: of intervals. `score_by`: how a
+    mark is read: "margin" or "loss" of canaries; "mass", "reading" or "generation" of green lists;
+    "likelihood", "generation" or "fisher" of fictitious knowledge. "default" is the first of these,
+    or "reading" for green lists of a large vocabulary. `prompts`: texts for green lists (under
+    unused keys, or held-out where the model continues them), or questions about each entity.
+    `steps`: generated tokens (default 24 of a green text, 12 after a question).
     """
 
     name: ClassVar[str] = "attribution"
@@ -92,7 +86,7 @@ class Attribution(Audit):
     vantage: Annotated[str, MinLen(1), "a party that receives sums"] = "server"
     error: Annotated[float, Gt(0), Lt(0.5)] = 0.05
     unused_keys: Annotated[
-        int, Ge(29), "a third may tell the noise, and fewer ranks give no p-value of 0.05"
+        int, Ge(29), "a third may measure the noise, and fewer ranks give no p-value of 0.05"
     ] = 999
     threshold: Positive = 4.0
     confidence: Fraction = 0.95
@@ -124,97 +118,40 @@ class Attribution(Audit):
         marks = _marks(knowledge)
         every = [round_queries(view, number) for number in view.rounds]
         ledgers = [a for a in every if len(a.answered)]
-        questions = sum(len(a.sums) for a in every)
         if not ledgers:
-            lacking = NothingToSay if questions else NotApplicable
-            raise lacking(
-                "no query was answered" if questions else f"{view.vantage} sees no sums",
-                code="no_answers" if questions else "no_sums",
-                expected="sums through secure aggregation, and their ledger",
-                got=f"{questions} queries, all refused or failed" if questions else "none",
-                remedy="lower the threshold, or see why clients dropped out"
-                if questions
-                else "run with [protections.secure_aggregation]",
-            )
+            raise _no_answers(view, sum(len(a.sums) for a in every))
         names = tuple(dict.fromkeys(name for a in ledgers for name in a.clients))
-        columns = None
-        if knowledge.task is not None:
-            columns = columns_for(knowledge.task.layout, view.layout)
-        weight = float(knowledge.extra.get("mean_weight", 1.0))
         draw: DrawPairs | None = knowledge.extra.get("pairs")
-        many, apart = len(marks.keys), bool(getattr(marks, "apart", False))
-        linear = bool(getattr(marks, "linear", True))
-        rounds, designs, scores, singles, readings, lost = [], [], [], [], set(), 0
-        starts, means, kept = [], [], 0
         drawn = None if draw is None else drawn_sizes(view, ledgers[0], draw)
-        for ledger in ledgers:
-            found = candidates_of(view, ledger, names, draw)
-            if found is None:
-                continue
-            candidates, queries, reading, without = found
-            judged = estimator.judged(candidates, queries)
-            if judged is not candidates:
-                reading = f"{SOLVED} (published scores: {reading})"
-            readings.add(reading)
-            lost += without
-            start = arranged(model_of(view, ledger.round), columns)
-            grouped = not linear and bool((candidates.target < 0).all())
-            if grouped:
-                kept += len(candidates)
-                check_size(kept + len(names), len(start))
-            coefficients = [c.coefficients for c in dict.fromkeys((candidates, judged))]
-            pieces: list[Floats] = []
-            updates: list[npt.NDArray[np.float32]] = []
-            for some in updates_of(view, ledger, np.concatenate(coefficients), AT_ONCE):
-                own = arranged(some / weight, columns)
-                # the model itself is scored with the first of them
-                first = [] if pieces else [start[None]]
-                pieces.append(marks.statistics(np.vstack([*first, start + own]), self.unused_keys))
-                if grouped:
-                    updates.append(own.astype(np.float32))
-            raw = np.concatenate(pieces)
-            rounds.append(ledger.round)
-            designs.append(judged.design)
-            scores.append(scoring.differential(raw[-len(judged) :], raw[0]))
-            if grouped:
-                starts.append(start)
-                means.append(np.concatenate(updates))
-            if (candidates.target >= 0).all():
-                estimated = raw[: 1 + len(candidates)]
-                z = estimated
-                if not getattr(marks, "standard", False):
-                    z = scoring.standardised(estimated, many, apart=apart, every=True)
-                singles.append(_published(z, candidates.target, len(names)))
-        if not rounds:
-            raise nobody(ledgers)
-        design = np.concatenate(designs)
-        parts = calibration.regress(design, np.concatenate(scores))
-        tables = None
-        if len(means) == len(rounds):
-            readings = {OVER_ROUNDS}
-            tables = over_rounds.tables(
-                design, np.concatenate(means), starts[-1], marks, self.unused_keys, error=self.error
-            )
-            decision = over_rounds.decide(design, tables, many, self.error, apart=apart)
-            looks = over_rounds.looks(
-                designs, means, starts, marks, self.unused_keys, self.error, tables
-            )
-        else:
-            by = {"apart": apart, "linear": linear}
-            turn = calibration.turns(designs)
-            decision = calibration.decide(
-                design, np.concatenate(scores), many, self.error, **by, turn=turn
-            )
-            looks = calibration.sequential(designs, scores, many, self.error, **by)
-        present = np.array([[n in a.clients and was_in(a, n) for n in names] for a in ledgers])
+        scorer = CandidateScorer(
+            view=view,
+            names=names,
+            marks=marks,
+            unused_keys=self.unused_keys,
+            draw=draw,
+            columns=None
+            if knowledge.task is None
+            else columns_for(knowledge.task.layout, view.layout),
+            weight=float(knowledge.extra.get("mean_weight", 1.0)),
+        )
+        scored = _score_rounds(scorer, ledgers)
+        if not scored:
+            raise no_estimates(ledgers)
+        rounds = tuple(s.number for s in scored)
+        tables, decision, looks = self._decide(scored, marks)
+        design = np.concatenate([s.design for s in scored])
+        published = [s.published for s in scored if s.published is not None]
+        present = np.array([[n in a.clients and took_part(a, n) for n in names] for a in ledgers])
+        asked_in = [a.round for a in every if len(a.sums)]
+        readings = {s.reading for s in scored} if tables is None else {OVER_ROUNDS}
         return AttributionGuess(
             names=names,
-            rounds=tuple(rounds),
-            keys=many,
-            designs=tuple(designs),
-            scores=tuple(scores),
-            published=np.stack(singles) if len(singles) == len(rounds) else None,
-            parts=parts,
+            rounds=rounds,
+            keys=len(marks.keys),
+            designs=tuple(s.design for s in scored),
+            scores=tuple(s.scores for s in scored),
+            published=np.stack(published) if len(published) == len(rounds) else None,
+            parts=calibration.regress(design, np.concatenate([s.scores for s in scored])),
             decision=decision,
             sequential=looks,
             queries=tuple(len(a.answered) for a in ledgers if a.round in rounds),
@@ -223,27 +160,54 @@ class Attribution(Audit):
             notes=(
                 *knowledge.notes,
                 *getattr(marks, "notes", ()),
-                *left_out(rounds, [a.round for a in every if len(a.sums)], lost),
+                *omission_notes(rounds, asked_in, sum(s.lost for s in scored)),
             ),
             trace_sha256=view.trace_sha256,
             vantage=view.vantage,
-            apart=apart,
-            linear=linear,
+            apart=bool(getattr(marks, "apart", False)),
+            linear=bool(getattr(marks, "linear", True)),
             tables=tables,
             drawn=drawn,
         )
 
+    def _decide(
+        self, scored: Sequence[RoundScores], marks: Marks
+    ) -> tuple[ScoreTables | None, NamingDecision, Sequential]:
+        """Score tables of all rounds together (None: round by round), the decision, and the
+        looks."""
+        keys, apart = len(marks.keys), bool(getattr(marks, "apart", False))
+        designs = [s.design for s in scored]
+        design = np.concatenate(designs)
+        means = [s.means for s in scored if s.means is not None]
+        starts = [s.start for s in scored if s.start is not None]
+        if len(means) == len(scored):
+            tables = over_rounds.tables(
+                design, np.concatenate(means), starts[-1], marks, self.unused_keys, error=self.error
+            )
+            decision = over_rounds.decide(design, tables, keys, self.error, apart=apart)
+            looks = over_rounds.sequential(
+                designs, means, starts, marks, self.unused_keys, self.error, tables
+            )
+            return tables, decision, looks
+        scores = [s.scores for s in scored]
+        by = {"apart": apart, "linear": bool(getattr(marks, "linear", True))}
+        row_rounds = calibration.rounds_of_rows(designs)
+        decision = calibration.decide(
+            design, np.concatenate(scores), keys, self.error, **by, row_rounds=row_rounds
+        )
+        return None, decision, calibration.sequential(designs, scores, keys, self.error, **by)
+
     def score(
         self, guess: AttributionGuess, truth: Truth | None, rng: np.random.Generator
     ) -> AuditResult:
-        return scored(self, guess, truth)
+        return score_guess(self, guess, truth)
 
 
 def _marks(knowledge: Knowledge) -> Marks:
     marks: Marks | None = knowledge.extra.get("marks")
     if marks is None:
         raise NotApplicable(
-            "no keys to look for marks with",
+            "looking for marks needs the owner's keys",
             code="no_keys",
             expected="a corpus owner's keys",
             got="none",
@@ -252,11 +216,31 @@ def _marks(knowledge: Knowledge) -> Marks:
     return marks
 
 
-def _published(z: Floats, target: npt.NDArray[np.int64], clients: int) -> Floats:
-    """[FedAttr] Eq. (7) on z-scores (1 + R, S + U), the reference first: (K, S + U).
-
-    NaN for clients without an estimate.
-    """
-    out = np.full((clients, z.shape[1]), np.nan)
-    out[target] = scoring.differential(z[1:], z[0])
+def _score_rounds(scorer: CandidateScorer, ledgers: Sequence[RoundQueries]) -> list[RoundScores]:
+    """Scores of every round whose answers estimate a client."""
+    out: list[RoundScores] = []
+    for ledger in ledgers:
+        kept = sum(len(s.means) for s in out if s.means is not None)
+        found = scorer.score(ledger, kept)
+        if found is not None:
+            out.append(found)
     return out
+
+
+def _no_answers(view: View, questions: int) -> NotApplicable:
+    """The reason why a view has no answered sums."""
+    if questions:
+        return NothingToSay(
+            "no query was answered",
+            code="no_answers",
+            expected="sums through secure aggregation, and their ledger",
+            got=f"{questions} queries, all refused or failed",
+            remedy="lower the threshold, or see why clients dropped out",
+        )
+    return NotApplicable(
+        f"{view.vantage} sees no sums",
+        code="no_sums",
+        expected="sums through secure aggregation, and their ledger",
+        got="none",
+        remedy="run with [protections.secure_aggregation]",
+    )

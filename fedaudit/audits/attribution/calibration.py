@@ -1,16 +1,17 @@
-"""Tests that hold what they say: p-values from unused keys, corrected, valid at any time.
+"""Calibrated tests: p-values from unused keys, corrected for multiple tests, valid at any time.
 
-Others who did train on the key reach a client's candidate through the design, C A. Three ways out:
+Other clients that trained on the key reach a client's candidate through the design, C A. Three
+tests allow for that:
 
-    parts       (published pairs, or updates solved for) least-squares parts of each client over
-                all rounds, whose deviation adds what unused keys show to what this key's own
-                residuals show
-    contrast    (updates solved for, scores about linear in them) a client against the others of
-                the same rounds; the larger of this and of its parts counts. Parts weigh all rounds
-                alike; where late rounds say little, contrasts see more
-    exclusion   (groups) a key was handed to one client. Whether it is this one is tested on the
-                groups without another client, for every other client in turn, and the worst
-                p-value counts: whoever else holds the key is not in what was looked at
+    parts       (published pairs, or solved updates) least-squares part of each client over all
+                rounds. Its deviation combines the spread of unused keys with this key's own
+                residuals
+    contrast    (solved updates, scores about linear in them) a client against the others of the
+                same rounds. The larger of this and the client's part counts. Parts weigh all
+                rounds equally; contrasts see more where late rounds say little
+    exclusion   (groups) one client holds the key. The test of a client uses only the groups
+                without another client, for every other client in turn, and the worst p-value
+                counts: any other holder of the key is then outside the tested groups
 """
 
 from __future__ import annotations
@@ -23,18 +24,19 @@ import numpy.typing as npt
 
 from fedaudit.arrays import Bools, Floats
 from fedaudit.audits.attribution.leave_out import (
-    Step,
+    Exclusion,
     against_others,
-    alone,
+    distinguishable,
     grouped,
     most_needed,
-    separated,
+    of_single_clients,
     without_each,
     worst,
 )
 from fedaudit.audits.attribution.ranks import PValues
 from fedaudit.audits.attribution.scoring import blocks
 from fedaudit.errors import UsageError
+from fedaudit.settings import Count, Fraction, require
 from fedaudit.stats.combine import holm
 from fedaudit.stats.plan_design import regression
 
@@ -45,8 +47,8 @@ from fedaudit.stats.plan_design import regression
 class Parts:
     """What each client adds to the score of each key, in one round, by least squares.
 
-    `value` (K, S + U); `deviation` (K, S + U) from the residuals of the key (0 where there are no
-    degrees of freedom left); `freedom` of them; `identifiable` (K,).
+    `value` (K, S + U); `deviation` (K, S + U) from the residuals of the key, 0 without degrees of
+    freedom; `freedom`: degrees of freedom; `identifiable` (K,).
     """
 
     value: Floats
@@ -76,10 +78,10 @@ def regress(design: npt.ArrayLike, scores: npt.ArrayLike) -> Parts:
 def studentised(parts: Parts, keys: int) -> Floats:
     """(K, S + U): parts minus the mean of unused keys, over the deviation of one more key.
 
-    For the owner's keys variances add: between unused keys (a client's own data happen to favour
-    some keys, in every round alike), and the residual one of this key beyond that of unused keys:
-    others who trained on it make its rounds differ. That only lowers their statistics, so ranks
-    among unused keys err on the safe side.
+    For the owner's keys two variances add. The first is the variance between unused keys: a
+    client's own data favour some keys by chance, in every round. The second is this key's residual
+    variance beyond that of unused keys: other clients that trained on it make its rounds differ.
+    This only lowers the owner's statistics, so ranks among unused keys are conservative.
     """
     null = parts.value[:, keys:]
     if null.shape[1] < 3:
@@ -99,11 +101,11 @@ def studentised(parts: Parts, keys: int) -> Floats:
 
 
 @dataclass(frozen=True)
-class Named:
-    """Clients that are flagged, `flagged` (K,), with the `key` (K,) that points at them most.
+class NamedClients:
+    """`flagged` (K,) clients, and the `key` (K,) with the smallest p-value of each.
 
-    `adjusted` (K,) Holm p-values over all clients and keys: the chance that any flag is wrong is at
-    most the level, whatever the dependence.
+    `adjusted` (K,): Holm p-values over all clients and keys. The chance of any wrong flag is at
+    most the level, under any dependence.
     """
 
     flagged: Bools
@@ -111,29 +113,31 @@ class Named:
     adjusted: Floats
 
 
-def name_clients(p: npt.ArrayLike, error: float, *, askable: npt.ArrayLike | None = None) -> Named:
-    """Test all keys of the owner on all clients (K, S) and correct for all of them.
+def name_clients(
+    p: npt.ArrayLike, error: float, *, testable: npt.ArrayLike | None = None
+) -> NamedClients:
+    """Flag clients from p-values (K, S) of all clients and owner's keys, corrected by Holm.
 
-    `askable` (K,) clients of whom something can be said; the others are neither tested nor flagged.
+    `testable` (K,): clients that the sums tell apart. The others are neither tested nor flagged.
     """
     values = np.atleast_2d(np.asarray(p, dtype=np.float64))
     clients, keys = values.shape
-    fine = np.ones(clients, dtype=np.bool_) if askable is None else np.asarray(askable, np.bool_)
+    fine = np.ones(clients, dtype=np.bool_) if testable is None else np.asarray(testable, np.bool_)
     adjusted = np.ones((clients, keys))
     if fine.any() and keys:
         adjusted[fine] = holm(values[fine].ravel()).reshape(-1, keys)
     best = values.argmin(axis=1) if keys else np.zeros(clients, dtype=np.int64)
     least = adjusted.min(axis=1, initial=1.0)
-    return Named((least <= error) & fine, best.astype(np.int64), least)
+    return NamedClients((least <= error) & fine, best.astype(np.int64), least)
 
 
 @dataclass(frozen=True)
-class Decision:
-    """`p_values`, of whom anything can be said (`askable`, (K,)), who is `named`."""
+class NamingDecision:
+    """`p_values` of clients and keys, `testable` (K,) clients, and the clients that are `named`."""
 
     p_values: PValues
-    askable: Bools
-    named: Named
+    testable: Bools
+    named: NamedClients
 
 
 def decide(
@@ -144,45 +148,44 @@ def decide(
     *,
     apart: bool = False,
     linear: bool = True,
-    turn: npt.ArrayLike | None = None,
-) -> Decision:
+    row_rounds: npt.ArrayLike | None = None,
+) -> NamingDecision:
     """Test all clients and keys on candidates of all rounds (R, K), (R, S + U).
 
-    By exclusion where candidates are means of groups (shared weights, none below 0), by parts
-    otherwise; where updates were solved for, by contrast too.
-    `apart`: every key has unused ones of its own, and is tested among these. `linear`: whether
-    scores are about linear in updates. `turn` (R,): the round of each candidate; without it, and
-    where scores are not linear, there is no contrast.
+    Means of groups (shared weights, none below 0) are tested by exclusion, all others by parts, and
+    solved updates by contrast too. `apart`: every key is tested among unused keys of its own.
+    `linear`: scores are about linear in updates. `row_rounds` (R,): the round of each candidate.
+    The contrast needs both `linear` and `row_rounds`.
     """
     rows, y = np.asarray(design, dtype=np.float64), np.asarray(scores, dtype=np.float64)
     each = []
     for block in blocks(y.shape[1], keys, apart):
         many = len(block.own)
-        each.append(worst(_steps(rows, y[:, block.columns], many, linear, turn), many))
+        each.append(worst(_steps(rows, y[:, block.columns], many, linear, row_rounds), many))
     found = PValues(
         np.concatenate([f.p for f in each], axis=1),
         np.concatenate([f.tail for f in each], axis=1),
-        np.concatenate([f.far for f in each], axis=1),
+        np.concatenate([f.distance for f in each], axis=1),
         each[0].unused,
     )
-    askable = _askable(rows)
-    return Decision(found, askable, name_clients(found.p, error, askable=askable))
+    testable = _testable(rows)
+    return NamingDecision(found, testable, name_clients(found.p, error, testable=testable))
 
 
-def _askable(rows: Floats) -> Bools:
-    return separated(rows) if grouped(rows) else regression(rows).identifiable
+def _testable(rows: Floats) -> Bools:
+    return distinguishable(rows) if grouped(rows) else regression(rows).identifiable
 
 
 def _steps(
-    rows: Floats, y: Floats, keys: int, linear: bool, turn: npt.ArrayLike | None
-) -> Iterable[Step]:
-    """What speaks for clients, with each of the others left out where that matters."""
+    rows: Floats, y: Floats, keys: int, linear: bool, row_rounds: npt.ArrayLike | None
+) -> Iterable[Exclusion]:
+    """Statistics of all clients, with each other client left out where that matters."""
     if grouped(rows):
         return without_each(rows, y, keys, linear)
     parts = regress(rows, y)
     by_parts = studentised(parts, keys)
-    if linear and turn is not None and alone(rows):
-        return against_others(rows, y, keys, np.asarray(turn), by_parts)
+    if linear and row_rounds is not None and of_single_clients(rows):
+        return against_others(rows, y, keys, np.asarray(row_rounds), by_parts)
     return [(None, ~parts.identifiable, by_parts)]
 
 
@@ -194,57 +197,55 @@ def smallest_named(
     *,
     apart: bool = False,
     linear: bool = True,
-    turn: npt.ArrayLike | None = None,
+    row_rounds: npt.ArrayLike | None = None,
 ) -> Floats:
-    """How far (K,) a client has to stand out for `decide` to name it whatever the others do.
+    """How far (K,) a client has to stand out for `decide` to name it, whatever the others do.
 
-    In deviations of unused keys, at the level of Holm's first step; the largest over keys with a
-    null of their own and over whoever else is left out. Infinite where nothing would suffice.
+    In deviations of unused keys, at the level of Holm's first step: the largest over keys with
+    separate nulls and over left-out clients. Infinite if no score suffices.
     """
     rows, y = np.asarray(design, dtype=np.float64), np.asarray(scores, dtype=np.float64)
-    askable = _askable(rows)
+    testable = _testable(rows)
     out = np.full(rows.shape[1], -np.inf)
-    level = first_step(error, int(askable.sum()), keys)
+    level = first_step(error, int(testable.sum()), keys)
     for block in blocks(y.shape[1], keys, apart):
         many = len(block.own)
-        steps = _steps(rows, y[:, block.columns], many, linear, turn)
+        steps = _steps(rows, y[:, block.columns], many, linear, row_rounds)
         out = np.maximum(out, most_needed(steps, many, level))
-    return np.where(askable, out, np.inf)
+    return np.where(testable, out, np.inf)
 
 
-def turns(designs: Sequence[npt.ArrayLike]) -> npt.NDArray[np.int64]:
-    """The round (R,) of each row, where designs (R_t, K) of all rounds are stacked."""
+def rounds_of_rows(designs: Sequence[npt.ArrayLike]) -> npt.NDArray[np.int64]:
+    """The round (R,) of each row of the stacked designs (R_t, K)."""
     return np.repeat(np.arange(len(designs)), [len(np.asarray(d)) for d in designs])
 
 
 def first_step(error: float, clients: int, keys: int) -> float:
-    """The level that the smallest p-value has to reach: Holm's first step."""
+    """The level of Holm's first step, which the smallest p-value has to reach."""
     return error / max(1, clients * keys)
 
 
-# -- continuing until it suffices ------------------------------------------------------------------
+# -- stopping at any round -------------------------------------------------------------------------
 
 
-def spent(error: float, look: int) -> float:
-    """What look number 1, 2, ... may spend of an error rate: error / (look (look + 1)).
+def error_at_look(error: float, look: int) -> float:
+    """The share of an error rate that look number 1, 2, ... may spend: error / (look (look + 1)).
 
-    These sum to `error` over all looks, so that one may stop at any of them ([FedAttr] H.4 proposes
-    to stop when the margin suffices, without paying for the looks).
+    The shares sum to `error` over all looks, so stopping at any look is valid. [FedAttr] H.4 stops
+    when the margin suffices, without paying for the looks.
     """
-    if look < 1 or not 0 < error < 1:
-        raise UsageError(
-            "looks are counted from 1, and an error rate lies between 0 and 1",
-            expected="look >= 1, 0 < error < 1",
-            got=f"look {look}, error {error}",
-            remedy="count looks from 1",
-        )
+    require(Count, look=look, remedy="count looks from 1")
+    require(Fraction, error=error)
     return error / (look * (look + 1))
 
 
 @dataclass(frozen=True)
 class Sequential:
-    """`first` (K,) after how many of the rounds a client was named for good, 0 if never; `looks`
-    made. Which rounds these were the caller knows: some may have been left out."""
+    """`first` (K,): number of rounds after which a client is named, 0 if never. `looks`: looks
+    made.
+
+    Rounds are counted among those read: the caller knows which were left out.
+    """
 
     first: npt.NDArray[np.int64]
     looks: int
@@ -259,21 +260,21 @@ def sequential(
     apart: bool = False,
     linear: bool = True,
 ) -> Sequential:
-    """Look after every round at all rounds so far; whoever is named stays named.
+    """Test all rounds so far after every round; a named client stays named.
 
-    `designs`, `scores`: one (R_t, K) and (R_t, S + U) per round. Valid at any stopping time, within
-    `error` over all rounds, clients and keys together.
+    `designs`, `scores`: one (R_t, K) and (R_t, S + U) per round. Valid at any stopping time:
+    `error` covers all rounds, clients and keys together.
     """
     clients = np.asarray(designs[0]).shape[1]
     first = np.zeros(clients, dtype=np.int64)
     looks = 0
     for t in range(1, len(designs) + 1):
         rows = np.concatenate([np.asarray(d) for d in designs[:t]])
-        if not _askable(rows).any():
-            continue  # nothing can be said yet, and nothing is spent
+        if not _testable(rows).any():
+            continue  # no client can be tested yet, so no error is spent
         looks += 1
         so_far = np.concatenate([np.asarray(s) for s in scores[:t]])
-        level, turn = spent(error, looks), turns(designs[:t])
-        found = decide(rows, so_far, keys, level, apart=apart, linear=linear, turn=turn)
+        level, row_rounds = error_at_look(error, looks), rounds_of_rows(designs[:t])
+        found = decide(rows, so_far, keys, level, apart=apart, linear=linear, row_rounds=row_rounds)
         first[(first == 0) & found.named.flagged] = t
     return Sequential(first, looks)

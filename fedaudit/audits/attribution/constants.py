@@ -1,4 +1,4 @@
-"""The constants m, eps and nu of [FedAttr] Assumption 1, as far as a run shows them (Figure 2)."""
+"""Estimates of the constants m, eps and nu of [FedAttr] Assumption 1 from one run (Figure 2)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fedaudit.results import Estimate, Underpowered
 
 @dataclass(frozen=True)
 class Constants:
-    """m, eps and nu of [FedAttr] Assumption 1 as far as a run shows them (Figure 2).
+    """m, eps and nu of [FedAttr] Assumption 1, estimated from one run (Figure 2).
 
-    `signal` the smallest mean score of a marked client, `drift` the largest absolute mean of a
-    benign one, `noise` the deviation within clients. The assumption asks for bounds over all rounds
-    as well, and for sub-Gaussian tails: means over rounds are what such a run can give.
+    `signal`: smallest mean score of a marked client; `drift`: largest absolute mean of a benign
+    one; `noise`: deviation within clients. The assumption also asks for bounds over all rounds and
+    for sub-Gaussian tails; one run only gives means over rounds.
     """
 
     signal: Estimate | Underpowered
@@ -32,11 +32,11 @@ def assumption_constants(
     *,
     confidence: float = 0.95,
 ) -> Constants:
-    """From differential scores (T, K), NaN where a client was absent; needs two rounds.
+    """Constants from differential scores (T, K), NaN where a client was absent; needs two rounds.
 
-    Intervals hold for all clients of a kind at once: Student's by Bonferroni around each mean, with
-    the deviation within clients of that kind. The smallest (largest) of the true means then lies
-    between the smallest (largest) of their lower and of their upper ends.
+    Intervals hold for all marked, or all benign, clients at once: Student's with Bonferroni around
+    each mean, with the pooled deviation within these clients. The smallest (largest) true mean lies
+    between the smallest (largest) lower end and the smallest (largest) upper end.
     """
     z, is_marked = np.asarray(scores, dtype=np.float64), np.asarray(marked, dtype=np.bool_)
     clients = _Within.of(z[:, is_marked]), _Within.of(z[:, ~is_marked])
@@ -61,7 +61,7 @@ def assumption_constants(
 
 @dataclass(frozen=True)
 class _Within:
-    """Means (k,) of clients over their rounds (k,), and the sum of squares around them."""
+    """`means` (k,) of clients over their `rounds` (k,), and the sum of `squares` around them."""
 
     means: Floats
     rounds: npt.NDArray[np.int64]

@@ -1,7 +1,7 @@
 """From sums to candidate updates: all estimates of a round as one matrix product.
 
 The answers of a round are distinct sums S (Q, d) over subsets A (Q, K). A candidate is a
-combination C S of them; its weights on the clients' own updates are the design row C A (K,).
+combination C S of them. Its weights on the clients' own updates are the design row C A (K,).
 
     published   one candidate per client, [FedAttr] Eq. (4): 1 at the client, alpha elsewhere
     groups      one candidate per group: the group's mean
@@ -27,7 +27,7 @@ from fedaudit.stats.query_plans import PairedQueries
 
 
 @dataclass(frozen=True, eq=False)
-class Candidates:
+class CandidateUpdates:
     """`coefficients` (R, Q) of the distinct sums, `design` (R, K) of the clients' updates.
 
     `target` (R,) is the client whose update a candidate estimates, -1 for a group.
@@ -48,10 +48,10 @@ class Candidates:
 def combined(
     coefficients: npt.ArrayLike, answers: Iterable[npt.NDArray[Any]], *, at_once: int | None = None
 ) -> Floats:
-    """Combinations (R, d) with coefficients (R, Q) of answers (d,), read one after another.
+    """Combine answers (d,), read one after another, with coefficients (R, Q): (R, d).
 
-    A matrix product of all of them, or of `at_once`: answers of large models need not stand in
-    memory together.
+    Multiplies `at_once` answers at a time, so that answers of large models need not fit in memory
+    together.
     """
     weights = np.asarray(coefficients, dtype=np.float64)
     rest, low, out = iter(answers), 0, None
@@ -64,15 +64,15 @@ def combined(
             "the answers do not fit the coefficients",
             expected=f"{weights.shape[1]} answers, at least one",
             got=str(low),
-            remedy="pass the answers of the round that the coefficients were made for",
+            remedy="pass the answers of the coefficients' own round",
         )
     return np.asarray(out)
 
 
-def published(pairs: Sequence[PairedQueries], queries: npt.ArrayLike) -> Candidates:
-    """[FedAttr] Eq. (4) for the targets of `pairs`, on distinct queries (Q, K) that hold them.
+def published(pairs: Sequence[PairedQueries], queries: npt.ArrayLike) -> CandidateUpdates:
+    """[FedAttr] Eq. (4) for the targets of `pairs`, from distinct queries (Q, K).
 
-    A subset that several targets drew is asked for, and used, once.
+    A subset that several targets drew is one query.
     """
     asked = np.asarray(queries, dtype=np.float64)
     where = {row.tobytes(): i for i, row in enumerate(asked.astype(np.uint8))}
@@ -91,15 +91,15 @@ def published(pairs: Sequence[PairedQueries], queries: npt.ArrayLike) -> Candida
                     )
                 row[at] += sign / len(side)
     targets = np.array([pair.target for pair in pairs], dtype=np.int64)
-    return Candidates(coefficients, coefficients @ asked, targets)
+    return CandidateUpdates(coefficients, coefficients @ asked, targets)
 
 
-def pooled(queries: npt.ArrayLike) -> Candidates:
-    """Estimates from a ledger that does not say which pairs were drawn for whom.
+def pooled(queries: npt.ArrayLike) -> CandidateUpdates:
+    """Estimates from a ledger that does not say which pairs were drawn for which client.
 
-    For a client the mean over all subsets of N + 1 with it, minus that over all of N without it:
-    N the size at which most clients have both. An adaptation of [FedAttr] Eq. (4) that uses every
-    answer; clients without both kinds get no candidate.
+    Of a client: the mean over all subsets of N + 1 with it, minus the mean over all of N without
+    it. N is the size at which most clients have both. Adapts [FedAttr] Eq. (4) to use every answer;
+    clients without both kinds get no candidate.
     """
     asked = np.asarray(queries, dtype=np.float64)
     sizes = (asked != 0).sum(axis=1)
@@ -122,26 +122,25 @@ def pooled(queries: npt.ArrayLike) -> Candidates:
         )
     coefficients = np.array([row for _, row in best])
     targets = np.array([i for i, _ in best], dtype=np.int64)
-    return Candidates(coefficients, coefficients @ asked, targets)
+    return CandidateUpdates(coefficients, coefficients @ asked, targets)
 
 
-def solved(queries: npt.ArrayLike) -> Candidates:
+def solved(queries: npt.ArrayLike) -> CandidateUpdates:
     """The updates that distinct sums over queries (Q, K) determine, one per such client.
 
-    A round of the published pairs determines all of them. Design rows are unit vectors: what others
-    trained on does not reach a client's score, however a score depends on an update.
+    A round of the published pairs determines all of them. Design rows are unit vectors: other
+    clients' marks do not reach a client's score, linear or not.
     """
     asked = np.asarray(queries, dtype=np.float64)
     fit = regression(asked)
     found = np.flatnonzero(fit.identifiable)
-    return Candidates(fit.coefficients[found], np.eye(asked.shape[1])[found], found)
+    return CandidateUpdates(fit.coefficients[found], np.eye(asked.shape[1])[found], found)
 
 
-def judged(candidates: Candidates, queries: npt.ArrayLike) -> Candidates:
-    """What is scored for the decision: the candidates, or updates solved for.
+def decisive(candidates: CandidateUpdates, queries: npt.ArrayLike) -> CandidateUpdates:
+    """The candidates that decide: solved updates where possible, otherwise `candidates`.
 
-    Solved for where candidates estimate single clients, if the sums determine anything; the
-    candidates themselves otherwise.
+    Solved updates replace candidates of single clients, if the sums determine any.
     """
     if (candidates.target < 0).any():
         return candidates
@@ -149,8 +148,8 @@ def judged(candidates: Candidates, queries: npt.ArrayLike) -> Candidates:
     return found if len(found) else candidates
 
 
-def groups(queries: npt.ArrayLike) -> Candidates:
-    """The mean of every group (R, K): what a safe plan gives away is scored as it is."""
+def groups(queries: npt.ArrayLike) -> CandidateUpdates:
+    """The mean of every group (R, K), as a safe plan reveals it."""
     asked = np.asarray(queries, dtype=np.float64)
     sizes = asked.sum(axis=1)
     if not len(asked) or (sizes <= 0).any():
@@ -161,4 +160,4 @@ def groups(queries: npt.ArrayLike) -> Candidates:
             remedy="leave them out",
         )
     scale = np.diag(1.0 / sizes)
-    return Candidates(scale, scale @ asked, np.full(len(asked), -1, dtype=np.int64))
+    return CandidateUpdates(scale, scale @ asked, np.full(len(asked), -1, dtype=np.int64))

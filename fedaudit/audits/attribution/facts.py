@@ -20,29 +20,34 @@ FACTS = AuditFacts(
             "clients_named",
             GREATER,
             "clients",
-            "clients that are named as having trained on marked records",
+            "clients named as having trained on marked records",
         ),
-        Measure("detected", GREATER, "share of marked clients", "marked clients that are named"),
+        Measure("detected", GREATER, "share of marked clients", "marked clients named"),
         Measure(
             "published_detected",
             GREATER,
             "share of marked clients",
-            "marked clients that the published score names",
+            "marked clients named by the published score",
         ),
-        # a wrong alarm accuses somebody; a right one exposes somebody
+        # a wrong alarm accuses a client; a right one exposes a client
         Measure("false_alarms", GREATER, "share of other clients", "unmarked clients named"),
         Measure(
             "published_false_alarms",
             GREATER,
             "share of other clients",
-            "unmarked clients that the published score names",
+            "unmarked clients named by the published score",
         ),
-        Measure("false_alarm_rate_per_test", GREATER, "share of tests", "unused keys that alarm"),
+        Measure(
+            "false_alarm_rate_per_test",
+            GREATER,
+            "share of tests",
+            "unused keys that raise an alarm",
+        ),
         Measure(
             "published_false_alarm_rate_per_test",
             GREATER,
             "share of tests",
-            "unused keys that alarm by the published score",
+            "unused keys on which the published score alarms",
         ),
         Measure("signal", UNKNOWN, "score", "smallest mean score of a marked client (m)"),
         Measure("noise", UNKNOWN, "score", "deviation of scores within a client (nu)"),
@@ -64,20 +69,18 @@ FACTS = AuditFacts(
     ),
     decision=Decision(found="attributed", counts=True, strength="named_from"),
     words=Words(
-        measure="clients that are named as having trained on marked records",
+        measure="clients named as having trained on marked records",
         leak="{value} clients are named as having trained on marked records; false alarms stay "
         "below the stated rate: {first}.",
         no_evidence="No client is named as having trained on marked records.",
         advice=(
-            Advice("if this is unwanted: fewer subset sums"),
-            Advice("larger groups"),
-            Advice(
-                "noise at the clients; what the sums give away besides is in the query_plan audit"
-            ),
+            Advice("if you do not want this: answer fewer subset sums"),
+            Advice("use larger groups"),
+            Advice("add noise at the clients; the query_plan audit measures what else sums reveal"),
         ),
         against="without marks",
         counted=("client named", "clients named"),
-        weak="Clients are named whose mark stands out by {strength} deviations of unused keys "
-        "or more; weaker marks may have gone unseen.",
+        weak="A client is named if its mark stands out by {strength} deviations of unused keys or "
+        "more; weaker marks may go unseen.",
     ),
 )

@@ -1,4 +1,4 @@
-"""What the attack hands to the score: who is named, by which candidates of which rounds."""
+"""The attack's answer: named clients, and the candidates of all rounds behind the decision."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from fedaudit.audits.attribution import calibration, over_rounds, scoring
 
 @dataclass(frozen=True, kw_only=True)
 class AttributionGuess:
-    """`designs`, `scores` per round, (R_t, K) and (R_t, S + U); what follows from them.
+    """`designs` (R_t, K) and `scores` (R_t, S + U) per round, and the decision from them.
 
-    `published` (T, K, S + U) differential z-scores of [FedAttr] Eq. (7), NaN where a client was
-    absent, None where no single client's update was estimated. `apart`: each key has U of its own;
-    `linear`: scores are about linear in updates. `tables`: scores of what groups of all rounds say
-    of each client, where these decide. `drawn`: clients, N and M of the published pairs.
+    `published` (T, K, S + U): differential z-scores of [FedAttr] Eq. (7), NaN where a client was
+    absent, None if no single client's update was estimated. `apart`: each key has U unused keys of
+    its own; `linear`: scores are about linear in updates. `tables`: scores of each client's update
+    as estimated from the groups of all rounds, if these decide. `drawn`: clients, N and M of the
+    published pairs.
     """
 
     names: tuple[str, ...]
@@ -28,7 +29,7 @@ class AttributionGuess:
     scores: tuple[Floats, ...]
     published: Floats | None
     parts: calibration.Parts
-    decision: calibration.Decision
+    decision: calibration.NamingDecision
     sequential: calibration.Sequential
     queries: tuple[int, ...]
     uploads: Floats
@@ -38,12 +39,12 @@ class AttributionGuess:
     vantage: str
     apart: bool = False
     linear: bool = True
-    tables: over_rounds.Tables | None = None
+    tables: over_rounds.ScoreTables | None = None
     drawn: tuple[int, int, int] | None = None
 
     @property
     def blocks(self) -> tuple[scoring.KeyBlock, ...]:
-        """Columns of keys with their unused ones."""
+        """Columns of keys, each block with its unused keys."""
         return scoring.blocks(self.scores[0].shape[1], self.keys, self.apart)
 
     @property
@@ -59,16 +60,23 @@ class AttributionGuess:
                 design, self.tables, self.keys, error, apart=self.apart
             )
         by = {"apart": self.apart, "linear": self.linear}
-        scores, turn = np.concatenate(self.scores), calibration.turns(self.designs)
-        return calibration.smallest_named(design, scores, self.keys, error, **by, turn=turn)
+        scores, row_rounds = np.concatenate(self.scores), calibration.rounds_of_rows(self.designs)
+        return calibration.smallest_named(
+            design, scores, self.keys, error, **by, row_rounds=row_rounds
+        )
 
     def decided(
         self, columns: npt.NDArray[np.int64], keys: int, error: float
-    ) -> calibration.Decision:
-        """The same decision on some of the keys alone, the first `keys` of them as the owner's."""
+    ) -> calibration.NamingDecision:
+        """The same decision on the keys `columns` alone, the first `keys` of them as the
+        owner's."""
         design = np.concatenate(self.designs)
         if self.tables is not None:
-            return over_rounds.decide(design, over_rounds.among(self.tables, columns), keys, error)
+            return over_rounds.decide(
+                design, over_rounds.select_columns(self.tables, columns), keys, error
+            )
         scores = np.concatenate(self.scores)[:, columns]
-        turn = calibration.turns(self.designs)
-        return calibration.decide(design, scores, keys, error, linear=self.linear, turn=turn)
+        row_rounds = calibration.rounds_of_rows(self.designs)
+        return calibration.decide(
+            design, scores, keys, error, linear=self.linear, row_rounds=row_rounds
+        )

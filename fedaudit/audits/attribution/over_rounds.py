@@ -1,19 +1,18 @@
-"""Groups of all rounds together: what each client keeps sending, scored at one model.
+"""Groups of all rounds together: estimate each client's mean update and score it at one model.
 
-A mark of one client in the mean of a group of five is diluted, and scores that are not linear in an
-update show less of it than a fifth. But clients change groups, and much of what one sends is the
-same in every round: the sums of all rounds, taken together, estimate each client's mean update, and
-that is scored at its full strength.
+The mean of a group of five dilutes one client's mark, and scores that are not linear in an update
+show less than a fifth of it. But clients change groups, and much of a client's update is the same
+in every round. So the sums of all rounds together estimate each client's mean update, and this
+estimate is scored at its full strength.
 
-Updates are taken as u_k + noise with a share `persistence` of the variance in u_k. Of group means
-S (R, d) with design A (R, K) and sizes N (R,) the best guess of u is
+The model of an update is u_k + noise, with a share `persistence` of the variance in u_k. From group
+means S (R, d) with design A (R, K) and sizes N (R,) the best guess of u is
 
     (A' N A + lambda I)^-1 A' N S,    lambda = (1 - persistence) / persistence.
 
-It holds something of everybody who was ever in a group with the client. So, as for single groups
-(`leave_out`), whether a client holds a key is tested on guesses from the groups *without* another
-client, for every other client in turn, and the worst p-value counts: of whoever else may hold the
-key there is nothing in them.
+It contains a part of every client that was ever in a group with this one. So, as for single groups
+(`leave_out`), a client is tested on guesses from the groups *without* another client, for every
+other client in turn, and the worst p-value counts: another holder of the key is then not in them.
 
 Shapes: means (R, d), design (R, K), scores (K, S + U) for each client left out.
 """
@@ -28,8 +27,8 @@ import numpy.typing as npt
 
 from fedaudit.arrays import Floats
 from fedaudit.audits.attribution import calibration, ranks, scoring
-from fedaudit.audits.attribution.calibration import Decision, Sequential
-from fedaudit.audits.attribution.leave_out import separated
+from fedaudit.audits.attribution.calibration import NamingDecision, Sequential
+from fedaudit.audits.attribution.leave_out import distinguishable
 from fedaudit.audits.attribution.ranks import PValues, needed
 from fedaudit.audits.attribution.scoring import Marks
 
@@ -37,14 +36,14 @@ PERSISTENCE = 2 / 3
 """Share of an update's variance that stays from round to round."""
 
 PAIRS = 2000
-"""Guesses up to which every client is tested against every other; beyond, only those that would be
-named with nobody left out."""
+"""Most guesses for which every client is tested with every other left out. Beyond it, only clients
+that would be named with nobody left out are tested further."""
 
 
 def coefficients(
     design: npt.ArrayLike, left_out: int | None, persistence: float = PERSISTENCE
 ) -> Floats:
-    """(K, R) weights of group means in each client's guess; 0 for groups with `left_out`."""
+    """Weights (K, R) of group means in each client's guess; 0 for groups with `left_out`."""
     rows = np.asarray(design, dtype=np.float64)
     used = np.ones(len(rows), np.bool_) if left_out is None else rows[:, left_out] == 0
     a = rows[used]
@@ -59,14 +58,14 @@ def coefficients(
 class LeftOutScores:
     """Scores of guesses with one client, or nobody, left out: `clients` (k,), `scores` (k, S + U).
 
-    Clients whom no such group holds are not in it.
+    Clients in none of the groups that remain are missing.
     """
 
     clients: npt.NDArray[np.int64]
     scores: Floats
 
 
-Tables = Mapping[int | None, LeftOutScores]
+ScoreTables = Mapping[int | None, LeftOutScores]
 """By the client left out; None: nobody."""
 
 
@@ -79,12 +78,12 @@ def tables(
     *,
     error: float,
     every: bool = True,
-) -> Tables:
-    """Score what the group means (R, d) of all rounds so far say of each client, at `model` (d,).
+) -> ScoreTables:
+    """Guess each client's update from group means (R, d) of all rounds so far, score at `model`
+    (d,).
 
-    Not `every`: clients who would not be named at `error` with nobody left out are not looked at
-    any further. The largest p-value is no smaller than theirs, and Holm names nobody more where
-    p-values are larger.
+    Unless `every`: a client that would not be named at `error` with nobody left out is not tested
+    further. Its largest p-value is at least this one, and larger p-values never add names in Holm.
     """
     rows, sent = np.asarray(design, dtype=np.float64), np.asarray(means)
     start = np.asarray(model, dtype=np.float64)
@@ -112,7 +111,7 @@ def tables(
 
 
 def _p_values(table: LeftOutScores, clients: int, keys: int, apart: bool) -> PValues:
-    """(K, S) against unused keys; 1 for clients who are not in the table."""
+    """p-values (K, S) against unused keys; 1 for clients that are not in the table."""
     shape = (clients, keys)
     out = PValues(np.ones(shape), np.zeros(shape, dtype=np.bool_), np.zeros(shape), 0)
     for block in scoring.blocks(table.scores.shape[1], keys, apart):
@@ -120,15 +119,15 @@ def _p_values(table: LeftOutScores, clients: int, keys: int, apart: bool) -> PVa
         if len(table.clients):
             found = ranks.p_values(table.scores[:, block.columns], len(block.own))
             at = np.ix_(table.clients, block.own)
-            out.p[at], out.tail[at], out.far[at] = found.p, found.tail, found.far
+            out.p[at], out.tail[at], out.distance[at] = found.p, found.tail, found.distance
     return out
 
 
-def p_values(scored: Tables, clients: int, keys: int, *, apart: bool = False) -> PValues:
-    """(K, S): for each client the largest over whom else was left out.
+def p_values(scored: ScoreTables, clients: int, keys: int, *, apart: bool = False) -> PValues:
+    """p-values (K, S): for each client the largest over the left-out clients.
 
-    Where a client was not looked at any further, that with nobody left out: the largest is no
-    smaller, and this one is not named already.
+    For a client that was not tested further: the p-value with nobody left out. It is a lower limit
+    of the largest, and already too large for a name.
     """
     out = _p_values(scored[None], clients, keys, apart)
     asked = {int(k) for j, t in scored.items() if j is not None for k in t.clients}
@@ -142,27 +141,28 @@ def p_values(scored: Tables, clients: int, keys: int, *, apart: bool = False) ->
 
 
 def decide(
-    design: npt.ArrayLike, scored: Tables, keys: int, error: float, *, apart: bool = False
-) -> Decision:
-    """Who is named, with Holm over all clients and keys. Design (R, K) of the groups."""
+    design: npt.ArrayLike, scored: ScoreTables, keys: int, error: float, *, apart: bool = False
+) -> NamingDecision:
+    """Name clients, with Holm over all clients and keys. `design` (R, K) of the groups."""
     rows = np.asarray(design, dtype=np.float64)
     found = p_values(scored, rows.shape[1], keys, apart=apart)
-    askable = separated(rows)
-    return Decision(found, askable, calibration.name_clients(found.p, error, askable=askable))
+    testable = distinguishable(rows)
+    return NamingDecision(
+        found, testable, calibration.name_clients(found.p, error, testable=testable)
+    )
 
 
 def smallest_named(
-    design: npt.ArrayLike, scored: Tables, keys: int, error: float, *, apart: bool = False
+    design: npt.ArrayLike, scored: ScoreTables, keys: int, error: float, *, apart: bool = False
 ) -> Floats:
     """As `calibration.smallest_named` (K,), over all tables that a client is in.
 
-    NaN for clients who were not looked at any further: what they would need with another one left
-    out is not known.
+    NaN for clients that were not tested further: the value with another client left out is unknown.
     """
     rows = np.asarray(design, dtype=np.float64)
-    askable = separated(rows)
-    out = np.where(askable, -np.inf, np.inf)
-    level = calibration.first_step(error, int(askable.sum()), keys)
+    testable = distinguishable(rows)
+    out = np.where(testable, -np.inf, np.inf)
+    level = calibration.first_step(error, int(testable.sum()), keys)
     for table in scored.values():
         for block in scoring.blocks(table.scores.shape[1], keys, apart):
             if len(table.clients):
@@ -171,39 +171,41 @@ def smallest_named(
                 out[table.clients] = np.maximum(out[table.clients], each)
     asked = {int(k) for j, t in scored.items() if j is not None for k in t.clients}
     followed = np.isin(np.arange(len(out)), sorted(asked))
-    short = len(scored) == 1 or not followed[askable].all()
-    out = np.where(askable & ~followed & short & np.isfinite(out), np.nan, out)
+    short = len(scored) == 1 or not followed[testable].all()
+    out = np.where(testable & ~followed & short & np.isfinite(out), np.nan, out)
     return np.where(np.isneginf(out), np.inf, out)
 
 
-def among(scored: Tables, columns: npt.NDArray[np.int64]) -> dict[int | None, LeftOutScores]:
-    """The same with some of the keys alone: `columns` of the scores."""
+def select_columns(
+    scored: ScoreTables, columns: npt.NDArray[np.int64]
+) -> dict[int | None, LeftOutScores]:
+    """The same tables with the keys `columns` alone."""
     return {j: LeftOutScores(t.clients, t.scores[:, columns]) for j, t in scored.items()}
 
 
-def looks(
+def sequential(
     designs: Sequence[Floats],
     means: Sequence[npt.NDArray[np.float32]],
     models: Sequence[Floats],
     marks: Marks,
     unused: int,
     error: float,
-    final: Tables,
+    final: ScoreTables,
 ) -> Sequential:
-    """Look after every round at all rounds so far, as `calibration.sequential` does for scores.
+    """Test all rounds so far after every round, as `calibration.sequential` does for scores.
 
-    One design (R_t, K), group means (R_t, d) and starting model (d,) per round; `final` are the
-    tables of all rounds at the last model.
+    One design (R_t, K), group means (R_t, d) and starting model (d,) per round. `final`: the tables
+    of all rounds at the last model.
     """
     keys, apart = len(marks.keys), bool(getattr(marks, "apart", False))
     first = np.zeros(designs[0].shape[1], dtype=np.int64)
     made = 0
     for t in range(1, len(designs) + 1):
         rows = np.concatenate(designs[:t])
-        if not separated(rows).any():
-            continue  # nothing can be said yet, and nothing is spent
+        if not distinguishable(rows).any():
+            continue  # no client can be tested yet, so no error is spent
         made += 1
-        level, scored = calibration.spent(error, made), final
+        level, scored = calibration.error_at_look(error, made), final
         if t < len(designs):
             sent = np.concatenate(means[:t])
             scored = tables(rows, sent, models[t - 1], marks, unused, error=level, every=False)

@@ -1,4 +1,4 @@
-"""What attribution misses in a config, and how many rounds it needs."""
+"""What attribution needs in a config, and how many rounds it needs."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from fedaudit.results import AuditResult, Need
 from fedaudit.stats import plan_design, query_plans
 
 MARKED = 0.3
-"""Share of the clients that hold marks, in a federation that has not run yet."""
+"""Assumed share of clients that hold marks, for a federation that has not run yet."""
 MOST_ROUNDS = 50
-"""Times the earliest possible round: the search for a number of rounds ends there."""
+"""The search for a number of rounds ends at this multiple of the earliest possible one."""
 
 
 def missing(setting: Setting) -> Need | None:
     if setting.recording:
         return Need(
             code="no_keys",
-            what="marks are looked for with their owner's keys, which a recording does not hold",
+            what="looking for marks needs their owner's keys, which a recording does not hold",
             remedy="run the federation with fedaudit and [marks]",
         )
     if not setting.marks:
-        return Need(code="no_keys", what="no marked records: add [marks]")
+        return Need(code="no_keys", what="there are no marked records: add [marks]")
     if not setting.subset_sums:
         return Need(
             code="only_totals" if setting.sums_by else "no_sums",
-            what="no sums over parts of the clients: add [protections.secure_aggregation] with a "
-            "plan",
+            what="there are no sums over subsets of clients: add [protections.secure_aggregation] "
+            "with a plan",
         )
     return None
 
@@ -49,7 +49,7 @@ def samples(result: AuditResult, recorded: Recorded, aim: Aim) -> SampleSize:
         result.audit,
         replace(aim, effect=effect, clients=clients, threshold=min(threshold, clients)),
     )
-    # the run may have asked by another plan: what that would have shown is not this closed form
+    # the run may have used another plan, to which this closed form does not apply
     now = f"(recorded now, by the run's own plan: {recorded.rounds})"
     return replace(found, how=f"{found.how} {now}")
 
@@ -69,8 +69,8 @@ def samples_before(audit: str, aim: Aim) -> SampleSize:
     if aim.threshold < 1 or aim.clients < 2 * aim.threshold:
         return replace(
             rounds,
-            how=f"{aim.clients} clients are no two groups of {aim.threshold}: no client can be "
-            "told apart; smaller groups or more clients",
+            how=f"{aim.clients} clients do not fill two groups of {aim.threshold}, so no client "
+            "can be told apart: use smaller groups or more clients",
         )
     groups = query_plans.group_count(aim.clients, aim.threshold)
     earliest = query_plans.rounds_to_identify(aim.clients, groups)
@@ -89,6 +89,6 @@ def samples_before(audit: str, aim: Aim) -> SampleSize:
         how=f"rounds with fresh groups of {aim.threshold} among {aim.clients} clients"
         + (f"; over {found.most}" if found.rounds is None else "")
         + "; compare plans with `fedaudit plan design`",
-        rule="expected power of least squares over 10 drawn plans; to show: what a mark adds to a "
+        rule="expected power of least squares over 10 drawn plans; effect: what a mark adds to a "
         "group's score, in deviations of its noise",
     )

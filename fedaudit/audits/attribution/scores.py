@@ -1,4 +1,4 @@
-"""What is stated of a guess: estimates, bounds, and a row for every client."""
+"""Score a guess: estimates, bounds, and a row for every client."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from fedaudit.audits.attribution.audit import Attribution
 
 ENOUGH = 300
-"""Null client tests below which no rate of false alarms is printed."""
+"""Fewest tests under the null for which a false-alarm rate is stated."""
 
 
-def scored(audit: Attribution, guess: AttributionGuess, truth: Truth | None) -> AuditResult:
-    clients, tested = len(guess.names), int(guess.decision.askable.sum())
+def score_guess(audit: Attribution, guess: AttributionGuess, truth: Truth | None) -> AuditResult:
+    clients, tested = len(guess.names), int(guess.decision.testable.sum())
     flagged = guess.decision.named.flagged
     estimates: dict[str, Estimate] = {
         "clients_named": Estimate(
@@ -36,7 +36,7 @@ def scored(audit: Attribution, guess: AttributionGuess, truth: Truth | None) -> 
             n=clients,
             confidence=1 - audit.error,
             baseline=0.0,
-            method=f"Holm over {tested} clients and {guess.keys} keys: so many at least",
+            method=f"Holm over {tested} clients and {guess.keys} keys: a lower limit",
             one_sided=True,
         )
     }
@@ -76,42 +76,42 @@ def scored(audit: Attribution, guess: AttributionGuess, truth: Truth | None) -> 
 def _detectable(
     audit: Attribution, guess: AttributionGuess, marked: npt.NDArray[np.bool_] | None
 ) -> float | None:
-    """One client named is a finding, where that could have happened.
+    """The smallest detectable effect: one named client.
 
-    Not where clients cannot be told apart, nor where a marked one is known to have been missed;
-    infinite where no score whatever would have been enough.
+    None if the sums do not tell all clients apart or a marked client was missed; infinite if no
+    score could have named a client.
     """
     if guess.keys and np.isinf(guess.named_from(audit.error)).all():
-        return math.inf if guess.decision.askable.any() else None
+        return math.inf if guess.decision.testable.any() else None
     missed = marked is not None and (marked & ~guess.decision.named.flagged).any()
-    return 1.0 if guess.decision.askable.all() and not missed else None
+    return 1.0 if guess.decision.testable.all() and not missed else None
 
 
 def _named_from(
     audit: Attribution, guess: AttributionGuess, marked: npt.NDArray[np.bool_] | None
 ) -> list[str]:
-    """The smallest mark that would have been named, in words."""
-    if not guess.keys or not guess.decision.askable.any():
+    """A note on the smallest mark that names a client."""
+    if not guess.keys or not guess.decision.testable.any():
         return []
-    far, tested = guess.named_from(audit.error), guess.decision.askable
+    far, tested = guess.named_from(audit.error), guess.decision.testable
     far = far[tested & ~np.isnan(far)]
     if not len(far):
         return []
     far = far[np.isfinite(far)]
     if not len(far):
         return [
-            "no client would have been named, whatever its mark: its p-value cannot fall to "
-            f"{calibration.first_step(audit.error, int(tested.sum()), guess.keys):.2g} with "
-            f"{guess.decision.p_values.unused} unused keys"
+            "no mark could have named a client: with "
+            f"{guess.decision.p_values.unused} unused keys no p-value falls to "
+            f"{calibration.first_step(audit.error, int(tested.sum()), guess.keys):.2g}"
         ]
     ends = f"{far.min():.1f}" + (f" to {far.max():.1f}" if far.max() > far.min() else "")
     missed = 0 if marked is None else int((marked & ~guess.decision.named.flagged).sum())
-    unseen = "weaker marks may have gone unseen"
+    unseen = "weaker marks may go unseen"
     if missed:
-        unseen = f"of those marked {missed} do not, so no size is stated from which one is seen"
+        unseen = f"{missed} marked clients stay below, so no smallest detectable mark is stated"
     return [
-        f"a client is named, whatever the others hold, where its mark stands out by {ends} "
-        f"deviations of unused keys: {unseen}"
+        f"a client is named, whatever the others hold, if its mark stands out by {ends} deviations "
+        f"of unused keys: {unseen}"
     ]
 
 
@@ -120,8 +120,8 @@ def _above(
 ) -> dict[str, float | int | str | None]:
     """Whether a client's published score is above thresholds that stay valid as rounds add up.
 
-    By Theorem 3 with the constants of this run: after the rounds that it took part in, and
-    after any number of them.
+    By Theorem 3 with the constants of this run: after the rounds with this client, and after any
+    number of rounds.
     """
     assert guess.published is not None
     if not {"drift", "noise"} <= estimates.keys():
@@ -139,19 +139,19 @@ def _above(
 
 
 def _on_unused(audit: Attribution, guess: AttributionGuess) -> dict[str, Estimate]:
-    """How often keys that nobody trained on alarm: client tests by the hundred.
+    """False-alarm rates on keys that nobody trained on, over hundreds of client tests.
 
-    Half of the unused keys are tested as if they were the owner's, the other half are their
-    null, at the level that Holm's first step asks for: there the tail decides. Published:
-    above the threshold. Tests of one key share its probes: keys are the clusters.
+    Half of the unused keys are tested as if they were the owner's, with the other half as null, at
+    the level of Holm's first step, where the tail decides. Published: above the threshold. Tests of
+    one key share its probes, so keys are the clusters.
     """
     out = {}
-    askable = guess.decision.askable
+    testable = guess.decision.testable
     tested = len(guess.blocks[0].null) // 2
-    if guess.whole and askable.sum() * tested >= ENOUGH:
-        level = calibration.first_step(audit.error, int(askable.sum()), guess.keys)
+    if guess.whole and testable.sum() * tested >= ENOUGH:
+        level = calibration.first_step(audit.error, int(testable.sum()), guess.keys)
         found = [guess.decided(b.null, tested, audit.error) for b in guess.blocks]
-        alarms = np.concatenate([f.p_values.p[askable] <= level for f in found], axis=1)
+        alarms = np.concatenate([f.p_values.p[testable] <= level for f in found], axis=1)
         out["false_alarm_rate_per_test"] = intervals.clustered_share(
             alarms.sum(axis=0),
             np.full(alarms.shape[1], len(alarms)),
@@ -174,10 +174,10 @@ def _on_unused(audit: Attribution, guess: AttributionGuess) -> dict[str, Estimat
 def _against(
     audit: Attribution, guess: AttributionGuess, marked: npt.NDArray[np.bool_]
 ) -> tuple[dict[str, Estimate], list[Underpowered]]:
-    """Detection, and false alarms where there are enough benign clients to state a rate."""
+    """Detection rates, and false-alarm rates if there are enough benign clients."""
     readings = {"": (guess.decision.named.flagged, audit.error)}
     if guess.published is not None:
-        # a client without a mark is above gamma by one of the keys so often, were scores normal
+        # the chance of an unmarked client to be above gamma on some key, if scores were normal
         chance = 1 - NormalDist().cdf(audit.threshold) ** guess.keys
         readings["published_"] = (_published_flags(audit, guess), chance)
     out, short = {}, []
@@ -196,24 +196,24 @@ def _against(
             )
         else:
             name = f"{label}false_alarms"
-            what = f"{name}: benign clients to state a rate of false alarms"
+            what = f"{name}: benign clients for a false-alarm rate"
             short.append(Underpowered(what=what, have=benign, needed=ENOUGH, measure=name))
     return out, short
 
 
 def _published_flags(audit: Attribution, guess: AttributionGuess) -> npt.NDArray[np.bool_]:
-    """Above gamma for any key of the owner: the paper does not say which scores whom."""
+    """Above gamma on any key of the owner: the paper does not assign keys to clients."""
     assert guess.published is not None
     own = scoring.stouffer_by_client(guess.published[:, :, : guess.keys])
-    return np.asarray((own > audit.threshold).any(axis=1))  # False for clients without any
+    return np.asarray((own > audit.threshold).any(axis=1))  # False for clients without a score
 
 
 def _constants(
     audit: Attribution, guess: AttributionGuess, marked: npt.NDArray[np.bool_]
 ) -> tuple[dict[str, Estimate], list[Underpowered], dict[str, Bound]]:
-    """m, eps and nu of Assumption 1, and what Theorem 3 makes of them.
+    """m, eps and nu of Assumption 1, and the bounds of Theorem 3 with them.
 
-    A benign client is scored by the key that fits it best in the mean: no key is its own.
+    A benign client holds no key: it is scored by the key with its highest mean score.
     """
     if guess.published is None or not guess.keys:
         return {}, [], {}
@@ -226,7 +226,7 @@ def _constants(
     z = np.take_along_axis(own, fitting[None, :, None], axis=2)[:, :, 0]
     found = assumption_constants(z, marked, confidence=audit.confidence)
     out, short = {}, []
-    # beside each, what a standard normal score without any mark has
+    # the baseline of each is its value for standard normal scores without a mark
     for name, value, unmarked in (
         ("signal", found.signal, 0.0),
         ("drift", found.drift, 0.0),
@@ -244,7 +244,7 @@ def _constants(
 
 
 def _theorem_3(audit: Attribution, rounds: int, drift: float, noise: float) -> dict[str, Bound]:
-    """Of a benign client in so many rounds: its chance to be flagged, and two thresholds."""
+    """A benign client's chance to be flagged after `rounds` rounds, and two thresholds."""
     assumed = "Assumption 1 with the constants estimated on this run"
     by = {"drift": drift, "noise": noise}
     errors = theory.error_bounds(rounds, audit.threshold, signal=0.0, **by)
@@ -252,19 +252,19 @@ def _theorem_3(audit: Attribution, rounds: int, drift: float, noise: float) -> d
         "theorem_3_false_positive": (
             "published_false_alarms",
             errors.false_positive,
-            f"{assumed}, {rounds} rounds that a benign client took part in; 1 says nothing",
+            f"{assumed}, {rounds} rounds with a benign client; a bound of 1 says nothing",
         ),
         "growing_threshold": (
             "published_z",
             theory.growing_threshold(rounds, error=audit.error, **by),
-            f"{assumed}: after {rounds} rounds a benign client is above it with chance "
-            f"{audit.error:g} at most, by one key",
+            f"{assumed}: after {rounds} rounds a benign client is above it on one key with a "
+            f"chance of at most {audit.error:g}",
         ),
         "anytime_threshold": (
             "published_z",
             theory.anytime_threshold(rounds, error=audit.error, **by),
-            f"{assumed}: a benign client is ever above it, after {rounds} rounds or any other "
-            f"number, with chance {audit.error:g} at most, by one key",
+            f"{assumed}: a benign client is ever above it on one key, after {rounds} or any other "
+            f"number of rounds, with a chance of at most {audit.error:g}",
         ),
     }
     return {
@@ -295,10 +295,10 @@ def _per_client(
         s = int(guess.decision.named.key[k])
         row: dict[str, float | int | str | None] = {"named": int(guess.decision.named.flagged[k])}
         row["adjusted_p"] = float(guess.decision.named.adjusted[k])
-        if not guess.decision.askable[k]:
+        if not guess.decision.testable[k]:
             row["adjusted_p"] = None
         if np.isfinite(far[k]):
-            row["stands_out"] = float(guess.decision.p_values.far[k, s])
+            row["stands_out"] = float(guess.decision.p_values.distance[k, s])
             row["named_from"] = float(far[k])
         if guess.parts.identifiable[k] and guess.keys and unit[k, s] > 0:
             value = (guess.parts.value[k, s] - centre[k, s]) / unit[k, s]
@@ -337,29 +337,29 @@ def _notes(guess: AttributionGuess, marked: npt.NDArray[np.bool_] | None) -> tup
     late = int((guess.decision.named.flagged & (guess.sequential.first == 0)).sum())
     if late:
         notes.append(
-            f"a test that may be stopped after any round pays for every look: by it {late} of "
-            f"the {len(who)} named clients would not be named yet"
+            f"a test that may stop after any round pays for every look: it would not yet name "
+            f"{late} of the {len(who)} named clients"
         )
-    unknown = int((~guess.decision.askable).sum())
+    unknown = int((~guess.decision.testable).sum())
     if unknown:
         notes.append(
-            f"of {unknown} of {len(guess.names)} clients nothing can be said: the sums so far do "
-            "not tell them from others"
+            f"{unknown} of {len(guess.names)} clients cannot be tested: the sums so far do not "
+            "tell them from others"
         )
     if guess.published is not None:
         none = int(np.isnan(guess.published).all(axis=(0, 2)).sum())
         if none:
             notes.append(
-                f"{none} clients have no published score: they took no part, or subsets with and "
-                "without them went unanswered"
+                f"{none} clients have no published score: they took no part, or subsets with or "
+                "without them were not answered"
             )
     p, flagged = guess.decision.p_values, guess.decision.named.flagged
     by_tail, whole = int((p.tail.any(axis=1) & flagged).sum()), len(guess.blocks[0].null)
     if by_tail:
         notes.append(
             f"{by_tail} of the {len(who)} named clients lie beyond all {p.unused} unused keys"
-            + (" that were ranked (others told the noise)" if p.unused < whole else "")
-            + ": their p-values rest on a tail carried on from these, and are at most "
+            + (" that were ranked (others measure the noise)" if p.unused < whole else "")
+            + ": their p-values rest on an extrapolated tail, and are at most "
             f"{p.floor:.2g} in any case"
         )
     if marked is not None:

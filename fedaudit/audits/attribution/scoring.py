@@ -1,10 +1,10 @@
 """Scores of candidate models: differential, combined over rounds, on all keys at once.
 
-An audit works with `Marks`: scores of models on the owner's keys and on unused keys, as one matrix.
-The unused keys, which nobody trained on, give the null.
+The audit works with `Marks`: scores of models on the owner's keys and on unused keys, as one
+matrix. Nobody trained on the unused keys: they give the null.
 
-Shapes: models (M, d); statistics (M, S + U) with the S keys of the owner first. Where each key has
-a null of its own (`apart`), there are U columns for every key, one key's after the other's.
+Shapes: models (M, d); statistics (M, S + U) with the S keys of the owner first. If each key has a
+separate null (`apart`), every key has U columns of its own, one key's after the other's.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from fedaudit.errors import UsageError
 class Marks(Protocol):
     """The owner's `keys`, and scores on them and on `unused` others.
 
-    A mark whose keys cannot share a null has `apart = True`: `unused` others for each key. One
-    whose score is far from linear in an update has `linear = False`: clients are then not held
-    against others of a round, and groups with a client are held against those without it. One whose
-    scores are z-scores by themselves has `standard = True`: the published score is their difference
-    as it is.
+    `apart = True`: keys cannot share a null, each has `unused` keys of its own. `linear = False`:
+    the score is far from linear in an update. Clients are then not compared with others of a round;
+    groups with a client are compared with groups without it. `standard = True`: scores already are
+    z-scores, and the published score is their plain difference.
     """
 
     @property
@@ -40,7 +39,7 @@ class Marks(Protocol):
 
 @dataclass(frozen=True)
 class KeyBlock:
-    """Columns of keys and of the unused ones that are their null: `own` (s,), `null` (u,)."""
+    """Columns of keys and of the unused keys that form their null: `own` (s,), `null` (u,)."""
 
     own: npt.NDArray[np.int64]
     null: npt.NDArray[np.int64]
@@ -51,7 +50,7 @@ class KeyBlock:
 
 
 def blocks(columns: int, keys: int, apart: bool) -> tuple[KeyBlock, ...]:
-    """Which of S + U columns belong together: one block, or one for each key."""
+    """Blocks of columns with a common null: one block, or one per key."""
     if not apart or keys == 0:
         return (KeyBlock(np.arange(keys), np.arange(keys, columns)),)
     unused = (columns - keys) // keys
@@ -63,17 +62,17 @@ def blocks(columns: int, keys: int, apart: bool) -> tuple[KeyBlock, ...]:
 def standardised(
     statistics: npt.ArrayLike, keys: int, *, apart: bool = False, every: bool = False
 ) -> Floats:
-    """z-scores (M, keys) of models on the owner's keys, against the unused ones of the same model.
+    """z-scores (M, keys) of models on the owner's keys, against unused keys of the same model.
 
-    This is the published kind of score: a z of one model. A difference of two is not a z. With
-    `every` unused keys are standardised like the owner's, each among all of its null.
+    The published score is such a z of one model. A difference of two is not a z. With `every`,
+    unused keys are standardised too, each against its whole null.
     """
     raw = np.asarray(statistics, dtype=np.float64)
     out = np.empty_like(raw)
     for block in blocks(raw.shape[1], keys, apart):
         centre, deviation = _null_of(raw[:, block.null])
         off = raw[:, block.columns] - centre
-        # a model under which all unused keys score alike says nothing
+        # a model that scores all unused keys alike is no evidence
         out[:, block.columns] = np.divide(off, deviation, np.zeros_like(off), where=deviation > 0)
     return out if every else out[:, :keys]
 
@@ -93,7 +92,7 @@ def _null_of(null: Floats) -> tuple[Floats, Floats]:
             "unused keys all score the same",
             expected="scores that differ between keys",
             got="a deviation of 0",
-            remedy="check the score: it does not depend on its probes",
+            remedy="check the score function: its value does not depend on its probes",
         )
     return null.mean(axis=1, keepdims=True), deviation
 
@@ -104,9 +103,9 @@ def differential(candidates: npt.ArrayLike, reference: npt.ArrayLike) -> Floats:
 
 
 def stouffer_by_client(scores: npt.ArrayLike) -> Floats:
-    """[FedAttr] Eqs. (8) and (28): (T, K, ...) -> (K, ...), each over the rounds it took part in.
+    """[FedAttr] Eqs. (8) and (28): (T, K, ...) -> (K, ...), each over the client's own rounds.
 
-    NaN where a client was not there. A client in no round has no evidence at all: NaN.
+    NaN marks rounds without the client; a client in no round gets NaN.
     """
     z = np.asarray(scores, dtype=np.float64)
     rounds = (~np.isnan(z)).sum(axis=0)

@@ -10,24 +10,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedaudit.errors import UsageError
 from fedaudit.results import Bound
+from fedaudit.settings import Count, Fraction, NonNegative, Positive, require
 from fedaudit.stats.query_plans import check_pairs
-
-
-def _check(name: str, fine: bool, expected: str, got: object) -> None:
-    if not fine:
-        raise UsageError(
-            f"{name} is out of range", expected=expected, got=str(got), remedy=f"change {name}"
-        )
-
 
 # -- errors over rounds: Theorem 3 -----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ErrorBounds:
-    """Bounds on a benign client being flagged and on a marked one being missed; 1 says nothing."""
+    """Bounds on the chance to flag a benign client and to miss a marked one; 1 says nothing."""
 
     false_positive: float
     false_negative: float
@@ -39,12 +31,12 @@ def error_bounds(
     """Theorem 3 ([FedAttr] Eq. (9)), under Assumption 1.
 
     Outside sqrt(T) eps < gamma < sqrt(T) m the theorem is void, and the bound is 1. With the
-    paper's own constants (m 3.3, eps 1.2, nu 0.85, gamma 4) the first is 0.30 at T = 5, and void
-    from T = 12 on: benign drift grows as sqrt(T), a fixed threshold does not.
+    paper's own constants (m 3.3, eps 1.2, nu 0.85, gamma 4) the false-positive bound is 0.30 at
+    T = 5 and void from T = 12 on: benign drift grows as sqrt(T), a fixed threshold does not.
     """
-    _check("rounds", rounds >= 1, "at least 1", rounds)
-    _check("noise", noise > 0, "above 0", noise)
-    _check("drift", drift >= 0, "at least 0", drift)
+    require(Count, rounds=rounds)
+    require(Positive, noise=noise)
+    require(NonNegative, drift=drift)
     grown = math.sqrt(rounds)
 
     def tail(margin: float) -> float:
@@ -58,28 +50,29 @@ def growing_threshold(rounds: int, *, drift: float, noise: float, error: float) 
 
     gamma_T = sqrt(T) eps + nu sqrt(2 ln(1 / error)).
     """
-    _check("error", 0 < error < 1, "between 0 and 1", error)
+    require(Fraction, error=error)
     return math.sqrt(rounds) * drift + noise * math.sqrt(2 * math.log(1 / error))
 
 
 def anytime_threshold(
     rounds: int, *, drift: float, noise: float, error: float, tuned_to: float = 5.0
 ) -> float:
-    """A threshold that a benign client crosses at no round at all, but with probability `error`.
+    """A threshold that a benign client ever crosses, at any round, with probability `error` at
+    most.
 
     Under Assumption 1 S_T - T eps is at most a nu-sub-Gaussian sum; Robbins' mixture over slopes
     with variance 1 / (nu^2 rho) bounds all rounds at once by Ville's inequality:
     S_T - T eps < nu sqrt((T + rho) (2 ln(1/error) + ln(1 + T/rho))). `tuned_to` is rho: about the
-    round at which the boundary is closest to that of a fixed T. The paper proposes to stop when
-    the margin suffices (Appendix H.4), which a fixed threshold does not allow.
+    round at which the boundary is closest to that of a fixed T. The paper stops when the margin
+    suffices (Appendix H.4); a fixed threshold is not valid for that.
     """
-    _check("error", 0 < error < 1, "between 0 and 1", error)
-    _check("tuned_to", tuned_to > 0, "above 0", tuned_to)
+    require(Fraction, error=error)
+    require(Positive, tuned_to=tuned_to)
     inside = 2 * math.log(1 / error) + math.log1p(rounds / tuned_to)
     return math.sqrt(rounds) * drift + noise * math.sqrt((1 + tuned_to / rounds) * inside)
 
 
-# -- what one release tells: Theorems 4 and 11 -----------------------------------------------------
+# -- leakage of one release: Theorems 4 and 11 -----------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -91,16 +84,16 @@ class Masking:
 
 
 RELEASE = (
-    "one estimate seen alone, i.i.d. updates with independent whitened coordinates, and a further "
-    "term C_xi d / M_eff of unspecified constant left out: with Gaussian updates it is 0"
+    "one estimate seen alone, and i.i.d. updates with independent whitened coordinates; leaves out "
+    "a term C_xi d / M_eff of unspecified constant, which is 0 for Gaussian updates"
 )
 
 
 def leakage(masked: Masking, *, dimensions: float = 1.0) -> float:
     """Theorem 11, Gaussian term: d/2 ln(1 + 1/c) nats; infinite if nothing masks the target.
 
-    The theorem's second term, C_xi d / M_eff, has a constant that is nowhere specified. For
-    Gaussian updates it is zero, and the Gaussian term is the mutual information itself.
+    The paper does not specify the constant of the second term, C_xi d / M_eff. For Gaussian updates
+    this term is zero, and the Gaussian term is the mutual information itself.
     """
     if masked.strength == 0:
         return math.inf
@@ -108,10 +101,10 @@ def leakage(masked: Masking, *, dimensions: float = 1.0) -> float:
 
 
 def leakage_bound(clients: int, others: int, repeats: int, *, dimensions: float = 1.0) -> Bound:
-    """Theorem 4, Gaussian term, at the weakest masking that is accepted: c = aN.
+    """Theorem 4, Gaussian term, at the weakest accepted masking: c = aN.
 
-    Conditional: see `assumes`. It speaks of one release; all releases of a round together give
-    every update away (`audits.query_plan`).
+    Conditional: see `assumes`. Covers one release only; all releases of a round together reveal
+    every update (`audits.query_plan`).
     """
     check_pairs(clients, others, repeats)
     weakest = (1 - others / (clients - 1)) / repeats * others

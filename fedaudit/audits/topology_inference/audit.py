@@ -21,7 +21,7 @@ from fedaudit.audits.topology_inference import (
     rewiring,
     scores,
 )
-from fedaudit.audits.topology_inference.channels import Channel, Corpus, Tables
+from fedaudit.audits.topology_inference.channels import Channel, Corpus, FeatureTables
 from fedaudit.audits.topology_inference.facts import FACTS
 from fedaudit.audits.topology_inference.features import Observed, Place
 from fedaudit.errors import ConfigError, NotApplicable, NotObservable
@@ -30,22 +30,22 @@ from fedaudit.settings import Count, EachOnce, Fraction, ShareBelowOne, Whole, c
 from fedaudit.stats import intervals, query_algebra
 from fedaudit.trace import Truth, View
 
-EVERY: tuple[Channel, ...] = ("A1", "A2-topo", "A2-org", "A2-full", "topo", "org")
+ALL_CHANNELS: tuple[Channel, ...] = ("A1", "A2-topo", "A2-org", "A2-full", "topo", "org")
 ROUND_STEPS = (1, 2, 5)
-"""Rounds observed grow by these times powers of ten."""
-SURE = 0.95
+"""Numbers of observed rounds: these times powers of ten."""
+BAND_COVERAGE = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inference:
     """The attack's answer for n clients.
 
-    `guesses` channel -> (n,), with `bands` channel -> half width that held for 95 % of the shadows'
-    clients. Of F shadow federations, each guessed by a regressor that saw the others: `learnt`
-    channel -> (F,) lifts, `null` the same where p was dealt at random. `best` is the channel that
-    did best on shadows: the verdict rests on it. `by_rounds` rounds observed -> (F,) lifts of A1.
-    `through_sums` guess (n,) and lifts (F,) of A1 from sums only. `rewired` what-if -> channel ->
-    (F,) lifts, `in_words` what was changed.
+    `guesses`: channel -> (n,). `bands`: channel -> half width that covers 95 % of the shadows'
+    clients. `learnt`: channel -> (F,) lifts on F shadow federations, each guessed by a regressor
+    trained on the others; `null`: the same with p permuted. `best`: the channel with most lift on
+    shadows, on which the verdict rests. `by_rounds`: observed rounds -> (F,) lifts of A1.
+    `through_sums`: guess (n,) and lifts (F,) of A1 from sums only. `rewired`: what-if -> channel ->
+    (F,) lifts; `change_in_words`: what-if -> the change.
     """
 
     clients: tuple[str, ...]
@@ -60,7 +60,7 @@ class Inference:
     by_rounds: Mapping[int, Floats] = field(default_factory=dict)
     through_sums: tuple[Floats, Floats] | None = None
     rewired: Mapping[str, Mapping[str, Floats]] = field(default_factory=dict)
-    in_words: Mapping[str, str] = field(default_factory=dict)
+    change_in_words: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     vantage: str = ""
     trace_sha256: str = ""
@@ -71,14 +71,14 @@ class Inference:
 class TopologyInference(Audit):
     """Guess each client's share of sensitive classes from updates, position and organisation.
 
-    `sensitive`: class numbers. `channels`: adversaries to compare. `regressor`: what learns from
-    shadows. `features`: all, or those of the paper. `shadows`: federations that the adversary
-    trains at home; `corpus`: their records, "held_out" or a file; `prior`: how they deal them out
-    ("matched" as the target, "dirichlet" not, "auto" matched where anybody could); `protected`:
-    with the target's protection; `seed` of the shadows. `top`: k of top-k recovery (default a tenth
-    of the clients). `threshold`: share above which a client counts as high in AUROC (default the
-    mean). `by_rounds`, `sums`: lift by rounds observed, and through sums only. `what_if`: changes
-    to try on shadows, each of which trains them once more.
+    `sensitive`: class numbers. `channels`: adversaries to compare. `regressor`: model that learns
+    from shadows. `features`: all, or those of the paper. `shadows`: number of federations that the
+    adversary trains itself. `corpus`: their records, "held_out" or a file. `prior`: how records are
+    partitioned ("matched" as in the target, "dirichlet" not, "auto" matched if any adversary could
+    match it). `protected`: train shadows with the target's protection. `seed` of the shadows.
+    `top`: k of top-k recovery (default a tenth of the clients). `threshold`: share above which a
+    client counts as high in AUROC (default the mean). `by_rounds`, `sums`: measure lift by observed
+    rounds, and from sums only. `what_if`: changes to try on shadows; each trains them once more.
     """
 
     name: ClassVar[str] = "topology_inference"
@@ -90,7 +90,7 @@ class TopologyInference(Audit):
     facts: ClassVar[AuditFacts] = FACTS
     vantage: str = "wiretap"
     sensitive: Annotated[tuple[Whole, ...], MinLen(1), EachOnce(), "class numbers"] = (0,)
-    channels: Annotated[tuple[Channel, ...], MinLen(1), EachOnce()] = EVERY
+    channels: Annotated[tuple[Channel, ...], MinLen(1), EachOnce()] = ALL_CHANNELS
     regressor: regressors.Kind = "lightgbm"
     features: Literal["all", "published"] = "all"
     shadows: Annotated[int, Ge(regressors.FEWEST_FEDERATIONS)] = 60
@@ -128,7 +128,7 @@ class TopologyInference(Audit):
         shadows = knowledge.shadows
         if shadows is None:
             raise NotApplicable(
-                "nothing can be learnt without shadow federations",
+                "this audit learns from shadow federations, and there are none",
                 code="no_shadows",
                 expected="federations of the adversary's own, with their labels",
                 got="none",
@@ -161,11 +161,11 @@ class TopologyInference(Audit):
             published=self.features == "published",
         )
         guesses, bands, learnt, null = self._learn(usable, made, corpus, rng)
-        channels.refuse_lift(null, "p was dealt to the clients of each federation at random")
+        channels.check_null(null, "p was permuted across the clients of each federation")
         if not shadows.coupled:
             alone = {c: v for c, v in learnt.items() if c in ("topo", "org")}
-            channels.refuse_lift(alone, "the prior ties no class to a place")
-        notes = [*shadows.notes, *knowledge.notes, *self._said(missing, place, made, corpus)]
+            channels.check_null(alone, "the prior ties no class to a place")
+        notes = [*shadows.notes, *knowledge.notes, *self._notes(missing, place, made, corpus)]
         through = None
         if sums and target is not None and "A1" in usable:
             through = self._through_sums(view, place, shadows, corpus, rng)
@@ -179,7 +179,7 @@ class TopologyInference(Audit):
             sensitive=self.sensitive,
             guesses=guesses,
             bands=bands,
-            best=best_of(learnt),
+            best=best_channel(learnt),
             shadow_mean=corpus.mean,
             shadow_variance=corpus.variance,
             learnt=learnt,
@@ -187,7 +187,7 @@ class TopologyInference(Audit):
             by_rounds=by_rounds,
             through_sums=through,
             rewired=rewired,
-            in_words=words,
+            change_in_words=words,
             notes=tuple(notes),
             vantage=view.vantage,
             trace_sha256=view.trace_sha256,
@@ -196,7 +196,7 @@ class TopologyInference(Audit):
     def _check_classes(self, classes: int) -> None:
         if classes < 2:
             raise NotApplicable(
-                "the data have one class only: every client's share of it is 1",
+                "the data have only one class: every client's share of it is 1",
                 code="one_class",
                 expected="records with labels of at least two classes",
                 got=f"{classes} class",
@@ -211,13 +211,14 @@ class TopologyInference(Audit):
             )
 
     def _usable(self, missing: Mapping[str, str]) -> tuple[str, ...]:
-        """Channels that there are here; at least one."""
+        """Channels that the view offers, at least one."""
         usable = tuple(c for c in self.channels if channels.usable(c, missing))
         if not usable:
             raise NotApplicable(
-                "none of the channels can be seen here",
+                "this view shows none of the channels",
                 code="no_channels",
-                expected="updates with senders, differing places, or organisations of several",
+                expected="updates with senders, different places, or organisations with several "
+                "members",
                 got="; ".join(f"no {part}: {why}" for part, why in missing.items()),
                 remedy="other channels, or another vantage",
             )
@@ -226,23 +227,23 @@ class TopologyInference(Audit):
     def _learn(
         self,
         usable: tuple[str, ...],
-        made: Tables,
+        made: FeatureTables,
         corpus: Corpus,
         rng: np.random.Generator,
     ) -> tuple[dict[str, Floats], dict[str, float], dict[str, Floats], dict[str, Floats]]:
-        """Guesses, bands, and lifts of shadows with their p, and with p dealt at random."""
+        """Guesses, bands, and lifts on shadows with their own p and with permuted p."""
         federation = corpus.row_federation()
-        dealt = channels.dealt_at_random(corpus.p, rng)
+        permuted = channels.permute_shares(corpus.p, rng)
         guesses, bands, learnt, null = {}, {}, {}, {}
         for c in usable:
             x, own = made.of(c)
             guessed = channels.cross_validated(self.regressor, x, corpus.p, rng)
             learnt[c] = scores.lifts_by_federation(guessed, corpus.p)
-            bands[c] = float(np.quantile(np.abs(guessed - corpus.p), SURE))
+            bands[c] = float(np.quantile(np.abs(guessed - corpus.p), BAND_COVERAGE))
             fitted = regressors.fit(self.regressor, x, corpus.p.ravel(), federation, rng)
             guesses[c] = fitted(own)
-            blind = channels.cross_validated(self.regressor, x, dealt, rng)
-            null[c] = scores.lifts_by_federation(blind, dealt)
+            blind = channels.cross_validated(self.regressor, x, permuted, rng)
+            null[c] = scores.lifts_by_federation(blind, permuted)
         return guesses, bands, learnt, null
 
     def _through_sums(
@@ -253,7 +254,7 @@ class TopologyInference(Audit):
         corpus: Corpus,
         rng: np.random.Generator,
     ) -> tuple[Floats, Floats]:
-        """A1 as if only means over neighbourhoods had been seen: its guess, and lifts (F,)."""
+        """A1 from means over neighbourhoods only: its guess (n,) and lifts (F,)."""
         seen = channels.observe(view, place, shadows.classes, self.sensitive, sums=True)
         made = channels.tables(
             corpus, seen.values, published=self.features == "published", sums=True
@@ -271,7 +272,7 @@ class TopologyInference(Audit):
         noise: Floats | None,
         rng: np.random.Generator,
     ) -> dict[int, Floats]:
-        """Lifts (F,) of A1 on shadows from the first t rounds, for some t."""
+        """Number of rounds t -> lifts (F,) of A1 on shadows from the first t rounds."""
         assert corpus.single is not None
         total = min(corpus.single.shape[1], observed)
         out = {}
@@ -294,10 +295,11 @@ class TopologyInference(Audit):
         noise: Floats | None,
         rng: np.random.Generator,
     ) -> tuple[dict[str, dict[str, Floats]], dict[str, str]]:
-        """Lifts (F,) of shadows after each change, by channel."""
+        """What-if -> channel -> lifts (F,) on shadows after the change, and the changes in
+        words."""
         out: dict[str, dict[str, Floats]] = {}
         words: dict[str, str] = {}
-        looked_at = [c for c in ("A2-full", "topo", "org") if c in self.channels]
+        compared = [c for c in ("A2-full", "topo", "org") if c in self.channels]
         parameters = any("parameters" in channels.PARTS[c] for c in usable)
         for how in self.what_if:
             changed, words[how] = rewiring.rewire(place, how, len(shadows), rng)
@@ -310,7 +312,7 @@ class TopologyInference(Audit):
                 corpus, None, noise=noise, published=self.features == "published"
             )
             lifts: dict[str, Floats] = {}
-            for c in looked_at:
+            for c in compared:
                 if not any(part in made.shadows for part in channels.PARTS[c]):
                     continue
                 guessed = channels.cross_validated(self.regressor, made.of(c)[0], corpus.p, rng)
@@ -318,11 +320,11 @@ class TopologyInference(Audit):
             out[how] = lifts
         return out, words
 
-    def _said(
+    def _notes(
         self,
         missing: Mapping[str, str],
         place: Place,
-        made: Tables,
+        made: FeatureTables,
         corpus: Corpus,
     ) -> list[str]:
         said = [
@@ -340,9 +342,9 @@ class TopologyInference(Audit):
         if "organisation" not in missing and (alone := place.lone_members()):
             said.append(
                 f"{len(alone)} of {len(set(place.organisations or ()))} organisations have one "
-                "member: its label names that client, so what the organisation channel says of "
-                f"{', '.join(alone[:3])}{', ...' if len(alone) > 3 else ''} is learnt from shadows "
-                "of this very place, not of a group"
+                "member: for "
+                f"{', '.join(alone[:3])}{', ...' if len(alone) > 3 else ''} the organisation "
+                "channel learns from shadows of that single place, not of a group"
             )
         pieces = place.components() if place.edges else []
         if len(pieces) > 1:
@@ -352,8 +354,8 @@ class TopologyInference(Audit):
                 for c in pieces[:5]
             )  # fmt: skip
             said.append(
-                f"the graph has {len(pieces)} components: {shown}; who cannot reach the root "
-                f"counts as {place.n} hops away"
+                f"the graph has {len(pieces)} components: {shown}; a client that cannot reach the "
+                f"root counts as {place.n} hops away"
             )
         return said
 
@@ -400,7 +402,7 @@ class TopologyInference(Audit):
         estimates, lacking = self._estimates(outcome, guess, rng)
         headline = f"explained ({guess.best})"
         explained = estimates[headline]
-        # the interval would have to be this far up to lie above zero
+        # a value this far above zero has an interval above zero
         seen_from = explained.value - explained.low
         return AuditResult(
             **shared,
@@ -467,7 +469,7 @@ class TopologyInference(Audit):
                 )
         for c, lifts in guess.null.items():
             out[f"null_lift ({c})"] = scores.over_federations(
-                lifts, what="shadows, p dealt at random", **level
+                lifts, what="shadows, p permuted", **level
             )
         return out, tuple(lacking.values())
 
@@ -513,24 +515,23 @@ class TopologyInference(Audit):
     def _findings(
         self, outcome: scores.Outcome, guess: Inference, rng: np.random.Generator
     ) -> list[str]:
-        """What the numbers say, in sentences that are made from them."""
+        """Notes on the results."""
         p = outcome.p
         said = [
             f"sensitive classes {', '.join(map(str, self.sensitive))}: shares from {p.min():.3g} "
             f"to {p.max():.3g} over {len(p)} clients, mean {p.mean():.3g} (shadows "
             f"{outcome.shadow_mean:.3g})",
-            f"the verdict rests on {guess.best}, which did best on the adversary's own shadows; "
+            f"the verdict rests on {guess.best}, the best channel on the adversary's own shadows; "
             "intervals resample the clients of this one run",
         ]
         adjusted = scores.channel_p_values(outcome, list(outcome.guesses), rng)
         shown = ", ".join(f"{c} {q:.2g}" for c, q in adjusted.items())
         said.append(f"p-values of no lift, paired bootstrap over clients, Holm: {shown}")
         said.append(
-            f"null check passed: with p dealt at random in {len(next(iter(guess.null.values())))} "
-            f"shadow federations no channel has lift (one-sided t, Holm, level "
-            f"{channels.ALARM:g}); the largest mean is "
-            f"{max(float(v.mean()) for v in guess.null.values()):.2g}. A fault too small to show "
-            "in so many federations would pass"
+            f"null check passed: with p permuted in {len(next(iter(guess.null.values())))} shadow "
+            f"federations no channel has lift (one-sided t, Holm, level {channels.ALARM:g}); the "
+            f"largest mean is {max(float(v.mean()) for v in guess.null.values()):.2g}. A fault too "
+            "small for this number of federations would pass"
         )
         if guess.by_rounds:
             enough = next(
@@ -539,19 +540,19 @@ class TopologyInference(Audit):
             )
             total = max(guess.by_rounds)
             said.append(
-                f"A1 reads nothing from {total} rounds of shadows"
+                f"A1 has no lift on shadows after {total} rounds"
                 if enough is None
-                else f"A1 reads shadows from {enough} round{'s' if enough > 1 else ''} on"
+                else f"A1 has lift on shadows from {enough} round{'s' if enough > 1 else ''} on"
             )
-        for how, text in guess.in_words.items():
+        for how, text in guess.change_in_words.items():
             said.append(f"what-if {how}: {text}")
         return said
 
 
-def best_of(learnt: Mapping[str, Floats]) -> str:
+def best_channel(learnt: Mapping[str, Floats]) -> str:
     """The channel with most lift on shadows; A2-full unless another is better by a standard error.
 
-    Chosen by the adversary before it looks at the target: no correction for choosing is due.
+    The adversary chooses before it sees the target, so no correction for the choice is needed.
     """
     best = max(learnt, key=lambda c: float(learnt[c].mean()))
     if "A2-full" in learnt and best != "A2-full":
@@ -577,7 +578,7 @@ def _without_parameters(corpus: Corpus) -> Corpus:
 
 
 def _solvable(place: Place) -> str:
-    """Whether sums over neighbourhoods hide single updates at all."""
+    """A note on whether sums over neighbourhoods hide single updates."""
     groups = (place.summing_groups() > 0).astype(np.float64)
     alone = len(query_algebra.recoverable(groups))
     what = "organisations" if place.has_groups() else "closed neighbourhoods"
@@ -585,7 +586,7 @@ def _solvable(place: Place) -> str:
         what = "everyone"
     if alone:
         return (
-            f"sums over {what} hide little: {alone} of {place.n} single updates can be solved for "
-            "from a round's sums; lift from sums only is that of one who does not solve"
+            f"sums over {what} hide little: a round's sums determine {alone} of {place.n} single "
+            "updates; lift from sums only is that of an observer who does not solve for them"
         )
-    return f"no single update can be solved for from sums over {what}"
+    return f"sums over {what} determine no single update"

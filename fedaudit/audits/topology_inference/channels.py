@@ -1,14 +1,14 @@
-"""The reference adversaries: which features each one has, and what it learns from shadows.
+"""The reference adversaries: the features of each one, and how it learns from shadows.
 
     A0        one guess for all: the federation's mean
     A1        parameters
-    A2-topo   parameters, structure (degree, distance to the root, betweenness), and how the update
-              resembles those of the neighbours
+    A2-topo   parameters, structure (degree, distance to the root, betweenness), and the similarity
+              of the update to those of the neighbours
     A2-org    parameters and organisation
     A2-full   all three
     topo, org the channel alone, without parameters (not in the paper)
 
-[TopologyAwareDP] Sections III-D and IV. A regressor of its own per adversary, all on the same
+[TopologyAwareDP] Sections III-D and IV. Each adversary has its own regressor, all on the same
 shadows.
 """
 
@@ -41,7 +41,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "org": ("organisation",),
 }
 ALARM = 1e-3
-"""Level, over all channels together, at which the null is taken to have failed."""
+"""Level of the null check, over all channels together."""
 
 
 def share_of(truth: Truth, clients: Sequence[str], sensitive: Sequence[int]) -> Floats:
@@ -62,14 +62,14 @@ def share_of(truth: Truth, clients: Sequence[str], sensitive: Sequence[int]) -> 
     return np.array(rows)
 
 
-# -- what the shadows show -------------------------------------------------------------------------
+# -- signals of the shadows ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Labelled federations: signals (F, T, n, S), the same through sums, and p (F, n).
+    """Labelled federations: signals (F, T, n, S) of single updates and of sums, and p (F, n).
 
-    `places` (F,) of their clients, most often one and the same.
+    `places` (F,) of their clients, usually all the same.
     """
 
     places: tuple[Place, ...]
@@ -89,7 +89,7 @@ class Corpus:
 
     @property
     def variance(self) -> float:
-        """Of p within a federation, on average."""
+        """Mean variance of p within a federation."""
         return float(self.p.var(axis=1).mean())
 
     def row_federation(self) -> npt.NDArray[np.int64]:
@@ -105,10 +105,10 @@ def gather(
     parameters: bool = True,
     sums: bool = False,
 ) -> Corpus:
-    """Signals and labels of all shadows; a federation is dropped once its signals are taken."""
+    """Signals and labels of all shadows; each federation is dropped after reading."""
     places = (where,) * len(shadows) if isinstance(where, Place) else tuple(where)
-    regressors.enough(len(shadows), len(shadows) * places[0].n)
-    look = Look(places, shadows.classes, tuple(sensitive), parameters, sums)
+    regressors.require_enough(len(shadows), len(shadows) * places[0].n)
+    look = ShadowReader(places, shadows.classes, tuple(sensitive), parameters, sums)
     found = list(shadows.each(look))
     single = [one.single for one in found if one.single is not None]
     return Corpus(
@@ -121,8 +121,8 @@ def gather(
     )
 
 
-class Looked(NamedTuple):
-    """What is kept of one shadow: p (n,), signals (T, n, S), the same through sums."""
+class ShadowSignals(NamedTuple):
+    """Signals of one shadow: p (n,), signals (T, n, S) of single updates and of sums."""
 
     p: Floats
     single: Observed | None
@@ -130,8 +130,8 @@ class Looked(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Look:
-    """Takes signals and labels of one shadow, wherever it was trained."""
+class ShadowReader:
+    """Reads signals and labels of one shadow, in the process that trained it."""
 
     places: tuple[Place, ...]
     classes: int
@@ -139,16 +139,16 @@ class Look:
     parameters: bool
     sums: bool
 
-    def __call__(self, number: int, view: View, truth: Truth) -> Looked:
+    def __call__(self, number: int, view: View, truth: Truth) -> ShadowSignals:
         place = self.places[number]
         p = share_of(truth, place.clients, self.sensitive)
         if not self.parameters:
-            return Looked(p, None, None)
+            return ShadowSignals(p, None, None)
         own = observe(view, place, self.classes, self.sensitive)
         if not self.sums:
-            return Looked(p, own, None)
+            return ShadowSignals(p, own, None)
         summed = observe(view, place, self.classes, self.sensitive, sums=True)
-        return Looked(p, own, summed.values)
+        return ShadowSignals(p, own, summed.values)
 
 
 def observe(
@@ -160,7 +160,7 @@ def observe(
 def missing_parts(
     place: Place, parameters: NotObservable | None, differs: str | None = None
 ) -> dict[str, str]:
-    """Parts that nobody has here, and why."""
+    """Missing part -> why no adversary has it here."""
     out = {}
     if parameters is not None:
         out["parameters"] = parameters.what
@@ -183,7 +183,7 @@ def missing_parts(
 
 
 def usable(channel: str, missing: Mapping[str, str]) -> bool:
-    """Whether a channel has what makes it one: its parameters, and something beyond them."""
+    """Whether a channel has its parameters, and at least one of its other parts."""
     parts = PARTS[channel]
     if "parameters" in parts and "parameters" in missing:
         return False
@@ -195,7 +195,7 @@ def usable(channel: str, missing: Mapping[str, str]) -> bool:
 
 
 @dataclass(frozen=True)
-class Tables:
+class FeatureTables:
     """Feature blocks of the shadows (F n, D) and of the target (n, D), by part."""
 
     shadows: dict[str, Table]
@@ -217,9 +217,9 @@ def tables(
     rounds: int | None = None,
     published: bool = False,
     sums: bool = False,
-) -> Tables:
-    """All blocks that there are. `target` (T, n, S) are its signals, of the same kind as asked for
-    of the shadows; without it the shadows stand for themselves."""
+) -> FeatureTables:
+    """All available feature blocks. `target` (T, n, S): its signals, of the same kind as the
+    shadows'; without it the first shadow stands in for the target."""
     blocks: dict[str, Table] = {}
     own: dict[str, Table] = {}
     signals = corpus.sums if sums else corpus.single
@@ -245,31 +245,30 @@ def tables(
     if places[-1].has_groups():
         fixed["organisation"] = [p.one_hot() for p in places]
     for part, values in fixed.items():
-        # the target stands where its shadows stand
+        # the target has the same places as its shadows
         own[part] = values[-1].astype(np.float32)
         blocks[part] = np.concatenate(values).astype(np.float32)
-    return Tables(blocks, own)
+    return FeatureTables(blocks, own)
 
 
 # -- learning and its null -------------------------------------------------------------------------
 
 
 def cross_validated(kind: regressors.Kind, x: Table, p: Floats, rng: np.random.Generator) -> Floats:
-    """Guesses (F, n) of every federation by a regressor that saw the others."""
+    """Guesses (F, n) for every federation, by a regressor trained on others."""
     federation = np.repeat(np.arange(len(p)), p.shape[1])
     return regressors.out_of_fold(kind, x, p.ravel(), federation, rng).reshape(p.shape)
 
 
-def dealt_at_random(p: Floats, rng: np.random.Generator) -> Floats:
-    """p (F, n) permuted across the clients of each federation: means and spreads stay, nothing
-    else does."""
+def permute_shares(p: Floats, rng: np.random.Generator) -> Floats:
+    """Permute p (F, n) across the clients of each federation, which keeps only mean and spread."""
     return rng.permuted(p, axis=1)
 
 
-def refuse_lift(lifts: dict[str, Floats], what: str) -> None:
-    """Raise if a channel shows lift where there is none: then no lift of this audit means anything.
+def check_null(lifts: dict[str, Floats], what: str) -> None:
+    """Raise if a channel has lift under the null: then no lift of this audit can be trusted.
 
-    `lifts` channel -> (F,) lifts of federations. One-sided t tests over federations, corrected for
+    `lifts`: channel -> (F,) lifts of federations. One-sided t tests over federations, corrected for
     the number of channels (Holm), at level 0.001.
     """
     if not lifts:
@@ -282,6 +281,6 @@ def refuse_lift(lifts: dict[str, Floats], what: str) -> None:
             f"topology_inference fails its own null: {what}",
             expected=f"no channel with lift (one-sided, Holm, level {ALARM:g})",
             got=f"lift of {shown}",
-            remedy="trust no lift of this audit: labels reach the features, or p depends on what "
-            "the null takes to be independent of it",
+            remedy="do not trust any lift of this audit: labels reach the features, or p depends "
+            "on something that the null takes as independent",
         )

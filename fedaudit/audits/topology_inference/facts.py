@@ -13,7 +13,7 @@ from fedaudit.audits.facts import (
     Words,
 )
 
-EXPLAINED = "share of the spread of class mixes between clients that an observer explains"
+EXPLAINED = "share of the variation in class mix between clients that an observer explains"
 
 FACTS = AuditFacts(
     measures=(
@@ -33,21 +33,22 @@ FACTS = AuditFacts(
         ),
         Measure("structure_part", GREATER, "squared share", "gain that a client's place adds"),
         Measure("organisation_part", GREATER, "squared share", "gain that the organisation adds"),
-        # a guess that is further off says less about the clients
+        # a larger error reveals less about the clients
         Measure("calibration_loss", LESS, "squared share", "mean squared error of the guesses"),
         Measure(
-            "top_recovery", GREATER, "share of the top k", "clients rightly guessed to be highest"
+            "top_recovery", GREATER, "share of the top k", "top k clients that are guessed right"
         ),
         Measure(
             "auroc", GREATER, "area from 0 to 1", "clients above the threshold told from the others"
         ),
-        Measure("shadow_lift", GREATER, "squared share", "gain on shadows that were not learnt"),
+        Measure("shadow_lift", GREATER, "squared share", "gain on held-out shadows"),
         Measure(
-            "shadow_lift_change", UNKNOWN, "squared share", "change of it under another hierarchy"
+            "shadow_lift_change",
+            UNKNOWN,
+            "squared share",
+            "change of the gain on shadows under another hierarchy",
         ),
-        Measure(
-            "null_lift", UNKNOWN, "squared share", "gain if class mixes are dealt out at random"
-        ),
+        Measure("null_lift", UNKNOWN, "squared share", "gain with permuted class mixes"),
     ),
     columns=(
         Column("gain", GREATER),
@@ -58,16 +59,15 @@ FACTS = AuditFacts(
         leak="An observer of the wire explains {value} of how clients differ in their share of the "
         "sensitive classes ({baseline}: no better than one guess for all).",
         no_evidence="An observer of the wire explains {value} of how clients differ in their share "
-        "of the sensitive classes, no more than one guess for all ({baseline}) can reach by "
-        "chance.",
+        "of the sensitive classes, which chance can explain (one guess for all: {baseline}).",
         advice=(
             Advice(
-                "noise against what parameters tell (DP-SGD hides records, a class mix needs far "
-                "more)"
+                "add noise against leaks through parameters (a class mix needs far more noise "
+                "than single records)"
             ),
             Advice(
-                "another hierarchy against what place and organisation tell, where no noise helps "
-                "(the audit's setting what_if measures others)"
+                "change the hierarchy against leaks through place and organisation, which "
+                "noise does not reduce (the audit's setting what_if tries others)"
             ),
         ),
         percent=True,

@@ -1,4 +1,4 @@
-"""What shadows cost, what the audit misses in a config, and how many clients it needs."""
+"""Cost of the shadows, what the audit needs in a config, and how many clients it needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedaudit.results import AuditResult, Need
 from fedaudit.stats import power
 
 EXPLAINED = 0.1
-"""Share explained that is to be shown where nobody says another."""
+"""Default share explained that an audit should be able to show."""
 
 
 def cost(shape: Shape, shadows: int, channels: int) -> float:
@@ -23,23 +23,23 @@ def missing(setting: Setting, shadows: int) -> Need | None:
     if setting.recording:
         return Need(
             code="no_shadows",
-            what="it learns from federations that it simulates, and a recording does not say how "
-            "clients train",
-            remedy="rebuild the federation as a config of fedaudit",
+            what="it learns from simulated federations, and a recording does not say how clients "
+            "train",
+            remedy="describe the federation in a fedaudit config",
         )
     if setting.classes < 2:
         return Need(code="one_class", what="records without classes have no class mix")
     if setting.hidden and not setting.places_differ and not setting.organisations:
         return Need(
             code="no_channels",
-            what="senders are hidden, and all places are alike: an observer has nothing to go by",
+            what="senders are hidden and all places are alike: no channel is left",
         )
     federations, rows = regressors.FEWEST_FEDERATIONS, regressors.FEWEST_ROWS
     if shadows < federations or shadows * setting.clients < rows:
         return Need(
             code="too_few_shadows",
-            what=f"too few shadows to learn from: {federations} federations and {rows} clients in "
-            "them at least",
+            what=f"too few shadows to learn from: at least {federations} federations with {rows} "
+            "clients in total",
         )
     return None
 

@@ -1,10 +1,9 @@
 """From features to a share in [0, 1]: LightGBM (default), a multilayer perceptron, or ridge.
 
-Everything that is chosen (number of trees, epochs, penalty) is chosen on federations that were held
-out, never on rows of a federation that was trained on: clients of one federation share a model, so
-a split by row would reward memory. What does not beat the mean of the shadows on those federations
-by a standard error is dropped for that mean: an adversary that learns nothing falls back to what it
-knows.
+The number of trees, epochs and the penalty are chosen on held-out federations, never on rows of a
+training federation: clients of one federation share a model, so a split by row would reward memory.
+A regressor that does not beat the mean of the shadows there by a standard error is replaced by that
+mean.
 
 Shapes: `x` (N, D) may hold NaN; `p` (N,) in [0, 1]; `federation` (N,) numbers the federation of a
 row; predictions (N,) are clipped to [0, 1].
@@ -43,7 +42,7 @@ TREE_SETTINGS: dict[str, Any] = {
     "bagging_freq": 1,
     "max_bin": 63,
     "verbosity": -1,
-    # the same trees on any number of threads
+    # equal trees for any number of threads
     "deterministic": True,
     "force_col_wise": True,
 }
@@ -53,19 +52,19 @@ PENALTIES = tuple(10.0**e for e in range(-1, 6))
 
 @dataclass(frozen=True)
 class Fitted:
-    """A regressor: `mean` of what it was trained on, and `beyond`, what it adds (None: nothing)."""
+    """A regressor: the `mean` p of its training rows, or a `predictor` that beats it."""
 
     mean: float
-    beyond: Callable[[Features], Floats] | None
+    predictor: Callable[[Features], Floats] | None
 
     def __call__(self, x: Features) -> Floats:
-        if self.beyond is None:
+        if self.predictor is None:
             return np.full(len(x), self.mean)
-        return np.clip(self.beyond(x), 0.0, 1.0)
+        return np.clip(self.predictor(x), 0.0, 1.0)
 
 
-def enough(federations: int, rows: int) -> None:
-    """Refuse a corpus of shadows from which nothing could be learnt and checked."""
+def require_enough(federations: int, rows: int) -> None:
+    """Refuse a corpus of shadows that is too small to learn from and validate on."""
     if federations < FEWEST_FEDERATIONS or rows < FEWEST_ROWS:
         clients = max(1, rows // max(federations, 1))
         need = max(FEWEST_FEDERATIONS, -(-FEWEST_ROWS // clients))
@@ -89,18 +88,18 @@ def fit(
     mean = float(p[~out].mean())
     if x.shape[1] == 0 or not np.ptp(p[~out]):
         return Fitted(mean, None)
-    beyond = _FITTING[kind](x[~out], p[~out], x[out], p[out], int(rng.integers(2**31)))
-    guess = np.clip(beyond(x[out]), 0.0, 1.0)
+    predictor = _FITTING[kind](x[~out], p[~out], x[out], p[out], int(rng.integers(2**31)))
+    guess = np.clip(predictor(x[out]), 0.0, 1.0)
     gain = (p[out] - mean) ** 2 - (p[out] - guess) ** 2
     each = np.array([gain[federation[out] == f].mean() for f in held])
     doubt = float(each.std(ddof=1)) / np.sqrt(len(each)) if len(each) > 1 else 0.0
-    return Fitted(mean, beyond if float(each.mean()) > doubt else None)
+    return Fitted(mean, predictor if float(each.mean()) > doubt else None)
 
 
 def out_of_fold(
     kind: Kind, x: Features, p: Floats, federation: npt.NDArray[np.int64], rng: np.random.Generator
 ) -> Floats:
-    """Predictions (N,) of every row by a regressor that saw nothing of its federation."""
+    """Predictions (N,) of every row by a regressor that was not trained on its federation."""
     names = rng.permutation(np.unique(federation))
     fold_of = {f: i % FOLDS for i, f in enumerate(names.tolist())}
     fold = np.array([fold_of[f] for f in federation.tolist()])
@@ -111,12 +110,12 @@ def out_of_fold(
     return out
 
 
-# -- the three kinds: trained on the first two, sized on the last two arguments --------------------
+# -- the three kinds: trained on x, p; sized on x_held, p_held -------------------------------------
 
-Beyond = Callable[[Features], Floats]
+Predictor = Callable[[Features], Floats]
 
 
-def _lightgbm(x: Features, p: Floats, x_held: Features, p_held: Floats, seed: int) -> Beyond:
+def _lightgbm(x: Features, p: Floats, x_held: Features, p_held: Floats, seed: int) -> Predictor:
     import lightgbm as lgb
 
     settings = {**TREE_SETTINGS, "seed": seed}
@@ -138,7 +137,7 @@ def _lightgbm(x: Features, p: Floats, x_held: Features, p_held: Floats, seed: in
 
 
 def _scaler(x: Features) -> Callable[[Features], Features]:
-    """Columns to mean 0 and deviation 1, what is missing to the mean."""
+    """A scaler of columns to mean 0 and deviation 1; missing values become the mean."""
     there = np.isfinite(x)
     count = np.maximum(there.sum(axis=0), 1)
     mean = np.where(there, x, 0.0).sum(axis=0) / count
@@ -147,13 +146,13 @@ def _scaler(x: Features) -> Callable[[Features], Features]:
 
     def scaled(rows: Features) -> Features:
         out = (np.where(np.isfinite(rows), rows, mean) - mean) / spread
-        # a target far outside what the shadows showed must not be extrapolated to without end
+        # limit extrapolation to a target far outside the shadows
         return np.clip(out, -10.0, 10.0).astype(np.float32)
 
     return scaled
 
 
-def _mlp(x: Features, p: Floats, x_held: Features, p_held: Floats, seed: int) -> Beyond:
+def _mlp(x: Features, p: Floats, x_held: Features, p_held: Floats, seed: int) -> Predictor:
     from sklearn.neural_network import MLPRegressor
 
     scaled = _scaler(x)
@@ -184,7 +183,7 @@ def _mlp(x: Features, p: Floats, x_held: Features, p_held: Floats, seed: int) ->
     return predict
 
 
-def _ridge(x: Features, p: Floats, x_held: Features, p_held: Floats, seed: int) -> Beyond:
+def _ridge(x: Features, p: Floats, x_held: Features, p_held: Floats, seed: int) -> Predictor:
     scaled = _scaler(x)
     own, held = scaled(x).astype(np.float64), scaled(x_held).astype(np.float64)
     mean = float(p.mean())
@@ -204,4 +203,8 @@ def _ridge(x: Features, p: Floats, x_held: Features, p_held: Floats, seed: int) 
     return predict
 
 
-_FITTING: dict[str, Callable[..., Beyond]] = {"lightgbm": _lightgbm, "mlp": _mlp, "ridge": _ridge}
+_FITTING: dict[str, Callable[..., Predictor]] = {
+    "lightgbm": _lightgbm,
+    "mlp": _mlp,
+    "ridge": _ridge,
+}

@@ -1,6 +1,6 @@
 """What-if: the same federation with other edges, or other organisations.
 
-Clients keep their records; only who talks to whom, or who belongs where, changes.
+Clients keep their records; only edges or organisations change.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ WhatIf = Literal["drop_edge", "split_organisation", "random_regular"]
 def rewire(
     place: Place, how: WhatIf, count: int, rng: np.random.Generator
 ) -> tuple[list[Place], str]:
-    """Where the clients of `count` federations stand after one change, and the change in words.
+    """Places of the clients of `count` federations after one change, and the change in words.
 
-    Halves and random graphs are drawn anew for every federation: in one fixed random graph the
-    betweenness of a client is as good as its name, and would be learnt by heart.
+    Halves and random graphs are drawn anew for every federation: in one fixed random graph a
+    client's betweenness identifies it, and regressors would memorise it.
     """
     if how == "drop_edge":
         changed, words = drop_edge(place)
@@ -34,7 +34,7 @@ def rewire(
 
 
 def drop_edge(place: Place) -> tuple[Place, str]:
-    """Without the edge that most shortest paths use, among those whose loss splits nothing."""
+    """Drop the edge with most shortest paths, among those that are no bridge."""
     import networkx as nx
 
     graph = place.graph()
@@ -45,7 +45,7 @@ def drop_edge(place: Place) -> tuple[Place, str]:
         raise NotApplicable(
             "no edge can be dropped",
             code="no_such_graph",
-            expected="an edge without which everyone still reaches everyone",
+            expected="an edge without which all clients still reach each other",
             got="none" if place.edges else "no edges at all",
             remedy="leave drop_edge out of what_if",
         )
@@ -55,7 +55,7 @@ def drop_edge(place: Place) -> tuple[Place, str]:
 
 
 def split_organisation(place: Place, rng: np.random.Generator) -> tuple[Place, str]:
-    """The largest organisation in two halves, drawn at random."""
+    """Split the largest organisation into two random halves."""
     size = Counter(place.organisations or ())
     if not size or max(size.values()) < 2:
         raise NotApplicable(
@@ -75,7 +75,7 @@ def split_organisation(place: Place, rng: np.random.Generator) -> tuple[Place, s
 
 
 def random_regular(place: Place, rng: np.random.Generator) -> tuple[Place, str]:
-    """A random graph in which everyone has as many neighbours as the mean client has now."""
+    """A random graph in which every client has the present mean number of neighbours."""
     import networkx as nx
 
     n = place.n
@@ -85,7 +85,7 @@ def random_regular(place: Place, rng: np.random.Generator) -> tuple[Place, str]:
         k = k - 1 if k > 1 else k + 1
     if k >= n:
         raise NotApplicable(
-            "there is no regular graph of this size",
+            "no regular graph of this size exists",
             code="no_such_graph",
             expected="three clients or more, or an even number of them",
             got=f"{n} clients",

@@ -1,17 +1,17 @@
-"""How close the guesses came: losses, lifts, ranks, and what each channel adds.
+"""Accuracy of the guesses: losses, lifts, ranks, and what each channel adds.
 
     calibration loss   L(g, p) = mean_i (g_i - p_i)^2
     lift               L(mean, p) - L(g, p): above 0 if a channel beats one guess for all
     top-k recovery     |top-k(g) and top-k(p)| / k, expected over random orders of ties
     AUROC              of g for y_i = [p_i > tau]; from 20 clients on, and only if both y occur
 
-[TopologyAwareDP] Table I. Lift is stated against the true mean of the federation (published: a
-guess that no adversary has) and against the mean of the shadows (what an adversary has).
+[TopologyAwareDP] Table I. Lift is stated against the true mean of the federation (published, but
+unknown to an adversary) and against the mean of the shadows (known to it).
 
-One run gives n clients: its intervals resample clients, and speak of clients of this run alone.
-Several runs give an interval that resamples runs (`over_runs`). The low end of a lift is also held
-to a permutation test: not above 0 unless the guesses follow p better than they follow p dealt to
-the clients at random (exact for any number of clients, where a bootstrap of few is not).
+One run gives n clients: its intervals resample clients, and hold for clients of this run only.
+Several runs give an interval that resamples runs (`over_runs`). A permutation test also limits the
+low end of a lift: it is above 0 only if guesses fit p better than they fit permuted p. This test is
+exact for any number of clients; a bootstrap of few clients is not.
 
 Shapes: `p` and guesses (n,); a bootstrap's stack (r, n, columns).
 """
@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from fedaudit.arrays import Floats
 from fedaudit.results import Estimate, Underpowered
-from fedaudit.stats import intervals
+from fedaudit.stats import intervals, roc
 from fedaudit.stats.combine import holm
 
 FEWEST_FOR_AUROC = 20
@@ -38,12 +38,12 @@ CONTRIBUTIONS = {
     "structure_part": ("A2-org", "A2-full"),
     "organisation_part": ("A2-topo", "A2-full"),
 }
-"""L(first) - L(second): what knowing more lowers the loss by. [TopologyAwareDP] Section III-D"""
+"""L(first) - L(second): the loss that more knowledge saves. [TopologyAwareDP] Section III-D"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """One run: what was true, what was guessed by channel, and the mean of the shadows."""
+    """One run: true p, guesses by channel, and the mean of the shadows."""
 
     p: Floats
     guesses: Mapping[str, Floats]
@@ -63,7 +63,7 @@ def lift(guess: npt.ArrayLike, p: npt.ArrayLike, mean: float | None = None) -> f
 
 
 def in_top(values: npt.ArrayLike, k: int) -> Floats:
-    """Probability of every entry to be among the k largest of its row, ties in random order.
+    """Chance of every entry to be among the k largest of its row, ties in random order.
 
     (..., n) to (..., n); rows sum to k.
     """
@@ -97,18 +97,18 @@ def _stacked_explained(stack: Floats) -> Floats:
 def lift_over_clients(
     guess: Floats, p: Floats, *, rng: np.random.Generator, confidence: float = 0.95
 ) -> Estimate:
-    """Lift against the true mean; resampling clients, its low end held to a permutation test."""
-    return _held_to_permutations(_stacked_lift, 1.0, guess, p, rng, confidence)
+    """Lift against the true mean, resampling clients; a permutation test limits its low end."""
+    return _with_permutation_test(_stacked_lift, 1.0, guess, p, rng, confidence)
 
 
 def explained_over_clients(
     guess: Floats, p: Floats, *, rng: np.random.Generator, confidence: float = 0.95
 ) -> Estimate:
-    """Lift / Var(p): the share of how clients differ that is guessed; at most 1."""
-    return _held_to_permutations(_stacked_explained, float(p.var()), guess, p, rng, confidence)
+    """Lift / Var(p): the share of the variance between clients that is explained; at most 1."""
+    return _with_permutation_test(_stacked_explained, float(p.var()), guess, p, rng, confidence)
 
 
-def _held_to_permutations(
+def _with_permutation_test(
     statistic: Callable[[Floats], Floats],
     unit: float,
     guess: Floats,
@@ -139,11 +139,11 @@ def _held_to_permutations(
 
 
 def permuted_lifts(guess: Floats, p: Floats, rng: np.random.Generator, count: int = 1999) -> Floats:
-    """Lifts of the same guesses with `p` dealt to the clients at random, (count,)."""
-    dealt = rng.permuted(np.broadcast_to(p - p.mean(), (count, len(p))), axis=1)
-    # L(mean) - L(g) = 2 cov(g, p) - mean (g - mean)^2, and only the first term is dealt anew
+    """Lifts of the same guesses with `p` permuted across clients, (count,)."""
+    permuted = rng.permuted(np.broadcast_to(p - p.mean(), (count, len(p))), axis=1)
+    # L(mean) - L(g) = 2 cov(g, p) - mean (g - mean)^2, and only the first term changes
     fixed = float(np.mean((guess - p.mean()) ** 2))
-    return np.asarray(2.0 * (dealt @ (guess - guess.mean())) / len(p) - fixed)
+    return np.asarray(2.0 * (permuted @ (guess - guess.mean())) / len(p) - fixed)
 
 
 def mean_over_clients(
@@ -172,7 +172,7 @@ def top_over_clients(
     assert isinstance(found, Estimate)
     return replace(
         found,
-        # a resample holds clients twice, whose ranks tie: the value may lie outside
+        # a resample repeats clients, whose ranks tie: the value may lie outside
         low=min(found.low, found.value),
         high=max(found.high, found.value),
         method="bootstrap over clients",
@@ -183,8 +183,6 @@ def auroc(
     guess: Floats, p: Floats, threshold: float, confidence: float = 0.95
 ) -> Estimate | Underpowered:
     """How well guesses rank clients with p above `threshold` before the others."""
-    from fedaudit.stats import roc
-
     if len(p) < FEWEST_FOR_AUROC:
         return Underpowered(what="AUROC (clients)", have=len(p), needed=FEWEST_FOR_AUROC)
     above = p > threshold
@@ -213,8 +211,8 @@ def channel_p_values(
 
 @dataclass(frozen=True, kw_only=True)
 class OverRuns:
-    """A number per run: its mean with an interval over runs, and a Holm-adjusted p-value of
-    "not above its baseline" among those that were compared together."""
+    """One number per run: its mean with an interval over runs, and a Holm-adjusted p-value of "not
+    above its baseline" among the numbers compared."""
 
     estimate: Estimate | Underpowered
     values: tuple[float, ...]
@@ -228,11 +226,11 @@ def over_runs(
     confidence: float = 0.95,
     resamples: int = RESAMPLES,
 ) -> dict[str, OverRuns]:
-    """Lifts of every channel and contributions, resampling whole runs; the same runs are drawn
-    for all of them (paired), p-values are corrected for their number.
+    """Lifts of every channel and contributions, resampling whole runs.
 
-    A bootstrap of few runs is too sure of itself: intervals are no narrower than Student's, and no
-    p-value lies below 2^-runs, which is what runs that all have one sign are worth.
+    All use the same resamples (paired), and p-values are corrected for their number. A bootstrap of
+    few runs is overconfident: intervals are at least as wide as Student's, and no p-value lies
+    below 2^-runs, the sign test's smallest.
     """
     measures: dict[str, Callable[[Outcome], float]] = {}
     for name in outcomes[0].guesses:

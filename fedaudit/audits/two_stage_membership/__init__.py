@@ -1,11 +1,11 @@
 """Does a client's contribution survive aggregation, and point back at its data?
 
-Question: a server adds up updates. Does one client's part still stand out of the sum (stage I), and
-does it raise the score of that client's own records (stage II)? And does an attack that uses this
-tell members from others?
+Question: a server adds up updates. Does one client's update still stand out of the sum (stage I)?
+Does it raise the scores of that client's own records (stage II)? Does an attack on this tell
+members from others?
 
 Vantage: SERVER, which sees single updates (named or anonymous) or, behind a secure sum, only what
-the model moved by. What is not observable is left out, and said.
+the model moved by. The audit skips what the view does not show, and notes it.
 
 Paper: [TwoStage], Sections 3 to 5: Eqs. (1)-(32), Lemmas 1-8, Theorem 1. One file per part:
 
@@ -13,26 +13,27 @@ Paper: [TwoStage], Sections 3 to 5: Eqs. (1)-(32), Lemmas 1-8, Theorem 1. One fi
     seen.py         what a view shows of a round
     pools.py        candidates of all clients side by side
     survival.py     stage I of all clients of a round at once
-    detection.py    its power where noise hides how long updates are
+    detection.py    power of stage I, also if noise hides the length of updates
     scoring.py      scores of many models on many records; directional derivatives along an update
-    attribution.py  stage II of all clients of a round, and the check of Theorem 1 and Lemma 6
+    attribution.py  stage II of all clients of a round, and measurements along single updates
     audit.py        the audit: attack a view, score the guess
     scores.py       the score: numbers of risk.py, attack.py, prediction.py and lemmas.py, tables of
                     tables.py and by_update.py
 
 Differs:
 - Published SUR rises when updates cancel (r = 1, lambda = -0.99: 7.07), so stage I as printed never
-  fails there. Beside it stands the shift test: with B known and Gaussian noise of deviation sigma
-  per coordinate, u is found with power Phi(|u|/sigma - z_{1-fpr}).
+  fails there. We add the shift test: with B known and Gaussian noise of deviation sigma per
+  coordinate, it finds u with power Phi(|u|/sigma - z_{1-fpr}).
 - Lemma 8 is not sufficient (scores +10 for 20 %, -1 for 80 % of the records: mean > 0, J < 0). The
   sound form is phi(<s, u>) > sqrt(Var)/4 + L |u|^2 / 8.
-- The published smoothness constant is calibrated on points of the segment that it is tested on.
-  Ours comes from Hessian-vector products on a grid of the segment (no supremum either: a grid), for
-  smooth activations only; the remainder itself is integrated, with an error estimate.
+- The paper calibrates its smoothness constant on points of the segment that it tests. Ours comes
+  from Hessian-vector products on a grid of the segment (a grid, not a supremum), for smooth
+  activations only. The remainder itself is integrated, with an error estimate.
 - Both scores of an increment share their random numbers.
-- Updates are taken from the model that each client was sent; where these differ there is no W + B.
-- The paper runs no attack. Ours asks about members and about matched records that nobody trained
-  on, so that a value has a baseline: TS-MIA of records nobody trained on is often as high.
+- An update is taken from the model that its client was sent. If these models differ there is no
+  W + B.
+- The paper runs no attack. Our candidates are members and matched records that nobody trained on,
+  so every value has a baseline: TS-MIA of records that nobody trained on is often as high.
 
 Shapes: K clients, T rounds, n candidates per client, d parameters.
 """

@@ -1,8 +1,8 @@
-"""The attack: one statistic per record, added up over rounds, and how well it tells members.
+"""The attack: one statistic per record, summed over rounds, and how well it tells members.
 
-The paper runs none; what is put into it are the score increments of [TwoStage] Eqs. (11), (12) and
-(16): an update alone, what the whole model moved by, an update on top of all others. Calibrated by
-other clients' models (a likelihood ratio), read as AUC and as true-positive rates.
+The paper runs no attack. Ours uses the score increments of [TwoStage] Eqs. (11), (12) and (16): an
+update alone, what the whole model moved by, an update on top of all others. Other clients' models
+calibrate them (a likelihood ratio). Results are an AUC and true-positive rates.
 
 Shapes: P clients, n candidates each, (P, n) with `present` where rows are padded.
 """
@@ -20,6 +20,7 @@ import numpy.typing as npt
 from fedaudit.arrays import Bools, Floats
 from fedaudit.audits.two_stage_membership.facts import ROWS_LINKED
 from fedaudit.results import Estimate, Underpowered
+from fedaudit.stats import intervals, roc
 from fedaudit.trace import Truth
 
 if TYPE_CHECKING:
@@ -34,17 +35,17 @@ RATES = (0.01, 0.001)
 def statistics_of(guess: Survey) -> dict[str, Floats]:
     """Membership statistics (P, n), greater means member, the headline of this view first.
 
-    Calibrated: evidence for a record under the client's own trained model against the same under
-    other clients' models, in their spread: a likelihood ratio of two Gaussians of equal spread,
-    with the leave-one-client-out federation as reference. All are centred over the candidates of
-    one client and class, whose labels are not needed for it. Rounds are added up (Stouffer), each
-    statistic over those that have it.
+    Calibrated: evidence for a record under the client's own trained model minus its mean under
+    other clients' models, in units of their spread. This is a likelihood ratio of two Gaussians of
+    equal spread, with the other clients as reference. All statistics are centred over the
+    candidates of one client and class, without using membership labels. Each statistic is summed
+    over the rounds that have it (Stouffer).
     """
     out: dict[str, Floats] = {}
     each = list(zip(guess.rounds, round_statistics(guess), strict=True))
 
     def of(seen: str) -> list[Floats]:
-        """The headline of those rounds that show updates in this way."""
+        """The headline statistic of the rounds with this visibility."""
         return [statistic for r, statistic in each if r.seen == seen]
 
     def rounds(values: Iterable[Floats | None]) -> list[Floats]:
@@ -74,7 +75,7 @@ def statistics_of(guess: Survey) -> dict[str, Floats]:
 
 
 def round_statistics(guess: Survey) -> list[Floats]:
-    """The headline's statistic of every single round, (P, n) each."""
+    """The headline statistic of every single round, (P, n) each."""
     values = []
     for r in guess.rounds:
         if r.seen == "named":
@@ -92,7 +93,7 @@ def _comparable(values: list[Floats], guess: Survey) -> list[Floats]:
 
 
 def _centred(values: Floats, guess: Survey) -> Floats:
-    """Minus the mean over the candidates of the same client and class."""
+    """Subtract the mean over the candidates of the same client and class."""
     groups = guess.classes + (int(guess.classes.max()) + 1) * np.arange(len(values))[:, None]
     usable = guess.present & np.isfinite(values)
     size = int(groups.max()) + 1
@@ -102,28 +103,27 @@ def _centred(values: Floats, guess: Survey) -> Floats:
 
 
 def _standardised(values: Floats, present: Bools) -> Floats:
-    """Divided by the spread over all candidates, so that rounds count alike."""
+    """Divide by the spread over all candidates, so that rounds count equally."""
     usable = present & np.isfinite(values)
     spread = float(values[usable].std()) if usable.any() else 0.0
     return values / spread if spread > 0 else np.where(usable, 0.0, values)
 
 
 def _shrunk(spread: Floats, present: Bools) -> Floats:
-    """A spread from a few strangers is itself uncertain: half the weight goes to the typical."""
+    """Shrink spreads halfway to their median: a spread over a few clients is itself uncertain."""
     usable = present & np.isfinite(spread)
     typical = float(np.median(spread[usable])) if usable.any() else 0.0
     return np.sqrt(0.5 * spread**2 + 0.5 * typical**2)
 
 
 def _in_spreads(apart: Floats, spread: Floats, present: Bools) -> Floats:
-    """Distances in units of a spread; those that agree exactly (a model that did not move) say
-    nothing of scale."""
+    """Distances in units of a spread; unscaled if the spread is 0 (a model that did not move)."""
     scale = _shrunk(spread, present)
     return np.where(scale > 0, apart / np.where(scale > 0, scale, 1.0), apart)
 
 
 def _deviation_of(rows: Floats) -> Floats:
-    """Deviation over the first axis; zero where there is one row only."""
+    """Deviation over the first axis; zero for a single row."""
     return rows.std(axis=0, ddof=1) if len(rows) > 1 else np.zeros(rows.shape[1:])
 
 
@@ -137,8 +137,8 @@ def _likelihood_ratio(survey: RoundSurvey, present: Bools) -> Floats:
 def linked_rows(survey: RoundSurvey, present: Bools) -> npt.NDArray[np.int64]:
     """The anonymous row of each client (P,), -1 for none.
 
-    Half of a client's candidates are its own: together they stand out under its own model, and
-    the rows are dealt to the clients so that they do so most (an optimal assignment).
+    Half of a client's candidates are its own records: together they stand out under its own model.
+    An optimal assignment of rows to clients maximises this.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -153,7 +153,7 @@ def linked_rows(survey: RoundSurvey, present: Bools) -> npt.NDArray[np.int64]:
 
 
 def _own_row(survey: RoundSurvey, present: Bools) -> Floats:
-    """A record under the row that is linked to its client, against all other rows."""
+    """Evidence for a record under its client's linked row, against all other rows."""
     assert survey.local_by_row is not None
     rows = survey.local_by_row
     apart, spread = np.full(rows.shape[1:], np.nan), np.full(rows.shape[1:], np.nan)
@@ -166,7 +166,7 @@ def _own_row(survey: RoundSurvey, present: Bools) -> Floats:
 
 
 def _best_row(survey: RoundSurvey, present: Bools) -> Floats:
-    """The row under whose model a record stands out most from the other rows."""
+    """Evidence for a record under its best row, against the median row."""
     assert survey.local_by_row is not None
     rows = survey.local_by_row
     apart = rows.max(axis=0) - np.median(rows, axis=0)
@@ -174,7 +174,7 @@ def _best_row(survey: RoundSurvey, present: Bools) -> Floats:
 
 
 def _stouffer(values: list[Floats]) -> Floats:
-    """Sum over the rounds a client took part in, over the root of their number."""
+    """Sum over a client's rounds, divided by the root of their number."""
     stack = np.stack(values)
     seen = np.isfinite(stack)
     count = seen.sum(axis=0)
@@ -200,17 +200,14 @@ def membership_auc(
     classes: npt.NDArray[np.int64],
     confidence: float,
 ) -> Estimate | Underpowered:
-    """AUC over all candidates (P, n); chance is 1/2, since members and others are matched one to
-    one.
+    """AUC over all candidates (P, n). Chance is 1/2: members and others are matched one to one.
 
-    Candidates of one client share its update, and those of one client and class were centred
-    together, so that records are not independent. The interval is the widest of three: DeLong's
-    over records; the spread of the clients' own AUCs; and, since labels are exchangeable within a
-    client and class if nothing leaks, the deviation of the rank sum under such permutations.
+    Records are not independent: candidates of one client share its update, and those of one client
+    and class are centred together. The interval is the widest of three: DeLong's over records; a t
+    interval over the clients' own AUCs; and the deviation of the rank sum when labels are permuted
+    within client and class (without a leak, labels are exchangeable there).
     """
     from scipy.special import ndtri, stdtrit
-
-    from fedaudit.stats import roc
 
     usable = present & np.isfinite(statistic)
     pooled = roc.auc(statistic[usable], member[usable], confidence=confidence)
@@ -272,7 +269,7 @@ def permutation_error(
 
 
 def _midranks(values: Floats) -> Floats:
-    """Ranks from 1, those of ties averaged (scipy.stats has them too, at a second of loading)."""
+    """Ranks from 1, ties averaged (scipy.stats has them too, but takes a second to load)."""
     _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[where.reshape(-1)])
 
@@ -286,8 +283,6 @@ def plain_auc(scores: Floats, member: Bools) -> float:
 
 def linkage(guess: Survey, truth: Truth, audit: TwoStageMembership) -> dict[str, Estimate]:
     """How often an anonymous row was linked to the client that sent it, over clients and rounds."""
-    from fedaudit.stats import intervals
-
     right: dict[str, list[bool]] = {}
     chances = []
     for survey in guess.rounds:
@@ -314,8 +309,6 @@ def linkage(guess: Survey, truth: Truth, audit: TwoStageMembership) -> dict[str,
 def true_positive_rates(
     statistic: Floats, member: Bools, present: Bools, audit: TwoStageMembership
 ) -> tuple[dict[str, Estimate], list[Underpowered]]:
-    from fedaudit.stats import roc
-
     usable = present & np.isfinite(statistic)
     out, short = {}, []
     for rate in RATES:

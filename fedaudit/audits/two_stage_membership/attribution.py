@@ -1,8 +1,7 @@
-"""Stage II of all clients of a round: what a surviving update does to the scores of records.
+"""Stage II of all clients of a round: how a surviving update changes the scores of records.
 
-`leave_one_out` and `put_on` serve the attack and TS-MIA; `path` looks closely at a few records of
-one client: slopes, curvature, the remainder by quadrature, everything that Lemma 6 and Theorem 1
-speak of.
+`leave_one_out` and `update_alone` serve the attack and TS-MIA. `measure_segment` measures slopes,
+curvature and the remainder on a few records of one client, as Lemma 6 and Theorem 1 need them.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from fedaudit.arrays import Floats
 from fedaudit.audits.two_stage_membership.scoring import (
     NUMBERS_AT_ONCE,
     WEIGHTS_AT_ONCE,
-    Asked,
     Models,
+    RecordBatch,
     Scorer,
 )
 from fedaudit.audits.two_stage_membership.theory import published_smoothness
@@ -28,22 +27,21 @@ from fedaudit.audits.two_stage_membership.theory import published_smoothness
 COARSE, FINE = 5, 9
 """Gauss-Legendre nodes: the difference of the two rules is the error estimate."""
 GRID = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Where along the segment curvature is measured: a grid, not a supremum."""
+"""Points along the segment where curvature is measured: a grid, not a supremum."""
 BOOLE = np.array([7.0, 32.0, 12.0, 32.0, 7.0]) / 90.0
-"""Weights of an integral over the grid; Simpson's rule on its ends and middle tells the error."""
+"""Weights of an integral over the grid; Simpson's rule on its ends and middle gives the error."""
 KINK = 0.05
 """Share of a slope's change that curvature may leave unexplained before it counts as a jump."""
 
 
-def on_pools(
-    scorer: Scorer, models: Tensor | Models, pools: Asked, pairs: Sequence[Sequence[int]]
+def score_pools(
+    scorer: Scorer, models: Tensor | Models, pools: RecordBatch, pairs: Sequence[Sequence[int]]
 ) -> Tensor:
     """Scores (K, R, n) of K models (K, d), model j on the pools `pairs[j]` (R,); `pools` x
     (P, n, ...).
 
-    Records are put together for a block of models at a time, never for all: for every model and
-    every pool that would take K x P x n records. Where all models are asked about the same pools,
-    they share one view of them.
+    Works on a block of models at a time: all models and pools together would take K x P x n
+    records. If all models score the same pools, they share one view of them.
     """
     which = torch.as_tensor(np.asarray(pairs, dtype=np.int64))
     count, asked_pools = which.shape
@@ -60,29 +58,29 @@ def on_pools(
     return torch.cat(parts).view(count, asked_pools, -1)
 
 
-def _draws(pools: Asked) -> int:
+def _draws(pools: RecordBatch) -> int:
     """Random numbers of one pool."""
     return 0 if pools.noise is None else pools.noise[:, 0].numel()
 
 
-def _side_by_side(pools: Asked, which: Tensor) -> Asked:
-    """The pools that each of K models is asked about (K, R), one after the other: (K, R n, ...)."""
+def _side_by_side(pools: RecordBatch, which: Tensor) -> RecordBatch:
+    """The pools (K, R) that each of K models scores, one after the other: (K, R n, ...)."""
     noise = None if pools.noise is None else pools.noise[:, which].flatten(2, 3)
-    return Asked(pools.x[which].flatten(1, 2), pools.y[which].flatten(1, 2), noise)
+    return RecordBatch(pools.x[which].flatten(1, 2), pools.y[which].flatten(1, 2), noise)
 
 
-def _for_all(one: Asked, count: int) -> Asked:
-    """The records of one model (1, n, ...) as those of `count` models, without a copy."""
+def _for_all(one: RecordBatch, count: int) -> RecordBatch:
+    """The records of one model (1, n, ...), shared by `count` models without a copy."""
     noise = None if one.noise is None else one.noise.expand(-1, count, *one.noise.shape[2:])
     x = one.x.expand(count, *one.x.shape[1:])
-    return Asked(x, one.y.expand(count, *one.y.shape[1:]), noise)
+    return RecordBatch(x, one.y.expand(count, *one.y.shape[1:]), noise)
 
 
 def leave_one_out(
     scorer: Scorer,
     after: Tensor,
     contributions: Tensor,
-    pools: Asked,
+    pools: RecordBatch,
     pairs: Sequence[Sequence[int]],
     after_scores: Tensor,
 ) -> Floats:
@@ -91,15 +89,15 @@ def leave_one_out(
 
     `after` W + dW (d,), `contributions` u (K, d), `after_scores` (P, n).
     """
-    without = on_pools(scorer, Models(after, contributions, -1.0), pools, pairs)
+    without = score_pools(scorer, Models(after, contributions, -1.0), pools, pairs)
     return _apart(after_scores, without, contributions, pairs)
 
 
-def put_on(
+def update_alone(
     scorer: Scorer,
     before: Tensor,
     contributions: Tensor,
-    pools: Asked,
+    pools: RecordBatch,
     pairs: Sequence[Sequence[int]],
     before_scores: Tensor,
 ) -> Floats:
@@ -107,7 +105,7 @@ def put_on(
 
     `before` W (d,), `contributions` u (K, d), `before_scores` (P, n).
     """
-    with_it = on_pools(scorer, Models(before, contributions), pools, pairs)
+    with_it = score_pools(scorer, Models(before, contributions), pools, pairs)
     return -_apart(before_scores, with_it, contributions, pairs)
 
 
@@ -117,20 +115,20 @@ def _apart(
     """Scores of the model that all share (P, n) minus those of single models (K, R, n)."""
     which = torch.as_tensor(np.asarray(pairs, dtype=np.int64))
     out: Floats = (common[which].double() - single.double()).numpy()
-    # one model and many are computed by different kernels: their rounding is no increment
+    # one model and many use different kernels: their rounding difference is not an increment
     out[~contributions.any(dim=1).numpy()] = 0.0
     return out
 
 
 @dataclass(frozen=True)
-class Path:
+class UpdateSegment:
     """The segment from W_base to W_base + u, for n records of one client; arrays (n,) but for
     `products` (n, n) of score gradients at W_base.
 
     `increment` delta (Eq. 16), `slope` <H(0), u>, `remainder` integral of <H(t) - H(0), u> with
     `error`, its quadrature error estimate; `directional` sup |u' Hess u| / |u|^2 on the grid,
     `smoothness` sup |Hess u| / |u| on the grid (None: not smooth), `calibrated` the published L.
-    `kinked`: slopes jump, though the score was said to be smooth.
+    `kinked`: slopes jump, although the user declared the score smooth.
     """
 
     norm: float
@@ -145,25 +143,25 @@ class Path:
     kinked: bool = False
 
 
-def path(
+def measure_segment(
     scorer: Scorer,
     base: Tensor,
     update: Tensor,
-    asked: Asked,
+    batch: RecordBatch,
     *,
     smooth: bool,
-    hearsay: bool = False,
-) -> Path:
-    """Look along one client's update, in double precision. [TwoStage] Lemmas 5 and 6
+    claimed_smooth: bool = False,
+) -> UpdateSegment:
+    """Measure scores along one client's update, in double precision. [TwoStage] Lemmas 5 and 6
 
-    `hearsay`: that the score is smooth was said, and is not known of its layers. Then curvature has
-    to account for how slopes change along the segment, as it does not where they jump (a ReLU).
+    `claimed_smooth`: the user declared the score smooth; its layers do not show it. Curvature must
+    then explain how slopes change along the segment, which fails if they jump (a ReLU).
     """
-    base, u, asked, scorer = base.double(), update.double(), asked.double(), scorer.precise()
-    one = Asked(
-        asked.x.unsqueeze(0),
-        asked.y.unsqueeze(0),
-        None if asked.noise is None else asked.noise.unsqueeze(1),
+    base, u, batch, scorer = base.double(), update.double(), batch.double(), scorer.precise()
+    one = RecordBatch(
+        batch.x.unsqueeze(0),
+        batch.y.unsqueeze(0),
+        None if batch.noise is None else batch.noise.unsqueeze(1),
     )
 
     def at(t: float) -> tuple[Floats, Floats]:
@@ -184,15 +182,15 @@ def path(
     kinked = False
     if smooth and squared > 0:
         along, across = [], []
-        for t in GRID:  # one after the other: a product is as large as the model, per record
-            products = scorer.hessian_products(base + t * u, u, asked)
+        for t in GRID:  # one at a time: each record's product is as large as the model
+            products = scorer.hessian_products(base + t * u, u, batch)
             along.append((products @ u).numpy())
             across.append(products.norm(dim=1).numpy())
-        kinked = hearsay and bool(jumps(np.stack(along), last - slope).any())
+        kinked = claimed_smooth and bool(jumps(np.stack(along), last - slope).any())
         if not kinked:
             directional = np.abs(along).max(axis=0) / squared
             smoothness = np.max(across, axis=0) / np.sqrt(squared)
-    return Path(
+    return UpdateSegment(
         norm=float(np.sqrt(squared)),
         increment=end - start,
         slope=slope,
@@ -201,16 +199,16 @@ def path(
         directional=directional,
         smoothness=smoothness,
         calibrated=_calibrated(at, slope, start, np.sqrt(squared)),
-        products=scorer.gradient_products(base, asked).numpy(),
+        products=scorer.gradient_products(base, batch).numpy(),
         kinked=kinked,
     )
 
 
 def jumps(curvature: Floats, change: Floats) -> npt.NDArray[np.bool_]:
-    """Where a slope (n,) changes over the grid by other than its curvature (5, n) adds up to.
+    """Records (n,) whose slope changes by another amount than the integral of its curvature (5, n).
 
-    By more than the rule may err, and than a share of what there is to add up: on a few points a
-    jump beside no curvature shows, a small one beside much of it does not.
+    The difference must exceed the rule's error and a share of the curvature. On five points a jump
+    without curvature shows; a small jump next to much curvature does not.
     """
     whole = BOOLE @ curvature
     error = np.abs(whole - (curvature[0] + 4.0 * curvature[2] + curvature[4]) / 6.0)
@@ -221,8 +219,8 @@ def jumps(curvature: Floats, change: Floats) -> npt.NDArray[np.bool_]:
 def _calibrated(at, slope: Floats, start: Floats, norm: float) -> Floats:  # type: ignore[no-untyped-def]
     """L of each record (n,) as the paper calibrates it: max 2 err / |v|^2 over steps v = t u.
 
-    Every other one of steps in ascending order calibrates, the whole update is among those that
-    are left to test it. [TwoStage] Section 6.2
+    Every other step in ascending order calibrates; the others, with the whole update, test.
+    [TwoStage] Section 6.2
     """
     scales = (1 / 6, 3 / 6, 5 / 6)
     errors = np.stack([np.abs(at(t)[0] - start - t * slope) for t in scales], axis=1)

@@ -1,8 +1,8 @@
-"""Both stages of every single update: one row per client and round, for whoever computes on.
+"""Both stages of every single update: one row per client and round, for further analysis.
 
 Stage I as printed and by its closed form ([TwoStage] Eqs. (5), (8), (9)), J of members and of
-nobody's records ([TwoStage] Eq. (30)); of updates that were looked at closely, what Theorem 1 and
-Lemmas 7 and 8 speak of ([TwoStage] Eqs. (23) to (25)).
+records that nobody trained on ([TwoStage] Eq. (30)). For checked updates also the quantities of
+Theorem 1 and Lemmas 7 and 8 ([TwoStage] Eqs. (23) to (25)).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Columns = dict[str, tuple[float, ...]]
 
 STAGES, CHECKED = "stages by client and round", "checked updates by client and round"
 MOST_ROWS = 2000
-"""Of more updates whole rounds are left out, evenly."""
+"""Most rows; beyond it whole rounds are left out, evenly spaced."""
 DIGITS = 6
 
 
@@ -47,13 +47,13 @@ def _stages(
     parts: list[Contribution],
     strength: Strength | None,
 ) -> Columns:
-    """Every update for which all of it is defined: neither u = 0 nor dW = 0."""
+    """One row per update with all values defined: neither u = 0 nor dW = 0."""
     rounds = sorted({c.round for c in parts})
     most = max(1, MOST_ROWS * len(rounds) // max(len(parts), 1))
     kept = {
         rounds[round(float(i))] for i in np.linspace(0, len(rounds) - 1, min(most, len(rounds)))
     }
-    # an SNR that its own noise hides is no number
+    # an SNR that its own noise hides is not shown
     with_snr = strength is not None and detection.readable(strength, audit)
     rows = []
     for i, c in enumerate(parts):
@@ -80,29 +80,29 @@ def _stages(
 
 
 def _checked(guess: Survey, member: Bools) -> Columns:
-    """What was measured along the segment of an update, on the checked members of its client."""
+    """Measurements along the segments of updates, on the checked members of each client."""
     rows = []
     for survey in guess.rounds:
-        for party, path in survey.paths.items():
+        for party, segment in survey.segments.items():
             inside = lemmas.members_of(guess, member, party)
-            g = lemmas.geometry(path, inside)
+            g = lemmas.geometry(segment, inside)
             if not g:
                 continue
             rows.append(
                 {
                     "round": float(survey.number),
                     "client": guess.parties.index(party) + 1.0,
-                    "|u|": path.norm,
+                    "|u|": segment.norm,
                     "gamma": g["gamma"],
                     "|s|": g["score"],
                     "variance of <H(0), u>": g["variance"],
-                    "mean of phi(<H(0), u>)": float(theory.phi(path.slope[inside]).mean()),
-                    "J": float(theory.phi(path.increment[inside]).mean()),
-                    "L as published": float(path.calibrated.max()),
+                    "mean of phi(<H(0), u>)": float(theory.phi(segment.slope[inside]).mean()),
+                    "J": float(theory.phi(segment.increment[inside]).mean()),
+                    "L as published": float(segment.calibrated.max()),
                     **(
                         {}
-                        if path.smoothness is None
-                        else {"L by Hessian": float(path.smoothness.max())}
+                        if segment.smoothness is None
+                        else {"L by Hessian": float(segment.smoothness.max())}
                     ),
                 }
             )

@@ -1,10 +1,10 @@
-"""How well stage I finds an update: its length against the noise, where noise hides the length too.
+"""Detection power of stage I: an update's length against the noise, which may hide the length too.
 
-Ours, beside [TwoStage] Eq. (10): the power of the shift test rests on |u| / sigma. Noise that a
-client puts on its own update is part of what is seen of u, and its energy d own^2 dwarfs |u|^2 in a
-large model. Hence: the length itself, where the truth holds the updates before the noise; otherwise
-what is left of the energy after the noise's share, averaged over updates before a root is taken;
-and no power at all where that cannot be told from nothing.
+Ours, beside [TwoStage] Eq. (10): the power of the shift test depends on |u| / sigma. A client's own
+noise is part of the observed u, and in a large model its energy d own^2 dwarfs |u|^2. If the truth
+holds the updates before the noise, their length is used. Otherwise the noise's energy is
+subtracted, and the rest is averaged over updates before taking the root. If the rest cannot be told
+from zero, no power is stated.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from fedaudit.audits.two_stage_membership.facts import POWER
 from fedaudit.audits.two_stage_membership.theory import detection_power
 from fedaudit.errors import FedauditError
 from fedaudit.results import Estimate, Underpowered
+from fedaudit.stats import intervals
 from fedaudit.trace import Truth
 
 if TYPE_CHECKING:
@@ -30,13 +31,15 @@ if TYPE_CHECKING:
 
 
 LEFT_OPEN = 0.1
-"""Power that an update's own reading may leave open before updates have to be averaged."""
+"""Widest range of a single update's power before updates are averaged."""
 
 
 @dataclass(frozen=True)
 class Strength:
-    """Squared SNR of N updates (N,): what is known of it, its standard error (0: exact), and the
-    most that clipping allows. `known`: from the updates before their noise."""
+    """Squared SNR of N updates (N,): estimate, standard error (0: exact), and limit by clipping.
+
+    `known`: from the updates before their noise.
+    """
 
     squared: Floats
     error: Floats
@@ -49,12 +52,12 @@ class Strength:
 
     @property
     def snr(self) -> Floats:
-        """One by one, as far as each can be read by itself."""
+        """SNR of each update by itself, (N,)."""
         return np.sqrt(np.clip(self.squared, 0.0, self.most))
 
 
 def strengths(parts: Sequence[Contribution], guess: Survey, truth: Truth) -> Strength:
-    """Squared SNR of every contribution, from the truth where it holds raw updates."""
+    """Squared SNR of every contribution, from the truth if it holds raw updates."""
     squared, error, most = [], [], []
     clip = None if guess.noise is None else guess.noise.clip
     lengths = {t: _lengths(truth, t) if clip else {} for t in {c.round for c in parts}}
@@ -76,7 +79,7 @@ def strengths(parts: Sequence[Contribution], guess: Survey, truth: Truth) -> Str
 
 
 def _lengths(truth: Truth, number: int) -> dict[str, float]:
-    """Party -> norm of its update before any protection, where a run kept it."""
+    """Party -> norm of its update before any protection, if the run kept it."""
     try:
         names, rows = truth.raw_updates(number)
     except (FedauditError, KeyError):
@@ -86,29 +89,29 @@ def _lengths(truth: Truth, number: int) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Pooled:
-    """Root mean square SNR of several updates and its interval; `told`: it is not 0."""
+    """Root mean square SNR of several updates and its interval; `above_zero`: its low end is."""
 
     snr: float
     low: float
     high: float
-    told: bool
+    above_zero: bool
 
 
 def pooled(of: Strength, confidence: float) -> Pooled:
-    """Noise energy is subtracted before averaging: the mean is unbiased, single roots are not."""
+    """Average squared SNRs, then take the root: the mean is unbiased, single roots are not."""
     from scipy.special import ndtri
 
     if not np.isfinite(of.squared).all():
-        return Pooled(math.inf, math.inf, math.inf, told=True)
+        return Pooled(math.inf, math.inf, math.inf, above_zero=True)
     mean = float(of.squared.mean())
     reach = float(ndtri(0.5 + confidence / 2) * np.linalg.norm(of.error)) / len(of.squared)
     low, high = (max(v, 0.0) for v in (mean - reach, min(mean + reach, float(of.most.mean()))))
     inside = min(max(mean, low), max(low, high))
-    return Pooled(math.sqrt(inside), math.sqrt(low), math.sqrt(max(low, high)), told=low > 0)
+    return Pooled(math.sqrt(inside), math.sqrt(low), math.sqrt(max(low, high)), above_zero=low > 0)
 
 
 def readable(of: Strength, audit: TwoStageMembership) -> bool:
-    """Whether every update's length can be read by itself, near enough to state its power."""
+    """Whether every single update's length is known well enough to state its power."""
     from scipy.special import ndtri
 
     if not of.error.any():
@@ -124,13 +127,11 @@ def power(
 ) -> Estimate | Underpowered:
     """Power to find an update at the stated false-positive rate, over clients and rounds.
 
-    The mean over updates whose length is known. Otherwise that of an update of their root mean
-    square length; underpowered where this cannot be told from no update at all: then the reading
-    is noise, and would pass for a signal half of the time.
+    The mean over updates if their lengths are known, otherwise the power at their root mean square
+    length. Underpowered if that cannot be told from zero: pure noise would look like a signal half
+    of the time.
     """
     from scipy.special import ndtri
-
-    from fedaudit.stats import intervals
 
     rate, name = audit.false_positive_rate, power_name(audit)
     names = np.array(clients)
@@ -145,15 +146,15 @@ def power(
         )
     found = pooled(of, audit.confidence)
     count = len(of.squared)
-    if not found.told:
-        # enough updates to tell one that is found half of the time from none
+    if not found.above_zero:
+        # enough updates to tell a power of one half from no update
         half = float(ndtri(1.0 - rate)) ** 2
         spread = math.sqrt(float(np.square(of.error).mean()))
         enough = math.ceil((float(ndtri(0.5 + audit.confidence / 2)) * spread / half) ** 2)
-        what = f"{name}, of updates whose own noise hides their length,"
+        what = f"{name}, with updates whose own noise hides their length,"
         needed = max(count + 1, enough)
         return Underpowered(what=what, have=count, needed=needed, measure=name)
-    # clients differ too, not noise alone
+    # clients differ as well
     across = intervals.cluster_mean(of.squared, names, rng=rng, confidence=audit.confidence)
     low, high = found.low, found.high
     if isinstance(across, Estimate) and across.low is not None and across.high is not None:
@@ -177,15 +178,15 @@ def power_name(audit: TwoStageMembership) -> str:
 
 
 def note(of: Strength, audit: TwoStageMembership) -> str:
-    """What a reader should know of the power where updates bear noise of their own."""
+    """A note on the power if updates carry noise of their own; empty if none is needed."""
     if of.known:
-        return "SNR: from the updates before their noise, which the run kept"
+        return "SNR: from the updates before their noise, as the run kept them"
     if readable(of, audit):
         return ""
     found = pooled(of, audit.confidence)
     most = float(detection_power(found.high, audit.false_positive_rate))
-    said = f"noise inside the updates hides how long they are: SNR at most {found.high:.2f}, power "
     return (
-        f"{said}at most {most:.2f}, on average over clients and rounds; a run that keeps "
-        "raw updates (trace.raw_updates = true) states both exactly"
+        f"noise inside the updates hides their length: SNR at most {found.high:.2f}, power at most "
+        f"{most:.2f}, on average over clients and rounds; set trace.raw_updates = true to keep raw "
+        "updates, and both are exact"
     )

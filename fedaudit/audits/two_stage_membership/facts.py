@@ -35,7 +35,7 @@ FACTS = AuditFacts(
             "area under the ROC curve of the membership attack",
         ),
         Measure(
-            "auc", GREATER, "area from 0 to 1", "area under the ROC curve, of one statistic alone"
+            "auc", GREATER, "area from 0 to 1", "area under the ROC curve of one statistic alone"
         ),
         Measure(
             "true_positive_rate",
@@ -47,10 +47,10 @@ FACTS = AuditFacts(
             "ts_mia",
             GREATER,
             "share of draws",
-            "two-stage risk of a member: its update survives and J > 0",
+            "two-stage risk: a member's update survives and J > 0",
             above_non_members=True,
         ),
-        # the ratio rises where updates cancel: neither says by itself that more can be found
+        # the ratio rises if updates cancel, so a higher value does not mean a larger leak
         Measure(SURVIVAL, UNKNOWN, "share of updates", "stage I: updates that survive averaging"),
         Measure(
             ADVANTAGE,
@@ -86,13 +86,11 @@ FACTS = AuditFacts(
             "distance of the empirical from the true score advantage (Eqs. 11, 12)",
             above_non_members=True,
         ),
-        Measure(
-            RANK_CORRELATION, UNKNOWN, "correlation", "of a risk with the attack's AUC, by rank"
-        ),
+        Measure(RANK_CORRELATION, UNKNOWN, "correlation", "rank correlation of a risk and the AUC"),
         Measure(BEYOND_THEOREM_1, UNKNOWN, "score difference", "J beyond Theorem 1, worst case"),
         Measure(BEYOND_LEMMA_7, UNKNOWN, "score difference", "J beyond Lemma 7, worst case"),
         Measure(
-            BEYOND_LEMMA_6, UNKNOWN, "score difference", "an increment beyond Lemma 6, worst case"
+            BEYOND_LEMMA_6, UNKNOWN, "score difference", "increment beyond Lemma 6, worst case"
         ),
         Measure(
             SHARE_BEYOND_LEMMA_6,
@@ -119,7 +117,7 @@ FACTS = AuditFacts(
     decision=Decision(own="AUC", asked="members asked", ranked=True),
     words=Words(
         measure="area under the ROC curve of the membership attack",
-        leak="An attack on the recorded rounds tells records that a client trained on from matched "
+        leak="An attack on the recorded rounds tells a client's training records from matched "
         "others with AUC {value} (chance {baseline}).",
         no_evidence="The membership attack reaches AUC {value}, which chance ({baseline}) can "
         "explain.",

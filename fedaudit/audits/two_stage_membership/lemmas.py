@@ -1,4 +1,4 @@
-"""Do the published bounds hold on what was measured?
+"""Check the published bounds against measurements.
 
 [TwoStage] Eq. (19), Lemma 6 for increments; [TwoStage] Eq. (23), Theorem 1 and [TwoStage] Lemma 7
 for J; [TwoStage] Lemma 8 as printed and in its sound form, with the geometry of
@@ -22,33 +22,39 @@ from fedaudit.audits.two_stage_membership.facts import (
     SHARE_BEYOND_LEMMA_6,
 )
 from fedaudit.results import Bound, Estimate
+from fedaudit.stats import intervals
 
 if TYPE_CHECKING:
-    from fedaudit.audits.two_stage_membership.attribution import Path
+    from fedaudit.audits.two_stage_membership.attribution import UpdateSegment
     from fedaudit.audits.two_stage_membership.audit import TwoStageMembership
     from fedaudit.audits.two_stage_membership.survey import Survey
 
 
 def bound_checks(guess: Survey, member: Bools) -> tuple[dict[str, Estimate], dict[str, Bound]]:
-    """How far measured J and increments lie beyond Theorem 1, Lemma 7 and Lemma 6, worst case over
-    all checked clients and rounds; the interval is the numerical error of the quadrature."""
+    """How far measured J and increments lie beyond Theorem 1, Lemma 7 and Lemma 6.
+
+    Worst case over all checked clients and rounds; the interval is the error of the quadrature.
+    """
     theorem, concentrated, lemma = [], [], []
     for survey in guess.rounds:
-        for party, path in survey.paths.items():
-            if path.smoothness is None:
+        for party, segment in survey.segments.items():
+            if segment.smoothness is None:
                 continue
             inside = members_of(guess, member, party)
-            off = np.abs(path.increment - path.slope)
-            smooth = float(path.smoothness.max())
-            slack = float(theory.remainder_bound(smooth, path.norm))
-            lemma += list(zip(off - slack, path.error, strict=True))
+            off = np.abs(segment.increment - segment.slope)
+            smooth = float(segment.smoothness.max())
+            slack = float(theory.remainder_bound(smooth, segment.norm))
+            lemma += list(zip(off - slack, segment.error, strict=True))
             if inside.any():
-                j = float(theory.phi(path.increment[inside]).mean())
-                proxy = float(theory.phi(path.slope[inside]).mean())
-                error = float(path.error[inside].mean()) / 4
+                j = float(theory.phi(segment.increment[inside]).mean())
+                proxy = float(theory.phi(segment.slope[inside]).mean())
+                error = float(segment.error[inside].mean()) / 4
                 theorem.append((abs(j - proxy) - slack / 4, error))
-                mean, variance = float(path.slope[inside].mean()), float(path.slope[inside].var())
-                wide = float(theory.mean_score_slack(variance, smooth, path.norm))
+                mean, variance = (
+                    float(segment.slope[inside].mean()),
+                    float(segment.slope[inside].var()),
+                )
+                wide = float(theory.mean_score_slack(variance, smooth, segment.norm))
                 concentrated.append((abs(j - float(theory.phi(mean))) - wide, error))
     estimates, bounds = {}, {}
     for name, found, source in (
@@ -58,7 +64,7 @@ def bound_checks(guess: Survey, member: Bools) -> tuple[dict[str, Estimate], dic
     ):
         if not found:
             continue
-        # the worst is what is surely outside, not what may be
+        # the worst by its low end: what is certainly outside
         value, error = max(found, key=lambda f: f[0] - f[1])
         estimates[name] = Estimate(
             value=float(value),
@@ -80,33 +86,31 @@ def bound_checks(guess: Survey, member: Bools) -> tuple[dict[str, Estimate], dic
 def violations(guess: Survey, audit: TwoStageMembership) -> dict[str, Estimate]:
     """Share of checked increments beyond Lemma 6 with two constants that are smaller than L.
 
-    As the paper calibrates it, record by record on every other of six steps along the segment, of
-    which the whole update is the last ([TwoStage] Section 6.2): no bound. And the curvature along
-    u alone, sup |u' Hess u| / |u|^2: sharper than L and a bound as well, but of a supremum on five
-    points it leaves no margin. Hence neither is a disagreement.
+    The first is the paper's, calibrated record by record on every other of six steps along the
+    segment, the last being the whole update ([TwoStage] Section 6.2): it is not a bound. The second
+    is the curvature along u alone, sup |u' Hess u| / |u|^2: a sharper bound than L, but a supremum
+    over five points leaves no margin. So a violation of either is not a disagreement.
     """
-    from fedaudit.stats import intervals
-
-    constants: dict[str, list[tuple[Path, npt.ArrayLike]]] = {
+    constants: dict[str, list[tuple[UpdateSegment, npt.ArrayLike]]] = {
         "the published L": [],
         "the curvature along u": [],
     }
     for survey in guess.rounds:
-        for path in survey.paths.values():
-            if path.norm == 0:
+        for segment in survey.segments.values():
+            if segment.norm == 0:
                 continue
-            constants["the published L"].append((path, path.calibrated))
-            if path.directional is not None:
-                constants["the curvature along u"].append((path, path.directional))
+            constants["the published L"].append((segment, segment.calibrated))
+            if segment.directional is not None:
+                constants["the curvature along u"].append((segment, segment.directional))
     out = {}
     for name, found in constants.items():
         beyond = [
-            np.abs(path.increment - path.slope) - path.error
-            > theory.remainder_bound(constant, path.norm)
-            for path, constant in found
+            np.abs(segment.increment - segment.slope) - segment.error
+            > theory.remainder_bound(constant, segment.norm)
+            for segment, constant in found
         ]
         if beyond:
-            # records of one update share its segment; a bound that holds leaves none beyond
+            # records of one update share its segment; a valid bound leaves none beyond
             out[f"{SHARE_BEYOND_LEMMA_6} ({name})"] = intervals.clustered_share(
                 [int(one.sum()) for one in beyond],
                 [len(one) for one in beyond],
@@ -117,21 +121,21 @@ def violations(guess: Survey, audit: TwoStageMembership) -> dict[str, Estimate]:
 
 
 def conditions(guess: Survey, member: Bools) -> list[str]:
-    """How often Lemma 8 holds as printed and in its sound form, and what J then is."""
+    """A note on how often Lemma 8 holds as printed and in its sound form, and on J then."""
     checked = published = wrong = sound = 0
     for survey in guess.rounds:
-        for party, path in survey.paths.items():
+        for party, segment in survey.segments.items():
             inside = members_of(guess, member, party)
-            g = geometry(path, inside)
-            if not g or path.smoothness is None:
+            g = geometry(segment, inside)
+            if not g or segment.smoothness is None:
                 continue
             checked += 1
-            smooth = float(path.smoothness.max())
-            j = float(theory.phi(path.increment[inside]).mean())
-            if theory.published_condition(path.norm, g["score"], g["gamma"], smooth):
+            smooth = float(segment.smoothness.max())
+            j = float(theory.phi(segment.increment[inside]).mean())
+            if theory.published_condition(segment.norm, g["score"], g["gamma"], smooth):
                 published += 1
                 wrong += j <= 0
-            sound += theory.sound_condition(g["mean"], g["variance"], smooth, path.norm)
+            sound += theory.sound_condition(g["mean"], g["variance"], smooth, segment.norm)
     if not checked:
         return []
     return [
@@ -140,20 +144,20 @@ def conditions(guess: Survey, member: Bools) -> list[str]:
     ]
 
 
-def geometry(path: Path, inside: Bools) -> dict[str, float]:
+def geometry(segment: UpdateSegment, inside: Bools) -> dict[str, float]:
     """|s|, gamma = cos(u, s), Var of directional scores, over members. [TwoStage] Eqs. (24), (25)
 
     <s, u> is the mean slope; |s|^2 the mean inner product of the members' score gradients.
     """
-    if not inside.any() or path.norm == 0:
+    if not inside.any() or segment.norm == 0:
         return {}
-    slope = path.slope[inside]
-    size = math.sqrt(max(float(path.products[np.ix_(inside, inside)].mean()), 0.0))
+    slope = segment.slope[inside]
+    size = math.sqrt(max(float(segment.products[np.ix_(inside, inside)].mean()), 0.0))
     mean = float(slope.mean())
-    gamma = mean / (size * path.norm) if size > 0 else 0.0
+    gamma = mean / (size * segment.norm) if size > 0 else 0.0
     return {"score": size, "gamma": gamma, "mean": mean, "variance": float(slope.var())}
 
 
 def members_of(guess: Survey, member: Bools, party: str) -> Bools:
-    """Which of the checked records of a client are members."""
+    """Members among the checked records of a client, as a mask."""
     return np.asarray(member[guess.parties.index(party)][guess.checked[party]])

@@ -1,4 +1,4 @@
-"""What the two stages cost, and how many members and others the attack needs."""
+"""Cost of the two stages, and how many members and others the attack needs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ RULE = "Hanley and McNeil's deviation"
 def cost(audit: TwoStageMembership, shape: Shape) -> float:
     held = min(audit.records, shape.records / shape.clients)
     asked = 2 * held * shape.examples / shape.records * shape.clients * shape.rounds
-    # of a document only some windows are looked at
+    # only some windows of a document are scored
     often = 0.8 if shape.is_text else 8.0
     if shape.hidden:
-        # every anonymous row is asked about every client's candidates, twice; with names a row is
-        # asked about its own, and about those of a few others
+        # every anonymous row scores every client's candidates twice; a named row scores its own
+        # client's and those of a few others
         often *= max(1.0, 2 * shape.clients / (3 + audit.references))
     checked = audit.checked_rounds * min(audit.checked_clients, shape.clients)
     return 0.5 + often * shape.passes(asked) + 0.03 * checked
@@ -40,7 +40,7 @@ def samples(result: AuditResult, aim: Aim) -> list[SampleSize]:
         needed = power.records_for_auc(auc, *aim.level, others_per_member=ratio)
         wide = head.value - head.low
         plain = normal_quantile(head.confidence) * power.auc_deviation(head.value, members, others)
-        # clients or classes differ: as many times more records as the interval is wider
+        # clients or classes differ: the squared ratio of widths multiplies the records
         wider = max(1.0, (wide / plain) ** 2) if plain > 0 and head.value < 1 else 1.0
         total = math.ceil(needed * wider)
         seen = power.detectable_auc(

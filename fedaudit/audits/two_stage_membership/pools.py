@@ -1,4 +1,4 @@
-"""Candidates of all clients side by side: pools of equal length, and their scores' own draws."""
+"""Candidates of all clients as pools of equal length, with the random numbers of their scores."""
 
 from __future__ import annotations
 
@@ -11,34 +11,37 @@ import numpy.typing as npt
 from fedaudit.audits.audit import Candidates
 
 if TYPE_CHECKING:
-    from fedaudit.audits.two_stage_membership.scoring import Asked
+    from fedaudit.audits.two_stage_membership.scoring import RecordBatch
 
 
-def pools_of(pools: Asked, which: int, records: npt.NDArray[np.int64]) -> Asked:
+def take_records(pools: RecordBatch, which: int, records: npt.NDArray[np.int64]) -> RecordBatch:
     """Some records of one pool, (n, ...)."""
     import torch
 
-    from fedaudit.audits.two_stage_membership.scoring import Asked as Records
+    from fedaudit.audits.two_stage_membership.scoring import RecordBatch
 
     rows = torch.from_numpy(records)
     noise = None if pools.noise is None else pools.noise[:, which][:, rows]
-    return Records(pools.x[which][rows], pools.y[which][rows], noise)
+    return RecordBatch(pools.x[which][rows], pools.y[which][rows], noise)
 
 
-def flat(pools: Asked) -> Asked:
-    from fedaudit.audits.two_stage_membership.scoring import Asked as Records
+def flatten_pools(pools: RecordBatch) -> RecordBatch:
+    from fedaudit.audits.two_stage_membership.scoring import RecordBatch
 
     noise = None if pools.noise is None else pools.noise.flatten(1, 2)
-    return Records(pools.x.flatten(0, 1), pools.y.flatten(0, 1), noise)
+    return RecordBatch(pools.x.flatten(0, 1), pools.y.flatten(0, 1), noise)
 
 
-def padded(
+def pad_pools(
     pools: Sequence[Candidates], task: Any, draws: int, rng: np.random.Generator
-) -> tuple[Asked, npt.NDArray[np.bool_]]:
-    """Pools of equal length (P, n, ...): short ones repeat their records, which are not counted."""
+) -> tuple[RecordBatch, npt.NDArray[np.bool_]]:
+    """Pools of equal length (P, n, ...), and a mask (P, n) of the records that count.
+
+    Short pools repeat their records; repeated ones do not count.
+    """
     import torch
 
-    from fedaudit.audits.two_stage_membership.scoring import Asked as Records
+    from fedaudit.audits.two_stage_membership.scoring import RecordBatch
 
     longest = max(len(p) for p in pools)
     present = np.zeros((len(pools), longest), dtype=bool)
@@ -52,4 +55,4 @@ def padded(
     if task.noise_shape() is not None:
         shape = (draws, len(pools), longest, *task.noise_shape())
         noise = torch.from_numpy(rng.standard_normal(shape).astype(np.float32))
-    return Records(torch.stack(x), torch.stack(y), noise), present
+    return RecordBatch(torch.stack(x), torch.stack(y), noise), present

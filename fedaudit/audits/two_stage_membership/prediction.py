@@ -1,8 +1,7 @@
 """Does the risk predict the attack?
 
-J and TS-MIA ([TwoStage] Eqs. (30), (32)) of one half of a client's candidates against the AUC of
-the attack on the other half, as a rank correlation over clients and rounds. Ours: the paper runs
-no attack.
+Rank correlation, over clients and rounds, of J and TS-MIA ([TwoStage] Eqs. (30), (32)) on one half
+of a client's candidates with the attack's AUC on the other half. Ours: the paper runs no attack.
 """
 
 from __future__ import annotations
@@ -26,25 +25,25 @@ from fedaudit.audits.two_stage_membership.risk import (
     survives,
 )
 from fedaudit.results import Estimate
+from fedaudit.stats import intervals
 
 if TYPE_CHECKING:
     from fedaudit.audits.two_stage_membership.audit import TwoStageMembership
 
 
 SPLITS = 4
-"""Times that a client's candidates are halved to ask whether the risk predicts the attack."""
+"""Random halvings of a client's candidates."""
 TOSSES_AT_ONCE = 20
-"""Tosses of signs that are ranked in one go."""
+"""Sign tosses that are ranked together."""
 
 
 def prediction(
     parts: list[Contribution], audit: TwoStageMembership, rng: np.random.Generator
 ) -> dict[str, Estimate]:
-    """Does the risk predict the attack? Rank correlation over (client, round) of J on members, and
-    of TS-MIA, with the AUC of the headline attack.
+    """Rank correlation over (client, round) of J on members, and of TS-MIA, with the headline AUC.
 
-    The risk is that of one half of a client's candidates, the AUC that of the other: on the same
-    records both would rise with the same lucky draw, whether anything leaks or not.
+    The risk uses one half of a client's candidates, the AUC the other. On the same records both
+    would rise with the same lucky draw, even without a leak.
     """
     tables = crossed(parts, audit, rng)
     clients = sorted(tables)
@@ -68,16 +67,16 @@ def answer(estimates: Mapping[str, Estimate]) -> str:
     found = estimates.get(correlation_name("TS-MIA"))
     if found is None:
         return (
-            f"{asked} Nobody can say: it takes three clients, and three different values of TS-MIA "
-            "and of their AUC, at least"
+            f"{asked} Not measurable: this needs at least three clients, and three different "
+            "values of TS-MIA and of the AUC"
         )
     if found.low > 0:
-        said = "Yes: where it is higher, the attack does better"
+        said = "Yes: the attack does better where TS-MIA is higher"
     elif found.high < 0:
-        said = "No, it points the wrong way: where it is higher, the attack does worse"
+        said = "No, the opposite: the attack does worse where TS-MIA is higher"
     else:
-        said = "That is not shown: the interval of their correlation covers 0"
-    # "rank" alone is a term of its own in a report: that of a matrix of sums
+        said = "Not shown: the interval of their correlation covers 0"
+    # a report explains "rank" as that of a matrix of sums, so the note avoids the word
     return (
         f"{asked} {said} (Spearman's correlation {found.value:.2f} [{found.low:.2f}, "
         f"{found.high:.2f}] at {100 * found.confidence:g} %)"
@@ -90,7 +89,7 @@ def crossed(
     """Client -> (rounds, 2 SPLITS, 3): J and TS-MIA on one half of its candidates, AUC on the
     other.
 
-    A client is halved alike in all rounds: records carry their luck from round to round.
+    A client's halves are the same in all rounds, since a record's luck persists over rounds.
     """
     mine: dict[int, list[Contribution]] = {}
     for c in parts:
@@ -109,16 +108,16 @@ def crossed(
 def _halved(
     member: Bools, classes: npt.NDArray[np.int64], rng: np.random.Generator
 ) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Numbers of one half of the candidates and of the other, and the same turned round.
+    """Indices of both halves of the candidates, in both orders; empty with fewer than two pairs.
 
-    Pairs of a member and another of its class stay together, so that whichever of a pair is the
-    member in one half, nothing follows for the other half. Nothing where there is one pair only.
+    Pairs of a member and a non-member of its class stay together, so that labels in one half say
+    nothing about labels in the other.
     """
     pairs = []
     for kind in np.unique(classes):
         inside = rng.permutation(np.flatnonzero(member & (classes == kind)))
         outside = rng.permutation(np.flatnonzero(~member & (classes == kind)))
-        pairs += list(zip(inside, outside, strict=False))  # who finds no partner is left out
+        pairs += list(zip(inside, outside, strict=False))  # unpaired records are left out
     if len(pairs) < 2:
         return []
     mixed = rng.permutation(np.array(pairs))
@@ -143,13 +142,11 @@ def _risk_and_auc(
 def _correlation(groups: list[Floats], confidence: float, rng: np.random.Generator) -> Estimate:
     """Spearman's correlation of two columns of clients (rounds, halvings, 2), mean over halvings.
 
-    The interval is the wider of two. Clients resampled: far too narrow where they are few. And the
-    spread that is left if the second column goes up or down from its mean at the toss of a coin
-    per client, as it does if the first says nothing about it.
+    The interval is the wider of two. The first resamples clients: far too narrow for few clients.
+    The second is the spread when a coin toss per client sets the sign of the second column's
+    distance from its mean, as if the first column said nothing about it.
     """
     from scipy.special import ndtri
-
-    from fedaudit.stats import intervals
 
     alpha = intervals.check_confidence(confidence)
     count, halvings = len(groups), groups[0].shape[1]
@@ -185,7 +182,7 @@ def _correlation(groups: list[Floats], confidence: float, rng: np.random.Generat
 
 
 def _column_ranks(values: Floats) -> Floats:
-    """Ranks within every column of (n, m), centred and of length one; zero where all are equal."""
+    """Ranks within every column of (n, m), centred and of length one; zero if all are equal."""
     ranks = _midranks_of_columns(values)
     ranks -= ranks.mean(axis=0)
     size = np.linalg.norm(ranks, axis=0)
@@ -193,13 +190,13 @@ def _column_ranks(values: Floats) -> Floats:
 
 
 def _midranks_of_columns(values: Floats) -> Floats:
-    """`attack._midranks` of all columns (n, m) at once: resampling asks for thousands."""
+    """`attack._midranks` of all columns (n, m) at once: resampling needs thousands."""
     order = np.argsort(values, axis=0)
     ordered = np.take_along_axis(values, order, axis=0)
     at = np.arange(1.0, len(values) + 1)[:, None]
     fresh = np.ones(values.shape, bool)
     fresh[1:] = ordered[1:] != ordered[:-1]
-    # a run of ties has the mean of its first and its last place
+    # tied values get the mean of their first and last rank
     first = np.maximum.accumulate(np.where(fresh, at, 0.0), axis=0)
     ends = np.ones(values.shape, bool)
     ends[:-1] = fresh[1:]
@@ -210,5 +207,5 @@ def _midranks_of_columns(values: Floats) -> Floats:
 
 
 def _products(first: Floats, second: Floats) -> Floats:
-    """Correlations (m,), column by column, of ranks (n, m) that `_column_ranks` made."""
+    """Correlations (m,), column by column, of ranks (n, m) from `_column_ranks`."""
     return np.asarray((first * second).sum(axis=0))

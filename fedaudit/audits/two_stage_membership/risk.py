@@ -1,8 +1,8 @@
 """The risk as published: TS-MIA and the shares of its two stages.
 
-[TwoStage] Eqs. (28), (30), (31) and (32): an update survives if SUR > tau, it attributes if J_m > 0
-over a draw of m members; and [TwoStage] Eqs. (11), (12), whose difference is stated beside it.
-All is measured on contributions: one client's single update in one round, where it was seen.
+[TwoStage] Eqs. (28), (30), (31) and (32): an update survives if SUR > tau, and attributes if J_m >
+0 over a draw of m members. The difference of [TwoStage] Eqs. (11) and (12) is stated too. Every
+number is measured on contributions: one client's visible single update in one round.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from fedaudit.audits.two_stage_membership import theory
 from fedaudit.audits.two_stage_membership.attack import round_statistics
 from fedaudit.audits.two_stage_membership.facts import ADVANTAGE, FROM_TRUE, ON_MEMBERS, SURVIVAL
 from fedaudit.results import Estimate
+from fedaudit.stats import intervals
 from fedaudit.trace import Truth
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ RESAMPLES = 200
 class Contribution:
     """One client's update in one round: its row, and the candidates' increments delta (n,).
 
-    `client` is the number of `party` among those asked about: resampling goes by it, not by names.
-    `deviation` (n,) the empirical minus the true score advantage, where rows bear names;
-    `evidence` (n,) the headline attack's statistic of this round, `classes` (n,) of the candidates.
+    `client`: index of `party`, which resampling uses instead of names. `deviation` (n,): empirical
+    minus true score advantage, if rows are named. `evidence` (n,): the headline attack's statistic
+    of this round. `classes` (n,) of the candidates.
     """
 
     round: int
@@ -53,11 +54,11 @@ class Contribution:
 
 
 def contributions(guess: Survey, truth: Truth, member: Bools) -> Iterator[Contribution]:
-    """Every (round, client) whose single update was seen, with the client's own candidates."""
+    """Every (round, client) with a visible single update, with the client's own candidates."""
     for survey, evidence in zip(guess.rounds, round_statistics(guess), strict=True):
-        if survey.stage_one is None:  # a sum, or no one model that updates add up on
+        if survey.stage_one is None:  # a sum, or clients with different models
             continue
-        # names are on the wire, or in the truth alone
+        # senders are on the wire, or only in the truth
         senders = {} if survey.seen == "named" else truth.senders(survey.number)
         for row, message in enumerate(survey.messages):
             party = senders.get(message, survey.senders[row])
@@ -95,11 +96,9 @@ def risk(
     """TS-MIA_m and its two stages over rounds and clients. [TwoStage] Eqs. (28), (31), (32)
 
     The baseline of TS-MIA, of Pr(A | S) and of J is the same quantity on matched records that
-    nobody trained on: what is not above it says nothing about membership. That of SUR and of
-    stage I is what n equal updates at right angles have: SUR = 1 / sqrt(n).
+    nobody trained on: a value below it says nothing about membership. The baseline of SUR and of
+    stage I is that of n equal, orthogonal updates: SUR = 1 / sqrt(n).
     """
-    from fedaudit.stats import intervals
-
     parts = [c for c in parts if np.isfinite(ratio_of(c))]
     if not parts:
         return {}
@@ -135,7 +134,7 @@ def risk(
             out[name] = found
 
     add("ts_mia", survived * inside, float((survived * outside).mean()))
-    # equal and unrelated updates stand at right angles
+    # equal and unrelated updates are orthogonal
     apart = np.array([1.0 / math.sqrt(len(c.survey.messages)) for c in parts])
     floors = np.array([c.survey.threshold for c in parts])
     add(SURVIVAL, survived, float((apart > floors).mean()))

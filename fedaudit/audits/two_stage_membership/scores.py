@@ -1,7 +1,7 @@
-"""From what the attack computed to numbers with intervals: the risk, the attack, the bound.
+"""Score a survey: estimates with intervals of the risk, the attack and the bounds.
 
-`scored` reads top to bottom; what each part measures is in the file of its name: `attack`, `risk`
-([TwoStage] Eqs. (28), (32)), `prediction`, `lemmas` ([TwoStage] Theorem 1), `tables`.
+`score_guess` reads top to bottom. Each part has its own file: `attack`, `risk` ([TwoStage] Eqs.
+(28), (32)), `prediction`, `lemmas` ([TwoStage] Theorem 1), `tables`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from fedaudit.audits.two_stage_membership.audit import TwoStageMembership
     from fedaudit.audits.two_stage_membership.survey import Survey
 
-# the statistics alone are what a survey by sites needs, which has no truth to score against
-__all__ = ["scored", "statistics_of"]
+# scoring at sites uses the statistics alone: it has no truth
+__all__ = ["score_guess", "statistics_of"]
 
 
-def scored(
+def score_guess(
     audit: TwoStageMembership,
     guess: Survey,
     truth: Truth,
@@ -65,7 +65,7 @@ def scored(
     short += lacking
     if parts:
         estimates |= risk(audit, parts, rng)
-        # of rounds in which the model moved, as all shares of stage I
+        # only rounds in which the model moved, as for all shares of stage I
         moving = [i for i, c in enumerate(parts) if math.isfinite(ratio_of(c))]
         if strength is not None and moving:
             power = detection.power(
@@ -99,7 +99,7 @@ def scored(
         bounds=bounds,
         per_client=per_client(audit, guess, parts, statistics[headline], member, strength),
         curves=curves(audit, guess, parts, statistics[headline], member, rng, strength),
-        # the low end must come to lie above one half
+        # detected once the low end lies above one half
         detectable=min(1.0, 0.5 + (auc.value - auc.low)) if auc.high > auc.low else None,
         notes=notes(audit, guess, parts, headline, member, estimates, strength),
     )

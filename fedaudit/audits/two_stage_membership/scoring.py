@@ -1,6 +1,6 @@
 """Scores of many models on many records: one batched pass, and derivatives along an update.
 
-A score is the higher the better a model fits a record: the negative loss of an example (for a
+A higher score means that a model fits a record better. It is the negative loss of an example (for a
 language model the log-likelihood of a window, for an autoencoder the evidence lower bound), or any
 callable `(task, parameters, x, y, noise) -> (n,)`. Random numbers of a score are fixed per record,
 so that two models are compared on the same draws. [TwoStage] Section 4.1
@@ -21,21 +21,24 @@ from torch import Tensor, nn
 
 from fedaudit.errors import ConfigError, NotApplicable
 from fedaudit.tasks.models import Attention, Block, ConditionalVAE, FeedForward, TinyGPT, TinyViT
-from fedaudit.tasks.stacked import Parameters
+from fedaudit.tasks.stacked import NotStackable, Parameters
 from fedaudit.tasks.task import Task
 
 Score = Callable[[Task, Parameters, Tensor, Tensor, Tensor | None], Tensor]
 
 NUMBERS_AT_ONCE = 2**20
-"""Outputs of a block of models and records: what a cache holds."""
+"""Most outputs of a block of models and records: they fit in the cache."""
 WEIGHTS_AT_ONCE = 2**23
-"""Weights of the models of a block (32 MB), so that never all models of a round are formed."""
+"""Most weights of the models of a block (32 MB): models of a round are formed block by block."""
 
 
 @dataclass(frozen=True)
 class Models:
-    """K models `base` (d,) or (K', d) plus `factor` times `rows` (K', d), of which `which` (K,) are
-    taken (None: all). They are formed when they are looked at, a block at a time."""
+    """K models: `base` (d,) or (K', d) plus `factor` times `rows` (K', d), rows `which` (K,) of
+    them.
+
+    `which` None: all. Indexing forms the models, a block at a time.
+    """
 
     base: Tensor | npt.NDArray[np.float32]
     rows: Tensor | npt.NDArray[np.float32]
@@ -49,7 +52,7 @@ class Models:
         """One model (d,) or some (k, d)."""
         take = at if self.which is None else np.asarray(self.which)[at]
         base = self.base if self.base.ndim == 1 else self.base[take]
-        # what comes from a recording is read-only, and torch would warn of it: a block is copied
+        # recorded arrays are read-only, and torch would warn: copy the block
         steps, start = (
             v if isinstance(v, Tensor) else torch.from_numpy(np.array(v, dtype=np.float32))
             for v in (self.rows[take], base)
@@ -58,7 +61,7 @@ class Models:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RecordBatch:
     """Records with the random numbers of their scores: `x` (n, ...), `y` (n,), `noise` (draws, n,
     ...) or None where the score is deterministic."""
 
@@ -69,18 +72,18 @@ class Asked:
     def __len__(self) -> int:
         return len(self.x)
 
-    def take(self, rows: Tensor) -> Asked:
+    def take(self, rows: Tensor) -> RecordBatch:
         noise = None if self.noise is None else self.noise[:, rows]
-        return Asked(self.x[rows], self.y[rows], noise)
+        return RecordBatch(self.x[rows], self.y[rows], noise)
 
-    def block(self, models: slice, records: slice) -> Asked:
-        """Of stacked records (K, n, ...): some models' share of some records."""
+    def block(self, models: slice, records: slice) -> RecordBatch:
+        """Some models' part of some records, of stacked records (K, n, ...)."""
         noise = None if self.noise is None else self.noise[:, models, records]
-        return Asked(self.x[models, records], self.y[models, records], noise)
+        return RecordBatch(self.x[models, records], self.y[models, records], noise)
 
-    def double(self) -> Asked:
+    def double(self) -> RecordBatch:
         x = self.x.double() if self.x.is_floating_point() else self.x
-        return Asked(x, self.y, None if self.noise is None else self.noise.double())
+        return RecordBatch(x, self.y, None if self.noise is None else self.noise.double())
 
 
 class Scorer:
@@ -93,55 +96,55 @@ class Scorer:
         self._precise: Scorer | None = None
 
     def precise(self) -> Scorer:
-        """The same scores in double precision, what does not travel (frozen layers) included."""
+        """The same scores in double precision, including frozen layers that clients do not send."""
         if self._precise is None:
             task = copy.copy(self.task)
             task.module = copy.deepcopy(self.task.module).double()
             self._precise = Scorer(task, self.custom)
         return self._precise
 
-    def one(self, model: Tensor, asked: Asked) -> Tensor:
+    def one(self, model: Tensor, batch: RecordBatch) -> Tensor:
         """Scores (n,) of one model (d,) on n records."""
-        with torch.no_grad(), self._still():
+        with torch.no_grad(), self._evaluation_mode():
             p = self.task.named(model)
-            fit = max(1, NUMBERS_AT_ONCE // self._numbers(model, asked))
+            fit = max(1, NUMBERS_AT_ONCE // self._numbers_per_record(model, batch))
             parts = [
-                self._mean(partial(self._single, p), asked.take(rows))
-                for rows in torch.split(torch.arange(len(asked)), fit)
+                self._mean(partial(self._single, p), batch.take(rows))
+                for rows in torch.split(torch.arange(len(batch)), fit)
             ]
             return self._finite(torch.cat(parts))
 
-    def each(self, models: Tensor | Models, asked: Asked) -> Tensor:
+    def each(self, models: Tensor | Models, batch: RecordBatch) -> Tensor:
         """Scores (K, n) of K models (K, d), each on its own n records: x (K, n, ...).
 
         In blocks of models and records whose outputs stay in the cache.
         """
-        with torch.no_grad(), self._still():
-            first = Asked(
-                asked.x[0], asked.y[0], None if asked.noise is None else asked.noise[:, 0]
+        with torch.no_grad(), self._evaluation_mode():
+            first = RecordBatch(
+                batch.x[0], batch.y[0], None if batch.noise is None else batch.noise[:, 0]
             )
-            fit = max(1, NUMBERS_AT_ONCE // self._numbers(models[0], first))
+            fit = max(1, NUMBERS_AT_ONCE // self._numbers_per_record(models[0], first))
             most = min(len(models), max(1, WEIGHTS_AT_ONCE // models[0].numel()))
-            across = max(1, min(most, fit // max(1, min(asked.x.shape[1], fit))))
-            # a few models with many records each, or many models with few
+            across = max(1, min(most, fit // max(1, min(batch.x.shape[1], fit))))
+            # few models with many records each, or many models with few records
             along = max(1, fit // across)
             parts = []
             for low in range(0, len(models), across):
                 rows = slice(low, low + across)
                 cuts = [
-                    self._block(models[rows], asked.block(rows, slice(at, at + along)))
-                    for at in range(0, asked.x.shape[1], along)
+                    self._block(models[rows], batch.block(rows, slice(at, at + along)))
+                    for at in range(0, batch.x.shape[1], along)
                 ]
                 parts.append(torch.cat(cuts, dim=1))
             return self._finite(torch.cat(parts))
 
-    def _numbers(self, model: Tensor, asked: Asked) -> int:
-        """Numbers that one model makes of one record: its output, or a few times its input."""
+    def _numbers_per_record(self, model: Tensor, batch: RecordBatch) -> int:
+        """Numbers that one model computes per record: its output, or a few times its input."""
         if self._width is None and self.custom is not None:
-            # what such a score makes of the module is its own affair
-            self._width = max(4 * asked.x[0].numel(), 1)
+            # a custom score may use the module in any way
+            self._width = max(4 * batch.x[0].numel(), 1)
         if self._width is None:
-            few = asked.take(torch.arange(1))
+            few = batch.take(torch.arange(1))
             z = None if few.noise is None else few.noise[0]
             out = self.task.output(self.task.named(model), few.x, few.y, z)
             tensors = out if isinstance(out, tuple | list) else (out,)
@@ -153,19 +156,17 @@ class Scorer:
         """Scores on the scale of the task's likelihood-ratio test."""
         return scores if self.custom is not None else self.task.evidence(scores)
 
-    def _block(self, models: Tensor, asked: Asked) -> Tensor:
-        from fedaudit.tasks.stacked import NotStackable
-
+    def _block(self, models: Tensor, batch: RecordBatch) -> Tensor:
         if self._stackable:
             try:
                 p = self.task.named(models)
-                return self._mean(lambda x, y, z: self._stacked(p, x, y, z), asked)
+                return self._mean(lambda x, y, z: self._stacked(p, x, y, z), batch)
             except NotStackable:
                 self._stackable = False
         out = []
         for k, model in enumerate(models):
-            noise = None if asked.noise is None else asked.noise[:, k]
-            own = Asked(asked.x[k], asked.y[k], noise)
+            noise = None if batch.noise is None else batch.noise[:, k]
+            own = RecordBatch(batch.x[k], batch.y[k], noise)
             p = self.task.named(model)
             out.append(self._mean(partial(self._single, p), own))
         return torch.stack(out)
@@ -189,11 +190,13 @@ class Scorer:
         return self.task.stacked_scores(p, x, y, z)
 
     @staticmethod
-    def _mean(score: Callable[[Tensor, Tensor, Tensor | None], Tensor], asked: Asked) -> Tensor:
+    def _mean(
+        score: Callable[[Tensor, Tensor, Tensor | None], Tensor], batch: RecordBatch
+    ) -> Tensor:
         """Mean over the draws of a score's own random numbers."""
-        if asked.noise is None:
-            return score(asked.x, asked.y, None)
-        return torch.stack([score(asked.x, asked.y, z) for z in asked.noise]).mean(0)
+        if batch.noise is None:
+            return score(batch.x, batch.y, None)
+        return torch.stack([score(batch.x, batch.y, z) for z in batch.noise]).mean(0)
 
     def _finite(self, scores: Tensor) -> Tensor:
         if not bool(torch.isfinite(scores).all()):
@@ -208,8 +211,8 @@ class Scorer:
         return scores
 
     @contextmanager
-    def _still(self) -> Iterator[None]:
-        """Evaluation mode, and attention by plain products: others have no second derivative."""
+    def _evaluation_mode(self) -> Iterator[None]:
+        """Evaluation mode, and plain attention: other kernels have no second derivative."""
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         with self.task.evaluating(), sdpa_kernel(SDPBackend.MATH):
@@ -218,44 +221,45 @@ class Scorer:
     # -- derivatives along an update -------------------------------------------------------------
     # By reverse mode throughout: forward mode would load torch's compiler, which takes seconds.
 
-    def slopes(self, models: Tensor, directions: Tensor, asked: Asked) -> tuple[Tensor, Tensor]:
+    def slopes(
+        self, models: Tensor, directions: Tensor, batch: RecordBatch
+    ) -> tuple[Tensor, Tensor]:
         """Scores (K, n) and directional derivatives <grad score, u> (K, n) of K models (K, d)
         along K directions (K, d), each on its own records.
 
-        sum_i v_i grad score_i is linear in v, and so is its product with u: the derivative by v is
-        the slope of every record at once.
+        sum_i v_i grad score_i is linear in v, and so is its product with u. So its derivative by v
+        is the slope of every record at once.
         """
-        with self._still(), torch.enable_grad():
+        with self._evaluation_mode(), torch.enable_grad():
             at = models.detach().requires_grad_()
-            scores = self._both(at, asked)
+            scores = self._differentiable(at, batch)
             v = torch.zeros_like(scores, requires_grad=True)
             (pulled,) = torch.autograd.grad(scores, at, v, create_graph=True)
             (slopes,) = torch.autograd.grad((pulled * directions).sum(), v)
         return scores.detach(), self._finite(slopes)
 
-    def _both(self, models: Tensor, asked: Asked) -> Tensor:
+    def _differentiable(self, models: Tensor, batch: RecordBatch) -> Tensor:
         """Scores (K, n) as a differentiable function of the models (K, d)."""
-        from fedaudit.tasks.stacked import NotStackable
-
         p = self.task.named(models)
         if self._stackable:
             try:
-                return self._mean(lambda x, y, z: self._stacked(p, x, y, z), asked)
+                return self._mean(lambda x, y, z: self._stacked(p, x, y, z), batch)
             except NotStackable:
                 self._stackable = False
         out = []
         for k in range(len(models)):
-            noise = None if asked.noise is None else asked.noise[:, k]
+            noise = None if batch.noise is None else batch.noise[:, k]
             own = {name: value[k] for name, value in p.items()}
-            out.append(self._mean(partial(self._single, own), Asked(asked.x[k], asked.y[k], noise)))
+            out.append(
+                self._mean(partial(self._single, own), RecordBatch(batch.x[k], batch.y[k], noise))
+            )
         return torch.stack(out)
 
-    def hessian_products(self, model: Tensor, direction: Tensor, asked: Asked) -> Tensor:
-        """Hessian(score of a record) u (n, d) at one model (d,): how every record's gradient
-        changes along u."""
+    def hessian_products(self, model: Tensor, direction: Tensor, batch: RecordBatch) -> Tensor:
+        """Hessian(score of a record) u (n, d) at one model (d,): change of its gradient along u."""
         out = []
-        with self._still():
-            for at, gradient in self._gradients(model, asked, create_graph=True):
+        with self._evaluation_mode():
+            for at, gradient in self._gradients(model, batch, create_graph=True):
                 change = torch.zeros_like(at)
                 if gradient.requires_grad:  # not where the score is linear
                     (found,) = torch.autograd.grad(
@@ -265,23 +269,23 @@ class Scorer:
                 out.append(change)
         return self._finite(torch.stack(out))
 
-    def gradient_products(self, model: Tensor, asked: Asked) -> Tensor:
+    def gradient_products(self, model: Tensor, batch: RecordBatch) -> Tensor:
         """Inner products of the records' score gradients at one model, (n, n).
 
-        The mean score vector of any subset follows: |s|^2 is the mean over its block.
+        |s|^2 of any subset's mean score vector is the mean over its block.
         """
-        with self._still():
-            each = torch.stack([g.detach() for _, g in self._gradients(model, asked)])
+        with self._evaluation_mode():
+            each = torch.stack([g.detach() for _, g in self._gradients(model, batch)])
             return self._finite(each @ each.T)
 
     def _gradients(
-        self, model: Tensor, asked: Asked, *, create_graph: bool = False
+        self, model: Tensor, batch: RecordBatch, *, create_graph: bool = False
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """One record after the other: the model (d,), and the score's gradient (d,) by it."""
-        for i in range(len(asked)):
+        """The model (d,) and the score's gradient (d,) at it, one record after the other."""
+        for i in range(len(batch)):
             with torch.enable_grad():
                 at = model.detach().requires_grad_()
-                one = asked.take(torch.tensor([i]))
+                one = batch.take(torch.tensor([i]))
                 score = self._mean(partial(self._single, self.task.named(at)), one).sum()
                 (gradient,) = torch.autograd.grad(score, at, create_graph=create_graph)
                 yield at, gradient
@@ -297,21 +301,21 @@ SMOOTH = frozenset(
         *(Attention, FeedForward, Block, TinyGPT, TinyViT, ConditionalVAE),
     }
 )
-"""Types, not names: somebody else's `Block` may well hold a ReLU. Batch normalisation is smooth,
-but torch has no derivative by the statistics, which travel with the model."""
+"""Smooth layers, by type and not by name: a user's `Block` may hold a ReLU. Batch normalisation is
+smooth too, but torch has no derivative by its statistics, which are part of the sent model."""
 
 
-def rough_layers(task: Task, *, said_smooth: bool = False) -> tuple[str, ...]:
+def rough_layers(task: Task, *, claimed_smooth: bool = False) -> tuple[str, ...]:
     """Layers without a second derivative (ReLU, max-pooling), or unknown to be smooth.
 
-    ELU of slope 1 has a continuous derivative, and a second one but for a point. `said_smooth`:
-    modules of somebody's own are believed to be, torch's own layers are known.
+    ELU of slope 1 has a continuous derivative, and a second one except at one point.
+    `claimed_smooth`: trust that user modules are smooth; torch's own layers are known.
     """
     names = {
         type(m).__name__
         for m in task.module.modules()
         if type(m) not in SMOOTH
         and not (type(m) is nn.ELU and m.alpha == 1)
-        and not (said_smooth and not type(m).__module__.startswith("torch."))
+        and not (claimed_smooth and not type(m).__module__.startswith("torch."))
     }
     return tuple(sorted(names))

@@ -1,4 +1,4 @@
-"""What a view shows of a round: the models that were sent, and whose updates are whose."""
+"""What a view shows of a round: the models that clients received, and the senders of updates."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from fedaudit.trace.recorder import MODEL
 from fedaudit.trace.schema import UPLINKS
 
 
-class Unusable(NotApplicable):
-    """One round that cannot be surveyed; the others may be."""
+class UnusableRound(NotApplicable):
+    """One round cannot be surveyed; others may be."""
 
 
 def sent_models(
     view: View, columns: npt.NDArray[np.int64] | None = None
 ) -> dict[int, npt.NDArray[np.float32]]:
-    """Round -> the model that was sent at its beginning; after the last round, the released one.
+    """Round -> the model sent at its beginning; after the last round, the released one.
 
-    Where clients are sent different models it is the first one's: see `one_model_for_all`.
+    If clients are sent different models, the first one counts: see `one_model_for_all`.
     """
     found: dict[int, npt.NDArray[np.float32]] = {}
     for number in view.rounds:
-        held = next(_held(view, number), None)
+        held = next(_initial_models(view, number), None)
         if held is None:
             raise NotApplicable(
                 f"{view.vantage} sees no model that was sent in round {number}",
@@ -36,27 +36,27 @@ def sent_models(
                 got="none (gossip has no server, and a recording may lack downlinks)",
                 remedy="audit a federation with a server, and record downlinks",
             )
-        found[number] = arranged(held.astype(np.float32), columns)
+        found[number] = in_model_order(held.astype(np.float32), columns)
     with contextlib.suppress(NotObservable):
-        found[len(view.rounds) + 1] = arranged(view.released().astype(np.float32), columns)
+        found[len(view.rounds) + 1] = in_model_order(view.released().astype(np.float32), columns)
     return found
 
 
 def one_model_for_all(view: View, number: int) -> bool:
-    """Whether everybody who was sent a model at the beginning of a round was sent the same."""
-    models = _held(view, number)
+    """Whether all receivers of a model at the beginning of a round received the same one."""
+    models = _initial_models(view, number)
     first = next(models)
     return all(np.array_equal(first, other) for other in models)
 
 
-def _held(view: View, number: int) -> Iterator[npt.NDArray[np.float32]]:
+def _initial_models(view: View, number: int) -> Iterator[npt.NDArray[np.float32]]:
     """The models (d,) that receivers held at the beginning of a round, one per stored row."""
     seen: set[int] = set()
     for _, m in view.indexed(number):
         row = m.parts.get(MODEL)
         if m.kind != "model" or row is None or m.receiver == PUBLIC or m.step or row in seen:
             continue
-        # a client that sends its model up hands nothing down: what counts is what is held
+        # `m` may be a client's upload: count only what the receiver holds
         held = view.received(number, m.receiver, before=1)
         if held is not None:
             seen.add(row)
@@ -75,11 +75,11 @@ def kinds_of(view: View, number: int, messages: Sequence[int]) -> set[str]:
 def known_rows(
     parties: Sequence[str], senders: Sequence[str], number: int
 ) -> tuple[list[int], list[int]]:
-    """Rows of those senders who have candidates, and the numbers of their pools."""
+    """Rows of the senders with candidates, and the numbers of their pools."""
     known = [(j, parties.index(s)) for j, s in enumerate(senders) if s in parties]
     if len(known) < 2:
-        raise Unusable(
-            "fewer than two senders have records to be asked about",
+        raise UnusableRound(
+            "fewer than two senders have candidate records",
             code="too_few_clients",
             expected="candidate records of at least two of a round's senders",
             got=f"{len(known)} of {len(senders)} in round {number}",
@@ -88,7 +88,7 @@ def known_rows(
     return [j for j, _ in known], [p for _, p in known]
 
 
-def arranged(
+def in_model_order(
     rows: npt.NDArray[np.float32], columns: npt.NDArray[np.int64] | None
 ) -> npt.NDArray[np.float32]:
     """Rows (..., d) in the model's order of tensors."""

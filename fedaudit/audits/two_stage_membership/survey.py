@@ -1,4 +1,4 @@
-"""What the attack asks with, and what it computed: of one round, and of all of them."""
+"""The attack's inputs and its results, of one round and of all rounds."""
 
 from __future__ import annotations
 
@@ -14,55 +14,91 @@ from fedaudit.audits.two_stage_membership import survival
 from fedaudit.trace import View
 
 if TYPE_CHECKING:
-    from fedaudit.audits.two_stage_membership.attribution import Path
-    from fedaudit.audits.two_stage_membership.scoring import Asked, Scorer
+    from torch import Tensor
 
-Seen = Literal["named", "anonymous", "sum"]
+    from fedaudit.audits.two_stage_membership.attribution import UpdateSegment
+    from fedaudit.audits.two_stage_membership.scoring import RecordBatch, Scorer
+
+Visibility = Literal["named", "anonymous", "sum"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inquiry:
-    """What stays the same from round to round: who looks, with which scores, at which records.
+class SurveyContext:
+    """Inputs that are the same for all rounds: the view, the scores and the records.
 
-    `columns`: recorded columns in the model's order, where it differs. `chosen`: party -> numbers
+    `columns`: recorded columns in the model's order, where it differs. `checked`: party -> numbers
     of the candidates that are looked at closely. `smooth`: whether scores have second derivatives,
-    `hearsay` if that was said.
-    `named`: updates of these parties bear names in some round. `looked_at`: party -> how often it
-    was looked at closely so far, so that all have their turn.
+    `claimed_smooth` if the user declared it. `named`: updates of these parties carry names in some
+    round. `times_checked`: party -> how often its segments were measured, so that all have a turn.
     """
 
     view: View
     scorer: Scorer
-    pools: Asked
+    pools: RecordBatch
     parties: tuple[str, ...]
     noise: Noise | None
     columns: npt.NDArray[np.int64] | None
-    chosen: dict[str, npt.NDArray[np.int64]]
+    checked: dict[str, npt.NDArray[np.int64]]
     smooth: bool
-    hearsay: bool
+    claimed_smooth: bool
     named: bool
     rng: np.random.Generator
-    looked_at: dict[str, int] = field(default_factory=dict)
+    times_checked: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundUpdates:
+    """Single updates of one round: `rows` (K, d) with `weights`, `senders` and `messages` (K,).
+
+    `parts`: the rows as weighted contributions. `own_step`: factor that turns a row into the step
+    of its sender's own model.
+    """
+
+    number: int
+    rows: npt.NDArray[np.float32]
+    weights: Floats
+    parts: survival.Contributions
+    senders: tuple[str, ...]
+    messages: tuple[int, ...]
+    own_step: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundModels:
+    """The models (d,) before and after a round, and their scores (P, n) on all pools."""
+
+    start: Tensor
+    end: Tensor
+    start_scores: Tensor
+    end_scores: Tensor
+
+    @property
+    def aggregate(self) -> Floats:
+        """Score increments (P, n) by what the model moved. [TwoStage] Eq. (12)"""
+        out: Floats = (self.end_scores.double() - self.start_scores.double()).numpy()
+        return out
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundSurvey:
-    """What the attack computed of one round. P pools of n candidates, padded; K rows.
+    """Results of the attack on one round. P pools of n candidates, padded; K rows.
 
-    `seen`: updates with names, without, or only their sum. `aggregate` (P, n) score increments by
-    what the model moved (Eq. 12). Named rows: `own` (P, n) delta of the pool's own update (Eq. 16),
-    `isolated` (P, n) increments by u alone (Eq. 11), `local` (P, n) evidence under the client's own
-    trained model, `reference` and `spread` (P, n) mean and deviation of the same under other
-    clients' models; NaN for clients that did not take part. Where clients were sent different
-    models (`personal`) there is no W to add an update to: these three alone, `aggregate` is NaN and
-    `stage_one` None. Anonymous rows: `by_row` (K, P, n)
-    delta of every row on every pool, `local_by_row` (K, P, n) evidence under every row's model.
-    `scale` the server's rate; `sigma` the noise in dW, `shares` (K,) of the rows in the mean;
-    `no_derivative` why nothing was looked at along its segment.
+    `seen`: updates with names, without, or only their sum. `aggregate` (P, n): score increments by
+    what the model moved (Eq. 12). `scale`: the server's rate; `sigma`: the noise in dW; `shares`
+    (K,) of the rows in the mean; `no_derivative`: why segments are missing.
+
+    Named rows: `own` (P, n) delta of the pool's own update (Eq. 16), `isolated` (P, n) increments
+    by u alone (Eq. 11), `local` (P, n) evidence under the client's own trained model, `reference`
+    and `spread` (P, n) its mean and deviation under other clients' models; NaN for absent clients.
+    If clients were sent different models (`personal`), only the last three exist: there is no
+    common W, `aggregate` is NaN and `stage_one` None.
+
+    Anonymous rows: `by_row` (K, P, n) delta of every row on every pool, `local_by_row` (K, P, n)
+    evidence under every row's model.
     """
 
     number: int
-    seen: Seen
+    seen: Visibility
     senders: tuple[str, ...]
     messages: tuple[int, ...]
     stage_one: survival.Survival | None
@@ -79,15 +115,18 @@ class RoundSurvey:
     spread: Floats | None = None
     by_row: Floats | None = None
     local_by_row: Floats | None = None
-    paths: dict[str, Path] = field(default_factory=dict)
+    segments: dict[str, UpdateSegment] = field(default_factory=dict)
     no_derivative: str = ""
     personal: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """The attack's answer. `present` (P, n) marks candidates, the rest is padding; `final` (P, n)
-    scores of the final model, NaN where there is none for all."""
+    """The attack's answer.
+
+    `present` (P, n) marks candidates, the rest is padding. `final` (P, n): scores of the final
+    model, NaN if clients have no common one.
+    """
 
     parties: tuple[str, ...]
     present: npt.NDArray[np.bool_]

@@ -1,4 +1,4 @@
-"""Stage I of all clients of a round at once: what of a client's update is left in the sum."""
+"""Stage I of all clients of a round at once: how much of an update survives in the sum."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fedaudit.audits.two_stage_membership.theory import aggregate_energy
 from fedaudit.errors import NotApplicable
 
 ROUNDINGS = 2.0
-"""So many rounding errors of the numbers that went in pass for no movement at all."""
+"""Movement up to this many rounding errors of the inputs counts as none."""
 
 
 @dataclass(frozen=True)
 class Contributions:
     """Weighted updates u_k = p_k dw_k (K, d) of one round and what the model moved by, dW (d,).
 
-    `scale` is what the server multiplied the mean by (its learning rate); `residual`
-    |dW - sum u| / |dW|: noise or momentum that the server added. [TwoStage] Eqs. (1), (2)
+    `scale`: the server's factor on the mean (its learning rate). `residual`: |dW - sum u| / |dW|,
+    from noise or momentum that the server added. [TwoStage] Eqs. (1), (2)
     """
 
     u: Rows
@@ -40,18 +40,18 @@ def contributions(
 ) -> Contributions:
     """u_k = p_k dw_k with p_k = weight / sum of weights; dW as observed, or their sum.
 
-    `scale` is the server's learning rate where it is known, otherwise it is fitted to dW. `before`
-    is the norm of the model that dW moved: what rounding to single precision can make of it and of
-    the updates is no movement, dW is then 0.
+    `scale`: the server's learning rate if known, otherwise fitted to dW. `before`: norm of the
+    model before the round. Movement within single-precision rounding of it and of the updates
+    counts as dW = 0.
     """
     p = np.asarray(weights, dtype=np.float64)
     if not p.sum() > 0:
         raise NotApplicable(
-            "the weights of a round's updates make no mean",
+            "the weights of a round's updates do not define a mean",
             code="no_mean",
             expected="weights with a positive sum",
             got=f"a sum of {p.sum():g} over {len(p)} updates",
-            remedy="record what the aggregate multiplies each update by",
+            remedy="record each update's weight in the aggregate",
         )
     u = updates * (p / p.sum()).astype(np.float32)[:, None]
     total = u.sum(axis=0, dtype=np.float64)
@@ -74,10 +74,10 @@ def _times(u: Rows, rate: float) -> Rows:
 
 
 def server_rate(total: Floats, moved: Rows) -> float:
-    """The rate at which a server steps along the mean update (d,), by least squares from dW (d,).
+    """The server's rate along the mean update (d,), by least squares from dW (d,).
 
-    1, which most use, unless the data speak against it: not for a fitted 0.9999998, nor where
-    noise on the aggregate alone explains what was fitted (four standard errors).
+    Returns 1, the usual rate, unless the fit differs from 1 by more than rounding and by more than
+    noise on the aggregate explains (four standard errors).
     """
     energy = float(total @ total)
     if energy == 0:
@@ -90,17 +90,17 @@ def server_rate(total: Floats, moved: Rows) -> float:
 
 @dataclass(frozen=True)
 class Survival:
-    """Stage I of K clients, each (K,). Undefined values are NaN: lambda of a zero vector, SUR of
-    a sum that is zero.
+    """Stage I of K clients, each (K,). Undefined values are NaN: lambda of a zero vector, SUR of a
+    zero sum.
 
     `own` |u|, `background` |B|, `moved` |dW|, `alignment` lambda (Eq. 5), `magnitude_ratio`
     r = |B|/|u|, `ratio` SUR (Eq. 8), `snr` |u|/sigma with B known (infinite without noise), `blind`
-    |u| / `spread`, sqrt(|B|^2 + d sigma^2): a heuristic without B (noise that was recorded is part
-    of B too: it then counts twice, on the careful side).
+    |u| / `spread`, sqrt(|B|^2 + d sigma^2): a heuristic without B (recorded noise is part of B too
+    and then counts twice, which is conservative).
 
-    Where noise lies inside u itself, `snr` and `blind` are what one draw reads, never below 0: pure
-    noise reads as a signal half of the time, the more so the larger the model. What may be averaged
-    is `snr_squared`, which is below 0 as often as above, with its standard error `snr_error`.
+    If u itself contains noise, `snr` and `blind` are one draw, never below 0: pure noise looks like
+    a signal half of the time, more so in a larger model. Average `snr_squared` instead: under pure
+    noise it is below 0 as often as above. `snr_error` is its standard error.
     """
 
     own: Floats
@@ -119,16 +119,16 @@ class Survival:
 def survival(parts: Contributions, noise: float = 0.0, own_noise: npt.ArrayLike = 0.0) -> Survival:
     """Stage I for every client of a round. [TwoStage] Eqs. (4)-(9)
 
-    `noise` sigma per coordinate of dW; `own_noise` (K,) the part of it inside u_k itself, which is
-    no signal: its energy is taken off |u| before SNR is formed. From inner products of u with dW
-    alone: |B|^2 = |dW|^2 - 2 <u, dW> + |u|^2, in double precision.
+    `noise`: sigma per coordinate of dW. `own_noise` (K,): the part of it inside u_k itself; its
+    energy is subtracted from |u|^2 before SNR. Uses inner products of u with dW only:
+    |B|^2 = |dW|^2 - 2 <u, dW> + |u|^2, in double precision.
     """
     u, w = parts.u, parts.moved.astype(np.float64)
     own2 = np.einsum("kd,kd->k", u, u, dtype=np.float64)
     cross = np.array([float(row.astype(np.float64) @ w) for row in u])
     moved2 = float(w @ w)
     background2 = np.maximum(moved2 - 2.0 * cross + own2, 0.0)
-    # what is left after subtracting nearly equal numbers is rounding, not background
+    # the difference of nearly equal numbers is rounding, not background
     background2 = np.where(background2 < 1e-12 * max(moved2, 1e-300), 0.0, background2)
     own, background = np.sqrt(own2), np.sqrt(background2)
     moved = np.full(len(u), np.sqrt(moved2))
@@ -165,8 +165,8 @@ def survival(parts: Contributions, noise: float = 0.0, own_noise: npt.ArrayLike 
 
 @dataclass(frozen=True)
 class Energy:
-    """Of what |dW|^2 is made, in its own units, each (K,): |u|^2, |B|^2, 2 <u, B>, and `total`, 1
-    up to rounding. NaN in a round without movement. [TwoStage] Eq. (7), Lemma 2"""
+    """Parts of |dW|^2, as shares of it, each (K,): |u|^2, |B|^2, 2 <u, B>, and their `total`, 1 up
+    to rounding. NaN in a round without movement. [TwoStage] Eq. (7), Lemma 2"""
 
     own: Floats
     background: Floats
@@ -177,7 +177,7 @@ class Energy:
 def energy(stage: Survival) -> Energy:
     """The energy decomposition of every client's round."""
     own, background = stage.own, stage.background
-    # of a zero vector lambda is undefined, and what it shares is nothing
+    # lambda of a zero vector is undefined, and its shared energy is zero
     alignment = np.where(own * background > 0, stage.alignment, 0.0)
     total = aggregate_energy(own, background, alignment)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -193,7 +193,7 @@ def energy(stage: Survival) -> Energy:
 def noise_floor(
     threshold: float | Literal["noise"], noise: float, parts: Contributions
 ) -> tuple[float, str]:
-    """tau and the rule it follows from. [TwoStage] Eq. (10), Remark 1
+    """tau and its rule. [TwoStage] Eq. (10), Remark 1
 
     Given, or derived ("noise"): u survives if it is larger than the noise in the sum,
     |u| > sigma sqrt(d), which in units of |dW| is SUR > sigma sqrt(d) / |dW|.

@@ -1,6 +1,6 @@
-"""What is shown beside the estimates: one row per client, curves over rounds, notes in words.
+"""Tables beside the estimates: one row per client, curves over rounds, notes in words.
 
-The energy of a round is split as in [TwoStage] Lemma 2; the other numbers are those of `survival`,
+The energy of a round is split as in [TwoStage] Lemma 2. The other numbers come from `survival`,
 `risk`, `attack` and `lemmas`, client by client and round by round.
 """
 
@@ -29,8 +29,10 @@ from fedaudit.audits.two_stage_membership.risk import (
     survives,
 )
 from fedaudit.results import Estimate, Underpowered
+from fedaudit.stats import intervals, roc
 
 if TYPE_CHECKING:
+    from fedaudit.audits.two_stage_membership.attribution import UpdateSegment
     from fedaudit.audits.two_stage_membership.audit import TwoStageMembership
     from fedaudit.audits.two_stage_membership.detection import Strength
     from fedaudit.audits.two_stage_membership.survey import Survey
@@ -44,9 +46,11 @@ def per_client(
     member: Bools,
     strength: Strength | None = None,
 ) -> dict[str, dict[str, float | int | str | None]]:
-    """Client -> columns. Its AUC has the interval of `membership_auc` for one client alone: one
-    that takes its centred records as independent is too narrow, and would name clients as exposed
-    more often than it says."""
+    """Client -> columns. The AUC's interval is that of `membership_auc` for one client alone.
+
+    An interval that takes centred records as independent is too narrow: it would call clients
+    exposed more often than its confidence says.
+    """
     out: dict[str, dict[str, float | int | str | None]] = {}
     for p, party in enumerate(guess.parties):
         one_only = slice(p, p + 1)
@@ -85,15 +89,19 @@ def per_client(
                     np.mean([theory.phi(c.delta[~c.member]).mean() for c in mine])
                 ),
             }
-        seen = [s.paths[party] for s in guess.rounds if party in s.paths]
-        gammas = [lemmas.geometry(path, lemmas.members_of(guess, member, party)) for path in seen]
+        seen = [s.segments[party] for s in guess.rounds if party in s.segments]
+        gammas = [
+            lemmas.geometry(segment, lemmas.members_of(guess, member, party)) for segment in seen
+        ]
         found = [g["gamma"] for g in gammas if g]
         if found:
             row["gamma"] = float(np.mean(found))
-        published = [path.calibrated.max() for path in seen if path.norm > 0]
+        published = [segment.calibrated.max() for segment in seen if segment.norm > 0]
         if published:
             row["L as published"] = float(np.max(published))
-        hessian = [float(path.smoothness.max()) for path in seen if path.smoothness is not None]
+        hessian = [
+            float(segment.smoothness.max()) for segment in seen if segment.smoothness is not None
+        ]
         if hessian:
             row["L by Hessian"] = max(hessian)
         out[party] = row
@@ -105,8 +113,8 @@ def _snr_columns(
 ) -> dict[str, float | int | str | None]:
     """SNR of one client, mean over its rounds, with B known and without.
 
-    Where its own noise hides the length of its updates: of all of them together, or nothing if
-    that cannot be told from 0, and in any case how large it is at most.
+    If its own noise hides the length of its updates: the SNR of all of them together, None if that
+    cannot be told from 0, and an upper limit.
     """
     if strength is None:
         return {"SNR": None, "SNR without B": None}
@@ -115,10 +123,10 @@ def _snr_columns(
     apart = [n / float(o.spread[r]) for o, r, n in stages if o is not None and n > 0]
     if not detection.readable(strength, audit):
         found = detection.pooled(strength, audit.confidence)
-        snr = found.snr if found.told else None
+        snr = found.snr if found.above_zero else None
         blind = None if snr is None else snr * float(np.mean(apart))
         return {"SNR": snr, "SNR without B": blind, "SNR at most": found.high}
-    if not apart:  # no noise: found for certain
+    if not apart:  # without noise an update is found with certainty
         plain = [float(o.blind[r]) for o, r, _ in stages if o is not None]
         return {"SNR": float(np.mean(strength.snr)), "SNR without B": float(np.mean(plain))}
     blind = float(np.mean(strength.snr * np.array(apart)))
@@ -134,13 +142,11 @@ def curves(
     rng: np.random.Generator,
     strength: Strength | None = None,
 ) -> dict[str, dict[str, tuple[float, ...]]]:
-    from fedaudit.stats import roc
-
     out: dict[str, dict[str, tuple[float, ...]]] = {}
     usable = guess.present & np.isfinite(statistic)
     found = roc.curve(statistic[usable], member[usable])
     if not isinstance(found, Underpowered):
-        # both corners, and no more points than an eye can tell apart
+        # both corners, and at most 200 points
         keep = np.unique(
             np.linspace(0, len(found.threshold) - 1, min(200, len(found.threshold))).astype(int)
         )
@@ -162,13 +168,11 @@ def curves(
         lam, r, sur = zip(*points, strict=True)
         out["survival"] = {"lambda": lam, "r": r, "SUR": sur}
     bound = [
-        (path.norm, float(abs(path.increment[i] - path.slope[i])), float(abs(path.remainder[i])),
-         float(path.error[i]), float(theory.remainder_bound(path.smoothness[i], path.norm)),
-         float(theory.remainder_bound(path.directional[i], path.norm)))
-        for s in guess.rounds for path in s.paths.values()
-        if path.smoothness is not None and path.directional is not None
-        for i in range(len(path.slope))
-    ]  # fmt: skip
+        point
+        for survey in guess.rounds
+        for segment in survey.segments.values()
+        for point in _bound_points(segment)
+    ]
     if bound:
         norm, off, integral, error, limit, along = zip(*bound, strict=True)
         out["bound check"] = {
@@ -182,11 +186,30 @@ def curves(
     return out
 
 
+def _bound_points(segment: UpdateSegment) -> list[tuple[float, ...]]:
+    """The columns of "bound check" for every record of a segment; none without curvature."""
+    if segment.smoothness is None or segment.directional is None:
+        return []
+    return [
+        (
+            segment.norm,
+            float(abs(segment.increment[i] - segment.slope[i])),
+            float(abs(segment.remainder[i])),
+            float(segment.error[i]),
+            float(theory.remainder_bound(segment.smoothness[i], segment.norm)),
+            float(theory.remainder_bound(segment.directional[i], segment.norm)),
+        )
+        for i in range(len(segment.slope))
+    ]
+
+
 def _risk_by_round(
     audit: TwoStageMembership, parts: list[Contribution], rng: np.random.Generator
 ) -> dict[str, dict[str, tuple[float, ...]]]:
-    """TS-MIA, SUR and J of every round, mean over its clients with an interval over them; TS-MIA
-    and J of records that nobody trained on beside them."""
+    """TS-MIA, SUR and J of every round: mean over its clients, with an interval over them.
+
+    Also TS-MIA and J of records that nobody trained on.
+    """
     rounds: dict[int, list[Contribution]] = {}
     for c in sorted(parts, key=lambda c: c.round):
         if math.isfinite(ratio_of(c)):
@@ -221,9 +244,7 @@ def _risk_by_round(
 def _over_clients(
     values: list[float], confidence: float, *, share: bool
 ) -> tuple[float, float, float]:
-    """Mean over the clients of one round, of whom there are two at least, and its interval."""
-    from fedaudit.stats import intervals
-
+    """Mean over the clients of one round, at least two, and its interval."""
     mean = float(np.mean(values))
     if share:
         found = intervals.clustered_share(values, np.ones(len(values)), confidence)
@@ -235,8 +256,8 @@ def _over_clients(
 
 
 def _energy(parts: list[Contribution]) -> dict[str, dict[str, tuple[float, ...]]]:
-    """Of what |dW|^2 of each round is made, in its own units, mean over clients: the update's own
-    energy, the background's, and what the two share (below 0: they cancel). [TwoStage] Lemma 2
+    """Parts of |dW|^2 of each round, as shares of it, mean over clients: the update's own energy,
+    the background's, and what the two share (below 0: they cancel). [TwoStage] Lemma 2
     """
     rows: dict[int, list[tuple[float, float, float, float]]] = {}
     for c in parts:
@@ -265,11 +286,24 @@ def notes(
     strength: Strength | None = None,
 ) -> tuple[str, ...]:
     out = [
-        f"{int(member.sum())} records of {len(guess.parties)} clients were asked about, and as "
-        "many of the same classes that nobody trained on",
+        f"candidates: {int(member.sum())} records of {len(guess.parties)} clients, and as many of "
+        "the same classes that nobody trained on",
         f"attack: {headline}, centred over the candidates of a client and class",
         *guess.notes,
+        *_visibility_notes(guess),
     ]
+    if parts:
+        out += [prediction.answer(estimates), f"tau = {_threshold(guess)} ({guess.threshold_rule})"]
+        out += _noise_notes(audit, guess, strength)
+        out += _movement_notes(guess, parts)
+    out += _derivative_notes(audit, guess)
+    out += lemmas.conditions(guess, member)
+    return tuple(out)
+
+
+def _visibility_notes(guess: Survey) -> list[str]:
+    """Notes on rounds without named single updates."""
+    out = []
     kinds = {r.seen for r in guess.rounds}
     sums = [r.number for r in guess.rounds if r.seen == "sum"]
     if kinds == {"sum"}:
@@ -279,64 +313,73 @@ def notes(
         )
     elif sums:
         out.append(
-            f"single updates are not observable in {_rounds(sums)}: they count for what the model "
-            "moved by alone"
+            f"single updates are not observable in {_rounds(sums)}: these count only by what the "
+            "model moved by"
         )
     personal = [r.number for r in guess.rounds if r.personal]
     if personal:
         out.append(
-            f"clients were sent different models in {_rounds(personal)}: the attack takes each "
-            "one's own trained model; there is no one model that updates add up on, and neither "
-            "stage is measured there"
+            f"clients were sent different models in {_rounds(personal)}: the attack uses each "
+            "client's own trained model; updates have no common model, so neither stage is "
+            "measured there"
         )
     if "anonymous" in kinds:
         out.append(
-            "senders are hidden: rows are linked to clients by how their candidates, of whom half "
-            "are members, score under each"
+            "senders are hidden: rows are linked to clients by the scores of their candidates, "
+            "half of them members, under each row"
         )
-    if parts:
-        out.append(prediction.answer(estimates))
-        out.append(f"tau = {_threshold(guess)} ({guess.threshold_rule})")
-        if guess.noise is None:
-            out.append("no noise is declared: an update is found with certainty if B is known")
-        else:
-            least = "" if guess.noise.complete else "at least "
-            sizes = [r.sigma / r.scale for r in guess.rounds if r.stage_one is not None]
-            out.append(
-                f"noise per number {least}{_range(sizes)} ({guess.noise.rule})"
-                + ("" if guess.noise.complete else ": the power of stage I is not stated")
-            )
-            hidden = detection.note(strength, audit) if strength is not None else ""
-            out += [hidden] if hidden else []
-        undefined = sum(not math.isfinite(ratio_of(c)) for c in parts)
-        if undefined:
-            out.append(f"{undefined} updates stand in rounds without movement: SUR is undefined")
-        still = sum(float(c.survey.stage_one.own[c.row]) == 0 for c in parts)  # type: ignore[union-attr]
-        if still:
-            out.append(f"{still} updates are zero: they move nothing")
-        residual = max(r.residual for r in guess.rounds)
-        if residual > 1e-3:
-            out.append(
-                f"the model moved by more than the updates' sum (up to {100 * residual:.1f} %): "
-                "noise or momentum of the server counts as background"
-            )
-    if guess.rough and any(r.paths for r in guess.rounds):
+    return out
+
+
+def _noise_notes(audit: TwoStageMembership, guess: Survey, strength: Strength | None) -> list[str]:
+    """Notes on the noise in force."""
+    if guess.noise is None:
+        return ["no noise is declared: an update is found with certainty if B is known"]
+    least = "" if guess.noise.complete else "at least "
+    sizes = [r.sigma / r.scale for r in guess.rounds if r.stage_one is not None]
+    stated = "" if guess.noise.complete else ": the power of stage I is not stated"
+    out = [f"noise per number {least}{_range(sizes)} ({guess.noise.rule}){stated}"]
+    hidden = detection.note(strength, audit) if strength is not None else ""
+    return [*out, hidden] if hidden else out
+
+
+def _movement_notes(guess: Survey, parts: list[Contribution]) -> list[str]:
+    """Notes on updates without movement, and on movement beyond the updates."""
+    out = []
+    undefined = sum(not math.isfinite(ratio_of(c)) for c in parts)
+    if undefined:
+        out.append(f"{undefined} updates are in rounds without movement: SUR is undefined")
+    still = sum(float(c.survey.stage_one.own[c.row]) == 0 for c in parts)  # type: ignore[union-attr]
+    if still:
+        out.append(f"{still} updates are zero: they move nothing")
+    residual = max(r.residual for r in guess.rounds)
+    if residual > 1e-3:
         out.append(
-            "smoothness is not applicable: no second derivative, or none known, in "
-            + ", ".join(guess.rough)
-            + ("" if audit.smooth else " (if they have: smooth = true)")
+            f"the model moved by more than the updates' sum (up to {100 * residual:.1f} %): "
+            "noise or momentum of the server counts as background"
         )
-    kinked = sum(path.kinked for r in guess.rounds for path in r.paths.values())
+    return out
+
+
+def _derivative_notes(audit: TwoStageMembership, guess: Survey) -> list[str]:
+    """Notes on missing derivatives along updates."""
+    out = []
+    if guess.rough and any(r.segments for r in guess.rounds):
+        out.append(
+            "smoothness is not applicable: no known second derivative in "
+            + ", ".join(guess.rough)
+            + ("" if audit.smooth else " (set smooth = true if they have one)")
+        )
+    kinked = sum(segment.kinked for r in guess.rounds for segment in r.segments.values())
     if kinked:
         out.append(
-            f"smooth = true was said, and along {kinked} checked updates slopes jump as at a ReLU: "
+            f"smooth = true is set, but slopes jump as at a ReLU along {kinked} checked updates: "
             "no bound is stated there"
         )
     reasons = [r.no_derivative for r in guess.rounds if r.no_derivative]
     if reasons:
         out.append(f"no derivatives along an update: {reasons[0]}")
-    out += lemmas.conditions(guess, member)
-    return tuple(out)
+    return out
 
 
 def noise_known(guess: Survey) -> bool:

@@ -1,4 +1,4 @@
-"""What tests of attribution share."""
+"""Shared fixtures of the attribution tests."""
 
 import numpy as np
 import pytest

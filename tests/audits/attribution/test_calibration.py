@@ -1,4 +1,4 @@
-"""Holm and spending hold their level, parts are unmixed."""
+"""Holm and error spending keep their level; least squares separates clients."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,8 @@ K, S, U = 10, 3, 199
 
 
 def played(seed, plan, effect=0.0, marked=(), *, persistent=0.7):
-    """Group scores (T, G, S + U): every client and key has a taste, each round noise, marks add."""
+    """Group scores (T, G, S + U): a random effect per client and key, noise per round, plus
+    marks."""
     rng = np.random.default_rng(seed)
     taste = persistent * rng.standard_normal((K, S + U))
     for at, k in enumerate(marked):
@@ -52,7 +53,7 @@ def test_regression_equals_numpys_and_finds_parts_exactly_without_noise():
 def test_fixed_groups_attribute_to_nobody():
     plan = query_plans.fixed_groups(K, 5, 14, np.random.default_rng(0))
     found = decided(*played(3, plan, 50.0, (0,)))
-    assert not found.askable.any()
+    assert not found.testable.any()
     assert not found.named.flagged.any()
 
 
@@ -92,7 +93,7 @@ def test_what_is_forgotten_without_a_client_speaks_for_it():
 
 
 def test_pairs_are_read_by_parts():
-    """Weights below 0: least squares; a neighbour's mark is not taken for one's own."""
+    """Weights below 0: least squares does not confuse a neighbour's mark with a client's own."""
     wrong = 0
     for seed in range(20):
         rng = np.random.default_rng(seed)
@@ -132,7 +133,7 @@ def test_the_carried_tail_holds_levels_that_no_rank_reaches(law):
 
 @pytest.mark.parametrize("kind", ["partitions", "single"])
 def test_a_client_that_stands_out_as_far_as_is_needed_is_named(kind):
-    """Whoever is past `smallest_named` is named, nobody below; on fixed groups nobody ever."""
+    """Clients past `smallest_named` are named, others not; fixed groups name nobody."""
     designs, scores = played(4, partitions(4))
     if kind == "single":
         rng = np.random.default_rng(4)
@@ -154,7 +155,7 @@ def test_a_client_that_stands_out_as_far_as_is_needed_is_named(kind):
 
 
 def test_null_few_alarms_over_three_hundred_clients():
-    """40 federations, 400 benign clients: any false name in at most about 5 % of federations."""
+    """40 federations, 400 benign clients: at most about 5 % of federations have a false name."""
     wrong = [decided(*played(s, partitions(s))).named.flagged.any() for s in range(40)]
     assert sum(wrong) <= 6  # 7 or more of 40 would happen once in 90 at 5 %
 
@@ -191,7 +192,7 @@ def test_names_do_not_depend_on_the_order_of_clients():
 
 
 def test_a_sequential_test_names_in_time_and_spends_no_more_than_it_has():
-    spent = [calibration.spent(0.05, look) for look in range(1, 2000)]
+    spent = [calibration.error_at_look(0.05, look) for look in range(1, 2000)]
     assert 0.0499 < sum(spent) < 0.05
     designs, scores = played(1, partitions(1, 20), 25.0, (3,))
     found = calibration.sequential(designs, scores, S, 0.05)
@@ -206,7 +207,7 @@ def test_a_sequential_test_names_in_time_and_spends_no_more_than_it_has():
 
 def test_holm_asks_about_the_askable_alone():
     p = np.array([[0.001, 0.5], [0.04, 0.9], [0.0, 0.0]])
-    named = calibration.name_clients(p, 0.05, askable=[True, True, False])
+    named = calibration.name_clients(p, 0.05, testable=[True, True, False])
     assert named.flagged.tolist() == [True, False, False]
     assert np.isclose(named.adjusted[0], 0.004)
 
@@ -216,8 +217,8 @@ def test_bad_input():
         calibration.regress(np.ones((2, 3)), np.ones((3, 4)))
     with pytest.raises(UsageError, match="unused keys"):
         calibration.studentised(calibration.regress(np.eye(3), np.ones((3, 4))), 3)
-    with pytest.raises(UsageError, match="counted from 1"):
-        calibration.spent(0.05, 0)
+    with pytest.raises(UsageError, match="count looks from 1"):
+        calibration.error_at_look(0.05, 0)
 
 
 def test_keys_with_a_null_of_their_own_are_tested_one_by_one():
@@ -240,9 +241,9 @@ def test_keys_with_a_null_of_their_own_are_tested_one_by_one():
 
 
 def test_updates_that_were_solved_for_are_no_groups():
-    """Unit vectors have no weight below 0 and yet nobody to exclude: ranks use all unused keys."""
+    """Unit vectors have no weight below 0, but nobody to exclude: ranks use all unused keys."""
     rng = np.random.default_rng(4)
     scores = rng.standard_normal((12, 1 + 99))
     found = calibration.decide(np.tile(np.eye(4), (3, 1)), scores, 1, 0.05)
     assert found.p_values.unused == 99
-    assert found.askable.all()
+    assert found.testable.all()

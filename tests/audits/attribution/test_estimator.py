@@ -19,7 +19,7 @@ def asked(pairs):
 def test_one_product_equals_the_mean_of_include_sums_minus_that_of_exclude_sums():
     pairs = query_plans.paired_plan(K, 3, 4, np.random.default_rng(0))
     queries = asked(pairs)
-    assert len(queries) < 1 + 2 * 4 * K  # a subset that came twice is asked for once
+    assert len(queries) < 1 + 2 * 4 * K  # a subset drawn twice is one query
     made = estimator.published(pairs, queries)
     got = made.of(queries @ UPDATES)
     for pair, row, design in zip(pairs, got, made.design, strict=True):
@@ -53,7 +53,7 @@ def test_bad_input():
 
 
 def test_updates_are_solved_for_where_the_sums_determine_them():
-    """One round of the published pairs gives all of them away; a partition gives none."""
+    """One round of the published pairs determines all updates; a partition determines none."""
     rng = np.random.default_rng(5)
     pairs = query_plans.paired_plan(10, 5, 5, rng)
     asked = np.unique(np.concatenate([p.queries for p in pairs]), axis=0).astype(float)
@@ -65,10 +65,10 @@ def test_updates_are_solved_for_where_the_sums_determine_them():
     assert len(estimator.solved(groups)) == 0
 
     made = estimator.published(pairs, asked)
-    assert (estimator.judged(made, asked).design == np.eye(10)).all()
-    assert estimator.judged(made, groups) is made, "these sums determine nobody"
+    assert (estimator.decisive(made, asked).design == np.eye(10)).all()
+    assert estimator.decisive(made, groups) is made, "these sums determine nobody"
     means = estimator.groups(groups[:2])
-    assert estimator.judged(means, groups) is means
+    assert estimator.decisive(means, groups) is means
 
 
 def test_candidates_from_answers_one_after_another_are_the_matrix_product():

@@ -1,4 +1,4 @@
-"""Whoever else holds the key: exclusion and contrast against loops, their level, their power."""
+"""Exclusion and contrast: equal to naive loops, at their level, with power."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def test_exclusion_equals_a_loop_over_everybody_else(linear, carried):
 
 
 def solved(seed, *, marks=(), forgotten=0.0, steps=0.6):
-    """Scores (T K, S + U) of updates that were solved for, the clients of a round in turn.
+    """Scores (T K, S + U) of solved updates, the clients of a round in turn.
 
     Scores of a key wander from round to round, for all clients alike and for each by itself, as
     those of canaries do in a long training. A marked client adds 5, less and less; `forgotten` of
@@ -62,7 +62,7 @@ def in_deviations(row, aside):
     return (row - row[aside].mean()) / row[aside].std(ddof=1)
 
 
-def contrasted(rows, y, turn, aside, left_out):
+def contrasted(rows, y, row_rounds, aside, left_out):
     """Naive twin: every client's filtered contrast by every key (K, S + U), in deviations."""
     out = np.zeros((K, S + U))
     for k in range(K):
@@ -70,7 +70,7 @@ def contrasted(rows, y, turn, aside, left_out):
             continue
         apart = []
         for t in range(T):
-            here = {int(rows[r].argmax()): y[r] for r in np.flatnonzero(turn == t)}
+            here = {int(rows[r].argmax()): y[r] for r in np.flatnonzero(row_rounds == t)}
             if k in here:
                 others = [v for j, v in here.items() if j not in (k, left_out)]
                 apart.append(here[k] - np.mean(others, axis=0))
@@ -82,19 +82,19 @@ def contrasted(rows, y, turn, aside, left_out):
 
 
 def test_contrast_equals_a_loop_over_clients_and_rounds(carried):
-    rows, y, turn = solved(3, marks=(1, 4))
+    rows, y, row_rounds = solved(3, marks=(1, 4))
     gone = np.ones(len(rows), dtype=bool)
-    gone[[4, 17, 58]] = False  # not everybody in every round
-    rows, y, turn = rows[gone], y[gone], turn[gone]
-    # of two statistics the larger counts, each in its unit
+    gone[[4, 17, 58]] = False  # some clients miss a round
+    rows, y, row_rounds = rows[gone], y[gone], row_rounds[gone]
+    # the larger of two statistics counts, each in its own unit
     beside = 3.0 * np.random.default_rng(4).standard_normal((K, S + U))
-    got = leave_out.worst(leave_out.against_others(rows, y, S, turn, beside), S)
+    got = leave_out.worst(leave_out.against_others(rows, y, S, row_rounds, beside), S)
     aside = np.zeros(S + U, dtype=bool)
     aside[S :: max(3, U // (20 * T))] = True
     ranked = ~aside & (np.arange(S + U) >= S)
     worst = np.zeros((K, S))
     for i in (None, *range(K)):
-        z = contrasted(rows, y, turn, aside, i)
+        z = contrasted(rows, y, row_rounds, aside, i)
         for k in range(K):
             others = [j for j in range(K) if j not in (k, i)]
             for s in range(S):
@@ -110,13 +110,15 @@ def test_contrast_equals_a_loop_over_clients_and_rounds(carried):
 
 
 def test_the_larger_of_two_statistics_is_ranked_exactly():
-    """With few unused keys too: the unit is that of keys which are not ranked."""
+    """Also with few unused keys: the unit comes from keys that are not ranked."""
     rng, first, tests = np.random.default_rng(5), 0, 0
     for _ in range(150):
         y = rng.standard_normal((3 * 6, 2 + 45))
         beside = rng.standard_normal((6, 2 + 45))
-        turn = np.repeat(np.arange(3), 6)
-        _, _, z = next(leave_out.against_others(np.tile(np.eye(6), (3, 1)), y, 2, turn, beside))
+        row_rounds = np.repeat(np.arange(3), 6)
+        _, _, z = next(
+            leave_out.against_others(np.tile(np.eye(6), (3, 1)), y, 2, row_rounds, beside)
+        )
         first += (z[:, 2] > z[:, 3:].max(axis=1)).sum()  # of a ranked key: one of thirty
         tests += 6
     assert z.shape[1] - 2 == 30
@@ -124,12 +126,12 @@ def test_the_larger_of_two_statistics_is_ranked_exactly():
 
 
 def test_scores_that_never_differ_and_clients_without_others_speak_for_nobody():
-    rows, turn = np.tile(np.eye(5), (2, 1)), np.repeat([0, 1], 5)
-    flat = calibration.decide(rows, np.zeros((10, S + 40)), S, 0.05, turn=turn)
+    rows, row_rounds = np.tile(np.eye(5), (2, 1)), np.repeat([0, 1], 5)
+    flat = calibration.decide(rows, np.zeros((10, S + 40)), S, 0.05, row_rounds=row_rounds)
     assert not flat.named.flagged.any()
     y = np.random.default_rng(0).standard_normal((4, S + 40))
     y[:, 0] += 50.0
-    alone = calibration.decide(np.tile(np.eye(2), (2, 1)), y, S, 0.05, turn=[0, 0, 1, 1])
+    alone = calibration.decide(np.tile(np.eye(2), (2, 1)), y, S, 0.05, row_rounds=[0, 0, 1, 1])
     parts = calibration.decide(np.tile(np.eye(2), (2, 1)), y, S, 0.05)
     assert alone.p_values.p[0, 0] == 1 / 27, "two of forty unused keys in three are ranked"
     assert parts.p_values.p[0, 0] == 1 / 41
@@ -148,26 +150,26 @@ def leaving(seed, size):
         y[t, 0] *= size
         level += y[t, keep[t], 0].mean()
     at = keep.ravel()
-    rows, turn = np.tile(np.eye(K), (20, 1)), np.repeat(np.arange(20), K)
-    return rows[at], y.reshape(20 * K, -1)[at], turn[at]
+    rows, row_rounds = np.tile(np.eye(K), (20, 1)), np.repeat(np.arange(20), K)
+    return rows[at], y.reshape(20 * K, -1)[at], row_rounds[at]
 
 
 @pytest.mark.parametrize("size", [1.0, 0.2])
 def test_who_forgets_less_than_others_is_not_named(size):
     """Never in a round with the holder, and nearer to the mark than those who forget more."""
-    found = [calibration.decide(*leaving(seed, size)[:2], S, 0.05, turn=leaving(seed, size)[2])
-             for seed in range(12)]  # fmt: skip
+    runs = [leaving(seed, size) for seed in range(12)]
+    found = [calibration.decide(*run[:2], S, 0.05, row_rounds=run[2]) for run in runs]
     assert sum(f.named.flagged[0] for f in found) <= 2
     assert all(f.named.flagged[3] for f in found)
 
 
 @pytest.mark.parametrize("forgotten", [0.0, 0.3])
 def test_who_holds_no_key_is_not_named_whatever_others_hold_or_all_forget(forgotten):
-    """Forgetting what another client is marked with is common to all others."""
+    """All clients forget another client's mark, so forgetting names nobody."""
     small, wrong = [], 0
     for seed in range(40):
-        rows, y, turn = solved(100 + seed, marks=(3, 6), forgotten=forgotten)
-        found = calibration.decide(rows, y, S, 0.05, turn=turn)
+        rows, y, row_rounds = solved(100 + seed, marks=(3, 6), forgotten=forgotten)
+        found = calibration.decide(rows, y, S, 0.05, row_rounds=row_rounds)
         small += np.delete(found.p_values.p, (3, 6), axis=0).ravel().tolist()
         wrong += np.delete(found.named.flagged, (3, 6)).any()
     assert wrong <= 5  # 2 are expected of 40; more than 5 in 1 of 100
@@ -177,8 +179,10 @@ def test_who_holds_no_key_is_not_named_whatever_others_hold_or_all_forget(forgot
 def test_contrast_sees_marks_that_parts_do_not():
     by_parts, by_both = 0, 0
     for seed in range(10):
-        rows, y, turn = solved(200 + seed, marks=(3, 6))
+        rows, y, row_rounds = solved(200 + seed, marks=(3, 6))
         by_parts += calibration.decide(rows, y, S, 0.05).named.flagged[[3, 6]].sum()
-        by_both += calibration.decide(rows, y, S, 0.05, turn=turn).named.flagged[[3, 6]].sum()
+        by_both += (
+            calibration.decide(rows, y, S, 0.05, row_rounds=row_rounds).named.flagged[[3, 6]].sum()
+        )
     assert by_both >= 16
     assert by_parts <= 8

@@ -1,4 +1,5 @@
-"""Groups of all rounds: what is left out is out, unused keys hold the level, marks are found."""
+"""Groups of all rounds: left-out clients have no effect, unused keys keep the level, marks are
+found."""
 
 import numpy as np
 import pytest
@@ -56,7 +57,7 @@ def stacked(plan):
 
 
 def test_guesses_are_the_best_linear_ones():
-    """With as much persistence as is assumed they are the conditional means of what persists."""
+    """With the assumed persistence, guesses are conditional means of the persistent part."""
     _, _, plan, _ = played(0)
     design = stacked(plan)
     share = 0.4
@@ -105,7 +106,7 @@ def test_tables_are_scores_of_the_guesses_at_the_model():
 
 
 def test_marks_are_found_where_scores_of_groups_do_not_show_them():
-    """With so many unused keys that ranks reach Holm's first step: this score's tail is heavy."""
+    """With enough unused keys for ranks to reach Holm's first step: this score's tail is heavy."""
     hits = by_groups = alarms = 0
     for seed in range(8):
         found = read(200 + seed, effect=6.5, marked=(0, 4, 8), unused=999)
@@ -162,8 +163,10 @@ def test_looks_pay_for_themselves_and_end_with_all_rounds():
     final = over_rounds.tables(
         np.concatenate(designs), np.concatenate(means), models[-1], marks, U, error=0.05
     )
-    found = over_rounds.looks(designs, means, list(models), marks, U, 0.05, final)
-    first = next(t for t in range(1, 13) if leave_out.separated(np.concatenate(designs[:t])).any())
+    found = over_rounds.sequential(designs, means, list(models), marks, U, 0.05, final)
+    first = next(
+        t for t in range(1, 13) if leave_out.distinguishable(np.concatenate(designs[:t])).any()
+    )
     assert found.looks == 13 - first
     assert (found.first[[0, 4, 8]] > 0).any()
     assert not np.delete(found.first, [0, 4, 8]).any()
@@ -176,7 +179,7 @@ def test_fixed_groups_tell_nobody_apart():
     groups = query_plans.fixed_groups(K, 5, 10, np.random.default_rng(0))
     found = comparison.read(comparison.safe_plan(groups), models, updates, marks, unused=U)
     assert not found.named.any()
-    assert not leave_out.separated(found.design).any()
+    assert not leave_out.distinguishable(found.design).any()
 
 
 def test_keys_with_a_null_of_their_own_are_ranked_in_it():
@@ -197,5 +200,5 @@ def test_keys_with_a_null_of_their_own_are_ranked_in_it():
     with pytest.raises(KeyError):
         over_rounds.p_values({}, K, S)
     columns = scoring.blocks(S + S * U, S, True)[1].columns
-    alone = over_rounds.p_values(over_rounds.among(found.tables, columns), K, 1).p[:, 0]
+    alone = over_rounds.p_values(over_rounds.select_columns(found.tables, columns), K, 1).p[:, 0]
     assert np.allclose(alone, over_rounds.p_values(found.tables, K, S, apart=True).p[:, 1])

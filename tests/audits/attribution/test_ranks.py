@@ -1,4 +1,4 @@
-"""Ranks are exact, tails follow Student, and what is needed is where a level is reached."""
+"""Ranks are exact, tails follow Student, and `needed` is the score that reaches a level."""
 
 import numpy as np
 import pytest
@@ -41,6 +41,6 @@ def test_what_is_needed_is_where_a_p_value_reaches_the_level(unused, level):
 def test_the_worse_of_two_keeps_what_belongs_to_it():
     one, other = (ranks.p_values(np.array([[own, *range(99)]]), 1) for own in (98.0, 50.0))
     both = one.worse(other, but=None)
-    assert (both.p[0, 0], both.far[0, 0]) == (other.p[0, 0], other.far[0, 0])
+    assert (both.p[0, 0], both.distance[0, 0]) == (other.p[0, 0], other.distance[0, 0])
     assert one.worse(other, but=0).p[0, 0] == one.p[0, 0]
-    assert np.isclose(one.far[0, 0], (98 - 49) / np.arange(99).std(ddof=1))
+    assert np.isclose(one.distance[0, 0], (98 - 49) / np.arange(99).std(ddof=1))

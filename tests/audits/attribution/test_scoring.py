@@ -1,4 +1,4 @@
-"""Differential scores, Stouffer over the rounds a client was in, z-scores against unused keys."""
+"""Differential scores, Stouffer over a client's rounds, z-scores against unused keys."""
 
 import numpy as np
 import pytest

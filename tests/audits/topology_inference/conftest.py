@@ -1,4 +1,4 @@
-"""Toy federations that cost nothing to train, and audits of them."""
+"""Toy federations without training, and audits of them."""
 
 import itertools
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ EDGES = tuple(
 
 
 class Toy:
-    """toy(rng, parameters=..., ...) -> trace, truth; and what all toys have in common."""
+    """toy(rng, parameters=..., ...) -> trace, truth; and the common parts of all toys."""
 
     classes, layout, groups, edges = CLASSES, LAYOUT, GROUPS, EDGES
 
@@ -106,7 +106,7 @@ def make_toy(
 
 @dataclass(frozen=True)
 class ToyShadows:
-    """Shadows that cost nothing to train."""
+    """Shadows without training."""
 
     count: int = 20
     seed: int = 1000

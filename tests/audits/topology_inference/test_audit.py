@@ -1,4 +1,4 @@
-"""Naive twin, theory, null, power, monotone, vantage; then what must be refused."""
+"""Naive twin, theory, null, power, monotone, vantage; then refusals."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.topology_inference import TopologyInference, rewiring, scores
 from fedaudit.audits.topology_inference import channels as ch
 from fedaudit.audits.topology_inference import regressors as rg
-from fedaudit.audits.topology_inference.audit import best_of, round_grid
+from fedaudit.audits.topology_inference.audit import best_channel, round_grid
 from fedaudit.audits.topology_inference.features import Place
 from fedaudit.errors import ConfigError, FedauditError, NotApplicable, NotObservable
 from fedaudit.reporting.findings import judge
@@ -84,7 +84,7 @@ def test_losses_of_the_reference_guesses():
 
 
 def test_guesses_that_follow_nothing_lose_their_own_spread():
-    """E lift = - mean (g - mean p)^2 if p is dealt at random: never above zero."""
+    """E lift = - mean (g - mean p)^2 if p is permuted: never above zero."""
     rng = np.random.default_rng(10)
     p, guess = rng.random(200), rng.random(200)
     mean = scores.permuted_lifts(guess, p, rng, 5000).mean()
@@ -103,26 +103,26 @@ def test_labels_of_other_clients_show_no_lift(audited, seed):
 
 
 def test_the_null_can_fail():
-    """Features that hold the dealt labels themselves: the check raises, and names the channel."""
+    """Features that hold the permuted labels: the check raises and names the channel."""
     rng = np.random.default_rng(11)
     p = rng.random((20, 12))
-    dealt = ch.dealt_at_random(p, rng)
+    dealt = ch.permute_shares(p, rng)
     np.testing.assert_allclose(np.sort(dealt, axis=1), np.sort(p, axis=1))
     assert not np.array_equal(dealt, p)
     leaking = dealt.reshape(-1, 1).astype(np.float32)
     lifts = scores.lifts_by_federation(ch.cross_validated("ridge", leaking, dealt, rng), dealt)
     with pytest.raises(FedauditError, match="fails its own null") as error:
-        ch.refuse_lift({"A1": lifts, "org": -np.ones(20)}, "p was dealt at random")
+        ch.check_null({"A1": lifts, "org": -np.ones(20)}, "p was permuted")
     assert "A1" in str(error.value)
     assert "org" not in str(error.value).split("got:")[1]
     fair = scores.lifts_by_federation(
         ch.cross_validated("ridge", p.reshape(-1, 1).astype(np.float32), dealt, rng), dealt
     )
-    ch.refuse_lift({"A1": fair}, "p was dealt at random")
+    ch.check_null({"A1": fair}, "p was permuted")
 
 
 def test_structure_that_tells_where_the_prior_says_it_cannot_raises(audited):
-    """Shadows that claim no coupling, and have one: organisation alone shows lift."""
+    """Shadows that wrongly claim no coupling: organisation alone shows lift."""
     with pytest.raises(FedauditError, match="ties no class to a place"):
         audited(organisation=0.9, coupled=False)
     guess, _, _ = audited(organisation=0.0, coupled=False)
@@ -150,7 +150,7 @@ def test_a_leak_through_the_organisation_is_found_without_parameters(audited):
     assert result.estimates["topology_contribution"].low > 0
     assert guess.best in ("A2-full", "A2-org", "A2-topo", "org", "topo")
     assert judge(result)[-1].verdict == "leak"
-    # class 0 lives in the first organisation
+    # the first organisation holds class 0
     own = guess.guesses["org"]
     assert own[:4].min() > own[4:].max()
 
@@ -172,7 +172,7 @@ def test_rewiring_hides_the_place_and_not_the_rest(audited):
     assert guess.rewired["random_regular"]["topo"].mean() < 0.005
     assert guess.rewired["random_regular"]["org"].mean() > 0.01
     assert guess.rewired["split_organisation"]["org"].mean() > 0.01
-    assert "without the edge" in guess.in_words["drop_edge"]
+    assert "without the edge" in guess.change_in_words["drop_edge"]
     assert "shadow_lift_change (A2-full, random_regular)" in result.estimates
 
 
@@ -185,14 +185,15 @@ def test_more_noise_never_reads_as_more_leak(audited):
         float(audited(5, settings=wanted, noise=z)[0].learnt["A1"].mean())
         for z in (0.05, 0.5, 2, 20)
     ]
-    # one guess for all costs what the federations' own means differ by, about 0.004 here
+    # one guess for all costs the variance of federations' means, about 0.004 here
     assert all(more > less - 2e-3 for more, less in itertools.pairwise(found))
     assert found[0] > 0.04
     assert found[-1] < 0
 
 
 def test_parameters_that_are_noise_tell_nothing_of_the_place(audited):
-    """Degrees differ, classes follow the place: A1 reads neither, the paper's list reads both."""
+    """Degrees differ, classes follow the place: A1 reveals neither, the paper's list reveals
+    both."""
     groups = (0,) * 8 + (1,) * 3 + (2,)
     edges = tuple(
         (i, j)
@@ -225,7 +226,7 @@ def test_who_sees_no_senders_has_no_parameter_channel(audited):
 
 
 def test_shadows_that_show_more_than_the_target_are_not_compared_with_it(audited):
-    """Named shadows of an anonymous target: parameters are left out, not guessed from."""
+    """Named shadows of an anonymous target: the parameters channel is left out."""
     guess, _, _ = audited(6, organisation=0.9, target={"senders": ANONYMOUS})
     assert set(guess.guesses) == {"topo", "org"}
 
@@ -277,7 +278,7 @@ def test_runs_are_compared_in_pairs_and_corrected():
     full, one = found["lift (A2-full)"], found["lift (A1)"]
     assert isinstance(full.estimate, Estimate)
     assert full.estimate.low > 0
-    assert full.p_value == pytest.approx(7 / 2001)  # the smallest there is, times seven tests
+    assert full.p_value == pytest.approx(7 / 2001)  # the smallest possible, times seven tests
     few = scores.over_runs(runs[:4], rng=rng)
     assert few["lift (A2-full)"].p_value == pytest.approx(7 / 16)  # four runs of one sign
     assert one.estimate.high < 0
@@ -294,9 +295,9 @@ def test_runs_are_compared_in_pairs_and_corrected():
 def test_the_channel_of_the_verdict_is_chosen_on_shadows():
     rng = np.random.default_rng(14)
     base = rng.normal(size=50)
-    assert best_of({"A1": base, "A2-full": base - 1e-9}) == "A1"
-    assert best_of({"A1": base + 0.01 * rng.normal(size=50), "A2-full": base}) == "A2-full"
-    assert best_of({"A1": base - 1, "org": base, "A2-full": base - 1}) == "org"
+    assert best_channel({"A1": base, "A2-full": base - 1e-9}) == "A1"
+    assert best_channel({"A1": base + 0.01 * rng.normal(size=50), "A2-full": base}) == "A2-full"
+    assert best_channel({"A1": base - 1, "org": base, "A2-full": base - 1}) == "org"
     assert round_grid(1) == (1,)
     assert round_grid(20) == (1, 2, 5, 10, 20)
     assert round_grid(25) == (1, 2, 5, 10, 20, 25)
@@ -383,16 +384,16 @@ def test_sensitive_classes_must_exist_and_leave_some(audited, toy, toy_shadows):
         audited(settings={"sensitive": [0, 1, 2, 3]})
     trace, _ = toy(np.random.default_rng(0))
     one = Knowledge(shadows=toy_shadows(classes=1))
-    with pytest.raises(NotApplicable, match="one class only"):
+    with pytest.raises(NotApplicable, match="only one class"):
         TopologyInference().attack(trace.seen_by(WIRETAP), one, np.random.default_rng(0))
 
 
 def test_a_corpus_too_small_for_a_regressor_names_the_number_needed():
     with pytest.raises(NotApplicable, match="shadows = 25"):
-        rg.enough(12, 48)
+        rg.require_enough(12, 48)
     with pytest.raises(NotApplicable, match="at least 10 shadow federations"):
-        rg.enough(9, 900)
-    rg.enough(10, 100)
+        rg.require_enough(9, 900)
+    rg.require_enough(10, 100)
 
 
 def test_no_shadows_no_attack(toy):
@@ -411,7 +412,7 @@ def test_groups_of_one_are_no_groups():
     ring = replace(place, edges=((0, 1), (0, 2), (1, 2)), organisations=None)
     missing = ch.missing_parts(ring, None)
     assert "alike" in missing["structure"]
-    # who the neighbours are still tells something that parameters alone do not
+    # neighbours still add information beyond parameters
     assert [c for c in ch.PARTS if ch.usable(c, missing)] == ["A1", "A2-topo", "A2-full"]
     star = ch.missing_parts(replace(place, edges=(), organisations=None), None)
     assert [c for c in ch.PARTS if ch.usable(c, star)] == ["A1"]

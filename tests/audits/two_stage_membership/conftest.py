@@ -1,4 +1,4 @@
-"""Small federations that are played once and looked at from all sides."""
+"""Small federations, each run once and shared by all tests."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,7 +30,7 @@ OVERFIT = {
 
 @dataclass(frozen=True)
 class Played:
-    """A federation that ran, and what an auditor may ask it."""
+    """A finished federation, with its audits."""
 
     config: Any
     trace: Trace
@@ -56,7 +56,7 @@ class Played:
 
 @pytest.fixture(scope="session")
 def play():
-    """`play(section={...})`: the overfitted federation with other sections; each ran once."""
+    """`play(section={...})`: the overfitted federation with other sections; each runs once."""
     done = {}
 
     def played(**sections):
@@ -79,7 +79,7 @@ def play():
 
 @dataclass(frozen=True)
 class Hand:
-    """A trace whose updates were chosen by hand, and candidates of every client."""
+    """A trace of hand-made updates, and candidates of every client."""
 
     task: Any
     trace: Trace

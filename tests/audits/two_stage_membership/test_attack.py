@@ -1,4 +1,4 @@
-"""The attack's statistic and its area: slow twins, exact nulls, planted shifts."""
+"""The attack's statistic and its AUC: slow twins, exact nulls, planted shifts."""
 
 from types import SimpleNamespace
 
@@ -55,7 +55,7 @@ def test_a_likelihood_ratio_of_two_gaussians_of_equal_spread():
     spread = np.array([[1.0, 1, 1, 1], [3.0, 3, 3, 3]])
     survey = SimpleNamespace(local=local, reference=reference, spread=spread)
     found = attack._likelihood_ratio(survey, np.ones((2, 4), bool))
-    # half the weight of a spread goes to the typical one, the median 2
+    # spreads shrink halfway to their median, 2
     scale = np.sqrt(0.5 * spread**2 + 0.5 * 4.0)
     np.testing.assert_allclose(found, (local - reference) / scale)
     still = SimpleNamespace(local=local, reference=reference, spread=0 * spread)
@@ -125,7 +125,7 @@ def test_exchangeable_candidates_raise_the_alarm_at_most_at_the_stated_rate(
         statistic = attack._centred(values, guess)
         e = attack.membership_auc(statistic, member, guess.present, guess.classes, 0.95)
         alarms += e.low > 0.5
-    # 2.5 % of 400 is 10; 21 or more would happen once in 700
+    # 10 of 400 are expected at 2.5 %; 21 or more have a chance of 1 in 700
     assert alarms <= 20
 
 

@@ -12,11 +12,11 @@ from fedaudit.audits.two_stage_membership.attribution import (
     GRID,
     jumps,
     leave_one_out,
-    on_pools,
-    path,
-    put_on,
+    measure_segment,
+    score_pools,
+    update_alone,
 )
-from fedaudit.audits.two_stage_membership.scoring import Asked, Models, Scorer
+from fedaudit.audits.two_stage_membership.scoring import Models, RecordBatch, Scorer
 from fedaudit.data import builtin
 from fedaudit.randomness import Seed
 from fedaudit.tasks.catalogue import MLP, VAE
@@ -39,12 +39,12 @@ def case(request):
     shape = task.noise_shape()
     noise = None if shape is None else torch.randn(2, 4, 5, *shape)
     x, y = examples.x[:20], examples.y[:20]
-    pools = Asked(x.view(4, 5, *x.shape[1:]), y.view(4, 5), noise)
+    pools = RecordBatch(x.view(4, 5, *x.shape[1:]), y.view(4, 5), noise)
     return task, updates, task.initial() + 0.1 * torch.randn(task.layout.width), pools
 
 
 def of_pool(pools, p):
-    return Asked(pools.x[p], pools.y[p], None if pools.noise is None else pools.noise[:, p])
+    return RecordBatch(pools.x[p], pools.y[p], None if pools.noise is None else pools.noise[:, p])
 
 
 def common_scores(scorer, model, pools):
@@ -54,7 +54,7 @@ def common_scores(scorer, model, pools):
 def test_models_are_asked_about_the_pools_they_are_paired_with(case):
     task, updates, model, pools = case
     scorer, pairs = Scorer(task), [[0, 2], [3, 1], [1, 1], [2, 0]]
-    found = on_pools(scorer, model + updates, pools, pairs)
+    found = score_pools(scorer, model + updates, pools, pairs)
     for j, own in enumerate(pairs):
         for i, p in enumerate(own):
             expected = scorer.one(model + updates[j], of_pool(pools, p))
@@ -65,7 +65,7 @@ def put_together_at_once(scorer, models, pools, pairs):
     """The naive way: all records of all models in one tensor (K, R n, ...)."""
     which = torch.tensor([list(own) for own in pairs])
     noise = None if pools.noise is None else pools.noise[:, which].flatten(2, 3)
-    asked = Asked(pools.x[which].flatten(1, 2), pools.y[which].flatten(1, 2), noise)
+    asked = RecordBatch(pools.x[which].flatten(1, 2), pools.y[which].flatten(1, 2), noise)
     return scorer.each(models, asked).view(*which.shape, -1)
 
 
@@ -77,19 +77,19 @@ def test_blocks_of_models_give_what_one_tensor_gives(case, monkeypatch, pairs, a
     task, updates, model, pools = case
     expected = put_together_at_once(Scorer(task), model + updates, pools, pairs)
     monkeypatch.setattr(attribution, "NUMBERS_AT_ONCE", at_once)
-    found = on_pools(Scorer(task), model + updates, pools, pairs)
+    found = score_pools(Scorer(task), model + updates, pools, pairs)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("width", [1, 3, 1000])
 def test_models_that_are_formed_in_blocks_give_the_same_scores(case, monkeypatch, width):
-    """Sums of a start and read-only rows, never all of them at once."""
+    """Models are a start plus read-only rows, formed block by block."""
     task, contributions, start, pools = case
     scorer, count = Scorer(task), len(contributions)
     rows = contributions.numpy().copy()
     rows.flags.writeable = False
     pairs = [[(j + i) % len(pools.x) for i in range(2)] for j in range(count)]
-    plain = on_pools(scorer, start - 0.5 * contributions, pools, pairs)
+    plain = score_pools(scorer, start - 0.5 * contributions, pools, pairs)
     monkeypatch.setattr(scoring, "WEIGHTS_AT_ONCE", width * start.numel())
     monkeypatch.setattr(attribution, "WEIGHTS_AT_ONCE", width * start.numel())
     formed = []
@@ -98,7 +98,7 @@ def test_models_that_are_formed_in_blocks_give_the_same_scores(case, monkeypatch
         "__getitem__",
         lambda self, at, old=Models.__getitem__: _noted(old(self, at), formed),
     )
-    lazy = on_pools(scorer, Models(start, rows, -0.5), pools, pairs)
+    lazy = score_pools(scorer, Models(start, rows, -0.5), pools, pairs)
     torch.testing.assert_close(lazy, plain, rtol=1e-5, atol=1e-5)
     assert max(formed) <= width
     some = Models(start.numpy(), rows, -0.5, which=(2, 0))
@@ -123,7 +123,7 @@ def test_records_are_not_copied_for_every_model(case):
             shared.append((len(models), asked))
             return super().each(models, asked)
 
-    on_pools(Seeing(task), model + updates, pools, [range(4)] * 4)
+    score_pools(Seeing(task), model + updates, pools, [range(4)] * 4)
     ((count, asked),) = shared
     assert (count, len(asked.x), asked.x.shape[1]) == (4, 4, 20)
     assert asked.x.untyped_storage().nbytes() == pools.x.numel() * 4
@@ -136,7 +136,9 @@ def test_increments_equal_a_loop_over_clients(case):
     scorer, after = Scorer(task), before + updates.sum(0)
     pairs = [[p] for p in range(4)]
     own = leave_one_out(scorer, after, updates, pools, pairs, common_scores(scorer, after, pools))
-    alone = put_on(scorer, before, updates, pools, pairs, common_scores(scorer, before, pools))
+    alone = update_alone(
+        scorer, before, updates, pools, pairs, common_scores(scorer, before, pools)
+    )
     for k in range(4):
         mine = of_pool(pools, k)
         base = after - updates[k]
@@ -147,17 +149,17 @@ def test_increments_equal_a_loop_over_clients(case):
 
 
 def test_an_update_of_zero_moves_no_score_at_all(case):
-    """Not even by rounding, whose sign would decide over J > 0."""
+    """Not even by rounding, whose sign would decide J > 0."""
     task, updates, before, pools = case
     scorer = Scorer(task)
     none = torch.zeros_like(updates)
     none[1] = updates[1]
     pairs = [[p] for p in range(4)]
-    # one model and many are computed by other kernels, which round otherwise
+    # one model and many use different kernels, which round differently
     common = common_scores(scorer, before, pools) * (1 + 1e-7)
     for found in (
         leave_one_out(scorer, before, none, pools, pairs, common),
-        put_on(scorer, before, none, pools, pairs, common),
+        update_alone(scorer, before, none, pools, pairs, common),
     ):
         assert (found[[0, 2, 3]] == 0).all()
         assert (found[1] != 0).all()
@@ -167,18 +169,18 @@ def test_the_segment_from_base_to_base_plus_u(case):
     task, updates, model, pools = case
     scorer, mine = Scorer(task), of_pool(pools, 0)
     u = updates[0]
-    found = path(scorer, model, u, mine, smooth=True)
+    found = measure_segment(scorer, model, u, mine, smooth=True)
     precise = scorer.precise()
     direct = precise.one((model.double() + u.double()), mine.double()) - precise.one(
         model.double(), mine.double()
     )
     np.testing.assert_allclose(found.increment, direct.numpy(), atol=1e-10)
     assert found.norm == pytest.approx(float(u.double().norm()))
-    # Lemma 5: the remainder is what the path integral says, within the stated error
+    # Lemma 5: the remainder equals the path integral, within the stated error
     off = found.increment - found.slope
     assert (np.abs(off - found.remainder) <= found.error + 1e-12).all()
     assert (found.error < 1e-3 * np.abs(off).max()).all()
-    # Lemma 6, and what lies between: u' Hess u is no larger than |Hess u| |u|
+    # Lemma 6, and the bound in between: u' Hess u <= |Hess u| |u|
     assert (np.abs(off) <= theory.remainder_bound(found.smoothness, found.norm)).all()
     assert (found.directional <= found.smoothness * (1 + 1e-9)).all()
     # Theorem 1 and Lemma 7 for these records
@@ -192,7 +194,7 @@ def test_the_segment_from_base_to_base_plus_u(case):
 def test_the_published_constant_of_a_record_is_the_largest_on_every_other_step(case):
     task, updates, model, pools = case
     scorer, mine = Scorer(task), of_pool(pools, 0)
-    found = path(scorer, model, updates[0], mine, smooth=False)
+    found = measure_segment(scorer, model, updates[0], mine, smooth=False)
     precise, base, u = scorer.precise(), model.double(), updates[0].double()
     start = precise.one(base, mine.double()).numpy()
     naive = np.zeros(len(start))
@@ -206,7 +208,9 @@ def test_the_published_constant_of_a_record_is_the_largest_on_every_other_step(c
 
 def test_equal_models_have_increments_of_exactly_zero(case):
     task, _, model, pools = case
-    found = path(Scorer(task), model, torch.zeros_like(model), of_pool(pools, 1), smooth=True)
+    found = measure_segment(
+        Scorer(task), model, torch.zeros_like(model), of_pool(pools, 1), smooth=True
+    )
     assert (found.increment == 0).all()
     assert (found.remainder == 0).all()
     assert (found.norm, found.smoothness) == (0.0, None)
@@ -216,7 +220,7 @@ def test_equal_models_have_increments_of_exactly_zero(case):
 def test_products_of_gradients_give_the_mean_score_vector(case):
     task, updates, model, pools = case
     scorer, mine = Scorer(task), of_pool(pools, 2)
-    found = path(scorer, model, updates[2], mine, smooth=False)
+    found = measure_segment(scorer, model, updates[2], mine, smooth=False)
     precise = scorer.precise()
     at = model.double().requires_grad_()
     p = task.named(at)
@@ -235,11 +239,11 @@ def test_a_kink_shows_in_the_error_estimate():
     """ReLU: slopes jump along the segment; the two rules differ, and the error says so."""
     torch.manual_seed(1)
     task = Classifier(nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 2)))
-    asked = Asked(torch.randn(8, 2), torch.arange(8) % 2, None)
+    asked = RecordBatch(torch.randn(8, 2), torch.arange(8) % 2, None)
     u = torch.randn(task.layout.width)
-    rough = path(Scorer(task), task.initial(), u, asked, smooth=False)
+    rough = measure_segment(Scorer(task), task.initial(), u, asked, smooth=False)
     smooth = Classifier(nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 2)))
-    even = path(Scorer(smooth), task.initial(), u, asked, smooth=False)
+    even = measure_segment(Scorer(smooth), task.initial(), u, asked, smooth=False)
     assert rough.error.max() > 10 * even.error.max()
 
 
@@ -252,8 +256,8 @@ def test_a_quadratic_score_is_known_in_closed_form():
 
     rng = np.random.default_rng(0)
     w, u, x = rng.normal(size=(2, 3)), rng.normal(size=(2, 3)), rng.normal(size=(4, 3))
-    asked = Asked(torch.from_numpy(x), torch.zeros(4, dtype=torch.int64), None)
-    found = path(
+    asked = RecordBatch(torch.from_numpy(x), torch.zeros(4, dtype=torch.int64), None)
+    found = measure_segment(
         Scorer(task, score), torch.from_numpy(w.ravel()), torch.from_numpy(u.ravel()), asked,
         smooth=True,
     )  # fmt: skip

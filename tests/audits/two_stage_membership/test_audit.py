@@ -38,7 +38,7 @@ def some_updates(rounds=3, clients=4, width=43, size=0.1, seed=0):
 
 
 def test_a_round_equals_a_loop_over_clients_and_records(by_hand):
-    """Every array of a survey, from models that are put together one after the other."""
+    """Every array of a survey, from models formed one after the other."""
     updates, weights = some_updates(), np.array([1.0, 2.0, 3.0, 4.0])
     hand = by_hand(updates, weights=weights)
     _, guess = hand.attack(references=3)
@@ -106,7 +106,7 @@ def test_every_pool_meets_as_many_strangers(by_hand, clients):
 
 
 def test_a_server_with_a_rate_and_momentum(by_hand):
-    """The rate shows in the first round, before momentum has begun, and holds for all."""
+    """The first round, without momentum, shows the rate of all rounds."""
     updates = some_updates(rounds=4)
     hand = by_hand(updates, rate=0.5, momentum=0.9)
     _, guess = hand.attack(noise=Noise(aggregate=0.01, own={"client-01": 0.004}))
@@ -133,7 +133,7 @@ def test_gradients_become_models_by_the_servers_step(by_hand):
 
 
 def test_tensors_in_another_order_are_put_in_place(by_hand):
-    """Other software lays tensors out as it likes: names decide, not positions."""
+    """Other software orders tensors differently: names decide, not positions."""
     updates = some_updates()
     hand = by_hand(updates)
     own = hand.task.layout.entries
@@ -152,7 +152,8 @@ def test_tensors_in_another_order_are_put_in_place(by_hand):
 
 @pytest.mark.parametrize("kind", ["delta", "model"])
 def test_models_that_differ_by_client_are_each_ones_own(by_hand, kind):
-    """The attack asks the model that a client trained, not the first one's plus its update."""
+    """The attack scores the model that a client trained, not the first client's model plus its
+    update."""
     updates = some_updates(rounds=2)
     planted = some_updates(rounds=2, size=1.0, seed=9)
     hand = by_hand(updates, planted=planted, kind=kind)
@@ -202,7 +203,7 @@ def test_planted_models_behind_a_shuffler_or_a_sum_are_not_guessed_at(by_hand):
 
 @pytest.mark.parametrize("known", [0, 1])
 def test_a_round_without_asked_about_senders_takes_nothing_from_the_others(by_hand, known):
-    """Clients 4 and 5 have no records; in round 2 they are alone (or with one more)."""
+    """Clients 4 and 5 have no records; round 2 has only them (or one more)."""
     hand = by_hand(some_updates(clients=6), absent={2: range(known, 4)})
     for name in ("client-04", "client-05"):
         del hand.pools[name]
@@ -221,7 +222,7 @@ def test_the_final_model_of_an_unreleased_run_is_what_the_last_round_made(by_han
     _, shown = by_hand(updates).attack()
     _, hidden = by_hand(updates, released=False).attack()
     np.testing.assert_allclose(hidden.final, shown.final, atol=1e-5)
-    # behind a sum nobody knows what the last round made: the model before it, and a word of it
+    # behind a sum the last round's result is unknown: use the model before it, with a note
     _, before = by_hand(some_updates(), kind="sum", released=False).attack()
     assert any("the final model is the one sent in round 3" in n for n in before.notes)
 
@@ -231,7 +232,7 @@ def test_the_final_model_of_an_unreleased_run_is_what_the_last_round_made(by_han
 
 @pytest.mark.parametrize("protection", [{}, {"shuffle": {}}, {"secure_sum": {}}])
 def test_records_that_nobody_trained_on_are_not_told_apart(play, protection):
-    """ "Members" that nobody trained on: exchangeable with the others, whatever was trained."""
+    """ "Members" that nobody trained on: exchangeable with the others for any training."""
     played = play(protections=protection)
     test = played.records.others
     order = np.random.default_rng(3).permutation(len(test))
@@ -259,7 +260,7 @@ def test_an_overfitted_classifier_leaks_and_rounds_add_up(play):
     last = result.estimates["auc (own model against other clients', last round)"]
     aggregate = result.estimates["auc (what the model moved by, all rounds (Eq. 12))"]
     assert auc.value > last.value > aggregate.value
-    # TS-MIA alone tells little: it is nearly as high for records of nobody
+    # TS-MIA alone says little: it is nearly as high for records that nobody trained on
     risk = result.estimates["ts_mia"]
     assert risk.value > 0.95
     assert risk.baseline > 0.6
@@ -274,7 +275,7 @@ def test_an_overfitted_autoencoder_leaks(play):
 
 
 def test_shuffling_does_not_hide_what_candidates_give_away(play):
-    """Rows are linked by a client's candidates, and then attacked as if they bore names."""
+    """Candidates link rows to clients; the attack then treats rows as named."""
     named, hidden = play().audit(**FEW), play(protections={"shuffle": {}}).audit(**FEW)
     linked = hidden.estimates["rows_linked"]
     assert linked.value > 0.8
@@ -289,7 +290,7 @@ def test_shuffling_does_not_hide_what_candidates_give_away(play):
 
 
 def test_more_noise_never_reads_as_more_leak(play):
-    """DP-SGD at the clients: a leak that is found without noise is lost in enough of it."""
+    """DP-SGD at the clients: enough noise hides a leak that is found without noise."""
     values, powers = [], []
     for z in (0.1, 3.0, 30.0):
         one = {"epochs": 5, "learning_rate": 0.3, "batch_size": 16}
@@ -298,7 +299,7 @@ def test_more_noise_never_reads_as_more_leak(play):
         values.append(result.estimates["membership_auc"].value)
         name = "update_detection_power (at 5 %)"
         found = result.estimates.get(name)
-        # where noise hides even the updates' length, no power is stated
+        # no power is stated if noise hides the length of updates
         powers.append(0.05 if found is None else found.value)
     assert all(a >= b - 0.06 for a, b in itertools.pairwise(values))
     assert values[0] > 0.55
@@ -317,7 +318,7 @@ def test_behind_a_secure_sum_only_the_aggregate_can_be_attacked(play):
     assert not any(name.startswith(("ts_mia", "sur", "stage")) for name in result.estimates)
     assert any("not observable" in n for n in result.notes)
     named = play().audit(**FEW)
-    # what the server computes there is what it computed of the aggregate before
+    # the server computes the same as from the plain aggregate
     assert result.estimates["membership_auc"].value == pytest.approx(
         named.estimates["auc (what the model moved by, all rounds (Eq. 12))"].value, abs=1e-3
     )
@@ -395,7 +396,7 @@ def test_without_truth_nothing_is_scored(by_hand):
     result = audit.score(guess, None, np.random.default_rng(0))
     assert "nothing was scored" in str(result.need)
     assert not result.estimates
-    # what it would say is shown: the surest candidates of every client first
+    # the blind result lists the likeliest members of every client
     strongest = next(iter(statistics_of(guess).values()))
     assert list(result.per_client) == list(guess.parties)
     for p, row in enumerate(result.per_client.values()):
@@ -429,12 +430,12 @@ def test_the_threshold_can_be_derived_in_a_config():
 
 
 def test_a_model_that_does_not_move(by_hand):
-    """dW = 0 in one round of two: SUR is undefined there, and said so."""
+    """dW = 0 in one round of two: SUR is undefined there, and a note says so."""
     rng = np.random.default_rng(0)
     up = 0.1 * rng.normal(size=(2, 43)).astype(np.float32)
     still = np.concatenate([up, -up])
     result = by_hand([still, some_updates(clients=4)[0]]).audit()
-    assert any("4 updates stand in rounds without movement" in n for n in result.notes)
+    assert any("4 updates are in rounds without movement" in n for n in result.notes)
     assert result.curves["risk by round"]["round"] == (2,)
     assert result.estimates["ts_mia"].n == 4
     never = by_hand([still, still]).audit()
@@ -521,10 +522,12 @@ def test_a_trace_without_rounds(by_hand):
 def test_without_records_or_model_there_is_nothing_to_ask(by_hand):
     hand = by_hand(some_updates())
     view, rng = hand.trace.seen_by(SERVER), np.random.default_rng(0)
-    with pytest.raises(NotApplicable, match="without records"):
+    with pytest.raises(NotApplicable) as error:
         TwoStageMembership().attack(view, Knowledge(), rng)
-    with pytest.raises(NotApplicable, match="without records") as error:
+    assert error.value.code == "no_records"
+    with pytest.raises(NotApplicable) as error:
         TwoStageMembership().attack(view, Knowledge(task=hand.task), rng)
+    assert error.value.code == "no_records"
     assert error.value.got == "no records"
 
 
@@ -577,7 +580,7 @@ def test_a_score_of_ones_own(by_hand, own_code):
     hand = by_hand(some_updates())
     result = hand.audit(score_by=f"{own_code}:margin", **CHECKED)
     plain = hand.audit()
-    # it is the log-likelihood: the same increments; nobody knows whether it is smooth
+    # the score is the log-likelihood: the same increments, but not known to be smooth
     assert result.estimates["j_on_members"].value == pytest.approx(
         plain.estimates["j_on_members"].value, abs=1e-5
     )
@@ -595,7 +598,7 @@ def test_a_score_without_derivatives_still_serves_the_attack(by_hand, own_code):
 
 @pytest.mark.parametrize("name", ["half", "rough"])
 def test_a_score_that_fails_along_the_segment_only_still_serves_the_attack(by_hand, own_code, name):
-    """A constant in single precision, or a slope that is infinite somewhere."""
+    """A constant in single precision, or a slope that is infinite at some point."""
     result = by_hand(some_updates()).audit(score_by=f"{own_code}:{name}", **CHECKED)
     assert "membership_auc" in result.estimates
     assert any(n.startswith("no derivatives along an update: ") for n in result.notes)
@@ -606,8 +609,8 @@ def test_all_clients_have_their_turn_at_a_close_look(by_hand):
     for each, seen in ((2, 7), (3, 7), (1, 4)):
         setting = {"checked_rounds": 4, "checked_records": 2, "checked_clients": each}
         _, guess = hand.attack(**setting)
-        assert [len(s.paths) for s in guess.rounds] == [each] * 4
-        assert len({p for s in guess.rounds for p in s.paths}) == seen
+        assert [len(s.segments) for s in guess.rounds] == [each] * 4
+        assert len({p for s in guess.rounds for p in s.segments}) == seen
 
 
 def test_a_score_that_is_no_number_or_no_function(by_hand, own_code):
@@ -638,7 +641,7 @@ def test_relu_has_no_smoothness_and_says_so(play):
 
 
 class Own(nn.Module):
-    """Somebody's own module: nothing in its name says what `forward` does."""
+    """A user module: its name does not say what `forward` does."""
 
     def __init__(self, between=torch.tanh, layer=None):
         super().__init__()
@@ -659,9 +662,9 @@ def test_a_module_of_ones_own_has_bounds_where_it_is_said_to_be_smooth(by_hand, 
     rough = [n for n in result.notes if n.startswith("smoothness is not applicable")]
     assert bool(rough) != said
     if not said:
-        assert "Own (if they have: smooth = true)" in rough[0]
+        assert "Own (set smooth = true if they have one)" in rough[0]
         return
-    # the same numbers as of the same layers in a row, which are known to be smooth
+    # the same numbers as from a Sequential of these layers, which is known to be smooth
     plain = nn.Sequential(hand.task.module.one, nn.Tanh(), hand.task.module.two)
     same = by_hand(some_updates(size=1.0), task=plain_task(plain)).audit(**CHECKED)
     name = "j_beyond_theorem_1"
@@ -693,7 +696,7 @@ def test_noise_of_unknown_size_states_no_power(by_hand):
 
 
 def test_rounding_alone_gives_a_threshold_and_its_rule(play, tmp_path):
-    """A run that was recorded in half precision: tau is what rounding could be taken for."""
+    """A run that was recorded in half precision: tau is the size of the rounding."""
     played = play()
     federation, facts = build(played.config)
     about = {"layouts": federation.layouts(), "federation": federation.describe()}
@@ -705,7 +708,7 @@ def test_rounding_alone_gives_a_threshold_and_its_rule(play, tmp_path):
     assert 0 < float(tau.split()[2]) < 0.01
     assert result.estimates["stage_1_survival"].value == 1.0
     exact = played.audit(**FEW, threshold="noise")
-    assert any(n.startswith("tau = 0 (") and "no noise is known of" in n for n in exact.notes)
+    assert any(n.startswith("tau = 0 (") and "no noise is known" in n for n in exact.notes)
 
 
 def test_noise_takes_the_power_of_stage_one(by_hand):

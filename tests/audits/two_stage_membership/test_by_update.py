@@ -1,4 +1,4 @@
-"""One row per update: the same figures as a loop, and no more rows than are modest."""
+"""One row per update: equal to a loop, with a limited number of rows."""
 
 import numpy as np
 import pytest
@@ -107,7 +107,7 @@ def test_risk_by_round_has_bands_and_what_nobody_trained_on(by_hand):
         assert (value <= high).all()
         assert (high > low).all()
     assert all(0 <= v <= 1 for v in (*table["TS-MIA low"], *table["TS-MIA high"]))
-    # "members" and others change places, and so do the two columns
+    # swapping members and others swaps the two columns
     turned = hand.but(members={p: ~m for p, m in hand.members.items()})
     other = turned.audit().curves["risk by round"]
     np.testing.assert_allclose(other["TS-MIA of nobody's"], table["TS-MIA"], atol=0.1)

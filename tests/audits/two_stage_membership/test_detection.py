@@ -1,4 +1,4 @@
-"""Power of stage I where updates bear noise of their own: never out of noise alone."""
+"""Power of stage I if updates carry their own noise: pure noise gives no power."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ CLIENTS = 5
 
 
 def strength_of(rng, snr, width, rounds=4):
-    """What is read of updates of a given true SNR, noise of deviation 1 on every upload."""
+    """Observed strengths of updates with a given true SNR, noise of deviation 1 on every upload."""
     squared, error = [], []
     for _ in range(rounds):
         rows = rng.standard_normal((CLIENTS, width)).astype(np.float32)
@@ -34,7 +34,7 @@ def stated(rng, snr, width):
 
 @pytest.mark.parametrize("width", [100, 1000, 10_000])
 def test_noise_alone_is_given_no_power(width):
-    """Readings of single updates would state a mean power of 0.22, 0.37 and 0.48 here."""
+    """Single updates would give a mean power of 0.22, 0.37 and 0.48 here."""
     rng = np.random.default_rng(width)
     found = [stated(rng, 0.0, width) for _ in range(100)]
     wrong = [f for f in found if isinstance(f, Estimate) and f.low > 0.051]
@@ -89,7 +89,7 @@ def test_updates_that_the_run_kept_give_the_power_exactly(by_hand, snr, power):
     assert result.estimates[POWER].value == pytest.approx(power, abs=1e-3)
     assert result.per_client["client-00"]["SNR"] == pytest.approx(snr, rel=1e-3, abs=1e-6)
     assert any("before their noise" in n for n in result.notes)
-    # without them nothing is claimed that noise could have made
+    # without raw updates the result claims nothing that noise could cause
     blind = by_hand(list(noisy)).audit(noise=noise)
     if not snr:
         assert POWER not in blind.estimates

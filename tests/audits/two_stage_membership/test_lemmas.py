@@ -1,4 +1,4 @@
-"""The published bounds: they hold, and what happens when one is broken on purpose."""
+"""The published bounds hold, and a bound broken on purpose is reported."""
 
 from dataclasses import replace
 
@@ -19,7 +19,8 @@ def surveyed(play):
 
 def with_paths(guess, change):
     rounds = tuple(
-        replace(r, paths={p: change(path) for p, path in r.paths.items()}) for r in guess.rounds
+        replace(r, segments={p: change(path) for p, path in r.segments.items()})
+        for r in guess.rounds
     )
     return replace(guess, rounds=rounds)
 
@@ -36,7 +37,7 @@ def test_the_bounds_hold_on_a_smooth_model(surveyed):
     for name in names:
         assert result.estimates[name].high < 0
     assert [f.verdict for f in judge(result)] == ["leak"]
-    assert len(guess.rounds[0].paths) == 3
+    assert len(guess.rounds[0].segments) == 3
     curve = result.curves["bound check"]
     assert (np.array(curve["remainder"]) <= curve["L |u|^2 / 2"]).all()
     np.testing.assert_allclose(curve["remainder"], curve["by quadrature"], atol=1e-6)
@@ -72,8 +73,8 @@ def test_what_the_numerical_error_can_explain_is_no_disagreement(surveyed):
 def test_the_worst_is_what_is_surely_outside(surveyed):
     """A larger excess within its error must not hide a smaller one beyond its own."""
     _, guess, _ = surveyed
-    first = next(iter(guess.rounds[0].paths))
-    size = np.abs(guess.rounds[0].paths[first].increment).max()
+    first = next(iter(guess.rounds[0].segments))
+    size = np.abs(guess.rounds[0].segments[first].increment).max()
 
     def change(path, off, error):
         n = len(path.slope)
@@ -81,13 +82,13 @@ def test_the_worst_is_what_is_surely_outside(surveyed):
             path, increment=path.slope + off, error=np.full(n, error), smoothness=np.zeros(n)
         )
 
-    paths = dict(guess.rounds[0].paths)
+    paths = dict(guess.rounds[0].segments)
     names = list(paths)
     paths[names[0]] = change(paths[names[0]], 5.0 + size, 50.0)
     for name in names[1:]:
         paths[name] = change(paths[name], 1.0, 1e-6)
-    survey = replace(guess.rounds[0], paths=paths)
-    others = tuple(replace(r, paths={}) for r in guess.rounds[1:])
+    survey = replace(guess.rounds[0], segments=paths)
+    others = tuple(replace(r, segments={}) for r in guess.rounds[1:])
     found, _ = lemmas.bound_checks(
         replace(guess, rounds=(survey, *others)), np.ones_like(guess.present)
     )
@@ -116,7 +117,7 @@ def test_violations_of_the_published_constant_are_counted_by_update(surveyed):
 
 def test_alignment_of_the_update_with_the_mean_score(surveyed):
     _, guess, _ = surveyed
-    path = next(iter(guess.rounds[0].paths.values()))
+    path = next(iter(guess.rounds[0].segments.values()))
     inside = np.array([True, False, True, True])
     g = lemmas.geometry(path, inside)
     block = path.products[np.ix_(inside, inside)]

@@ -12,7 +12,7 @@ from fedaudit.audits.two_stage_membership import attack, prediction, theory
 from fedaudit.audits.two_stage_membership.risk import Contribution
 from fedaudit.results import Estimate
 
-J_FORETELLS, RISK_FORETELLS = (f"rank_correlation ({risk})" for risk in ("J", "TS-MIA"))
+J_FORETELLS, RISK_PREDICTS = (f"rank_correlation ({risk})" for risk in ("J", "TS-MIA"))
 
 
 def part(party, number, delta, member, evidence, classes):
@@ -74,7 +74,7 @@ def test_ranks_of_columns_and_rank_correlation_are_those_of_scipy():
 
 @pytest.mark.parametrize(("clients", "rounds"), [(4, 3), (8, 1)])
 def test_exchangeable_members_give_no_correlation_of_risk_and_attack(clients, rounds):
-    """On the same records J and the AUC rise and fall together, whether anything leaks or not."""
+    """On the same records J and the AUC rise and fall together, even without a leak."""
     rng = np.random.default_rng(21)
     values, same, outside, count = [], [], 0, 40
     for _ in range(count):
@@ -100,7 +100,7 @@ def test_a_risk_that_follows_the_leak_is_found_to_predict_the_attack():
     found = [
         prediction.prediction(federation_of(rng, 24, 2, 24, leak=3.0), AUDIT, rng) for _ in range(6)
     ]
-    for name in (J_FORETELLS, RISK_FORETELLS):
+    for name in (J_FORETELLS, RISK_PREDICTS):
         assert sum(f[name].low > 0 for f in found) >= 5
         assert {f[name].baseline for f in found} == {0.0}
         assert {f[name].n for f in found} == {24}
@@ -111,10 +111,10 @@ def test_what_cannot_be_correlated_is_not():
     parts = federation_of(rng, 3, 2, 6)
     assert prediction.prediction(parts[:4], AUDIT, rng) == {}
     assert prediction.prediction([], AUDIT, rng) == {}
-    # every draw has J > 0: TS-MIA is 1 for all, and says nothing about who is attacked
+    # every draw has J > 0: TS-MIA is 1 for all clients, and predicts nothing
     sure = [replace(c, delta=np.abs(c.delta) + 1) for c in parts]
     assert [*prediction.prediction(sure, AUDIT, rng)] == [J_FORETELLS]
-    # rows that were linked to nobody have no evidence, rounds without movement no SUR
+    # unlinked rows have no evidence, rounds without movement no SUR
     unlinked = [replace(c, evidence=np.full(12, np.nan)) for c in parts[:2]]
     assert prediction.prediction([*unlinked, *parts[2:]], AUDIT, rng) == {}
 
@@ -122,7 +122,7 @@ def test_what_cannot_be_correlated_is_not():
 def test_halves_keep_pairs_of_a_class_together():
     rng = np.random.default_rng(13)
     member = np.array([True, False, True, False, True, False, True, True])
-    classes = np.array([0, 0, 1, 1, 2, 2, 3, 3])  # nobody's records of class 3 are lacking
+    classes = np.array([0, 0, 1, 1, 2, 2, 3, 3])  # class 3 has no non-members
     for _ in range(20):
         (one, other), (second, first) = prediction._halved(member, classes, rng)
         assert (set(one), set(other)) == (set(first), set(second))
@@ -135,7 +135,7 @@ def test_halves_keep_pairs_of_a_class_together():
 
 
 def test_a_client_is_halved_alike_in_all_rounds():
-    """Twice the same round: the same J and the same AUC, halving by halving."""
+    """The same round twice gives the same J and AUC in every halving."""
     rng = np.random.default_rng(14)
     parts = [replace(c, round=t) for c in federation_of(rng, 3, 1, 6) for t in (1, 2)]
     for table in prediction.crossed(parts, AUDIT, rng).values():
@@ -146,19 +146,19 @@ def test_a_client_is_halved_alike_in_all_rounds():
 @pytest.mark.parametrize(
     ("low", "high", "said"),
     [
-        (0.1, 0.7, "Yes: where it is higher, the attack does better"),
-        (-0.2, 0.7, "That is not shown"),
-        (0.0, 0.7, "That is not shown"),
-        (-0.7, -0.1, "No, it points the wrong way"),
+        (0.1, 0.7, "Yes: the attack does better where TS-MIA is higher"),
+        (-0.2, 0.7, "Not shown"),
+        (0.0, 0.7, "Not shown"),
+        (-0.7, -0.1, "No, the opposite"),
     ],
 )
 def test_the_answer_in_words_follows_the_interval(low, high, said):
     middle = (low + high) / 2
     of = {"n": 8, "confidence": 0.95, "baseline": 0.0, "method": "by hand"}
-    words = prediction.answer({RISK_FORETELLS: Estimate(value=middle, low=low, high=high, **of)})
+    words = prediction.answer({RISK_PREDICTS: Estimate(value=middle, low=low, high=high, **of)})
     assert words.startswith(f"does TS-MIA predict the attack, over clients and rounds? {said}")
     assert f"{middle:.2f} [{low:.2f}, {high:.2f}] at 95 %" in words
-    assert "Nobody can say" in prediction.answer({})
+    assert "Not measurable" in prediction.answer({})
 
 
 def test_the_answer_stands_in_the_terminal_and_in_the_report(tmp_path):
@@ -178,7 +178,7 @@ def test_the_answer_stands_in_the_terminal_and_in_the_report(tmp_path):
     run = study.run(config, tmp_path / "run")
     (found,) = run.results
     (note,) = [n for n in found.notes if n.startswith("does TS-MIA predict the attack")]
-    e = found.estimates[RISK_FORETELLS]
+    e = found.estimates[RISK_PREDICTS]
     assert f"{e.value:.2f} [{e.low:.2f}, {e.high:.2f}]" in note
     screen = StringIO()
     show_study(Console(file=screen, width=2000), [run.chapter])

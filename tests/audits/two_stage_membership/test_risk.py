@@ -1,4 +1,4 @@
-"""The risk as published: what it is made of, known shares, its stages against each other."""
+"""The published risk: known shares, and its stages against each other."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ from fedaudit.audits.two_stage_membership.risk import Contribution
 
 
 def part(party, number, delta, member, ratio=1.0):
-    """A client's update of one round, which stage I finds for certain and at SUR `ratio`."""
+    """A client's update of one round, which stage I finds with certainty, at SUR `ratio`."""
     stage = SimpleNamespace(ratio=np.array([ratio]), snr=np.array([np.inf]))
     return Contribution(
         round=number,
@@ -65,6 +65,6 @@ def test_risk_is_survival_times_attribution():
     expected = np.mean([theory.phi(1.0), theory.phi(1.0), theory.phi(-1.0), theory.phi(1.0)])
     assert found["j_on_members"].value == pytest.approx(float(expected))
     assert found["j_on_members"].baseline == pytest.approx(float(theory.phi(-1.0)))
-    # 16 equal updates at right angles: SUR 1/4, above the floor of 0.1
+    # 16 equal orthogonal updates: SUR 1/4, above the floor of 0.1
     assert (found["sur"].baseline, survive.baseline) == (0.25, 1.0)
     assert risk.risk(fake_audit(), parts[-1:], rng) == {}

@@ -1,4 +1,4 @@
-"""What a scored survey is put together from: rounds, energies, deviations, by slow twins."""
+"""Parts of a scored survey, rounds, energies and deviations, against slow twins."""
 
 import numpy as np
 import pytest

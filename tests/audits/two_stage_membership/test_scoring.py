@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fedaudit.audits.two_stage_membership import scoring
-from fedaudit.audits.two_stage_membership.scoring import Asked, Scorer, rough_layers
+from fedaudit.audits.two_stage_membership.scoring import RecordBatch, Scorer, rough_layers
 from fedaudit.data.dataset import Dataset
 from fedaudit.errors import ConfigError, NotApplicable
 from fedaudit.randomness import Seed
@@ -32,7 +32,7 @@ WORDS = Dataset(
 
 
 def normalised(layer):
-    """Layers without a stacked form, perhaps statistics that travel, a layer that drops."""
+    """Layers without a stacked form, optional batch statistics, and dropout."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Flatten(), nn.Linear(16, 6), layer, nn.Tanh(), nn.Dropout(0.5),
@@ -60,7 +60,7 @@ def asked_of(task, records=6, draws=3, seed=0):
         noise = torch.randn(
             draws, records, *task.noise_shape(), generator=torch.Generator().manual_seed(seed)
         )
-    return Asked(few.x[rows], few.y[rows], noise)
+    return RecordBatch(few.x[rows], few.y[rows], noise)
 
 
 def models_of(task, count=3, spread=0.05):
@@ -92,7 +92,7 @@ def test_scores_equal_one_record_and_model_at_a_time(kind):
     torch.testing.assert_close(
         torch.stack([scorer.one(m, asked) for m in models]), naive, rtol=1e-4, atol=1e-4
     )
-    stacked = Asked(
+    stacked = RecordBatch(
         asked.x.expand(3, *asked.x.shape),
         asked.y.expand(3, -1),
         None if asked.noise is None else asked.noise.unsqueeze(1).expand(-1, 3, -1, -1),
@@ -106,7 +106,7 @@ def test_the_evaluation_mode_is_left_as_it_was():
     scorer, asked, model = Scorer(task), asked_of(task), models_of(task)[0]
     assert torch.equal(scorer.one(model, asked), scorer.one(model, asked))
     assert all(m.training for m in task.module.modules())
-    scorer.slopes(model[None], model[None], Asked(asked.x[None], asked.y[None], None))
+    scorer.slopes(model[None], model[None], RecordBatch(asked.x[None], asked.y[None], None))
     assert all(m.training for m in task.module.modules())
 
 
@@ -117,10 +117,10 @@ def test_blocks_change_nothing(monkeypatch, numbers):
     x = torch.stack([asked.x[torch.randperm(6)] for _ in range(5)])
     y = asked.y.expand(5, -1)
     noise = torch.randn(3, 5, 6, 2)
-    whole = Scorer(task).each(models, Asked(x, y, noise))
+    whole = Scorer(task).each(models, RecordBatch(x, y, noise))
     single = Scorer(task).one(models[0], asked)
     monkeypatch.setattr(scoring, "NUMBERS_AT_ONCE", numbers)
-    torch.testing.assert_close(Scorer(task).each(models, Asked(x, y, noise)), whole)
+    torch.testing.assert_close(Scorer(task).each(models, RecordBatch(x, y, noise)), whole)
     torch.testing.assert_close(Scorer(task).one(models[0], asked), single)
 
 
@@ -128,7 +128,7 @@ def test_blocks_change_nothing(monkeypatch, numbers):
 
 
 def test_both_models_see_the_same_draws():
-    """Equal models have equal scores, to the last bit; with other draws they would not."""
+    """Equal models have equal scores, to the last bit; other draws would differ."""
     task = TASKS["vae"]()
     scorer, model = Scorer(task), models_of(task)[0]
     asked, others = asked_of(task), asked_of(task, seed=1)
@@ -145,7 +145,7 @@ def test_slopes_equal_gradients_of_single_records(kind):
     scorer = Scorer(task).precise()
     asked, models = asked_of(task).double(), models_of(task, 2).double()
     directions = models_of(task, 2, spread=0.3).double() - task.initial().double()
-    pair = Asked(
+    pair = RecordBatch(
         asked.x.expand(2, *asked.x.shape),
         asked.y.expand(2, -1),
         None if asked.noise is None else asked.noise.unsqueeze(1).expand(-1, 2, -1, -1),
@@ -168,7 +168,7 @@ def test_curvature_equals_an_explicit_hessian():
     torch.manual_seed(0)
     task = Classifier(nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 2)))
     scorer = Scorer(task).precise()
-    asked = Asked(torch.randn(4, 3).double(), torch.tensor([0, 1, 0, 1]), None)
+    asked = RecordBatch(torch.randn(4, 3).double(), torch.tensor([0, 1, 0, 1]), None)
     model, u = task.initial().double(), torch.randn(14).double()
     for i in range(4):
         hessian = torch.autograd.functional.hessian(
@@ -182,21 +182,21 @@ def test_a_linear_score_has_no_curvature():
     torch.manual_seed(0)
     task = Classifier(nn.Linear(3, 2))
     linear = Scorer(task, lambda t, p, x, y, z: (x @ p["weight"].T)[:, 0]).precise()
-    asked = Asked(torch.randn(4, 3).double(), torch.zeros(4, dtype=torch.int64), None)
+    asked = RecordBatch(torch.randn(4, 3).double(), torch.zeros(4, dtype=torch.int64), None)
     u = torch.randn(8).double()
     assert (linear.hessian_products(task.initial().double(), u, asked) == 0).all()
-    one = Asked(asked.x[None], asked.y[None], None)
+    one = RecordBatch(asked.x[None], asked.y[None], None)
     _, slopes = linear.slopes(task.initial().double()[None], u[None], one)
     torch.testing.assert_close(slopes[0], asked.x @ u[:3])
 
 
 def test_what_does_not_travel_is_as_precise_as_what_does():
-    """A frozen layer stays in the module: it must not meet doubles as a float."""
+    """A frozen layer stays in the module and must become double too."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     module[0].requires_grad_(False)
     task = Classifier(module)
-    asked = Asked(torch.randn(2, 3).double(), torch.tensor([0, 1]), None)
+    asked = RecordBatch(torch.randn(2, 3).double(), torch.tensor([0, 1]), None)
     model = task.initial().double()
     products = Scorer(task).precise().hessian_products(model, torch.ones_like(model), asked)
     assert products.dtype == torch.float64
@@ -207,7 +207,7 @@ def test_what_does_not_travel_is_as_precise_as_what_does():
 
 
 class Block(nn.Module):
-    """Somebody else's block, of the same name as ours."""
+    """A user's block with the same name as ours."""
 
     def forward(self, x):
         return torch.relu(x)
@@ -254,7 +254,7 @@ def test_any_callable_scores():
         return logits.gather(1, y[:, None])[:, 0] - logits.mean(1)
 
     scorer = Scorer(task, margin)
-    stacked = Asked(asked.x.expand(3, *asked.x.shape), asked.y.expand(3, -1), None)
+    stacked = RecordBatch(asked.x.expand(3, *asked.x.shape), asked.y.expand(3, -1), None)
     each = scorer.each(models, stacked)
     for k in range(3):
         torch.testing.assert_close(each[k], scorer.one(models[k], asked))

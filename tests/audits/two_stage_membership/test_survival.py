@@ -82,7 +82,7 @@ def test_rounding_and_noise_do_not_pass_for_a_rate():
         for _ in range(50):
             noisy = (total + sigma * size * rng.normal(size=5000)).astype(np.float32)
             fits.append(server_rate(total, noisy))
-    # without the guard most of them would be other numbers, from noise alone
+    # without the guard, noise alone would change most rates
     assert np.mean(np.array(fits) == 1.0) >= 0.98
 
 
@@ -116,7 +116,7 @@ def test_what_rounding_leaves_of_a_mean_is_no_movement():
     assert not still.moved.any()
     assert still.residual == 0.0
     assert np.isnan(survival(still).ratio).all()
-    # updates that cancel but for rounding
+    # updates that cancel up to rounding
     u = rows(21, width=4000)[:2] / 3
     both = np.concatenate([u, -u, u.sum(0)[None], -u.sum(0)[None]])
     assert np.isnan(survival(contributions(both, [3, 3, 3, 3, 1, 1])).ratio).all()
@@ -166,7 +166,7 @@ def test_nothing_moves_at_all():
 
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, -1.0]])
 def test_weights_that_make_no_mean_are_refused(weights):
-    with pytest.raises(NotApplicable, match="make no mean"):
+    with pytest.raises(NotApplicable, match="do not define a mean"):
         contributions(rows(12, clients=2), weights)
 
 
@@ -183,7 +183,7 @@ def test_noise_inside_an_update_is_no_signal():
     own = np.full(4, sigma / 4)
     found = survival(contributions(updates, np.ones(4)), noise=sigma / 2, own_noise=own)
     assert found.snr[0] == pytest.approx(10.0 / (sigma / 2), rel=0.01)
-    # |noise| alone is 2.5 per update: it would read as a signal of 100 sigma
+    # |noise| alone is 2.5 per update: it would look like a signal of 100 sigma
     assert (found.snr[1:] < 20).all()
 
 

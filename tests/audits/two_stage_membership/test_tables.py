@@ -1,4 +1,4 @@
-"""Rows per client: their intervals hold on centred scores, and notes say what numbers mean."""
+"""Rows per client: intervals keep their level on centred scores, and notes explain the numbers."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Closed forms: known values, identities on random vectors, and what a bound must hold for."""
+"""Closed forms: known values, identities on random vectors, and bounds."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_survival_ratio_rises_under_cancellation():
     assert float(theory.survival_ratio(1.0, -1.0)) == np.inf
     toward = theory.survival_ratio(1.0, -1 + np.logspace(0, -6, 13))
     assert (np.diff(toward) > 0).all()
-    # the shift test does not care: B is known
+    # the shift test is unaffected: B is known
     assert float(theory.detection_power(2.0, 0.05)) == pytest.approx(0.6388, abs=1e-4)
 
 
@@ -53,7 +53,7 @@ def test_survival_ratio_keeps_its_digits_near_cancellation():
 @pytest.mark.parametrize("snr", [0.0, 0.7, 2.0, 4.0])
 @pytest.mark.parametrize("rate", [0.01, 0.2])
 def test_power_of_the_shift_test_by_simulation(snr, rate):
-    """The likelihood-ratio test for u in noise, played: its threshold from noise alone."""
+    """Simulated likelihood-ratio test for u in noise, with its threshold from noise alone."""
     rng = np.random.default_rng(1)
     d, sigma, draws = 20, 0.3, 20_000
     u = rng.normal(size=d)

@@ -1,9 +1,9 @@
-"""What an observer of the whole wire can compute of every client: numbers per round, and its place.
+"""Features of every client that an observer of the whole wire can compute, and the client's place.
 
 Signals are numbers per client and round, computed from updates u (what a client sent minus what it
-had received) and models theta (what it holds after training). Round by round, tensors in pieces:
-nothing holds all updates of a large model. A federation of n clients over T rounds becomes (T, n,
-S); a client that did not take part in a round has NaN there.
+had received) and models theta (what it holds after training). They are computed round by round and
+some tensors at a time: all updates of a large model are never in memory together. A federation of n
+clients over T rounds gives (T, n, S); NaN marks a round without the client.
 
     published   |theta|, |theta| of every tensor, cosine of u to the neighbours' u
                 [TopologyAwareDP] Section IV
@@ -11,20 +11,20 @@ S); a client that did not take part in a round has NaN there.
                 mean and norm of its row in the last layer of u, and its bias
 
 Summaries over rounds are mean, standard deviation, trend (slope per round) and last value of every
-signal, and the whole sequence of the four that concern the model as a whole.
+signal, and the whole sequence of the four signals of the whole model.
 
-The cosine to neighbours takes the graph to compute, and its spread over rounds falls with the
-number of neighbours: under noise it reads a client's degree. The paper's list has it among the
-parameters, which lets structure into A1. Here only adversaries that know the graph have it, unless
-the published list is asked for.
+The cosine to neighbours needs the graph. Its spread over rounds falls with the number of
+neighbours, so under noise it reveals a client's degree. The paper lists it among the parameters,
+which lets structure into A1. Here only adversaries that know the graph have it, unless
+`features = "published"`.
 
-The last layer is where classes show: the step of a class's bias is, up to the rate, its share in
-the batches minus its predicted share. The published list has no such entry, which is a reason why
-its parameter channel reads nothing under noise.
+The last layer shows classes: the step of a class's bias is, up to the rate, its share in the
+batches minus its predicted share. The published list has no such signal, one reason why its
+parameter channel finds nothing under noise.
 
-place.py      where clients stand: graph, organisations, root
-names.py      which signals there are
-rows.py       whose rows a round shows, and the models they began from
+place.py      places of clients: graph, organisations, root
+names.py      names of the signals
+rows.py       rows of a round: their clients, and the models they started from
 signals.py    the signals of every client and round
 summaries.py  features over rounds
 """

@@ -1,4 +1,4 @@
-"""Which signals there are: the published ones, ours, and those of the last layer."""
+"""Names of the signals: the published ones, ours, and those of the last layer."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from fedaudit.layout import Layout, TensorSpec
 
 MOST_CLASSES = 32
-"""So many rows of the last layer become signals, those of the sensitive classes first."""
+"""Most rows of the last layer that become signals, those of sensitive classes first."""
 
 NORM, TO_NEIGHBOURS = "norm", "cosine to neighbours"
 UPDATE_NORM, TO_MEAN = "update norm", "cosine to the mean"
 
 
 def head_of(layout: Layout, classes: int) -> tuple[TensorSpec | None, TensorSpec | None]:
-    """The last layer's weight (classes, ...) and bias (classes,), as far as there are such."""
+    """The last layer's weight (classes, ...) and bias (classes,); None if missing."""
     weight = bias = None
     for e in layout.entries:
         if e.role != "parameter" or not e.shape or e.shape[0] != classes:
@@ -26,7 +26,7 @@ def head_of(layout: Layout, classes: int) -> tuple[TensorSpec | None, TensorSpec
     return weight, bias
 
 
-def watched(classes: int, sensitive: Sequence[int]) -> tuple[int, ...]:
+def tracked_classes(classes: int, sensitive: Sequence[int]) -> tuple[int, ...]:
     """Classes whose rows become signals: sensitive ones first, at most 32."""
     others = [c for c in range(classes) if c not in sensitive]
     return (*sensitive, *others)[:MOST_CLASSES]
@@ -36,7 +36,7 @@ def signal_names(layout: Layout, classes: int, sensitive: Sequence[int]) -> tupl
     """Names of the signals, in the order of the last axis."""
     tensors = [e.name for e in layout.entries if e.role == "parameter"]
     weight, bias = head_of(layout, classes)
-    rows_of = watched(classes, sensitive)
+    rows_of = tracked_classes(classes, sensitive)
     names = [NORM, *(f"norm of {t}" for t in tensors), TO_NEIGHBOURS]
     names += [UPDATE_NORM, *(f"update norm of {t}" for t in tensors), TO_MEAN]
     if weight is not None:
@@ -48,5 +48,5 @@ def signal_names(layout: Layout, classes: int, sensitive: Sequence[int]) -> tupl
 
 
 def is_published(name: str) -> bool:
-    """Whether a signal stands in the paper's list."""
+    """Whether a signal is in the paper's list."""
     return name in (NORM, TO_NEIGHBOURS) or name.startswith("norm of ")

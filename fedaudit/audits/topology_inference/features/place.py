@@ -1,4 +1,4 @@
-"""Where clients stand: the graph between them, their organisations, and the root."""
+"""Places of clients: the graph between them, their organisations, and the root."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fedaudit.errors import NothingToSay, TraceError
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where the n clients stand: `edges` between their numbers, their `organisations`, the `root`.
+    """Places of the n clients: `edges` between their numbers, their `organisations`, the `root`.
 
-    Rooted topologies have their first client as root unless the trace names another.
+    In rooted topologies the first client is the root unless the trace names another.
     """
 
     clients: tuple[str, ...]
@@ -28,7 +28,7 @@ class Place:
 
     @classmethod
     def of(cls, federation: Mapping[str, Any]) -> Place:
-        """From what a trace says of its federation (`View.federation`)."""
+        """From the trace's description of its federation (`View.federation`)."""
         clients = tuple(str(c) for c in federation.get("clients", ()))
         n = len(clients)
         if n < 2:
@@ -43,7 +43,7 @@ class Place:
         for i, j in federation.get("edges") or ():
             if not (0 <= int(i) < n and 0 <= int(j) < n) or i == j:
                 raise TraceError(
-                    f"edge ({i}, {j}) names a client that is not there",
+                    f"edge ({i}, {j}) names a client that does not exist",
                     expected=f"pairs of different numbers from 0 to {n - 1}",
                     got=f"({i}, {j})",
                     remedy="number clients in the order of the manifest's list",
@@ -87,7 +87,7 @@ class Place:
         return g
 
     def components(self) -> list[list[int]]:
-        """Clients that reach each other, by their smallest member."""
+        """Connected components, sorted by their smallest member."""
         import networkx as nx
 
         return sorted(sorted(c) for c in nx.connected_components(self.graph()))
@@ -96,7 +96,7 @@ class Place:
     def structure(self) -> Floats:
         """(n, 3): degree, distance to the root (zero without one), betweenness.
 
-        A client that cannot reach the root counts as n hops away, further than any that can.
+        A client that cannot reach the root counts as n hops away, further than all others.
         """
         import networkx as nx
 
@@ -110,13 +110,13 @@ class Place:
         return np.stack([degree, hops, [between[i] for i in range(self.n)]], axis=1)
 
     def has_structure(self) -> bool:
-        """Whether places differ at all: on a ring, or without edges, they do not."""
+        """Whether places differ; on a ring, or without edges, they do not."""
         return bool(np.ptp(self.structure, axis=0).any())
 
     def has_groups(self) -> bool:
-        """Whether organisations are groups: several, and not each of one client.
+        """Whether organisations are groups: several, and not all of one client.
 
-        A label of its own for every client is its name: a regressor would memorise who is who.
+        A label per client identifies it: a regressor would memorise clients.
         """
         if self.organisations is None:
             return False
@@ -137,10 +137,10 @@ class Place:
         return (np.array(self.organisations)[:, None] == np.array(numbers)[None, :]).astype(float)
 
     def summing_groups(self) -> Floats:
-        """(n, n) rows of means: what secure aggregation of a client's neighbourhood would show.
+        """(n, n) rows of means that secure aggregation of a client's neighbourhood would show.
 
-        The client's organisation where there are organisations, otherwise the client with its
-        neighbours; everyone where the only neighbour is a server.
+        The neighbourhood is the client's organisation if there are organisations, otherwise the
+        client with its neighbours, and all clients if the only neighbour is a server.
         """
         if self.has_groups():
             own = np.array(self.organisations)

@@ -1,4 +1,4 @@
-"""Rows of one round: whose they are, and the models they began from, some tensors at a time."""
+"""Rows of one round: their clients, and the models they started from, some tensors at a time."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Seen = Literal["single", "sums"]
 
 MODEL = "model"
 PIECE_BYTES = 128 << 20
-"""So many bytes of updates are held at once."""
+"""Most bytes of updates in memory at once."""
 
 
 class Piece:
-    """Tensors that are looked at together: their names, columns, and which column is whose."""
+    """Tensors that are read together: their names, and the columns of each."""
 
     def __init__(self, entries: Sequence[TensorSpec]) -> None:
         self.names = [e.name for e in entries]
@@ -34,7 +34,7 @@ class Piece:
             self._marks[columns, k] = 1.0
 
     def squares(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Squared length of every row's tensors, (n, tensors); one product for all of them."""
+        """Squared length of every row's tensors, (n, tensors), in one product."""
         return np.asarray(np.square(rows) @ self._marks)
 
     def model_squares(
@@ -43,7 +43,7 @@ class Piece:
         base: npt.NDArray[np.float32] | None,
         squares: npt.NDArray[np.float32],
     ) -> npt.NDArray[np.float32]:
-        """The same of u + base: base (d,) for all, a row each (n, d), or unknown (NaN)."""
+        """The same for u + base; base is (d,) for all, (n, d) per row, or unknown (gives NaN)."""
         if base is None:
             return np.full_like(squares, np.nan)
         if base.ndim == 2:
@@ -54,7 +54,7 @@ class Piece:
 
 
 def pieces(entries: Sequence[TensorSpec], rows: int) -> Iterator[list[TensorSpec]]:
-    """Consecutive tensors that fit into memory together."""
+    """Lists of consecutive tensors that fit in memory together."""
     most = max(1, PIECE_BYTES // (4 * max(rows, 1)))
     piece: list[TensorSpec] = []
     for e in entries:
@@ -70,8 +70,8 @@ def pieces(entries: Sequence[TensorSpec], rows: int) -> Iterator[list[TensorSpec
 class RoundRows:
     """Rows of one round: `clients` (m,) that took part, `row_of` (m,) the row of each of them.
 
-    `messages` (k,) of the rows; `bases` (k,) messages with the model each sender had received, or
-    None where a message holds the model itself; -1 where nobody knows.
+    `messages` (k,) of the rows; `bases` (k,): messages with the model that each sender had
+    received, None if a message holds the model itself, -1 if unknown.
     """
 
     view: View
@@ -91,8 +91,8 @@ class RoundRows:
         return len(self.messages)
 
     def rows(self, piece: Piece) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None]:
-        """Updates (k, columns) of some tensors, and the models they began from: one (columns,),
-        a row each, or None where they are not known."""
+        """Updates (k, columns) of some tensors, and the models they started from: one (columns,), a
+        row each, or None if unknown."""
         names = piece.names
         if self.first is not None and self.first[0] is piece:
             u = self.first[1]
@@ -121,8 +121,8 @@ class RoundRows:
         return u, np.stack(each)
 
 
-def source_of(view: View, number: int, place: Place, piece: Piece) -> RoundRows:
-    """Whose rows a round shows: every client's, an organisation's sum, or one sum for all."""
+def round_rows(view: View, number: int, place: Place, piece: Piece) -> RoundRows:
+    """Rows of a round: every client's, the sum of each organisation, or one sum of all."""
     client_of = {name: i for i, name in enumerate(place.clients)}
     table = dict(view.indexed(number))
     first = None
@@ -137,11 +137,11 @@ def source_of(view: View, number: int, place: Place, piece: Piece) -> RoundRows:
         senders, messages = tuple(m.receiver for _, m in sums), tuple(i for i, _ in sums)
     if ANONYMOUS in senders:
         raise NotObservable(
-            "nobody knows whose updates these are",
-            expected="uploads that bear their senders' names, or sums of known groups",
+            "the senders of these updates are unknown",
+            expected="uploads with their senders' names, or sums of known groups",
             got="anonymous uploads",
-            remedy="parameters tell nothing of one client while uploads stay unlinked: audit "
-            "that with the fingerprint audit",
+            remedy="parameters reveal nothing about one client while uploads stay unlinked: "
+            "measure that with the fingerprint audit",
         )
     if all(s in client_of for s in senders):
         clients = np.array([client_of[s] for s in senders], dtype=np.int64)
@@ -170,7 +170,7 @@ def source_of(view: View, number: int, place: Place, piece: Piece) -> RoundRows:
 def _members(
     senders: Sequence[str], place: Place
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Clients behind sums, and the row of each: of its region, or of everyone."""
+    """Clients in the sums, and the row of each: that of its region, or the sum of all."""
     row: dict[int, int] = {}
     for k, name in enumerate(senders):
         group = name.removeprefix("region-")
@@ -184,7 +184,7 @@ def _members(
                 row[c] = k
     if not row:
         raise NotObservable(
-            "it is not known whose updates a sum holds",
+            "the clients behind a sum are unknown",
             expected="uploads of clients, of regions, or one sum of all",
             got=", ".join(sorted(set(senders))[:5]),
             remedy="name regions as region-NUMBER of the organisation, as in the manifest",
@@ -201,13 +201,14 @@ def _bases(
     row_of: npt.NDArray[np.int64],
     place: Place,
 ) -> tuple[int | None, ...]:
-    """For every row the message with the model it began from; None: it is a model; -1: unknown."""
+    """For every row the message with the model it started from; None: it is a model; -1:
+    unknown."""
     received: dict[str, list[tuple[int, int]]] = {}
     first_with: dict[int, int] = {}
     wanted = {*senders, *(place.clients[c] for c in clients)}
     for i, m in table.items():
         if m.kind == "model" and m.receiver in wanted and MODEL in m.parts:
-            # equal payloads are one row: name it by the first message that holds it
+            # equal payloads share a row: use the first message with it
             same = first_with.setdefault(m.parts[MODEL], i)
             received.setdefault(m.receiver, []).append((m.step, same))
     out: list[int | None] = []
@@ -216,7 +217,7 @@ def _bases(
             out.append(None)
             continue
         found = received.get(s, [])
-        if not found:  # a sum: its members were sent the model
+        if not found:  # a sum: its members received the model
             behind = (place.clients[c] for c in clients[row_of == k])
             found = next((received[name] for name in behind if name in received), [])
         before = [(step, same) for step, same in found if step < table[i].step]

@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.arrays import Floats
-from fedaudit.audits.topology_inference.features.names import head_of, signal_names, watched
+from fedaudit.audits.topology_inference.features.names import head_of, signal_names, tracked_classes
 from fedaudit.audits.topology_inference.features.place import Place
 from fedaudit.audits.topology_inference.features.rows import (
     Piece,
     RoundRows,
     Seen,
     pieces,
-    source_of,
+    round_rows,
 )
 from fedaudit.trace import View
 
@@ -28,8 +28,8 @@ Signals32 = npt.NDArray[np.float32]
 class Observed:
     """Signals of one federation.
 
-    `values` (T, n, S) float32, NaN for clients that did not take part; `names` (S,); `seen`: every
-    client's own update, or sums over groups of clients only.
+    `values` (T, n, S) float32, NaN for absent clients; `names` (S,); `seen`: every client's own
+    update, or only sums over groups.
     """
 
     values: Signals32
@@ -40,21 +40,21 @@ class Observed:
 def observe(
     view: View, place: Place, *, classes: int, sensitive: Sequence[int], sums: bool = False
 ) -> Observed:
-    """Signals of every client and round, as far as this view shows them.
+    """Signals of every client and round that this view shows.
 
-    With `sums`, as if only means over `place.summing_groups()` had been seen.
+    With `sums`, from means over `place.summing_groups()` only.
     """
     layout = view.layout
     entries = [e for e in layout.entries if e.role == "parameter"]
     weight, bias = head_of(layout, classes)
-    rows_of = watched(classes, sensitive)
+    rows_of = tracked_classes(classes, sensitive)
     names = signal_names(layout, classes, sensitive)
     values = np.full((len(view.rounds), place.n, len(names)), np.nan, dtype=np.float32)
     seen: Seen = "sums" if sums else "single"
     mix = place.summing_groups() if sums else None
     cut = [Piece(some) for some in pieces(entries, place.n)]
     for t, number in enumerate(view.rounds):
-        source = source_of(view, number, place, cut[0])
+        source = round_rows(view, number, place, cut[0])
         groups = None
         if source.seen == "sums":
             seen = "sums"
@@ -97,7 +97,7 @@ def observe(
 
 
 def _restricted(mix: Floats, present: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """Means over those of a group that took part."""
+    """Means over the present members of each group."""
     own = mix[np.ix_(present, present)]
     return np.asarray(own / own.sum(axis=1, keepdims=True), dtype=np.float32)
 
@@ -116,9 +116,9 @@ def _to_mean(gram: Floats, norm: Floats) -> Floats:
 def _to_neighbours(
     gram: Floats, norm: Floats, place: Place, source: RoundRows, seen: Seen
 ) -> Floats:
-    """Mean cosine to the rows of the neighbours that took part, (n,); NaN without any.
+    """Mean cosine to the rows of the present neighbours, (n,); NaN without any.
 
-    Where rows are sums of groups there are no neighbours' own updates.
+    NaN too if rows are sums of groups: they do not show the neighbours' own updates.
     """
     out = np.full(len(norm), np.nan)
     if seen == "sums":

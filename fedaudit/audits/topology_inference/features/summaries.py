@@ -31,7 +31,7 @@ def summarise(
     """(..., T, n, S) to features (..., n, D) of the first `rounds` rounds, and their names.
 
     `which`: all signals, those of the paper's list, those that need no graph, or the one that does.
-    Columns that nobody has (a cosine to neighbours where there are none) are left out.
+    Columns without any value (a cosine to neighbours without edges) are left out.
     """
     wanted: dict[str, Callable[[str], bool]] = {
         "all": lambda name: True,
@@ -72,7 +72,7 @@ def _over(total: Floats, count: npt.NDArray[Any]) -> Floats:
 
 
 def noise_column(view: View, n: int) -> Floats | None:
-    """(n, 1) noise multipliers, where the declared ones differ between clients: A1 knows them."""
+    """(n, 1) declared noise multipliers if they differ between clients: A1 knows them."""
     for declared in view.declared:
         z = declared.get("noise_multiplier")
         if isinstance(z, list | tuple) and len(z) == n and len(set(z)) > 1:

@@ -1,4 +1,4 @@
-"""Where clients stand."""
+"""Places of clients."""
 
 import numpy as np
 import pytest

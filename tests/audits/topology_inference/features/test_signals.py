@@ -1,4 +1,4 @@
-"""Signals against a slow twin, and against what clients of the engine trained."""
+"""Signals against a slow twin, and against the updates of a real run."""
 
 import numpy as np
 import pytest
