@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from annotated_types import Gt, Lt
 
+from fedaudit.codec import json_number
 from fedaudit.errors import ConfigError, UsageError
 from fedaudit.settings import Positive, require
 
@@ -48,7 +49,7 @@ class Guarantee:
 
     def to_dict(self) -> dict[str, Any]:
         raw = asdict(self)
-        raw["epsilon"] = "inf" if math.isinf(self.epsilon) else self.epsilon
+        raw["epsilon"] = json_number(self.epsilon)
         return raw
 
     @classmethod

@@ -10,14 +10,13 @@ an infinity is stored as the string "inf" (an equal text gets a backslash in fro
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from operator import index
 from typing import Any, Literal, TypeVar, get_args
 
+from fedaudit.codec import decode, encode, to_json
 from fedaudit.errors import FedauditError
 from fedaudit.files import parse_json
 from fedaudit.frames import Row, Tabular
@@ -239,9 +238,9 @@ class AuditResult(Tabular):
         if self.status not in get_args(Status):
             raise ValueError(f"status {self.status!r} is not one of {', '.join(get_args(Status))}")
         # free-form parts take their JSON form, so that reading returns what was written
-        object.__setattr__(self, "settings", _restore(_plain(self.settings)))
-        object.__setattr__(self, "per_client", _restore(_plain(self.per_client)))
-        curves = _restore(_plain(self.curves))
+        object.__setattr__(self, "settings", decode(encode(self.settings)))
+        object.__setattr__(self, "per_client", decode(encode(self.per_client)))
+        curves = decode(encode(self.curves))
         for name, columns in curves.items():
             lengths = {len(column) for column in columns.values()}
             if len(lengths) > 1:
@@ -301,7 +300,7 @@ class AuditResult(Tabular):
 
     def to_json(self) -> str:
         """Strict JSON, keys in field order."""
-        return json.dumps(_plain(self), indent=1, allow_nan=False) + "\n"
+        return to_json(encode(self)) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> AuditResult:
@@ -309,7 +308,7 @@ class AuditResult(Tabular):
         given = parse_json(text)
         if (wrong := misfit(given, AUDIT_RESULT)) is not None:
             raise ValueError(f"not a result: {wrong.got}, expected {wrong.expected}")
-        raw = _restore(given)
+        raw = decode(given)
         if "status" not in raw:
             # older results have none: do not guess it from their wording
             raise OldResult("an earlier version of fedaudit wrote this result: audit again")
@@ -384,12 +383,12 @@ class Finding(Tabular):
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        plain: dict[str, Any] = _plain(self)
+        plain: dict[str, Any] = encode(self)
         return plain
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Finding:
-        values = _restore(dict(raw))
+        values = decode(dict(raw))
         if values.get("estimate") is not None:
             values["estimate"] = _build(Estimate, values["estimate"], "estimate")
         return _build(cls, values, "a finding")
@@ -434,50 +433,3 @@ def _build(kind: type[T], raw: Any, where: str) -> T:
         return kind(**given)
     except (TypeError, AttributeError) as error:
         raise ValueError(f"{where}: {error}") from None
-
-
-#: texts that look like an infinity, or like one already escaped
-_LIKE_INFINITY = re.compile(r"\\*-?inf\Z")
-
-
-def _plain(value: Any) -> Any:
-    """Convert to JSON types: tuples become lists, infinities the strings "inf" and "-inf"."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise TypeError(f"a result has the key {key!r}: JSON keys are text")
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, str):
-        return "\\" + value if _LIKE_INFINITY.match(value) else value
-    if isinstance(value, float):
-        if math.isnan(value):
-            raise ValueError("a result holds NaN: leave the number out")
-        if math.isinf(value):
-            return "inf" if value > 0 else "-inf"
-        return float(value)
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int):
-        if not -(1 << 63) <= value < 1 << 64:
-            raise ValueError("a result holds a whole number beyond 64 bits: JSON readers refuse it")
-        return value
-    raise TypeError(f"a result holds {type(value).__name__}: convert it to plain numbers or text")
-
-
-def _restore(value: Any) -> Any:
-    """The inverse of `_plain`, up to JSON types."""
-    if isinstance(value, dict):
-        return {k: _restore(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_restore(v) for v in value]
-    if value == "inf":
-        return math.inf
-    if value == "-inf":
-        return -math.inf
-    if isinstance(value, str) and _LIKE_INFINITY.match(value):
-        return value[1:]
-    return value

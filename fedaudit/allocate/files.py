@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from fedaudit.allocate.base import Base
 from fedaudit.allocate.clients import Clients
+from fedaudit.codec import to_json
 from fedaudit.errors import UsageError
 from fedaudit.files import write_atomically
 from fedaudit.protections.noise_allocation import Allocation, as_settings
@@ -94,7 +94,7 @@ def write_files(path: Path, document: Mapping[str, Any], config: str) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
         write_atomically(path / "allocation.csv", table_text(document["clients"]))
-        whole = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+        whole = to_json(document, ensure_ascii=False) + "\n"
         write_atomically(path / "allocation.json", whole)
         write_atomically(path / "dp_sgd.toml", config)
     except OSError as error:

@@ -12,6 +12,7 @@ import numpy as np
 from fedaudit.allocate.clients import Clients
 from fedaudit.allocate.document import document_of
 from fedaudit.allocate.leverages import leverage_of
+from fedaudit.codec import to_json
 from fedaudit.errors import FedauditError
 from fedaudit.files import Unreadable, read_text, write_atomically
 from fedaudit.protections.noise_allocation import allocate as allocate_noise
@@ -78,5 +79,5 @@ def keep_allocation(config: Config, truth: Truth, file: Path) -> None:
     if found is None:
         file.unlink(missing_ok=True)
         return
-    write_atomically(file, json.dumps(found, indent=1, allow_nan=False) + "\n")
+    write_atomically(file, to_json(found) + "\n")
     write_atomically(kept, key, private=True)

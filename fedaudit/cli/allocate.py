@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from enum import StrEnum
 from pathlib import Path
@@ -15,6 +14,7 @@ from fedaudit.allocate.base import USUAL
 from fedaudit.allocate.page import show
 from fedaudit.cli.app import new_app
 from fedaudit.cli.output import Bar, Quiet, console, interruptible
+from fedaudit.codec import to_json
 from fedaudit.errors import UsageError
 
 
@@ -141,7 +141,7 @@ def allocate_command(
         )
         done = allocate(clients, options, out=out, progress=bar)
     if as_json:
-        typer.echo(json.dumps(done.document, indent=1, allow_nan=False))
+        typer.echo(to_json(done.document))
         return
     show(console(), done.document)
     if not quiet:

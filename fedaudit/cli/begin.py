@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from fedaudit.cli.app import new_app
 from fedaudit.cli.output import AsJson
+from fedaudit.codec import to_json
 from fedaudit.errors import UsageError, nearest
 from fedaudit.settings import REQUIRED
 from fedaudit.setup.listing import listing
@@ -37,7 +37,7 @@ def list_command(
             )
         everything = {section: everything[section]}
     if as_json:
-        typer.echo(json.dumps(everything, indent=1))
+        typer.echo(to_json(everything))
         return
     for title, rows in everything.items():
         typer.echo(f"\n{title}")

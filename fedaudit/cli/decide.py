@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +9,7 @@ import typer
 
 from fedaudit.cli.app import new_app
 from fedaudit.cli.output import Names, console, interruptible
+from fedaudit.codec import to_json
 from fedaudit.decide.diff.compare import diff
 from fedaudit.decide.diff.page import plain_diff, show_diff
 from fedaudit.decide.gate import gate, write_example
@@ -67,7 +67,7 @@ def gate_command(
         found = gate(
             run, policy, allow=allow or (), names=names, require_signature=require_signature
         )
-    plain = json.dumps(words.plain(found), indent=1, allow_nan=False) + "\n"
+    plain = to_json(words.plain(found)) + "\n"
     for file, text in ((junit, words.junit(found)), (sarif, words.sarif(found))):
         if file is not None:
             _write(file, text)
@@ -101,7 +101,7 @@ def diff_command(
     with interruptible("nothing was changed"):
         found = diff(first, second, anyway=anyway, names=names)
     if as_json:
-        typer.echo(json.dumps(plain_diff(found), indent=1, allow_nan=False))
+        typer.echo(to_json(plain_diff(found)))
     else:
         show_diff(console(), found, everything)
     if fail_on_worse and found.worse:
@@ -150,7 +150,7 @@ def power_command(
         )
     if as_json:
         plain = plain_power(found.sizes, power, confidence)
-        typer.echo(json.dumps(plain, indent=1, allow_nan=False))
+        typer.echo(to_json(plain))
     else:
         show_power(console(), found.sizes, power, confidence)
 

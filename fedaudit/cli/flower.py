@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from fedaudit.cli.app import new_app
 from fedaudit.cli.output import AsJson, interruptible
+from fedaudit.codec import to_json
 from fedaudit.recorders.flower import require
 from fedaudit.recorders.flower.doctor import examine
 
@@ -26,7 +26,7 @@ def doctor_command(
 ) -> None:
     """Say what an app protects, who sees what, and which audits apply. Runs none of its code."""
     found = examine(folder, delta=delta)
-    typer.echo(json.dumps(found.to_dict(), indent=1) if as_json else found.text(), nl=as_json)
+    typer.echo(to_json(found.to_dict()) if as_json else found.text(), nl=as_json)
 
 
 @flower_app.command("try")

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedaudit.cli.app import new_app
+from fedaudit.codec import to_json
 from fedaudit.decide.received import ReceivedModels, guard, own_records
 from fedaudit.errors import UsageError
 from fedaudit.protections.guard import GuardReport
@@ -91,7 +92,7 @@ def guard_command(
         flagged, unsaid = found.flagged, found.verdict == "nothing_to_say"
     else:
         if as_json:
-            typer.echo(json.dumps([_plain(s) for s in found.seen], indent=1, allow_nan=False))
+            typer.echo(to_json([_plain(s) for s in found.seen]))
         else:
             _show_trace(found)
         flagged, unsaid = bool(found.flagged), bool(found.undecided)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 from fedaudit.cli.app import new_app
 from fedaudit.cli.output import Bar, Quiet, again, console, interruptible
 from fedaudit.cli.runs import Fresh, starting
+from fedaudit.codec import to_json
 from fedaudit.decide.harden import harden
 from fedaudit.decide.harden import page as words
 
@@ -85,7 +85,7 @@ def harden_command(
             fresh=fresh,
         )
     if as_json:
-        typer.echo(json.dumps(words.plain(found), indent=1, allow_nan=False))
+        typer.echo(to_json(words.plain(found)))
     else:
         words.show(console(), found)
         typer.echo(f"\n{found.reused} runs were reused; all details: {out / 'harden.md'}")

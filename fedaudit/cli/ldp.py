@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import textwrap
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from fedaudit.cli.app import new_app
 from fedaudit.cli.output import interruptible
+from fedaudit.codec import to_json
 from fedaudit.errors import UsageError
 from fedaudit.files import parse_json
 from fedaudit.protections.local_dp import make
@@ -136,7 +136,7 @@ def ldp_check(
                 confidence=confidence,
             )
     if as_json:
-        typer.echo(json.dumps(done.to_dict(), indent=1, allow_nan=False))
+        typer.echo(to_json(done.to_dict()))
     else:
         _show(done)
     if done.verdict == "refuted":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedaudit.codec import to_json
 from fedaudit.errors import Interrupted
 from fedaudit.files import read_text
 from fedaudit.reporting.text import show, show_study
@@ -123,7 +123,7 @@ def print_run(run: Run, quiet: bool, as_json: bool) -> None:
             "summary": dict(shown.summary),
             "findings": [f.to_dict() for f in shown.findings],
         }
-        typer.echo(json.dumps(plain, indent=1, allow_nan=False))
+        typer.echo(to_json(plain))
         return
     to = console()
     if run.chapter is not None:  # clients under the names of the report
@@ -156,7 +156,7 @@ def print_plan(lines: Sequence[str], forecasts: Mapping[str, Forecast], as_json:
             folder: {s.name: {"seconds": round(s.seconds, 1), "cannot": s.cannot} for s in f.stages}
             for folder, f in forecasts.items()
         }
-        typer.echo(json.dumps(plain, indent=1))
+        typer.echo(to_json(plain))
         return
     for line in lines:
         typer.echo(line)

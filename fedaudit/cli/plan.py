@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from fedaudit.cli.app import new_app
 from fedaudit.cli.output import interruptible
+from fedaudit.codec import to_json
 from fedaudit.decide.query_plans import check, check_name, design, write_table
 from fedaudit.stats.plan_design import Scores
 
@@ -77,7 +77,7 @@ def plan_check(
         add_to=round_,
     )
     if as_json:
-        typer.echo(json.dumps(checked.to_dict(), indent=1, allow_nan=False))
+        typer.echo(to_json(checked.to_dict()))
     else:
         _show_check(checked)
     if not _kept(checked):
@@ -125,7 +125,7 @@ def plan_design(
     if csv is not None:
         write_table(csv, found.of(name).plan)
     if as_json:
-        typer.echo(json.dumps(found.to_dict(), indent=1, allow_nan=False))
+        typer.echo(to_json(found.to_dict()))
         return
     _show_designs(found)
     if csv is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from fedaudit.cli.output import (
     unanswered,
 )
 from fedaudit.cli.parsing import parse_audit_settings, parse_protection
+from fedaudit.codec import to_json
 from fedaudit.errors import DataError, Interrupted, UsageError
 from fedaudit.files import read_text
 from fedaudit.recorders.flower.runtime import choose_engine
@@ -313,7 +313,7 @@ def sweep_command(
         )
     if as_json:
         plain = {"rows": list(done.rows), "failed": [list(f) for f in done.failed]}
-        typer.echo(json.dumps(plain, indent=1, allow_nan=False))
+        typer.echo(to_json(plain))
     else:
         typer.echo(read_text(done.path / "sweep.md"))
         typer.echo(f"{done.reused} cells were reused; table: {done.path / 'sweep.csv'}")

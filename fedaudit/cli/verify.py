@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 
 from fedaudit.cli.app import new_app
 from fedaudit.cli.output import AsJson, Names
+from fedaudit.codec import to_json
 from fedaudit.errors import IntegrityError, UsageError, nearest
 from fedaudit.files import read_bytes
 from fedaudit.reporting.names import Renaming, pseudonyms
@@ -65,7 +65,7 @@ def verify_command(
         fine = fine and whole
     if as_json:
         plain = found.get("", {"parts": found})
-        typer.echo(json.dumps({**plain, "whole": fine}, indent=1, allow_nan=False))
+        typer.echo(to_json({**plain, "whole": fine}))
     if not fine:
         raise typer.Exit(IntegrityError.exit_code)
 

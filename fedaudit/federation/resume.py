@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedaudit.codec import to_json
 from fedaudit.errors import IntegrityError, TraceError
 from fedaudit.files import (
     Unreadable,
@@ -64,7 +65,7 @@ def save(checkpoint: str | os.PathLike[str] | None, state: FederationState) -> N
         {"round": n, "file": e.file, "sha256": e.sha256, "size": e.size} for n, e in kept.items()
     ]
     # remove a state only after the list no longer names it: a kill in between loses nothing
-    write_atomically(folder / LIST, json.dumps({"states": listed}, indent=1) + "\n", private=True)
+    write_atomically(folder / LIST, to_json({"states": listed}) + "\n", private=True)
     for file in folder.glob("state-*.safetensors*"):
         if file.name not in {e.file for e in kept.values()}:
             file.unlink(missing_ok=True)

@@ -12,11 +12,11 @@ A NaN is null; an infinity is the string "inf" or "-inf".
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fedaudit import __version__
+from fedaudit.codec import encode, to_json
 from fedaudit.reporting.chapter import Chapter
 from fedaudit.reporting.rules import RULES
 
@@ -33,7 +33,7 @@ def machine(chapters: Sequence[Chapter], notices: Sequence[str] = ()) -> str:
         "notices": list(notices),
         "chapters": [_chapter(c) for c in chapters],
     }
-    return json.dumps(whole, indent=1, allow_nan=False) + "\n"
+    return to_json(whole) + "\n"
 
 
 def _chapter(c: Chapter) -> dict[str, Any]:
@@ -47,25 +47,9 @@ def _chapter(c: Chapter) -> dict[str, Any]:
         "clients": list(c.clients),
         "findings": [f.to_dict() for f in c.findings],
         "results": [json.loads(r.to_json()) for r in c.results],
-        "guarantees": _plain(c.guarantees),
-        "allocation": _plain(c.allocation),
+        "guarantees": encode(c.guarantees, nan_as_null=True),
+        "allocation": encode(c.allocation, nan_as_null=True),
         "trust": dict(c.trust),
         "evidence": dict(c.evidence),
         "config": c.config,
     }
-
-
-def json_number(value: float | None) -> float | str | None:
-    """A number for strict JSON: an infinity as "inf" or "-inf", a NaN as None."""
-    if value is None or math.isfinite(value):
-        return value
-    return None if math.isnan(value) else "inf" if value > 0 else "-inf"
-
-
-def _plain(value: Any) -> Any:
-    """The value with all its numbers fit for strict JSON."""
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return json_number(value) if isinstance(value, float) else value

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedaudit import shapes
+from fedaudit.codec import to_json
 from fedaudit.data import builtin, files
 from fedaudit.errors import DataError, FedauditError
 from fedaudit.files import (
@@ -75,7 +76,7 @@ def check_and_store(
     kept = {name: {**(before.get(name, {}) if begun else {}), **now[name]} for name in now}
     if kept != before:
         make_folder(folder / "truth", private=True)
-        write_atomically(file, json.dumps(kept, indent=1, sort_keys=True) + "\n", private=True)
+        write_atomically(file, to_json(kept, sort_keys=True) + "\n", private=True)
 
 
 def identity_of(configs: Iterable[Config], *, audits: bool = False) -> dict[str, dict[str, Any]]:

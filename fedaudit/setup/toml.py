@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -89,28 +87,44 @@ def override(raw: dict[str, Any], key: str, value: Any) -> None:
 
 
 def to_toml(values: Mapping[str, Any]) -> str:
-    """Plain values as TOML: scalars first, then sections."""
-    return "\n".join(_toml_lines(values, ())) + "\n"
+    """Plain values as TOML: scalars first, then sections. Settings without a value are left out."""
+    import tomlkit
+
+    return tomlkit.dumps(_writable(values))
 
 
-def _toml_lines(values: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    lines = []
-    scalars = {k: v for k, v in values.items() if not isinstance(v, Mapping)}
-    tables = {k: v for k, v in values.items() if isinstance(v, Mapping)}
-    if path and (scalars or not tables):
-        lines += ["", f"[{'.'.join(path)}]"]
-    lines += [f"{k} = {toml_value(v)}" for k, v in scalars.items() if v is not None]
-    for name, table in tables.items():
-        lines += _toml_lines(table, (*path, name))
-    return lines
+def update_toml(text: str, values: Mapping[str, Any]) -> str:
+    """TOML text with other values. Settings that stay keep their place and their comments."""
+    import tomlkit
+
+    document = tomlkit.parse(text)
+    _update(document, _writable(values))
+    return tomlkit.dumps(document)
+
+
+def _update(table: Any, values: Mapping[str, Any]) -> None:
+    for key in [k for k in table if k not in values]:
+        del table[key]
+    for key, value in values.items():
+        if isinstance(value, dict) and isinstance(table.get(key), Mapping):
+            _update(table[key], value)
+        elif key not in table or table[key] != value:
+            table[key] = value
 
 
 def toml_value(value: Any) -> str:
     """A plain value as TOML writes it."""
+    import tomlkit
+
+    return tomlkit.item(_writable(value)).as_string()
+
+
+def _writable(value: Any) -> Any:
+    """The value in types that TOML has; text that is not UTF-8 is refused."""
+    if isinstance(value, Mapping):
+        return {k: _writable(v) for k, v in value.items() if v is not None}
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(toml_value(v) for v in value) + "]"
-    if isinstance(value, float) and math.isinf(value):
-        return "inf" if value > 0 else "-inf"
+        return [_writable(v) for v in value]
     if isinstance(value, str) and not is_text(value):
         raise ConfigError(
             "a value cannot be written into a config",
@@ -118,5 +132,4 @@ def toml_value(value: Any) -> str:
             got=ascii(value),
             remedy="rename the file or client that it names",
         )
-    # JSON and TOML agree on the rest, except for one control character that JSON does not escape
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return value

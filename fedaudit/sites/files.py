@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedaudit.codec import to_json
 from fedaudit.errors import FormatError, UsageError
 from fedaudit.files import (
     Unreadable,
@@ -32,7 +32,7 @@ def write(file: str | os.PathLike[str], raw: Mapping[str, Any]) -> None:
     path = Path(file)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(raw, indent=1, sort_keys=True, allow_nan=False) + "\n")
+        write_atomically(path, to_json(raw, sort_keys=True) + "\n")
     except OSError as error:
         raise unwritable(path.parent, error) from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedaudit import __version__
+from fedaudit.codec import to_json
 from fedaudit.errors import FormatError, TraceError, UsageError
 from fedaudit.files import unwritable, write_atomically
 from fedaudit.reporting.chapter import Chapter
@@ -255,7 +255,7 @@ def _report(
         (path / "results").mkdir(parents=True, exist_ok=True)
         for result in results:
             write_atomically(path / "results" / f"{result.audit}.json", result.to_json())
-        dumped = json.dumps([f.to_dict() for f in findings], indent=1, allow_nan=False) + "\n"
+        dumped = to_json([f.to_dict() for f in findings]) + "\n"
         write_atomically(path / "findings.json", dumped)
     except OSError as error:
         raise unwritable(path, error) from None

@@ -13,6 +13,7 @@ from typing import Any
 from fedaudit import __version__, foreign, shapes
 from fedaudit.allocate import keep_allocation
 from fedaudit.audits.outright import need_uploads
+from fedaudit.codec import to_json
 from fedaudit.errors import (
     DataError,
     FedauditError,
@@ -166,7 +167,7 @@ def _store(file: Path, asked: Mapping[str, Any], result: AuditResult) -> None:
     stamped = {"asked": asked, "result": json.loads(result.to_json())}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps(stamped, indent=1) + "\n")
+        write_atomically(file, to_json(stamped) + "\n")
     except OSError as error:
         raise unwritable(file.parent, error) from None
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from fedaudit import __version__, shapes
 from fedaudit.audits import facts_of
+from fedaudit.codec import to_json
 from fedaudit.data.shortage import Shortage
 from fedaudit.errors import TraceError, UsageError
 from fedaudit.files import Unreadable, read_object, unreadable, unwritable, write_atomically
@@ -467,13 +468,13 @@ def write_report(
         if done:
             about["done_by"] = [asdict(c) for c in done]
         if about or (path / AUDITED).exists():
-            write_atomically(path / AUDITED, json.dumps(about, indent=1) + "\n")
+            write_atomically(path / AUDITED, to_json(about) + "\n")
     except OSError as error:
         raise unwritable(path, error) from None
     chapter = chapter_of(path, trace, truth, results)
     try:
         found = [f.to_dict() for f in chapter.findings]
-        dumped = json.dumps(found, indent=1, allow_nan=False) + "\n"
+        dumped = to_json(found) + "\n"
         write_atomically(path / "findings.json", dumped)
     except OSError as error:
         raise unwritable(path, error) from None

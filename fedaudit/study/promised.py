@@ -11,13 +11,13 @@ wrappers follow from the recording (`noisy_means`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedaudit import shapes
 from fedaudit.accounting import from_opacus
+from fedaudit.codec import to_json
 from fedaudit.errors import UsageError
 from fedaudit.files import Unreadable, read_object, unreadable, unwritable, write_atomically
 from fedaudit.matching import match_clients
@@ -63,7 +63,7 @@ def hand_over(
     kept = {"trace_sha256": trace.sha256, "guarantees": {name: dict(given)}}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / FILE, json.dumps(kept, indent=1, allow_nan=False) + "\n")
+        write_atomically(folder / FILE, to_json(kept) + "\n")
     except OSError as error:
         raise unwritable(folder, error) from None
 

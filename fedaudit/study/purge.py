@@ -11,12 +11,12 @@ that the report can be written again.
 from __future__ import annotations
 
 import datetime
-import json
 import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedaudit.codec import to_json
 from fedaudit.errors import FedauditError, IntegrityError, TraceError
 from fedaudit.files import write_atomically
 from fedaudit.study.chapters import remains_of
@@ -147,6 +147,6 @@ def _keep_remains(folder: Path) -> None:
         kept = remains_of(folder)
     except IntegrityError:
         return
-    text = json.dumps(kept, indent=1, allow_nan=False) + "\n"
+    text = to_json(kept) + "\n"
     write_atomically(folder / REMAINS, text)
     seal_written(folder, "results", folder / REMAINS)

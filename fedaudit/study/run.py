@@ -14,7 +14,6 @@ Each stage reads the files of the one before, so any stage can be repeated alone
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedaudit import __version__, shapes
+from fedaudit.codec import to_json
 from fedaudit.errors import DataError, TraceError, UsageError
 from fedaudit.files import is_lost, make_folder, read_object, read_toml, write_atomically
 from fedaudit.progress import Progress, no_progress
@@ -65,7 +65,7 @@ def _claim(path: Path, config: Config) -> None:
         path.mkdir(parents=True, exist_ok=True)
         if is_lost(stamp):
             about = {"config_sha256": config.sha256, "fedaudit": __version__}
-            write_atomically(stamp, json.dumps(about, indent=1) + "\n")
+            write_atomically(stamp, to_json(about) + "\n")
         make_folder(private.parent, private=True)
         write_atomically(private, to_toml(config.raw), private=True)
         write_atomically(path / "config.toml", to_toml(config.public()).lstrip())

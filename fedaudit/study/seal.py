@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fedaudit import shapes
+from fedaudit.codec import to_json
 from fedaudit.errors import FedauditError, IntegrityError, TraceError
 from fedaudit.files import (
     Unreadable,
@@ -179,7 +180,7 @@ def _existing(file: Path) -> dict[str, Any] | None:
 
 def _text(content: Mapping[str, Any]) -> str:
     raw = {**content, "format": FORMAT, "version": VERSION}
-    return json.dumps(raw, indent=1, sort_keys=True, allow_nan=False) + "\n"
+    return to_json(raw, sort_keys=True) + "\n"
 
 
 def _write(file: Path, content: Mapping[str, Any], private: bool = False) -> None:
@@ -457,7 +458,7 @@ def sign(folder: Path, key: bytes) -> str:
         .decode()
     )
     made = {"signature": private.sign(_signed_text(folder)).hex(), "public_key": public}
-    write_atomically(folder / SIGNATURE, json.dumps(made, indent=1) + "\n")
+    write_atomically(folder / SIGNATURE, to_json(made) + "\n")
     return public
 
 

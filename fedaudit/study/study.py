@@ -11,10 +11,8 @@ A study is a config with a `[compare]` section, several configs, or the built-in
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
-import tomllib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit import __version__, shapes
+from fedaudit.codec import to_json
 from fedaudit.errors import ConfigError, FedauditError, TraceError
-from fedaudit.files import is_lost, read_object, write_atomically
+from fedaudit.files import is_lost, parse_toml, read_object, write_atomically
 from fedaudit.frames import Row, SvgFigure, Table, Tabular
 from fedaudit.progress import Progress, no_progress
 from fedaudit.reporting.chapter import Chapter
@@ -182,7 +181,7 @@ def plan(
     """The runs that configs ask for. Without a config: the built-in default, or with `overrides` a
     plain federation on digits."""
     if not configs and overrides:
-        configs = [tomllib.loads(DEFAULT)]
+        configs = [parse_toml(DEFAULT)]
     given = [Path(c) if isinstance(c, os.PathLike) else c for c in configs]
     sources: list[tuple[str, str | Path | Mapping[str, Any]]]
     sources = [(_name_of(c), c) for c in given] or [(n, built_in(n)) for n in BUILT_IN]
@@ -239,7 +238,7 @@ def with_stored_seeds(parts: Sequence[Part], out: str | os.PathLike[str]) -> tup
 
 def built_in(name: str) -> Mapping[str, Any]:
     """A config of the built-in study."""
-    return tomllib.loads(built_in_text(name))
+    return parse_toml(built_in_text(name))
 
 
 def built_in_text(name: str) -> str:
@@ -540,7 +539,7 @@ def _claim(path: Path, parts: Sequence[Part]) -> None:
             )
         path.mkdir(parents=True, exist_ok=True)
         check_and_store(path, [p.config for p in parts], begun=any(path.glob("*/trace/round-*")))
-        write_atomically(stamp, json.dumps(about, indent=1) + "\n")
+        write_atomically(stamp, to_json(about) + "\n")
         seal(path, "config", "truth")
         claimed(path)
     except (OSError, ValueError) as error:

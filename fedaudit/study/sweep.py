@@ -23,6 +23,7 @@ from statistics import NormalDist
 from typing import Any
 
 from fedaudit import __version__, shapes
+from fedaudit.codec import json_number, to_json
 from fedaudit.errors import TraceError, UsageError
 from fedaudit.files import Unreadable, is_lost, parse_toml, read_object, write_atomically
 from fedaudit.progress import Progress, no_progress
@@ -145,7 +146,7 @@ def run_cell(
     spent = [float(g["epsilon"]) for of in finished.guarantees.values() for g in of.values()]
     if spent:
         # an accountant's upper bound, not an estimate; "inf" because JSON has no infinity
-        most = max(spent) if math.isfinite(max(spent)) else "inf"
+        most = json_number(max(spent))
         measured["epsilon.largest"] = [most, most, most, None]
     summary: dict[str, Any] = {
         "fedaudit": __version__,
@@ -216,7 +217,7 @@ def _is_another(folder: Path) -> bool:
 def _keep(folder: Path, summary: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     own = {k: summary[k] for k in ("fedaudit", "cell", "code", "own_code", "measured")}
-    write_atomically(folder / "cell.json", json.dumps(own, indent=1, allow_nan=False) + "\n")
+    write_atomically(folder / "cell.json", to_json(own) + "\n")
     seal_written(folder, "results", folder / "cell.json")
 
 

@@ -6,11 +6,11 @@ Removes the manifest and the files it names. Other files in the folder stay and 
 from __future__ import annotations
 
 import datetime
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedaudit.codec import to_json
 from fedaudit.errors import TraceError
 from fedaudit.files import write_atomically
 from fedaudit.trace.store import read_manifest
@@ -56,7 +56,7 @@ def purge(path: str | os.PathLike[str], today: datetime.date) -> Purged:
         "retention": manifest.retention,
     }
     # the note first: an interrupted purge can be repeated
-    write_atomically(folder / NOTE, json.dumps(note, indent=1) + "\n")
+    write_atomically(folder / NOTE, to_json(note) + "\n")
     for name in names:
         (folder / name).unlink(missing_ok=True)
     file.unlink()

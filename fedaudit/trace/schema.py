@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
+from fedaudit.codec import to_json
 from fedaudit.errors import FormatError, IntegrityError
 from fedaudit.files import parse_json
 from fedaudit.layout import Layout
@@ -249,7 +250,7 @@ class Manifest:
             "complete": self.complete,
             "sha256": _UNSEALED,
         }
-        text = json.dumps(raw, indent=1, sort_keys=True, allow_nan=False) + "\n"
+        text = to_json(raw, sort_keys=True) + "\n"
         key = f'\n "sha256": "{_UNSEALED}"'  # one space deep: the manifest's own key alone
         return text.replace(key, key.replace(_UNSEALED, _digest(text)))
 

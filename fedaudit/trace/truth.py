@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit import shapes
+from fedaudit.codec import to_json
 from fedaudit.errors import IntegrityError, TraceError
 from fedaudit.files import (
     Unreadable,
@@ -49,7 +50,7 @@ class TruthRecorder:
         try:
             make_folder(self.path, private=True)
             self._rounds = self._whole_rounds()
-            text = json.dumps(facts, indent=1, sort_keys=True, allow_nan=False) + "\n"
+            text = to_json(facts, sort_keys=True) + "\n"
             raw = text.encode()
             write_atomically(self.path / FACTS, raw, private=True)
             self._list(RoundFile(FACTS, hashlib.sha256(raw).hexdigest(), len(raw)))
@@ -82,7 +83,7 @@ class TruthRecorder:
     def _list(self, entry: RoundFile) -> None:
         self._files[entry.file] = entry
         listed = {name: {"sha256": e.sha256, "size": e.size} for name, e in self._files.items()}
-        text = json.dumps({"format": FORMAT, "version": 1, "files": listed}, indent=1)
+        text = to_json({"format": FORMAT, "version": 1, "files": listed})
         write_atomically(self.path / INDEX, text + "\n", private=True)
 
     def round(

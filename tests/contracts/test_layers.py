@@ -24,6 +24,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
         {
             "arrays",
+            "codec",
             "errors",
             "files",
             "foreign",

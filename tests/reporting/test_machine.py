@@ -5,9 +5,10 @@ import math
 
 import pytest
 
+from fedaudit.codec import json_number
 from fedaudit.reporting.chapter import Chapter
 from fedaudit.reporting.findings import judge_all
-from fedaudit.reporting.machine import FORMAT, json_number, machine
+from fedaudit.reporting.machine import FORMAT, machine
 from fedaudit.results import AuditResult, Estimate, Finding, Need
 
 

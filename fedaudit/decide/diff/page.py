@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedaudit.codec import json_number
 from fedaudit.decide.diff.outcome import Comparison, Difference
 from fedaudit.reporting.findings import interval, number
-from fedaudit.reporting.machine import json_number
 from fedaudit.reporting.text import wrappable
 from fedaudit.results import Estimate
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
+from fedaudit.codec import json_number, to_json
 from fedaudit.decide.gate.outcome import Gate, LimitCheck, LimitReading
 from fedaudit.reporting.findings import interval, number
-from fedaudit.reporting.machine import json_number
 from fedaudit.reporting.text import longest_word
 
 if TYPE_CHECKING:
@@ -255,7 +254,7 @@ def sarif(gate: Gate) -> str:
             }
         ],
     }
-    return json.dumps(log, indent=1, allow_nan=False) + "\n"
+    return to_json(log) + "\n"
 
 
 def _sarif_result(c: LimitCheck, index: int, gate: Gate) -> dict[str, Any]:

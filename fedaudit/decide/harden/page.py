@@ -7,13 +7,13 @@ import io
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from fedaudit.codec import json_number
 from fedaudit.decide.gate.outcome import LimitCheck
 from fedaudit.decide.gate.page import statement
 from fedaudit.decide.harden.outcome import Hardened, Point
 from fedaudit.decide.harden.tradeoff import figure_names, in_points
 from fedaudit.reporting import environment
 from fedaudit.reporting.findings import interval, number
-from fedaudit.reporting.machine import json_number
 from fedaudit.results import Estimate
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ report states those figures.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import shutil
@@ -28,6 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedaudit.codec import to_json
 from fedaudit.decide.gate.check import limit_text
 from fedaudit.decide.gate.evidence import Evidence
 from fedaudit.decide.gate.measures import LOSS, UTILITY
@@ -45,7 +45,7 @@ from fedaudit.decide.harden.choices import (
 from fedaudit.decide.harden.outcome import Hardened, Point
 from fedaudit.decide.harden.utility import loss_between
 from fedaudit.errors import FedauditError, TraceError
-from fedaudit.files import write_atomically
+from fedaudit.files import read_text, write_atomically
 from fedaudit.progress import Progress, no_progress
 from fedaudit.results import Estimate
 from fedaudit.settings import Count, require
@@ -53,7 +53,7 @@ from fedaudit.setup.config import Config, check, load_variants
 from fedaudit.setup.identity import check_and_store
 from fedaudit.setup.prepare import OWNED, build
 from fedaudit.setup.seeds import SEEDS, base_seed
-from fedaudit.setup.toml import to_toml
+from fedaudit.setup.toml import update_toml
 
 PRECISION = 1.3
 """Bisection ends at this ratio of two noise levels."""
@@ -106,6 +106,9 @@ def harden(
         path, workers=max(1, workers or os.cpu_count() or 1), budget=time, progress=progress
     ) as runner:
         found = Search(first, asked, runner, seeds, only)
+        found.source = (
+            "" if source is None or isinstance(source, Mapping) else read_text(Path(source))
+        )
         if others:
             named = ", ".join(repr(name) for name, _ in others)
             why = f"harden uses the base variant {base[0]!r} only"
@@ -154,6 +157,7 @@ class Search:
     ) -> None:
         self.config, self.policy, self.runner = config, policy, runner
         self.count = seeds
+        self.source = ""  # the user's own file, whose comments the written config keeps
         self.seeds = self._seeds_of(0)
         self.transports = choices.transports(config, only)
         self.ladders, self.left_out = choices.ladders(config, policy, only)
@@ -588,7 +592,7 @@ def _write_files(found: Hardened, search: Search) -> Hardened:
         found = replace(found, config=str(path / name), policy=str(path / "policy.toml"))
         write_atomically(path / name, _config_text(found, search, point))
         write_atomically(path / "policy.toml", write_policy(policy))
-    document = json.dumps(words.plain(found), indent=1, allow_nan=False, ensure_ascii=False)
+    document = to_json(words.plain(found), ensure_ascii=False)
     write_atomically(path / "harden.json", document + "\n")
     write_atomically(path / "harden.csv", words.csv_text(found))
     write_atomically(path / "harden.md", words.markdown(found))
@@ -638,4 +642,4 @@ def _config_text(found: Hardened, search: Search, point: Point) -> str:
         "for an epsilon, or per client, fits the partition of the search's seed only.",
     ]
     noted = "".join(f"# {' '.join(line.split())}\n" for line in lines)
-    return noted + "\n" + to_toml(made).lstrip()
+    return noted + "\n" + update_toml(search.source, made).lstrip()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.audits.planning import SampleSize
+from fedaudit.codec import json_number
 from fedaudit.reporting.findings import number
 from fedaudit.reporting.text import wrappable
 
@@ -86,10 +86,10 @@ def plain_power(rows: Sequence[SampleSize], power: float, confidence: float) -> 
                 "measure": n.measure,
                 "run": n.run,
                 "unit": n.unit,
-                "chance": _finite(n.chance),
+                "chance": json_number(n.chance),
                 "have": n.have,
-                "smallest_seen": _finite(n.seen),
-                "wanted": _finite(n.wanted),
+                "smallest_seen": json_number(n.seen),
+                "wanted": json_number(n.wanted),
                 "needed": n.needed,
                 "exact": n.exact,
                 "enough": n.enough,
@@ -99,7 +99,3 @@ def plain_power(rows: Sequence[SampleSize], power: float, confidence: float) -> 
             for n in rows
         ],
     }
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.codec import to_json
 from fedaudit.errors import DataError, FormatError
 from fedaudit.files import Unreadable, read_json
 
@@ -138,7 +139,7 @@ class Calibration:
             for r in self.runs
         ]
         rows = ",\n  ".join(lines)
-        text = f'{json.dumps(head, indent=1)[:-2]},\n "runs": [\n  {rows}\n ]\n}}\n'
+        text = f'{to_json(head)[:-2]},\n "runs": [\n  {rows}\n ]\n}}\n'
         Path(path).write_text(text, encoding="utf-8")
 
     @classmethod

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from fedaudit.codec import to_json
 from fedaudit.files import parse_json
 from fedaudit.frames import Row, Tabular
 
@@ -148,7 +148,7 @@ class GuardReport(Tabular):
         return [{"verdict": self.verdict, **asdict(c), "alarms": c.alarms} for c in self.checks]
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1, allow_nan=False) + "\n"
+        return to_json(asdict(self)) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> GuardReport:
