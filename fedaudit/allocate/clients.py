@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.data.files.cells import NUMBER, is_missing
-from fedaudit.data.files.table import Table, read_table
+from fedaudit.data.files.table import FileTable, read_table
 from fedaudit.errors import DataError, UsageError, nearest
 from fedaudit.federation.topology import edge_list
 from fedaudit.randomness import Seed
@@ -26,7 +26,7 @@ class Clients:
     sizes: npt.NDArray[np.int64] | None
     groups: tuple[str, ...] | None
     edges: tuple[tuple[int, int], ...] | None
-    table: Table | None = None
+    table: FileTable | None = None
 
     @property
     def n(self) -> int:
@@ -57,7 +57,7 @@ def read_clients(
 
 
 def _names(
-    table: Table, client_column: str | None, used: set[str | None]
+    table: FileTable, client_column: str | None, used: set[str | None]
 ) -> tuple[tuple[str, ...], bool]:
     """Names of the clients, and whether these are only row numbers."""
     rows = len(table.lines)
@@ -89,7 +89,7 @@ def _names(
     return names, False
 
 
-def _cells(table: Table, column: str) -> list[str]:
+def _cells(table: FileTable, column: str) -> list[str]:
     if column not in table.columns:
         raise DataError(
             f"{table.path} has no column {column!r}",
@@ -100,7 +100,7 @@ def _cells(table: Table, column: str) -> list[str]:
     return list(table.columns[column])
 
 
-def _texts(table: Table, column: str) -> list[str]:
+def _texts(table: FileTable, column: str) -> list[str]:
     cells = _cells(table, column)
     for line, cell in zip(table.lines, cells, strict=True):
         if is_missing(cell):
@@ -113,7 +113,7 @@ def _texts(table: Table, column: str) -> list[str]:
     return cells
 
 
-def numbers(table: Table, column: str, *, whole: bool = False) -> list[float]:
+def numbers(table: FileTable, column: str, *, whole: bool = False) -> list[float]:
     """A column of finite numbers of at least 0; `whole`: numbers of records, at least 1."""
     out = []
     for line, cell in zip(table.lines, _cells(table, column), strict=True):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from fedaudit.audits import facts_of
 from fedaudit.reporting import curves
 from fedaudit.reporting.chapter import Chapter
 from fedaudit.reporting.findings import words_for
@@ -72,7 +73,7 @@ class AuditInFederation:
     notes: list[tuple[str, str]]
     figures: list[tuple[str, list[curves.ReportFigure]]]
     score_head: list[tuple[str, bool]]
-    scores: list[tuple[str, list[ScoreCell | None]]]
+    scores: list[tuple[str, str, list[ScoreCell | None]]]
     bounds: list[tuple[str, str, Bound]]
     clients: list[ClientsView]
     settings: list[tuple[str, str]]
@@ -296,13 +297,15 @@ def _triple(*values: object) -> tuple[float, float, float] | None:
 # -- tables ---------------------------------------------------------------------------------------
 
 
-def _scores(of: VariantResults) -> list[tuple[str, list[ScoreCell | None]]]:
-    """Scores down, variants across."""
+def _scores(of: VariantResults) -> list[tuple[str, str, list[ScoreCell | None]]]:
+    """Scores down, variants across: the name of a score, its measure in words, its cells."""
     out = []
     for name in dict.fromkeys(n for _, _, r in of for n in r.estimates):
         own = [(r, r.estimates.get(name)) for _, _, r in of]
         cells = [None if e is None else _score(r, name, e) for r, e in own]
-        out.append((name.replace("_", " "), cells))
+        declared = facts_of(of[0][2].audit).measure(name)
+        words = "" if declared is None else declared.words
+        out.append((name.replace("_", " "), words, cells))
     return out
 
 

@@ -31,9 +31,9 @@ from fedaudit.audits.two_stage_membership.seen import (
 from fedaudit.audits.two_stage_membership.survey import (
     RoundModels,
     RoundSurvey,
-    RoundUpdates,
     Survey,
     SurveyContext,
+    WeightedUpdates,
 )
 from fedaudit.errors import ConfigError, FedauditError, NotApplicable, NothingToSay, NotObservable
 from fedaudit.results import NO_TRUTH, AuditResult, Need
@@ -261,7 +261,7 @@ class TwoStageMembership(Audit):
             found |= self._named_rows(context, updates, models, check_segments)
         return RoundSurvey(**found), models.end
 
-    def _stage_one(self, context: SurveyContext, updates: RoundUpdates) -> dict[str, Any]:
+    def _stage_one(self, context: SurveyContext, updates: WeightedUpdates) -> dict[str, Any]:
         """The fields of a `RoundSurvey` that stage I gives."""
         parts, weights = updates.parts, updates.weights
         sigma, own_noise = _noise_in(context.noise, updates.senders, weights, parts.scale)
@@ -280,7 +280,7 @@ class TwoStageMembership(Audit):
     def _named_rows(
         self,
         context: SurveyContext,
-        updates: RoundUpdates,
+        updates: WeightedUpdates,
         models: RoundModels,
         check_segments: bool,
     ) -> dict[str, Any]:
@@ -498,7 +498,7 @@ def _updates_in(
     before: npt.NDArray[np.float32],
     moved: npt.NDArray[np.float32] | None,
     scale: float | None,
-) -> RoundUpdates | None:
+) -> WeightedUpdates | None:
     """Single updates of a round; None if the view does not show them."""
     try:
         updates = context.view.updates(number)
@@ -510,7 +510,7 @@ def _updates_in(
         return None
     # a gradient becomes a model by the server's step; other updates already are steps
     own_step = parts.scale if "gradient" in kinds_of(context.view, number, messages) else 1.0
-    return RoundUpdates(
+    return WeightedUpdates(
         number=number,
         rows=rows,
         weights=updates.weights,
@@ -537,7 +537,7 @@ def _round_models(
 
 
 def _anonymous_rows(
-    context: SurveyContext, updates: RoundUpdates, models: RoundModels
+    context: SurveyContext, updates: WeightedUpdates, models: RoundModels
 ) -> dict[str, Any]:
     """The fields of a `RoundSurvey` that updates without senders give."""
     import torch

@@ -47,7 +47,7 @@ class SurveyContext:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundUpdates:
+class WeightedUpdates:
     """Single updates of one round: `rows` (K, d) with `weights`, `senders` and `messages` (K,).
 
     `parts`: the rows as weighted contributions. `own_step`: factor that turns a row into the step

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.data.files import Encoding, Table, encode_table, idx_array
+from fedaudit.data.files import Encoding, FileTable, encode_table, idx_array
 
 Members = dict[str, bytes]
 Arrays = dict[str, npt.NDArray[Any]]
@@ -94,7 +94,7 @@ def adult(members: Members) -> tuple[Arrays, dict[str, Any]]:
     columns = {
         name: list(cells) for name, cells in zip(_ADULT, zip(*rows, strict=True), strict=True)
     }
-    table = Table("adult", ",", columns, list(range(1, len(rows) + 1)))
+    table = FileTable("adult", ",", columns, list(range(1, len(rows) + 1)))
     both = encode_table(table, Encoding(missing="category"), name="adult", label="income")
     assert isinstance(both.x, np.ndarray)
     arrays: Arrays = {

@@ -18,14 +18,14 @@ from fedaudit.data.files.encode import Encoding, Missing, encode_table
 from fedaudit.data.files.jsonl import json_lines
 from fedaudit.data.files.reading import Format, file_format, read
 from fedaudit.data.files.suggest import Suggestion, sniff
-from fedaudit.data.files.table import Table, read_table
+from fedaudit.data.files.table import FileTable, read_table
 
 __all__ = [
     "Encoding",
     "Format",
     "Missing",
     "Suggestion",
-    "Table",
+    "FileTable",
     "encode_table",
     "file_format",
     "idx_array",

@@ -22,7 +22,7 @@ from fedaudit.data.files.cells import (
     quote_cell,
 )
 from fedaudit.data.files.roles import guess_label
-from fedaudit.data.files.table import Table
+from fedaudit.data.files.table import FileTable
 from fedaudit.errors import ConfigError, DataError, nearest
 
 Missing = Literal["refuse", "drop", "mean", "category"]
@@ -48,7 +48,7 @@ class Encoding:
 
 
 def encode_table(
-    table: Table,
+    table: FileTable,
     encoding: Encoding,
     *,
     name: str,
@@ -99,7 +99,7 @@ def encode_table(
     )
 
 
-def _no_label(table: Table, taken: Collection[str]) -> DataError:
+def _no_label(table: FileTable, taken: Collection[str]) -> DataError:
     guess, why = guess_label(table)
     texts = _only_texts(table, taken)
     return DataError(
@@ -112,7 +112,7 @@ def _no_label(table: Table, taken: Collection[str]) -> DataError:
     )
 
 
-def _check_columns(table: Table, roles: Mapping[str, str], encoding: Encoding) -> None:
+def _check_columns(table: FileTable, roles: Mapping[str, str], encoding: Encoding) -> None:
     """Refuse unknown columns, an organisation without a client, and the label as a feature."""
     for role, column in roles.items():
         _check_column(table, role, column)
@@ -144,7 +144,7 @@ def _check_columns(table: Table, roles: Mapping[str, str], encoding: Encoding) -
         )
 
 
-def _feature_columns(table: Table, roles: Mapping[str, str], encoding: Encoding) -> list[str]:
+def _feature_columns(table: FileTable, roles: Mapping[str, str], encoding: Encoding) -> list[str]:
     """The feature columns: those listed, or all without a role and not ignored."""
     if encoding.features is not None:
         used = list(encoding.features)
@@ -169,7 +169,7 @@ def _dropped(client: Sequence[str], keep: npt.NDArray[np.bool_]) -> dict[str, tu
     return {c: (read[c], lost[c]) for c in sorted(lost) if not is_missing(c)}
 
 
-def _only_texts(table: Table, taken: Collection[str | None]) -> str | None:
+def _only_texts(table: FileTable, taken: Collection[str | None]) -> str | None:
     """The only column beside those `taken`, if its cells look like documents."""
     left = [c for c in table.columns if c not in taken]
     if len(left) != 1 or not table.columns[left[0]]:
@@ -178,7 +178,7 @@ def _only_texts(table: Table, taken: Collection[str | None]) -> str | None:
     return left[0] if words >= 8 else None
 
 
-def _check_column(table: Table, role: str, name: str) -> None:
+def _check_column(table: FileTable, role: str, name: str) -> None:
     if name not in table.columns:
         raise DataError(
             f"{table.path} has no column {name!r} (given as {role})",
@@ -189,7 +189,7 @@ def _check_column(table: Table, role: str, name: str) -> None:
 
 
 def _rows_to_keep(
-    table: Table, roles: Mapping[str, str], used: Sequence[str], missing: Missing
+    table: FileTable, roles: Mapping[str, str], used: Sequence[str], missing: Missing
 ) -> tuple[npt.NDArray[np.bool_], dict[str, int], list[str]]:
     """Records to keep, missing cells per column among them, and notes."""
     n = len(table.lines)

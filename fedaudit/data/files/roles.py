@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from fedaudit.data.files.table import Table
+from fedaudit.data.files.table import FileTable
 
 # Searched in this order: first as a whole name, then as a word of a longer name.
 ROLE_NAMES: Mapping[str, tuple[str, ...]] = {
@@ -46,7 +46,7 @@ def by_name(columns: Sequence[str], names: Sequence[str]) -> tuple[str, str] | N
     return None
 
 
-def guess_label(table: Table) -> tuple[str, str]:
+def guess_label(table: FileTable) -> tuple[str, str]:
     """The likeliest label column, and the reason."""
     columns = [c for c in table.columns if len(set(table.columns[c])) > 1]
     found = by_name(columns, ROLE_NAMES["label"])

@@ -19,7 +19,7 @@ _DELIMITERS = (",", ";", "\t", "|")
 
 
 @dataclass(frozen=True)
-class Table:
+class FileTable:
     """A table's cells as text: `columns[name][row]`; `lines[row]` is the row's line in the file."""
 
     path: str
@@ -50,7 +50,7 @@ def _delimiter(text: str, suffix: str) -> str:
     return best
 
 
-def read_table(path: Path, *, limit: int | None = None) -> Table:
+def read_table(path: Path, *, limit: int | None = None) -> FileTable:
     """Read a CSV or TSV file, at most `limit` records."""
     text = utf8_text(path)
     if "\0" in text:
@@ -124,7 +124,7 @@ def read_table(path: Path, *, limit: int | None = None) -> Table:
             )
         del columns[""]
         notes.append("the first column, without a name, only counts the records: left out")
-    return Table(str(path), delimiter, columns, lines, tuple(notes))
+    return FileTable(str(path), delimiter, columns, lines, tuple(notes))
 
 
 def _header(path: Path, names: list[str], line: int) -> list[str]:
