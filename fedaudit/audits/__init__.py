@@ -61,3 +61,7 @@ def facts_of(audit: str) -> AuditFacts:
     module, _, name = AUDITS[audit].partition(":")
     found: AuditFacts = getattr(importlib.import_module(module), name).facts
     return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -260,6 +260,8 @@ def from_width(
     e = result.estimates[measure]
     baseline = e.baseline or 0.0
     sign = 1 if result.greater_is_leak else -1
+    if sign > 0 and max(baseline, e.high) <= 1:
+        aim.goal(baseline, default=min(default, 1.0 - baseline))  # refuses what no share reaches
     half = (e.value - e.low) if sign > 0 else (e.high - e.value)
     effect = aim.effect if aim.effect is not None else default
     if half <= 0 or e.confidence >= 1 or math.isinf(half):

@@ -50,3 +50,7 @@ def __getattr__(name: str) -> Any:
         if found == name:
             return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -195,7 +195,7 @@ TERMS: dict[str, tuple[str, str]] = {
         "Probability that chance alone gives a result at least this extreme.",
     ),
     "rank": (
-        r"(?<!low-)\brank(?=\b|_)",
+        r"\brank(?= per client|_per_client)|(?<=\bfull )rank\b|\brank of (?:the )?queries\b",
         "Number of linearly independent sums among the queries.",
     ),
     "marked records": (

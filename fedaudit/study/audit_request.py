@@ -183,7 +183,7 @@ def choose_audits(
     if isinstance(given, Mapping):
         items = list(given.items())
     else:
-        names = given or [*(configured or AUDITS)]
+        names = as_list(given) or [*(configured or AUDITS)]
         items = [
             (g, configured.get(g, {})) if isinstance(g, str) else (_name_of(g), g) for g in names
         ]
@@ -252,7 +252,14 @@ def _name_of(audit: Any) -> str:
 
 def choose_protections(given: Sequence[str | Hook]) -> tuple[Hook, ...]:
     """Protections to apply to a trace, given as objects or by name."""
-    return tuple(_protection(g) for g in given)
+    return tuple(_protection(g) for g in as_list(given))
+
+
+def as_list(given: Any) -> list[Any]:
+    """A list, of one thing too: one name or one object stands for itself."""
+    if given is None:
+        return []
+    return list(given) if isinstance(given, list | tuple | set | frozenset) else [given]
 
 
 def _protection(given: str | Hook) -> Hook:

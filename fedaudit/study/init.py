@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedaudit.data import files, partition, prepare
 from fedaudit.data.shortage import shortage
 from fedaudit.data.text import WordVocabulary
-from fedaudit.errors import DataError, UsageError
+from fedaudit.errors import DataError, UsageError, nearest
 from fedaudit.frames import Row, Tabular
 from fedaudit.randomness import Seed
 from fedaudit.setup.config import DEFAULT
@@ -62,11 +62,22 @@ class WrittenConfig(Tabular):
 
     def __getitem__(self, setting: str) -> Any:
         """The value that was chosen for a setting."""
-        return {c.setting: c.value for c in self.choices if c.kind == "chosen"}[setting]
+        return self._chosen(setting).value
 
     def why(self, setting: str) -> str:
         """The reason for a choice."""
-        return {c.setting: c.why for c in self.choices if c.kind == "chosen"}[setting]
+        return self._chosen(setting).why
+
+    def _chosen(self, setting: str) -> ConfigChoice:
+        chosen = {c.setting: c for c in self.choices if c.kind == "chosen"}
+        if setting not in chosen:
+            raise UsageError(
+                f"init chose nothing called {setting!r}",
+                expected="a setting that init chose",
+                got=repr(setting),
+                remedy=nearest(setting, chosen),
+            )
+        return chosen[setting]
 
     @property
     def doubts(self) -> tuple[str, ...]:

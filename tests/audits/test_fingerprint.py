@@ -44,6 +44,7 @@ from fedaudit.errors import ConfigError, NotApplicable, NotObservable, TraceErro
 from fedaudit.layout import Layout
 from fedaudit.reporting.findings import judge
 from fedaudit.setup.config import load
+from fedaudit.setup.prepare import build
 from fedaudit.stats import clustering
 from fedaudit.trace import ANONYMOUS, SERVER, Recorder, Trace, Truth, TruthRecorder
 from fedaudit.trace.memory import MemoryRecorder, MemoryTruth
@@ -980,3 +981,26 @@ def test_settings_are_checked(tmp_path):
             Fingerprint(**wrong)
     with pytest.raises(UsageError, match="exact rows"):
         audit(trace, truth, normalise="column", sketch=7)
+
+
+def test_known_links_have_the_largest_scores_there_are():
+    """Mutual information in nats is the entropy of the senders, above that of any linker."""
+    config = {
+        "seed": 3,
+        "data": {"name": "digits"},
+        "task": {"kind": "mlp", "hidden": [8]},
+        "federation": {"clients": 6, "rounds": 3},
+    }
+    federation, facts = build(load(config))
+    recorder, truth = MemoryRecorder(**federation.about()), MemoryTruth(facts)
+    federation.run(recorder, truth)
+    audit, rng = Fingerprint(), np.random.default_rng(0)
+    guess = audit.attack(recorder.trace().seen_by("server"), Knowledge(), rng)
+    found = audit.score(guess, truth, rng)
+    assert found.known
+    assert found.estimates["mutual_information"].value == pytest.approx(np.log(6))
+    for name in ("purity", "rand_index", "adjusted_rand"):
+        e = found.estimates[name]
+        assert (e.value, e.low, e.high) == (1.0, 1.0, 1.0)
+        assert e.baseline is not None
+        assert e.baseline < 1.0

@@ -90,7 +90,7 @@ def test_the_driver_in_one_process_gives_the_result_of_the_simulation(tmp_path):
     """The same app of least squares on Ray and without: equal arrays and traces, bit for bit."""
     program = f"""
 import json, logging, random, sys
-sys.path.insert(0, {str(ROOT / "tests" / "flower")!r})
+sys.path.insert(0, {str(ROOT / "tests" / "recorders" / "flower")!r})
 import conftest
 from fedaudit.flower import RecordingStrategy, record_mod, run_in_process
 from flwr.serverapp.strategy import FedAvg

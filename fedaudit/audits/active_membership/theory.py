@@ -41,7 +41,9 @@ def theorem1(outside: float, records: int, universe: int) -> float:
 
 
 def theorem2(epsilon: float, delta: float = 0.0) -> float:
-    """Advantage <= (e^eps - 1) / (e^eps + 1), for any adversary. [ActiveMembership] Eq. (4)
+    """Advantage <= (e^eps - 1) / (e^eps + 1), for any adversary.
+
+    [ActiveMembership] Eq. (4), [ActiveMembership] Theorem 2.
 
     `epsilon` must be the mechanism's exact worst case for a whole record: from a false claim this
     is not a bound. Beyond the paper: (epsilon, delta) adds 2 delta / (e^eps + 1).

@@ -70,7 +70,9 @@ def combined(
 
 
 def published(pairs: Sequence[PairedQueries], queries: npt.ArrayLike) -> CandidateUpdates:
-    """[FedAttr] Eq. (4) for the targets of `pairs`, from distinct queries (Q, K).
+    """[FedAttr] Eq. (4) for the targets of `pairs`, from distinct queries (Q, K):
+
+        mean over the sums that include the target - mean over those that exclude it
 
     A subset that several targets drew is one query.
     """

@@ -240,7 +240,7 @@ class Fingerprint(Audit):
             "trace_sha256": guess.trace_sha256,
         }
         found = self._score_links(guess, truth, rng, shared) if guess.labels else None
-        return with_known(self, guess, found, truth, shared)
+        return with_known(self, guess, found, truth, shared, rng)
 
     def _score_links(
         self,

@@ -8,23 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedaudit.audits.outright import RecurringField
 from fedaudit.results import AuditResult, Estimate
-from fedaudit.stats import intervals
+from fedaudit.stats import clustering, intervals
 from fedaudit.trace import Truth
 
 if TYPE_CHECKING:
     from fedaudit.audits.fingerprint.audit import Fingerprint, Linkage
 
-MEASURES = (
-    "linkage_accuracy",
-    "link_precision",
-    "rand_index",
-    "adjusted_rand",
-    "purity",
-    "mutual_information",
-)
-"""All are 1 if every link is known."""
+LINKS = ("linkage_accuracy", "link_precision")
+"""Both are 1 if every link is known."""
 
 BY_NAME = "messages_by_name"
 """Share of messages with a name, if not all have one."""
@@ -40,6 +35,7 @@ def with_known(
     found: AuditResult | None,
     truth: Truth | None,
     shared: Mapping[str, Any],
+    rng: np.random.Generator,
 ) -> AuditResult:
     """Combine the attack's result on anonymous updates with the links that are known outright.
 
@@ -60,7 +56,7 @@ def with_known(
         assert found is not None
         return replace(found, notes=(*said, *found.notes))  # the measured values count
     everyone = guess.everyone or len(set((guess.named or marks).values()))
-    result = _all_known(audit, dict(guess.named or marks), everyone, shared, said)
+    result = _all_known(audit, dict(guess.named or marks), everyone, shared, said, rng)
     if count == total:
         return result
     exact = result.estimates["linkage_accuracy"]
@@ -80,10 +76,12 @@ def _all_known(
     everyone: int,
     shared: Mapping[str, Any],
     said: tuple[str, ...],
+    rng: np.random.Generator,
 ) -> AuditResult:
-    """The result for updates with known senders: every measure is 1.
+    """The result for updates with known senders: every measure has its largest value.
 
-    The baseline is a uniform guess among `everyone`.
+    The baseline of links is a uniform guess among `everyone`; that of groups is one random label
+    per update and round. Mutual information is the entropy of the senders, in nats.
     """
     senders: dict[int, list[str]] = {}
     for (number, _), name in sorted(named.items()):
@@ -93,12 +91,25 @@ def _all_known(
     exact = Estimate(
         value=1.0, low=1.0, high=1.0, n=len(named), confidence=1.0, baseline=chance, method=METHOD
     )
-    estimates = {}
-    for suffix in ("", *(f" ({m})" for m in audit.methods[1:])):
-        for measure in MEASURES:
-            # clustering scores have no chance value without an attack's labels
-            links = measure in ("linkage_accuracy", "link_precision")
-            estimates[measure + suffix] = exact if links else replace(exact, baseline=None)
+    by_measure = dict.fromkeys(LINKS, exact)
+    flat = [name for own in senders.values() for name in own]
+    random = clustering.chance(
+        flat,
+        [number for number, own in senders.items() for _ in own],
+        clusters=len(names),
+        rng=rng,
+        confidence=audit.confidence,
+        draws=200 if len(flat) > 2000 else 1000,
+    )
+    for measure, value in clustering.scores(flat, flat).items():
+        by_measure[measure] = replace(
+            exact, value=value, low=value, high=value, baseline=random[measure].value
+        )
+    estimates = {
+        measure + suffix: e
+        for suffix in ("", *(f" ({m})" for m in audit.methods[1:]))
+        for measure, e in by_measure.items()
+    }
     return AuditResult(
         **shared,
         known=True,

@@ -106,22 +106,26 @@ class Comparison(Tabular):
         )
 
     def rows(self) -> Sequence[Row]:
-        """One row per measure."""
+        """One row per measure, and one per piece of evidence that was lost."""
+        lost = [{"run": self.run, "measure": what, "change": "lost"} for what in self.lost]
         return [
-            {
-                "run": self.run,
-                "audit": d.audit,
-                "measure": d.measure,
-                "client": d.who,
-                "change": d.change,
-                "first": d.first.value,
-                "second": d.second.value,
-                "difference": d.value,
-                "low": d.low,
-                "high": d.high,
-                "p": d.adjusted,
-            }
-            for d in self.differences
+            *lost,
+            *(
+                {
+                    "run": self.run,
+                    "audit": d.audit,
+                    "measure": d.measure,
+                    "client": d.who,
+                    "change": d.change,
+                    "first": d.first.value,
+                    "second": d.second.value,
+                    "difference": d.value,
+                    "low": d.low,
+                    "high": d.high,
+                    "p": d.adjusted,
+                }
+                for d in self.differences
+            ),
         ]
 
 

@@ -144,11 +144,9 @@ def _apply_allow_missing(check: LimitCheck, policy: Policy) -> LimitCheck:
     """Mark missing evidence as allowed if the policy names the limit or its part."""
     if check.status != "missing":
         return check
-    base = check.limit.rpartition(" (")[0]
-    parts = {x.name for x in policy.limits if x.metric == VERDICT}
-    if check.limit in policy.allow_missing or (base in parts and base in policy.allow_missing):
-        return replace(check, status="allowed")
-    return check
+    audit, _, measure = check.metric.rpartition(".")
+    allowed = policy.may_lack(check.limit, audit, verdict=bool(audit) and measure == VERDICT)
+    return replace(check, status="allowed") if allowed else check
 
 
 def _for_reader(check: LimitCheck, e: Evidence, root: Path, names: bool) -> LimitCheck:

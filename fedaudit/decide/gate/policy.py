@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -112,6 +113,16 @@ class Policy:
         self._check_names(names, "--allow")
         return replace(self, allow_missing=(*self.allow_missing, *names))
 
+    def may_lack(self, name: str, audit: str, *, verdict: bool) -> bool:
+        """Whether evidence for a limit may be missing: it is named, or is the part, for `audit`,
+        of a limit on all verdicts that is named."""
+        if name in self.allow_missing:
+            return True
+        if not verdict or any(x.name == name for x in self.limits):
+            return False
+        whole = (x.name for x in self.limits if x.metric == VERDICT)
+        return any(w in self.allow_missing and name == expanded(w, audit) for w in whole)
+
     def _check_names(self, names: Iterable[str], where: str) -> None:
         valid = [limit.name for limit in self.limits]
         parts = [expanded(x.name, a) for x in self.limits if x.metric == VERDICT for a in AUDITS]
@@ -138,6 +149,13 @@ def load_policy(source: str | Path | Mapping[str, Any]) -> Policy:
     """Read a policy; unknown names, values out of range and contradictions are errors."""
     if isinstance(source, Mapping):
         raw, where = dict(source), "the policy"
+    elif not isinstance(source, str | os.PathLike):
+        raise UsageError(
+            "this is not a policy",
+            expected='a file, or a mapping such as {"limit": [{"metric": ...}]}',
+            got=type(source).__name__,
+            remedy="fedaudit gate --init policy.toml writes one",
+        )
     else:
         raw, where = _read(Path(source)), str(source)
     refuse_unknown(raw, ["policy", "limit"], where)

@@ -23,8 +23,11 @@ POOLED = 0.95
 WORST_FIRST: tuple[Status, ...] = ("failed", "missing", "allowed", "passed")
 
 
-def load_limits(file: str | Path | None = None, lines: Sequence[str] = ()) -> Policy:
-    """Read limits from a policy file, from lines such as "epsilon <= 8", or both."""
+def load_limits(
+    file: str | Path | Mapping[str, Any] | None = None, lines: Sequence[str] = ()
+) -> Policy:
+    """Read limits from a policy (a file or its values), from lines such as "epsilon <= 8", or
+    both."""
     if file is None and not lines:
         raise UsageError(
             "no limit is given",
@@ -35,6 +38,8 @@ def load_limits(file: str | Path | None = None, lines: Sequence[str] = ()) -> Po
     if file is None:
         raw: dict[str, Any] = {}
         where = "the limits"
+    elif isinstance(file, Mapping):
+        raw, where = dict(file), "the policy"
     else:
         raw, where = _read(Path(file)), str(file)
     listed = raw.get("limit", [])

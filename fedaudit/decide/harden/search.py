@@ -31,7 +31,7 @@ from fedaudit.codec import to_json
 from fedaudit.decide.gate.check import limit_text
 from fedaudit.decide.gate.evidence import Evidence
 from fedaudit.decide.gate.measures import LOSS, UTILITY
-from fedaudit.decide.gate.policy import Policy, load_policy, write_policy
+from fedaudit.decide.gate.policy import Policy, write_policy
 from fedaudit.decide.harden import choices, limits, tradeoff
 from fedaudit.decide.harden import page as words
 from fedaudit.decide.harden.cells import CellRunner, OutOfTime, failures, parse_budget
@@ -117,14 +117,6 @@ def harden(
     return _write_files(outcome, found)
 
 
-def _load_policy(
-    source: Policy | str | Path | Mapping[str, Any] | None, lines: Sequence[str]
-) -> Policy:
-    if isinstance(source, Policy):
-        return source
-    return load_policy(source) if isinstance(source, Mapping) else limits.load_limits(source, lines)
-
-
 def _make_folder(path: Path) -> Path:
     try:
         (path / "cells").mkdir(parents=True, exist_ok=True)
@@ -139,14 +131,13 @@ def _make_folder(path: Path) -> Path:
 
 
 def _limits(policy: Policy | str | Path | Mapping[str, Any] | None, lines: Sequence[str]) -> Policy:
+    """Limits of a policy and of lines together."""
     if isinstance(policy, Policy):
-        asked = policy
-    elif isinstance(policy, Mapping):
-        asked = load_policy(policy)
-    else:
-        asked = limits.load_limits(policy, lines)
-    limits.refuse_zero_epsilon(asked)
-    return asked
+        added = limits.load_limits(None, lines).limits if lines else ()
+        asked = replace(policy, limits=(*policy.limits, *added))
+        limits.refuse_zero_epsilon(asked)
+        return asked
+    return limits.load_limits(policy, lines)
 
 
 class Search:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fedaudit.audits.audit import Audit
 from fedaudit.audits.planning import Aim, Recorded, SampleSize, counted_headline
 from fedaudit.decide.gate.evidence import Evidence, gather_evidence, require_results
 from fedaudit.decide.power.outcome import SampleSizes
@@ -18,6 +19,7 @@ from fedaudit.errors import UsageError
 from fedaudit.reporting.findings import number
 from fedaudit.results import AuditResult
 from fedaudit.setup.catalogue import AUDITS, find
+from fedaudit.study.audit_request import as_list
 
 CLIENTS = 20
 """Clients of a federation that is only planned, where nobody says another number."""
@@ -26,7 +28,7 @@ CLIENTS = 20
 def power(
     run: str | os.PathLike[str] | None = None,
     *,
-    audits: Sequence[str] = (),
+    audits: str | Sequence[str | Audit] = (),
     effect: float | None = None,
     power: float = 0.9,
     confidence: float = 0.95,
@@ -43,7 +45,8 @@ def power(
     finding it; `confidence` that of the intervals. `threshold`: clients in the smallest group that
     may be exposed (attribution). `rate`: false-positive rate (membership).
     """
-    if run is None and not audits:
+    names = [a if isinstance(a, str) else str(a.name) for a in as_list(audits)]
+    if run is None and not names:
         raise UsageError(
             "nothing to plan for",
             expected="a run, or --audit with the name of one",
@@ -66,9 +69,9 @@ def power(
         rate=rate,
     )
     if run is not None:
-        found = power_of_run(run, audits=audits, aim=aim)
+        found = power_of_run(run, audits=names, aim=aim)
     else:
-        found = [n for name in audits for n in power_of_audit(name, aim)]
+        found = [n for name in names for n in power_of_audit(name, aim)]
     return SampleSizes(sizes=tuple(found), power=power, confidence=confidence)
 
 

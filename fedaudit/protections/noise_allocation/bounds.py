@@ -5,7 +5,8 @@ dataset     k_i T'_i / (2 sigma_i^2) + l_i,  k_i = 1 + (1 - q_i) / |B|, at most 
 record      (epsilon, delta) for one record, by the accountant
 
 with T rounds, T'_i local steps over all of them, expected batch |B|, q_i = |B| / n_i, and noise
-sigma_i C on the *mean* of a batch (the multiplier of DP-SGD libraries is z_i = sigma_i |B|).
+sigma_i C on the *mean* of a batch, g = (1/|B|) sum clip(grad, C) + N(0, sigma_i^2 C^2 I)
+[TopologyAwareDP] Eq. (1) (the multiplier of DP-SGD libraries is z_i = sigma_i |B|).
 
 Differs: the published bound is not a guarantee and is kept under its name. It uses the change that
 *one record* makes to the mean (C / |B|) in place of the change by the *whole data set*, which is

@@ -744,3 +744,15 @@ def test_an_underpowered_measure_is_known_by_its_name(run):
     store(run, made)
     check = only(run, {"metric": "fingerprint.linkage_accuracy (spectral)", "at_most": 1})
     assert check.code == "underpowered"
+
+
+def test_only_the_parts_of_a_limit_on_all_verdicts_share_its_allowance(run):
+    """A limit whose name merely looks like a part keeps failing without evidence."""
+    limits = [
+        {"name": "p", "metric": "verdict"},
+        {"name": "p (x)", "metric": "topology_inference.explained (A1)", "at_most": 0.1},
+    ]
+    found = gate(run, {"policy": {"allow_missing": ["p"]}, "limit": limits})
+    (other,) = [c for c in found.checks if c.limit == "p (x)"]
+    assert other.status == "missing"
+    assert not found.passed
