@@ -154,7 +154,7 @@ class Aim:
             )
         if self.clients < 2:
             raise UsageError(
-                "a federation has clients",
+                "too few clients",
                 expected="at least 2",
                 got=str(self.clients),
                 remedy="--clients 20",

@@ -138,7 +138,7 @@ def _finding(rule: str, shared: Mapping[str, Any], because: str = "", **about: A
 
 
 def _unmeasured(result: AuditResult, shared: Mapping[str, Any]) -> Finding:
-    """What is said where there is no number: by the status, with the words of the need."""
+    """The finding of a result without a headline, by its status."""
     assert result.need is not None
     missing, remedy = words_of_need(result.need, result.vantage)
     if result.status == "blind" and result.per_client:
@@ -272,7 +272,7 @@ def powerless(result: AuditResult) -> Powerless | None:
 
 
 def _seen(result: AuditResult, words: Words, weak: Powerless | None) -> str:
-    """What would have been seen where nothing was, as the end of a statement."""
+    """Sentence on the smallest leak that would have been seen."""
     seen = result.detectable
     if seen is None:
         return " How small a leak would have been seen is not known."

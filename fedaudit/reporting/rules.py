@@ -1,7 +1,7 @@
 """The one file of rules: which verdicts there are, when each is given, and in which words.
 
 `findings` applies it; pages print the rule beside every verdict. A verdict says what was measured
-and how it compares; there is no verdict that calms. What the verdict on one audit depends on, and
+and how it compares; no verdict reassures. What the verdict on one audit depends on, and
 how it reads, the audit declares itself (`audits.facts`): no change of words changes a verdict.
 """
 

@@ -27,26 +27,16 @@ class Combined:
     tests: int
 
 
-def stouffer(z_scores: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> Combined:
-    """sum(w z) / sqrt(sum(w^2)) over `z_scores` (k,): standard normal under the null.
+def stouffer(z_scores: npt.ArrayLike) -> Floats:
+    """sum(z) / sqrt(T) over the first axis of `z_scores` (T, ...) -> (...).  [FedAttr] Eq. (8)
 
-    With equal weights this is [FedAttr] Eq. (8). It is calibrated only if each z-score is.
-    `weights` (k,) are non-negative and default to 1; square roots of sample sizes are optimal.
+    Standard normal under the null, if every z-score is. NaN marks a test that was not made; where
+    none was made the result is NaN.
     """
-    from scipy.special import ndtr
-
-    z = _vector("z-scores", z_scores)
-    w = np.ones_like(z) if weights is None else _vector("weights", weights)
-    if w.shape != z.shape or (w < 0).any() or not w.any():
-        raise UsageError(
-            "the weights do not fit the tests",
-            expected=f"{len(z)} non-negative weights, not all zero",
-            got=f"{len(w)} weights from {w.min():g} to {w.max():g}",
-            remedy="pass one weight per test, or none for equal weights",
-        )
-    combined = float(w @ z) / float(np.sqrt(w @ w))
-    p = max(float(ndtr(-combined)), float(np.finfo(np.float64).tiny))
-    return Combined(statistic=combined, p_value=p, z_score=combined, tests=len(z))
+    z = np.asarray(z_scores, dtype=np.float64)
+    tests = (~np.isnan(z)).sum(axis=0)
+    total = np.nansum(z, axis=0)
+    return np.divide(total, np.sqrt(tests), out=np.full(total.shape, np.nan), where=tests > 0)
 
 
 def fisher(p_values: npt.ArrayLike) -> Combined:

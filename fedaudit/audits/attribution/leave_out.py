@@ -19,8 +19,7 @@ from fedaudit.errors import UsageError
 
 
 def distinguishable(design: npt.ArrayLike) -> Bools:
-    """Clients (K,) that groups (R, K) tell from every other: some group holds one without the
-    other."""
+    """Clients (K,) that some group (R, K) separates from each other client."""
     inside = (np.asarray(design, dtype=np.float64) != 0).astype(np.int64)
     apart = inside.T @ (1 - inside)  # (j, i): rows with j and without i
     np.fill_diagonal(apart, 1)

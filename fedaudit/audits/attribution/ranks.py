@@ -23,7 +23,7 @@ EXTRAPOLATE_FROM = 50
 
 @dataclass(frozen=True)
 class PValues:
-    """`p` (K, S) of every client and key; `tail` (K, S) where it rests on the extrapolated-on tail;
+    """`p` (K, S) of every client and key; `tail` (K, S) if it uses the extrapolated tail;
     `distance` (K, S) how far the statistic lies from those of `unused` keys, in their
     deviations."""
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
+from fedaudit.stats import combine
 
 
 class Marks(Protocol):
@@ -107,7 +108,4 @@ def stouffer_by_client(scores: npt.ArrayLike) -> Floats:
 
     NaN marks rounds without the client; a client in no round gets NaN.
     """
-    z = np.asarray(scores, dtype=np.float64)
-    rounds = (~np.isnan(z)).sum(axis=0)
-    total = np.nansum(z, axis=0)
-    return np.divide(total, np.sqrt(rounds), out=np.full(total.shape, np.nan), where=rounds > 0)
+    return combine.stouffer(scores)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from fedaudit.arrays import Bools, Floats
 from fedaudit.audits.two_stage_membership.facts import ROWS_LINKED
 from fedaudit.results import Estimate, Underpowered
-from fedaudit.stats import intervals, roc
+from fedaudit.stats import combine, intervals, roc
 from fedaudit.trace import Truth
 
 if TYPE_CHECKING:
@@ -174,12 +174,9 @@ def _best_row(survey: RoundSurvey, present: Bools) -> Floats:
 
 
 def _stouffer(values: list[Floats]) -> Floats:
-    """Sum over a client's rounds, divided by the root of their number."""
+    """Stouffer's sum over the rounds in which a client has a finite statistic."""
     stack = np.stack(values)
-    seen = np.isfinite(stack)
-    count = seen.sum(axis=0)
-    total = np.where(seen, stack, 0.0).sum(axis=0)
-    return np.where(count > 0, total / np.sqrt(np.maximum(count, 1)), np.nan)
+    return combine.stouffer(np.where(np.isfinite(stack), stack, np.nan))
 
 
 def _latest(values: list[Floats]) -> Floats:

@@ -120,7 +120,7 @@ def _of_result(result: AuditResult, e: Evidence, aim: Aim) -> list[SampleSize]:
 def _rule_text(found: SampleSize, result: AuditResult, aim: Aim) -> str:
     """The rule of a sample size, and why its "saw from" differs from the figure in the report.
 
-    A report states the *measured* value from which on a result is a leak. A true leak of that size
+    A report states the smallest *measured* value that counts as a leak. A true leak of that size
     reaches it in about half of all runs. A leak that is detected with the power in `aim` is larger.
     """
     if found.measure != result.headline or result.detectable is None or found.seen is None:
@@ -128,8 +128,8 @@ def _rule_text(found: SampleSize, result: AuditResult, aim: Aim) -> str:
     if found.exact or found.seen == result.detectable:
         return found.rule
     return (
-        f"{found.rule}; the report's {number(result.detectable)} is the measured value from which "
-        "on the result is a leak: a true leak of that size reaches it in about half of all runs, "
+        f"{found.rule}; the report's {number(result.detectable)} is the smallest measured "
+        "value that counts as a leak: a true leak of that size reaches it in half of all runs, "
         f"one of {number(found.seen)} in {100 * aim.power:g} of 100"
     )
 
