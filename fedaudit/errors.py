@@ -5,6 +5,7 @@
     │   ├── ConfigError           2   a key, type or value in a config
     │   └── UntrustedCode         2   code named by a stored folder, not by the user
     ├── DataError                 3   a dataset that cannot be used
+    │   ├── OutOfRange            3   features beyond the range that a mechanism covers
     │   └── FetchError            3   a download that failed or did not match its checksum
     ├── TraceError                3   a recording that cannot be used
     │   ├── IntegrityError        3   a torn or altered file; nothing of it is used
@@ -74,6 +75,10 @@ class UntrustedCode(UsageError):
 
 class DataError(FedauditError):
     exit_code = 3
+
+
+class OutOfRange(DataError):
+    """Features beyond the range that a local mechanism covers."""
 
 
 class FetchError(DataError):

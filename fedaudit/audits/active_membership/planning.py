@@ -11,10 +11,9 @@ RULE = "exact power of Clopper-Pearson on both rates"
 
 
 def samples(result: AuditResult, aim: Aim) -> list[SampleSize]:
-    head = result.estimates[HEADLINE]
     members = result.estimates.get("true_positive_rate")
     others = result.estimates.get("true_negative_rate")
-    by_trial = head.method.startswith("bootstrap")
+    by_trial = int(result.settings.get("trials", 1)) > 1
     have_others = None
     if members is None or others is None or by_trial:
         how = f"set audits.{result.audit}.trials"

@@ -202,6 +202,7 @@ def _check_run(limit: Limit, e: Evidence, policy: Policy) -> LimitCheck:
             blank,
             missing="one run does not show the cost of its protection: that takes an unprotected "
             "run of the same federation",
+            code="two_runs_needed",
             remedy=f"`fedaudit harden` measures both; or allow it by name: --allow {limit.name!r}",
         )
     if limit.metric in UTILITY:
@@ -273,6 +274,7 @@ def _decide(blank: LimitCheck, readings: Sequence[LimitReading], remedy: str) ->
         readings=tuple(readings),
         status="failed" if broken else "missing" if lacking else "passed",
         missing="" if readings else "no client to compare",
+        code="no_value" if lacking and not broken else blank.code,
         remedy=remedy if lacking and not broken else "",
     )
 

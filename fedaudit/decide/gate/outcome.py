@@ -60,7 +60,7 @@ class LimitCheck:
     per client. `explanation` replaces their text, for example for a verdict. `file` holds the
     evidence. `code` tells programs the reason where numbers alone do not decide: the code of a
     need, or "underpowered", "stale", "no_result", "not_stated", "no_audits", "low_confidence",
-    "unfinished", "purged", "no_such_run", "nothing_left".
+    "unfinished", "purged", "no_such_run", "two_runs_needed", "no_value", "nothing_left".
     """
 
     limit: str

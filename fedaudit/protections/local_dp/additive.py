@@ -28,7 +28,7 @@ import numpy.typing as npt
 from annotated_types import Ge, Le
 
 from fedaudit.arrays import Floats
-from fedaudit.errors import DataError
+from fedaudit.errors import OutOfRange
 from fedaudit.protections.local_dp.mechanism import Report, check_bounds, check_shape
 from fedaudit.settings import Count, Fraction, PositiveFinite, checked
 
@@ -74,7 +74,7 @@ class Bounded:
         values = np.asarray(x, dtype=np.float64)
         check_shape(values, self.features)
         if values.size and not (values.min() >= self.low and values.max() <= self.high):
-            raise DataError(
+            raise OutOfRange(
                 "features lie outside the bounds of the noise",
                 expected=f"finite numbers from {self.low:g} to {self.high:g}",
                 got=f"{values.min():g} to {values.max():g}",

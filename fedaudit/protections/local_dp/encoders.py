@@ -20,7 +20,7 @@ import numpy.typing as npt
 from annotated_types import Ge, Le
 
 from fedaudit.arrays import Floats
-from fedaudit.errors import ConfigError, DataError, UsageError
+from fedaudit.errors import ConfigError, DataError, OutOfRange, UsageError
 from fedaudit.protections.local_dp.bits import MOST_BITS
 from fedaudit.protections.local_dp.mechanism import Alphabet, Codes, check_bounds
 from fedaudit.settings import AtLeastTwo, Count, Whole, checked
@@ -274,7 +274,7 @@ def _count_outside(
     """Number of values outside; raises DataError if the encoder refuses them."""
     count = int(outside.sum())
     if count and encoder.outside == "refuse":
-        raise DataError(
+        raise OutOfRange(
             "features lie outside the encoder's range",
             expected=f"numbers from {encoder.low:g} to {encoder.high:g}",
             got=f"{count} of {values.size} outside, from {values.min():g} to {values.max():g}",

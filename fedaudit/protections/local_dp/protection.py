@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.accounting import Exposure, Guarantee
-from fedaudit.errors import ConfigError, DataError
+from fedaudit.errors import ConfigError, OutOfRange
 from fedaudit.hooks import Hook
 from fedaudit.protections.local_dp import MECHANISMS, Discrete, Mechanism, make
 from fedaudit.protections.local_dp.bits import BitCount
@@ -156,8 +156,8 @@ class LocalDP(Hook):
         flat = x.reshape(len(x), -1).numpy() if len(x) else np.zeros((0, 1))
         try:
             values, clipped = self.randomise(flat, seed.generator("local_dp", client))
-        except DataError as error:
-            if x.ndim != 2 or "outside" not in error.what:
+        except OutOfRange as error:
+            if x.ndim != 2:
                 raise
             # a table, whose columns are standardised without this protection
             raise error.with_advice(

@@ -123,7 +123,7 @@ def test_the_report_states_the_leak_that_is_detected_in_half_of_all_runs(tmp_pat
     assert need.seen > result.detectable
     for figure in (result.detectable, need.seen):
         assert f"{figure:.3g}" in need.rule
-    assert "about half of all runs" in need.rule
+    assert "half of all runs" in need.rule
     assert "in 90 of 100" in need.rule
     # what is counted: links there, clients here
     assert (need.have, result.estimates["linkage_accuracy"].n) == (56, 8)
