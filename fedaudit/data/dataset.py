@@ -21,6 +21,11 @@ Labels = npt.NDArray[np.int64]
 Owners = tuple[str, ...]
 
 
+FILLED_OVER_ALL = "missing values filled over all records"
+STANDARDISED_OVER_ALL = "columns standardised over all training records"
+"""Beginnings of notes about steps that use the records of all clients."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
     """Records with labels; optional owners, one string per record.

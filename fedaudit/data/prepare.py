@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.data.dataset import Dataset
+from fedaudit.data.dataset import STANDARDISED_OVER_ALL, Dataset
 from fedaudit.errors import ConfigError, DataError
 from fedaudit.randomness import Seed
 from fedaudit.settings import Fraction, require
@@ -153,5 +153,5 @@ def standardise(train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
         return replace(part, x=((part.x.astype(np.float64) - mean) / std).astype(np.float32))
 
     counted = int((~(constant | yes_no)).sum())
-    note = f"columns standardised over all training records: {counted} of {mean.size}"
+    note = f"{STANDARDISED_OVER_ALL}: {counted} of {mean.size}"
     return replace(moved(train), notes=(*train.notes, note)), moved(test)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedaudit.audits.planning import Setting, Shape
+from fedaudit.data.dataset import FILLED_OVER_ALL
 from fedaudit.data.shortage import shortage
 from fedaudit.results import Need
 from fedaudit.setup.config import Config
@@ -150,7 +151,9 @@ def _taking_part(config: Config, train: Any, parts: Any) -> tuple[int, tuple[str
     Notes name clients: a plan is for the owner's terminal.
     """
     notes = list(train.notes)
-    if config.data.get("missing") in ("mean", "category") and any("filled" in n for n in notes):
+    if config.data.get("missing") in ("mean", "category") and any(
+        n.startswith(FILLED_OVER_ALL) for n in notes
+    ):
         notes.append(f"filling: {FILLED}")
     held = sum(len(own) for own in parts.clients)
     notes += parts.notes

@@ -9,6 +9,7 @@ from statistics import NormalDist
 from typing import Any
 
 from fedaudit.data.builtin import BUILTIN
+from fedaudit.data.dataset import FILLED_OVER_ALL, STANDARDISED_OVER_ALL
 from fedaudit.data.fetch import SOURCES
 from fedaudit.files import parse_toml
 from fedaudit.results import rests_on
@@ -163,8 +164,8 @@ def _data(trace: Trace, truth: Truth | None, config: str) -> str:
 
 
 POOLED = {
-    "missing values filled over all records": "filling",
-    "columns standardised over all training records": "standardising",
+    FILLED_OVER_ALL: "filling",
+    STANDARDISED_OVER_ALL: "standardising",
 }
 """Note about a step that uses the records of all clients -> its short name."""
 

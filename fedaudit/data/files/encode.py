@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.data.dataset import Dataset, Owners
+from fedaudit.data.dataset import FILLED_OVER_ALL, Dataset, Owners
 from fedaudit.data.files.cells import (
     DECIMAL_COMMA,
     NUMBER,
@@ -235,7 +235,7 @@ def _rows_to_keep(
             got=describe_missing(counts),
             remedy='missing = "drop" (those records), "mean" (fill) or "category" (fill and mark)',
         )
-    return keep, counts, [f"missing values filled over all records: {describe_missing(counts)}"]
+    return keep, counts, [f"{FILLED_OVER_ALL}: {describe_missing(counts)}"]
 
 
 def _empty(path: str, column: str, records: int) -> DataError:
