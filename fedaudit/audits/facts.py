@@ -41,14 +41,23 @@ class Measure:
 class Column:
     """One column of an audit's client table.
 
-    `worse` as for a measure. `has_interval`: `low` and `high` of the same row are its interval.
-    `exact`: a count or an algebraic fact of the recording, which has no error.
+    `worse` and `words` as for a measure. `has_interval`: `low` and `high` of the same row are
+    its interval. `exact`: a count or an algebraic fact of the recording, which has no error.
     """
 
     name: str
     worse: int = UNKNOWN
     has_interval: bool = False
     exact: bool = False
+    words: str = ""
+
+
+COMMON_COLUMNS = {
+    "low": "low end of the interval of the preceding value",
+    "high": "high end of that interval",
+    "chance": "score of guessing",
+}
+"""Words of the columns that accompany another column, in any client table."""
 
 
 def base_name(name: str) -> str:
@@ -161,10 +170,15 @@ class Words:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditFacts:
-    """All declared facts of one audit. The defaults fit any audit."""
+    """All declared facts of one audit. The defaults fit any audit.
+
+    `columns` belong to the client table of a scored result; limits can name them. `guess_columns`
+    belong to the table of guesses that a result without truth has instead.
+    """
 
     measures: tuple[Measure, ...] = ()
     columns: tuple[Column, ...] = ()
+    guess_columns: tuple[Column, ...] = ()
     decision: Decision = Decision()
     words: Words = Words()
     needs_truth: bool = True
@@ -178,6 +192,13 @@ class AuditFacts:
         """The declared column; "guess (A1)" belongs to the column "guess"."""
         base = base_name(name)
         return next((c for c in self.columns if c.name in (name, base)), None)
+
+    def column_words(self, name: str) -> str:
+        """The meaning of a column of any table of clients; empty if it is not declared."""
+        if name in COMMON_COLUMNS:
+            return COMMON_COLUMNS[name]
+        found = self.column(name) or next((c for c in self.guess_columns if c.name == name), None)
+        return "" if found is None else found.words
 
     def direction(self, name: str) -> int:
         """Direction in which an estimate gets worse; UNKNOWN if it is not declared."""

@@ -14,7 +14,6 @@ from fedaudit.reporting.findings import words_for
 from fedaudit.reporting.overview import FederationOverview, QuestionRow, VariantAnswer
 from fedaudit.reporting.rules import label_of
 from fedaudit.reporting.tables import MAX_CLIENTS, UNDRAWN, ClientRow, ClientTable, dot, not_shown
-from fedaudit.reporting.terms import column_meaning
 from fedaudit.reporting.text import align_column, client_columns, estimate_cells
 from fedaudit.results import AuditResult, Bound, Estimate
 
@@ -330,7 +329,8 @@ def _clients(group: str, of: VariantResults, *, many: bool) -> list[ClientsView]
         what = "Guesses" if r.headline is None else "Per client"
         name = f"{what}: {variant}" if many else what
         columns = client_columns(r)
-        meant = {c.replace("_", " "): column_meaning(c) for c in columns if c not in explained}
+        facts = facts_of(r.audit)
+        meant = {c.replace("_", " "): facts.column_words(c) for c in columns if c not in explained}
         explained.update(columns)
         out.append(
             ClientsView(

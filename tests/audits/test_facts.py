@@ -22,6 +22,22 @@ def test_measures_are_in_snake_case_and_said_in_words(audit):
 
 
 @pytest.mark.parametrize("audit", AUDITS)
+def test_every_column_is_declared_once_and_said_in_words(audit):
+    facts = facts_of(audit)
+    names = [c.name for c in (*facts.columns, *facts.guess_columns)]
+    assert len(set(names)) == len(names)
+    for c in (*facts.columns, *facts.guess_columns):
+        assert c.words, c.name
+        assert facts.column_words(c.name) == c.words
+
+
+def test_columns_beside_a_value_are_said_in_words_for_every_audit():
+    assert facts_of("fingerprint").column_words("epsilon (record)")
+    assert all(AuditFacts().column_words(name) for name in ("low", "high", "chance"))
+    assert AuditFacts().column_words("share") == ""
+
+
+@pytest.mark.parametrize("audit", AUDITS)
 def test_a_decision_names_declared_measures_and_columns(audit):
     facts = facts_of(audit)
     decision = facts.decision

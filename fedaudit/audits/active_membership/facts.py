@@ -37,10 +37,23 @@ FACTS = AuditFacts(
         ),
     ),
     columns=(
-        Column("share", GREATER, has_interval=True),
-        Column("members found", GREATER),
-        Column("others cleared", GREATER),
-        Column("games", exact=True),
+        Column(
+            "share",
+            GREATER,
+            has_interval=True,
+            words="how often the attack was right about this client",
+        ),
+        Column(
+            "members found",
+            GREATER,
+            words="share of its records that the server correctly calls members",
+        ),
+        Column(
+            "others cleared",
+            GREATER,
+            words="share of other records that the server correctly calls non-members",
+        ),
+        Column("games", exact=True, words="number of trials"),
     ),
     decision=Decision(own="share", asked="games", unlike="success (gradient in the clear)"),
     words=Words(

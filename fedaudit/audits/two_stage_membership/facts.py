@@ -100,19 +100,55 @@ FACTS = AuditFacts(
         ),
     ),
     columns=(
-        Column("AUC", GREATER, has_interval=True),
-        Column("SUR"),
-        Column("SNR", GREATER),
-        Column("J", GREATER),
-        Column("members asked", exact=True),
-        Column("J of nobody's"),
-        Column("SNR without B"),
-        Column("SNR at most"),
-        Column("L as published"),
-        Column("L by Hessian"),
-        Column("gamma"),
-        Column("lambda"),
-        Column("r"),
+        Column(
+            "AUC",
+            GREATER,
+            has_interval=True,
+            words="how well the attack separates its records from others (0.5: guessing, 1: "
+            "perfect)",
+        ),
+        Column(
+            "SUR", words="survival ratio: length of its update over the length of the sum of all"
+        ),
+        Column(
+            "SNR",
+            GREATER,
+            words="signal-to-noise ratio: length of its update over the added noise (inf: no "
+            "noise)",
+        ),
+        Column(
+            "J",
+            GREATER,
+            words="increase of the score of its own records by its update, -1/2 to 1/2",
+        ),
+        Column(
+            "members asked",
+            exact=True,
+            words="tested records of this client, with as many non-members",
+        ),
+        Column("J of nobody's", words="J of records that nobody trained on, the baseline of J"),
+        Column(
+            "SNR without B", words="SNR if the other updates (B) are unknown and count as noise"
+        ),
+        Column(
+            "SNR at most", words="upper limit of SNR if noise inside the update hides its length"
+        ),
+        Column("L as published", words="curvature of the score, estimated as in the paper"),
+        Column("L by Hessian", words="curvature of the score, from second derivatives"),
+        Column("gamma", words="alignment of the score's gradient with the update"),
+        Column(
+            "lambda",
+            words="alignment of its update with the others (1 same direction, -1 opposite)",
+        ),
+        Column("r", words="length of the sum of all other updates over that of its own"),
+    ),
+    guess_columns=(
+        Column("candidates", words="tested records"),
+        Column(
+            "likeliest members (candidate:score)",
+            words="number of the record among the tested ones and its score in standard "
+            "deviations, highest first",
+        ),
     ),
     decision=Decision(own="AUC", asked="members asked", ranked=True),
     words=Words(
