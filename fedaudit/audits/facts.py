@@ -74,23 +74,24 @@ class Decision:
     """The inputs of the verdict on an audit's headline.
 
     `found`: the verdict if the interval lies beyond the baseline. `counts`: the headline is a
-    count. `own`: the column with each client's value of the headline; `hits`: the columns (found,
-    tried) behind it; `asked`: the column with its sample size; `ranked`: it is an AUC over `asked`
-    members and as many non-members. If a result has the estimate `unlike`, its headline differs
-    from the column. `beside`: measure -> column; such a measure can show a leak if the headline
-    shows none, and an exposed client has a 1 in the column. `strength`: the column with the
-    smallest signal that would be found. `single_updates_only`: without single updates there is
-    nothing to find, and a limit is met.
+    count. `client_value`: the column with each client's value of the headline; `client_counts`: the
+    columns (found, tried) behind it; `sample_size`: the column with its sample size; `ranked`: it
+    is an AUC over that many members and as many non-members. If a result has the estimate
+    `headline_differs_with`, its headline measures something else than the column. `side_measures`:
+    measure -> column; such a measure can show a leak if the headline shows none, and an exposed
+    client has a 1 in the column. `strength`: the column with the smallest signal that would be
+    found. `single_updates_only`: without single updates there is nothing to find, and a limit is
+    met.
     """
 
     found: Verdict = "leak"
     counts: bool = False
-    own: str = ""
-    hits: tuple[str, str] | None = None
-    asked: str = ""
+    client_value: str = ""
+    client_counts: tuple[str, str] | None = None
+    sample_size: str = ""
     ranked: bool = False
-    unlike: str = ""
-    beside: Mapping[str, str] = field(default_factory=dict)
+    headline_differs_with: str = ""
+    side_measures: Mapping[str, str] = field(default_factory=dict)
     strength: str = ""
     single_updates_only: bool = False
 
@@ -130,9 +131,9 @@ class Words:
     result's remarks) and `{first}` (the first remark). `against` names the baseline; `counted`
     names what a count counts (singular, plural). `known`: the statement if no attack is needed;
     `known_advice` its remedies, since noise does not help there. `beside`: measure -> statement
-    (`Decision.beside`). `only_with`: part of the question -> the protection it mentions; the part
-    is dropped if that protection is not in force. `weak`: the statement, with `{strength}`, of how
-    strong a signal must be (`Decision.strength`).
+    (`Decision.side_measures`). `only_with`: part of the question -> the protection it mentions; the
+    part is dropped if that protection is not in force. `weak`: the statement, with `{strength}`, of
+    how strong a signal must be (`Decision.strength`).
     """
 
     measure: str = "headline estimate"

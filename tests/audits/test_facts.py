@@ -41,12 +41,14 @@ def test_columns_beside_a_value_are_said_in_words_for_every_audit():
 def test_a_decision_names_declared_measures_and_columns(audit):
     facts = facts_of(audit)
     decision = facts.decision
-    columns = {decision.own, decision.asked, decision.strength, *(decision.hits or ())} - {""}
-    for name in [*columns, *decision.beside.values()]:
+    columns = {decision.client_value, decision.sample_size, decision.strength}
+    columns = {*columns, *(decision.client_counts or ())} - {""}
+    for name in [*columns, *decision.side_measures.values()]:
         assert facts.column(name) is not None, name
-    for name in [*decision.beside, *([decision.unlike] if decision.unlike else [])]:
+    differs = decision.headline_differs_with
+    for name in [*decision.side_measures, *([differs] if differs else [])]:
         assert facts.measure(name) is not None, name
-    assert set(facts.words.beside) == set(decision.beside)
+    assert set(facts.words.beside) == set(decision.side_measures)
     assert bool(facts.words.weak) == bool(decision.strength)
 
 

@@ -55,7 +55,11 @@ FACTS = AuditFacts(
         ),
         Column("games", exact=True, words="number of trials"),
     ),
-    decision=Decision(own="share", asked="games", unlike="success (gradient in the clear)"),
+    decision=Decision(
+        client_value="share",
+        sample_size="games",
+        headline_differs_with="success (gradient in the clear)",
+    ),
     words=Words(
         measure="games that the server decided correctly, members and non-members",
         leak="With planted weights the server is right in {value} of games (chance {baseline}): "

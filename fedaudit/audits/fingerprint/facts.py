@@ -66,7 +66,10 @@ FACTS = AuditFacts(
         Column("messages (round:number)", words="round and number of each message in the trace"),
     ),
     decision=Decision(
-        own="share", hits=("found", "links"), asked="links", single_updates_only=True
+        client_value="share",
+        client_counts=("found", "links"),
+        sample_size="links",
+        single_updates_only=True,
     ),
     words=Words(
         measure="links to a client's next update that were found",

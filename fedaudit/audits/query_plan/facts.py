@@ -81,7 +81,7 @@ FACTS = AuditFacts(
             words="masked uploads that the sums require from it",
         ),
     ),
-    decision=Decision(counts=True, beside={PERSISTING: "part_over_all_rounds"}),
+    decision=Decision(counts=True, side_measures={PERSISTING: "part_over_all_rounds"}),
     words=Words(
         measure="clients in the smallest group that some combination of answers exposes",
         leak="Combined, the answers expose a group of {value} below the threshold of {baseline}: "

@@ -150,7 +150,7 @@ FACTS = AuditFacts(
             "deviations, highest first",
         ),
     ),
-    decision=Decision(own="AUC", asked="members asked", ranked=True),
+    decision=Decision(client_value="AUC", sample_size="members asked", ranked=True),
     words=Words(
         measure="area under the ROC curve of the membership attack",
         leak="An attack on the recorded rounds tells a client's training records from matched "
