@@ -174,7 +174,8 @@ class AuditFacts:
     """All declared facts of one audit. The defaults fit any audit.
 
     `columns` belong to the client table of a scored result; limits can name them. `guess_columns`
-    belong to the table of guesses that a result without truth has instead.
+    belong to the table of guesses that a result without truth has instead. `checks_declaration`:
+    the audit compares a recording with its declared protections; it measures no attack.
     """
 
     measures: tuple[Measure, ...] = ()
@@ -183,6 +184,7 @@ class AuditFacts:
     decision: Decision = Decision()
     words: Words = Words()
     needs_truth: bool = True
+    checks_declaration: bool = False
 
     def measure(self, name: str) -> Measure | None:
         """The declared measure of an estimate with this name."""
