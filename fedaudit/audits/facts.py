@@ -1,4 +1,4 @@
-"""The facts an audit declares: measures, client table, verdict and words.
+"""The facts an audit declares: measures, client table, verdict, words and drawings.
 
 An audit class has `facts: ClassVar[AuditFacts]`. Gate, diff, findings and report look them up by
 the audit's name (`audits.facts_of`) and keep no tables of their own. A verdict depends on
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from fedaudit.results import Verdict
 
@@ -166,6 +167,40 @@ class Words:
         return text
 
 
+# -- curves ---------------------------------------------------------------------------------------
+
+FigureKind = Literal["lines", "roc", "equality", "bound", "survival", "none"]
+"""Figures that the report can draw of a curve.
+
+`lines`: all columns over the first. `roc`: y over x, both logarithmic, with chance. `equality`:
+dots of y over x and the line of equal values. `bound`: the same on logarithmic axes for remainders
+y and their bounds x, with the number above. `survival`: dots on the map of SUR, from lambda, r and
+SUR. `none`: no figure, the table is for computations.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveDrawing:
+    """How the report draws one curve of an audit's results; other curves are lines.
+
+    `axes`: the columns that the figure shows, x before y. `needs`: further columns without which
+    the curve is drawn as lines. `dashed`: columns that are references for others. `error`: the
+    column with the numerical error of y. `words`: the text below the figure.
+    """
+
+    curve: str
+    kind: FigureKind
+    axes: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    dashed: tuple[str, ...] = ()
+    error: str = ""
+    words: str = ""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*self.axes, *self.needs)
+
+
 # -- one audit ------------------------------------------------------------------------------------
 
 
@@ -181,6 +216,7 @@ class AuditFacts:
     measures: tuple[Measure, ...] = ()
     columns: tuple[Column, ...] = ()
     guess_columns: tuple[Column, ...] = ()
+    drawings: tuple[CurveDrawing, ...] = ()
     decision: Decision = Decision()
     words: Words = Words()
     needs_truth: bool = True
@@ -202,6 +238,10 @@ class AuditFacts:
             return COMMON_COLUMNS[name]
         found = self.column(name) or next((c for c in self.guess_columns if c.name == name), None)
         return "" if found is None else found.words
+
+    def drawing(self, curve: str) -> CurveDrawing | None:
+        """The declared drawing of a curve with this name."""
+        return next((d for d in self.drawings if d.curve == curve), None)
 
     def direction(self, name: str) -> int:
         """Direction in which an estimate gets worse; UNKNOWN if it is not declared."""

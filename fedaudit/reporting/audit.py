@@ -214,7 +214,11 @@ def figure_rows(group: str, of: VariantResults) -> list[tuple[str, list[curves.R
         rows.append(
             [
                 curves.figure(
-                    name if single else f"{name}: {v}", r.curves[name], kind=name, size=size
+                    r.audit,
+                    name,
+                    r.curves[name],
+                    title=name if single else f"{name}: {v}",
+                    size=size,
                 )
                 for v, r in drawn
             ]

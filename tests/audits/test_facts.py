@@ -38,6 +38,16 @@ def test_columns_beside_a_value_are_said_in_words_for_every_audit():
 
 
 @pytest.mark.parametrize("audit", AUDITS)
+def test_a_curve_has_one_drawing_with_the_columns_of_its_kind(audit):
+    drawings = facts_of(audit).drawings
+    assert len({d.curve for d in drawings}) == len(drawings)
+    for d in drawings:
+        assert len(d.axes) == {"lines": 0, "none": 0, "survival": 3}.get(d.kind, 2), d.curve
+        assert facts_of(audit).drawing(d.curve) is d
+    assert facts_of(audit).drawing("unknown") is None
+
+
+@pytest.mark.parametrize("audit", AUDITS)
 def test_a_decision_names_declared_measures_and_columns(audit):
     facts = facts_of(audit)
     decision = facts.decision

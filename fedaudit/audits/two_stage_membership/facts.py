@@ -10,6 +10,7 @@ from fedaudit.audits.facts import (
     Advice,
     AuditFacts,
     Column,
+    CurveDrawing,
     Decision,
     Measure,
     Words,
@@ -25,6 +26,8 @@ POWER = "update_detection_power"
 BEYOND_THEOREM_1, BEYOND_LEMMA_7 = "j_beyond_theorem_1", "j_beyond_lemma_7"
 BEYOND_LEMMA_6 = "increment_beyond_lemma_6"
 SHARE_BEYOND_LEMMA_6 = "increments_beyond_lemma_6"
+STAGES, CHECKED = "stages by client and round", "checked updates by client and round"
+PROXY = "mean of phi(<H(0), u>)"
 
 FACTS = AuditFacts(
     measures=(
@@ -148,6 +151,36 @@ FACTS = AuditFacts(
             "likeliest members (candidate:score)",
             words="number of the record among the tested ones and its score in standard "
             "deviations, highest first",
+        ),
+    ),
+    drawings=(
+        CurveDrawing(
+            curve="ROC",
+            kind="roc",
+            axes=("false positives", "true positives"),
+            words="Both axes are logarithmic, few false alarms on the left.",
+        ),
+        CurveDrawing(
+            curve="risk by round",
+            kind="lines",
+            needs=("round",),
+            dashed=("J of nobody's", "TS-MIA of nobody's"),
+        ),
+        CurveDrawing(curve="survival", kind="survival", axes=("lambda", "r", "SUR")),
+        CurveDrawing(
+            curve="bound check",
+            kind="bound",
+            axes=("L |u|^2 / 2", "remainder"),
+            error="its error",
+        ),
+        # one row per update: too many for lines over rounds
+        CurveDrawing(curve=STAGES, kind="none", needs=("round", "client")),
+        CurveDrawing(
+            curve=CHECKED,
+            kind="equality",
+            axes=(PROXY, "J"),
+            needs=("client",),
+            words="J of single updates against its linear prediction; equal on the line.",
         ),
     ),
     decision=Decision(client_value="AUC", sample_size="members asked", ranked=True),
