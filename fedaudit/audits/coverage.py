@@ -153,6 +153,7 @@ FACTS = AuditFacts(
         counted=("kind of data", "kinds of data"),
     ),
     needs_truth=False,
+    checks_declaration=True,
 )
 
 

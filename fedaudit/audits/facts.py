@@ -1,4 +1,4 @@
-"""The facts an audit declares: measures, client table, verdict and words.
+"""The facts an audit declares: measures, client table, verdict, words and drawings.
 
 An audit class has `facts: ClassVar[AuditFacts]`. Gate, diff, findings and report look them up by
 the audit's name (`audits.facts_of`) and keep no tables of their own. A verdict depends on
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from fedaudit.results import Verdict
 
@@ -41,14 +42,23 @@ class Measure:
 class Column:
     """One column of an audit's client table.
 
-    `worse` as for a measure. `has_interval`: `low` and `high` of the same row are its interval.
-    `exact`: a count or an algebraic fact of the recording, which has no error.
+    `worse` and `words` as for a measure. `has_interval`: `low` and `high` of the same row are
+    its interval. `exact`: a count or an algebraic fact of the recording, which has no error.
     """
 
     name: str
     worse: int = UNKNOWN
     has_interval: bool = False
     exact: bool = False
+    words: str = ""
+
+
+COMMON_COLUMNS = {
+    "low": "low end of the interval of the preceding value",
+    "high": "high end of that interval",
+    "chance": "score of guessing",
+}
+"""Words of the columns that accompany another column, in any client table."""
 
 
 def base_name(name: str) -> str:
@@ -65,23 +75,24 @@ class Decision:
     """The inputs of the verdict on an audit's headline.
 
     `found`: the verdict if the interval lies beyond the baseline. `counts`: the headline is a
-    count. `own`: the column with each client's value of the headline; `hits`: the columns (found,
-    tried) behind it; `asked`: the column with its sample size; `ranked`: it is an AUC over `asked`
-    members and as many non-members. If a result has the estimate `unlike`, its headline differs
-    from the column. `beside`: measure -> column; such a measure can show a leak if the headline
-    shows none, and an exposed client has a 1 in the column. `strength`: the column with the
-    smallest signal that would be found. `single_updates_only`: without single updates there is
-    nothing to find, and a limit is met.
+    count. `client_value`: the column with each client's value of the headline; `client_counts`: the
+    columns (found, tried) behind it; `sample_size`: the column with its sample size; `ranked`: it
+    is an AUC over that many members and as many non-members. If a result has the estimate
+    `headline_differs_with`, its headline measures something else than the column. `side_measures`:
+    measure -> column; such a measure can show a leak if the headline shows none, and an exposed
+    client has a 1 in the column. `strength`: the column with the smallest signal that would be
+    found. `single_updates_only`: without single updates there is nothing to find, and a limit is
+    met.
     """
 
     found: Verdict = "leak"
     counts: bool = False
-    own: str = ""
-    hits: tuple[str, str] | None = None
-    asked: str = ""
+    client_value: str = ""
+    client_counts: tuple[str, str] | None = None
+    sample_size: str = ""
     ranked: bool = False
-    unlike: str = ""
-    beside: Mapping[str, str] = field(default_factory=dict)
+    headline_differs_with: str = ""
+    side_measures: Mapping[str, str] = field(default_factory=dict)
     strength: str = ""
     single_updates_only: bool = False
 
@@ -121,9 +132,9 @@ class Words:
     result's remarks) and `{first}` (the first remark). `against` names the baseline; `counted`
     names what a count counts (singular, plural). `known`: the statement if no attack is needed;
     `known_advice` its remedies, since noise does not help there. `beside`: measure -> statement
-    (`Decision.beside`). `only_with`: part of the question -> the protection it mentions; the part
-    is dropped if that protection is not in force. `weak`: the statement, with `{strength}`, of how
-    strong a signal must be (`Decision.strength`).
+    (`Decision.side_measures`). `only_with`: part of the question -> the protection it mentions; the
+    part is dropped if that protection is not in force. `weak`: the statement, with `{strength}`, of
+    how strong a signal must be (`Decision.strength`).
     """
 
     measure: str = "headline estimate"
@@ -156,18 +167,60 @@ class Words:
         return text
 
 
+# -- curves ---------------------------------------------------------------------------------------
+
+FigureKind = Literal["lines", "roc", "equality", "bound", "survival", "none"]
+"""Figures that the report can draw of a curve.
+
+`lines`: all columns over the first. `roc`: y over x, both logarithmic, with chance. `equality`:
+dots of y over x and the line of equal values. `bound`: the same on logarithmic axes for remainders
+y and their bounds x, with the number above. `survival`: dots on the map of SUR, from lambda, r and
+SUR. `none`: no figure, the table is for computations.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveDrawing:
+    """How the report draws one curve of an audit's results; other curves are lines.
+
+    `axes`: the columns that the figure shows, x before y. `needs`: further columns without which
+    the curve is drawn as lines. `dashed`: columns that are references for others. `error`: the
+    column with the numerical error of y. `words`: the text below the figure.
+    """
+
+    curve: str
+    kind: FigureKind
+    axes: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    dashed: tuple[str, ...] = ()
+    error: str = ""
+    words: str = ""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*self.axes, *self.needs)
+
+
 # -- one audit ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditFacts:
-    """All declared facts of one audit. The defaults fit any audit."""
+    """All declared facts of one audit. The defaults fit any audit.
+
+    `columns` belong to the client table of a scored result; limits can name them. `guess_columns`
+    belong to the table of guesses that a result without truth has instead. `checks_declaration`:
+    the audit compares a recording with its declared protections; it measures no attack.
+    """
 
     measures: tuple[Measure, ...] = ()
     columns: tuple[Column, ...] = ()
+    guess_columns: tuple[Column, ...] = ()
+    drawings: tuple[CurveDrawing, ...] = ()
     decision: Decision = Decision()
     words: Words = Words()
     needs_truth: bool = True
+    checks_declaration: bool = False
 
     def measure(self, name: str) -> Measure | None:
         """The declared measure of an estimate with this name."""
@@ -178,6 +231,17 @@ class AuditFacts:
         """The declared column; "guess (A1)" belongs to the column "guess"."""
         base = base_name(name)
         return next((c for c in self.columns if c.name in (name, base)), None)
+
+    def column_words(self, name: str) -> str:
+        """The meaning of a column of any table of clients; empty if it is not declared."""
+        if name in COMMON_COLUMNS:
+            return COMMON_COLUMNS[name]
+        found = self.column(name) or next((c for c in self.guess_columns if c.name == name), None)
+        return "" if found is None else found.words
+
+    def drawing(self, curve: str) -> CurveDrawing | None:
+        """The declared drawing of a curve with this name."""
+        return next((d for d in self.drawings if d.curve == curve), None)
 
     def direction(self, name: str) -> int:
         """Direction in which an estimate gets worse; UNKNOWN if it is not declared."""

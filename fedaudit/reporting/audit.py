@@ -14,7 +14,6 @@ from fedaudit.reporting.findings import words_for
 from fedaudit.reporting.overview import FederationOverview, QuestionRow, VariantAnswer
 from fedaudit.reporting.rules import label_of
 from fedaudit.reporting.tables import MAX_CLIENTS, UNDRAWN, ClientRow, ClientTable, dot, not_shown
-from fedaudit.reporting.terms import column_meaning
 from fedaudit.reporting.text import align_column, client_columns, estimate_cells
 from fedaudit.results import AuditResult, Bound, Estimate
 
@@ -215,7 +214,11 @@ def figure_rows(group: str, of: VariantResults) -> list[tuple[str, list[curves.R
         rows.append(
             [
                 curves.figure(
-                    name if single else f"{name}: {v}", r.curves[name], kind=name, size=size
+                    r.audit,
+                    name,
+                    r.curves[name],
+                    title=name if single else f"{name}: {v}",
+                    size=size,
                 )
                 for v, r in drawn
             ]
@@ -330,7 +333,8 @@ def _clients(group: str, of: VariantResults, *, many: bool) -> list[ClientsView]
         what = "Guesses" if r.headline is None else "Per client"
         name = f"{what}: {variant}" if many else what
         columns = client_columns(r)
-        meant = {c.replace("_", " "): column_meaning(c) for c in columns if c not in explained}
+        facts = facts_of(r.audit)
+        meant = {c.replace("_", " "): facts.column_words(c) for c in columns if c not in explained}
         explained.update(columns)
         out.append(
             ClientsView(

@@ -1,4 +1,4 @@
-"""Figures of the curves of a result: as `DRAWINGS` defines by name, else as lines.
+"""Figures of the curves of a result: as its audit declares (`AuditFacts.drawings`), else lines.
 
 A curve is a table of equally long columns. The first column is the x axis of the lines.
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from markupsafe import Markup
 
+from fedaudit.audits import facts_of
+from fedaudit.audits.facts import CurveDrawing, FigureKind
 from fedaudit.reporting import plots
 from fedaudit.stats.intervals import wilson
 
@@ -28,8 +29,8 @@ REFERENCES = ("chance", "possible")
 """Columns that are always dashed: others are compared with them."""
 
 
-def lines(columns: Columns, size: Size = NORMAL, dashed: Sequence[str] = ()) -> str:
-    """Plot all columns over the first, those in `dashed` and REFERENCES dashed.
+def lines(columns: Columns, drawing: CurveDrawing, size: Size) -> str:
+    """Plot all columns over the first, those in `drawing.dashed` and REFERENCES dashed.
 
     Columns "a", "a low" and "a high" are one line with a band.
     """
@@ -50,7 +51,7 @@ def lines(columns: Columns, size: Size = NORMAL, dashed: Sequence[str] = ()) -> 
             drawn.append(plots.Band(title, points))
             continue
         points_of = tuple(zip(xs, columns[name], strict=True))
-        dash = name in dashed or name in REFERENCES
+        dash = name in drawing.dashed or name in REFERENCES
         drawn.append(plots.Polyline(title, points_of, dashed=dash))
     if others[1:] == ["low", "high"]:
         rows = zip(*(columns[name] for name in (first, *others)), strict=True)
@@ -68,13 +69,14 @@ def lines(columns: Columns, size: Size = NORMAL, dashed: Sequence[str] = ()) -> 
     )
 
 
-def roc(columns: Columns, size: Size = NORMAL) -> str:
+def roc(columns: Columns, drawing: CurveDrawing, size: Size) -> str:
     """True over false positives, both logarithmic: few false alarms matter most."""
-    xs, ys = columns["false positives"], columns["true positives"]
+    x, y = drawing.axes
+    xs, ys = columns[x], columns[y]
     low = min((v for v in (*xs, *ys) if v > 0), default=0.1) / 1.2
     return plots.draw(
-        plots.PlotAxis("false positives", low, 1.0, log=True),
-        plots.PlotAxis("true positives", low, 1.0, log=True),
+        plots.PlotAxis(x, low, 1.0, log=True),
+        plots.PlotAxis(y, low, 1.0, log=True),
         [plots.Guide("chance"), plots.Polyline("", tuple(zip(xs, ys, strict=True)))],
         width=size[0],
         height=size[1],
@@ -82,16 +84,14 @@ def roc(columns: Columns, size: Size = NORMAL) -> str:
     )
 
 
-REMAINDER, BOUND, ERROR = "remainder", "L |u|^2 / 2", "its error"
-
-
-def against_bound(columns: Columns, size: Size = NORMAL) -> str:
+def against_bound(columns: Columns, drawing: CurveDrawing, size: Size) -> str:
     """Remainders against their bounds, both logarithmic; a dot above the line breaks its bound."""
-    xs, ys = columns[BOUND], columns[REMAINDER]
+    bound, remainder = drawing.axes
+    xs, ys = columns[bound], columns[remainder]
     both = [*xs, *ys]
     return plots.draw(
-        plots.PlotAxis.around(BOUND, both, log=True),
-        plots.PlotAxis.around(REMAINDER, both, log=True),
+        plots.PlotAxis.around(bound, both, log=True),
+        plots.PlotAxis.around(remainder, both, log=True),
         [plots.Guide("equal"), plots.Dots("", tuple(zip(xs, ys, strict=True)))],
         width=size[0],
         height=size[1],
@@ -99,10 +99,11 @@ def against_bound(columns: Columns, size: Size = NORMAL) -> str:
     )
 
 
-def violations(columns: Columns) -> str:
+def violations(columns: Columns, drawing: CurveDrawing) -> str:
     """Number of remainders above their bound by more than their numerical error."""
-    error = columns.get(ERROR, [0.0] * len(columns[REMAINDER]))
-    rows = list(zip(columns[REMAINDER], columns[BOUND], error, strict=True))
+    bound, remainder = drawing.axes
+    error = columns.get(drawing.error, [0.0] * len(columns[remainder]))
+    rows = list(zip(columns[remainder], columns[bound], error, strict=True))
     over = sum(m > b + e for m, b, e in rows)
     rate = wilson(over, len(rows))
     return (
@@ -137,9 +138,9 @@ def cancellation(within: float = CANCELLED) -> plots.Outline:
     return plots.Outline(f"|dW| < {within:g} |u|", (*edge, (-1.0, rs[-1]), (-1.0, rs[0])))
 
 
-def over_survival(columns: Columns, size: Size = NORMAL) -> str:
+def over_survival(columns: Columns, drawing: CurveDrawing, size: Size) -> str:
     """Updates on the map of SUR."""
-    lam, r = columns["lambda"], columns["r"]
+    lam, r = (columns[name] for name in drawing.axes[:2])
     x = plots.PlotAxis("alignment lambda", -1.0, 1.0)
     y = plots.PlotAxis("r = |B| / |u|", min(0.2, *r), max(10.0, *r) * 1.05, log=True)
     dots = plots.Dots("updates", tuple(zip(lam, r, strict=True)), ink="#ffffff")
@@ -147,22 +148,21 @@ def over_survival(columns: Columns, size: Size = NORMAL) -> str:
     return plots.draw(x, y, layers, width=size[0], height=size[1], inline=True)
 
 
-def cancelled(columns: Columns) -> str:
-    lost = sum(v > 1.0 / CANCELLED for v in columns["SUR"])
+def cancelled(columns: Columns, drawing: CurveDrawing) -> str:
+    ratios = columns[drawing.axes[2]]
+    lost = sum(v > 1.0 / CANCELLED for v in ratios)
     more = " SUR rises for them, but they are not easier to find." if lost else ""
-    return f"The other updates cancel {lost} of {len(columns['SUR'])} updates.{more}"
+    return f"The other updates cancel {lost} of {len(ratios)} updates.{more}"
 
 
-PROXY = "mean of phi(<H(0), u>)"
-
-
-def against_proxy(columns: Columns, size: Size = NORMAL) -> str:
-    """J of every checked update against its linear proxy. [TwoStage] Eq. (23)"""
-    xs, ys = columns[PROXY], columns["J"]
+def against_equal(columns: Columns, drawing: CurveDrawing, size: Size) -> str:
+    """Dots of y over x on one scale, as J against its linear proxy. [TwoStage] Eq. (23)"""
+    x, y = drawing.axes
+    xs, ys = columns[x], columns[y]
     both = [*xs, *ys]
     return plots.draw(
-        plots.PlotAxis.around(PROXY, both, zero=True),
-        plots.PlotAxis.around("J", both, zero=True),
+        plots.PlotAxis.around(x, both, zero=True),
+        plots.PlotAxis.around(y, both, zero=True),
         [plots.Guide("equal"), plots.Dots("", tuple(zip(xs, ys, strict=True)))],
         width=size[0],
         height=size[1],
@@ -170,38 +170,30 @@ def against_proxy(columns: Columns, size: Size = NORMAL) -> str:
     )
 
 
-def not_drawn(columns: Columns, size: Size = NORMAL) -> str:
+def not_drawn(columns: Columns, drawing: CurveDrawing, size: Size) -> str:
     """No figure: the table is for computations."""
     return ""
 
 
+def declared_words(columns: Columns, drawing: CurveDrawing) -> str:
+    return drawing.words
+
+
 @dataclass(frozen=True)
-class Drawing:
-    """How to draw one curve, the columns that it needs, and the text below."""
+class Figure:
+    """The functions that draw a kind of figure and write the text below."""
 
-    draw: Callable[[Columns, Size], str]
-    columns: tuple[str, ...]
-    words: Callable[[Columns], str] = lambda _: ""
+    draw: Callable[[Columns, CurveDrawing, Size], str]
+    words: Callable[[Columns, CurveDrawing], str] = declared_words
 
 
-DRAWINGS = {
-    "ROC": Drawing(
-        roc,
-        ("false positives", "true positives"),
-        lambda _: "Both axes are logarithmic, few false alarms on the left.",
-    ),
-    "risk by round": Drawing(
-        partial(lines, dashed=("J of nobody's", "TS-MIA of nobody's")), ("round",)
-    ),
-    "survival": Drawing(over_survival, ("lambda", "r", "SUR"), cancelled),
-    "bound check": Drawing(against_bound, (REMAINDER, BOUND), violations),
-    # one row per update: too many for lines over rounds
-    "stages by client and round": Drawing(not_drawn, ("round", "client")),
-    "checked updates by client and round": Drawing(
-        against_proxy,
-        ("client", PROXY, "J"),
-        lambda _: "J of single updates against its linear prediction; equal on the line.",
-    ),
+FIGURES: dict[FigureKind, Figure] = {
+    "lines": Figure(lines),
+    "roc": Figure(roc),
+    "equality": Figure(against_equal),
+    "bound": Figure(against_bound, violations),
+    "survival": Figure(over_survival, cancelled),
+    "none": Figure(not_drawn),
 }
 
 
@@ -215,21 +207,23 @@ class ReportFigure:
 
 
 def figure(
-    name: str, columns: Columns, *, kind: str | None = None, size: Size = NORMAL
+    audit: str, curve: str, columns: Columns, *, title: str = "", size: Size = NORMAL
 ) -> ReportFigure | None:
-    """Draw one curve; None if there is nothing to draw.
+    """Draw one curve of an audit's result; None if there is nothing to draw.
 
-    `kind` selects the drawing if it is not the title `name`.
+    The title is the curve's name unless given.
     """
-    known = DRAWINGS.get(kind or name)
-    if known is None or not {*known.columns} <= {*columns}:
-        known = Drawing(lines, ())
-    whole = _complete_rows(columns, known.columns)
+    drawing = facts_of(audit).drawing(curve)
+    if drawing is None or not {*drawing.columns} <= {*columns}:
+        drawing = CurveDrawing(curve=curve, kind="lines")
+    whole = _complete_rows(columns, drawing.columns)
     if not whole or not len(next(iter(whole.values()))):
         return None
-    drawn = known.draw(whole, size)
-    title = (name[:1].upper() + name[1:]).replace("_", " ")
-    return ReportFigure(title, Markup(drawn), known.words(whole)) if drawn else None
+    kind = FIGURES[drawing.kind]
+    drawn = kind.draw(whole, drawing, size)
+    title = title or curve
+    title = (title[:1].upper() + title[1:]).replace("_", " ")
+    return ReportFigure(title, Markup(drawn), kind.words(whole, drawing)) if drawn else None
 
 
 def client_dots(

@@ -300,7 +300,7 @@ def _beside(
 ) -> list[Finding]:
     """Measures other than the headline that show a leak of their own."""
     out = []
-    for measure, column in decision_for(result.audit).beside.items():
+    for measure, column in decision_for(result.audit).side_measures.items():
         e = result.estimates.get(measure)
         if e is None or e.low <= (e.baseline or 0.0):
             continue
@@ -379,7 +379,8 @@ def clients_above(result: AuditResult) -> dict[str, tuple[Estimate, float]]:
     its low end, which Holm's correction divides among all clients that have an interval.
     """
     facts = decision_for(result.audit)
-    if not facts.own or facts.unlike in result.estimates or not result.greater_is_leak:
+    differs = facts.headline_differs_with in result.estimates
+    if not facts.client_value or differs or not result.greater_is_leak:
         return {}
     known = {name: _client(result, row) for name, row in result.per_client.items()}
     own = {name: e for name, e in known.items() if e is not None}
@@ -402,15 +403,15 @@ def _client(result: AuditResult, row: Mapping[str, float | int | str | None]) ->
     """A client's own value of the headline's measure, where it has one with an interval."""
     assert result.headline is not None
     headline, facts = result.estimates[result.headline], decision_for(result.audit)
-    value, low, high = (row.get(c) for c in (facts.own, "low", "high"))
+    value, low, high = (row.get(c) for c in (facts.client_value, "low", "high"))
     if not all(isinstance(v, int | float) for v in (value, low, high)):
         return None
-    asked, chance = row.get(facts.asked), row.get("chance")
+    size, chance = row.get(facts.sample_size), row.get("chance")
     return Estimate(
         value=float(value or 0.0),
         low=float(low or 0.0),
         high=float(high or 0.0),
-        n=int(asked) * (1 + facts.ranked) if isinstance(asked, int | float) else 0,
+        n=int(size) * (1 + facts.ranked) if isinstance(size, int | float) else 0,
         confidence=headline.confidence,
         baseline=float(chance) if isinstance(chance, int | float) else headline.baseline,
         method="of one client",
@@ -428,7 +429,8 @@ def _p_value(e: Estimate, facts: Decision, row: Mapping[str, float | int | str |
     baseline = e.baseline or 0.0
     if e.value <= baseline:
         return 1.0
-    found, tried = (row.get(c) for c in facts.hits) if facts.hits is not None else (None, None)
+    counts = facts.client_counts
+    found, tried = (row.get(c) for c in counts) if counts is not None else (None, None)
     if isinstance(found, int) and isinstance(tried, int) and 0 < baseline < 1:
         from scipy.special import bdtrc
 
@@ -441,9 +443,9 @@ def _p_value(e: Estimate, facts: Decision, row: Mapping[str, float | int | str |
     else:
         deviation = (e.value - e.low) / normal.inv_cdf(1 - error)
         p = normal.cdf(-(e.value - baseline) / deviation)
-    asked = row.get(facts.asked)
-    if facts.ranked and isinstance(asked, int) and asked > 0:
-        deviation = math.sqrt((2 * asked + 1) / 12) / asked
+    members = row.get(facts.sample_size)
+    if facts.ranked and isinstance(members, int) and members > 0:
+        deviation = math.sqrt((2 * members + 1) / 12) / members
         p = max(p, normal.cdf(-(e.value - baseline) / deviation))
     return max(p, LEAST)
 

@@ -23,6 +23,7 @@ from statistics import NormalDist
 from typing import Any
 
 from fedaudit import __version__, shapes
+from fedaudit.audits import facts_of
 from fedaudit.codec import json_number, to_json
 from fedaudit.errors import TraceError, UsageError
 from fedaudit.files import Unreadable, is_lost, parse_toml, read_object, write_atomically
@@ -416,13 +417,20 @@ def headlines(names: Sequence[str]) -> list[str]:
     ]
 
 
+def _checks_declaration(measure: str) -> bool:
+    return facts_of(measure.partition(".")[0]).checks_declaration
+
+
 def headline_figure(finished: Sweep, axes: Sequence[Axis]) -> str | None:
-    """The first audit measure over the first numeric axis, a line per remaining point."""
+    """The first audit measure over the first numeric axis, a line per remaining point.
+
+    Checks of the declared protections are left out.
+    """
     numeric = [a for a in axes if all(isinstance(v, int | float) for v in a.values)]
-    audits = [r["measure"] for r in finished.rows if not r["measure"].startswith("coverage")]
-    if not numeric or not audits:
+    measures = [r["measure"] for r in finished.rows if not _checks_declaration(r["measure"])]
+    if not numeric or not measures:
         return None
-    x, measure = numeric[0].key, audits[0]
+    x, measure = numeric[0].key, measures[0]
     series: dict[str, list[tuple[float, float, float, float]]] = {}
     chances: dict[str, list[tuple[float, float]]] = {}
     for row in finished.rows:

@@ -22,15 +22,43 @@ def test_measures_are_in_snake_case_and_said_in_words(audit):
 
 
 @pytest.mark.parametrize("audit", AUDITS)
+def test_every_column_is_declared_once_and_said_in_words(audit):
+    facts = facts_of(audit)
+    names = [c.name for c in (*facts.columns, *facts.guess_columns)]
+    assert len(set(names)) == len(names)
+    for c in (*facts.columns, *facts.guess_columns):
+        assert c.words, c.name
+        assert facts.column_words(c.name) == c.words
+
+
+def test_columns_beside_a_value_are_said_in_words_for_every_audit():
+    assert facts_of("fingerprint").column_words("epsilon (record)")
+    assert all(AuditFacts().column_words(name) for name in ("low", "high", "chance"))
+    assert AuditFacts().column_words("share") == ""
+
+
+@pytest.mark.parametrize("audit", AUDITS)
+def test_a_curve_has_one_drawing_with_the_columns_of_its_kind(audit):
+    drawings = facts_of(audit).drawings
+    assert len({d.curve for d in drawings}) == len(drawings)
+    for d in drawings:
+        assert len(d.axes) == {"lines": 0, "none": 0, "survival": 3}.get(d.kind, 2), d.curve
+        assert facts_of(audit).drawing(d.curve) is d
+    assert facts_of(audit).drawing("unknown") is None
+
+
+@pytest.mark.parametrize("audit", AUDITS)
 def test_a_decision_names_declared_measures_and_columns(audit):
     facts = facts_of(audit)
     decision = facts.decision
-    columns = {decision.own, decision.asked, decision.strength, *(decision.hits or ())} - {""}
-    for name in [*columns, *decision.beside.values()]:
+    columns = {decision.client_value, decision.sample_size, decision.strength}
+    columns = {*columns, *(decision.client_counts or ())} - {""}
+    for name in [*columns, *decision.side_measures.values()]:
         assert facts.column(name) is not None, name
-    for name in [*decision.beside, *([decision.unlike] if decision.unlike else [])]:
+    differs = decision.headline_differs_with
+    for name in [*decision.side_measures, *([differs] if differs else [])]:
         assert facts.measure(name) is not None, name
-    assert set(facts.words.beside) == set(decision.beside)
+    assert set(facts.words.beside) == set(decision.side_measures)
     assert bool(facts.words.weak) == bool(decision.strength)
 
 

@@ -1,4 +1,4 @@
-"""Each curve of a result is drawn as the table of drawings defines."""
+"""Each curve of a result is drawn as its audit declares."""
 
 import math
 import re
@@ -6,18 +6,18 @@ import re
 import numpy as np
 import pytest
 
-from fedaudit.reporting import plots
+from fedaudit.audits import facts_of
+from fedaudit.audits.two_stage_membership.facts import PROXY
+from fedaudit.reporting import curves, plots
 from fedaudit.reporting.curves import (
     CANCELLED,
-    DRAWINGS,
     NORMAL,
-    PROXY,
     cancellation,
-    figure,
     survival_map,
 )
 from fedaudit.stats.intervals import wilson
 
+AUDIT = "two_stage_membership"
 BOUND = {
     "|u|": (1.0, 2.0, 3.0),
     "remainder": (0.1, 0.5, 2.0),
@@ -25,6 +25,10 @@ BOUND = {
     "L |u|^2 / 2": (0.2, 0.4, 1.0),
 }
 SURVIVAL = {"lambda": (0.5, -0.99, -0.2), "r": (3.0, 1.0, 40.0), "SUR": (0.28, 7.07, 0.025)}
+
+
+def figure(curve, columns):
+    return curves.figure(AUDIT, curve, columns)
 
 
 def test_the_bound_check_counts_what_lies_above_beyond_its_error():
@@ -104,11 +108,23 @@ def test_tables_per_update_are_not_drawn_but_checked_updates_are():
     assert figure("checked updates by client and round", columns).svg.count("h0") == 2
 
 
-@pytest.mark.parametrize("name", [*DRAWINGS, "unknown"])
+@pytest.mark.parametrize("name", [*(d.curve for d in facts_of(AUDIT).drawings), "unknown"])
 def test_curves_with_other_columns_are_lines(name):
     drawn = figure(name, {"a": (1, 2, 3), "b": (0.5, math.inf, 1.0), "c": (1.0, 2.0, 3.0)})
     assert drawn.svg.count("<polyline") == 2
     assert drawn.words == ""
+
+
+def test_curves_of_other_audits_are_lines():
+    drawn = curves.figure("of one's own", "survival", SURVIVAL)
+    assert drawn.svg.count("<polyline") == 2
+    assert drawn.words == ""
+
+
+def test_the_title_is_the_name_of_the_curve_unless_given():
+    columns = {"round": (1, 2), "named": (0, 1)}
+    assert figure("by_round", columns).title == "By round"
+    assert curves.figure(AUDIT, "by_round", columns, title="by_round: a").title == "By round: a"
 
 
 @pytest.mark.parametrize(

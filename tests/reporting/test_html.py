@@ -178,9 +178,9 @@ def test_a_page_without_findings_is_still_a_page():
     assert "findings" in empty.lower()
 
 
-def only(e, **more):
+def only(e, audit="a", **more):
     row = AuditResult(
-        audit="a", question="?", vantage="v", headline="s", estimates={"s": e}, source="x", **more
+        audit=audit, question="?", vantage="v", headline="s", estimates={"s": e}, source="x", **more
     )
     return chapter(rows=[row], clients=(), guarantees={}, cards={})
 
@@ -375,12 +375,12 @@ def test_low_rank_is_not_the_term_rank():
 # -- parts of an audit ----------------------------------------------------------------------------
 
 
-def variants(*each):
+def variants(*each, audit="a"):
     """One federation in several variants: (variant, notes, clients) each."""
     e = Estimate(value=0.5, low=0.1, high=0.8, n=9, baseline=0.5)
     out = []
     for variant, notes, per_client in each:
-        made = only(e, notes=notes, per_client=per_client)
+        made = only(e, audit, notes=notes, per_client=per_client)
         out.append(replace(made, variant=variant))
     return out
 
@@ -402,8 +402,9 @@ def test_neighbouring_figures_of_clients_share_their_scale():
 
 
 def test_columns_are_explained_before_their_table_and_once():
-    row = {"share": 0.5, "low": 0.1, "high": 0.8, "lambda": 0.2, "J": 0.002}
-    html = page(variants(("a", (), {"x": row}), ("b", (), {"x": {**row, "J": 0.00041}})))
+    row = {"AUC": 0.5, "low": 0.1, "high": 0.8, "lambda": 0.2, "J": 0.002}
+    both = ("a", (), {"x": row}), ("b", (), {"x": {**row, "J": 0.00041}})
+    html = page(variants(*both, audit="two_stage_membership"))
     assert html.count("Columns of this table") == 1
     first = html.index('<table class="clients sortable">')
     assert html.index("(1 same direction, -1 opposite)") < first

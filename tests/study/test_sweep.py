@@ -7,7 +7,7 @@ import math
 import pytest
 
 from fedaudit.errors import ConfigError, UsageError
-from fedaudit.study.sweep import Axis, cells, headlines, over_seeds, sweep
+from fedaudit.study.sweep import Axis, Sweep, cells, headline_figure, headlines, over_seeds, sweep
 
 SMALL = ("federation.rounds=2", "federation.clients=4", "audits.fingerprint.methods=['greedy']")
 
@@ -193,3 +193,15 @@ def test_an_epsilon_without_bound_is_shown_as_such(tmp_path):
 def test_the_page_shows_headlines():
     names = ["a.x", "a.y", "a.x (joint)", "a.y (joint)", "held_out.loss", "epsilon.largest"]
     assert headlines(names) == ["a.x", "a.x (joint)", "held_out.loss", "epsilon.largest"]
+
+
+def test_the_figure_shows_the_first_measure_that_is_no_check_of_the_declaration(tmp_path):
+    def drawn(*measures):
+        at = {"value": 0.5, "low": 0.4, "high": 0.6, "chance": None}
+        rows = tuple({"k": k, "measure": m, **at} for k in (1, 2) for m in measures)
+        made = Sweep(path=tmp_path, columns=(), rows=rows, failed=(), reused=0)
+        return headline_figure(made, [Axis("k", (1, 2))])
+
+    checked, counted = "coverage.kinds_outside_protection", "query_plan.smallest_exposed_group"
+    assert drawn(checked) is None
+    assert counted in drawn(checked, counted, "fingerprint.linkage_accuracy")

@@ -37,12 +37,29 @@ FACTS = AuditFacts(
         ),
     ),
     columns=(
-        Column("share", GREATER, has_interval=True),
-        Column("members found", GREATER),
-        Column("others cleared", GREATER),
-        Column("games", exact=True),
+        Column(
+            "share",
+            GREATER,
+            has_interval=True,
+            words="how often the attack was right about this client",
+        ),
+        Column(
+            "members found",
+            GREATER,
+            words="share of its records that the server correctly calls members",
+        ),
+        Column(
+            "others cleared",
+            GREATER,
+            words="share of other records that the server correctly calls non-members",
+        ),
+        Column("games", exact=True, words="number of trials"),
     ),
-    decision=Decision(own="share", asked="games", unlike="success (gradient in the clear)"),
+    decision=Decision(
+        client_value="share",
+        sample_size="games",
+        headline_differs_with="success (gradient in the clear)",
+    ),
     words=Words(
         measure="games that the server decided correctly, members and non-members",
         leak="With planted weights the server is right in {value} of games (chance {baseline}): "

@@ -54,18 +54,47 @@ FACTS = AuditFacts(
         Measure("drift", UNKNOWN, "score", "largest mean score of a benign client (eps)"),
     ),
     columns=(
-        Column("part", GREATER, has_interval=True),
-        Column("named", GREATER, exact=True),
-        Column("adjusted_p", LESS),
-        Column("published_z", GREATER),
-        Column("sums_per_round", GREATER, exact=True),
-        Column("named_after_round", LESS, exact=True),
-        Column("stands_out", GREATER),
-        Column("named_from", LESS),
-        Column("published_above_growing", GREATER),
-        Column("published_above_anytime", GREATER),
-        Column("key"),
-        Column("marked"),
+        Column(
+            "part",
+            GREATER,
+            has_interval=True,
+            words="strength of the mark in its updates per round, in standard deviations of "
+            "unused keys; around 0 there is none. stands_out decides who is named",
+        ),
+        Column("named", GREATER, exact=True, words="1: named as having trained on marked records"),
+        Column("adjusted_p", LESS, words="p-value, corrected for all clients and keys"),
+        Column("published_z", GREATER, words="score of the paper; above 4 the client is named"),
+        Column("sums_per_round", GREATER, exact=True, words="number of sums that include it"),
+        Column(
+            "named_after_round",
+            LESS,
+            exact=True,
+            words="first round after which a sequential test names it; that test may stop after "
+            "any round and therefore names fewer clients than the test over all rounds",
+        ),
+        Column(
+            "stands_out",
+            GREATER,
+            words="distance of its test statistic beyond unused keys, over all rounds",
+        ),
+        Column(
+            "named_from",
+            LESS,
+            words="value of stands_out from which on it is named in any case; if others are "
+            "named, a slightly lower value suffices",
+        ),
+        Column(
+            "published_above_growing",
+            GREATER,
+            words="1: its published score is above a threshold that grows with rounds",
+        ),
+        Column(
+            "published_above_anytime",
+            GREATER,
+            words="1: above a threshold that is valid after any number of rounds",
+        ),
+        Column("key", words="the tested mark"),
+        Column("marked", words="1: it trained on marked records"),
     ),
     decision=Decision(found="attributed", counts=True, strength="named_from"),
     words=Words(

@@ -39,15 +39,37 @@ FACTS = AuditFacts(
         ),
     ),
     columns=(
-        Column("share", GREATER, has_interval=True),
-        Column("found", GREATER, exact=True),
-        Column("longest chain", GREATER, exact=True),
-        Column("links", exact=True),
-        Column("sure after links", LESS),
-        Column("epsilon", GREATER),
+        Column(
+            "share",
+            GREATER,
+            has_interval=True,
+            words="how often the attack was right about this client",
+        ),
+        Column("found", GREATER, exact=True, words="pairs that the attack linked correctly"),
+        Column(
+            "longest chain", GREATER, exact=True, words="largest number of correct links in a row"
+        ),
+        Column("links", exact=True, words="pairs of consecutive rounds with this client"),
+        Column(
+            "sure after links",
+            LESS,
+            words="number of links after which chance is ruled out; empty: never",
+        ),
+        Column(
+            "epsilon", GREATER, words="privacy loss over the whole run; smaller protects better"
+        ),
+    ),
+    guess_columns=(
+        Column("updates", words="messages that the attack assigns to this group"),
+        Column("from round", words="first round of the group"),
+        Column("to round", words="last round of the group"),
+        Column("messages (round:number)", words="round and number of each message in the trace"),
     ),
     decision=Decision(
-        own="share", hits=("found", "links"), asked="links", single_updates_only=True
+        client_value="share",
+        client_counts=("found", "links"),
+        sample_size="links",
+        single_updates_only=True,
     ),
     words=Words(
         measure="links to a client's next update that were found",

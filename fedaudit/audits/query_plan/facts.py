@@ -56,12 +56,32 @@ FACTS = AuditFacts(
         ),
     ),
     columns=(
-        Column("rounds_recoverable", GREATER, exact=True),
-        Column("part_of_row_space", GREATER, exact=True),
-        Column("part_over_all_rounds", GREATER, exact=True),
-        Column("uploads_per_round", GREATER, exact=True),
+        Column(
+            "rounds_recoverable",
+            GREATER,
+            exact=True,
+            words="rounds in which the sums determine its update",
+        ),
+        Column(
+            "part_of_row_space",
+            GREATER,
+            exact=True,
+            words="1: the sums of a round determine its update",
+        ),
+        Column(
+            "part_over_all_rounds",
+            GREATER,
+            exact=True,
+            words="part_of_row_space over all rounds, as far as updates persist",
+        ),
+        Column(
+            "uploads_per_round",
+            GREATER,
+            exact=True,
+            words="masked uploads that the sums require from it",
+        ),
     ),
-    decision=Decision(counts=True, beside={PERSISTING: "part_over_all_rounds"}),
+    decision=Decision(counts=True, side_measures={PERSISTING: "part_over_all_rounds"}),
     words=Words(
         measure="clients in the smallest group that some combination of answers exposes",
         leak="Combined, the answers expose a group of {value} below the threshold of {baseline}: "

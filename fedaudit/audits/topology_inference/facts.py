@@ -51,8 +51,12 @@ FACTS = AuditFacts(
         Measure("null_lift", UNKNOWN, "squared share", "gain with permuted class mixes"),
     ),
     columns=(
-        Column("gain", GREATER),
-        *(Column(name) for name in ("guess", "p", "mean", "from", "to")),
+        Column("gain", GREATER, words="improvement of the guess over that mean, in squared error"),
+        Column("guess", words="the observer's guess of p"),
+        Column("p", words="its true share of the sensitive classes"),
+        Column("mean", words="the one guess for all clients"),
+        Column("from", words="low end of the guess"),
+        Column("to", words="high end of the guess"),
     ),
     words=Words(
         measure=EXPLAINED,

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedaudit.arrays import Bools
 from fedaudit.audits.two_stage_membership import detection, lemmas, theory
+from fedaudit.audits.two_stage_membership.facts import CHECKED, PROXY, STAGES
 
 if TYPE_CHECKING:
     from fedaudit.audits.two_stage_membership.audit import TwoStageMembership
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 Columns = dict[str, tuple[float, ...]]
 
-STAGES, CHECKED = "stages by client and round", "checked updates by client and round"
 MOST_ROWS = 2000
 """Most rows; beyond it whole rounds are left out, evenly spaced."""
 DIGITS = 6
@@ -96,7 +96,7 @@ def _checked(guess: Survey, member: Bools) -> Columns:
                     "gamma": g["gamma"],
                     "|s|": g["score"],
                     "variance of <H(0), u>": g["variance"],
-                    "mean of phi(<H(0), u>)": float(theory.phi(segment.slope[inside]).mean()),
+                    PROXY: float(theory.phi(segment.slope[inside]).mean()),
                     "J": float(theory.phi(segment.increment[inside]).mean()),
                     "L as published": float(segment.calibrated.max()),
                     **(

@@ -10,6 +10,7 @@ from fedaudit.audits.facts import (
     Advice,
     AuditFacts,
     Column,
+    CurveDrawing,
     Decision,
     Measure,
     Words,
@@ -25,6 +26,8 @@ POWER = "update_detection_power"
 BEYOND_THEOREM_1, BEYOND_LEMMA_7 = "j_beyond_theorem_1", "j_beyond_lemma_7"
 BEYOND_LEMMA_6 = "increment_beyond_lemma_6"
 SHARE_BEYOND_LEMMA_6 = "increments_beyond_lemma_6"
+STAGES, CHECKED = "stages by client and round", "checked updates by client and round"
+PROXY = "mean of phi(<H(0), u>)"
 
 FACTS = AuditFacts(
     measures=(
@@ -100,21 +103,87 @@ FACTS = AuditFacts(
         ),
     ),
     columns=(
-        Column("AUC", GREATER, has_interval=True),
-        Column("SUR"),
-        Column("SNR", GREATER),
-        Column("J", GREATER),
-        Column("members asked", exact=True),
-        Column("J of nobody's"),
-        Column("SNR without B"),
-        Column("SNR at most"),
-        Column("L as published"),
-        Column("L by Hessian"),
-        Column("gamma"),
-        Column("lambda"),
-        Column("r"),
+        Column(
+            "AUC",
+            GREATER,
+            has_interval=True,
+            words="how well the attack separates its records from others (0.5: guessing, 1: "
+            "perfect)",
+        ),
+        Column(
+            "SUR", words="survival ratio: length of its update over the length of the sum of all"
+        ),
+        Column(
+            "SNR",
+            GREATER,
+            words="signal-to-noise ratio: length of its update over the added noise (inf: no "
+            "noise)",
+        ),
+        Column(
+            "J",
+            GREATER,
+            words="increase of the score of its own records by its update, -1/2 to 1/2",
+        ),
+        Column(
+            "members asked",
+            exact=True,
+            words="tested records of this client, with as many non-members",
+        ),
+        Column("J of nobody's", words="J of records that nobody trained on, the baseline of J"),
+        Column(
+            "SNR without B", words="SNR if the other updates (B) are unknown and count as noise"
+        ),
+        Column(
+            "SNR at most", words="upper limit of SNR if noise inside the update hides its length"
+        ),
+        Column("L as published", words="curvature of the score, estimated as in the paper"),
+        Column("L by Hessian", words="curvature of the score, from second derivatives"),
+        Column("gamma", words="alignment of the score's gradient with the update"),
+        Column(
+            "lambda",
+            words="alignment of its update with the others (1 same direction, -1 opposite)",
+        ),
+        Column("r", words="length of the sum of all other updates over that of its own"),
     ),
-    decision=Decision(own="AUC", asked="members asked", ranked=True),
+    guess_columns=(
+        Column("candidates", words="tested records"),
+        Column(
+            "likeliest members (candidate:score)",
+            words="number of the record among the tested ones and its score in standard "
+            "deviations, highest first",
+        ),
+    ),
+    drawings=(
+        CurveDrawing(
+            curve="ROC",
+            kind="roc",
+            axes=("false positives", "true positives"),
+            words="Both axes are logarithmic, few false alarms on the left.",
+        ),
+        CurveDrawing(
+            curve="risk by round",
+            kind="lines",
+            needs=("round",),
+            dashed=("J of nobody's", "TS-MIA of nobody's"),
+        ),
+        CurveDrawing(curve="survival", kind="survival", axes=("lambda", "r", "SUR")),
+        CurveDrawing(
+            curve="bound check",
+            kind="bound",
+            axes=("L |u|^2 / 2", "remainder"),
+            error="its error",
+        ),
+        # one row per update: too many for lines over rounds
+        CurveDrawing(curve=STAGES, kind="none", needs=("round", "client")),
+        CurveDrawing(
+            curve=CHECKED,
+            kind="equality",
+            axes=(PROXY, "J"),
+            needs=("client",),
+            words="J of single updates against its linear prediction; equal on the line.",
+        ),
+    ),
+    decision=Decision(client_value="AUC", sample_size="members asked", ranked=True),
     words=Words(
         measure="area under the ROC curve of the membership attack",
         leak="An attack on the recorded rounds tells a client's training records from matched "
