@@ -126,6 +126,11 @@ class Hook:
         return {"name": self.name, "covers": list(self.covers), "trust": self.trust}
 
     @property
+    def own_multipliers(self) -> tuple[float, ...]:
+        """Noise multipliers in the order of the clients, if each has its own; else empty."""
+        return ()
+
+    @property
     def subset_sums(self) -> bool:
         """Whether the server requests sums over parts of the clients."""
         return False

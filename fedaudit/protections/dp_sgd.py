@@ -75,6 +75,11 @@ class DPSGD(Hook):
         return ("parameter",) if min(values) > 0 or self.epsilon is not None else ()
 
     @property
+    def own_multipliers(self) -> tuple[float, ...]:
+        many = self.noise_multiplier
+        return many if isinstance(many, tuple) else ()
+
+    @property
     def clip_norm(self) -> float:  # type: ignore[override]
         return self.clip
 
