@@ -16,9 +16,9 @@ Trust: the client's own code and its random numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from annotated_types import MinLen
@@ -33,7 +33,7 @@ from fedaudit.accounting import (
 )
 from fedaudit.arrays import Indices
 from fedaudit.errors import ConfigError
-from fedaudit.hooks import Hook
+from fedaudit.hooks import AddedNoise, Hook
 from fedaudit.randomness import Seed
 from fedaudit.settings import Fraction, NonNegative, Positive, checked
 
@@ -109,6 +109,10 @@ class DPSGD(Hook):
     def declare(self) -> dict[str, object]:
         own = {"noise_multiplier": self.noise_multiplier, "clip": self.clip, "unit": self.unit}
         return {**super().declare(), **own, "delta": self.delta}
+
+    @classmethod
+    def noise(cls, declared: Mapping[str, Any], *, clients: int) -> AddedNoise:
+        return AddedNoise.declared_at("step", declared)
 
     def step(
         self, sums: Tensor, *, clients: Indices, round_number: int, step: int, seed: Seed
