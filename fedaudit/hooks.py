@@ -86,6 +86,30 @@ class Uploads:
     queries: tuple[SumQuery, ...] = field(default=())
 
 
+@dataclass(frozen=True)
+class AddedNoise:
+    """Noise that a protection adds: each number's standard deviation is `multiplier` x `scale`.
+
+    `place`: it is added to the batch sum of every local step ("step"), to every upload ("upload"),
+    to the sum over clients ("aggregate"), or by rounding an upload times its weight over the
+    largest weight ("rounding"). `multiplier`: one for all clients, or one per client in their
+    order. `scale`: the clip norm, or the rounding step.
+    """
+
+    place: Literal["step", "upload", "aggregate", "rounding"]
+    multiplier: float | tuple[float, ...]
+    scale: float
+
+    @classmethod
+    def declared_at(
+        cls, place: Literal["step", "upload", "aggregate"], declared: Mapping[str, Any]
+    ) -> AddedNoise:
+        """Noise of the declared multiplier and clip norm."""
+        z = declared.get("noise_multiplier") or 0.0
+        multiplier = tuple(map(float, z)) if isinstance(z, list | tuple) else float(z)
+        return cls(place, multiplier, float(declared.get("clip") or 0.0))
+
+
 class Hook:
     """A hook that does nothing. Override the places where your hook acts.
 
@@ -126,6 +150,11 @@ class Hook:
         return {"name": self.name, "covers": list(self.covers), "trust": self.trust}
 
     @property
+    def own_multipliers(self) -> tuple[float, ...]:
+        """Noise multipliers in the order of the clients, if each has its own; else empty."""
+        return ()
+
+    @property
     def subset_sums(self) -> bool:
         """Whether the server requests sums over parts of the clients."""
         return False
@@ -133,6 +162,14 @@ class Hook:
     def queries(self, clients: int) -> int:
         """Approximate number of sums requested in a round of `clients` clients."""
         return 0
+
+    @classmethod
+    def noise(cls, declared: Mapping[str, Any], *, clients: int) -> AddedNoise | None:
+        """The noise of a hook that declares `declared`, in a round of `clients`; None without any.
+
+        A trace holds declarations, not hooks, and other software declares the same protections.
+        """
+        return None
 
     def remarks(self) -> tuple[str, ...]:
         """Warnings about these settings, shown before a run."""

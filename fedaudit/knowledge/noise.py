@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fedaudit.audits.audit import Noise
+from fedaudit.hooks import AddedNoise, Hook
 from fedaudit.knowledge.records import RESERVED_NAMES
-from fedaudit.protections.secure_aggregation.ring import RingQuantiser
+from fedaudit.setup.catalogue import PROTECTIONS, find
 from fedaudit.setup.config import Config
 from fedaudit.trace import ANONYMOUS, Trace, Truth
 from fedaudit.trace.recorder import MODEL
-
-RINGS = {"2^32": 32, "2^64": 64}
-"""Declared modulus of a secure sum -> bits."""
-
-PLAIN_UPLOADS = frozenset({"update_noise", "shuffle", "secure_sum"})
-"""Protections that change an update only by the noise of `update_noise`, or hide its sender."""
 
 
 def noise_of(
@@ -36,27 +31,30 @@ def noise_of(
     on_sum = on_mean = 0.0
     rules, complete = [], True
     for d in trace.manifest.declared:
-        z, clip = d.get("noise_multiplier"), float(d.get("clip") or 0.0)
-        name = d.get("name")
-        if name == "secure_aggregation" and d.get("bound") and d.get("modulus") in RINGS:
-            rules.append(_add_ring_rounding(ring, d, present, _examples(trace, truth), config))
-            continue
-        if not z:
-            continue
-        if name == "central_dp":
-            z = d.get("mean_multiplier", z)  # noise of the mean alone, if more is released
-            on_sum = math.hypot(on_sum, float(z) * clip)
-            rules.append(f"central_dp: {z:g} x {clip:g} / {max(len(present), 1)} clients")
-        elif name == "update_noise":
-            _add(uploads, dict.fromkeys(shares, float(z) * clip))
-            rules.append(f"update_noise: {z:g} x {clip:g} on every upload")
-        elif name == "dp_sgd" and config is not None and _is_plain(config):
-            many = list(z) if isinstance(z, list | tuple) else [float(z)] * len(shares)
-            _add(uploads, _training_noise(many, clip, shares, _examples(trace, truth), config))
-            rules.append("dp_sgd: rate x multiplier x clip x sqrt(steps) / batch, to first order")
-        else:
-            complete = False
-            rules.append(f"{name}: unknown size")
+        name, count = d.get("name"), max(len(present), 1)
+        match _hook_of(d).noise(d, clients=count):
+            case AddedNoise("rounding", _, step):
+                _add_rounding(ring, step, present, _examples(trace, truth), config)
+                rules.append(
+                    f"quantisation: {name} in steps of {step:.3g}, step / sqrt(12) per client"
+                )
+            case _ if not d.get("noise_multiplier"):
+                continue
+            case AddedNoise("aggregate", float(z), clip):
+                on_sum = math.hypot(on_sum, z * clip)
+                rules.append(f"{name}: {z:g} x {clip:g} / {count} clients")
+            case AddedNoise("upload", float(z), clip):
+                _add(uploads, dict.fromkeys(shares, z * clip))
+                rules.append(f"{name}: {z:g} x {clip:g} on every upload")
+            case AddedNoise("step", many, clip) if config is not None and _is_plain(config):
+                each = many if isinstance(many, tuple) else (many,) * len(shares)
+                _add(uploads, _training_noise(each, clip, shares, _examples(trace, truth), config))
+                rules.append(
+                    f"{name}: rate x multiplier x clip x sqrt(steps) / batch, to first order"
+                )
+            case _:
+                complete = False
+                rules.append(f"{name}: unknown size")
     recorded = trace.manifest.layouts.get(MODEL)
     if recorded is not None and recorded.dtype == "float16" and len(trace.rounds):
         rounded, sent = _recorded_rounding(trace, shares)
@@ -91,13 +89,19 @@ def _add(deviations: dict[str, float], more: Mapping[str, float]) -> None:
 
 
 def _clipped_to(trace: Trace) -> float | None:
-    """The clip norm before `update_noise` added noise; None if another protection acts too."""
-    declared = trace.manifest.declared
-    names = [str(d.get("name")) for d in declared]
-    if names.count("update_noise") != 1 or not {*names} <= PLAIN_UPLOADS:
+    """The clip norm before one protection added noise to uploads; None if another changes them."""
+    changing = [d for d in trace.manifest.declared if not _hook_of(d).exact_afterwards]
+    if len(changing) != 1:
         return None
-    bound = declared[names.index("update_noise")].get("clip")
-    return float(bound) if bound else None
+    added = _hook_of(changing[0]).noise(changing[0], clients=1)
+    return added.scale or None if added is not None and added.place == "upload" else None
+
+
+def _hook_of(declared: Mapping[str, Any]) -> type[Hook]:
+    """The class of a declared protection; `Hook` for those of other software."""
+    name = str(declared.get("name"))
+    found: type[Hook] = find(PROTECTIONS, "protection", name) if name in PROTECTIONS else Hook
+    return found
 
 
 def _shares(trace: Trace) -> tuple[dict[str, float], tuple[str, ...]]:
@@ -116,27 +120,24 @@ def _shares(trace: Trace) -> tuple[dict[str, float], tuple[str, ...]]:
     return {p: seen.get(p, typical) / total for p in parties}, tuple(seen)
 
 
-def _add_ring_rounding(
+def _add_rounding(
     own: dict[str, float],
-    declared: Mapping[str, Any],
+    step: float,
     present: tuple[str, ...],
     sizes: Mapping[str, int],
     config: Config | None,
-) -> str:
-    """Add the rounding of a secure sum's ring, uniform within a step; return its rule in words.
+) -> None:
+    """Add the rounding of a secure sum, uniform within a step.
 
     Every client rounds its update times its weight over the largest weight. In the mean, the step
     is therefore multiplied by the largest share, for every client.
     """
-    count = max(len(present), 1)
-    step = RingQuantiser(float(declared["bound"]), count, RINGS[declared["modulus"]]).step
-    largest = 1.0 / count
+    largest = 1.0 / max(len(present), 1)
     if config is not None and config.federation.weighting == "size" and set(present) <= {*sizes}:
         weights = [sizes[party] for party in present]
         largest = max(weights) / sum(weights)
     for party in present:
         own[party] = math.hypot(own.get(party, 0.0), largest * step / math.sqrt(12.0))
-    return f"quantisation: secure_aggregation in steps of {step:.3g}, step / sqrt(12) per client"
 
 
 def _recorded_rounding(trace: Trace, shares: Mapping[str, float]) -> tuple[dict[str, float], float]:
@@ -172,7 +173,7 @@ def _recorded_rounding(trace: Trace, shares: Mapping[str, float]) -> tuple[dict[
 
 
 def _training_noise(
-    multipliers: list[float],
+    multipliers: Sequence[float],
     clip: float,
     shares: Mapping[str, float],
     sizes: Mapping[str, int],

@@ -10,9 +10,9 @@ Trust: the server (and the regions of a hierarchy), which see every clipped upda
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedaudit.accounting import (
     Accountant,
@@ -23,7 +23,7 @@ from fedaudit.accounting import (
     epsilon,
 )
 from fedaudit.errors import ConfigError
-from fedaudit.hooks import Hook, Uploads
+from fedaudit.hooks import AddedNoise, Hook, Uploads
 from fedaudit.protections.clip import clip_rows, needs_deltas
 from fedaudit.randomness import Seed
 from fedaudit.settings import Fraction, NonNegative, Positive, checked
@@ -55,6 +55,12 @@ class CentralDP(Hook):
     def declare(self) -> dict[str, object]:
         own = {"noise_multiplier": self.noise_multiplier, "clip": self.clip, "delta": self.delta}
         return {**super().declare(), **own, "unit": "client"}
+
+    @classmethod
+    def noise(cls, declared: Mapping[str, Any], *, clients: int) -> AddedNoise:
+        # the multiplier of the mean alone, if more is released
+        z = declared.get("mean_multiplier", declared.get("noise_multiplier"))
+        return AddedNoise.declared_at("aggregate", {**declared, "noise_multiplier": z})
 
     def upload(self, uploads: Uploads, *, round_number: int, seed: Seed) -> Uploads:
         needs_deltas(self.name, uploads)

@@ -16,9 +16,9 @@ Trust: the client's own code and its random numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from annotated_types import MinLen
@@ -33,7 +33,7 @@ from fedaudit.accounting import (
 )
 from fedaudit.arrays import Indices
 from fedaudit.errors import ConfigError
-from fedaudit.hooks import Hook
+from fedaudit.hooks import AddedNoise, Hook
 from fedaudit.randomness import Seed
 from fedaudit.settings import Fraction, NonNegative, Positive, checked
 
@@ -75,6 +75,11 @@ class DPSGD(Hook):
         return ("parameter",) if min(values) > 0 or self.epsilon is not None else ()
 
     @property
+    def own_multipliers(self) -> tuple[float, ...]:
+        many = self.noise_multiplier
+        return many if isinstance(many, tuple) else ()
+
+    @property
     def clip_norm(self) -> float:  # type: ignore[override]
         return self.clip
 
@@ -104,6 +109,10 @@ class DPSGD(Hook):
     def declare(self) -> dict[str, object]:
         own = {"noise_multiplier": self.noise_multiplier, "clip": self.clip, "unit": self.unit}
         return {**super().declare(), **own, "delta": self.delta}
+
+    @classmethod
+    def noise(cls, declared: Mapping[str, Any], *, clients: int) -> AddedNoise:
+        return AddedNoise.declared_at("step", declared)
 
     def step(
         self, sums: Tensor, *, clients: Indices, round_number: int, step: int, seed: Seed

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-import torch
 
 from fedaudit.hooks import Hook, Leg, Uploads
 from fedaudit.protections.clip import needs_deltas
@@ -32,6 +31,8 @@ class SecureSum(Hook):
     exact_afterwards: ClassVar[bool] = True
 
     def upload(self, uploads: Uploads, *, round_number: int, seed: Seed) -> Uploads:
+        import torch
+
         needs_deltas(self.name, uploads)
         size = uploads.rows.shape[1] * uploads.rows.element_size()
         total = torch.from_numpy(uploads.weights).to(uploads.rows.dtype) @ uploads.rows

@@ -9,9 +9,9 @@ Trust: the client's own code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fedaudit.accounting import (
     Accountant,
@@ -21,7 +21,7 @@ from fedaudit.accounting import (
     check_one_noise,
     epsilon,
 )
-from fedaudit.hooks import Hook, Uploads
+from fedaudit.hooks import AddedNoise, Hook, Uploads
 from fedaudit.protections.clip import clip_rows, needs_deltas
 from fedaudit.randomness import Seed
 from fedaudit.settings import Fraction, NonNegative, Positive, checked
@@ -55,6 +55,10 @@ class UpdateNoise(Hook):
     def declare(self) -> dict[str, object]:
         own = {"noise_multiplier": self.noise_multiplier, "clip": self.clip, "delta": self.delta}
         return {**super().declare(), **own, "unit": "client"}
+
+    @classmethod
+    def noise(cls, declared: Mapping[str, Any], *, clients: int) -> AddedNoise:
+        return AddedNoise.declared_at("upload", declared)
 
     def upload(self, uploads: Uploads, *, round_number: int, seed: Seed) -> Uploads:
         import torch

@@ -20,6 +20,7 @@ from fedaudit.federation import topology as topologies
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.rounds import Rounds
 from fedaudit.files import parse_toml
+from fedaudit.hooks import Hook
 from fedaudit.settings import Fraction, checked
 from fedaudit.setup import seeds
 from fedaudit.setup.catalogue import AUDITS, PROTECTIONS, find
@@ -100,7 +101,7 @@ class TraceSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseOwners:
-    """Clients in the order of `protections.dp_sgd.noise_multiplier`.
+    """Clients in the order of a protection's noise multipliers.
 
     `clients` holds their names, or their number if the table of clients had no names.
     """
@@ -111,13 +112,14 @@ class NoiseOwners:
     def names(self) -> tuple[str, ...]:
         return () if isinstance(self.clients, int) else self.clients
 
-    def check_noise(self, noise: float | tuple[float, ...]) -> None:
+    def check_noise(self, hook: Hook) -> None:
         """Refuse noise per client that does not have one distinct name for each multiplier."""
-        if not self.names or not isinstance(noise, tuple):
+        noise = hook.own_multipliers
+        if not self.names or not noise:
             return
         if not len(set(self.names)) == len(self.names) == len(noise):
             raise ConfigError(
-                "allocation.clients does not fit protections.dp_sgd.noise_multiplier",
+                f"allocation.clients does not fit protections.{hook.name}.noise_multiplier",
                 expected=f"{len(noise)} names, each once",
                 got=f"{len(self.names)} names, {len(set(self.names))} of them different",
                 remedy="write the file again: fedaudit allocate CLIENTS.csv ...",
@@ -295,15 +297,18 @@ def check(given: Mapping[str, Any], where: str = "the config") -> Config:
     federation = settings.check(Rounds, raw["federation"], "federation")
     training = settings.check(Training, raw["training"], "training")
     protections = _named(raw["protections"], PROTECTIONS, "protection", "protections")
-    if "local_dp" in protections:
-        data = _unstandardised(data)
+    for hook in protections.values():
+        if hook.fixed_domain:
+            data = _unstandardised(data, hook)
+        if hook.asks:
+            raw["audits"].setdefault("query_plan", {})  # every requested sum is in the ledger
     audits = _named(raw["audits"], AUDITS, "audit", "audits")
     recording = settings.check(TraceSettings, raw["trace"], "trace")
     marks = _check_marks(raw["marks"], kind)
     topology = _check_topology(raw["topology"])
     allocation = settings.check(NoiseOwners, raw[ALLOCATED], ALLOCATED)
-    if "dp_sgd" in protections:
-        allocation.check_noise(protections["dp_sgd"].noise_multiplier)
+    for hook in protections.values():
+        allocation.check_noise(hook)
     resolved: dict[str, Any] = {
         "seed": seed,
         "data": data,
@@ -382,11 +387,9 @@ def _fill_defaults(raw: dict[str, Any]) -> None:
     raw["task"].setdefault("kind", "gpt" if _is_text(raw["data"]) else "mlp")
     if not raw["audits"]:
         raw["audits"] = {"coverage": {}, "fingerprint": {}}
-    if "secure_aggregation" in raw["protections"]:
-        raw["audits"].setdefault("query_plan", {})  # every requested sum is in the ledger
 
 
-def _unstandardised(data: Mapping[str, Any]) -> dict[str, Any]:
+def _unstandardised(data: Mapping[str, Any], hook: Hook) -> dict[str, Any]:
     """Data for clients that randomise their own records: columns are not standardised.
 
     Standardising needs the means and deviations of all clients' records before anything is
@@ -394,10 +397,10 @@ def _unstandardised(data: Mapping[str, Any]) -> dict[str, Any]:
     """
     if data.get("standardise"):
         raise ConfigError(
-            "standardised columns do not go with protections.local_dp",
+            f"standardised columns do not go with protections.{hook.name}",
             expected="features within bounds that are fixed beforehand",
             got="data.standardise = true: means and deviations of all clients' records",
-            remedy="data.standardise = false, and protections.local_dp.low and high for the "
+            remedy=f"data.standardise = false, and protections.{hook.name}.low and high for the "
             "features as they are",
         )
     return {**data, "standardise": False}

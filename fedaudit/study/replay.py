@@ -28,9 +28,6 @@ from fedaudit.trace.health import examine
 from fedaudit.trace.ledger import QUERY, model_receivers, query_layout
 from fedaudit.trace.recorder import MODEL, RoundWriter
 
-EXACT = ("shuffle", "secure_sum")
-SUMS = ("secure_sum", "secure_aggregation")
-
 
 def check_hooks(hooks: Sequence[Hook]) -> None:
     """Refuse protections that do not act on uploads: only those can be applied afterwards."""
@@ -51,7 +48,7 @@ def check_recording(trace: Trace, hooks: Sequence[Hook]) -> None:
     health = examine(trace)
     names = " and ".join(h.name for h in hooks)
     health.refuse("rows", None, f"{names} cannot be applied to this trace")
-    if any(h.name in SUMS for h in hooks):
+    if any(h.only_sums for h in hooks):
         health.refuse("members", None, f"{names} cannot be applied to this trace")
 
 
@@ -61,13 +58,13 @@ def check_anonymous(hooks: Sequence[Hook]) -> None:
     Sums remain possible: every message of a trace has its weight.
     """
     for hook in hooks:
-        if hook.name == "shuffle":
+        if hook.hides_senders:
             raise NotApplicable(
                 "the uploads of this trace are anonymous already",
                 code="already_anonymous",
                 expected="uploads with their senders' names, which a shuffler removes",
                 got="anonymous uploads: the run used a shuffler",
-                remedy="leave --as shuffle out: fedaudit audit TRACE already audits shuffled "
+                remedy=f"leave --as {hook.name} out: fedaudit audit TRACE already audits shuffled "
                 "uploads",
             )
         if hook.asks:
@@ -111,7 +108,7 @@ def replay(
     facts = {} if truth is None else {k: v for k, v in truth.facts.items() if k != "seed"}
     facts = {**facts, "replay": asked, "seed_of_replay": seed.root}
     known = TruthRecorder(out / "truth", facts)
-    exact = all(h.name in EXACT for h in hooks)
+    exact = all(h.exact_afterwards for h in hooks)
     try:
         for number in trace.rounds:
             # metrics of a model trained without these protections do not hold with them
@@ -157,16 +154,11 @@ def _new_recorder(
     about = dict(trace.manifest.federation)
     if names:
         about.setdefault("clients", names)
-    extra = {
-        "shuffle": "shuffler",
-        "secure_sum": "aggregator",
-        "secure_aggregation": "aggregator",
-    }
-    added = [extra[h.name] for h in hooks if h.name in extra]
+    added = [h.between for h in hooks if h.between]
     about["parties"] = list(dict.fromkeys([*about.get("parties", [*hubs, *names]), *added]))
     declared = [dict(d) for d in trace.manifest.declared]
     declared += [
-        {**h.declare(), "applied": "exactly" if h.name in EXACT else NOT_RERUN} for h in hooks
+        {**h.declare(), "applied": "exactly" if h.exact_afterwards else NOT_RERUN} for h in hooks
     ]
     layouts = dict(trace.manifest.layouts)
     if any(hook.asks for hook in hooks) or _lists_members(trace, hooks, hubs):
@@ -254,10 +246,10 @@ def _replay_batch(
     from fedaudit.federation.wire import send_uploads
 
     receiver, step, kind = key
-    summed = any(h.name == "secure_sum" for h in hooks)
+    summed = _sums_unasked(hooks)
     members = _members(old.messages, own, receiver, step) if summed else []
     rows = old.trace.block(old.number)[[m.parts[MODEL] for m in own]].astype(np.float32)
-    if kind == "model" and any(hook.name != "shuffle" for hook in hooks):
+    if kind == "model" and not all(hook.takes_models for hook in hooks):
         # clipping, noise and sums act on updates: the sent model minus the received one
         seen = old.trace.seen_by(WIRETAP).updates(old.number)
         where = {int(i): at for at, i in enumerate(seen.messages)}
@@ -314,9 +306,14 @@ def _members(
     )
 
 
+def _sums_unasked(hooks: Sequence[Hook]) -> bool:
+    """Whether a sum leaves without a query that lists its members."""
+    return any(h.only_sums and not h.asks for h in hooks)
+
+
 def _lists_members(trace: Trace, hooks: Sequence[Hook], hubs: Sequence[str]) -> bool:
     """Whether a replayed sum of any round has to list its members."""
-    if not any(h.name == "secure_sum" for h in hooks):
+    if not _sums_unasked(hooks):
         return False
     for number in trace.rounds:
         messages = trace.messages(number)

@@ -14,7 +14,8 @@ import torch
 
 from fedaudit.accounting import Exposure, Guarantee
 from fedaudit.errors import ConfigError, UsageError
-from fedaudit.hooks import PLACES, Hook, Uploads
+from fedaudit.hooks import PLACES, AddedNoise, Hook, Uploads
+from fedaudit.protections.secure_aggregation.ring import RingQuantiser
 from fedaudit.randomness import Seed
 from fedaudit.setup.catalogue import PROTECTIONS, find
 
@@ -139,6 +140,68 @@ def test_a_guarantee_states_all_of_its_fields(hook):
     assert promise.covers
     assert promise.by
     assert Guarantee.from_dict(json.loads(json.dumps(promise.to_dict()))) == promise
+
+
+# -- noise -----------------------------------------------------------------------------------------
+
+PLACE_OF_NOISE = {
+    "central_dp": "aggregate",
+    "dp_sgd": "step",
+    "secure_aggregation": "rounding",
+    "update_noise": "upload",
+}
+"""Where a protection adds noise; the others add none, or to the data."""
+
+
+def noise_of_hook(hook):
+    """Its noise as an audit computes it, from the declaration in a trace."""
+    return type(hook).noise(json.loads(json.dumps(hook.declare())), clients=CLIENTS)
+
+
+def test_noise_agrees_with_the_settings(hook):
+    noise = noise_of_hook(hook)
+    assert (noise and noise.place) == PLACE_OF_NOISE.get(hook.name)
+    if noise is None:
+        assert not hasattr(hook, "noise_multiplier")
+    elif noise.place == "rounding":
+        assert noise.scale == RingQuantiser(hook.bound, CLIENTS, hook.modulus_bits).step
+        assert noise.multiplier == 1 / math.sqrt(12)
+    else:
+        assert (noise.multiplier, noise.scale) == (hook.noise_multiplier, hook.clip)
+    assert hook.noise(hook.declare(), clients=CLIENTS) == noise
+
+
+def test_noise_agrees_with_what_is_added(hook):
+    noise, width = noise_of_hook(hook), 20_000
+    zeros = torch.zeros(CLIENTS, width)
+    if noise is None:
+        pytest.skip("adds no noise, or to the data")
+    if noise.place == "step":
+        added = zeros.clone()
+        hook.step(added, clients=np.arange(CLIENTS), round_number=1, step=0, seed=Seed(1))
+    elif noise.place == "aggregate":
+        added = hook.aggregate(zeros[:1], round_number=1, seed=Seed(1))
+    elif noise.place == "upload":
+        added = hook.upload(replace(uploads(), rows=zeros), round_number=1, seed=Seed(1)).rows
+    else:  # the error of a sum of rounded uploads
+        rows = torch.rand(CLIENTS, width, generator=torch.Generator().manual_seed(1))
+        total = hook.upload(replace(uploads(), rows=rows), round_number=1, seed=Seed(1)).rows[0]
+        error = (total.double() - rows.double().sum(0)).abs().max()
+        assert error <= CLIENTS * noise.scale / 2 + 1e-6
+        return
+    expected = np.broadcast_to(np.multiply(noise.multiplier, noise.scale), len(added))
+    np.testing.assert_allclose(added.std(dim=1).numpy(), expected, rtol=0.03)
+
+
+def test_noise_declared_by_other_software():
+    """Of an adaptive clip norm, the multiplier of the mean counts; an unknown ring has no step."""
+    central, ring = (
+        find(PROTECTIONS, "protection", name) for name in ("central_dp", "secure_aggregation")
+    )
+    more = {"noise_multiplier": 0.5, "mean_multiplier": 0.7, "clip": 2}
+    assert central.noise(more, clients=3) == AddedNoise("aggregate", 0.7, 2.0)
+    assert ring.noise({"modulus": "2^32"}, clients=3) is None
+    assert ring.noise({"modulus": "2^24", "bound": 8.0}, clients=3) is None
 
 
 # -- randomness by address -------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from fedaudit.randomness import Seed
 from fedaudit.study import audit, run
 from fedaudit.study.replay import replay
 from fedaudit.trace import ANONYMOUS, SERVER, SHUFFLER, Recorder, Trace, Truth
+from fedaudit.trace.ledger import QUERY
+from fedaudit.trace.schema import FAILED
 
 PLAIN = ("federation.rounds=3", "federation.clients=6", "federation.weighting=size")
 
@@ -58,6 +60,44 @@ def test_a_summed_replay_holds_the_weighted_sum_alone(plain, tmp_path):
         index, _ = next((i, m) for i, m in view.indexed(number) if m.kind == "sum")
         expected = updates.weights @ updates.rows
         np.testing.assert_allclose(view.payload(number, index), expected, rtol=1e-4, atol=1e-4)
+
+
+class RenamedSum(SecureSum):
+    name = "renamed_sum"
+
+
+@pytest.mark.parametrize("wire", ["delta", "model"])
+@pytest.mark.parametrize("failed", [0, 1])
+def test_a_secure_sum_under_another_name_is_replayed_like_a_secure_sum(wire, failed, tmp_path):
+    """Also if an answer failed: the sum then lists its members."""
+    start = {"w": np.zeros((2, 3), np.float32)}
+    recorder = Recorder(tmp_path / "trace", like=start)
+    for number in range(2):
+        with recorder.round() as wired:
+            for c in range(4):
+                wired.send("model", SERVER, f"site-{c}", start)
+            for c in range(4 - failed):
+                sent = {"w": np.full((2, 3), c + number, np.float32)}
+                wired.send(wire, f"site-{c}", SERVER, sent)
+            for c in range(4 - failed, 4):
+                wired.send(wire, f"site-{c}", SERVER, None, notes={FAILED: "timeout"})
+    recorder.close()
+    trace = Trace.open(tmp_path / "trace")
+    known, renamed = (
+        replay(trace, [hook], tmp_path / hook.name, Seed(9))[0]
+        for hook in (SecureSum(), RenamedSum())
+    )
+    assert renamed.manifest.declared[-1] == {**known.manifest.declared[-1], "name": "renamed_sum"}
+    assert renamed.manifest.declared[-1]["applied"] == "exactly"
+    assert renamed.manifest.federation == known.manifest.federation
+    assert renamed.manifest.layouts == known.manifest.layouts
+    assert (QUERY in renamed.manifest.layouts) == bool(failed)
+    for number in trace.rounds:
+        assert renamed.messages(number) == known.messages(number)
+        for layout in known.manifest.layouts:
+            np.testing.assert_array_equal(
+                renamed.block(number, layout), known.block(number, layout)
+            )
 
 
 def test_integer_buffers_stay_with_their_rows(tmp_path):

@@ -80,10 +80,11 @@ class Games:
 
     def __post_init__(self) -> None:
         self.mixed = any("sender" in p.covers for p in self.protections)
-        noise = {d["name"]: d.get("noise_multiplier", 0.0) for d in self._declared()}
-        self.step_noise = float(np.min(noise.get("dp_sgd", 0.0)))
-        self.upload_noise = float(np.min(noise.get("update_noise", 0.0)))
-        self.noisy = any(np.max(noise.get(name, 0.0)) > 0 for name in ("dp_sgd", "update_noise"))
+        every = [p.noise(p.declare(), clients=self.clients) for p in self.protections]
+        noise = {added.place: added.multiplier for added in every if added is not None}
+        self.step_noise = float(np.min(noise.get("step", 0.0)))
+        self.upload_noise = float(np.min(noise.get("upload", 0.0)))
+        self.noisy = any(np.max(noise.get(place, 0.0)) > 0 for place in ("step", "upload"))
         self.draws = self._draw()
 
     @property

@@ -7,6 +7,7 @@ the size of every masked upload, the answers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from fedaudit.arrays import Indices
 from fedaudit.errors import ConfigError
-from fedaudit.hooks import Hook, Leg, SumQuery, Uploads
+from fedaudit.hooks import AddedNoise, Hook, Leg, SumQuery, Uploads
 from fedaudit.protections.clip import needs_deltas
 from fedaudit.protections.secure_aggregation.aggregator import (
     ClientThreshold,
@@ -55,6 +56,10 @@ class _WeightedUpdates(Mapping[int, npt.NDArray[np.float64]]):
 
     def __len__(self) -> int:
         return len(self._at)
+
+
+RINGS = {"2^32": 32, "2^64": 64}
+"""Declared modulus -> bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +126,15 @@ class SecureAggregation(Hook):
             "masks": self.masks,
         }
         return {**super().declare(), **own}
+
+    @classmethod
+    def noise(cls, declared: Mapping[str, Any], *, clients: int) -> AddedNoise | None:
+        """Rounding to the ring, uniform within a step; None if the ring is not declared."""
+        bits = RINGS.get(str(declared.get("modulus")))
+        if bits is None or not declared.get("bound"):
+            return None
+        step = RingQuantiser(float(declared["bound"]), clients, bits).step
+        return AddedNoise("rounding", 1.0 / math.sqrt(12.0), step)
 
     @property
     def subset_sums(self) -> bool:
