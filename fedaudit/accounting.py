@@ -9,9 +9,10 @@ tight and rounded upwards), and Renyi divergences ("rdp", which most papers repo
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -20,6 +21,7 @@ from annotated_types import Gt, Lt
 
 from fedaudit.codec import json_number
 from fedaudit.errors import ConfigError, UsageError
+from fedaudit.multipliers import joint_multiplier as joint_multiplier
 from fedaudit.settings import Positive, require
 
 Unit = Literal["record", "person", "client", "example"]
@@ -29,6 +31,8 @@ Accountant = Literal["pld", "rdp"]
 ORDERS = np.array([1 + i / 10 for i in range(1, 100)] + list(range(12, 64)), dtype=np.float64)
 """Renyi orders of the published figures: 1.1 to 10.9 in steps of 0.1, then 12 to 63."""
 
+FINE = 0.3
+"""Noise multipliers below it have privacy losses too large for a fine grid."""
 _DISCRETISATION = 1e-3  # of privacy losses; rounds upwards, so a coarser grid stays valid
 
 
@@ -88,9 +92,11 @@ def check_delta(delta: float) -> float:
     return delta
 
 
-def check_one_noise(protection: str, noise_multiplier: object, target: float | None) -> None:
+def check_one_noise(
+    protection: str, noise_multiplier: object, target: float | None, default: float = 1.0
+) -> None:
     """Refuse a target epsilon together with a noise multiplier other than the default."""
-    if target is not None and noise_multiplier != 1.0:
+    if target is not None and noise_multiplier != default:
         raise ConfigError(
             f"protections.{protection} has two settings for the noise",
             expected="either noise_multiplier or epsilon",
@@ -142,6 +148,10 @@ def _epsilon(q: float, z: float, steps: int, delta: float, by: str) -> float:
         return 0.0
     if by == "rdp":
         return epsilon_from_renyi(steps * renyi(q, z), delta)
+    if q == 1 and z < FINE:
+        # all steps are one Gaussian, exactly; a grid of so large losses takes gigabytes
+        nothing = np.zeros(1)
+        return PrivacyCurve(nothing, nothing, math.sqrt(steps) / z).epsilon_at(delta)
     import dp_accounting
     from dp_accounting import pld
 
@@ -155,7 +165,7 @@ def _epsilon(q: float, z: float, steps: int, delta: float, by: str) -> float:
 
 def _interval(noise_multiplier: float) -> float:
     """Grid of privacy losses: coarser for a tiny multiplier, whose loss range is huge."""
-    return _DISCRETISATION if noise_multiplier >= 0.3 else 0.05
+    return _DISCRETISATION if noise_multiplier >= FINE else 0.05
 
 
 def epsilon(
@@ -173,6 +183,213 @@ def epsilon(
     return _epsilon(
         float(exposure.sampling_rate), float(noise_multiplier), int(exposure.total), delta, by
     )
+
+
+# -- what an adversary can reach ------------------------------------------------------------------
+
+
+def total_variation(
+    exposure: Exposure, noise_multiplier: float, *, relation: Relation = "replace"
+) -> float:
+    """Largest total variation between all releases of two neighbouring datasets; 1 without noise.
+
+    Every adversary that sees all steps, and knows everything but the one unit, is right with
+    probability at most (1 + TV) / 2 when a fair coin decides which dataset was used. Noise is
+    `noise_multiplier` x clip on a sum: adding or removing a unit moves the sum by the clip,
+    replacing it by twice that.
+    """
+    shift = _gaussian_shift(exposure, noise_multiplier, relation)
+    if shift is not None:
+        from scipy.special import ndtr
+
+        return float(2 * ndtr(shift / 2) - 1)
+    losses = _privacy_losses(exposure, noise_multiplier, relation)
+    return min(1.0, float(losses.get_delta_for_epsilon(0.0)))
+
+
+def success_ceiling(
+    exposure: Exposure, noise_multiplier: float, *, relation: Relation = "replace"
+) -> float:
+    """(1 + TV) / 2: the most games with a fair coin that any adversary can win."""
+    return 0.5 * (1 + total_variation(exposure, noise_multiplier, relation=relation))
+
+
+def trade_off(
+    exposure: Exposure,
+    noise_multiplier: float,
+    rates: npt.ArrayLike,
+    *,
+    relation: Relation = "replace",
+) -> npt.NDArray[np.float64]:
+    """Largest true-positive rate at each false-positive rate of `rates` (m,): (m,).
+
+    One Gaussian, or several composed: Phi(Phi^-1(f) + mu). With sampling:
+    min over epsilon of e^epsilon f + delta(epsilon), with the delta of the composed losses.
+    """
+    f = np.asarray(rates, dtype=np.float64)
+    shift = _gaussian_shift(exposure, noise_multiplier, relation)
+    if shift is not None:
+        from scipy.special import ndtr, ndtri
+
+        if math.isinf(shift):
+            return np.ones_like(f)
+        return np.asarray(ndtr(ndtri(f) + shift))
+    losses = _privacy_losses(exposure, noise_multiplier, relation)
+    at = np.linspace(-40.0, 40.0, 3201)  # the minimum over a grid is still an upper bound
+    delta = np.array([losses.get_delta_for_epsilon(float(e)) for e in at])
+    return np.asarray(np.minimum(1.0, (np.exp(at) * f[..., None] + delta).min(axis=-1)))
+
+
+@dataclass(frozen=True)
+class PrivacyCurve:
+    """The trade-off curve of a composed schedule: its deltas (n,) on a grid of epsilons (n,).
+
+    `shift` is set if all steps together are one Gaussian mechanism: the curve is then exact.
+    Otherwise deltas are rounded upwards, so that the curve claims no privacy that is not there.
+    """
+
+    epsilons: npt.NDArray[np.float64]
+    deltas: npt.NDArray[np.float64]
+    shift: float | None = None
+
+    @cached_property
+    def total_variation(self) -> float:
+        """Delta at epsilon 0: no adversary guesses a fair coin correctly more often than
+        (1 + TV) / 2."""
+        if self.shift is not None:
+            from scipy.special import ndtr
+
+            return float(2 * ndtr(self.shift / 2) - 1)
+        return min(1.0, float(np.interp(0.0, self.epsilons, self.deltas)))
+
+    @cached_property
+    def _pieces(self) -> tuple[list[float], list[float], list[float]]:
+        """Upper envelope of the lines e^-epsilon (x - delta): starts, slopes, values at x = 0."""
+        slope = np.exp(-self.epsilons[::-1])  # grows along the envelope
+        at_zero = -slope * self.deltas[::-1]
+        starts, slopes, zeros = [-math.inf], [float(slope[0])], [float(at_zero[0])]
+        for a, b in zip(slope[1:], at_zero[1:], strict=True):
+            while True:
+                if a <= slopes[-1]:
+                    break
+                crossing = (zeros[-1] - b) / (a - slopes[-1])
+                if crossing > starts[-1]:
+                    starts.append(float(crossing))
+                    slopes.append(float(a))
+                    zeros.append(float(b))
+                    break
+                starts.pop(), slopes.pop(), zeros.pop()
+        return starts, slopes, zeros
+
+    def least_false(self, true_positive: float) -> float:
+        """The smallest false-positive rate at which a true-positive rate is possible."""
+        if true_positive <= 0.0:
+            return 0.0
+        if self.shift is not None:
+            from scipy.special import ndtr, ndtri
+
+            return float(ndtr(ndtri(min(true_positive, 1.0)) - self.shift))
+        starts, slopes, zeros = self._pieces
+        i = bisect_right(starts, true_positive) - 1
+        return max(0.0, slopes[i] * true_positive + zeros[i])
+
+    def epsilon_at(self, delta: float, *, below: bool = False) -> float:
+        """The smallest epsilon of the grid's curve at `delta`.
+
+        Rounded upwards, as a promise has to be; `below`: downwards, as a lower bound has to be.
+        """
+        if self.shift is not None:
+            if self.shift == 0 or math.isinf(self.shift):
+                return self.shift
+            low, high = 0.0, 1.0
+            while gaussian_delta(high, 1 / self.shift) > delta:
+                low, high = high, 2 * high
+            while high - low > 1e-9:
+                middle = 0.5 * (low + high)
+                fits = gaussian_delta(middle, 1 / self.shift) <= delta
+                low, high = (low, middle) if fits else (middle, high)
+            return low if below else high
+        met = np.flatnonzero((self.epsilons >= 0) & (self.deltas <= delta))
+        if below:  # at the point before, delta is exceeded
+            before = int(met[0]) - 1 if len(met) else len(self.epsilons) - 1
+            return max(0.0, float(self.epsilons[before])) if before >= 0 else 0.0
+        return float(self.epsilons[met[0]]) if len(met) else math.inf
+
+
+def privacy_curve(
+    exposure: Exposure, noise_multiplier: float, *, relation: Relation = "add_or_remove"
+) -> PrivacyCurve:
+    """The trade-off curve of all steps of all rounds of a schedule.
+
+    On a grid ten times as coarse as that of `epsilon`, with the same rounding: a curve is one of
+    dozens in a search. Much noise has small losses, and the grid follows them.
+    """
+    shift = _gaussian_shift(exposure, noise_multiplier, relation)
+    if shift is not None:
+        return PrivacyCurve(np.zeros(1), np.zeros(1), shift)
+    return _curve(float(exposure.sampling_rate), float(noise_multiplier), exposure.total, relation)
+
+
+_CURVE_POINTS = 200
+
+
+@lru_cache(maxsize=256)
+def _curve(q: float, z: float, steps: int, relation: Relation) -> PrivacyCurve:
+    losses = _composed_losses(q, z, steps, relation, 10 / max(1.0, z))
+    most = max(1.0, min(200.0, float(losses.get_epsilon_for_delta(1e-12))))
+    positive = np.linspace(0.0, most, _CURVE_POINTS)
+    delta = np.minimum(1.0, np.asarray(losses.get_delta_for_epsilon(positive)))
+    # the other half by symmetry: adding and removing swap the two kinds of error
+    negative = 1 - np.exp(-positive[1:]) * (1 - delta[1:])
+    return PrivacyCurve(
+        np.concatenate([-positive[:0:-1], positive]), np.concatenate([negative[::-1], delta])
+    )
+
+
+def _gaussian_shift(exposure: Exposure, z: float, relation: Relation) -> float | None:
+    """Distance of the means in deviations if all steps together are one Gaussian; else None.
+
+    Composing T Gaussian mechanisms of shift mu gives one of shift mu sqrt(T), exactly.
+    """
+    q, steps = exposure.sampling_rate, exposure.total
+    if z < 0 or not 0 <= q <= 1:
+        raise UsageError(
+            "no bound for this schedule",
+            expected="noise_multiplier >= 0 and a sampling rate in [0, 1]",
+            got=f"{z:g} and {q:g}",
+            remedy="correct the values",
+        )
+    if steps == 0 or q == 0:
+        return 0.0
+    moved = 2.0 if relation == "replace" else 1.0
+    # practically no noise; the accountant would run out of memory
+    if z == 0 or (q < 1 and steps * q * moved**2 > 2 * z * z * NO_PROMISE):
+        return math.inf
+    return moved * math.sqrt(steps) / z if q == 1 else None
+
+
+def _privacy_losses(exposure: Exposure, z: float, relation: Relation) -> Any:
+    """The composed privacy loss distribution, rounded upwards."""
+    return _composed_losses(float(exposure.sampling_rate), float(z), exposure.total, relation)
+
+
+@lru_cache(maxsize=64)
+def _composed_losses(q: float, z: float, steps: int, relation: str, coarser: float = 1.0) -> Any:
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.pld import privacy_loss_distribution
+
+    known = {
+        "replace": NeighboringRelation.REPLACE_ONE,
+        "add_or_remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
+        "zero_out": NeighboringRelation.REPLACE_SPECIAL,
+    }
+    one = privacy_loss_distribution.from_gaussian_mechanism(
+        z,
+        sampling_prob=q,
+        value_discretization_interval=coarser * _interval(z),
+        neighboring_relation=known[relation],
+    )
+    return one.self_compose(steps)
 
 
 def calibrate(target: float, exposure: Exposure, delta: float, *, by: Accountant = "pld") -> float:
@@ -219,16 +436,6 @@ def effective_multiplier(noise_multiplier: float, weights: Sequence[float]) -> f
     if not weights or total <= 0:
         return noise_multiplier
     return noise_multiplier * total / (len(weights) * max(weights))
-
-
-def joint_multiplier(noise_multiplier: float, clipped_count_stddev: float) -> float:
-    """Multiplier of a noisy mean plus a noisy count of clipped updates: (z^-2 + (2 s)^-2)^(-1/2).
-
-    Adaptive clipping releases both. Flower applies the inverse of this to its setting.
-    """
-    if noise_multiplier == 0 or clipped_count_stddev == 0:
-        return 0.0
-    return float((noise_multiplier**-2 + (2 * clipped_count_stddev) ** -2) ** -0.5)
 
 
 def composed_multiplier(multipliers: Sequence[float]) -> float:
@@ -337,12 +544,8 @@ NO_PROMISE = 20_000.0
 """Expected privacy loss, in nats, above which a history counts as noiseless."""
 
 
-def from_opacus(state: Mapping[str, Any], delta: float, *, unit: Unit = "record") -> Guarantee:
-    """A guarantee from `PrivacyEngine.accountant.state_dict()` of a user's own Opacus loop.
-
-    Composes the history (noise multiplier, sampling rate, steps) again, by privacy losses.
-    """
-    check_delta(delta)
+def opacus_history(state: Mapping[str, Any]) -> list[tuple[float, float, int]]:
+    """(noise multiplier, sampling rate, steps) of `PrivacyEngine.accountant.state_dict()`."""
     try:
         history = [(float(z), float(q), int(n)) for z, q, n in state["history"]]
         if not all(0 <= z < math.inf and 0 <= q <= 1 and n >= 0 for z, q, n in history):
@@ -355,6 +558,16 @@ def from_opacus(state: Mapping[str, Any], delta: float, *, unit: Unit = "record"
             got=repr(state)[:80],
             remedy="pass privacy_engine.accountant.state_dict()",
         ) from None
+    return history
+
+
+def from_opacus(state: Mapping[str, Any], delta: float, *, unit: Unit = "record") -> Guarantee:
+    """A guarantee from `PrivacyEngine.accountant.state_dict()` of a user's own Opacus loop.
+
+    Composes the history (noise multiplier, sampling rate, steps) again, by privacy losses.
+    """
+    check_delta(delta)
+    history = opacus_history(state)
     spent = [(z, q, n) for z, q, n in history if n and q]
     value = 0.0
     if any(z == 0 or n * q > 2 * z * z * NO_PROMISE for z, q, n in spent):

@@ -13,6 +13,7 @@
     │   └── NotObservable         3   this party does not see the requested data
     ├── NotApplicable             3   the audit's question does not arise in this trace
     │   └── NothingToSay          3   too little was recorded for a result
+    ├── LimitBroken               4   a limit of a policy broke while a federation was running
     └── Interrupted             130   stopped by the user; finished work is kept
 
 Every message states what was expected, what was found and how to fix it.
@@ -123,8 +124,18 @@ class NothingToSay(NotApplicable):
     pass
 
 
+class LimitBroken(FedauditError):
+    exit_code = 4
+    code = "limit_broken"
+
+
 class Interrupted(FedauditError):
     exit_code = 130
+
+
+def count_of(number: int, noun: str, plural: str = "") -> str:
+    """A count with its noun: "1 round", "2 rounds"; `plural` if an s does not make it."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def nearest(name: str, valid: Iterable[str], *, most: int = 8, see: str = "") -> str:

@@ -37,7 +37,7 @@ Verdict = Literal[
     "no_evidence",
     "not_applicable",
 ]
-BoundKind = Literal["upper", "lower", "reference"]
+BoundKind = Literal["upper", "lower", "reference", "extended"]
 
 T = TypeVar("T")
 
@@ -141,8 +141,12 @@ class Underpowered:
 class Bound:
     """A closed form beside a measurement.
 
-    `kind`: "upper" or "lower" (a theorem), "reference" (published, not a guarantee).
-    `of` names the bounded estimate; `source` is an equation tag; `assumes` states its conditions.
+    `kind`: "upper" or "lower" (a theorem), "reference" (published, not a guarantee), "extended" (an
+    upper bound for another number of steps or rounds than was measured; not compared with the
+    estimate). `of` names the bounded estimate; `source` is an equation tag; `assumes` states its
+    conditions. A bound from differential privacy also states its `unit`, its neighbouring
+    `relation`, and which releases it `covers`. `suspect`: what a contradiction points to, as a
+    sentence.
     """
 
     value: float
@@ -150,12 +154,55 @@ class Bound:
     of: str
     source: str
     assumes: str = ""
+    unit: str = ""
+    relation: str = ""
+    covers: str = ""
+    suspect: str = ""
+
+    @property
+    def scope(self) -> str:
+        """What the bound covers, its unit and relation, in words; empty if it states none."""
+        relation = self.relation.replace("_", " ")
+        about = f"{self.unit} level, {relation}" if self.unit else relation
+        return "; ".join(text for text in (self.covers, about) if text)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "value", _not_nan("value", self.value))
         if self.kind not in get_args(BoundKind):
             raise ValueError(f"kind {self.kind!r} is not one of {', '.join(get_args(BoundKind))}")
-        _check_texts(self, "of", "source", "assumes")
+        _check_texts(self, "of", "source", "assumes", "unit", "relation", "covers", "suspect")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyTest:
+    """One test over several readings of the same games, at one error rate for all of them.
+
+    `adjusted`: name of an estimate -> its p-value, corrected for all readings. `decided`: the
+    reading with the smallest one. `level`: largest chance of a false alarm by any reading.
+    """
+
+    adjusted: Mapping[str, float]
+    decided: str
+    level: float
+    method: str = ""
+
+    def __post_init__(self) -> None:
+        _check_texts(self, "decided", "method")
+        p = {name: _not_nan(name, value) for name, value in self.adjusted.items()}
+        object.__setattr__(self, "adjusted", p)
+        object.__setattr__(self, "level", _not_nan("level", self.level))
+        if not all(0 <= value <= 1 for value in p.values()) or not 0 < self.level < 1:
+            raise ValueError(f"p-values {p} or level {self.level} are out of range")
+        if self.decided not in p:
+            raise ValueError(f"decided {self.decided!r} is not among the readings")
+
+    @property
+    def p_value(self) -> float:
+        return self.adjusted[self.decided]
+
+    @property
+    def significant(self) -> bool:
+        return self.p_value <= self.level
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +250,8 @@ class AuditResult(Tabular):
     `status` says whether it measured; if not, `need` says why. `known`: the adversary has the
     answer without an attack, and the headline takes its full value.
     `headline` names the estimate behind the verdict; `greater_is_leak` says which side of its
-    baseline is bad. `detectable` is the smallest headline value the audit would have detected (the
+    baseline is bad. Where several readings were made, `test` decides instead of the headline's
+    interval. `detectable` is the smallest headline value the audit would have detected (the
     largest where less is worse); None if unknown, an infinity if it detects no value.
     `per_client` maps a pseudonymous party to its columns. `curves` maps a figure to its columns of
     equal length. The result rests on `arrived` of `expected` answers; `recording` lists damage and
@@ -220,6 +268,7 @@ class AuditResult(Tabular):
     headline: str | None = None
     greater_is_leak: bool = True
     estimates: Mapping[str, Estimate] = field(default_factory=dict)
+    test: FamilyTest | None = None
     underpowered: tuple[Underpowered, ...] = ()
     bounds: Mapping[str, Bound] = field(default_factory=dict)
     per_client: Mapping[str, Mapping[str, Number | str | None]] = field(default_factory=dict)
@@ -258,8 +307,10 @@ class AuditResult(Tabular):
         if self.headline is not None and self.headline not in self.estimates:
             raise ValueError(f"headline {self.headline!r} is not among the estimates")
         self._check_status()
+        if self.test is not None and not set(self.test.adjusted) <= set(self.estimates):
+            raise ValueError(f"the test reads {sorted(self.test.adjusted)}, not all are estimated")
         for name, bound in self.bounds.items():
-            if bound.kind != "reference" and bound.of not in self.estimates:
+            if bound.kind in ("upper", "lower") and bound.of not in self.estimates:
                 raise ValueError(f"bound {name!r} bounds {bound.of!r}, which is not estimated")
 
     def _check_status(self) -> None:
@@ -317,8 +368,9 @@ class AuditResult(Tabular):
         raw["underpowered"] = tuple(
             _build(Underpowered, v, "underpowered") for v in raw.get("underpowered", ())
         )
-        if raw.get("need") is not None:
-            raw["need"] = _build(Need, raw["need"], "need")
+        for name, part in (("need", Need), ("test", FamilyTest)):
+            if raw.get(name) is not None:
+                raw[name] = _build(part, raw[name], name)
         return _build(cls, raw, "a result")
 
 

@@ -184,6 +184,16 @@ def _from_sums(
     }
 
 
+def scores_of_labellings(
+    truth: npt.NDArray[np.int64], labels: npt.NDArray[np.int64]
+) -> dict[str, Floats]:
+    """All four scores of many labellings (draws, N) of one truth (N,): name -> (draws,).
+
+    Both are codes from 0 on.
+    """
+    return _scores_of_draws(truth, labels, int(truth.max()) + 1, int(labels.max()) + 1)
+
+
 def _scores_of_draws(truth: Array, labels: Array, classes: int, clusters: int) -> dict[str, Floats]:
     """All four scores of many labellings (draws, N) of one truth (N,): name -> (draws,).
 

@@ -86,3 +86,15 @@ def _p_values(values: npt.ArrayLike) -> Floats:
             remedy="count permutations as (b + 1) / (m + 1), which is never zero",
         )
     return p
+
+
+def two_halves(readings: float, clients: float) -> tuple[float, float]:
+    """Factors of the p-values of two halves of a family, by Holm's correction.
+
+    The half with the smaller p-value counts twice. The other one counts once if the first is
+    significant at any level at which the other could be: it has the larger p-value, so its adjusted
+    one must not be below the first's.
+    """
+    if readings <= clients:
+        return 2.0, max(1.0, 2.0 * readings / clients) if clients > 0 else 2.0
+    return max(1.0, 2.0 * clients / readings), 2.0

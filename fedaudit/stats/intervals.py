@@ -124,16 +124,16 @@ def _wilson_bounds(share: float, n: float, z: float) -> tuple[float, float]:
     return low, high
 
 
-def smallest_share_above(baseline: float, n: int, confidence: float = 0.95) -> float | None:
+def smallest_share_above(baseline: float, n: int, confidence: float = 0.95) -> float:
     """The smallest share of n independent trials whose Wilson interval lies above `baseline`.
 
-    None if even n of n does not: the sample is too small.
+    Infinite if even n of n does not: the sample is too small. So it is an `AuditResult.detectable`.
     """
     z = NormalDist().inv_cdf(1.0 - check_confidence(confidence) / 2.0)
     for successes in range(n + 1):
         if _wilson_bounds(successes / n, n, z)[0] > baseline:
             return successes / n
-    return None
+    return math.inf
 
 
 def clopper_pearson_bounds(
@@ -176,6 +176,35 @@ def clopper_pearson(
         confidence=confidence,
         baseline=baseline,
         method="Clopper-Pearson",
+    )
+
+
+def clustered_exact(
+    successes: npt.ArrayLike,
+    trials: npt.ArrayLike,
+    confidence: float = 0.95,
+    *,
+    baseline: float | None = None,
+) -> Estimate:
+    """`clustered_share` with Clopper and Pearson's interval at the effective number of trials.
+
+    That number and its successes are rounded towards the wider interval.
+    """
+    alpha = check_confidence(confidence)
+    h, n = np.asarray(successes, dtype=np.float64), np.asarray(trials, dtype=np.float64)
+    _check_counts(int(h.sum()), int(n.sum()))
+    share, effect = float(h.sum() / n.sum()), design_effect(h, n)
+    m = max(1, math.floor(n.sum() / effect + 1e-9))
+    low, _ = clopper_pearson_bounds(math.floor(share * m + 1e-9), m, alpha / 2.0)
+    _, high = clopper_pearson_bounds(math.ceil(share * m - 1e-9), m, alpha / 2.0)
+    return Estimate(
+        value=share,
+        low=float(low),
+        high=float(high),
+        n=len(n),
+        confidence=confidence,
+        baseline=baseline,
+        method=f"Clopper-Pearson over {len(n)} clusters (design effect {effect:.2g})",
     )
 
 

@@ -78,6 +78,111 @@ class Scores:
         return NormalDist().inv_cdf(1.0 - self.error)
 
 
+LEAST_LEFT = 0.05
+"""Least part of a client's information that must be left once another client is taken out."""
+
+
+@dataclass(frozen=True)
+class Contrasts:
+    """Information on clients' parts (K, K) in the answers of a plan (T, G, K), after each round's
+    common part is taken out: N = sum of A' P A, with P orthogonal to the groups' sizes.
+
+    A test of one client without another needs the two apart in some round, not full rank: a plan
+    may keep the total of a few clients hidden and still tell each of them from each other one.
+    """
+
+    information: Floats
+    rows: Floats
+
+    @classmethod
+    def of(cls, plan: npt.ArrayLike) -> Contrasts:
+        groups = np.asarray(plan, dtype=np.float64)
+        sizes = groups.sum(axis=2)
+        unit = sizes / np.linalg.norm(sizes, axis=1, keepdims=True)
+        common = np.einsum("tg,tgk->tk", unit, groups)
+        rows = (groups - unit[:, :, None] * common[:, None]).reshape(-1, groups.shape[-1])
+        return cls(rows.T @ rows, rows)
+
+    @property
+    def left(self) -> Floats:
+        """Information (K, K) on client j once client i is taken out; all of it for j itself.
+
+        A mark only adds: a client that would lower the other's estimate stays.
+        """
+        n = self.information
+        own = np.diag(n)
+        part = np.divide(np.maximum(n, 0.0) ** 2, own, out=np.zeros_like(n), where=own > 0)
+        np.fill_diagonal(part, 0.0)
+        return own[:, None] - part
+
+    @property
+    def testable(self) -> npt.NDArray[np.bool_]:
+        """Clients (K,) that can be tested without each other client."""
+        own = np.diag(self.information)
+        fine = (self.left >= LEAST_LEFT * own[:, None]).all(axis=1)
+        return np.asarray(fine & (own > 1e-9), dtype=np.bool_)
+
+    def least(self, answers: Floats) -> Floats:
+        """The smallest z (K,) of each client over whoever is taken out; noise has deviation 1."""
+        n, b = self.information, self.rows.T @ answers
+        own = np.diag(n)
+        part = np.divide(np.maximum(n, 0.0), own, out=np.zeros_like(n), where=own > 0)
+        np.fill_diagonal(part, 0.0)
+        left = self.left
+        fine = left > 1e-9
+        z = np.divide(
+            b[:, None] - part * b,
+            np.sqrt(np.where(fine, left, 1.0)),
+            where=fine,
+            out=np.zeros_like(left),
+        )
+        return np.asarray(z.min(axis=1))
+
+
+def contrast_power(
+    draw: Draw, rounds: int, scores: Scores, rng: np.random.Generator, *, runs: int = 200
+) -> Power:
+    """As `power`, for the test of each client without every other one, which needs no full rank.
+
+    Every marked client holds a key of its own, so that each key is tested where one client holds
+    it; benign clients are tested on these keys.
+    """
+    found, wrong = [], []
+    for _ in range(runs):
+        plan = np.asarray(draw(rounds))
+        contrasts, clients = Contrasts.of(plan), plan.shape[-1]
+        _leave_benign(scores, clients)
+        answers = rng.standard_normal(len(contrasts.rows))
+        holder = int(rng.integers(clients))
+        answers = answers + plan.reshape(-1, clients)[:, holder] * scores.effect
+        flagged = contrasts.testable & (contrasts.least(answers) > scores.quantile)
+        found.append(float(flagged[holder]))
+        wrong.append(float(np.delete(flagged, holder).mean()))
+    return Power(_share(found), _share(wrong, baseline=scores.error))
+
+
+def _leave_benign(scores: Scores, clients: int) -> None:
+    if scores.marked >= clients:
+        raise UsageError(
+            "too many clients are marked",
+            expected=f"fewer than {clients} marked clients",
+            got=str(scores.marked),
+            remedy="leave some clients benign, to count false alarms",
+        )
+
+
+def expected_contrast_power(plan: npt.ArrayLike, scores: Scores) -> float:
+    """Mean detection probability over clients, each without the client that hides it most.
+
+    A bound from above: the smallest of many z is below that of the one with the least information.
+    """
+    contrasts = Contrasts.of(plan)
+    far = scores.effect * np.sqrt(np.maximum(contrasts.left.min(axis=1), 0.0)) - scores.quantile
+    phi = NormalDist().cdf
+    fine = contrasts.testable
+    return float(np.mean([phi(float(x)) if f else 0.0 for x, f in zip(far, fine, strict=True)]))
+
+
 @dataclass(frozen=True)
 class Power:
     """Flagged shares of marked and of benign clients, with Wilson intervals.
@@ -99,13 +204,7 @@ def power(
         plan = draw(rounds)
         fit = regression(plan)
         clients = plan.shape[-1]
-        if scores.marked >= clients:
-            raise UsageError(
-                "too many clients are marked",
-                expected=f"fewer than {clients} marked clients",
-                got=str(scores.marked),
-                remedy="leave some clients benign, to count false alarms",
-            )
+        _leave_benign(scores, clients)
         marked = np.zeros(clients, dtype=np.bool_)
         marked[rng.permutation(clients)[: scores.marked]] = True
         answers = plan.reshape(-1, clients) @ (scores.effect * marked)
@@ -160,14 +259,20 @@ class RoundsNeeded:
 
 
 def rounds_needed(
-    draw: Draw, scores: Scores, *, first: int, most: int, plans: int = 30
+    draw: Draw,
+    scores: Scores,
+    *,
+    first: int,
+    most: int,
+    plans: int = 30,
+    expected: Callable[[npt.ArrayLike, Scores], float] = expected_power,
 ) -> RoundsNeeded:
-    """Search by doubling and bisection on the mean `expected_power` of `plans` fresh plans."""
+    """Search by doubling and bisection on the mean `expected` power of `plans` fresh plans."""
     known: dict[int, tuple[float, float, float]] = {}
 
     def at(rounds: int) -> tuple[float, float, float]:
         if rounds not in known:
-            each = np.array([expected_power(draw(rounds), scores) for _ in range(plans)])
+            each = np.array([expected(draw(rounds), scores) for _ in range(plans)])
             half = 1.96 * float(each.std(ddof=1)) / math.sqrt(plans)
             mean = float(each.mean())
             known[rounds] = (mean, mean - half, mean + half)

@@ -47,7 +47,7 @@ def _check_above(what: str, value: float, chance: float) -> None:
         )
 
 
-def _at_least(count: npt.ArrayLike, n: npt.ArrayLike, share: float) -> Floats:
+def _at_least(count: npt.ArrayLike, n: npt.ArrayLike, share: npt.ArrayLike) -> Floats:
     """P(binomial(n, share) >= count), broadcast; 0 for a count above n."""
     from scipy.special import betainc
 
@@ -105,71 +105,51 @@ def trials_for_share(
     return int(below[-1]) + 2 if len(below) else 1
 
 
-def detectable_share(
-    chance: float, n: int, power: float = 0.9, confidence: float = 0.95
-) -> float | None:
-    """The smallest true share that `n` trials detect with probability `power`; None if none."""
-    check_power(power)
-    if n < 1 or float(share_power(1.0, chance, n, confidence)) < power:
-        return None
-    return _bisect(lambda s: float(share_power(s, chance, n, confidence)) >= power, chance, 1.0)
+# -- games: a fair coin each, exact binomial test -------------------------------------------------
 
 
-def links_per_client(independent: int, clients: int, likeness: float = 0.0) -> int | None:
-    """Links needed per client for a total worth `independent` independent links.
+def games_power(success: npt.ArrayLike, games: npt.ArrayLike, confidence: float = 0.95) -> Floats:
+    """Probability that the Clopper-Pearson interval of `games` lies above one half; broadcast.
 
-    Links of one client are correlated: K m links are worth K m / (1 + (m - 1) r) with intraclass
-    correlation r (Kish's design effect). None if no number suffices, since they are worth at most
-    K / r: then more clients are needed.
+    Exact: coins are fair, so the number of correct answers is binomial.
     """
-    left = clients - independent * likeness
-    if left <= 0:
-        return None
-    return max(1, math.ceil(independent * (1.0 - likeness) / left - 1e-9))
+    least = _least_right(np.asarray(games, dtype=np.int64), confidence)
+    return _at_least(least, games, success)
 
 
-# -- games: members and others, each rate with its own interval ----------------------------------
-
-
-def games_power(success: float, members: int, others: int, confidence: float = 0.95) -> float:
-    """Probability that the interval of (TPR + TNR)/2 lies above one half, if both are `success`.
-
-    Exact: both Clopper-Pearson intervals at half the error each, over all pairs of counts.
-    """
-    from scipy.stats import binom
-
-    tail = check_confidence(confidence) / 4.0
-    found, cleared = np.arange(members + 1), np.arange(others + 1)
-    low_found = clopper_pearson_bounds(found, members, tail)[0]
-    low_cleared = clopper_pearson_bounds(cleared, others, tail)[0]
-    # fewest cleared games that raise the sum of the low ends above 1
-    least = np.searchsorted(low_cleared, 1.0 - low_found, side="right")
-    above = _at_least(least, others, success)
-    return float(binom.pmf(found, members, success) @ above)
+def _least_right(games: npt.NDArray[np.int64], confidence: float) -> npt.NDArray[np.int64]:
+    """Fewest correct answers whose interval lies above one half; games + 1 if none."""
+    tail = check_confidence(confidence) / 2.0
+    low, high = np.zeros_like(games), games + 1
+    while (high - low > 1).any():
+        middle = (low + high) // 2
+        above = _at_least(middle, games, 0.5) < tail
+        high = np.where(above, middle, high)
+        low = np.where(above, low, middle)
+    return high
 
 
 def games_for_success(success: float, power: float = 0.9, confidence: float = 0.95) -> int:
-    """Games (half with a member) needed to distinguish a success rate from one half."""
+    """Games from which on a success rate is distinguished from one half with `power`.
+
+    The power of a discrete test is a sawtooth: it may reach `power` earlier and fall again.
+    """
     _check_above("a success rate to be found", success, 0.5)
-    check_power(power)
-    normal = NormalDist()
-    z = normal.inv_cdf(1.0 - check_confidence(confidence) / 4.0)
-    # normal form: low end s - z sqrt(v/n); the mean of two rates has deviation sqrt(v/2n)
-    reach = (z + normal.inv_cdf(power) / math.sqrt(2.0)) / (success - 0.5)
-    rough = math.ceil(max(success * (1.0 - success), 1e-9) * reach**2)
-    if rough > 20_000:
-        return 2 * rough
-    return 2 * _first(lambda n: games_power(success, n, n, confidence) >= power, 1)
+    reach = _quantiles(power, confidence) / (success - 0.5)
+    rough = math.ceil(0.25 * reach**2)
+    if rough > 200_000:
+        return rough
+    reached = games_power(success, np.arange(1, 2 * rough + 200), confidence) >= power
+    below = np.flatnonzero(~reached)
+    return int(below[-1]) + 2 if len(below) else 1
 
 
-def detectable_success(
-    members: int, others: int, power: float = 0.9, confidence: float = 0.95
-) -> float | None:
-    """The smallest success rate that these games detect with probability `power`."""
+def detectable_success(games: int, power: float = 0.9, confidence: float = 0.95) -> float | None:
+    """The smallest success rate that this many games detect with probability `power`."""
     check_power(power)
-    if min(members, others) < 1 or games_power(1.0, members, others, confidence) < power:
+    if games < 1 or float(games_power(1.0, games, confidence)) < power:
         return None
-    return _bisect(lambda s: games_power(s, members, others, confidence) >= power, 0.5, 1.0)
+    return _bisect(lambda s: float(games_power(s, games, confidence)) >= power, 0.5, 1.0)
 
 
 # -- area under the ROC curve --------------------------------------------------------------------

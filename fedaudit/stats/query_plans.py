@@ -85,6 +85,110 @@ def swapped_groups(
     return _groups(out, groups)
 
 
+CYCLE = 5
+"""Partitions of a cycled plan: enough to tell ten clients in groups of five apart twice."""
+
+APART = 2
+"""Rounds in which two clients are in different groups, before one is tested without the other."""
+
+
+def balanced_partitions(
+    clients: int, group_size: int, rounds: int, rng: np.random.Generator
+) -> Plan:
+    """Partitions that keep no two clients together much longer than any others (T, G, K).
+
+    By construction where G is prime, all groups have s <= G clients and T <= G: then two clients
+    are together at most once. Otherwise by a search that swaps clients between groups, and makes
+    each partition the best one after those before it. Client numbers are drawn either way.
+    """
+    groups = group_count(clients, group_size)
+    require(Count, rounds=rounds, remedy="10")
+    even = clients % groups == 0 and clients // groups <= groups
+    if even and rounds <= groups and _is_prime(groups):
+        return _lines(clients, groups, rounds, rng)
+    labels = np.empty((rounds, clients), dtype=np.int64)
+    together = np.zeros((clients, clients), dtype=np.int64)
+    for t in range(rounds):
+        labels[t] = _swapped_apart(rng.permutation(_even(clients, groups)), together)
+        together += labels[t][:, None] == labels[t]
+    for t in [*range(rounds)] * (SWEEPS if rounds <= 2 * CYCLE else 0):
+        together -= labels[t][:, None] == labels[t]
+        labels[t] = _swapped_apart(labels[t], together)
+        together += labels[t][:, None] == labels[t]
+    return _groups(labels, groups)
+
+
+SWEEPS = 3
+"""Times that the search goes over all partitions again, if they are few."""
+
+
+def cycled_partitions(
+    clients: int, group_size: int, rounds: int, rng: np.random.Generator, *, cycle: int = CYCLE
+) -> Plan:
+    """`cycle` balanced partitions, one after the other and again (T, G, K).
+
+    Sums over the same groups repeat, so that a mark is read more often, while the server learns of
+    no further combinations: what persists of a client's update stays hidden behind the rank.
+    """
+    require(Count, cycle=cycle, remedy=str(CYCLE))
+    few = balanced_partitions(clients, group_size, cycle, rng)
+    return np.asarray(few[np.arange(rounds) % cycle])
+
+
+def least_separation(plan: npt.ArrayLike) -> int:
+    """Fewest rounds, over all pairs, in which two clients are in different groups (T, G, K)."""
+    inside = np.asarray(plan) != 0
+    labels = inside.argmax(axis=1)
+    both = inside.any(axis=1)
+    apart = (labels[:, :, None] != labels[:, None]) & both[:, :, None] & both[:, None]
+    counts = apart.sum(axis=0)
+    np.fill_diagonal(counts, len(labels) + 1)
+    return int(counts.min())
+
+
+def _is_prime(n: int) -> bool:
+    return n > 1 and all(n % i for i in range(2, int(n**0.5) + 1))
+
+
+def _lines(clients: int, groups: int, rounds: int, rng: np.random.Generator) -> Plan:
+    """Client (x, b) is in group b + t x modulo the prime number of groups.
+
+    Clients of one column x are never together; those of two columns are in one of G rounds.
+    """
+    at = rng.permutation(clients)
+    column, row = at // groups, at % groups
+    slopes = rng.permutation(groups)[:rounds]
+    return _groups((row + slopes[:, None] * column) % groups, groups)
+
+
+def _swapped_apart(
+    labels: npt.NDArray[np.int64], together: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Swap clients between groups as long as that separates pairs that were `together` most.
+
+    The cost of a pair grows fourfold with each round in which it was together. Each step makes the
+    best swap of all.
+    """
+    labels = labels.copy()
+    cost = 4.0 ** (together - together.max(initial=0))
+    np.fill_diagonal(cost, 0.0)
+    member = (labels[:, None] == np.arange(labels.max() + 1)).astype(np.float64)
+    by_group = cost @ member  # (K, G): cost of a client beside each group
+    for _ in range(len(labels) ** 2):
+        moved = by_group[:, labels]  # [a, b]: a beside the group of b
+        gain = moved - np.diag(moved)[:, None]
+        change = gain + gain.T - 2 * cost
+        change[labels[:, None] == labels] = 0.0
+        a, b = np.unravel_index(change.argmin(), change.shape)
+        if not change[a, b] < -1e-9:
+            break
+        here, there = labels[a], labels[b]
+        by_group[:, here] += cost[:, b] - cost[:, a]
+        by_group[:, there] += cost[:, a] - cost[:, b]
+        labels[a], labels[b] = there, here
+    return labels
+
+
 def rounds_to_identify(clients: int, groups: int) -> int:
     """Fewest rounds that can identify every client's part: T >= (K - 1) / (G - 1).
 

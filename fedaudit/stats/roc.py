@@ -174,6 +174,20 @@ def auc(
     )
 
 
+def midranks(values: Floats) -> Floats:
+    """Ranks from 1, ties averaged (scipy.stats has them too, but takes a second to load)."""
+    _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[where.reshape(-1)])
+
+
+def plain_auc(scores: Floats, member: npt.NDArray[np.bool_]) -> float:
+    """The AUC without an interval, of at least one member and one other."""
+    ranks = midranks(scores)
+    inside = int(member.sum())
+    outside = len(member) - inside
+    return float((ranks[member].sum() - inside * (inside + 1) / 2) / (inside * outside))
+
+
 def _auc_resamples(
     positives: Floats, negatives: Floats, rng: np.random.Generator, resamples: int
 ) -> Floats:

@@ -35,10 +35,10 @@ from fedaudit.stats.query_algebra.elimination import (
     TOLERANCE,
     ZERO,
     distinct,
+    in_whole_numbers,
     query_matrix,
     rational_echelon,
     spectrum,
-    whole,
 )
 from fedaudit.stats.query_algebra.smallest import WORK, Support, smallest_support
 
@@ -74,7 +74,7 @@ class Addition:
 def rank(queries: npt.ArrayLike) -> int:
     """Number of independent combinations of the answers; exact for rational entries."""
     rows = distinct(query_matrix(queries))
-    exact = whole(rows)
+    exact = in_whole_numbers(rows)
     if exact is not None:
         return rational_echelon(exact).rank
     return spectrum(rows)[0]
@@ -83,7 +83,7 @@ def rank(queries: npt.ArrayLike) -> int:
 def recoverable(queries: npt.ArrayLike) -> tuple[int, ...]:
     """Clients whose own vector can be solved for: e_k lies in the row space."""
     rows = distinct(query_matrix(queries))
-    exact = whole(rows)
+    exact = in_whole_numbers(rows)
     if exact is not None:
         return rational_echelon(exact).alone
     found, _, right = spectrum(rows)
@@ -96,7 +96,7 @@ def share(queries: npt.ArrayLike) -> Floats:
     """Each client's part of the row space (K,), from 0 to 1; the parts sum to the rank."""
     matrix = query_matrix(queries)
     rows = distinct(matrix)
-    exact = whole(rows)
+    exact = in_whole_numbers(rows)
     found, _, right = spectrum(rows)
     if exact is None:
         return np.clip((right[:found] ** 2).sum(axis=0), 0.0, 1.0)
@@ -113,7 +113,7 @@ def condition(queries: npt.ArrayLike) -> float:
     if not len(rows):
         return 1.0
     found, values, _ = spectrum(rows)
-    exact = whole(rows)
+    exact = in_whole_numbers(rows)
     if exact is not None:
         found = rational_echelon(exact).rank
     return float(values[0] / values[found - 1])

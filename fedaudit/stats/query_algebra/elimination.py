@@ -19,7 +19,8 @@ TOLERANCE = 1e-9
 ZERO = 1e-7
 """Zero for a component of a unit vector, after orthogonalisation."""
 
-P = 2_147_483_647
+LARGEST_PRIME = 2_147_483_647
+"""The first prime to eliminate with, 2^31 - 1: products of residues stay below 2^62."""
 _LARGEST = 2**31  # bound of an entry, so that products stay below 2^62
 _DENOMINATOR = 1000
 
@@ -52,7 +53,7 @@ def distinct(matrix: Floats) -> Floats:
     return rows[rows.any(axis=1)]
 
 
-def whole(matrix: Floats) -> Indices | None:
+def in_whole_numbers(matrix: Floats) -> Indices | None:
     """The same row space in whole numbers, by scaling rows; None if entries are not rational."""
     if np.abs(matrix).max(initial=0.0) < _LARGEST and (matrix == np.rint(matrix)).all():
         return matrix.astype(np.int64)
@@ -93,7 +94,7 @@ def _is_prime(n: int) -> bool:
 def _prime(number: int) -> int:
     """Primes from 2^31 - 1 downwards."""
     if number == 0:
-        return P
+        return LARGEST_PRIME
     n = _prime(number - 1) - 2
     while not _is_prime(n):
         n -= 2
@@ -187,7 +188,7 @@ def _echelon_of(content: bytes, shape: tuple[int, ...]) -> Echelon:
 
 
 def real_echelon(matrix: Floats) -> Echelon:
-    """In floating point, with complete pivoting inside a column."""
+    """In floating point, with partial pivoting: the largest entry of a column is its pivot."""
     left = matrix.copy()
     limit = TOLERANCE * float(np.linalg.norm(matrix, 2)) if matrix.size else 0.0
     pivots: list[int] = []

@@ -12,15 +12,15 @@ import numpy.typing as npt
 
 from fedaudit.arrays import Bools, Floats, Indices
 from fedaudit.stats.query_algebra.elimination import (
+    LARGEST_PRIME,
     ZERO,
-    P,
     distinct,
+    in_whole_numbers,
     query_matrix,
     rational_echelon,
     real_echelon,
     reduce,
     spectrum,
-    whole,
 )
 
 WORK = 300_000_000
@@ -59,7 +59,7 @@ def smallest_support(
     rows = distinct(matrix)
     if not len(rows):
         return Support(value=0, floor=0, clients=())
-    exact = whole(rows)
+    exact = in_whole_numbers(rows)
     if exact is None:
         return _real_support(rows, below, work)
     return _rational_support(exact, below, work)
@@ -78,7 +78,7 @@ def _rational_support(matrix: Indices, below: int | None, work: int) -> Support:
         columns = np.flatnonzero(echelon.support[rows].any(axis=0))
         atoms = _proportional(matrix[:, columns], columns)
         weights = np.array([len(a) for a in atoms], dtype=np.int64)
-        code, _ = reduce(matrix[:, [a[0] for a in atoms]], P)
+        code, _ = reduce(matrix[:, [a[0] for a in atoms]], LARGEST_PRIME)
         found, floor = None, 1
         if len(code) == len(rows):  # otherwise a minor vanished modulo p: no proof
             found, floor = _search(code, weights, len(best), below, work, rng)
@@ -202,7 +202,7 @@ def _light_words(
     n = code.shape[1]
     for turn in range(tries if len(code) > 1 else 1):
         order = np.arange(n) if turn == 0 else rng.permutation(n)
-        reduced, _ = reduce(code[:, order], P)
+        reduced, _ = reduce(code[:, order], LARGEST_PRIME)
         word = np.zeros(n, dtype=np.bool_)
         rows = reduced != 0
         word[order] = rows[int((rows @ weights[order]).argmin())]
@@ -212,10 +212,10 @@ def _light_words(
 def _checks(code: Indices) -> Indices:
     """Parity checks (n - r, n) of a code: a basis of its dual."""
     r, n = code.shape
-    reduced, pivots = reduce(code, P)
+    reduced, pivots = reduce(code, LARGEST_PRIME)
     rest = [c for c in range(n) if c not in set(pivots)]
     checks = np.zeros((n - r, n), dtype=np.int64)
-    checks[:, pivots] = -reduced[:, rest].T % P
+    checks[:, pivots] = -reduced[:, rest].T % LARGEST_PRIME
     checks[np.arange(n - r), rest] = 1
     return checks
 
@@ -231,10 +231,10 @@ class _ZeroPivot(Exception):
 
 def _mixture(matrix: Indices, rows: int, rng: np.random.Generator) -> Indices:
     """`rows` random combinations of a matrix's rows modulo p."""
-    factors = rng.integers(1, P, size=(rows, len(matrix)), dtype=np.int64)
+    factors = rng.integers(1, LARGEST_PRIME, size=(rows, len(matrix)), dtype=np.int64)
     out = np.zeros((rows, matrix.shape[1]), dtype=np.int64)
     for i in range(len(matrix)):  # one term at a time: a sum of products would overflow
-        out = (out + factors[:, i : i + 1] * matrix[i]) % P
+        out = (out + factors[:, i : i + 1] * matrix[i]) % LARGEST_PRIME
     return out
 
 
@@ -280,7 +280,7 @@ def _contract(
         parents, eliminated, pivot = parents[fine], eliminated[fine], pivot[fine]
         child = pivot[:, None, None] * parents[:, 1:]
         child -= eliminated[:, 1:, None] * parents[:, :1]
-        child %= P
+        child %= LARGEST_PRIME
         yield from _contract(
             child, np.concatenate([chosen[w[fine]], c[fine, None]], axis=1), ordered
         )
