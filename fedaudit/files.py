@@ -21,6 +21,7 @@ import math
 import os
 import stat
 import struct
+import sys
 import tomllib
 import zipfile
 import zlib
@@ -31,6 +32,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from fedaudit.errors import ConfigError, FedauditError, IntegrityError, TraceError
 from fedaudit.shapes import Shape, misfit
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -490,6 +496,14 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[int]:
     sync_folder(path.parent)
 
 
+def lock_file(descriptor: int) -> None:
+    """Wait until no other process holds this file's lock; closing the file ends the lock."""
+    if sys.platform == "win32":
+        msvcrt.locking(descriptor, msvcrt.LK_LOCK, 1)
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
 def sync_folder(path: Path) -> None:
     """Flush a folder's entries to disk, if the system supports it."""
     try:
@@ -526,5 +540,5 @@ def unwritable(folder: Path, error: OSError) -> TraceError:
         f"cannot write to {folder}",
         expected="a folder that can be written",
         got=error.strerror or str(error),
-        remedy="choose another folder with --out",
+        remedy="choose another folder with `out`",
     )

@@ -58,9 +58,9 @@ def _refuse_untrusted(where: str) -> None:
     if names is not None and where not in names:
         raise UntrustedCode(
             f"{where!r} is code named by the folder, not by you",
-            expected="code that you named on the command line or in a config you passed",
+            expected="code that you named yourself or in a config you passed",
             got="a name in the stored config of the folder",
-            remedy="read that code, then allow it with --trust-code (Python: trust_code=True)",
+            remedy="read that code, then allow it with `trust_code=True`",
         )
 
 
@@ -260,9 +260,12 @@ def call(where: str, function: Callable[..., Any], *arguments: Any, expected: st
         raise _failed(where, error, expected) from None
 
 
-def describe_error(error: BaseException) -> str:
-    """Type and message of an error, with the innermost line of the user's code."""
-    message, place = str(error), _place(error)
+def describe_error(error: BaseException, *, package: bool = False) -> str:
+    """Type and message of an error, with the innermost line of the user's code.
+
+    With `package`, a line of this package counts too: the error is a fault of it.
+    """
+    message, place = str(error), _place(error, package)
     if isinstance(error, SyntaxError):
         message = error.msg
         if error.filename:
@@ -300,12 +303,13 @@ def _misfit(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str | N
     return None
 
 
-def _place(error: BaseException) -> str:
-    """file:line of the innermost frame of user code."""
+def _place(error: BaseException, package: bool) -> str:
+    """file:line of the innermost frame of user code, or of this package if asked."""
+    others = ("<", *_installed()) if package else ("<", HERE, *_installed())
     own = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(("<", HERE, *_installed()))
+        if not frame.filename.startswith(others) or (package and frame.filename.startswith(HERE))
     ]
     return _short(own[-1].filename, own[-1].lineno or 1) if own else ""
 
@@ -318,6 +322,8 @@ def _installed() -> list[str]:
 
 def _short(filename: str, line: int) -> str:
     path = Path(filename)
+    if filename.startswith(HERE):
+        path = path.relative_to(Path(HERE).parent)
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     return f"{path}:{line}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -15,8 +16,32 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 
+SHOWN_ROWS = 5
+SHOWN_WIDTH = 100
+
+
 class Tabular:
-    """An outcome that reads as a table. Subclasses define `rows()`: one mapping per row."""
+    """An outcome that reads as a table. Subclasses define `rows()`: one mapping per row.
+
+    Printed, it shows a few rows; a notebook and `to_frame()` show all of them.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # a dataclass would write every field of everything inside
+        cls.__repr__ = Tabular.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        rows = self.rows()
+        count = f"{len(rows)} row" if len(rows) == 1 else f"{len(rows)} rows"
+        where = f" in {os.fspath(self)}" if isinstance(self, os.PathLike) else ""
+        lines = [f"{type(self).__name__}{where}: {count}, see .to_frame()"]
+        for row in rows[:SHOWN_ROWS]:
+            line = "  " + ", ".join(filter(None, map(cell, row.values())))
+            lines.append(line if len(line) <= SHOWN_WIDTH else line[: SHOWN_WIDTH - 3] + "...")
+        if len(rows) > SHOWN_ROWS:
+            lines.append(f"  ... and {len(rows) - SHOWN_ROWS} more")
+        return "\n".join(" ".join(line.splitlines()) for line in lines)
 
     def rows(self) -> Sequence[Row]:
         raise NotImplementedError

@@ -44,7 +44,6 @@ class EachOnce:
 Positive = Annotated[float, Gt(0)]
 PositiveFinite = Annotated[float, Gt(0), Lt(math.inf)]
 NonNegative = Annotated[float, Ge(0)]
-Finite = Annotated[float, Gt(-math.inf), Lt(math.inf)]
 Fraction = Annotated[float, Gt(0), Lt(1)]
 Share = Annotated[float, Ge(0), Le(1)]
 ShareAboveZero = Annotated[float, Gt(0), Le(1)]
@@ -146,17 +145,22 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
 # -- values ---------------------------------------------------------------------------------------
 
 
+_CHECKED = "_fields_are_checked"
+
+
 def checked(
     where: str, *, error: type[FedauditError] = ConfigError
 ) -> Callable[[type[T]], type[T]]:
     """Check a new object's own fields against their types, before its `__post_init__`.
 
     Write it below `@dataclass`. `where` is the section's name in messages. Only fields with a
-    constraint or a `Literal` type are checked; a subclass checks the fields it adds.
+    constraint or a `Literal` type are checked: those of the class, and of its bases unless
+    these check them already.
     """
 
     def decorate(cls: type[T]) -> type[T]:
-        own = inspect.get_annotations(cls)
+        bases = [base for base in cls.__mro__ if not vars(base).get(_CHECKED)]
+        own = {name for base in bases for name in inspect.get_annotations(base)}
         then = getattr(cls, "__post_init__", None)
         rules: list[tuple[str, Any, Test]] | None = None
 
@@ -174,6 +178,7 @@ def checked(
                 then(self)
 
         cls.__post_init__ = __post_init__  # type: ignore[attr-defined]
+        setattr(cls, _CHECKED, True)
         return cls
 
     return decorate

@@ -152,6 +152,7 @@ GUARANTEE: Shape = {
     "relation?": str,
     "trust?": str,
     "covers?": str,
+    "suspect?": str,
     "by?": str,
 }
 GUARANTEES: Shape = {str: {str: GUARANTEE}}
@@ -232,6 +233,7 @@ AUDIT_RESULT: Shape = {
     "headline?": (str, NOTHING),
     "greater_is_leak?": bool,
     "estimates?": {str: dict},
+    "test?": (dict, NOTHING),
     "underpowered?": [dict],
     "bounds?": {str: dict},
     "per_client?": {str: {str: (float, str, bool, NOTHING)}},
@@ -253,6 +255,16 @@ REMAINS: Shape = {
     "trust": {str: str},
     "arrived": (int, NOTHING),
     "expected": (int, NOTHING),
+    "data_notes?": [str],
+    "utility?": {
+        str: {
+            **dict.fromkeys(("value", "low", "high", "confidence"), float),
+            "n": int,
+            "baseline?": (float, NOTHING),
+            "method?": str,
+            "one_sided?": bool,
+        }
+    },
 }
 PROMISED: Shape = {"trace_sha256": str, "guarantees": GUARANTEES}
 CELL: Shape = {

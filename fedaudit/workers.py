@@ -37,10 +37,10 @@ def parse_workers(text: str | None) -> Workers:
     if text.startswith("ray://") and host and colon and port.isdigit():
         return text
     raise UsageError(
-        "--workers cannot be read",
+        "`workers` cannot be read",
         expected="a number of processes, ray, or ray://HOST:PORT",
         got=repr(text),
-        remedy="--workers 4",
+        remedy="`workers=4`",
     )
 
 
@@ -161,7 +161,7 @@ def _ray(address: str) -> Iterator[Any]:
             "Ray is not installed",
             expected="the package ray, which Flower's extra brings",
             got="no such package",
-            remedy='pip install "fedaudit[flower]", or --workers N for processes',
+            remedy='pip install "fedaudit[flower]", or `workers=N` for processes',
         ) from None
     if ray.is_initialized():  # started by the caller
         yield ray
@@ -179,7 +179,7 @@ def _ray(address: str) -> Iterator[Any]:
                 f"Ray could not be reached as {address}",
                 expected="a running cluster of the same versions of Python and Ray",
                 got=(str(error).strip() or type(error).__name__).splitlines()[0],
-                remedy="--workers ray starts one here",
+                remedy="`workers=ray` starts one here",
             ) from None
         yield ray
     finally:
