@@ -1,6 +1,7 @@
 """Trace (what crossed the wire), truth (what did not), and view (what one party sees)."""
 
-from fedaudit.trace.health import Health, Problem, examine
+from fedaudit.trace.examination import examine
+from fedaudit.trace.health import Health, Problem
 from fedaudit.trace.memory import MemoryRecorder, MemoryTruth
 from fedaudit.trace.recorder import Recorder
 from fedaudit.trace.schema import (

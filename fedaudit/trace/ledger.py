@@ -5,6 +5,10 @@ one column per client, 1 (or a weight) if the client is in the sum. The answer i
 `sum` in the other direction. Both carry the query's number in their metadata, under `query`. A
 query without an answer was refused, or its protocol run failed.
 
+A query whose metadata say `release: scalars` asks for sums of inner products with templates; its
+answer has the layout `scalars`. Those are read by `scalar_queries`, sums of updates by
+`round_queries`.
+
 A sum without a query (an ideal secure sum) covers all clients to whom its receiver sent a model in
 the same round.
 """
@@ -18,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.layout import Layout
-from fedaudit.trace.health import query_number
+from fedaudit.trace.examination import query_number
 from fedaudit.trace.recorder import MODEL
 from fedaudit.trace.schema import QUERY as QUERY
-from fedaudit.trace.schema import Message
+from fedaudit.trace.schema import RELEASE, SCALARS, Message
 from fedaudit.trace.view import View
 
 
@@ -52,7 +56,7 @@ class RoundQueries:
 def round_queries(view: View, number: int) -> RoundQueries:
     """The queries of one round that `view` contains; no rows without sums."""
     table = view.indexed(number)
-    queries = [(i, m) for i, m in table if m.kind == "query" and QUERY in m.parts]
+    queries = [(i, m) for i, m in _queries(table) if m.metadata.get(RELEASE) != SCALARS]
     sums = [(i, m) for i, m in table if m.kind == "sum" and MODEL in m.parts]
     names = view.layouts[QUERY].names if queries else ()
     if any(m.kind in ("query", "sum") for _, m in table):
@@ -78,6 +82,28 @@ def round_queries(view: View, number: int) -> RoundQueries:
         queries=matrix,
         sums=np.array([*answers, *(i for i, _ in loose)], dtype=np.int64),
     )
+
+
+def scalar_queries(view: View, number: int) -> RoundQueries:
+    """The queries for scalars of one round; `sums` index messages of the layout `scalars`."""
+    table = view.indexed(number)
+    queries = [(i, m) for i, m in _queries(table) if m.metadata.get(RELEASE) == SCALARS]
+    if not queries:
+        return RoundQueries(number, (), np.zeros((0, 0)), np.zeros(0, dtype=np.int64))
+    sums = [(i, m) for i, m in table if m.kind == "sum" and SCALARS in m.parts]
+    answers = {query_number(m, -1): i for i, m in sums}
+    return RoundQueries(
+        round=number,
+        clients=view.layouts[QUERY].names,
+        queries=np.array(
+            [view.payload(number, i, layout=QUERY) for i, _ in queries], dtype=np.float64
+        ),
+        sums=np.array([answers.get(query_number(m, -2), -1) for _, m in queries], dtype=np.int64),
+    )
+
+
+def _queries(table: Sequence[tuple[int, Message]]) -> list[tuple[int, Message]]:
+    return [(i, m) for i, m in table if m.kind == "query" and QUERY in m.parts]
 
 
 def model_receivers(messages: Iterable[Message], by: str, step: int) -> list[str]:

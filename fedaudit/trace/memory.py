@@ -92,7 +92,7 @@ class MemoryTrace(Trace):
     def rounds(self) -> range:
         return range(1, len(self._held) + 1)
 
-    def verify(self) -> None:
+    def verify(self, *, touched: bool = False) -> None:
         """Does nothing: there are no files to verify."""
 
     def examined(self) -> Health | None:
@@ -153,8 +153,12 @@ class MemoryTruth(Truth, TruthRecorder):
     def metrics(self, number: int) -> dict[str, float]:
         return dict(self._metrics[number])
 
-    def with_members(self, members: Mapping[str, npt.NDArray[np.bool_]]) -> Truth:
+    def with_members(
+        self,
+        members: Mapping[str, npt.NDArray[np.bool_]],
+        records: Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]] | None = None,
+    ) -> Truth:
         # a copy: another audit has other candidates
         known = copy.copy(self)
-        known.members = dict(members)
+        known.members, known.records = dict(members), dict(records or {})
         return known

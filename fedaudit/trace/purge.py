@@ -1,6 +1,7 @@
 """Remove a recording at the end of its retention, and leave a note about it.
 
-Removes the manifest and the files it names. Other files in the folder stay and are reported.
+Removes the manifest, the files it names, and the seed of a sketch. Other files in the folder stay
+and are reported.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from fedaudit.codec import to_json
 from fedaudit.errors import TraceError
 from fedaudit.files import write_atomically
-from fedaudit.trace.store import read_manifest
+from fedaudit.trace.store import read_manifest, sketch_seed_file
 
 NOTE = "purged.json"
 
@@ -59,6 +60,11 @@ def purge(path: str | os.PathLike[str], today: datetime.date) -> Purged:
     write_atomically(folder / NOTE, to_json(note) + "\n")
     for name in names:
         (folder / name).unlink(missing_ok=True)
+    seed = sketch_seed_file(folder)
+    if seed.is_file():
+        size += seed.stat().st_size
+        seed.unlink()
+        names.append(seed.name)
     file.unlink()
     left = sorted(p.name for p in folder.iterdir() if p.name != NOTE)
     return Purged(folder, (*names, file.name), size, tuple(left))

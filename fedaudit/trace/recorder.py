@@ -6,7 +6,11 @@
     recorder.close()
 
 A round joins the trace when its `with` block ends without an error; until then it is invisible.
-Equal payloads are stored once.
+Equal payloads are stored once. Messages of one round may be sent from several threads.
+
+By default an error reaches the caller. Beside training by other software it must not:
+`RecordingLimits(on_error="stop")` stops the recording instead, says so in the log and marks the
+trace.
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import index
@@ -29,8 +34,10 @@ from fedaudit.errors import IntegrityError, TraceError, UsageError, nearest
 from fedaudit.files import Unreadable, is_lost, write_atomically
 from fedaudit.layout import Layout, column_runs
 from fedaudit.rows import empty_array
+from fedaudit.trace.limits import FAULTS, RecordingLimits, Reserve, log_stop
+from fedaudit.trace.numbers import as_numbers
 from fedaudit.trace.retention import check_retention
-from fedaudit.trace.schema import DTYPES, Manifest, Message, Scalar
+from fedaudit.trace.schema import LATE, LEFT_OUT, STOPPED, Manifest, Message, Scalar
 from fedaudit.trace.store import RoundReader, read_manifest, round_name, verify, write_round
 
 Payload = Mapping[str, npt.ArrayLike] | npt.NDArray[Any]
@@ -41,29 +48,23 @@ INTEGERS = "integers"
 #: sampled columns that distinguish most rows; a full hash decides equality
 _SAMPLE = 64
 _FITTED = 1 << 22  # numbers converted at once
+_COMPARED = 1 << 14  # numbers compared at once: small enough to stay in a cache
 
 
-def layouts_like(tensors: Mapping[str, npt.ArrayLike]) -> dict[str, Layout]:
-    """Layouts for a state dict: float tensors in `model` as float32, others in `integers` as int64.
+def layouts_like(tensors: Mapping[str, npt.ArrayLike], dtype: str = "float32") -> dict[str, Layout]:
+    """Layouts for a state dict: float tensors in `model` as `dtype`, others in `integers` as int64.
 
     Running statistics of normalisation layers, recognised by name, get the role `buffer`.
     """
-    arrays = {k: np.asarray(v) for k, v in tensors.items()}
+    arrays = {k: as_numbers(k, v) for k, v in tensors.items()}
     floats = {k: a for k, a in arrays.items() if a.dtype.kind == "f"}
     others = {k: a for k, a in arrays.items() if a.dtype.kind != "f"}
-    fitting = [d for d in DTYPES if d != "uint64"]  # uint64 does not fit int64
-    for name, a in arrays.items():
-        if a.dtype.name not in fitting:
-            raise UsageError(
-                f"tensor {name!r} has a dtype that a trace cannot hold",
-                expected=", ".join(fitting),
-                got=a.dtype.name,
-                remedy="convert it, or leave it out of the recording",
-            )
     statistics = [k for k in floats if k.endswith(("running_mean", "running_var"))]
     layouts = {}
     if floats:
-        layouts[MODEL] = Layout.of(((k, a.shape) for k, a in floats.items()), buffers=statistics)
+        layouts[MODEL] = Layout.of(
+            ((k, a.shape) for k, a in floats.items()), dtype=dtype, buffers=statistics
+        )
     if others:
         layouts[INTEGERS] = Layout.of(
             ((k, a.shape) for k, a in others.items()), dtype="int64", buffers=list(others)
@@ -81,6 +82,22 @@ def _stored_layouts(
     if MODEL in stored and dtype is not None:
         stored[MODEL] = replace(stored[MODEL], dtype=dtype)
     return stored
+
+
+def recorded_layouts(
+    like: Mapping[str, npt.ArrayLike], tensors: str | Sequence[str], dtype: str | None
+) -> dict[str, Layout]:
+    """The layouts of a trace of such a state dict."""
+    return _stored_layouts(layouts_like(like), tensors, dtype)
+
+
+def another_experiment(path: Path) -> TraceError:
+    return TraceError(
+        f"{path} holds the trace of another experiment",
+        expected="the same tensors, federation and protections",
+        got="a different manifest",
+        remedy="choose another folder",
+    )
 
 
 class _Block:
@@ -169,9 +186,8 @@ class _Block:
             self._by_sample[sample] = (self.count, row)
             return None
         number, other = first
-        if number >= 0:  # its hash is needed now for the first time
-            self._by_hash[_hash(other)] = number
-            self._by_sample[sample] = (-1, other)
+        if _equal(row, other):  # the model of a round, sent to the next client
+            return number
         equal = self._by_hash.setdefault(_hash(row), self.count)
         return None if equal == self.count else equal
 
@@ -186,6 +202,14 @@ class _Block:
                 )
 
 
+def _equal(row: Rows, other: Rows) -> bool:
+    """Whether two rows hold the same bytes: a fifth of the cost of hashing one."""
+    together = range(0, len(row), _COMPARED)
+    return all(
+        row[i : i + _COMPARED].tobytes() == other[i : i + _COMPARED].tobytes() for i in together
+    )
+
+
 def _hash(row: Rows) -> bytes:
     # hash bytes, not numbers: NaN equals itself, and -0.0 differs from 0.0
     return hashlib.sha256(row.view(np.uint8).data).digest()
@@ -194,10 +218,23 @@ def _hash(row: Rows) -> bytes:
 class RoundWriter:
     """The messages of one round, in the order in which they crossed the wire."""
 
-    def __init__(self, layouts: Mapping[str, Layout], stored: Mapping[str, Layout]) -> None:
+    def __init__(
+        self,
+        layouts: Mapping[str, Layout],
+        stored: Mapping[str, Layout],
+        *,
+        left_out: str = "",
+        late: bool = True,
+        on_fault: Callable[[Exception], None] | None = None,
+    ) -> None:
+        """`left_out`: why this round keeps no models and updates, if it does not; `late`: whether
+        it keeps answers to models of earlier rounds. `on_fault` takes errors of `send` instead of
+        its caller."""
         self._blocks = {name: _Block(full, stored[name]) for name, full in layouts.items()}
         self._layout_of = {n: name for name, full in layouts.items() for n in full.names}
         self._arrived: dict[str, int] = {}
+        self._left_out, self._keeps_late, self._on_fault = left_out, late, on_fault
+        self._lock = threading.RLock()
         self.messages: list[Message] = []
 
     def _block(self, layout: str) -> _Block:
@@ -233,7 +270,8 @@ class RoundWriter:
         metadata: Mapping[str, Scalar] | None = None,
         notes: Mapping[str, Scalar] | None = None,
     ) -> int:
-        """Record one message and copy its payload; returns its index in the round.
+        """Record one message and copy its payload; returns its index in the round, or -1 if the
+        recording has stopped.
 
         `payload`: named arrays, one flat row of the layout `model`, or None for a message encrypted
         on this leg (`size` then gives its bytes). `step`: messages of one step crossed at the same
@@ -241,28 +279,66 @@ class RoundWriter:
         precedes the last recorded message. `notes`: the recorder's remarks, which did not cross the
         wire (docs/trace-format.md).
         """
+        given: Mapping[str, Any] = {"weight": weight, "size": size}
+        with self._lock:
+            try:
+                kept, more = self._kept(kind, payload, notes or {})
+                parts = self._put(kept)
+                if kept is None and payload is not None and not size:
+                    given = {**given, "size": self._size_of(payload)}
+                if step is None:
+                    last = self.messages[-1].step if self.messages else 0
+                    step = max(last, self._arrived.get(sender, -1) + 1)
+                return self._append(
+                    step, kind, sender, receiver, **given, parts=parts,
+                    metadata=metadata or {}, notes=more,
+                )  # fmt: skip
+            except FAULTS as error:
+                if self._on_fault is None:
+                    raise
+                self._on_fault(error)
+                return -1
+
+    def _put(self, payload: Payload | None) -> dict[str, int]:
+        """Layout -> row of a payload that is kept."""
+        if payload is None:
+            return {}
+        if not isinstance(payload, Mapping):
+            return {MODEL: self.put_once(MODEL, np.array(payload).reshape(1, -1))}
+        unknown = sorted(set(payload) - set(self._layout_of))
+        if unknown:
+            raise UsageError(
+                "a payload holds tensors that the trace does not know",
+                expected=", ".join(self._layout_of),
+                got=", ".join(unknown),
+                remedy="list every tensor in the recorder's `like`",
+            )
         parts: dict[str, int] = {}
-        if isinstance(payload, Mapping):
-            unknown = sorted(set(payload) - set(self._layout_of))
-            if unknown:
-                raise UsageError(
-                    "a payload holds tensors that the trace does not know",
-                    expected=", ".join(self._layout_of),
-                    got=", ".join(unknown),
-                    remedy="list every tensor in the recorder's `like`",
-                )
-            for name in dict.fromkeys(self._layout_of[n] for n in payload):
-                full = self._blocks[name].full
-                own = {k: v for k, v in payload.items() if self._layout_of[k] == name}
-                parts[name] = self.put_once(name, full.flatten(own))
-        elif payload is not None:
-            parts[MODEL] = self.put_once(MODEL, np.array(payload).reshape(1, -1))
-        if step is None:
-            last = self.messages[-1].step if self.messages else 0
-            step = max(last, self._arrived.get(sender, -1) + 1)
-        return self._append(
-            step, kind, sender, receiver, weight, parts, size, metadata or {}, notes or {}
-        )
+        for name in dict.fromkeys(self._layout_of[n] for n in payload):
+            own = {k: as_numbers(k, v) for k, v in payload.items() if self._layout_of[k] == name}
+            parts[name] = self.put_once(name, self._blocks[name].full.flatten(own))
+        return parts
+
+    def _kept(
+        self, kind: str, payload: Payload | None, notes: Mapping[str, Scalar]
+    ) -> tuple[Payload | None, Mapping[str, Scalar]]:
+        """The part of a message that this round keeps, and the message's notes."""
+        dropped = "" if payload is None else self._drops(kind, notes)
+        return (None, {**notes, LEFT_OUT: dropped}) if dropped else (payload, notes)
+
+    def _drops(self, kind: str, notes: Mapping[str, Scalar]) -> str:
+        """Why the payload of such a message is not kept; empty if it is."""
+        if kind not in ("model", "delta", "gradient"):
+            return ""
+        late = LATE in notes and not self._keeps_late
+        return self._left_out or ("its model was not kept" if late else "")
+
+    def _size_of(self, payload: Payload) -> int:
+        """Bytes of a payload that is not kept, as its layouts would hold it."""
+        if not isinstance(payload, Mapping):
+            return int(np.asarray(payload).nbytes)
+        names = {self._layout_of[n] for n in payload if n in self._layout_of}
+        return sum(_bytes_of(self._blocks[n].full) for n in names)
 
     def send_rows(
         self,
@@ -281,7 +357,6 @@ class RoundWriter:
         Returns the index of the first message. Does not copy the rows: leave them unchanged until
         the round ends (which refuses changes it sees in a sample of the columns).
         """
-        block, first = self._block(layout), len(self.messages)
         for name, column in (
             ("receivers", receivers),
             ("rows", senders if isinstance(rows, int) else rows),
@@ -295,23 +370,38 @@ class RoundWriter:
                     got=str(len(column)),
                     remedy="give one per message",
                 )
-        if isinstance(rows, int):
-            if not 0 <= rows < block.count:
-                raise UsageError(
-                    f"layout {layout!r} has no row {rows} in this round",
-                    expected=f"a row number below {block.count}",
-                    got=str(rows),
-                    remedy="store it first: put_once returns its number",
+        with self._lock:
+            first, hidden = len(self.messages), self._drops(kind, {})
+            size = _bytes_of(self._block(layout).full) if hidden else 0
+            notes = {LEFT_OUT: hidden} if hidden else {}
+            numbers = [-1] * len(senders) if hidden else self._rows(layout, rows, len(senders))
+            for i, (s, r, number) in enumerate(zip(senders, receivers, numbers, strict=True)):
+                self._append(
+                    step,
+                    kind,
+                    s,
+                    r,
+                    1.0 if weights is None else weights[i],
+                    {} if hidden else {layout: number},
+                    size,
+                    metadata[i] if metadata else {},
+                    notes,
                 )
-            numbers = [rows] * len(senders)
-        else:
-            numbers = block.put(rows) if len(rows) else []
-        for i, (s, r, number) in enumerate(zip(senders, receivers, numbers, strict=True)):
-            weight = 1.0 if weights is None else weights[i]
-            self._append(
-                step, kind, s, r, weight, {layout: number}, 0, metadata[i] if metadata else {}
+            return first
+
+    def _rows(self, layout: str, rows: Rows | int, count: int) -> list[int]:
+        """Row numbers of `count` messages: of new rows, or of one that is stored."""
+        block = self._block(layout)
+        if not isinstance(rows, int):
+            return block.put(rows) if len(rows) else []
+        if not 0 <= rows < block.count:
+            raise UsageError(
+                f"layout {layout!r} has no row {rows} in this round",
+                expected=f"a row number below {block.count}",
+                got=str(rows),
+                remedy="store it first: put_once returns its number",
             )
-        return first
+        return [rows] * count
 
     def _append(
         self,
@@ -327,7 +417,7 @@ class RoundWriter:
     ) -> int:
         if not size:
             full = [self._blocks[p].full for p in parts]
-            size = sum(la.width * np.dtype(la.dtype).itemsize for la in full)
+            size = sum(map(_bytes_of, full))
         try:
             plain_metadata, plain_notes = _plain(metadata), _plain(notes)
             m = Message(
@@ -359,6 +449,10 @@ class RoundWriter:
         return {name: b.pieces for name, b in self._blocks.items() if b.pieces}
 
 
+def _bytes_of(layout: Layout) -> int:
+    return layout.width * np.dtype(layout.dtype).itemsize
+
+
 def _plain(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """The values with numpy scalars as Python numbers."""
     return {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
@@ -369,11 +463,15 @@ class Recorder:
 
     Give `like` (a state dict or other named arrays) or `layouts`. `tensors` keeps only matching
     tensors of the layout `model`; `dtype="float16"` halves their space. `resume=True` continues an
-    existing trace of the same layouts after its last complete round. `recovered` tells whether a
-    power cut had emptied files: their rounds must be repeated.
+    existing trace of the same layouts after its last complete round. `limits`: rounds whose
+    payloads are kept, the size of the trace, and what an error does. `recovered` tells whether a
+    power cut had emptied files: their rounds must be repeated. `stopped` says why the recording
+    stopped; empty while it goes on.
     """
 
     recovered = False
+    stopped = ""
+    limits = RecordingLimits()
 
     def __init__(
         self,
@@ -389,6 +487,7 @@ class Recorder:
         purpose: str = "",
         retention: str = "",
         resume: bool = False,
+        limits: RecordingLimits | None = None,
     ) -> None:
         if (like is None) == (layouts is None):
             raise UsageError(
@@ -406,11 +505,14 @@ class Recorder:
             )
         check_retention(retention)
         self.path = Path(path)
-        self._layouts = dict(layouts_like(like) if like is not None else layouts or {})
+        self.limits = limits or RecordingLimits()
+        # float64 is kept only where it is asked for
+        wide = "float64" if dtype == "float64" else "float32"
+        self._layouts = dict(layouts_like(like, wide) if like is not None else layouts or {})
         self._stored = _stored_layouts(self._layouts, tensors, dtype)
         self.manifest = Manifest(
             layouts=self._stored,
-            federation=federation or {},
+            federation={**(federation or {}), **self.limits.facts},
             declared=tuple(declared),
             task=task or {},
             purpose=purpose,
@@ -419,6 +521,7 @@ class Recorder:
         self._manifest_file = self.path / "manifest.json"
         self._at = sys.maxsize  # rounds that need not be repeated
         self._redoes = self._orphaned = False
+        self._reserve: Reserve | None = None
         self._refuse_unwritable()
         if self._manifest_file.exists():
             if not resume:
@@ -431,6 +534,8 @@ class Recorder:
             self._continue()
         else:
             self._begin()
+        if self.limits.on_error == "stop":
+            self._reserve = Reserve(self.path)
 
     def _refuse_unwritable(self) -> None:
         """Refuse a manifest that cannot be written and read again, before recording begins."""
@@ -474,13 +579,10 @@ class Recorder:
             # a power cut emptied the manifest: nothing verifies the rounds beside it
             self._at, self.recovered, self._orphaned = 0, True, True
             return
-        if replace(old, rounds=(), complete=False).to_json() != self.manifest.to_json():
-            raise TraceError(
-                f"{self.path} holds the trace of another experiment",
-                expected="the same tensors, federation and protections",
-                got="a different manifest",
-                remedy="choose another folder",
-            )
+        about = {k: v for k, v in old.federation.items() if k != STOPPED}
+        same = replace(old, rounds=(), complete=False, federation=about)
+        if same.to_json() != self.manifest.to_json():
+            raise another_experiment(self.path)
         for number, entry in enumerate(old.rounds):
             file = self.path / entry.file
             if is_lost(file):
@@ -534,20 +636,55 @@ class Recorder:
                 got="no bytes",
                 remedy="restore it from a copy, or record into another folder",
             )
-        writer = RoundWriter(self._layouts, self._stored)
-        yield writer
         number = self.rounds + 1
+        stops = self.limits.on_error == "stop"
+        writer = RoundWriter(
+            self._layouts,
+            self._stored,
+            left_out=self.limits.left_out(number),
+            late=self.limits.every == 1,
+            on_fault=self.stop if stops else None,
+        )
+        yield writer
+        if self.stopped:
+            return
+        try:
+            self._write(number, writer)
+        except FAULTS as error:
+            if not stops:
+                raise
+            self.stop(error)
+
+    def _write(self, number: int, writer: RoundWriter) -> None:
+        """Write one round and list it in the manifest."""
         if number <= len(self.manifest.rounds) and not self._redoes:
             self._drop_lost(number)
         if number <= len(self.manifest.rounds):
             self._write_again(number, writer)
         else:
-            file = self.path / round_name(number)
-            entry = write_round(file, writer._pieces(), writer.messages)
+            file, pieces = self.path / round_name(number), writer._pieces()
+            self.limits.refuse_larger(self.manifest.rounds, pieces, self.path)
+            entry = write_round(file, pieces, writer.messages)
             self._replace_manifest(
                 replace(self.manifest, rounds=(*self.manifest.rounds, entry), complete=False)
             )
         self._at = number
+
+    def stop(self, error: Exception | str) -> None:
+        """Stop recording: log the reason and mark the trace, if the disk still takes a mark.
+
+        Later rounds are ignored. Training goes on.
+        """
+        if self.stopped:
+            return
+        self.stopped = log_stop(self.path, self.rounds, error)
+        if self._reserve is not None:
+            self._reserve.release()
+        about = {**self.manifest.federation, STOPPED: self.stopped}
+        try:
+            self._replace_manifest(replace(self.manifest, federation=about))
+        except TraceError:
+            return  # not even the mark fits; the trace stays unfinished, as verify says
 
     def _drop_lost(self, number: int) -> None:
         """Drop rounds from `number` on that a power cut emptied and that cannot be repeated."""
@@ -575,7 +712,7 @@ class Recorder:
                     got=f"sha256 {entry.sha256}",
                     remedy="if the number of threads or a library changed, change it back; "
                     "otherwise the checkpoint or the recording was altered: run into another "
-                    "folder, or start again with --fresh",
+                    "folder, or start again with `fresh=True`",
                 )
             os.replace(again, self.path / before.file)
         finally:
@@ -584,6 +721,9 @@ class Recorder:
     @contextmanager
     def last_round(self) -> Iterator[RoundWriter]:
         """Reopen the last complete round to add messages: all of them, or none."""
+        if self.stopped:
+            yield RoundWriter(self._layouts, self._stored)
+            return
         if not self.rounds:
             raise UsageError(
                 "there is no round to add to",
@@ -607,6 +747,14 @@ class Recorder:
         (self.path / old.file).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Mark the trace complete."""
-        if not self.manifest.complete:
+        """Mark the trace complete. One that was stopped stays unfinished."""
+        if self._reserve is not None:
+            self._reserve.release()
+        if self.manifest.complete or self.stopped:
+            return
+        try:
             self._replace_manifest(replace(self.manifest, complete=True))
+        except TraceError as error:
+            if self.limits.on_error != "stop":
+                raise
+            self.stop(error)

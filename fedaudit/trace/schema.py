@@ -36,6 +36,10 @@ WIRETAP = "wiretap"
 QUERY = "query"
 """Layout of queries to a secure aggregator, and metadata key of a query's number."""
 
+SCALARS = "scalars"
+"""Layout of sums of inner products, and their mark in the metadata of a query, under `RELEASE`."""
+RELEASE = "release"
+
 UPLINKS = ("model", "delta", "gradient")
 """Message kinds with one party's contribution."""
 
@@ -53,6 +57,8 @@ ROUNDED = "rounded"  # whole-number tensors that arrived as fractions: which
 LEFT_OUT = "left out"  # content of the message that the trace does not keep
 STAGE = "stage"  # stage of a multi-stage protocol
 JOINED = "joined"  # the party joined later: it is not in the manifest
+#: key of the manifest's `federation`: why the recording stopped before training did
+STOPPED = "recording_stopped"
 #: metadata key of a query without an answer: why
 UNANSWERED = "unanswered"
 

@@ -14,7 +14,7 @@ import mmap
 import os
 import struct
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -51,6 +51,13 @@ _CHUNK = 4 << 20
 
 def round_name(number: int) -> str:
     return f"round-{number:05d}.safetensors"
+
+
+def sketch_seed_file(trace: Path) -> Path:
+    """Where a recording that may be continued keeps the seed of its sketch: beside the trace, since
+    whoever has the seed can undo part of the projection."""
+    folder = trace.resolve()
+    return folder.with_name(f"{folder.name}.sketch-seed")
 
 
 def write_blocks(
@@ -184,6 +191,17 @@ def verify(path: Path, expected: RoundFile) -> Stamp:
     if found != expected.sha256:
         raise _refuse(path, f"sha256 {expected.sha256}", f"sha256 {found}")
     return before
+
+
+def touched_since(
+    folder: Path, entries: Iterable[RoundFile], before: Mapping[str, Stamp]
+) -> tuple[RoundFile, ...]:
+    """Files of a folder that are missing, new or changed since their state was taken."""
+    return tuple(
+        e
+        for e in entries
+        if not (folder / e.file).is_file() or stamp(folder / e.file) != before.get(e.file)
+    )
 
 
 class RoundReader:

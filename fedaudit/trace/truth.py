@@ -29,7 +29,14 @@ from fedaudit.files import (
     write_atomically,
 )
 from fedaudit.trace.schema import RoundFile
-from fedaudit.trace.store import RoundReader, round_name, verify, write_blocks
+from fedaudit.trace.store import (
+    RoundReader,
+    Stamp,
+    round_name,
+    touched_since,
+    verify,
+    write_blocks,
+)
 
 INDEX = "index.json"
 """Index of a truth's files with their hashes; files it does not list are not read."""
@@ -135,8 +142,9 @@ def read_index(folder: Path) -> dict[str, RoundFile]:
 class Truth:
     """Read `truth/`: facts that no party of the trace observes.
 
-    `members` maps a party to (n,) bool: which of the adversary's candidate records it trained on.
-    It is set together with the candidates, when an audit begins.
+    `members` maps a party to (n,) bool: which of the candidate records it trained on. It is set
+    together with the candidates, when an audit begins. `records`: party -> the candidates
+    themselves, x (n, ...) and y (n,), for audits whose adversary does not hold them.
     """
 
     def __init__(
@@ -144,13 +152,20 @@ class Truth:
         path: Path,
         facts: dict[str, Any],
         members: Mapping[str, npt.NDArray[np.bool_]] | None = None,
+        records: Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]] | None = None,
     ) -> None:
         self.path, self.facts, self.members = path, facts, dict(members or {})
+        self.records = dict(records or {})
         self._files: dict[str, RoundFile] = {}
+        self._verified: dict[str, Stamp] = {}
 
-    def with_members(self, members: Mapping[str, npt.NDArray[np.bool_]]) -> Truth:
-        """The same truth with the membership of a set of candidates."""
-        return Truth(self.path, self.facts, members)
+    def with_members(
+        self,
+        members: Mapping[str, npt.NDArray[np.bool_]],
+        records: Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]] | None = None,
+    ) -> Truth:
+        """The same truth with the membership of a set of candidates, and perhaps with them."""
+        return Truth(self.path, self.facts, members, records)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Truth:
@@ -164,13 +179,19 @@ class Truth:
                 got="no such file",
                 remedy="without truth an attack runs blind: it guesses, and nothing is scored",
             )
-        for entry in read_index(folder).values():
-            verify(folder / entry.file, entry)
+        verified = {e.file: verify(folder / e.file, e) for e in read_index(folder).values()}
         try:
             facts = read_object(folder / FACTS, shapes.TRUTH)
         except Unreadable as error:
             raise _damaged(folder / FACTS, error.got or "", error.expected) from None
-        return cls(folder, facts)
+        truth = cls(folder, facts)
+        truth._verified = verified
+        return truth
+
+    def verify_touched(self) -> None:
+        """Compare the files that were touched since they were last compared with their hashes."""
+        entries = touched_since(self.path, read_index(self.path).values(), self._verified)
+        self._verified |= {e.file: verify(self.path / e.file, e) for e in entries}
 
     @property
     def sha256(self) -> str:
@@ -206,7 +227,7 @@ class Truth:
                 "raw updates were not kept",
                 expected="trace.raw_updates = true in the config of the run",
                 got="a run without them",
-                remedy="run again with --set trace.raw_updates=true",
+                remedy="run again with trace.raw_updates = true",
             )
         return tuple(note["clients"]), reader.blocks["raw"]
 
@@ -217,7 +238,12 @@ class Truth:
 
     @property
     def clients(self) -> dict[str, dict[str, Any]]:
-        """Party -> name, records, class histogram, organisation."""
+        """Party -> what is known of each client, as far as it was written down.
+
+        `name`: as its owner calls it. `records`: indices of its records in the data. `examples`:
+        their number. `classes`: its class histogram. `organisation`: number of its group.
+        `inverted`: whether its images are negatives (partition "inverted").
+        """
         found: dict[str, dict[str, Any]] = self.facts.get("clients", {})
         return found
 
@@ -225,8 +251,12 @@ class Truth:
 class MembersOnly(Truth):
     """Truth from a file of records, for a trace without truth: who trained on what."""
 
-    def __init__(self, members: Mapping[str, npt.NDArray[np.bool_]]) -> None:
-        super().__init__(Path(), {}, members)
+    def __init__(
+        self,
+        members: Mapping[str, npt.NDArray[np.bool_]],
+        records: Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]] | None = None,
+    ) -> None:
+        super().__init__(Path(), {}, members, records)
 
     def senders(self, number: int) -> dict[int, str]:
         """Empty: the true senders are unknown."""

@@ -31,7 +31,8 @@ import numpy.typing as npt
 
 from fedaudit.errors import IntegrityError, NotObservable, TraceError, UsageError, nearest
 from fedaudit.layout import Layout, column_runs
-from fedaudit.trace.health import Breaks, Health, examine
+from fedaudit.trace.examination import examine
+from fedaudit.trace.health import Breaks, Health
 from fedaudit.trace.recorder import MODEL
 from fedaudit.trace.schema import (
     ANONYMOUS,
@@ -46,7 +47,7 @@ from fedaudit.trace.schema import (
     hub_depths,
     is_downlink,
 )
-from fedaudit.trace.store import RoundReader, Stamp, read_manifest, stamp, verify
+from fedaudit.trace.store import RoundReader, Stamp, read_manifest, stamp, touched_since, verify
 
 Rows = npt.NDArray[Any]
 #: tolerance for weights of a mean that were stored as decimal text
@@ -117,12 +118,17 @@ class Trace:
     def __fspath__(self) -> str:
         return str(self.path)
 
-    def verify(self) -> None:
-        """Compare every round file with its hash; IntegrityError names the first mismatch."""
+    def verify(self, *, touched: bool = False) -> None:
+        """Compare every round file with its hash; IntegrityError names the first mismatch.
+
+        `touched`: only files whose size or time of change differ since they were last compared.
+        """
         entries = self.manifest.rounds
+        if touched:
+            entries = touched_since(self.path, entries, self._verified)
         with ThreadPoolExecutor(max_workers=min(2, os.cpu_count() or 1)) as pool:
             stamps = list(pool.map(lambda e: verify(self.path / e.file, e), entries))
-        self._verified = {e.file: s for e, s in zip(entries, stamps, strict=True)}
+        self._verified |= {e.file: s for e, s in zip(entries, stamps, strict=True)}
 
     def examined(self) -> Health | None:
         """The trace's health, examined once and from message tables alone.
