@@ -1,8 +1,8 @@
 """Data sets without download, by name.
 
-Real: `digits` and `breast-cancer` (from scikit-learn's files), `docs` (Python's language reference,
-from the standard library's `help()`). Synthetic, with a known truth: `one-hot`, `spherical`,
-`gaussian-mixture`.
+Real: `digits` and `breast-cancer` (from scikit-learn's files), `docs` (the language reference of
+Python 3.11, as its `help()` shows it; shipped, because every Python has another text). Synthetic,
+with a known truth: `one-hot`, `spherical`, `gaussian-mixture`.
 
 `load(name, seed=..., **settings)` also loads sets of `fetch` that are in the cache. `BUILTIN`
 describes each set and its settings, for listings and config checks.
@@ -11,6 +11,7 @@ describes each set and its settings, for listings and config checks.
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from fedaudit.data.dataset import Dataset
 from fedaudit.errors import ConfigError, nearest
 from fedaudit.files import read_data
 from fedaudit.randomness import Seed
+
+SHIPPED = Path(__file__).with_name("shipped")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,8 +183,7 @@ def _breast_cancer(*, seed: Seed) -> Dataset:
 
 
 def _docs(*, seed: Seed, minimum_bytes: int) -> Dataset:
-    from pydoc_data.topics import topics
-
+    topics: dict[str, str] = json.loads(read_data(SHIPPED / "docs.json.gz"))
     names = sorted(topics)
     texts = tuple(topics[name].strip() + "\n" for name in names)
     # Topics close in the alphabet are related (assert, assignment, async, ...), so runs of topics
@@ -207,7 +209,9 @@ def _docs(*, seed: Seed, minimum_bytes: int) -> Dataset:
         y=np.zeros(len(texts), dtype=np.int64),
         client=tuple(client),
         licence="PSF-2.0 (the Python Language Reference)",
-        notes=(f"{len(texts)} topics of this Python's language reference, {len(runs)} owners",),
+        notes=(
+            f"{len(texts)} topics of the language reference of Python 3.11, {len(runs)} owners",
+        ),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -14,11 +15,12 @@ from fedaudit.data import text
 from fedaudit.data.dataset import Dataset
 from fedaudit.errors import ConfigError, DataError
 from fedaudit.randomness import Seed
-from fedaudit.settings import Count, checked
+from fedaudit.settings import Count, check, checked
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from fedaudit.layout import Layout
     from fedaudit.tasks.classifier import Classifier
     from fedaudit.tasks.language_model import Vocabulary
     from fedaudit.tasks.task import Task
@@ -174,7 +176,7 @@ class VAE:
     """Variational autoencoder, fully connected (`channels` empty) or convolutional.
 
     `published`: the convolutional autoencoder of [TwoStage] Section 6.2, with fixed, smooth layers.
-    All activations except `relu` are smooth.
+    All activations except `relu` are smooth; the default is that of the published code.
     """
 
     kind: ClassVar[str] = "vae"
@@ -182,11 +184,11 @@ class VAE:
     latent: Count = 16
     channels: tuple[Count, ...] = ()
     conditional: bool = True
-    activation: Activation = "relu"
+    activation: Activation = "gelu"
     published: bool = False
 
     def __post_init__(self) -> None:
-        if self.published and (self.hidden, self.channels, self.activation) != (128, (), "relu"):
+        if self.published and (self.hidden, self.channels, self.activation) != (128, (), "gelu"):
             raise ConfigError(
                 "task.published fixes the layers",
                 expected="no task.hidden, task.channels or task.activation beside it",
@@ -409,20 +411,100 @@ class Module:
                 got=f"{type(out).__name__} of shape {shape}",
                 remedy=f"{remedy}; to audit a trained model without logits (an autoencoder), give "
                 "your own score: "
-                "--set audits.two_stage_membership.score_by=mymodel:score",
+                'audits.two_stage_membership.score_by = "mymodel:score"',
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked("task")
+class ScikitLearn:
+    """A classifier of scikit-learn as a torch module: same arrays, same function, log loss.
+
+    `hidden_layer_sizes` and `activation` are those of MLPClassifier.
+    """
+
+    kind: ClassVar[str] = "sklearn"
+    estimator: Literal["LogisticRegression", "SGDClassifier", "MLPClassifier"] = (
+        "LogisticRegression"
+    )
+    hidden_layer_sizes: tuple[Count, ...] = (100,)
+    activation: Literal["relu", "tanh", "logistic", "identity"] = "relu"
+
+    def build(self, dataset: Dataset, seed: Seed) -> Task:
+        from fedaudit.tasks import scikit
+        from fedaudit.tasks.classifier import Classifier
+        from fedaudit.tasks.task import seeded
+
+        inputs, classes = math.prod(_example_shape(dataset, self.kind)), _class_count(dataset)
+        if self.estimator == "MLPClassifier":
+            sizes = (self.hidden_layer_sizes, classes, self.activation)
+            module = seeded(seed, "weights", scikit.NetworkTwin, inputs, *sizes)
+        else:
+            module = scikit.LinearTwin(inputs, classes)
+        return Classifier(module, {"kind": self.kind, **asdict(self)})
+
+
+SCIKIT = "sklearn:"
+"""What a model of scikit-learn begins with where a model is named as text."""
+
+
+def scikit_learn(where: str, layout: Layout | None = None) -> ScikitLearn:
+    """The task that "sklearn:LogisticRegression" names, or with settings as scikit-learn has them:
+    "sklearn:MLPClassifier(hidden_layer_sizes=(50,), activation='tanh')".
+
+    `layout`: tensors of a recorded MLPClassifier, whose hidden sizes are used if none are named.
+    """
+    try:
+        named = ast.parse(where.removeprefix(SCIKIT), mode="eval").body
+        call = named if isinstance(named, ast.Call) else ast.Call(named, [], [])
+        if not isinstance(call.func, ast.Name) or call.args:
+            raise ValueError("a name, with settings by name")
+        given = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        raise ConfigError(
+            f"{where!r} does not name a model of scikit-learn",
+            expected="sklearn:NAME, or sklearn:NAME(setting=value)",
+            got=repr(where),
+            remedy="sklearn:LogisticRegression; sklearn:MLPClassifier(hidden_layer_sizes=(50,))",
+        ) from None
+    settings = {k: list(v) if isinstance(v, tuple) else v for k, v in given.items()}
+    if layout is not None and call.func.id == "MLPClassifier":
+        matrices = [e.shape for e in layout.entries if len(e.shape) == 2]
+        settings.setdefault("hidden_layer_sizes", [shape[1] for shape in matrices[:-1]])
+    return check(ScikitLearn, {"estimator": call.func.id, **settings}, f"model {where!r}")
+
+
+def build_named(
+    where: str, dataset: Dataset, *, layout: Layout | None = None, logits: bool = True
+) -> Task:
+    """The task of "package.module:function" or "sklearn:NAME" for a dataset; see `Module.build` and
+    `scikit_learn` for `logits` and `layout`."""
+    if where.startswith(SCIKIT):
+        return scikit_learn(where, layout).build(dataset, Seed(0))
+    return Module(factory=where).build(dataset, Seed(0), logits=logits)
 
 
 def load_factory(where: str) -> Callable[..., object]:
     """Load the function `package.module:function`; also looks in the working folder."""
+    if where.startswith(SCIKIT):
+        raise ConfigError(
+            f"{where!r} cannot be built here: its shape follows from records",
+            expected=FACTORY,
+            got="a model of scikit-learn, and no records",
+            remedy='write it as a torch module and name that function, "mymodel:build"',
+        )
     return foreign.load_function(where, expected=FACTORY, example='"mymodel:build"')
 
 
 def build_module(where: str) -> nn.Module:
     """Call the user's factory `package.module:function` and return its module."""
+    return as_module(where, foreign.call(where, load_factory(where), expected=FACTORY))
+
+
+def as_module(where: str, module: object) -> nn.Module:
+    """What a user's factory built, if it is a module."""
     from torch import nn
 
-    module = foreign.call(where, load_factory(where), expected=FACTORY)
     if not isinstance(module, nn.Module):
         raise ConfigError(
             f"{where!r} does not build a model",
@@ -433,4 +515,4 @@ def build_module(where: str) -> nn.Module:
     return module
 
 
-CATALOGUE = {c.kind: c for c in (MLP, CNN, ViT, VAE, GPT, LoRA, Module)}
+CATALOGUE = {c.kind: c for c in (MLP, CNN, ViT, VAE, GPT, LoRA, Module, ScikitLearn)}

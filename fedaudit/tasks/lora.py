@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.func import functional_call
 
 from fedaudit.data.fetch import SOURCES, fetched_model
 from fedaudit.data.text import IGNORE
@@ -42,6 +42,9 @@ from fedaudit.tasks.task import seeded
 PEFT = "base_model.model."  # peft's prefix of a layer's name
 TRAINED_AT_ONCE = 1280  # tokens per step: measured, benchmarks/lora.py
 TOKENS_AT_ONCE = 1024  # rows of logits in memory: they stay in the cache
+EVALUATED_TOKENS = 4096  # of a model from a folder per forward pass, whose activations are large
+#: model types of transformers whose logits are the output layer of the decoder's last hidden state
+PLAIN_HEADS = ("llama", "mistral", "qwen2")
 
 
 # -- adapters on a model -----------------------------------------------------------------------
@@ -121,20 +124,40 @@ class AdapterLoRA(LanguageModel):
 
     def clients_per_block(self, batch: int) -> int:
         """Adapters are small, so activations decide how many clients fit the cache."""
+        if isinstance(self.module, LocalModel):  # one client fills the cores, two leave the cache
+            return 1
         return max(1, TRAINED_AT_ONCE // (batch * self.length))
 
     def stacked_losses(self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None) -> Tensor:
         every = {**self.frozen(), **p}
         (tokens,) = self.inputs(x, y, noise)
         m = self.module
+        if isinstance(m, LocalModel) and m.has_plain_head():
+            # all clients' tokens go through the frozen layers as one batch
+            return _window_losses(self._local_hidden(p, tokens.flatten(0, 1)), m.head(), x)
         if not isinstance(m, TinyGPT) or not isinstance(m.head, nn.Linear):
             return self.criterion(stacked.forward(m, every, tokens), x, y)
-        hidden = stacked.tiny_gpt_hidden(m, every, tokens)
-        target = x[..., 1:]
-        losses: Tensor = _HeadLoss.apply(  # type: ignore[no-untyped-call]
-            hidden.flatten(0, -2), m.head.weight, target.reshape(-1)
+        return _window_losses(stacked.tiny_gpt_hidden(m, every, tokens), m.head.weight, x)
+
+    def losses(self, p: Parameters, x: Tensor, y: Tensor, noise: Tensor | None) -> Tensor:
+        m = self.module
+        if not isinstance(m, LocalModel) or not m.has_plain_head():
+            return super().losses(p, x, y, noise)
+        return _window_losses(self._local_hidden(p, *self.inputs(x, y, noise)), m.head(), x)
+
+    def _local_hidden(self, p: Parameters, tokens: Tensor) -> Tensor:
+        """Hidden states (n, L, D) before the output layer; K models each take n / K windows."""
+        own = dict(self.module.named_buffers()) if self._aside else {}
+        every = {**{name: own[name].clone() for name in self._aside}, **p}
+        hidden: Tensor = functional_call(
+            self.module, every, (tokens,), {"hidden": True}, tie_weights=False
         )
-        return losses.view(target.shape).sum(-1) / (target != IGNORE).sum(-1).clamp_min(1)
+        return hidden
+
+    def evaluated_at_once(self) -> int:
+        if not isinstance(self.module, LocalModel):
+            return super().evaluated_at_once()
+        return max(1, EVALUATED_TOKENS // self.length)
 
     def products(self, row: Tensor) -> dict[str, Tensor]:
         """Layer -> the product scale * B A (out, in) that a row's adapters add to its weight."""
@@ -159,11 +182,21 @@ class AdapterLoRA(LanguageModel):
         return torch.from_numpy(self.layout.flatten(own))
 
 
+def _window_losses(hidden: Tensor, weight: Tensor, x: Tensor) -> Tensor:
+    """Mean loss per window (...) from hidden states (..., L, D) and windows x (..., L + 1)."""
+    target = x[..., 1:]
+    losses: Tensor = _HeadLoss.apply(  # type: ignore[no-untyped-call]
+        hidden.flatten(0, -2), weight, target.reshape(-1)
+    )
+    return losses.view(target.shape).sum(-1) / (target != IGNORE).sum(-1).clamp_min(1)
+
+
 class _HeadLoss(torch.autograd.Function):
     """Cross-entropy per token through a frozen output layer, in chunks of tokens.
 
     Logits over a vocabulary are the largest tensor of a small model. Each chunk of them is dropped
-    after its gradient of the hidden state: (N, D), (V, D), (N,) to (N,).
+    after its gradient of the hidden state: (N, D), (V, D), (N,) to (N,). The gradient of the
+    gradient computes the logits again, by operations that torch can differentiate.
     """
 
     @staticmethod
@@ -183,14 +216,27 @@ class _HeadLoss(torch.autograd.Function):
                 delta = log_p.exp_().scatter_add_(1, goal, ones.neg_())
                 slopes[part] = (delta @ weight).mul_(kept)
         if slopes is not None:
-            ctx.save_for_backward(slopes)
+            ctx.save_for_backward(slopes, hidden, weight, target)
         return losses
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None]:
-        (slopes,) = ctx.saved_tensors
+        slopes, hidden, weight, target = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph: second derivatives are asked for
+            slopes = _token_slopes(hidden, weight, target)
         return slopes * outer.unsqueeze(1), None, None
+
+
+def _token_slopes(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    """Gradients (N, D) of `_HeadLoss` by the hidden state, themselves differentiable by it."""
+    parts = []
+    for low in range(0, len(hidden), TOKENS_AT_ONCE):
+        part = slice(low, low + TOKENS_AT_ONCE)
+        kept = (target[part] != IGNORE).unsqueeze(1)
+        p = F.softmax(hidden[part] @ weight.T, dim=1)
+        delta = p @ weight - weight[target[part].clamp_min(0)]
+        parts.append(torch.where(kept, delta, 0.0))
+    return torch.cat(parts)
 
 
 class DenseLoRA(LanguageModel):
@@ -261,14 +307,33 @@ class DenseLoRA(LanguageModel):
 class LocalModel(nn.Module):
     """A causal language model of transformers as a module: tokens (n, L) to logits (n, L, V).
 
-    With `cache`, pass new tokens only: it holds the keys and values of earlier ones.
+    With `cache`, pass new tokens only: it holds the keys and values of earlier ones. `hidden`: the
+    hidden states (n, L, D) before the output layer.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, tokens: Tensor, cache: Any = None) -> Tensor:
+    def has_plain_head(self) -> bool:
+        """Whether logits are `head` times the hidden states, and the head is frozen."""
+        kind = getattr(getattr(self.model, "config", None), "model_type", "")
+        if kind not in PLAIN_HEADS:
+            return False
+        head = self.model.get_output_embeddings()  # type: ignore[operator]
+        plain = type(head) is nn.Linear and head.bias is None
+        return plain and not head.weight.requires_grad
+
+    def head(self) -> Tensor:
+        """The weight (V, D) of the output layer."""
+        weight: Tensor = self.model.get_output_embeddings().weight  # type: ignore[operator]
+        return weight
+
+    def forward(self, tokens: Tensor, cache: Any = None, *, hidden: bool = False) -> Tensor:
+        if hidden:
+            inside: Any = self.model.get_decoder()  # type: ignore[operator]
+            states: Tensor = inside(input_ids=tokens, use_cache=False).last_hidden_state
+            return states
         out = self.model(input_ids=tokens, past_key_values=cache, use_cache=cache is not None)
         logits: Tensor = out.logits
         return logits

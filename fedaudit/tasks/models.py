@@ -178,7 +178,16 @@ class LowRank(nn.Module):
         nn.init.zeros_(self.lora_B.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.base_layer(x) + self.lora_B(self.lora_A(x)) * self.scale
+        down, up = self.lora_A.weight, self.lora_B.weight
+        out: Tensor
+        if down.dim() == 3:
+            # adapters of K models on K equal parts of x: one product with the shared base layer,
+            # then two thin batched products
+            out = self.base_layer(x)
+            low = torch.bmm(x.reshape(len(down), -1, x.shape[-1]), down.transpose(1, 2))
+            wide = out.view(len(down), -1, out.shape[-1])
+            return torch.baddbmm(wide, low, up.transpose(1, 2), alpha=self.scale).view(out.shape)
+        out = self.base_layer(x) + self.lora_B(self.lora_A(x)) * self.scale
         return out
 
 

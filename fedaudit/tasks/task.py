@@ -94,6 +94,12 @@ class Task:
             for e in self.layout.entries
         }
 
+    def differentiable(self, flat: Tensor) -> dict[str, Tensor]:
+        """The same views of rows that need a gradient; buffers are statistics and have none."""
+        buffers = {e.name for e in self.layout.entries if e.role != "parameter"}
+        views = self.named(flat)
+        return {name: v.detach() if name in buffers else v for name, v in views.items()}
+
     # -- defined by subclasses ---------------------------------------------------------------
 
     def encode(self, dataset: Dataset) -> Examples:
@@ -112,6 +118,10 @@ class Task:
         """Largest number of clients to train as one block; None: parameters alone decide."""
         return None
 
+    def evaluated_at_once(self) -> int:
+        """Held-out examples per forward pass."""
+        return EVALUATED_AT_ONCE
+
     def noise_shape(self) -> tuple[int, ...] | None:
         """Shape per example of the random numbers in the loss; None: the loss is deterministic."""
         return None
@@ -125,8 +135,9 @@ class Task:
         sums: dict[str, float] = {}
         squares = 0.0
         with torch.no_grad(), self.evaluating():
-            for low in range(0, len(examples), EVALUATED_AT_ONCE):
-                rows = slice(low, low + EVALUATED_AT_ONCE)
+            size = self.evaluated_at_once()
+            for low in range(0, len(examples), size):
+                rows = slice(low, low + size)
                 z = None if noise is None else noise[rows]
                 each = self.measures(self.named(flat), examples.x[rows], examples.y[rows], z)
                 for name, values in each.items():

@@ -21,7 +21,7 @@ from fedaudit.settings import (
 
 _CLASSIFIER, _TEXT = ("canary",), ("fictitious", "kgw")
 FITTING: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("mlp", "cnn", "vit", "module"), _CLASSIFIER),
+    **dict.fromkeys(("mlp", "cnn", "vit", "module", "sklearn"), _CLASSIFIER),
     **dict.fromkeys(("lora", "gpt"), _TEXT),
 }
 """Kind of task -> kinds of marks that fit it, the default first."""
@@ -82,16 +82,29 @@ class Marking:
         return max(1, round(self.share / (1.0 - self.share) * examples / clients))
 
 
+Scheme = Literal[
+    "hashed",
+    "transformers lefthash",
+    "transformers selfhash",
+    "lm-watermarking simple_1",
+    "lm-watermarking selfhash",
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 @checked("marks")
 class GreenMarking(Marking):
     """Marked clients hold text generated with green lists (KGW).
 
     A key and the last `context` tokens select a share `gamma` of the vocabulary as green; `delta`
-    is added to green logits during generation.
+    is added to green logits during generation. `scheme`: how lists are drawn, fedaudit's own
+    ("hashed") or as in transformers' `WatermarkingConfig` and in lm-watermarking, where `keys` are
+    their hashing keys; `context` is then that of "transformers selfhash" alone, the scored token
+    counted.
     """
 
     kind: Literal["kgw"] = "kgw"
     gamma: Fraction = 0.25
     delta: Positive = 3.0
     context: Count = 1
+    scheme: Scheme = "hashed"

@@ -3,7 +3,7 @@
 A `MarkScore` is any callable (models, probes) -> floats, so that other marks can plug in. `models`
 are flat rows (M, d): a reference and all candidates are scored together, on the same probes and
 with the same random numbers. A mark with unused secrets (other keys, other attribute values) also
-has a null: the same statistic for secrets that nobody planted.
+has a null: the same statistic for secrets that were not planted.
 
 A watermark's z-score assumes that scored tokens are independent coin flips, and the difference of
 two z-scores does not have unit variance. `differential` needs neither assumption: it compares the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,19 +23,9 @@ _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0
 
 def read_npz(path: Path, name: str, label: str | None, owners: Mapping[str, str | None]) -> Dataset:
     """Read an NPZ file: see `read`."""
-    arrays = npz_arrays(path)
-
-    def array(key: str, role: str) -> npt.NDArray[Any]:
-        if key not in arrays:
-            raise DataError(
-                f"{path} has no array {key!r} ({role})",
-                expected=f"an array {key!r}",
-                got=", ".join(sorted(arrays)) or "no arrays",
-                remedy=nearest(key, arrays),
-            )
-        return arrays[key]
-
-    raw = array("x", "the records")
+    found = _Arrays(path, npz_arrays(path))
+    arrays = found.by_name
+    raw = found.get("x", "the records")
     if raw.ndim == 0 or raw.size == 0:
         raise DataError(
             f"{path}: array 'x' holds no records",
@@ -47,32 +37,16 @@ def read_npz(path: Path, name: str, label: str | None, owners: Mapping[str, str 
     classes: tuple[str, ...] = ()
     if key in arrays or raw.dtype.kind != "U" or label is not None:
         given = [str(c) for c in arrays["classes"].tolist()] if "classes" in arrays else None
-        y, classes = _array_labels(str(path), key, array(key, "the labels"), given)
+        y, classes = _array_labels(str(path), key, found.get(key, "the labels"), given)
     else:
         y = np.zeros(len(raw), dtype=np.int64)
-    columns: dict[str, Owners] = {}
-    for role, named in owners.items():
-        if named is not None or role in arrays:
-            values = array(named or role, role)
-            if values.ndim != 1:
-                raise DataError(
-                    f"{path}: array {named or role!r} is not a column",
-                    expected=f"one {role} per record, shape ({len(raw)},)",
-                    got=f"shape {values.shape}",
-                    remedy="save it as a one-dimensional array",
-                )
-            columns[role] = tuple(str(v) for v in values.tolist())
+    columns = {
+        role: found.owners(named or role, role, len(raw))
+        for role, named in owners.items()
+        if named is not None or role in arrays
+    }
     check_organisations(str(path), columns, None)
     kind, x, notes = _array_records(str(path), "x", raw)
-    test: Dataset | None = None
-    if "x_test" in arrays and arrays["x_test"].size:
-        test_kind, test_x, _ = _array_records(str(path), "x_test", arrays["x_test"])
-        test_y: npt.NDArray[np.int64] = np.zeros(len(test_x), dtype=np.int64)
-        if classes:
-            test_y, _ = _array_labels(
-                str(path), "y_test", array("y_test", "labels of x_test"), list(classes)
-            )
-        test = Dataset(name=name, kind=test_kind, x=test_x, y=test_y, classes=classes)
     titles = tuple(str(c) for c in arrays["columns"].tolist()) if "columns" in arrays else ()
     if titles and isinstance(x, np.ndarray) and x.shape[1:] != (len(titles),):
         raise DataError(
@@ -89,11 +63,52 @@ def read_npz(path: Path, name: str, label: str | None, owners: Mapping[str, str 
         classes=classes,
         columns=titles,
         notes=notes,
-        test=test,
+        test=found.test(name, classes),
         client=columns.get("client"),
         organisation=columns.get("organisation"),
         person=columns.get("person"),
     )
+
+
+@dataclass(frozen=True)
+class _Arrays:
+    """The arrays of an NPZ file, read by the part that they play."""
+
+    path: Path
+    by_name: Mapping[str, npt.NDArray[Any]]
+
+    def get(self, key: str, role: str) -> npt.NDArray[Any]:
+        if key not in self.by_name:
+            raise DataError(
+                f"{self.path} has no array {key!r} ({role})",
+                expected=f"an array {key!r}",
+                got=", ".join(sorted(self.by_name)) or "no arrays",
+                remedy=nearest(key, self.by_name),
+            )
+        return self.by_name[key]
+
+    def owners(self, key: str, role: str, records: int) -> Owners:
+        """A column of names: clients, organisations or persons."""
+        values = self.get(key, role)
+        if values.ndim != 1:
+            raise DataError(
+                f"{self.path}: array {key!r} is not a column",
+                expected=f"one {role} per record, shape ({records},)",
+                got=f"shape {values.shape}",
+                remedy="save it as a one-dimensional array",
+            )
+        return tuple(str(v) for v in values.tolist())
+
+    def test(self, name: str, classes: tuple[str, ...]) -> Dataset | None:
+        """The held-out records, if the file has some."""
+        if "x_test" not in self.by_name or not self.by_name["x_test"].size:
+            return None
+        kind, x, _ = _array_records(str(self.path), "x_test", self.by_name["x_test"])
+        y: npt.NDArray[np.int64] = np.zeros(len(x), dtype=np.int64)
+        if classes:
+            given = self.get("y_test", "labels of x_test")
+            y, _ = _array_labels(str(self.path), "y_test", given, list(classes))
+        return Dataset(name=name, kind=kind, x=x, y=y, classes=classes)
 
 
 def npz_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:

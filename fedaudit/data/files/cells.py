@@ -88,7 +88,7 @@ def class_name(value: Any) -> str:
 
 
 def check_organisations(
-    path: str, owners: Mapping[str, Owners], lines: Sequence[int] | None
+    path: str, owners: Mapping[str, Owners], lines: Sequence[int | str] | None
 ) -> None:
     """Refuse a client that belongs to two organisations."""
     if "client" not in owners or "organisation" not in owners:

@@ -22,6 +22,7 @@ from fedaudit.data.files.cells import (
     quote_cell,
 )
 from fedaudit.data.files.roles import guess_label
+from fedaudit.data.files.sites import PLACES
 from fedaudit.data.files.table import FileTable
 from fedaudit.errors import ConfigError, DataError, nearest
 
@@ -64,7 +65,7 @@ def encode_table(
     used = _feature_columns(table, roles, encoding)
     keep, gaps, notes = _rows_to_keep(table, roles, used, encoding.missing)
     rows = np.flatnonzero(keep)
-    lines = [table.lines[i] for i in rows]
+    lines = [table.lines[int(i)] for i in rows]
     all_kept = len(rows) == len(keep)
 
     def cells(column: str) -> list[str]:
@@ -149,7 +150,7 @@ def _feature_columns(table: FileTable, roles: Mapping[str, str], encoding: Encod
     if encoding.features is not None:
         used = list(encoding.features)
     else:
-        taken = {*roles.values(), *encoding.ignore}
+        taken = {*roles.values(), *encoding.ignore, *PLACES}
         used = [c for c in table.columns if c not in taken]
     if not used:
         texts = _only_texts(table, {*roles.values()})
@@ -171,7 +172,7 @@ def _dropped(client: Sequence[str], keep: npt.NDArray[np.bool_]) -> dict[str, tu
 
 def _only_texts(table: FileTable, taken: Collection[str | None]) -> str | None:
     """The only column beside those `taken`, if its cells look like documents."""
-    left = [c for c in table.columns if c not in taken]
+    left = [c for c in table.columns if c not in taken and c not in PLACES]
     if len(left) != 1 or not table.columns[left[0]]:
         return None
     words = np.mean([cell.count(" ") for cell in table.columns[left[0]]])
@@ -254,7 +255,7 @@ class _Column:
     path: str
     name: str
     cells: Sequence[str]
-    lines: Sequence[int]
+    lines: Sequence[int | str]
     delimiter: str
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -22,6 +23,12 @@ _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".
 
 def _visible(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+
+
+def holds_images(folder: Path) -> bool:
+    """Whether an image lies in a folder, or in a folder of it."""
+    places = itertools.chain(folder.glob("*"), folder.glob("*/*"), folder.glob("*/*/*"))
+    return any(p.suffix.lower() in _IMAGES for p in places)
 
 
 def read_images(

@@ -10,17 +10,16 @@ from typing import Literal
 from fedaudit.data.dataset import Dataset
 from fedaudit.data.files.arrays import idx_images, read_idx, read_npz
 from fedaudit.data.files.encode import Encoding, Missing, encode_table
-from fedaudit.data.files.images import read_images
+from fedaudit.data.files.images import holds_images, read_images
 from fedaudit.data.files.jsonl import read_jsonl
 from fedaudit.data.files.raw import plain_stem, plain_suffix
-from fedaudit.data.files.table import read_table
+from fedaudit.data.files.sites import read_sites, tables_in
+from fedaudit.data.files.table import TABLES, FileTable, read_table
 from fedaudit.errors import ConfigError, DataError, nearest
 from fedaudit.files import is_text
 from fedaudit.settings import require
 
 Format = Literal["table", "npz", "idx", "images", "jsonl"]
-
-_TABLES = (".csv", ".tsv", ".tab", ".txt")
 
 
 def read(
@@ -41,6 +40,8 @@ def read(
     size: tuple[int, int] | None = None,
     name: str | None = None,
     one_class: bool = False,
+    files: str | None = None,
+    header: bool | None = None,
 ) -> Dataset:
     """Read the data at `path`; the file type decides how.
 
@@ -50,7 +51,10 @@ def read(
     mark. `missing` treats an empty field, NA, NaN, null or ?: "refuse" (with the count per column),
     "drop" the record, "mean" (of the column; a category of its own in text columns), or "category"
     (like "mean", plus a column that marks missing values). `one_class` allows records of a single
-    class, for a single client's file.
+    class, for a single client's file. `header`: whether the first line names the columns.
+
+    A folder of tables, or of folders of them, is one table with the columns "(file)" and "(folder)"
+    that name the place of a record; `files` is a pattern of the names to read.
 
     NPZ and JSONL: these names denote arrays or keys; `text` is the key of the text.
     IDX: `labels` is the labels file, if its name is unusual.
@@ -66,7 +70,8 @@ def read(
             features=features, ignore=ignore, categorical=categorical, missing=missing,
             decimal=decimal, one_class=one_class,
         )  # fmt: skip
-        return encode_table(read_table(place), encoding, name=title, label=label, owners=owners)
+        table = whole_table(place, only=files, header=header)
+        return encode_table(table, encoding, name=title, label=label, owners=owners)
     if kind == "npz":
         return read_npz(place, title, label, owners)
     if kind == "jsonl":
@@ -82,6 +87,19 @@ def read(
     if kind == "idx":
         return read_idx(place, title, None if labels is None else Path(labels))
     return read_images(place, title, greyscale, size)
+
+
+def whole_table(
+    path: Path,
+    *,
+    only: str | None = None,
+    header: bool | None = None,
+    limit: int | None = None,
+) -> FileTable:
+    """The cells of a table, or of all tables of a folder."""
+    if path.is_dir():
+        return read_sites(path, only, header=header, limit=limit)
+    return read_table(path, header=header, limit=limit)
 
 
 def file_format(path: Path) -> Format:
@@ -104,9 +122,12 @@ def file_format(path: Path) -> Format:
             remedy=nearest(path.name, near[:200]) if near else "check the path",
         )
     if path.is_dir():
-        return "idx" if idx_images(path, "train") is not None else "images"
+        if idx_images(path, "train") is not None:
+            return "idx"
+        # a list of files often lies beside images
+        return "table" if tables_in(path) and not holds_images(path) else "images"
     suffix = plain_suffix(path)
-    if suffix in _TABLES:
+    if suffix in TABLES:
         return "table"
     if suffix == ".npz":
         return "npz"
@@ -114,12 +135,13 @@ def file_format(path: Path) -> Format:
         return "jsonl"
     if "idx" in path.name and "ubyte" in path.name:
         return "idx"
-    remedy = "save it as CSV" if suffix in (".xlsx", ".xls", ".ods", ".parquet") else "convert it"
+    remedy = "save it as CSV" if suffix in (".xls", ".ods") else "convert it"
     if suffix in (".pkl", ".pickle", ".pt", ".joblib"):
         remedy = "save arrays with numpy.savez: fedaudit never opens a pickle, it can run code"
     raise DataError(
         f"{path}: unknown file type",
-        expected=".csv, .tsv, .npz, .jsonl, IDX (…-images-idx3-ubyte) or a folder of images",
+        expected=".csv, .tsv, .data, .parquet, .xlsx, .npz, .jsonl, IDX (…-images-idx3-ubyte), a "
+        "folder of tables or a folder of images",
         got=suffix or "no file ending",
         remedy=remedy,
     )

@@ -6,13 +6,19 @@ import csv
 import io
 import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedaudit.data.files.binary import BINARY, binary_rows
 from fedaudit.data.files.cells import MISSING_WORDS, NUMBER
 from fedaudit.data.files.raw import plain_suffix, utf8_text
 from fedaudit.errors import DataError
+
+TABLES = (".csv", ".tsv", ".tab", ".txt", ".data", ".parquet", ".pq", ".xlsx", ".xlsm")
+"""Endings of files that hold a table."""
+HEADLESS = ".data"
+"""Ending of tables that often have no header line, such as those of the UCI repository."""
 
 _END = "\0"
 _DELIMITERS = (",", ";", "\t", "|")
@@ -20,12 +26,15 @@ _DELIMITERS = (",", ";", "\t", "|")
 
 @dataclass(frozen=True)
 class FileTable:
-    """A table's cells as text: `columns[name][row]`; `lines[row]` is the row's line in the file."""
+    """A table's cells as text: `columns[name][row]`; `lines[row]` is the row's line in the file.
+
+    In a table of several files, a line is "7 of va.csv".
+    """
 
     path: str
     delimiter: str
     columns: Mapping[str, list[str]]
-    lines: list[int]
+    lines: Sequence[int | str]
     notes: tuple[str, ...] = ()
 
 
@@ -50,8 +59,21 @@ def _delimiter(text: str, suffix: str) -> str:
     return best
 
 
-def read_table(path: Path, *, limit: int | None = None) -> FileTable:
-    """Read a CSV or TSV file, at most `limit` records."""
+def read_table(path: Path, *, header: bool | None = None, limit: int | None = None) -> FileTable:
+    """Read a table, at most `limit` records.
+
+    `header`: whether the first line names the columns; None: it does, except that a `.data` file
+    is looked at. Columns without names are called "column 1", "column 2", ...
+    """
+    suffix = plain_suffix(path)
+    if suffix in BINARY:
+        grid = [(i, cells) for i, cells in binary_rows(path, suffix, limit) if any(cells)]
+        return _of_grid(path, ",", grid, header)
+    return _of_grid(path, *_text_rows(path, limit), header)
+
+
+def _text_rows(path: Path, limit: int | None) -> tuple[str, list[tuple[int, list[str]]]]:
+    """The delimiter of a text table, and (line, cells) of its rows, header included."""
     text = utf8_text(path)
     if "\0" in text:
         raise DataError(
@@ -64,9 +86,7 @@ def read_table(path: Path, *, limit: int | None = None) -> FileTable:
     # an end marker: an open quotation mark swallows it
     source = itertools.chain(io.StringIO(text, newline=""), [_END])
     reader = csv.reader(source, delimiter=delimiter)
-    header: list[str] | None = None
-    rows: list[list[str]] = []
-    lines: list[int] = []
+    rows: list[tuple[int, list[str]]] = []
     begin = 1
     try:
         for row in reader:
@@ -82,19 +102,8 @@ def read_table(path: Path, *, limit: int | None = None) -> FileTable:
                 )
             if not row or (len(row) == 1 and not row[0].strip()):
                 continue
-            if header is None:
-                header = _header(path, [cell.strip() for cell in row], line)
-                continue
-            if len(row) != len(header):
-                raise DataError(
-                    f"{path}, line {line}: wrong number of fields",
-                    expected=f"{len(header)} fields, as in the header",
-                    got=f"{len(row)} fields",
-                    remedy=_ragged_remedy(delimiter, len(row), len(header)),
-                )
-            rows.append(row)
-            lines.append(line)
-            if limit is not None and len(rows) >= limit:
+            rows.append((line, row))
+            if limit is not None and len(rows) > limit:
                 break
     except csv.Error as error:
         raise DataError(
@@ -103,17 +112,38 @@ def read_table(path: Path, *, limit: int | None = None) -> FileTable:
             got=str(error),
             remedy="correct the line",
         ) from None
-    if header is None or not rows:
+    return delimiter, rows
+
+
+def _of_grid(
+    path: Path, delimiter: str, grid: list[tuple[int, list[str]]], header: bool | None
+) -> FileTable:
+    """A table from (line, cells) of its rows."""
+    notes: list[str] = []
+    named = _has_header(path, grid) if header is None else header
+    if grid and not named:
+        grid = [(0, [f"column {i + 1}" for i in range(len(grid[0][1]))]), *grid]
+        notes.append("without a header line: columns are called by their numbers")
+    if len(grid) < 2:
         raise DataError(
             f"{path} holds no records",
             expected="a header line and at least one record",
-            got="an empty file" if header is None else "a header line only",
+            got="a header line only" if grid else "an empty file",
             remedy="check that this is the right file",
         )
-    cells = [[cell.strip() for cell in column] for column in zip(*rows, strict=True)]
-    columns = dict(zip(header, cells, strict=True))
-    notes: list[str] = []
-    if header[0] == "":
+    (at, first), *rows = grid
+    names = _header(path, [cell.strip() for cell in first], at)
+    for line, row in rows:
+        if len(row) != len(names):
+            raise DataError(
+                f"{path}, line {line}: wrong number of fields",
+                expected=f"{len(names)} fields, as in the {'header' if named else 'first line'}",
+                got=f"{len(row)} fields",
+                remedy=_ragged_remedy(delimiter, len(row), len(names)),
+            )
+    cells = [[c.strip() for c in column] for column in zip(*(r for _, r in rows), strict=True)]
+    columns = dict(zip(names, cells, strict=True))
+    if names[0] == "":
         # pandas writes its index like this; any other unnamed column is a mistake
         if cells[0] != [str(i) for i in range(len(rows))]:
             raise DataError(
@@ -124,7 +154,23 @@ def read_table(path: Path, *, limit: int | None = None) -> FileTable:
             )
         del columns[""]
         notes.append("the first column, without a name, only counts the records: left out")
-    return FileTable(str(path), delimiter, columns, lines, tuple(notes))
+    return FileTable(str(path), delimiter, columns, [line for line, _ in rows], tuple(notes))
+
+
+def _has_header(path: Path, grid: list[tuple[int, list[str]]]) -> bool:
+    """Whether the first row names the columns: always, but for files that often do without.
+
+    There, names are neither numbers nor missing, differ, and do not come again as values.
+    """
+    if plain_suffix(path) != HEADLESS or not grid:
+        return True
+    first = [c.strip() for c in grid[0][1]]
+    if any(NUMBER.fullmatch(c) or c.lower() in MISSING_WORDS for c in first):
+        return False
+    if len(set(first)) < len(first):
+        return False
+    below = [{c.strip() for c in col} for col in zip(*(r for _, r in grid[1:]), strict=False)]
+    return not any(c in column for c, column in zip(first, below, strict=False))
 
 
 def _header(path: Path, names: list[str], line: int) -> list[str]:
@@ -133,7 +179,7 @@ def _header(path: Path, names: list[str], line: int) -> list[str]:
             f"{path}, line {line}: the header line is missing",
             expected="the names of the columns",
             got=f"{len(names)} fields, only numbers",
-            remedy="put one line with the column names at the top of the file",
+            remedy="put one line with the column names at the top of the file, or header = false",
         )
     for i, column in enumerate(names):
         if column == "" and i > 0:

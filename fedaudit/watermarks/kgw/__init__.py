@@ -29,7 +29,13 @@ owner.py     the owner's keys beside unused ones
 Shapes: keys (J,), contexts (n, width), tokens (n,), tables (J, n, V).
 """
 
-from fedaudit.watermarks.kgw.lists import GreenLists, HashedLists, PermutedLists
+from fedaudit.watermarks.kgw.lists import (
+    GreenLists,
+    HashedLists,
+    PermutedLists,
+    SelfHashedLists,
+    lists_of,
+)
 from fedaudit.watermarks.kgw.mass import green_mass, likely_mass
 from fedaudit.watermarks.kgw.owner import GreenMarks
 from fedaudit.watermarks.kgw.pairs import TokenPairs, pairs_of, z_scores
@@ -45,8 +51,10 @@ __all__ = [
     "Marker",
     "TokenPairs",
     "PermutedLists",
+    "SelfHashedLists",
     "green_mass",
     "likely_mass",
+    "lists_of",
     "marked_text",
     "pairs_of",
     "z_scores",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,9 @@ from fedaudit.arrays import Bools
 from fedaudit.errors import UsageError
 from fedaudit.randomness import Seed
 from fedaudit.watermarks.score import Tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HashWords = npt.NDArray[np.uint64]
 
@@ -130,6 +134,78 @@ class PermutedLists:
         different, which = np.unique(contexts[:, -1:], axis=0, return_inverse=True)
         lists = self.tables(keys, different)
         return lists[:, which.reshape(-1), tokens]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfHashedLists:
+    """The `selfhash` lists of lm-watermarking and of transformers: the token chooses its own list.
+
+    A token is green if the permutation seeded by min over a window of key x hash(token of the
+    window) x hash(token) has it among the first gamma V numbers. `window`: tokens that are hashed,
+    the scored one last. `table_seed`: of the table of hashes; None takes the key, as transformers
+    does. One permutation per key, context and token: for writing text, not for whole tables.
+    """
+
+    vocabulary: int
+    gamma: float = 0.25
+    window: int = 4
+    table_seed: int | None = 2971215073
+
+    def __post_init__(self) -> None:
+        _check_lists(self.vocabulary, self.gamma, self.window)
+
+    @property
+    def width(self) -> int:
+        return max(1, self.window - 1)
+
+    def green(self, keys: Sequence[int], contexts: Tokens, tokens: Tokens) -> Bools:
+        import torch
+
+        size = int(self.vocabulary * self.gamma)
+        before = contexts[:, contexts.shape[1] - (self.window - 1) :] if self.window > 1 else None
+        own = np.asarray(tokens, dtype=np.int64)[:, None]
+        seen = own if before is None else np.concatenate([before, own], axis=1)
+        hashed = torch.from_numpy(np.ascontiguousarray(seen, dtype=np.int64)) % _TABLE
+        out = np.zeros((len(keys), len(own)), dtype=np.bool_)
+        rng = torch.Generator()
+        for row, key in zip(out, keys, strict=True):
+            signed = int(key) % 2**63  # products wrap, as in the originals
+            table = _hash_table(signed if self.table_seed is None else self.table_seed)
+            each = table[hashed] + 1
+            seeds = (signed * each * each[:, -1:]).min(dim=1).values.tolist()
+            for i, seed in enumerate(seeds):
+                rng.manual_seed(seed % (2**64 - 1))
+                first = torch.randperm(self.vocabulary, generator=rng)[:size]
+                row[i] = bool((first == int(own[i, 0])).any())
+        return out
+
+    def tables(self, keys: Sequence[int], contexts: Tokens) -> Bools:
+        every = np.tile(np.arange(self.vocabulary), len(contexts))
+        found = self.green(keys, np.repeat(contexts, self.vocabulary, axis=0), every)
+        return found.reshape(len(keys), len(contexts), self.vocabulary)
+
+
+_TABLE = 1_000_003
+
+
+@lru_cache(maxsize=2)
+def _hash_table(seed: int) -> Tensor:
+    import torch
+
+    return torch.randperm(_TABLE, generator=torch.Generator().manual_seed(seed))
+
+
+def lists_of(
+    scheme: str, vocabulary: int, gamma: float, context: int
+) -> HashedLists | PermutedLists | SelfHashedLists:
+    """The green lists of a scheme by name; `context` is for fedaudit's own ("hashed")."""
+    if scheme == "hashed":
+        return HashedLists(vocabulary=vocabulary, gamma=gamma, width=context)
+    if scheme in ("lm-watermarking simple_1", "transformers lefthash"):
+        return PermutedLists(vocabulary=vocabulary, gamma=gamma)  # both: key x last token
+    if scheme == "lm-watermarking selfhash":
+        return SelfHashedLists(vocabulary=vocabulary, gamma=gamma)
+    return SelfHashedLists(vocabulary=vocabulary, gamma=gamma, window=context, table_seed=None)
 
 
 def blocks(keys: Sequence[int], entries: int) -> Iterator[Sequence[int]]:

@@ -53,7 +53,7 @@ class GreenMarks:
         )
 
     def unused(self, count: int) -> tuple[int, ...]:
-        """`count` keys that nobody marked with, none of them the owner's."""
+        """`count` keys without marked records, none of them the owner's."""
         drawn = Seed(self.null_seed).bits("marks/unused", np.arange(count + len(self.keys)))
         fresh = [int(k) for k in drawn if int(k) not in set(self.keys)]
         return tuple(fresh[:count])

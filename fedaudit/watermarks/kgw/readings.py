@@ -62,7 +62,7 @@ class GreenScore:
 
     @cached_property
     def unused_keys(self) -> tuple[int, ...]:
-        """Keys that nobody marked with; never the owner's key."""
+        """Keys without marked records; never the owner's key."""
         drawn = self.seed.bits("kgw/unused", np.arange(self.unused + 1))
         return tuple(int(k) for k in drawn if int(k) != self.key)[: self.unused]
 

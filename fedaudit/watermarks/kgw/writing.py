@@ -12,12 +12,16 @@ import numpy.typing as npt
 
 from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
-from fedaudit.watermarks.kgw.lists import GreenLists
+from fedaudit.watermarks.kgw.lists import GreenLists, SelfHashedLists
 from fedaudit.watermarks.kgw.pairs import pairs_of
 from fedaudit.watermarks.score import ModelRows, Processor, Tokens, Writer, check_prompts
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+CANDIDATES = 40
+"""Tokens tried where each chooses its own list: transformers and lm-watermarking stop there too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +43,23 @@ class Marker:
         if tokens.shape[1] < width:
             return logits  # the context is incomplete, so this token is not scored
         contexts = tokens[:, -width:].numpy()
+        if isinstance(self.lists, SelfHashedLists):
+            return self._by_candidate(contexts, logits)
         different, which = np.unique(contexts, axis=0, return_inverse=True)
         green = self.lists.tables([self.key], different)[0][which.reshape(-1)]
         return logits + self.delta * torch.from_numpy(green).to(logits.dtype)
+
+    def _by_candidate(self, contexts: Tokens, logits: Tensor) -> Tensor:
+        """Lists that the next token itself chooses: the likeliest `CANDIDATES` are tried."""
+        import torch
+
+        many = min(CANDIDATES, logits.shape[1])
+        top = logits.topk(many, dim=1).indices
+        green = self.lists.green(
+            [self.key], np.repeat(contexts, many, axis=0), top.reshape(-1).numpy()
+        )[0]
+        added = self.delta * torch.from_numpy(green.reshape(top.shape)).to(logits.dtype)
+        return logits.scatter_add(1, top, added)
 
 
 def marked_text(
