@@ -30,7 +30,7 @@ from fedaudit.federation.resume import FederationState, restore, save
 from fedaudit.federation.rounds import Rounds
 from fedaudit.federation.topology import Topology
 from fedaudit.federation.wire import as_carried, next_step, record_models, record_uploads
-from fedaudit.hooks import Hook, Uploads
+from fedaudit.hooks import Hook, Uploads, declaration_of
 from fedaudit.layout import Layout
 from fedaudit.randomness import Seed
 from fedaudit.rows import empty_rows, take_rows
@@ -157,6 +157,11 @@ class Federation:
         )
         return run_rounds(rounds, lambda r: self.train(r.sent, r.clients, r.number))
 
+    def replay_draws(self) -> None:
+        """Note which steps draw which canaries, as a run does, without training."""
+        for number in range(1, self.rounds.rounds + 1):
+            self._trainer.replay_draws(self._participants(number), self._data, number)
+
     def train(self, sent: Tensor, clients: Indices, number: int) -> Tensor:
         """Train `clients` in one round: their updates (n, d)."""
         return self._trainer.train(sent, clients, self._data, number)
@@ -239,7 +244,7 @@ class Federation:
         # 2. clients train
         deltas = yield Request(sent, clients, number)
         # 3. protections act on the uploads, then the uploads cross the wire
-        uploads = self._uploads(deltas, clients, number)
+        uploads = self._uploads(state, deltas, clients, number, sent)
         senders = self._record_uploads(wire, uploads, sent, clients, SERVER, step=1)
         if not uploads.total_weight:
             return senders, deltas.numpy()  # a secure sum failed: the model stays as it is
@@ -280,7 +285,9 @@ class Federation:
         for r in np.unique(region):
             inside = np.flatnonzero(region == r)
             start = sent if sent.dim() == 1 else take_rows(sent, inside)
-            uploads = self._uploads(take_rows(deltas, inside), clients[inside], number)
+            uploads = self._uploads(
+                state, take_rows(deltas, inside), clients[inside], number, start
+            )
             senders |= self._record_uploads(
                 wire, uploads, start, clients[inside], f"region-{r}", step=2
             )
@@ -355,7 +362,9 @@ class Federation:
 
     # -- the wire ----------------------------------------------------------------------------
 
-    def _uploads(self, deltas: Tensor, clients: Indices, number: int) -> Uploads:
+    def _uploads(
+        self, state: FederationState, deltas: Tensor, clients: Indices, number: int, sent: Tensor
+    ) -> Uploads:
         """The uploads as deltas, even if the wire carries models: a protection always acts on a
         client's own contribution."""
         sizes = self._data.sizes[clients]
@@ -368,6 +377,8 @@ class Federation:
             origin=clients,
             total_weight=float(weights.sum()),
             metadata=tuple({"examples": int(s)} for s in sizes) if by_size else (),
+            memory=state.memory,
+            model=sent if sent.dim() == 1 else None,
         )
         for hook in self.protections:
             if hook.acts_at("upload"):
@@ -400,6 +411,8 @@ class Federation:
         found = {MODEL: self.task.layout}
         if any(p.asks for p in self.protections):
             found[QUERY] = query_layout(self.party)
+        for hook in self.protections:
+            found |= hook.layouts
         return found
 
     def about(self) -> dict[str, Any]:
@@ -407,7 +420,7 @@ class Federation:
         return {
             "layouts": self.layouts(),
             "federation": self.describe(),
-            "declared": [p.declare() for p in self.protections],
+            "declared": [declaration_of(p) for p in self.protections],
             "task": self.task.settings,
         }
 
@@ -416,7 +429,7 @@ class Federation:
         hubs = [SERVER]
         if self.rounds.aggregation == "hierarchical" and self.region is not None:
             hubs += [f"region-{r}" for r in np.unique(self.region)]
-        extra = [SHUFFLER] if any(p.name == "shuffle" for p in self.protections) else []
+        extra = [SHUFFLER] if any(p.between == SHUFFLER for p in self.protections) else []
         extra += [AGGREGATOR] if any(p.asks for p in self.protections) else []
         edges = [] if self.topology is None else [list(e) for e in self.topology.edges]
         return {

@@ -76,16 +76,18 @@ def protected_trainer(
         if p.sampling is not None and p.sampling != training.sampling:
             training = replace(training, sampling=p.sampling)
 
-    def gradient(g: Tensor) -> Tensor:
-        for hook in each:
-            g = hook.gradient(g)
-        return g
-
     def step(sums: Tensor, *, clients: Indices, round_number: int, step: int) -> None:
         for hook in steps:
             hook.step(sums, clients=clients, round_number=round_number, step=step, seed=seed)
 
     def trainer(task: Task) -> Trainer:
+        own = [p.for_layout(task.layout) for p in each]
+
+        def gradient(g: Tensor) -> Tensor:
+            for hook in own:
+                g = hook.gradient(g)
+            return g
+
         return Trainer(
             task,
             training,

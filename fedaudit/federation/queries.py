@@ -13,13 +13,14 @@ from fedaudit.trace.schema import AGGREGATOR
 def record_legs(wire: RoundWriter, uploads: Uploads, kind: str, *, step: int) -> None:
     """Record one message per sealed hop, of `kind` unless the hop names another."""
     for leg in uploads.legs:
-        metadata = {} if leg.query is None else {QUERY: leg.query}
+        metadata = {**leg.metadata, **({} if leg.query is None else {QUERY: leg.query})}
         wire.send(
             leg.kind or kind,
             leg.sender,
             leg.receiver,
             None,
             step=step,
+            weight=leg.weight,
             size=leg.size,
             metadata=metadata,
         )
@@ -58,4 +59,5 @@ def record_answers(wire: RoundWriter, uploads: Uploads, asker: str, *, step: int
             query.row.unsqueeze(0).numpy(),
             step=step,
             metadata=[{QUERY: i, **query.answer_metadata}],
+            layout=query.layout,
         )

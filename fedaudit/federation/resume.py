@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,13 @@ KEPT = 2
 
 @dataclass
 class FederationState:
-    """The start of the next round: one model, or one per gossip node; server momentum."""
+    """The start of the next round: one model, or one per gossip node; server momentum; what
+    protections remember of earlier rounds."""
 
     round: int
     models: Tensor  # (1, d) or (n, d)
     velocity: Tensor | None = None
+    memory: dict[str, Any] = field(default_factory=dict)
 
 
 def save(checkpoint: str | os.PathLike[str] | None, state: FederationState) -> None:
@@ -57,7 +59,7 @@ def save(checkpoint: str | os.PathLike[str] | None, state: FederationState) -> N
     if state.velocity is not None:
         blocks["velocity"] = [state.velocity.unsqueeze(0).numpy()]
     name = f"state-{state.round:05d}.safetensors"
-    about = {"state": json.dumps({"round": state.round})}
+    about = {"state": json.dumps({"round": state.round, "memory": state.memory})}
     entry = write_blocks(folder / name, blocks, about, private=True)
     earlier = {n: e for n, e in _read_list(folder).items() if n < state.round}
     kept = dict(sorted({**earlier, state.round: entry}.items())[-KEPT:])
@@ -140,7 +142,8 @@ def restore(
 
 
 def _load(number: int, file: Path, task: Task) -> FederationState:
-    blocks: dict[str, Any] = RoundReader(file).blocks
+    reader = RoundReader(file)
+    blocks: dict[str, Any] = reader.blocks
     width = blocks["models"].shape[1] if "models" in blocks else 0
     if width != task.layout.width:
         raise TraceError(
@@ -154,4 +157,5 @@ def _load(number: int, file: Path, task: Task) -> FederationState:
         number,
         torch.from_numpy(blocks["models"].copy()),
         None if velocity is None else torch.from_numpy(velocity[0].copy()),
+        json.loads(reader.metadata["state"]).get("memory", {}),
     )

@@ -143,25 +143,6 @@ class Topology:
         np.fill_diagonal(w, 1.0 - w.sum(axis=1))
         return w
 
-    def distance_to_root(self) -> npt.NDArray[np.float64]:
-        """(n,) hops to `root`, infinite for clients that cannot reach it.
-
-        All zero without a root, as in [TopologyAwareDP] Section IV.
-        """
-        if self.root is None:
-            return np.zeros(self.n)
-        import networkx as nx
-
-        hops = nx.single_source_shortest_path_length(self.graph(), self.root)
-        return np.array([hops.get(i, math.inf) for i in range(self.n)], dtype=np.float64)
-
-    def betweenness(self) -> npt.NDArray[np.float64]:
-        """(n,) share of the shortest paths between others that pass through a client, in [0, 1]."""
-        import networkx as nx
-
-        values = nx.betweenness_centrality(self.graph())
-        return np.array([values[i] for i in range(self.n)])
-
 
 # --- builders --------------------------------------------------------------------------------
 

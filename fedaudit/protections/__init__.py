@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from fedaudit.protections.central_dp import CentralDP
     from fedaudit.protections.clip import Clip
     from fedaudit.protections.dp_sgd import DPSGD
+    from fedaudit.protections.exposure_limit import ExposureLimit
     from fedaudit.protections.local_dp.protection import LocalDP
+    from fedaudit.protections.secaggplus import SecAggPlus
     from fedaudit.protections.secure_aggregation import SecureAggregation
     from fedaudit.protections.secure_sum import SecureSum
     from fedaudit.protections.shuffle import Shuffle
@@ -23,7 +25,9 @@ PROTECTIONS = {
     "central_dp": "fedaudit.protections.central_dp:CentralDP",
     "clip": "fedaudit.protections.clip:Clip",
     "dp_sgd": "fedaudit.protections.dp_sgd:DPSGD",
+    "exposure_limit": "fedaudit.protections.exposure_limit:ExposureLimit",
     "local_dp": "fedaudit.protections.local_dp.protection:LocalDP",
+    "secaggplus": "fedaudit.protections.secaggplus:SecAggPlus",
     "secure_aggregation": "fedaudit.protections.secure_aggregation:SecureAggregation",
     "secure_sum": "fedaudit.protections.secure_sum:SecureSum",
     "shuffle": "fedaudit.protections.shuffle:Shuffle",
@@ -36,7 +40,9 @@ __all__ = [
     "PROTECTIONS",
     "CentralDP",
     "Clip",
+    "ExposureLimit",
     "LocalDP",
+    "SecAggPlus",
     "SecureAggregation",
     "SecureSum",
     "Shuffle",

@@ -10,23 +10,17 @@ Trust: the server (and the regions of a hierarchy), which see every clipped upda
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fedaudit.accounting import (
-    Accountant,
-    Exposure,
-    Guarantee,
-    calibrate,
-    check_one_noise,
-    epsilon,
-)
 from fedaudit.errors import ConfigError
-from fedaudit.hooks import AddedNoise, Hook, Uploads
+from fedaudit.hooks import AddedNoise, NoiseSearch, Uploads
+from fedaudit.protections.client_noise import ClientNoise
 from fedaudit.protections.clip import clip_rows, needs_deltas
 from fedaudit.randomness import Seed
-from fedaudit.settings import Fraction, NonNegative, Positive, checked
+from fedaudit.settings import checked
+from fedaudit.trace.schema import SERVER
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 @checked("protections.central_dp")
-class CentralDP(Hook):
+class CentralDP(ClientNoise):
     """Clip every client's update; the server adds Gaussian noise to the sum.
 
     A target `epsilon` replaces the noise multiplier.
@@ -42,19 +36,15 @@ class CentralDP(Hook):
 
     name: ClassVar[str] = "central_dp"
     trust: ClassVar[str] = "the server"
+    outside_parties: ClassVar[tuple[str, ...]] = (SERVER,)
+    equal_weights: ClassVar[bool] = True
+    search: ClassVar[NoiseSearch | None] = NoiseSearch(
+        label="noise on the sum", low=0.01, high=4.0, rank=4, unit="client"
+    )
 
-    noise_multiplier: NonNegative = 1.0
-    clip: Positive = 1.0
-    delta: Fraction = 1e-5
-    epsilon: float | None = None
-    accountant: Accountant = "pld"
-
-    def __post_init__(self) -> None:
-        check_one_noise(self.name, self.noise_multiplier, self.epsilon)
-
-    def declare(self) -> dict[str, object]:
-        own = {"noise_multiplier": self.noise_multiplier, "clip": self.clip, "delta": self.delta}
-        return {**super().declare(), **own, "unit": "client"}
+    relation = "zero_out"
+    clips_moved = 1
+    released = "sums"
 
     @classmethod
     def noise(cls, declared: Mapping[str, Any], *, clients: int) -> AddedNoise:
@@ -80,24 +70,3 @@ class CentralDP(Hook):
             return total
         noise = torch.randn(total.shape, generator=seed.torch_generator("central_dp", round_number))
         return total + self.noise_multiplier * self.clip * noise
-
-    def guarantee(self, client: int, exposure: Exposure) -> Guarantee:
-        """Guarantee of every client: one noisy sum per round, without amplification."""
-        once = exposure.one_release_per_round
-        return Guarantee(
-            epsilon=epsilon(once, self.noise_multiplier, self.delta, by=self.accountant),
-            delta=self.delta,
-            unit="client",
-            relation="zero_out",
-            trust=self.trust,
-            covers=f"{once.rounds} noisy sums, z = {self.noise_multiplier:g}",
-            by=self.accountant,
-        )
-
-    def resolved(self, exposures: Sequence[Exposure]) -> CentralDP:
-        """This hook with the smallest multiplier that meets a target `epsilon` over all rounds."""
-        if self.epsilon is None:
-            return self
-        once = max(exposures, key=lambda e: e.rounds).one_release_per_round
-        z = calibrate(self.epsilon, once, self.delta, by=self.accountant)
-        return replace(self, noise_multiplier=z, epsilon=None)

@@ -36,6 +36,7 @@ class Clip(Hook):
 
     name: ClassVar[str] = "clip"
     trust: ClassVar[str] = "the client's own code"
+    outside_parties: ClassVar[tuple[str, ...]] = ()
 
     bound: Positive = 1.0
 

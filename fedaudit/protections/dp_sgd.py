@@ -33,7 +33,7 @@ from fedaudit.accounting import (
 )
 from fedaudit.arrays import Indices
 from fedaudit.errors import ConfigError
-from fedaudit.hooks import AddedNoise, Hook
+from fedaudit.hooks import AddedNoise, Hook, NoiseSearch
 from fedaudit.randomness import Seed
 from fedaudit.settings import Fraction, NonNegative, Positive, checked
 
@@ -54,8 +54,12 @@ class DPSGD(Hook):
 
     name: ClassVar[str] = "dp_sgd"
     trust: ClassVar[str] = "the client's own code"
+    outside_parties: ClassVar[tuple[str, ...]] = ()
     sampling: ClassVar[Literal["shuffle", "poisson"] | None] = "poisson"
     slowdown: ClassVar[float] = 2.5  # clipping per example, and noise
+    search: ClassVar[NoiseSearch | None] = NoiseSearch(
+        label="DP-SGD", low=0.25, high=8.0, rank=1, tried="always", per_client=True
+    )
 
     noise_multiplier: NonNegative | Annotated[tuple[NonNegative, ...], MinLen(1)] = 1.0
     clip: Positive = 1.0

@@ -26,8 +26,11 @@ class SecureSum(Hook):
     name: ClassVar[str] = "secure_sum"
     covers: ClassVar[tuple[str, ...]] = ("parameter", "weight", "metadata", "sender")
     trust: ClassVar[str] = "the aggregator"
+    other_names: ClassVar[tuple[str, ...]] = ("securesum",)
     only_sums: ClassVar[bool] = True
+    transport: ClassVar[str] = "secure sum"
     between: ClassVar[str] = AGGREGATOR
+    outside_parties: ClassVar[tuple[str, ...]] = (AGGREGATOR,)
     exact_afterwards: ClassVar[bool] = True
 
     def upload(self, uploads: Uploads, *, round_number: int, seed: Seed) -> Uploads:

@@ -29,7 +29,10 @@ class Shuffle(Hook):
     trust: ClassVar[str] = "the shuffler"
     hides_senders: ClassVar[bool] = True
     between: ClassVar[str] = SHUFFLER
+    transport: ClassVar[str] = "shuffle"
+    outside_parties: ClassVar[tuple[str, ...]] = (SHUFFLER,)
     exact_afterwards: ClassVar[bool] = True
+    keeps_rows: ClassVar[bool] = True
     takes_models: ClassVar[bool] = True
 
     def upload(self, uploads: Uploads, *, round_number: int, seed: Seed) -> Uploads:

@@ -9,27 +9,20 @@ Trust: the client's own code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from fedaudit.accounting import (
-    Accountant,
-    Exposure,
-    Guarantee,
-    calibrate,
-    check_one_noise,
-    epsilon,
-)
-from fedaudit.hooks import AddedNoise, Hook, Uploads
+from fedaudit.hooks import AddedNoise, NoiseSearch, Uploads
+from fedaudit.protections.client_noise import ClientNoise
 from fedaudit.protections.clip import clip_rows, needs_deltas
 from fedaudit.randomness import Seed
-from fedaudit.settings import Fraction, NonNegative, Positive, checked
+from fedaudit.settings import checked
 
 
 @dataclass(frozen=True, kw_only=True)
 @checked("protections.update_noise")
-class UpdateNoise(Hook):
+class UpdateNoise(ClientNoise):
     """Clip every client's update and add Gaussian noise before upload.
 
     A target `epsilon` replaces the noise multiplier, which is calibrated to the client that takes
@@ -38,23 +31,18 @@ class UpdateNoise(Hook):
 
     name: ClassVar[str] = "update_noise"
     trust: ClassVar[str] = "the client's own code"
+    outside_parties: ClassVar[tuple[str, ...]] = ()
+    search: ClassVar[NoiseSearch | None] = NoiseSearch(
+        label="noise on updates", low=0.01, high=4.0, rank=2, unit="client"
+    )
 
-    noise_multiplier: NonNegative = 1.0
-    clip: Positive = 1.0
-    delta: Fraction = 1e-5
-    epsilon: float | None = None
-    accountant: Accountant = "pld"
-
-    def __post_init__(self) -> None:
-        check_one_noise(self.name, self.noise_multiplier, self.epsilon)
+    relation = "replace"
+    clips_moved = 2  # replacing a data set moves a clipped update by up to 2 C
+    released = "updates"
 
     @property
     def covers(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("parameter",) if self.noise_multiplier > 0 or self.epsilon is not None else ()
-
-    def declare(self) -> dict[str, object]:
-        own = {"noise_multiplier": self.noise_multiplier, "clip": self.clip, "delta": self.delta}
-        return {**super().declare(), **own, "unit": "client"}
 
     @classmethod
     def noise(cls, declared: Mapping[str, Any], *, clients: int) -> AddedNoise:
@@ -70,25 +58,3 @@ class UpdateNoise(Hook):
             noise = torch.randn(row.shape, generator=generator)
             row.add_(noise, alpha=self.noise_multiplier * self.clip)
         return replace(uploads, rows=rows)
-
-    def guarantee(self, client: int, exposure: Exposure) -> Guarantee:
-        """Guarantee of every client: one noisy update per round."""
-        once = exposure.one_release_per_round
-        return Guarantee(
-            epsilon=epsilon(once, self.noise_multiplier / 2, self.delta, by=self.accountant),
-            delta=self.delta,
-            unit="client",
-            relation="replace",
-            trust=self.trust,
-            covers=f"{once.rounds} noisy updates, z = {self.noise_multiplier:g}",
-            by=self.accountant,
-        )
-
-    def resolved(self, exposures: Sequence[Exposure]) -> UpdateNoise:
-        """This hook with the smallest multiplier that meets a target `epsilon` for every client."""
-        if self.epsilon is None:
-            return self
-        once = max(exposures, key=lambda e: e.rounds).one_release_per_round
-        # replacing a data set moves an update by up to 2 C, so calibrate z / 2
-        z = 2 * calibrate(self.epsilon, once, self.delta, by=self.accountant)
-        return replace(self, noise_multiplier=z, epsilon=None)

@@ -57,6 +57,10 @@ class LowRankTrainer:
                 self._write_products(local, deltas.add_(fresh), out, together)
         return out
 
+    def replay_draws(self, clients: Indices, data: ClientData, round_number: int) -> None:
+        """Note which steps draw which canaries, without training."""
+        self._make(self.task).replay_draws(clients, data, round_number)
+
     def _for_rank(self, rank: int) -> tuple[AdapterLoRA, Trainer]:
         """Task and trainer of one rank, made once: choosing the tier takes time."""
         if rank not in self._local:

@@ -107,10 +107,13 @@ def plan(
     seed: Seed,
     round_number: int,
     person: Indices | None = None,
+    extra: Indices | None = None,
 ) -> Schedule:
     """Batches for `clients` (K,), whose examples stand at starts[c] .. starts[c] + sizes[c].
 
-    With `person` (N,), Poisson sampling draws all examples of a person together.
+    With `person` (N,), Poisson sampling draws all examples of a person together. `extra`: canaries
+    of every client, which stand after its examples. Poisson sampling draws each of them as it draws
+    an example; the rate and the divisor stay those of the real ones.
     """
     n, first = sizes[clients], starts[clients]
     steps = training.steps_of(n)
@@ -118,12 +121,15 @@ def plan(
     order = np.lexsort((-n, -steps))
     clients, n, first, steps = clients[order], n[order], first[order], steps[order]
     if training.sampling == "poisson":
-        unit = np.broadcast_to(np.arange(int(n.max())), (len(n), int(n.max())))
+        pool = n if extra is None else n + extra[clients]
+        unit = np.broadcast_to(np.arange(int(pool.max())), (len(n), int(pool.max())))
         if person is not None:
             unit = np.zeros_like(unit)
-            for row, (low, size) in enumerate(zip(first, n, strict=True)):
+            for row, (low, size) in enumerate(zip(first, pool, strict=True)):
                 unit[row, :size] = person[low : low + size]
-        index, valid, divisor = _poisson(training, clients, n, steps, seed, round_number, unit)
+        index, valid, divisor = _poisson(
+            training, clients, n, pool, steps, seed, round_number, unit
+        )
     else:
         index, valid, divisor = _shuffled(training, clients, n, steps, seed, round_number)
     index += first[:, None, None]
@@ -179,6 +185,7 @@ def _poisson(
     training: Training,
     clients: Indices,
     n: Indices,
+    pool: Indices,
     steps: Indices,
     seed: Seed,
     round_number: int,
@@ -186,11 +193,12 @@ def _poisson(
 ) -> tuple[Indices, npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
     """Draw every unit with probability q = expected batch / n, independently at every step.
 
-    `unit` (K, largest): the sampling unit of each example, a person or the example itself.
+    `pool` (K,): examples to draw from, more than n if there are canaries. `unit` (K, largest): the
+    sampling unit of each example, a person or the example itself.
     """
-    k, largest, longest = len(n), int(n.max()), int(steps.max())
+    k, largest, longest = len(n), int(pool.max()), int(steps.max())
     expected = np.minimum(training.batch_size or n, n)
-    rate = np.where(np.arange(largest) < n[:, None], (expected / n)[:, None], 0.0)
+    rate = np.where(np.arange(largest) < pool[:, None], (expected / n)[:, None], 0.0)
     found, count = [], np.zeros((k, longest), dtype=np.int64)
     # every step draws for every example: do a few steps at a time to bound memory
     stride = max(1, DRAWN_AT_ONCE // (k * largest))

@@ -24,10 +24,25 @@ def _quiet(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
+LARGE = 16_000_000
+"""Numbers in a model, frozen ones too, beyond which the loop is faster.
+
+Vectorising saves the cost of starting small operations. A large model does not notice that cost,
+and holds the outputs of all clients at once: for a language model of 135 million numbers the loop
+takes 2.4 times less. The rule looks at sizes and never at a clock, so a resumed run takes the same
+tier.
+"""
+
+
 class Vmapped:
     """Gradient sums of all clients by one vectorised backward pass."""
 
     name = "vmap"
+
+    @staticmethod
+    def fits(task: Task) -> bool:
+        """Whether vectorising is worth it: see `LARGE`."""
+        return sum(p.numel() for p in task.module.parameters()) <= LARGE
 
     def __init__(self, task: Task) -> None:
         self.task = task

@@ -10,16 +10,23 @@
 from __future__ import annotations
 
 from fedaudit.protections.guard.calibration import Calibration, HonestRun
+from fedaudit.protections.guard.exposure import ExposedRecord, ExposureReport
 from fedaudit.protections.guard.guard import guard, measure
+from fedaudit.protections.guard.local_steps import LocalSteps
 from fedaudit.protections.guard.report import CheckResult, GuardReport, LayerResult, OutOfReach
+from fedaudit.protections.guard.tampering import TamperingReport
 
 __all__ = [
     "Calibration",
     "CheckResult",
+    "ExposedRecord",
+    "ExposureReport",
     "GuardReport",
     "LayerResult",
+    "LocalSteps",
     "OutOfReach",
     "HonestRun",
+    "TamperingReport",
     "guard",
     "measure",
 ]

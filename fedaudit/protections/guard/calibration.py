@@ -150,7 +150,7 @@ class Calibration:
         except Unreadable as error:
             raise DataError(
                 f"{file} is not a calibration",
-                expected="a file written by `fedaudit guard --calibrate`",
+                expected="a file with a calibration, as `fedaudit guard` writes it",
                 got=error.got,
                 remedy="leave it out to use fedaudit's own calibration",
             ) from None
@@ -174,7 +174,7 @@ class Calibration:
                 f"{file} is not a calibration of this version",
                 expected=f"format {FORMAT}: centre, spread, layers, runs, source",
                 got=f"{type(error).__name__}: {error}",
-                remedy="write it again with `fedaudit guard --calibrate`",
+                remedy="calibrate again with `fedaudit guard`",
             ) from None
 
 

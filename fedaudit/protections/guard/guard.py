@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ import numpy as np
 from fedaudit.errors import DataError, UsageError
 from fedaudit.protections.guard import (
     constant,
+    local_steps,
     no_model,
     one_entry,
     own_data,
@@ -32,6 +34,8 @@ from fedaudit.protections.guard import (
     twins,
 )
 from fedaudit.protections.guard.calibration import Calibration, shipped
+from fedaudit.protections.guard.exposure import exposure
+from fedaudit.protections.guard.local_steps import LocalSteps
 from fedaudit.protections.guard.reading import Numbers, check_shapes, numbers
 from fedaudit.protections.guard.report import (
     CheckResult,
@@ -40,6 +44,7 @@ from fedaudit.protections.guard.report import (
     LayerResult,
     OutOfReach,
 )
+from fedaudit.protections.guard.tampering import tampering
 from fedaudit.protections.guard.tensors import WIDE, CheckScore, Received, WeightArray, extents
 from fedaudit.settings import Fraction, require
 
@@ -76,15 +81,18 @@ def guard(
     module: Any = None,
     calibration: Calibration | None = None,
     sent_as_model: bool = False,
+    local: LocalSteps | None = None,
 ) -> GuardReport:
     """Check a received model before training on it.
 
     `model`: a state dict, named arrays, or a torch module that holds the weights; `previous`: the
-    model before, to see changes. `data` (x, y): own records in the module's input format, with a
-    class each; used only if there is a module to run: `model` itself, or `module`, into which the
-    received tensors are loaded. `level`: share of honest runs that may raise an alarm.
-    `calibration`: your own; default: fedaudit's. `sent_as_model`: the protocol says that this is a
-    model, so small numbers are not mistaken for an update.
+    model before, or several, oldest first; weights are compared with the last. `data` (x, y): own
+    records in the module's input format, with a class each; used only if there is a module to run:
+    `model` itself, or `module`, into which the received tensors are loaded. `level`: share of
+    honest runs that may raise an alarm. `calibration`: your own; default: fedaudit's.
+    `sent_as_model`: the protocol says that this is a model, so small numbers are not mistaken for
+    an update. `local`: the steps of this client; with own records, the report then says what the
+    answer gives away and whether the model was altered.
     """
     require(Fraction, remedy="level = 0.01: one honest run in 100 raises an alarm", level=level)
     table = calibration if calibration is not None else shipped()
@@ -101,11 +109,52 @@ def guard(
                 "a diverged run sends such models too: training on this one teaches nothing",
             ),
         )
-    before, notes = _previous_tensors(read, previous)
+    history = _as_history(previous)
+    before, notes = _previous_tensors(read, history[-1] if history else None)
     if before is None and not sent_as_model:
         no_model.refuse_update(read.tensors, read.tables)
-    scores = _scores(read, before, _runnable(model, module, data), data)
-    return _ranked(read, scores, table, level, notes)
+    runnable = _runnable(model, module, data)
+    scores = _scores(read, before, runnable, data)
+    report = _ranked(read, scores, table, level, notes)
+    if runnable is None or data is None or local is None:
+        return report
+    return _with_behaviour(report, runnable, history, data, local)
+
+
+def _as_history(previous: Any) -> list[Any]:
+    """Earlier models, oldest first."""
+    if previous is None:
+        return []
+    return list(previous) if isinstance(previous, list | tuple) else [previous]
+
+
+def _with_behaviour(
+    report: GuardReport,
+    runnable: Any,
+    history: Sequence[Any],
+    data: tuple[Any, Any],
+    local: LocalSteps,
+) -> GuardReport:
+    """The report with exposure and tampering, and a verdict that both join.
+
+    The weights keep their alarms. Without an alarm of theirs the verdict is that on tampering: a
+    client who cannot compare models cannot tell whether this one was altered.
+    """
+    visits = local_steps.run(runnable, *data, local)
+    covered = {f"{name}.weight" for name in visits}
+    unread = tuple(
+        n
+        for n, p in runnable.named_parameters()
+        if p.requires_grad and p.ndim >= 2 and n not in covered
+    )
+    exposed = exposure(visits.values(), local.noise, unread)
+    older = [
+        copy.deepcopy(m) if hasattr(m, "named_parameters") else _load_into(runnable, m)
+        for m in history
+    ]
+    tampered = tampering([*older, runnable], *data)
+    verdict = report.verdict if report.flagged else tampered.verdict
+    return replace(report, verdict=verdict, exposure=exposed, tampering=tampered)
 
 
 def _ranked(

@@ -88,10 +88,10 @@ def refuse_arrays(arrays: Mapping[str, npt.NDArray[Any]], what: str) -> None:
         remedy += "into the named tensors of the model"
     elif all(RECORDS.fullmatch(n.lower()) for n in wide):
         got = f"records: {_shapes(arrays)}"
-        remedy = "own records go beside the model: fedaudit guard MODEL --data FILE --model M"
+        remedy = "own records go beside the model: `fedaudit.guard(MODEL, data=FILE, module=M)`"
     elif len(lengths) == 1 and any(a.dtype.kind in "iub" for a in vectors.values()):
         got = f"records, with a whole number for each: {_shapes(arrays)}"
-        remedy = "own records go beside the model: fedaudit guard MODEL --data FILE --model M"
+        remedy = "own records go beside the model: `fedaudit.guard(MODEL, data=FILE, module=M)`"
     elif len(lengths) == 1 and any(n.split(".")[-1] == "bias" for n in wide):
         got = f"{lengths.pop()} models or updates in one: {_shapes(wide)}"
         remedy = "pass one of them: {name: stacked[0] for name, stacked in tensors.items()}"
@@ -115,7 +115,7 @@ def refuse_update(tensors: Mapping[str, WeightArray], tables: frozenset[str]) ->
             expected=EXPECTED,
             got=got,
             remedy="pass the model, before or after the update; if this is the model, also pass "
-            "the one before it (--previous)",
+            "the one before it (`previous`)",
         )
 
 

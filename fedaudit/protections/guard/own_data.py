@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedaudit.errors import DataError
 from fedaudit.protections.guard.tensors import CheckScore, Received
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SILENT, ONE = "silent", "one_record"
 UNIT = 0.5
@@ -65,6 +68,31 @@ def gradients(module: Any, x: Any, y: Any) -> tuple[list[str], npt.NDArray[np.fl
     import torch
     import torch.nn.functional as F
 
+    x, y = checked_records(x, y)
+    own = _without_zeros(module)
+    named = [(n, p) for n, p in own.named_parameters() if p.requires_grad]
+    out = np.full((min(len(x), RECORDS), len(named)), np.nan)
+    own.eval()  # a record's gradient must not depend on its batch
+    try:
+        for i in range(len(out)):
+            output = logits(own(x[i : i + 1]))
+            loss = F.cross_entropy(output.flatten(0, -2), y[i : i + 1].flatten())
+            each = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
+            out[i] = [np.nan if g is None else float(g.double().square().sum()) for g in each]
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        raise DataError(
+            "the model fails on your own records",
+            expected="records as the model takes them, and a class number for each",
+            got=f"{type(error).__name__}: {str(error)[:200]}",
+            remedy="encode records as for training, or leave them out",
+        ) from None
+    return [n for n, _ in named], out
+
+
+def checked_records(x: Any, y: Any) -> tuple[Tensor, Tensor]:
+    """Own records and their labels as tensors; refuses too few, and numbers that are not finite."""
+    import torch
+
     x, y = torch.as_tensor(x), torch.as_tensor(y)
     if len(x) != len(y) or len(x) < FEWEST:
         raise DataError(
@@ -80,27 +108,10 @@ def gradients(module: Any, x: Any, y: Any) -> tuple[list[str], npt.NDArray[np.fl
             got=f"NaN or infinite values in {int((~torch.isfinite(x)).sum())} places",
             remedy="repair those records or leave them out",
         )
-    own = _without_zeros(module)
-    named = [(n, p) for n, p in own.named_parameters() if p.requires_grad]
-    out = np.full((min(len(x), RECORDS), len(named)), np.nan)
-    own.eval()  # a record's gradient must not depend on its batch
-    try:
-        for i in range(len(out)):
-            logits = _logits(own(x[i : i + 1]))
-            loss = F.cross_entropy(logits.flatten(0, -2), y[i : i + 1].flatten())
-            each = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
-            out[i] = [np.nan if g is None else float(g.double().square().sum()) for g in each]
-    except (RuntimeError, IndexError, ValueError, TypeError) as error:
-        raise DataError(
-            "the model fails on your own records",
-            expected="records as the model takes them, and a class number for each",
-            got=f"{type(error).__name__}: {str(error)[:200]}",
-            remedy="encode records as for training, or leave them out",
-        ) from None
-    return [n for n, _ in named], out
+    return x, y
 
 
-def _logits(output: Any) -> Any:
+def logits(output: Any) -> Any:
     """The logits of an output: a tensor, or the entry or attribute `logits`."""
     import torch
 

@@ -9,8 +9,10 @@ from typing import Any, Literal, get_args
 from fedaudit.codec import to_json
 from fedaudit.files import parse_json
 from fedaudit.frames import Row, Tabular
+from fedaudit.protections.guard.exposure import ExposedRecord, ExposureReport
+from fedaudit.protections.guard.tampering import TamperingReport
 
-GuardVerdict = Literal["planted", "no_evidence", "not_finite", "nothing_to_say"]
+GuardVerdict = Literal["planted", "altered", "no_evidence", "not_finite", "nothing_to_say"]
 Reason = Literal["zero", "small", "narrow", "kind", "check", "level", "table", "unread"]
 REASONS: dict[Reason, str] = {
     "zero": "all rows are zero, or all but a few",
@@ -103,7 +105,7 @@ class GuardReport(Tabular):
     """The findings in one model. `p_value` of all checks together, among `runs` honest runs; None
     if nothing can be ranked (non-finite values, or no check can raise an alarm). `checks`: those
     that could raise an alarm on some layer; `layers`: per layer, which could and which could
-    not."""
+    not. `exposure` and `tampering`: what own records show, None where there are none."""
 
     verdict: GuardVerdict
     p_value: float | None
@@ -112,6 +114,8 @@ class GuardReport(Tabular):
     checks: tuple[CheckResult, ...] = ()
     layers: tuple[LayerResult, ...] = ()
     notes: tuple[str, ...] = ()
+    exposure: ExposureReport | None = None
+    tampering: TamperingReport | None = None
 
     @property
     def examined(self) -> tuple[LayerResult, ...]:
@@ -127,7 +131,7 @@ class GuardReport(Tabular):
     def summary(self) -> str:
         """The verdict, and how much of the model it covers."""
         said, unsaid = len(self.examined), len(self.unexamined)
-        if self.verdict != "no_evidence":
+        if self.verdict != "no_evidence" or not (said or self.tampering is None):
             return self.verdict.replace("_", " ")
         rest = f"; {unsaid} not examined in full" if unsaid else ""
         return f"no evidence in {said} of {said + unsaid} layers{rest}"
@@ -135,7 +139,7 @@ class GuardReport(Tabular):
     @property
     def flagged(self) -> bool:
         """Whether a person should inspect this model before a client trains on it."""
-        return self.verdict in ("planted", "not_finite")
+        return self.verdict in ("planted", "altered", "not_finite")
 
     @property
     def alarms(self) -> tuple[CheckResult, ...]:
@@ -159,9 +163,31 @@ class GuardReport(Tabular):
                 raise ValueError(f"verdict {raw['verdict']!r}")
             checks = tuple(CheckResult(**c) for c in raw.pop("checks"))
             layers = tuple(_layer(x) for x in raw.pop("layers"))
-            return cls(checks=checks, layers=layers, notes=tuple(raw.pop("notes")), **raw)
+            return cls(
+                checks=checks,
+                layers=layers,
+                notes=tuple(raw.pop("notes")),
+                exposure=_exposure(raw.pop("exposure", None)),
+                tampering=_tampering(raw.pop("tampering", None)),
+                **raw,
+            )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a guard report: {error}") from None
+
+
+def _exposure(raw: Mapping[str, Any] | None) -> ExposureReport | None:
+    """Exposure from JSON; reports of earlier versions have none."""
+    if raw is None:
+        return None
+    lists: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
+    lists["exposed"] = tuple(
+        ExposedRecord(**{**e, "units": tuple(e["units"])}) for e in raw["exposed"]
+    )
+    return ExposureReport(**lists)
+
+
+def _tampering(raw: Mapping[str, Any] | None) -> TamperingReport | None:
+    return None if raw is None else TamperingReport(**raw)
 
 
 def _layer(raw: Mapping[str, Any]) -> LayerResult:

@@ -234,7 +234,7 @@ def load_callable(where: str) -> Callable[..., Any]:
     return foreign.load_function(
         where,
         expected="a function f(x, rng) that returns one output",
-        example="--callable mymechanism:randomise",
+        example="`mechanism=mymechanism:randomise`",
     )
 
 
@@ -266,7 +266,7 @@ def _outputs(
             "your mechanism does not return one output per input",
             expected=f"{samples} rows",
             got=f"shape {made.shape}",
-            remedy="leave out --vectorised for a function of one input",
+            remedy="leave out `vectorised` for a function of one input",
         )
     return made
 
@@ -294,7 +294,7 @@ def _table(outputs: Sequence[Any]) -> Floats:
             "your mechanism's outputs are not numbers, and hardly ever repeat",
             expected="numbers or arrays of one shape, or symbols that repeat",
             got=f"{len(seen)} different outputs of type {type(outputs[0][0]).__name__}",
-            remedy="return numbers or an array, or use more --samples",
+            remedy="return numbers or an array, or use more `samples`",
         )
     return np.array(rows, dtype=np.float64)[..., None]
 

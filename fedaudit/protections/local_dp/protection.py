@@ -10,15 +10,16 @@ Trust: nobody but the client itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from fedaudit.accounting import Exposure, Guarantee
-from fedaudit.errors import ConfigError, OutOfRange
-from fedaudit.hooks import Hook
+from fedaudit.errors import ConfigError, OutOfRange, nearest
+from fedaudit.hooks import Hook, NoiseSearch
 from fedaudit.protections.local_dp import MECHANISMS, Discrete, Mechanism, make
 from fedaudit.protections.local_dp.bits import BitCount
 from fedaudit.protections.local_dp.encoders import FloatBits, Interval, OutsidePolicy, Quantiser
@@ -67,20 +68,39 @@ class LocalDP(Hook):
     epsilon); of a record for bitrand and ome, as their authors claim. grr, rappor and dbitflip
     round a feature to one of `alphabet` values from `low` to `high`; bitrand and ome to `bits`
     bits, `integer_bits` of them before the point. `outside`: refuse or clip values beyond that
-    range. `decoder`: "likelihood" (the likeliest value), "unbiased" (right on average), "published"
-    (the first set bit, or the reported bits unchanged).
+    range.
+
+    Bounds differ by column: `bounds` maps names of a table's columns to (low, high), and columns
+    without an entry keep `low` and `high`; or "table" reads them off all records, which no epsilon
+    covers. Either becomes one `low` and `high` per feature, and `bounds_from` says so.
+
+    `decoder`: "likelihood" (the likeliest value), "unbiased" (right on average), "published" (the
+    first set bit, or the reported bits unchanged).
     """
 
     name: ClassVar[str] = "local_dp"
     covers: ClassVar[tuple[str, ...]] = ("parameter", "buffer")
     trust: ClassVar[str] = "nobody but the client itself"
+    outside_parties: ClassVar[tuple[str, ...]] = ()
     fixed_domain: ClassVar[bool] = True
+    randomises_records: ClassVar[bool] = True
+    search: ClassVar[NoiseSearch | None] = NoiseSearch(  # a level is 1 / epsilon per feature
+        label="local DP",
+        low=1 / 8,
+        high=10.0,
+        rank=5,
+        unit="record",
+        tried="always",
+        settings={"mechanism": "grr", "outside": "clip"},
+    )
 
     mechanism: Literal["grr", "rappor", "dbitflip", "bitrand", "ome", "laplace", "gaussian"] = "grr"
     epsilon: PositiveFinite = 1.0
     alphabet: Alphabet | None = None
-    low: float | None = None
-    high: float | None = None
+    low: float | tuple[float, ...] | None = None
+    high: float | tuple[float, ...] | None = None
+    bounds: Mapping[str, tuple[float, float]] | Literal["table"] | None = None
+    bounds_from: str = ""
     bits: BitCount | None = None
     integer_bits: Whole | None = None
     hashes: Count | None = None
@@ -102,6 +122,7 @@ class LocalDP(Hook):
                     got=f"{name} = {getattr(self, name)}",
                     remedy=f"remove {name}, or choose another mechanism",
                 )
+        self._check_bounds()
         self.of(1)  # raises if settings do not fit together, for any number of features
         self.encoder()
         if self.decoder != "likelihood" and (
@@ -115,12 +136,99 @@ class LocalDP(Hook):
                 remedy="remove it",
             )
 
+    def _check_bounds(self) -> None:
+        """Refuse bounds per column that are no bounds, or that the mechanism does not take."""
+        if self.bounds is not None and self.mechanism in BITWISE:
+            raise ConfigError(
+                f"protections.local_dp.bounds is not a setting of {self.mechanism}",
+                expected="bits and integer_bits, one format for all features",
+                got=f"bounds for {self.mechanism}",
+                remedy="remove bounds, or choose another mechanism",
+            )
+        pairs = dict(self.bounds) if isinstance(self.bounds, Mapping) else {}
+        low, high = (v if isinstance(v, tuple) else () for v in (self.low, self.high))
+        if len(low) != len(high):
+            raise ConfigError(
+                "protections.local_dp.low and high do not fit together",
+                expected="one low and one high per feature, or one number each",
+                got=f"{len(low) or 'one'} low, {len(high) or 'one'} high",
+                remedy="give bounds by column: [protections.local_dp.bounds] age = [0, 120]",
+            )
+        pairs |= {f"feature {i + 1}": pair for i, pair in enumerate(zip(low, high, strict=True))}
+        for name, (a, b) in pairs.items():
+            if not (np.isfinite(a) and np.isfinite(b) and a < b):
+                raise ConfigError(
+                    f"the bounds of {name!r} are no bounds",
+                    expected="a finite low below a finite high",
+                    got=f"[{a:g}, {b:g}]",
+                    remedy=f"protections.local_dp.bounds.{name} = [LOW, HIGH]",
+                )
+
+    def for_columns(self, columns: Sequence[str], x: npt.NDArray[Any]) -> LocalDP:
+        """The same protection with the bounds of a table's `columns` (r), whose records are `x`."""
+        if self.bounds is None:
+            return self
+        if not columns:
+            raise ConfigError(
+                "protections.local_dp.bounds needs columns with names",
+                expected="a table",
+                got="records without columns",
+                remedy="give low and high for all features",
+            )
+        usual = (self._one(self.low, 0.0), self._one(self.high, 1.0))
+        # categories and flags are 0 or 1
+        pairs = [usual] * len(columns)
+        if self.bounds == "table":
+            ends = zip(x.min(axis=0).tolist(), x.max(axis=0).tolist(), strict=True)
+            pairs = [(a, b) if a < b else (a, a + 1.0) for a, b in ends]
+        else:
+            for name, pair in self.bounds.items():
+                if name not in columns:
+                    raise ConfigError(
+                        f"protections.local_dp.bounds names a column that is no feature: {name!r}",
+                        expected="a feature of the table",
+                        got=repr(name),
+                        remedy=nearest(name, columns),
+                    )
+                pairs[list(columns).index(name)] = pair
+        return replace(
+            self,
+            bounds=None,
+            low=tuple(a for a, _ in pairs),
+            high=tuple(b for _, b in pairs),
+            bounds_from="table" if self.bounds == "table" else "settings",
+        )
+
+    def as_declared(self, declared: Mapping[str, Any]) -> LocalDP:
+        """The same protection with the bounds per feature that a trace declares."""
+        low, high = declared.get("low"), declared.get("high")
+        if self.bounds is None or not isinstance(low, list | tuple):
+            return self
+        said = str(declared.get("bounds_from", ""))
+        return replace(self, bounds=None, low=tuple(low), high=tuple(high or ()), bounds_from=said)
+
+    @staticmethod
+    def _one(value: float | tuple[float, ...] | None, default: float) -> float:
+        return default if value is None or isinstance(value, tuple) else value
+
+    def remarks(self) -> tuple[str, ...]:
+        if "table" not in (self.bounds, self.bounds_from):
+            return ()
+        return (
+            "local_dp: the bounds of the columns are the least and largest values of all records, "
+            "read before any noise: no epsilon covers them",
+        )
+
     # -- mechanism and encoder -----------------------------------------------------------------
 
     def _settings(self) -> dict[str, Any]:
         """Settings of the mechanism and its encoder, with defaults filled in."""
         given = {k: getattr(self, k) for k in _OWN[self.mechanism]}
-        both = {k: _OWN[self.mechanism][k] if v is None else v for k, v in given.items()}
+        # bounds per feature: each is moved to 0..1 before the mechanism and back afterwards
+        both = {
+            k: _OWN[self.mechanism][k] if v is None or isinstance(v, tuple) else v
+            for k, v in given.items()
+        }
         return {k: v for k, v in both.items() if v is not None}
 
     def of(self, features: int) -> Mechanism:
@@ -173,6 +281,41 @@ class LocalDP(Hook):
         self, x: npt.NDArray[Any], rng: np.random.Generator
     ) -> tuple[npt.NDArray[np.float64], int]:
         """Randomised features (n, r), decoded back to features, and the number of clipped ones."""
+        low, span = self._scale(x.shape[1])
+        values, clipped = self._randomise((x - low) / span, rng)
+        return low + values * span, clipped
+
+    def rounded(self, x: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """Features (n, r) as the encoder rounds them, before anything is drawn."""
+        encoder = self.encoder()
+        low, span = self._scale(x.shape[1])
+        decoded = encoder.decode(encoder.encode((x - low) / span).values)
+        return np.asarray(low + decoded * span, dtype=np.float64)
+
+    @property
+    def by_column(self) -> bool:
+        """Whether every feature has bounds of its own."""
+        return isinstance(self.low, tuple)
+
+    def _scale(self, features: int) -> tuple[Any, Any]:
+        """Least value and span of each feature, which the encoder sees as 0 to 1; else 0 and 1."""
+        if not (isinstance(self.low, tuple) and isinstance(self.high, tuple)):
+            return 0.0, 1.0
+        if features != len(self.low):
+            raise ConfigError(
+                "protections.local_dp has bounds for other features",
+                expected=f"bounds of {features} features",
+                got=f"bounds of {len(self.low)}",
+                remedy="give bounds by column: [protections.local_dp.bounds] age = [0, 120]",
+            )
+        # as the records are: in float32, 0.1 lies above 0.1
+        ends = np.array([self.low, self.high], dtype=np.float32)
+        low, high = ends.astype(np.float64)
+        return low, high - low
+
+    def _randomise(
+        self, x: npt.NDArray[Any], rng: np.random.Generator
+    ) -> tuple[npt.NDArray[np.float64], int]:
         encoder = self.encoder()
         mechanism = self.of(x.shape[1])
         encoded = encoder.encode(x)
@@ -216,6 +359,8 @@ class LocalDP(Hook):
     def declare(self) -> dict[str, Any]:
         """The mechanism and, once the number of features is known, its claim and exact epsilon."""
         own = {"mechanism": self.mechanism, "epsilon": self.epsilon, **self._settings()}
+        if isinstance(self.low, tuple):
+            own |= {"low": self.low, "high": self.high, "bounds_from": self.bounds_from}
         out = {**super().declare(), **own}
         if self._facts.features is not None:
             r = self._facts.features

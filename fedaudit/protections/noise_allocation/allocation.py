@@ -3,6 +3,9 @@
     min over sigma of max_i [a_i / sigma_i^2 + l_i]   with   sum_i w_i sigma_i^2 = U
                                                        [TopologyAwareDP] Eq. (3), Theorem V.3
 
+The paper prints "at most U". Each bound falls as its sigma grows, so that the best allocation
+spends all of U: the problem is the same.
+
 a_i = T / (2 |B|^2) for the published bound, T'_i (1 + (1 - q_i) / |B|) / 2 for the sound one;
 w_i = 1 as published, or p_i^2, which makes the budget the noise in the averaged model.
 

@@ -93,7 +93,7 @@ class Bounds:
 
     @property
     def vacuous(self) -> npt.NDArray[np.bool_] | None:
-        """(n,) whether the sound bound reaches the cap and says nothing; None without sizes."""
+        """(n,) whether the sound bound reaches the cap and bounds nothing; None without sizes."""
         return None if self.cap is None else self.dataset >= self.cap
 
 

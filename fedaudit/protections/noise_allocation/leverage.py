@@ -175,7 +175,7 @@ def refuse_disconnected(edges: EdgeList, n: int, clients: Sequence[str] | None =
         expected="a path between any two clients",
         got=f"{len(pieces)} components: " + shown + ("; ..." if len(pieces) > 6 else ""),
         remedy="add the missing edges, or allocate each component separately; degree and "
-        "betweenness also work on this graph (--allow-disconnected)",
+        "betweenness also work on this graph (`allow_disconnected=True`)",
     )
 
 

@@ -8,21 +8,20 @@ whole masked vector again. The aggregator refuses:
   involve fewer than N_sa clients: two sums that differ in one client reveal its update. If the
   search for such a combination ends undecided, the query is refused.
 
-The clients enforce the second rule: they do not reveal shares for such a query. The rule covers one
-round, since the next one has other updates; the audit covers what persists across rounds.
+It spares everybody a run that the clients would refuse: each of them keeps a `ClientLedger` with
+the same rule, which covers one round, and with a `budget` all rounds.
 """
 
 from __future__ import annotations
 
 import csv
 import os
-import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,13 +29,27 @@ from annotated_types import Ge
 
 from fedaudit.arrays import Floats
 from fedaudit.errors import UsageError
-from fedaudit.protections.secure_aggregation.protocol import (
-    KEY_BYTES,
-    SEALED_BYTES,
-    Client,
-    PublicKeys,
+from fedaudit.protections.secure_aggregation import wire
+from fedaudit.protections.secure_aggregation.client import Client, ClientRules
+from fedaudit.protections.secure_aggregation.graph import Quorum, avoidable
+from fedaudit.protections.secure_aggregation.identity import (
+    AGGREGATOR_NUMBER,
+    SIGNATURE_BYTES,
+    Directory,
+    Identity,
     Random,
-    Server,
+)
+from fedaudit.protections.secure_aggregation.ledger import (
+    AnsweredQuery,
+    BegunStep,
+    Budget,
+    ClientLedger,
+    check_isolation,
+    check_size,
+)
+from fedaudit.protections.secure_aggregation.refusals import (
+    QueryRefused,
+    SplitView,
     TooFewLeft,
     too_few,
 )
@@ -47,21 +60,12 @@ from fedaudit.protections.secure_aggregation.ring import (
     ring_dtype,
     subset_sum,
 )
-from fedaudit.protections.secure_aggregation.shamir import SHARE_BYTES
+from fedaudit.protections.secure_aggregation.server import RunPlan, Server
 from fedaudit.rows import empty_array
 from fedaudit.settings import require
-from fedaudit.stats.query_algebra import rank, smallest_support
 
-Content = TypeVar("Content")
 NOBODY: AbstractSet[int] = frozenset()
 ClientThreshold = Annotated[int, Ge(2), "a sum over one client is its update"]
-
-WORK = 50_000_000
-"""Work limit of the search for an isolating combination, per query: half a second at most."""
-
-
-class QueryRefused(UsageError):
-    """A refused query: it would reveal too much. It is in the ledger without an answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +74,8 @@ class LedgerEntry:
 
     `asked`: clients of the query; `members`: clients in the sum (fewer after drop-outs, none
     without an answer); `reason`: why there was no answer. `sent` and `received`: bytes by client;
-    `seconds` on this machine, all parties one after another.
+    `seconds` on this machine, all parties one after another. `agreed`: the sum that the clients
+    signed; it counts against later queries, whether it could be opened or not.
     """
 
     round: int
@@ -81,6 +86,7 @@ class LedgerEntry:
     sent: Mapping[int, int] = field(default_factory=dict)
     received: Mapping[int, int] = field(default_factory=dict)
     seconds: float = 0.0
+    agreed: tuple[int, ...] = ()
 
     @property
     def answered(self) -> bool:
@@ -124,9 +130,12 @@ class SecureAggregator:
         aggregator.begin(1, {0: x0, 1: x1, ...})
         total = aggregator.query(1, range(10))
 
-    `bound` on the absolute value of a client's numbers; `modulus_bits` 32 or 64; `masks=False`
-    skips keys and masks and adds the quantised vectors: the same sums to the last bit, the same
-    ledger, no protection (for long simulations).
+    `bound` on the absolute value of a client's numbers; `modulus_bits` 32 or 64; `quorum` as in
+    `ClientRules`; `budget` across rounds, if the clients keep one; `history`: the sums of earlier
+    rounds, to which this object adds its own. `masks=False` skips keys and
+    masks and adds the quantised vectors: the same sums to the last bit, the same ledger, no
+    protection (for long simulations). `draw` chooses neighbours beyond 100 clients.
+    `complete`: masks between all pairs, whatever their number: a round of several sums needs them.
     """
 
     def __init__(
@@ -137,24 +146,36 @@ class SecureAggregator:
         modulus_bits: int = 32,
         refuse_isolating: bool = True,
         masks: bool = True,
+        quorum: Quorum = "two_thirds",
+        budget: Budget | None = None,
+        history: list[dict[str, Any]] | None = None,
         random: Random = os.urandom,
+        draw: Random | None = None,
+        complete: bool = False,
     ) -> None:
         require(ClientThreshold, remedy="threshold = 5", threshold=threshold)
         self.threshold, self.bound, self.modulus_bits = threshold, bound, modulus_bits
-        self.refuse_isolating, self.masks = refuse_isolating, masks
+        self.refuse_isolating, self.masks, self.quorum = refuse_isolating, masks, quorum
         self.ledger = Ledger()
-        self._random = random
-        self._round = 0
+        self.complete = complete
+        self._rules = ClientRules(threshold=threshold, quorum=quorum)
+        self._budget, self._random, self._draw = budget, random, draw
+        self._history = [] if history is None else history
+        self._identities: dict[int, Identity] = {}
+        self._ledgers: dict[int, ClientLedger] = {}
+        self._round, self._about = 0, ""
         self._vectors: dict[int, RingVector] = {}
         self._quantiser = RingQuantiser(bound, 1, modulus_bits)
 
-    def begin(self, round_number: int, updates: Mapping[int, npt.ArrayLike]) -> None:
+    def begin(
+        self, round_number: int, updates: Mapping[int, npt.ArrayLike], about: str = ""
+    ) -> None:
         """Start a round: clients quantise their updates (d,), or raise RingOverflow.
 
         Replaces the updates of the round before. Each update is read once, one after the other, so
-        a mapping may compute them on demand.
+        a mapping may compute them on demand. `about`: digest (hex) of what clients trained with.
         """
-        self._vectors, self._round = {}, 0
+        self._vectors, self._round, self._about = {}, 0, about
         self._quantiser = RingQuantiser(self.bound, max(1, len(updates)), self.modulus_bits)
         vectors: dict[int, RingVector] = {}
         shapes: set[tuple[int, ...]] = set()
@@ -198,6 +219,10 @@ class SecureAggregator:
         """The largest error of any number in a sum over `clients` clients."""
         return self._quantiser.error(clients)
 
+    def stored_error(self, total: Floats, scale: float, clients: int) -> float:
+        """The same for float32 of `scale` x `total`, of updates times a share up to 1."""
+        return self._quantiser.stored_error(total, scale, clients)
+
     def query(
         self,
         round_number: int,
@@ -215,15 +240,31 @@ class SecureAggregator:
         asked = self._checked(round_number, clients)
         number = len(self.ledger.of(round_number))
         start = time.perf_counter()
-        run = _ProtocolRun(asked, gone_before_upload, gone_before_reveal)
+        run = _ProtocolRun(asked, gone_before_upload, gone_before_reveal, self._plan(asked))
         try:
             self._refuse(asked)
             total = self._masked_sum(run) if self.masks else self._plain_sum(run)
         except (QueryRefused, TooFewLeft) as error:
-            self._write(number, asked, (), run, start, error.what)
+            self._write(number, run, start, error.what)
             raise
-        self._write(number, asked, run.uploaded, run, start, "")
+        self._write(number, run, start, "")
         return self._quantiser.decode(total)
+
+    def _plan(self, asked: tuple[int, ...]) -> RunPlan:
+        return RunPlan(
+            round=self._round,
+            length=len(next(iter(self._vectors.values()))),
+            threshold=self.threshold,
+            bits=self.modulus_bits,
+            quorum=self.quorum,
+            others=self._earlier(),
+            about=self._about,
+            complete=self.complete or None,
+        )
+
+    def _earlier(self) -> tuple[tuple[int, ...], ...]:
+        """The sums of this round that clients have agreed to."""
+        return tuple(e.agreed for e in self.ledger.of(self._round) if e.agreed)
 
     def _checked(self, round_number: int, clients: Sequence[int]) -> tuple[int, ...]:
         asked = tuple(sorted(int(c) for c in clients))
@@ -246,113 +287,140 @@ class SecureAggregator:
 
     def _refuse(self, members: tuple[int, ...]) -> None:
         """Raise QueryRefused if the sum over `members` would reveal too much."""
-        if len(members) < self.threshold:
-            raise QueryRefused(
-                "a query below the threshold was refused",
-                expected=f"at least {self.threshold} clients",
-                got=str(len(members)),
-                remedy="query more clients, or lower the threshold",
-            )
-        if not self.refuse_isolating:
-            return
-        width = max(self._vectors) + 1
-        answered = self.ledger.matrix(self._round, width)
-        row = np.zeros((1, width), dtype=np.uint8)
-        row[0, list(members)] = 1
-        after = np.concatenate([answered, row])
-        if len(answered) and rank(after) == rank(answered):
-            return  # the answer follows from earlier ones
-        support = smallest_support(after, below=self.threshold, work=WORK)
-        if support.floor < self.threshold:
-            shown = ", ".join(map(str, support.clients))
-            raise QueryRefused(
-                "a query that would isolate too few clients was refused",
-                expected=f"combinations with this round's other answers of at least "
-                f"{self.threshold} clients",
-                got=f"one of {support.value}: {shown}"
-                if support.value < self.threshold
-                else "an undecided search",
-                remedy="query disjoint groups, or set refuse_isolating = false",
-            )
+        check_size(members, self.threshold)
+        if self.refuse_isolating:
+            check_isolation(self._earlier(), members, self.threshold)
 
     def _after_upload(self, run: _ProtocolRun) -> None:
         """Raise, before unmasking, if too few clients are left or their sum reveals too much."""
         if len(run.uploaded) < self.threshold:
             raise too_few(len(run.uploaded), self.threshold, "after the upload")
+        if len(run.uploaded) < run.graph.quorum:
+            raise too_few(len(run.uploaded), run.graph.quorum, "after the upload")
         if run.uploaded != run.asked:
             self._refuse(run.uploaded)
 
+    def _client_ledger(self, client: int) -> ClientLedger:
+        if client not in self._ledgers:
+            ledger = self._ledgers[client] = ClientLedger(
+                client,
+                threshold=self.threshold,
+                budget=self._budget,
+                isolating=not self.refuse_isolating,
+                measured=False,  # as stated, so that skipped masks give the same answers
+            )
+            for raw in self._history:
+                if raw["round"] < self._round and client in raw["members"]:
+                    ledger.entries.append(AnsweredQuery.from_json(raw))
+        return self._ledgers[client]
+
     def _plain_sum(self, run: _ProtocolRun) -> RingVector:
         """Sum without masks; charges the bytes that the protocol would have cost."""
-        size = len(next(iter(self._vectors.values())))
-        run.charge_uploads(size * self.modulus_bits // 8)
+        run.charge_uploads()
+        for c in run.uploaded:
+            self._client_ledger(c).begin(self._consent(run))
         self._after_upload(run)
+        agreed = AnsweredQuery(
+            round=self._round,
+            run=run.plan.run,
+            members=run.uploaded,
+            others=run.plan.others,
+            unseen=run.unseen,
+        )
+        run.confirm(lambda c: self._client_ledger(c).admit(agreed))
+        run.agreed = run.uploaded
+        run.charge_views()
+        run.check_quorum()
         run.charge_reveals()
-        if len(run.revealing) < self.threshold:
-            raise too_few(len(run.revealing), self.threshold, "to reveal shares")
         return subset_sum([self._vectors[c] for c in run.uploaded])
 
+    def _consent(self, run: _ProtocolRun) -> BegunStep:
+        return BegunStep(
+            run=run.plan.run,
+            step="upload",
+            request="",
+            round=self._round,
+            members=run.asked,
+            others=run.plan.others,
+            unseen=run.unseen,
+        )
+
     def _masked_sum(self, run: _ProtocolRun) -> RingVector:
-        """One run of the protocol; see `protocol`."""
-        label, threshold = secrets.token_bytes(16), self.threshold
-        size = len(next(iter(self._vectors.values())))
-        server = Server(threshold=threshold, run=label, size=size, bits=self.modulus_bits)
-        clients = {
-            c: Client(c, threshold=threshold, run=label, random=self._random) for c in run.asked
-        }
+        """One run of the protocol; see `client`."""
+        server, clients = self._parties(run)
         # 1. public keys
         for c, client in clients.items():
-            server.enrol(c, run.up(c, client.advertise(), 2 * KEY_BYTES))
-        # 2. shares of secrets, sealed for the other clients
-        sealed = {}
+            server.enrol(c, run.up(c, client.advertise()))
+        # 2. shares of secrets, sealed for their holders
+        roster = server.roster_message()
         for c, client in clients.items():
-            roster: dict[int, PublicKeys] = run.down(
-                c, server.roster, 2 * KEY_BYTES * (len(server.roster) - 1)
-            )
-            shares = client.share(roster)
-            sealed[c] = run.up(c, shares, sum(map(len, shares.values())))
-        for c, theirs in server.pass_on(sealed).items():
-            if c not in run.gone_before_upload:
-                clients[c].receive(run.down(c, theirs, sum(map(len, theirs.values()))))
+            server.accept_shares(c, run.up(c, client.share(run.down(c, roster))))
         # 3. masked vectors, added up as they come
         for c in run.uploaded:
-            masked = clients[c].upload(self._vectors[c])
-            server.accept(c, run.up(c, masked, masked.nbytes))
+            inbox = run.down(c, server.inbox(c))
+            server.accept_upload(
+                c, run.up(c, clients[c].upload(inbox, self._vectors[c], self._about))
+            )
         self._after_upload(run)
-        # 4. shares that remove the masks
-        revealed = {}
+        # 4. one list of uploads, signed
+        uploads = server.uploads_message()
+        run.confirm(
+            lambda c: server.accept_view(c, run.up(c, clients[c].confirm(run.down(c, uploads))))
+        )
+        run.agreed = run.uploaded
+        run.check_quorum()
+        # 5. shares that remove the masks
         for c in run.revealing:
-            uploaded = run.down(c, server.uploaded, _bitmap(len(run.asked)))
-            shares_of = clients[c].reveal(uploaded)
-            revealed[c] = run.up(c, shares_of, len(shares_of) * SHARE_BYTES)
-        return server.open(revealed)
+            try:
+                shares = clients[c].reveal(run.down(c, server.views(c)))
+            except SplitView:  # too few of its neighbours are left
+                continue
+            server.accept_reveal(c, run.up(c, shares))
+        return server.open()
 
-    def _write(
-        self,
-        number: int,
-        asked: tuple[int, ...],
-        members: tuple[int, ...],
-        run: _ProtocolRun,
-        start: float,
-        reason: str,
-    ) -> None:
+    def _parties(self, run: _ProtocolRun) -> tuple[Server, dict[int, Client]]:
+        """The aggregator and the clients of a run, who know each other's public keys."""
+        for number in (AGGREGATOR_NUMBER, *run.asked):
+            if number not in self._identities:
+                self._identities[number] = Identity.new(self._random)
+        public = {n: i.public for n, i in self._identities.items()}
+        directory = Directory(public)
+        server = Server(run.plan, identity=self._identities[AGGREGATOR_NUMBER], directory=directory)
+        clients = {
+            c: Client(
+                c,
+                run=run.plan.run,
+                round_number=self._round,
+                identity=self._identities[c],
+                directory=directory,
+                ledger=self._client_ledger(c),
+                rules=self._rules,
+                random=self._random,
+                draw=self._draw,
+            )
+            for c in run.asked
+        }
+        return server, clients
+
+    def _write(self, number: int, run: _ProtocolRun, start: float, reason: str) -> None:
+        if run.agreed and self._budget is not None:
+            agreed = AnsweredQuery(
+                round=self._round, run=run.plan.run, members=run.agreed, others=run.plan.others
+            )
+            self._history.append(asdict(agreed))
         self.ledger.entries.append(
             LedgerEntry(
                 round=self._round,
                 query=number,
-                asked=asked,
-                members=members,
+                asked=run.asked,
+                members=() if reason else run.uploaded,
                 reason=reason,
                 sent=dict(run.sent),
                 received=dict(run.received),
                 seconds=time.perf_counter() - start,
+                agreed=run.agreed,
             )
         )
-
-
-def _bitmap(clients: int) -> int:
-    """Bytes of the list of clients that uploaded."""
-    return (clients + 7) // 8
 
 
 class _ProtocolRun:
@@ -363,34 +431,67 @@ class _ProtocolRun:
         asked: tuple[int, ...],
         before_upload: AbstractSet[int],
         before_reveal: AbstractSet[int],
+        plan: RunPlan,
     ) -> None:
-        self.asked = asked
-        self.gone_before_upload = before_upload
+        self.asked, self.plan = asked, plan
+        self.graph = plan.graph_of(max(2, len(asked)))
+        self.unseen = avoidable(self.graph.clients, self.graph.neighbours, plan.graph)
         self.uploaded = tuple(c for c in asked if c not in before_upload)
         self.revealing = tuple(c for c in self.uploaded if c not in before_reveal)
+        self.agreed: tuple[int, ...] = ()
         self.sent: dict[int, int] = {}
         self.received: dict[int, int] = {}
 
-    def up(self, client: int, what: Content, size: int) -> Content:
-        self.sent[client] = self.sent.get(client, 0) + size
-        return what
+    def up(self, client: int, message: bytes) -> bytes:
+        self.sent[client] = self.sent.get(client, 0) + len(message)
+        return message
 
-    def down(self, client: int, what: Content, size: int) -> Content:
-        self.received[client] = self.received.get(client, 0) + size
-        return what
+    def down(self, client: int, message: bytes) -> bytes:
+        self.received[client] = self.received.get(client, 0) + len(message)
+        return message
 
-    def charge_uploads(self, vector_bytes: int) -> None:
-        """Charge the bytes of steps 1 to 3 without running them."""
-        others = len(self.asked) - 1
+    def confirm(self, ask: Callable[[int], None]) -> None:
+        """Ask everybody left, also after a refusal: who is not asked must count the sum as open."""
+        refused: QueryRefused | None = None
+        for c in self.revealing:
+            try:
+                ask(c)
+            except QueryRefused as error:
+                refused = refused or error
+        if refused is not None:
+            raise refused
+
+    def check_quorum(self) -> None:
+        """Raise TooFewLeft if those left cannot restore a secret."""
+        if len(self.revealing) < self.graph.quorum:
+            raise too_few(len(self.revealing), self.graph.quorum, "to reveal shares")
+
+    # without masks: the sizes of messages that nobody makes; neighbours that others draw count
+    # with their mean
+
+    def charge_uploads(self) -> None:
+        holders, bits = self.graph.neighbours + 1, (len(self.asked) + 7) // 8
+        roster = wire.HEAD_BYTES + wire.RECORD_BYTES * len(self.asked)
+        roster += len(self.plan.terms(self.graph).to_bytes())
+        inbox = bits + wire.SHARED_BYTES * holders + SIGNATURE_BYTES
         for c in self.asked:
-            self.up(c, None, 2 * KEY_BYTES + SEALED_BYTES * others)
-            self.down(c, None, 2 * KEY_BYTES * others)
+            shares = wire.SHARED_BYTES * holders + SIGNATURE_BYTES
+            self._charge(c, wire.RECORD_BYTES + shares, roster)
         for c in self.uploaded:
-            self.down(c, None, SEALED_BYTES * others)
-            self.up(c, None, vector_bytes)
+            self._charge(c, self.plan.length * self.plan.bits // 8 + SIGNATURE_BYTES, inbox)
+
+    def charge_views(self) -> None:
+        bits = (len(self.asked) + 7) // 8
+        for c in self.revealing:
+            self._charge(c, SIGNATURE_BYTES, bits + SIGNATURE_BYTES)
 
     def charge_reveals(self) -> None:
-        """Charge the bytes of step 4 without running it."""
+        holders = self.graph.neighbours + 1
+        views = min(self.graph.quorum, len(self.revealing) - 1, holders - 1)
         for c in self.revealing:
-            self.down(c, None, _bitmap(len(self.asked)))
-            self.up(c, None, SHARE_BYTES * len(self.asked))
+            shares = wire.REVEALED_BYTES * holders + SIGNATURE_BYTES
+            self._charge(c, shares, wire.VIEW_BYTES * views)
+
+    def _charge(self, client: int, sent: int, received: int) -> None:
+        self.sent[client] = self.sent.get(client, 0) + sent
+        self.received[client] = self.received.get(client, 0) + received

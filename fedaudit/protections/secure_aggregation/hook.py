@@ -7,10 +7,12 @@ the size of every masked upload, the answers.
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -23,33 +25,49 @@ from fedaudit.protections.clip import needs_deltas
 from fedaudit.protections.secure_aggregation.aggregator import (
     ClientThreshold,
     LedgerEntry,
-    QueryRefused,
     SecureAggregator,
 )
-from fedaudit.protections.secure_aggregation.protocol import TooFewLeft
+from fedaudit.protections.secure_aggregation.graph import Quorum
+from fedaudit.protections.secure_aggregation.ledger import Budget, Cosine
+from fedaudit.protections.secure_aggregation.refusals import QueryRefused, TooFewLeft
 from fedaudit.protections.secure_aggregation.ring import RingQuantiser
+from fedaudit.protections.secure_aggregation.scalars import (
+    NOISE_EXCLUDES,
+    ScalarRelease,
+    ScalarSettings,
+)
 from fedaudit.randomness import Seed
-from fedaudit.settings import Count, PositiveFinite, Share, ShareBelowOne, checked
+from fedaudit.settings import Count, PositiveFinite, Share, ShareBelowOne, Whole, checked
 from fedaudit.stats import query_plans
-from fedaudit.trace.schema import AGGREGATOR, ANONYMOUS
+from fedaudit.trace.schema import AGGREGATOR, ANONYMOUS, RELEASE, SCALARS, UNANSWERED
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-SubsetPlan = Literal["none", "groups", "swapped", "partitions", "paired"]
+    from fedaudit.layout import Layout
+    from fedaudit.watermarks.templates import OwnerDocuments
+
+SubsetPlan = Literal["none", "cycled", "groups", "swapped", "partitions", "paired"]
 
 
 class _WeightedUpdates(Mapping[int, npt.NDArray[np.float64]]):
     """Client -> its update times its share, followed by its weight; computed on access."""
 
     def __init__(self, uploads: Uploads, shares: npt.NDArray[np.float64], unit: float) -> None:
-        self._rows, self._shares = uploads.rows.numpy(), shares
+        self._rows: npt.NDArray[Any] = uploads.rows.numpy()
+        self.shares = shares
         self._last = uploads.weights * unit
         self._at = {int(c): i for i, c in enumerate(uploads.origin)}
 
+    def of(self, rows: npt.NDArray[Any]) -> _WeightedUpdates:
+        """The same clients and weights with other rows (n, m), which hold their share already."""
+        found = copy.copy(self)
+        found._rows, found.shares = rows, np.ones(len(rows))
+        return found
+
     def __getitem__(self, client: int) -> npt.NDArray[np.float64]:
         i = self._at[client]
-        return np.append(self._rows[i] * self._shares[i], self._last[i])
+        return np.append(self._rows[i] * self.shares[i], self._last[i])
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._at)
@@ -64,18 +82,26 @@ RINGS = {"2^32": 32, "2^64": 64}
 
 @dataclass(frozen=True, kw_only=True)
 @checked("protections.secure_aggregation")
-class SecureAggregation(Hook):
+class SecureAggregation(ScalarSettings, Hook):
     """Mask every upload so that only sums over at least `threshold` clients can be opened.
 
     `bound`: largest absolute value of any number in an update. `dropout`: probability that a client
     drops out before its upload, and again before unmasking.
 
-    `plan` requests subset sums beside the training aggregate: fixed "groups", groups in which a
-    fraction `swap` of the clients changes groups every round ("swapped"), fresh random
-    "partitions", or the published "paired" subsets ([FedAttr] Eq. (3)) with `repeats` of each kind
-    per target. `subset_size`: size of the groups, or N of the pairs (default: the threshold).
+    `plan` requests subset sums beside the training aggregate: five balanced partitions, one a
+    round and then again ("cycled"), fixed "groups", groups in which a fraction `swap` of the
+    clients changes groups every round ("swapped"), fresh random "partitions", or the published
+    "paired" subsets ([FedAttr] Eq. (3)) with `repeats` of each kind per target. `subset_size`: size
+    of the groups, or N of the pairs (default: the threshold).
+    `quorum`: shares that restore a secret, see `ClientRules`.
     `refuse_isolating` refuses queries that together with others would isolate fewer than
     `threshold` clients.
+
+    `max_cosine` or `max_partitions` gives the clients a `Budget` across rounds (the other limit at
+    its default), for updates that keep a share `persistence` from round to round.
+
+    With `release = "scalars"` these subset sums hold inner products with gradients of an owner's
+    documents only: see `scalars`.
 
     `masks = "skipped"` computes the same sums and costs without keys and masks, for long
     simulations; `record_seconds` adds times to the trace, which then differs from run to run.
@@ -83,10 +109,15 @@ class SecureAggregation(Hook):
 
     name: ClassVar[str] = "secure_aggregation"
     covers: ClassVar[tuple[str, ...]] = ("parameter", "buffer", "weight", "metadata", "sender")
-    trust: ClassVar[str] = "parties that follow the protocol, fewer than the threshold colluding"
+    trust: ClassVar[str] = (
+        "the clients' keys; fewer than a third of the clients collude, of more than 100 at most 5 %"
+    )
+    other_names: ClassVar[tuple[str, ...]] = ("secureaggregation", "secagg")
     asks: ClassVar[bool] = True
     only_sums: ClassVar[bool] = True
+    transport: ClassVar[str] = "secure sum"
     between: ClassVar[str] = AGGREGATOR
+    outside_parties: ClassVar[tuple[str, ...]] = (AGGREGATOR,)
 
     threshold: ClientThreshold = 5
     modulus_bits: Literal[32, 64] = 32
@@ -97,10 +128,16 @@ class SecureAggregation(Hook):
     repeats: Count = 5
     swap: Share = 0.25
     refuse_isolating: bool = True
+    quorum: Quorum = "two_thirds"
+    max_cosine: Cosine | None = None
+    max_partitions: Whole | None = None
+    persistence: Share = 2 / 3
     masks: Literal["real", "skipped"] = "real"
     record_seconds: bool = False
+    scalars: ScalarRelease | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        self.check_release(self.plan)
         if self.plan != "none" and self.size < self.threshold:
             raise ConfigError(
                 "the plan requests subsets below the threshold, which would all be refused",
@@ -123,9 +160,26 @@ class SecureAggregation(Hook):
             "bound": self.bound,
             "plan": self.plan,
             "refuse_isolating": self.refuse_isolating,
+            "quorum": self.quorum,
             "masks": self.masks,
         }
+        if self.budget is not None:
+            own["budget"] = asdict(self.budget)
+        if self.scalars is not None:
+            own |= self.scalars.declare()
         return {**super().declare(), **own}
+
+    @property
+    def budget(self) -> Budget | None:
+        """What all rounds together may tell about a client; None: no limit."""
+        if self.max_cosine is None and self.max_partitions is None:
+            return None
+        asked = Budget(persistence=self.persistence)
+        if self.max_cosine is not None:
+            asked = replace(asked, max_cosine=self.max_cosine)
+        if self.max_partitions is not None:
+            asked = replace(asked, max_partitions=self.max_partitions)
+        return asked
 
     @classmethod
     def noise(cls, declared: Mapping[str, Any], *, clients: int) -> AddedNoise | None:
@@ -144,7 +198,9 @@ class SecureAggregation(Hook):
         return 2 * clients * self.repeats if self.plan == "paired" else clients
 
     def remarks(self) -> tuple[str, ...]:
-        if self.plan != "paired" or not self.refuse_isolating:
+        if self.scalar_noise:
+            return (NOISE_EXCLUDES,)
+        if not self.draws_pairs or not self.refuse_isolating:
             return ()
         return (
             "the published pairs reveal every update: with refuse_isolating = true most of them "
@@ -177,6 +233,35 @@ class SecureAggregation(Hook):
         elif self.plan != "none":
             query_plans.group_count(count, self.size)
 
+    def with_documents(self, owner: OwnerDocuments | None, seed: Seed) -> SecureAggregation:
+        if self.release == "sums":
+            return self
+        if owner is None or not owner.keys:
+            raise ConfigError(
+                "scalars are products with gradients on an owner's documents, and there are none",
+                expected="[marks], whose documents the owner commits to",
+                got="a run without marks",
+                remedy='add [marks], or protections.secure_aggregation.release = "sums"',
+            )
+        bound = replace(self)
+        made = ScalarRelease.of(owner, self, self.threshold, seed)
+        object.__setattr__(bound, "scalars", made)
+        return bound
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        return {} if self.scalars is None else {SCALARS: self.scalars.terms.layout}
+
+    @property
+    def draws_pairs(self) -> bool:
+        return self.plan == "paired"
+
+    def paired_queries(
+        self, count: int, round_number: int, seed: Seed, part: int = 0
+    ) -> tuple[query_plans.PairedQueries, ...]:
+        fresh = seed.generator("secure_aggregation/plan", round_number, part)
+        return query_plans.paired_plan(count, self.size, self.repeats, fresh)
+
     def subsets(self, count: int, round_number: int, seed: Seed, part: int = 0) -> list[Indices]:
         """The plan of one round: positions among `count` clients, no subset twice.
 
@@ -186,7 +271,10 @@ class SecureAggregation(Hook):
         fresh = seed.generator("secure_aggregation/plan", round_number, part)
         if self.plan == "none":
             return []
-        if self.plan == "groups":
+        if self.plan == "cycled":
+            five = query_plans.balanced_partitions(count, self.size, query_plans.CYCLE, fixed)
+            rows = five[(round_number - 1) % query_plans.CYCLE]
+        elif self.plan == "groups":
             rows = query_plans.fixed_groups(count, self.size, 1, fixed)[0]
         elif self.plan == "swapped":
             rows = query_plans.swapped_groups(
@@ -195,7 +283,7 @@ class SecureAggregation(Hook):
         elif self.plan == "partitions":
             rows = query_plans.random_partitions(count, self.size, 1, fresh)[0]
         else:
-            pairs = query_plans.paired_plan(count, self.size, self.repeats, fresh)
+            pairs = self.paired_queries(count, round_number, seed, part)
             rows = np.concatenate([p.queries for p in pairs])
         _, first = np.unique(rows, axis=0, return_index=True)
         return [np.flatnonzero(rows[i]) for i in np.sort(first)]
@@ -211,25 +299,35 @@ class SecureAggregation(Hook):
             modulus_bits=self.modulus_bits,
             refuse_isolating=self.refuse_isolating,
             masks=self.masks == "real",
+            quorum=self.quorum,
+            budget=self.budget,
+            history=uploads.memory.setdefault(self.name, []),
+            draw=seed.generator("secure_aggregation/neighbours", round_number).bytes,
+            complete=self.subset_sums,
         )
         # send the weight as one more number, in units of the ring, so that the sum of weights is
         # exact
         unit = RingQuantiser(self.bound, len(uploads.rows), self.modulus_bits).step
-        aggregator.begin(round_number, _WeightedUpdates(uploads, shares, unit))
+        weighted = _WeightedUpdates(uploads, shares, unit)
+        aggregator.begin(round_number, weighted, _digest(uploads))
         gone = self._gone(uploads.origin, round_number, seed)
         names = dict(zip(map(int, uploads.origin), uploads.senders, strict=True))
         everybody = [int(c) for c in uploads.origin]
         total, entry = self._ask(aggregator, round_number, everybody, gone)
-        queries = [self._sum_query(aggregator, entry, None, cap)]
+        queries = [replace(self._sum_query(aggregator, entry, total, cap), row=None)]
         legs = _legs(entry, names)
         if total is None:
             return self._failed(uploads, queries, legs)
         part = int(uploads.origin.min())
+        refused = self._release_scalars(aggregator, weighted, uploads, round_number, seed)
         for subset in self.subsets(len(everybody), round_number, seed, part):
-            answer, entry = self._ask(
-                aggregator, round_number, [everybody[i] for i in subset], gone
-            )
-            queries.append(self._sum_query(aggregator, entry, answer, cap))
+            members = [everybody[i] for i in subset]
+            if refused:
+                about = {UNANSWERED: refused, RELEASE: SCALARS}
+                queries.append(SumQuery(np.array(members, dtype=np.int64), None, about))
+                continue
+            answer, entry = self._ask(aggregator, round_number, members, gone)
+            queries.append(self._sum_query(aggregator, entry, answer, cap, self.release))
             legs += _legs(entry, names)
         return replace(
             uploads,
@@ -243,6 +341,34 @@ class SecureAggregation(Hook):
             legs=(*uploads.legs, *legs),
             queries=tuple(queries),
         )
+
+    def _release_scalars(
+        self,
+        aggregator: SecureAggregator,
+        weighted: _WeightedUpdates,
+        uploads: Uploads,
+        round_number: int,
+        seed: Seed,
+    ) -> str:
+        """Let clients hand in products instead of updates; why they refuse, or nothing.
+
+        The round's ledger goes on: the training aggregate counts against sums of products too.
+        """
+        if self.scalars is None:
+            return ""
+        if uploads.model is None:
+            return "scalars were refused: clients received different models"
+        try:
+            units = self.scalars.units(uploads.model.numpy())
+        except QueryRefused as error:
+            return error.what
+        draw = [
+            seed.generator("secure_aggregation/scalar_noise", round_number, int(c))
+            for c in uploads.origin
+        ]
+        rows = self.scalars.products(units, uploads.rows.numpy(), weighted.shares, draw)
+        aggregator.begin(round_number, weighted.of(rows), _digest(uploads))
+        return ""
 
     def _check(self, uploads: Uploads) -> None:
         """Raise ConfigError for uploads that the protocol cannot carry, before masking."""
@@ -291,20 +417,32 @@ class SecureAggregation(Hook):
         return total, aggregator.ledger.entries[-1]
 
     def _sum_query(
-        self, aggregator: SecureAggregator, entry: LedgerEntry, answer: Any, cap: float
+        self,
+        aggregator: SecureAggregator,
+        entry: LedgerEntry,
+        answer: Any,
+        cap: float,
+        release: str = "sums",
     ) -> SumQuery:
         answer_metadata: dict[str, float | int | str | bool] = {}
         if entry.answered:
-            # the largest error of any number of the answer
-            answer_metadata["error"] = aggregator.error(len(entry.members)) * cap
+            answer_metadata["error"] = aggregator.stored_error(answer[:-1], cap, len(entry.members))
             if self.record_seconds:
                 answer_metadata["seconds"] = entry.seconds
-        return SumQuery(
+        metadata = {} if entry.answered else {UNANSWERED: entry.reason}
+        row = None if answer is None else answer[:-1] * cap
+        about = SumQuery(
             clients=np.array(entry.members or entry.asked, dtype=np.int64),
-            row=None if answer is None else _tensor(answer[:-1] * cap, None),
-            metadata={} if entry.answered else {"unanswered": entry.reason},
+            row=None if row is None else _tensor(row, None),
+            metadata=metadata,
             answer_metadata=answer_metadata,
         )
+        if release == "sums":
+            return about
+        import torch
+
+        exact = None if row is None else torch.from_numpy(row)
+        return replace(about, row=exact, metadata={**metadata, RELEASE: SCALARS}, layout=SCALARS)
 
     def _failed(self, uploads: Uploads, queries: list[SumQuery], legs: list[Leg]) -> Uploads:
         """Uploads of a round whose sum failed: no row, so the model does not change."""
@@ -320,6 +458,13 @@ class SecureAggregation(Hook):
             legs=(*uploads.legs, *legs),
             queries=tuple(queries),
         )
+
+
+def _digest(uploads: Uploads) -> str:
+    """Of the model that all clients received; empty where they received different ones."""
+    if uploads.model is None:
+        return ""
+    return hashlib.sha256(uploads.model.numpy().tobytes()).hexdigest()
 
 
 def _tensor(values: Any, like: Tensor | None) -> Tensor:

@@ -89,6 +89,22 @@ class RingQuantiser:
         """The largest error of any number in a sum over `clients`."""
         return clients * self.step / 2
 
+    def stored_error(self, total: Floats, scale: float, clients: int) -> float:
+        """The largest error of float32(scale * total), with total = sum of fl(x_i s_i) rounded.
+
+        Against scale * sum of x_i s_i, with shares s_i = fl(w_i / scale) up to 1 and unit
+        roundoffs u = 2^-53 and v = 2^-24:
+
+            scale n step / 2            rounding to the ring
+            scale n bound 2 u           s_i and the product with it, each to float64
+            |scale total| (u + v)       the product with scale, and float32
+            2^-150                      below the normal numbers of float32
+        """
+        size = scale * float(np.abs(total).max(initial=0.0))
+        ring = clients * (self.step / 2 + 2.0**-52 * self.bound)
+        # 2^-20 in relation covers products of roundings, and those of this line
+        return (scale * ring + size * (2.0**-53 + 2.0**-24) + 2.0**-150) * (1 + 2.0**-20)
+
     def integers(self, values: npt.ArrayLike) -> Floats:
         """Real numbers as whole numbers (exact float64); raises RingOverflow beyond the bound."""
         x = np.asarray(values, dtype=np.float64)

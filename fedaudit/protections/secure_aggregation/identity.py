@@ -1,0 +1,165 @@
+"""Who is who: Ed25519 identities, and the directory of public keys that a party trusts.
+
+Whoever runs the federation gives every party the public keys of all others. Without them a party
+pins the first key it sees under a number (trust on first use) and warns: a server that lies in the
+first run can then play every other client.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from fedaudit.errors import UsageError
+from fedaudit.files import read_object, write_atomically
+from fedaudit.protections.secure_aggregation.refusals import Forged, malformed
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+Random = Callable[[int], bytes]
+KEY_BYTES = 32
+SIGNATURE_BYTES = 64
+X25519_PRIME = 2**255 - 19
+"""The same point has other bytes from here on: a copied key would not look like one."""
+AGGREGATOR_NUMBER = -1
+"""The aggregator's place in a directory."""
+_CONTEXT = b"fedaudit secure aggregation 2|"
+
+
+class TrustOnFirstUse(UserWarning):
+    """A public key was taken on trust."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A party's signing key. Keep `secret` (32 bytes) where only this party can read it."""
+
+    secret: bytes
+
+    @classmethod
+    def new(cls, random: Random = os.urandom) -> Self:
+        return cls(random(KEY_BYTES))
+
+    def _key(self) -> Ed25519PrivateKey:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        return Ed25519PrivateKey.from_private_bytes(self.secret)
+
+    @property
+    def public(self) -> bytes:
+        return self._key().public_key().public_bytes_raw()
+
+    def sign(self, purpose: str, content: bytes) -> bytes:
+        return self._key().sign(_CONTEXT + purpose.encode() + b"|" + content)
+
+    def __repr__(self) -> str:  # never the secret
+        return f"Identity(public={self.public.hex()})"
+
+
+class Directory:
+    """Client number -> public identity key; the aggregator is number -1.
+
+    `known`: all keys, given by whoever runs the federation: a number that is not in it is refused.
+    None: trust on first use, with a warning for every new key; `path` then keeps them in a file.
+    """
+
+    def __init__(
+        self,
+        known: Mapping[int, bytes] | None,
+        *,
+        path: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._open = known is None
+        self._path = None if path is None else Path(path)
+        self._keys = dict(known or {})
+        if len(set(self._keys.values())) < len(self._keys):
+            raise UsageError(
+                "two parties of the directory have the same public key",
+                expected="a key of its own for every party",
+                got=f"{len(self._keys)} parties, {len(set(self._keys.values()))} keys",
+                remedy="make a key for each with Identity.new()",
+            )
+        if self._open and self._path is not None and self._path.exists():
+            stored = read_object(self._path)
+            self._keys = {int(n): bytes.fromhex(key) for n, key in stored.items()}
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(self._keys)
+
+    def check(self, number: int, public: bytes) -> None:
+        """Raise Forged unless `public` is this number's identity."""
+        pinned = self._keys.get(number)
+        if pinned is None and self._open:
+            self._pin(number, public)
+        elif pinned != public:
+            who = "the aggregator" if number == AGGREGATOR_NUMBER else f"client {number}"
+            raise Forged(
+                f"the identity of {who} is not the one this party knows",
+                expected="no such party" if pinned is None else pinned.hex()[:16] + "...",
+                got=public.hex()[:16] + "...",
+                remedy="compare public keys with whoever runs the federation",
+            )
+
+    def _pin(self, number: int, public: bytes) -> None:
+        for other, key in self._keys.items():
+            if key == public:
+                raise Forged(
+                    f"party {number} shows the identity of party {other}",
+                    expected="a key of its own for every party",
+                    got=public.hex()[:16] + "...",
+                    remedy="give a Directory of all public keys",
+                )
+        warnings.warn(
+            f"the key of party {number} is taken on trust: a lying server can play this party; "
+            "give a Directory of all public keys",
+            TrustOnFirstUse,
+            stacklevel=4,
+        )
+        self._keys[number] = public
+        if self._path is not None:
+            write_atomically(
+                self._path, json.dumps({n: k.hex() for n, k in self._keys.items()}), private=True
+            )
+
+
+def verify(public: bytes, signature: bytes, purpose: str, content: bytes) -> bool:
+    """Whether this identity signed this content for this purpose."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        key = Ed25519PublicKey.from_public_bytes(public)
+        key.verify(signature, _CONTEXT + purpose.encode() + b"|" + content)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+class ExchangeKey:
+    """An X25519 secret (32 bytes), parsed once: parsing it costs as much as an exchange."""
+
+    def __init__(self, secret: bytes) -> None:
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+        self._key = X25519PrivateKey.from_private_bytes(secret)
+
+    @property
+    def public(self) -> bytes:
+        return self._key.public_key().public_bytes_raw()
+
+    def exchange(self, public: bytes) -> bytes:
+        """Raises Malformed for a key of small order, such as zero."""
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+
+        try:
+            return self._key.exchange(X25519PublicKey.from_public_bytes(public))
+        except ValueError:
+            what = "a public key is unusable"
+            raise malformed(what, "an X25519 key of full order", "a weak key") from None
