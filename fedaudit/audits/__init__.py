@@ -15,9 +15,14 @@ from fedaudit.audits.facts import AuditFacts
 if TYPE_CHECKING:
     from fedaudit.audits.active_membership import ActiveMembership
     from fedaudit.audits.attribution import Attribution
+    from fedaudit.audits.attribution.record_sets import RecordSetNaming
     from fedaudit.audits.coverage import Coverage
+    from fedaudit.audits.epsilon import EpsilonAudit
     from fedaudit.audits.fingerprint import Fingerprint
+    from fedaudit.audits.membership import Membership
     from fedaudit.audits.query_plan import QueryPlan
+    from fedaudit.audits.reconstruction import Reconstruction
+    from fedaudit.audits.reidentification import Reidentification
     from fedaudit.audits.topology_inference import TopologyInference
     from fedaudit.audits.two_stage_membership import TwoStageMembership
 
@@ -25,8 +30,13 @@ AUDITS = {
     "active_membership": "fedaudit.audits.active_membership:ActiveMembership",
     "attribution": "fedaudit.audits.attribution:Attribution",
     "coverage": "fedaudit.audits.coverage:Coverage",
+    "epsilon": "fedaudit.audits.epsilon:EpsilonAudit",
     "fingerprint": "fedaudit.audits.fingerprint:Fingerprint",
+    "membership": "fedaudit.audits.membership:Membership",
     "query_plan": "fedaudit.audits.query_plan:QueryPlan",
+    "reconstruction": "fedaudit.audits.reconstruction:Reconstruction",
+    "reidentification": "fedaudit.audits.reidentification:Reidentification",
+    "record_set_naming": "fedaudit.audits.attribution.record_sets:RecordSetNaming",
     "topology_inference": "fedaudit.audits.topology_inference:TopologyInference",
     "two_stage_membership": "fedaudit.audits.two_stage_membership:TwoStageMembership",
 }
@@ -37,8 +47,13 @@ __all__ = [
     "ActiveMembership",
     "Attribution",
     "Coverage",
+    "EpsilonAudit",
     "Fingerprint",
+    "Membership",
     "QueryPlan",
+    "Reconstruction",
+    "Reidentification",
+    "RecordSetNaming",
     "TopologyInference",
     "TwoStageMembership",
     "facts_of",

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from fedaudit.results import AuditResult, Need
 from fedaudit.trace import ANONYMOUS, Truth, View
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
     from torch import Tensor
 
     from fedaudit.tasks.task import Task
@@ -173,6 +174,20 @@ class Audit(Protocol):
 
     def score(self, guess: Any, truth: Truth | None, rng: np.random.Generator) -> AuditResult: ...
 
+    def about(self, guess: Any, **settings: Any) -> dict[str, Any]:
+        """The fields that every result of this audit on a guess has in common.
+
+        `settings` replace those of the audit, or come beside them.
+        """
+        return {
+            "audit": self.name,
+            "question": self.question,
+            "vantage": guess.vantage,
+            "settings": {**asdict(cast("DataclassInstance", self)), **settings},
+            "source": self.source,
+            "trace_sha256": guess.trace_sha256,
+        }
+
     def cost(self, shape: Shape) -> float:
         """Run time in seconds on the reference machine of `planning`."""
         return CHEAP
@@ -198,7 +213,8 @@ class Audit(Protocol):
     def samples_before(cls, aim: Aim) -> list[SampleSize]:
         """Sample sizes needed to show the aim's effect, before anything is recorded."""
         how = "not known before a run: audit one, then fedaudit power RUN"
-        return [SampleSize(audit=cls.name, measure="headline", how=how)]
+        measure = cls.facts.measures[0].name if cls.facts.measures else "headline"
+        return [SampleSize(audit=cls.name, measure=measure, how=how)]
 
 
 def columns_for(model: Layout, recorded: Layout) -> npt.NDArray[np.int64] | None:

@@ -9,8 +9,8 @@ Shapes: reads message tables and tensor names, never values.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,9 +20,10 @@ from fedaudit.audits.facts import GREATER, Advice, AuditFacts, Decision, Measure
 from fedaudit.audits.outright import need_uploads
 from fedaudit.audits.planning import Aim, Recorded, SampleSize, counted, counted_headline
 from fedaudit.layout import Layout
+from fedaudit.protections.declared import has_fact
 from fedaudit.results import AuditResult, Estimate
 from fedaudit.trace import AGGREGATOR, ANONYMOUS, PUBLIC, Truth, View
-from fedaudit.trace.schema import SHUFFLER, Message, hub_depths
+from fedaudit.trace.schema import LEFT_OUT, QUERY, SHUFFLER, Message, hub_depths
 
 # -- theory: the kinds of data that a protection can cover ----------------------------------------
 
@@ -31,9 +32,6 @@ INTERMEDIARIES = (SHUFFLER, AGGREGATOR)
 
 COVERABLE = ("parameter", "buffer", "integer", "weight", "metadata", "sender", "participation")
 
-SUMS = ("securesum", "secureaggregation", "secagg")
-"""Name prefixes of protections under which no single client's data leave."""
-
 
 def in_effect(declared: Mapping[str, Any], clear: Collection[str]) -> set[str]:
     """Kinds that a declared protection covers, minus those that are still visible.
@@ -41,8 +39,7 @@ def in_effect(declared: Mapping[str, Any], clear: Collection[str]) -> set[str]:
     A visible name is not covered, whatever the declaration says. Noisy tensors are visible and
     covered. A secure sum makes nothing visible, so it covers nothing that still is.
     """
-    name = "".join(c for c in str(declared.get("name", "")).lower() if c.isalnum())
-    shown = set(clear) if name.startswith(SUMS) else set(clear) & {"sender"}
+    shown = set(clear) if has_fact(declared, "only_sums") else set(clear) & {"sender"}
     return {*declared.get("covers", ())} - shown
 
 
@@ -88,7 +85,10 @@ class Sightings:
         if m.sender != ANONYMOUS:
             self.rounds.setdefault(m.sender, set()).add(number)
         if not m.parts:
-            return  # encrypted on this leg: only its size is visible
+            # encrypted on this leg; beside a mask, weights and metrics may be in the clear
+            if m.kind == "masked" and m.receiver not in INTERMEDIARIES and not m.noted(LEFT_OUT):
+                self._beside_mask(m)
+            return
         for layout in m.parts:
             for e in layouts[layout].entries:
                 self.names[_kind_of(layout, e.role)].setdefault(e.name)
@@ -98,6 +98,15 @@ class Sightings:
         self.names["metadata"].update(dict.fromkeys(m.metadata))
         if m.sender != ANONYMOUS:
             self.names["sender"].setdefault(m.sender)
+
+    def _beside_mask(self, m: Message) -> None:
+        told = [key for key in m.metadata if key != QUERY]
+        if not told and m.weight == 1.0:
+            return  # a step of the protocol
+        self.clear |= {"weight", "sender"} | ({"metadata"} if told else set())
+        self.weights.add(m.weight)
+        self.names["metadata"].update(dict.fromkeys(told))
+        self.names["sender"].setdefault(m.sender)
 
     def items(self, every_round: set[int]) -> dict[str, tuple[str, ...]]:
         """Kind -> description of what was seen."""
@@ -145,6 +154,8 @@ FACTS = AuditFacts(
     ),
     decision=Decision(counts=True),
     words=Words(
+        short="Anything sent unprotected?",
+        learns="read what no protection covers",
         measure="kinds of data that left a client outside every declared protection",
         leak="These left a client outside every declared protection: {notes}.",
         no_evidence="A declared protection covers everything that left a client.",
@@ -180,17 +191,30 @@ class Coverage(Audit):
         seen = Sightings.of(view)
         if not seen.messages:
             need_uploads(view)
-        items = seen.items(set(view.rounds))
-        covers = {c for d in view.declared for c in in_effect(d, seen.clear)}
-        declared = {c for d in view.declared for c in d.get("covers", ())}
+        return self.guess_from(
+            seen, set(view.rounds), view.declared, view.trace_sha256, view.vantage
+        )
+
+    @staticmethod
+    def guess_from(
+        seen: Sightings,
+        rounds: set[int],
+        declarations: Sequence[Mapping[str, Any]],
+        trace_sha256: str,
+        vantage: str = "wiretap",
+    ) -> CoverageGuess:
+        """What was seen in these rounds, held against the declared protections."""
+        items = seen.items(rounds)
+        covers = {c for d in declarations for c in in_effect(d, seen.clear)}
+        declared = {c for d in declarations for c in d.get("covers", ())}
         return CoverageGuess(
             items=items,
             covers=tuple(sorted(covers)),
             in_the_clear=tuple(sorted((declared - covers) & set(items))),
-            protections=tuple(str(d.get("name", "?")) for d in view.declared),
+            protections=tuple(str(d.get("name", "?")) for d in declarations),
             messages=seen.messages,
-            trace_sha256=view.trace_sha256,
-            vantage=view.vantage,
+            trace_sha256=trace_sha256,
+            vantage=vantage,
         )
 
     def score(
@@ -200,13 +224,8 @@ class Coverage(Audit):
         visible: tuple[str, ...] = ()
         if guess.in_the_clear:
             visible = (f"declared as covered, but in the clear: {', '.join(guess.in_the_clear)}",)
-        settings: dict[str, Any] = asdict(self)
-        settings["protections"] = list(guess.protections)
         return AuditResult(
-            audit=self.name,
-            question=self.question,
-            vantage=guess.vantage,
-            settings=settings,
+            **self.about(guess, protections=list(guess.protections)),
             headline="kinds_outside_protection",
             estimates={
                 "kinds_outside_protection": Estimate(
@@ -221,8 +240,6 @@ class Coverage(Audit):
             },
             detectable=1.0,  # an exact count
             notes=(*left, *visible),
-            source=self.source,
-            trace_sha256=guess.trace_sha256,
         )
 
 
@@ -236,7 +253,7 @@ def _visible_kinds(m: Message, layouts: Mapping[str, Layout]) -> set[str]:
 
 
 def _kind_of(layout: str, role: str) -> str:
-    if layout == "integers":
+    if layout == "integers" or layout.endswith("-integers"):  # of the model, of a further record
         return "integer"
     return "buffer" if role == "buffer" else "parameter"
 

@@ -74,26 +74,34 @@ def base_name(name: str) -> str:
 class Decision:
     """The inputs of the verdict on an audit's headline.
 
-    `found`: the verdict if the interval lies beyond the baseline. `counts`: the headline is a
+    `found`: the verdict if the interval lies beyond the baseline; "no_evidence" if only a bound can
+    be broken, as for an audit of what was declared. `counts`: the headline is a
     count. `client_value`: the column with each client's value of the headline; `client_counts`: the
     columns (found, tried) behind it; `sample_size`: the column with its sample size; `ranked`: it
-    is an AUC over that many members and as many non-members. If a result has the estimate
-    `headline_differs_with`, its headline measures something else than the column. `side_measures`:
-    measure -> column; such a measure can show a leak if the headline shows none, and an exposed
-    client has a 1 in the column. `strength`: the column with the smallest signal that would be
-    found. `single_updates_only`: without single updates there is nothing to find, and a limit is
-    met.
+    is an AUC over that many members and as many non-members. `client_p`: the column with each
+    client's p-value in the result's test, adjusted for all readings and clients. If a result has
+    the estimate `headline_differs_with`, its headline measures something else than the column.
+    `side_measures`: measure -> column; such a measure can show a leak if the headline shows none,
+    and an exposed client has a 1 in the column, if there is one. `strength`: the column with the
+    smallest signal that would be found.
+
+    A protection can remove the question; a limit is met then, although the audit is not
+    applicable. `removed_by`: code of a need -> fact (as in `Advice`) of the protection that must
+    be in force for it. `single_updates_only`: without single updates there is nothing to find
+    (code "no_single_updates"), unless sums reveal one.
     """
 
     found: Verdict = "leak"
     counts: bool = False
     client_value: str = ""
+    client_p: str = ""
     client_counts: tuple[str, str] | None = None
     sample_size: str = ""
     ranked: bool = False
     headline_differs_with: str = ""
     side_measures: Mapping[str, str] = field(default_factory=dict)
     strength: str = ""
+    removed_by: Mapping[str, str] = field(default_factory=dict)
     single_updates_only: bool = False
 
 
@@ -102,7 +110,10 @@ class Decision:
 
 @dataclass(frozen=True)
 class Advice:
-    """A remedy. It applies `unless`, or `only` if, one of these protections is in force."""
+    """A remedy. It applies `unless`, or `only` if, a protection in force has one of these facts.
+
+    Facts are those of `hooks.STATED`, and "noise_at_step" and the like.
+    """
 
     text: str
     unless: tuple[str, ...] = ()
@@ -112,31 +123,35 @@ class Advice:
         """Whether the remedy applies. If the protections are unknown, every remedy does."""
         if in_force is None:
             return True
-        asked = not self.only or any(name in in_force for name in self.only)
-        return asked and not any(name in in_force for name in self.unless)
+        asked = not self.only or any(fact in in_force for fact in self.only)
+        return asked and not any(fact in in_force for fact in self.unless)
 
 
-SUMS = ("secure_aggregation", "secure_sum")
-ONLY_SUMS = Advice("let only a secure sum leave", unless=SUMS)
+ONLY_SUMS = Advice("let only a secure sum leave", unless=("only_sums",))
 NOISE = (
-    Advice("add noise at the clients (DP-SGD)", unless=("dp_sgd",)),
-    Advice("add more noise in DP-SGD", only=("dp_sgd",)),
+    Advice("add noise at the clients (DP-SGD)", unless=("noise_at_step",)),
+    Advice("add more noise in DP-SGD", only=("noise_at_step",)),
 )
+UNITS = Advice("withhold what only few records change (exposure_limit)", unless=("limits_units",))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
     """How an audit's headline reads.
 
-    `measure` describes the headline. Templates take `{value}`, `{baseline}`, `{notes}` (the
-    result's remarks) and `{first}` (the first remark). `against` names the baseline; `counted`
-    names what a count counts (singular, plural). `known`: the statement if no attack is needed;
+    `short` is the question in at most 30 characters, `learns` what an observer can do after a leak
+    (it follows "the server can"); both stand on a report's first page. `measure` describes the
+    headline. Templates take `{value}`, `{baseline}`, `{notes}` (the result's remarks) and `{first}`
+    (the first remark), `learns` only the first two. `against` names the baseline; `counted` names
+    what a count counts (singular, plural). `known`: the statement if no attack is needed;
     `known_advice` its remedies, since noise does not help there. `beside`: measure -> statement
-    (`Decision.side_measures`). `only_with`: part of the question -> the protection it mentions; the
-    part is dropped if that protection is not in force. `weak`: the statement, with `{strength}`, of
+    (`Decision.side_measures`). `only_with`: part of the question -> the fact it mentions; the part
+    is dropped if no protection in force has that fact. `weak`: the statement, with `{strength}`, of
     how strong a signal must be (`Decision.strength`).
     """
 
+    short: str = ""
+    learns: str = ""
     measure: str = "headline estimate"
     leak: str = "The estimate {value} lies beyond its value without a leak ({baseline})."
     no_evidence: str = "The estimate {value} is compatible with no leak ({baseline})."
@@ -153,18 +168,31 @@ class Words:
     def advised(self, in_force: Collection[str] | None = None, *, known: bool = False) -> str:
         """The remedies that fit the protections in force, as one phrase."""
         advice = (self.known_advice if known else ()) or self.advice
-        *others, last = [a.text for a in advice if a.fits(in_force)] or [advice[0].text]
-        return f"{', '.join(others)}, or {last}" if others else last
+        return _phrase([a.text for a in advice if a.fits(in_force)] or [advice[0].text])
+
+    def untried(
+        self, in_force: Collection[str], tried: Collection[str], *, known: bool = False
+    ) -> str:
+        """The same without what was `tried`: facts of protections under which it still leaks.
+        Empty if nothing is left."""
+        advice = (self.known_advice if known else ()) or self.advice
+        left = [a for a in advice if not any(fact in tried for fact in a.unless)]
+        return _phrase([a.text for a in left if a.fits(in_force)])
 
     @property
     def remedy(self) -> str:
         return self.advised()
 
     def question(self, text: str, in_force: Collection[str] | None = None) -> str:
-        for piece, protection in self.only_with.items():
-            if in_force is not None and protection not in in_force:
+        for piece, fact in self.only_with.items():
+            if in_force is not None and fact not in in_force:
                 text = text.replace(piece, "")
         return text
+
+
+def _phrase(texts: list[str]) -> str:
+    *others, last = texts or [""]
+    return f"{', '.join(others)}, or {last}" if others else last
 
 
 # -- curves ---------------------------------------------------------------------------------------
@@ -209,8 +237,17 @@ class AuditFacts:
     """All declared facts of one audit. The defaults fit any audit.
 
     `columns` belong to the client table of a scored result; limits can name them. `guess_columns`
-    belong to the table of guesses that a result without truth has instead. `checks_declaration`:
-    the audit compares a recording with its declared protections; it measures no attack.
+    belong to the table of guesses that a result without truth has instead. `for_owner`: columns
+    that the owner of marks is given, and no others. `under_client_noise`: what was measured of
+    its question under noise for whole clients. `checks_declaration`: the audit compares a
+    recording with its declared protections; it measures no attack.
+    `single_updates_in_sums`: the measure that counts single updates which requested sums give away.
+    An audit with it runs whenever a protection requests sums; without any, sums keep a limit on
+    single updates (`Decision.single_updates_only`).
+    `words_by_headline`: headline -> its words, for an audit with a second headline.
+    `beside_headline`: measures that every table of results shows next to the headline.
+    `concerns`: what a leak is about, single "records" or the "client" that sent them; a report
+    names leaks about records first, since they are about persons.
     """
 
     measures: tuple[Measure, ...] = ()
@@ -219,8 +256,22 @@ class AuditFacts:
     drawings: tuple[CurveDrawing, ...] = ()
     decision: Decision = Decision()
     words: Words = Words()
+    words_by_headline: Mapping[str, Words] = field(default_factory=dict)
     needs_truth: bool = True
+    for_owner: tuple[str, ...] = ()
+    under_client_noise: str = ""
     checks_declaration: bool = False
+    single_updates_in_sums: str = ""
+    beside_headline: tuple[str, ...] = ()
+    concerns: Literal["records", "client"] = "client"
+
+    def shows(self, name: str) -> bool:
+        """Whether tables show an estimate with this name next to the headline."""
+        return base_name(name) in self.beside_headline
+
+    def words_of(self, headline: str | None) -> Words:
+        """The words of a headline; by default those of the audit."""
+        return self.words_by_headline.get(headline or "", self.words)
 
     def measure(self, name: str) -> Measure | None:
         """The declared measure of an estimate with this name."""

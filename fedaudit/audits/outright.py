@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedaudit.errors import NotApplicable, NothingToSay, NotObservable
+from fedaudit.errors import NotApplicable, NothingToSay, NotObservable, count_of
 from fedaudit.trace import ANONYMOUS, PUBLIC, View
 from fedaudit.trace.schema import Message, Scalar
 
@@ -79,6 +79,18 @@ def single_updates(view: View, tensor: str) -> list[RoundUpdates]:
     )
 
 
+def need_rounds(view: View) -> None:
+    """Raise NothingToSay if no round is complete."""
+    if not len(view.rounds):
+        raise NothingToSay(
+            "the trace has no rounds",
+            code="nothing_arrived",
+            expected="at least one complete round",
+            got="none",
+            remedy="let the federation run",
+        )
+
+
 def need_uploads(view: View) -> None:
     """Raise NothingToSay if no client sent anything."""
     hubs = {*view.hubs}
@@ -89,7 +101,7 @@ def need_uploads(view: View) -> None:
         "no upload arrived",
         code="nothing_arrived",
         expected="at least one message from a client",
-        got=f"none in {len(view.rounds)} rounds",
+        got=f"none in {count_of(len(view.rounds), 'round')}",
         remedy="find out why uploads failed, and record the federation again",
     )
 

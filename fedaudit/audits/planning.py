@@ -27,6 +27,7 @@ SPEED = {
     "gpt": 3e10,
     "lora": 2.5e10,
     "module": 2e9,
+    "sklearn": 2e9,
 }
 """Measured training speed on one core by task kind: floating-point operations per second."""
 
@@ -94,7 +95,9 @@ class Setting:
     asks for sums over subsets of clients. `marks`: marked records are planted. `places_differ`:
     clients differ by their place in the graph. `organisations`: the data name organisations.
     `recording`: other software runs the federation, and only its recording will exist.
-    `no_tensors`: what that software sends instead of tensors of one shape.
+    `no_tensors`: what that software sends instead of tensors of one shape. `fixed_model`: why
+    nothing can be planted in the model; `noisy`: records, steps or uploads carry noise. `held_out`:
+    records that no client trains on; `largest`: records of the largest client, 0 if not known.
     """
 
     clients: int
@@ -108,12 +111,40 @@ class Setting:
     organisations: bool = False
     recording: bool = False
     no_tensors: str = ""
+    fixed_model: str = ""
+    noisy: bool = False
+    held_out: int = 0
+    largest: int = 0
+
+    def lacks_corpus(self, part: float = 1.0) -> Need | None:
+        """The need of audits whose shadows draw from a `part` of the held-out records."""
+        free = int(self.held_out * part)
+        if free >= self.largest:
+            return None
+        return Need(
+            code="too_few_records",
+            what=f"its shadows draw from {free} held-out records, fewer than the largest client's "
+            f"{self.largest}",
+            remedy="hold out more with data.test_fraction, or name a file as the audit's corpus",
+        )
 
     def lacks_tensors(self) -> Need | None:
         """The need of audits that read updates or plant weights, if no tensors are sent."""
         if not self.no_tensors:
             return None
         return Need(code="no_tensors", what=f"the app sends {self.no_tensors}")
+
+    def lacks_updates(self, wanted: str) -> Need | None:
+        """The need of audits that read single updates, if only sums leave.
+
+        `wanted`: what they read and why, such as "update to link".
+        """
+        if not self.sums_by:
+            return None
+        why = f"only sums leave ({self.sums_by}): there is no single {wanted}"
+        return Need(
+            code="no_single_updates", what="the server sees sums only" if self.recording else why
+        )
 
 
 # -- sample sizes ---------------------------------------------------------------------------------
@@ -150,14 +181,14 @@ class Aim:
                 "an effect is how far above chance a leak would be",
                 expected="a number above 0",
                 got=f"{self.effect:g}",
-                remedy="--effect 0.05",
+                remedy="`effect=0.05`",
             )
         if self.clients < 2:
             raise UsageError(
                 "too few clients",
                 expected="at least 2",
                 got=str(self.clients),
-                remedy="--clients 20",
+                remedy="`clients=20`",
             )
         if self.rate is not None:
             nonmembers_needed(self.rate)
@@ -178,7 +209,7 @@ class Aim:
                 "the effect is beyond what can be measured",
                 expected=f"at most {1.0 - chance:.4g} above a chance of {chance:.4g}",
                 got=f"{effect:g}",
-                remedy="--effect is the difference from chance, not the value",
+                remedy="`effect` is the difference from chance, not the value",
             )
         return min(chance + effect, 1.0)
 
@@ -218,9 +249,13 @@ class SampleSize:
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """The run behind a result: its rounds, and the results of its other audits."""
+    """The run behind a result: its rounds, and the results of its other audits.
+
+    `threshold`: the smallest group that its sums may expose, if an audit of them states it.
+    """
 
     rounds: int
+    threshold: int | None = None
     results: Mapping[str, AuditResult] = field(default_factory=dict)
 
 
@@ -287,6 +322,25 @@ def from_width(
         needed=power.units_for_effect(at, e.n, effect, *aim.level),
         how=how,
         rule="width of the stored interval, which shrinks with the square root of its units",
+    )
+
+
+AUC_RULE = "normal approximation of the AUC, Hanley and McNeil"
+
+
+def auc_before(audit: str, measure: str, aim: Aim) -> SampleSize:
+    """Members needed for the AUC of an audit that has not run, with as many others."""
+    auc = aim.goal(0.5)
+    members = power.records_for_auc(auc, *aim.level)
+    return SampleSize(
+        audit=audit,
+        measure=measure,
+        unit="members",
+        chance=0.5,
+        wanted=auc,
+        needed=members,
+        how=f"ask about {members:,} members and as many others, over all clients",
+        rule=AUC_RULE,
     )
 
 

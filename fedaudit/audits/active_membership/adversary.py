@@ -23,6 +23,7 @@ from fedaudit.errors import UsageError
 
 if TYPE_CHECKING:
     from fedaudit.tasks.classifier import Classifier
+    from fedaudit.tasks.task import Task
 
 Threshold = Literal["tuned", "theory", "published"]
 
@@ -35,7 +36,8 @@ PATTERN_BYTES = 1 << 26
 class Adversary(Protocol):
     """A player of the game on a known universe of records."""
 
-    answer_tensor: ClassVar[str]
+    @property
+    def answer_tensor(self) -> str: ...
 
     @property
     def universe(self) -> Universe: ...
@@ -51,7 +53,7 @@ class Adversary(Protocol):
         """Scores (G,) of the records (G, n, r) that clients train on, for targets (G,)."""
         ...
 
-    def task(self, *, classes: int, detectors: int = 1) -> Classifier: ...
+    def task(self, *, classes: int, detectors: int = 1) -> Task: ...
 
     def rows(
         self,
@@ -318,13 +320,13 @@ class AttentionAdversary:
         return 1.0
 
 
-def own_patterns(cut: Floats, *, placed: bool) -> list[list[int]]:
+def own_patterns(cut: Floats, *, by_place: bool) -> list[list[int]]:
     """For every record of (N, patterns, p), its patterns that occur only once in all records.
 
-    `placed`: equal patches in different places count as different.
+    `by_place`: equal patches in different places count as different.
     """
     flat = np.ascontiguousarray(cut)
-    keys = [[(j if placed else 0, one.tobytes()) for j, one in enumerate(row)] for row in flat]
+    keys = [[(j if by_place else 0, one.tobytes()) for j, one in enumerate(row)] for row in flat]
     seen = Counter(key for own in keys for key in own)
     return [[j for j, key in enumerate(own) if seen[key] == 1] for own in keys]
 
@@ -343,7 +345,7 @@ def with_own_patterns(
             got=str(universe.features),
             remedy="cut the patches of records of this size",
         )
-    free = own_patterns(universe.values[:, embedding.cut], placed=embedding.placed)
+    free = own_patterns(universe.values[:, embedding.cut], by_place=embedding.tells_places_apart)
     blank = np.linalg.norm(embedding(universe.values), axis=2) <= 0  # no direction
     usable = [[j for j in own if not blank[i, j]] for i, own in enumerate(free)]
     rows = np.array([i for i, own in enumerate(usable) if own], dtype=np.int64)

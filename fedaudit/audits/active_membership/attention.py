@@ -240,6 +240,9 @@ def floor(
     `other` (m, d): directions that heads 2 and 4 leave out; random by default. `measured`: the
     extremes behind beta and gamma; by default those of these patterns. If beta is too small for
     the theorem, the error states one that is large enough.
+
+    Differs from the statement, see the package's card: targets are clean, as in the proof. From the
+    proof: the box lies around the mean over all records, not that of the record.
     """
     m = pattern_extremes(clean, shown) if measured is None else measured
     theory.check_beta(beta, m.separation, m.patterns, m.bound)

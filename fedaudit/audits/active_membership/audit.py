@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from annotated_types import Ge
 
+from fedaudit.accounting import Exposure
 from fedaudit.arrays import Bools, Floats, Indices
 from fedaudit.audits.active_membership import (
     attention,
@@ -27,6 +28,7 @@ from fedaudit.audits.active_membership.adversary import (
 )
 from fedaudit.audits.active_membership.facts import FACTS
 from fedaudit.audits.active_membership.games import EscapeChance, Universe
+from fedaudit.audits.active_membership.own_model import HalfSpaces, OwnModel
 from fedaudit.audits.active_membership.probe import Answer, NoiseModel
 from fedaudit.audits.audit import Audit, Knowledge
 from fedaudit.audits.facts import AuditFacts
@@ -36,6 +38,8 @@ from fedaudit.hooks import Hook
 from fedaudit.results import NO_TRUTH, AuditResult, Need
 from fedaudit.settings import AtLeastTwo, Count, Fraction, Positive, Whole, checked
 from fedaudit.trace import Truth, View
+
+Planted = Literal["fc", "attention", "own_model"]
 
 # -- the challenger -------------------------------------------------------------------------------
 
@@ -61,12 +65,14 @@ class Played:
 class Challenger(Protocol):
     """The challenger plays the games and keeps data and coins secret.
 
+    `adversary`: what is planted; never "auto".
     `universe`: the possible records, known to the server. `shape` of a record. `words`: vocabulary
     size if records are tokens, else 0. `given`: the model's own embedding, if it has one.
     `records`: records per client in a game; `together`: records behind one answer of the engine.
     `mixed`: uploads reach the server as a sum or without names. `noisy`: uploads carry noise.
     `step_noise`: the smallest noise multiplier of a client's step (0: none); `upload_noise`: the
-    same for its update.
+    same for its update. `schedules`: steps, rounds and sampling rate of every client in the run
+    itself; empty if they are not known. `own_model`: the run's, if the adversary plants in it.
     """
 
     universe: Universe
@@ -79,6 +85,11 @@ class Challenger(Protocol):
     noisy: bool
     step_noise: float
     upload_noise: float
+    schedules: tuple[Exposure, ...]
+    own_model: OwnModel | None
+
+    @property
+    def adversary(self) -> Planted: ...
 
     @property
     def together(self) -> int: ...
@@ -112,7 +123,8 @@ class Guess:
 
     `figure` (G,): scores of games in closed form, with their `trial` (G,) and `cut`. `own`: party
     -> scores. `recorded` (R,): strengths of games through the engine, above 0 for yes; `agreed`
-    (R,): whether the closed form decides alike. `marked` (M, K): strengths by client. `outside`:
+    (R,): whether the closed form decides alike. `any_architecture`: scores (G,) and cut of the same
+    games if clients accept any architecture. `marked` (M, K): strengths by client. `outside`:
     P_M at `radius`. `floor`: Theorem 3; `no_floor`: why there is none.
     """
 
@@ -127,6 +139,7 @@ class Guess:
     outside: EscapeChance | None
     floor: attention.Floor | None
     no_floor: str
+    any_architecture: tuple[Floats, float] | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     vantage: str = ""
@@ -144,10 +157,13 @@ Games = Annotated[int, Ge(20)]
 class ActiveMembership(Audit):
     """Can a server that plants weights tell whether a record is in a client's data?
 
-    `adversary`: "fc" or "attention". `games`: games in closed form; `recorded`: games through the
-    engine; `client_games`: games against every client with its own records. `trials` above 1 plays
-    `games` in each trial with fixed data and targets, as published. `records`: records per client
-    in a game (default: the clients' median). `universe`: the largest number of possible records.
+    `adversary`: "own_model" plants in the run's own model, with the clients' own local steps; "fc"
+    or "attention" plant a model of their own, which clients must accept. "auto": "own_model", but
+    "fc" where records or uploads carry noise or the training settings are unknown. `games`: games
+    in closed form; `recorded`: games through the engine; `client_games`: games against every client
+    with its own records. `trials` above 1 plays `games` in each trial with fixed data and targets,
+    as published. `records`: records per client in a game (default: the clients' median).
+    `universe`: the largest number of possible records.
     `threshold`: "tuned" on the server's own games, "theory" (tau = Delta; gamma = 2 Delta-bar), or
     "published". `local_dp`: a mechanism instead of the run's, with the settings of that protection.
 
@@ -165,11 +181,10 @@ class ActiveMembership(Audit):
     needs: ClassVar[tuple[str, ...]] = ("games",)
     facts: ClassVar[AuditFacts] = FACTS
     on_recording: ClassVar[str] = (
-        "with --model package.module:function and --data FILE: games with a server that plants "
-        "weights"
+        "with your model and records (`model`, `data`): games with a server that plants weights"
     )
     vantage: str = "server"
-    adversary: Literal["fc", "attention"] = "fc"
+    adversary: Literal["auto", "fc", "attention", "own_model"] = "auto"
     threshold: Threshold = "tuned"
     games: Games = 2400
     trials: Count = 1
@@ -200,6 +215,14 @@ class ActiveMembership(Audit):
         return 0.5 + 2e-4 * (self.games + self.client_games) + 0.008 * self.recorded
 
     def missing(self, setting: Setting) -> Need | None:
+        quiet = not setting.noisy and self.local_dp is None
+        inside = self.adversary == "own_model" or (self.adversary == "auto" and quiet)
+        if setting.fixed_model and inside:
+            return Need(
+                code="architecture_fixed",
+                what=f"nothing can be planted in the run's own model ({setting.fixed_model})",
+                remedy='adversary = "fc": what a server could do with any architecture',
+            )
         return setting.lacks_tensors()
 
     @classmethod
@@ -237,14 +260,10 @@ class ActiveMembership(Audit):
     def prepare(self, challenger: Challenger, records: int, rng: np.random.Generator) -> Adversary:
         """The adversary, tuned to the known distribution and mechanism, for answers from `records`
         records."""
-        if self.adversary == "fc":
-            return FullyConnected.prepare(
-                challenger.universe,
-                records,
-                rng,
-                threshold=self.threshold,
-                simulated=self.simulated,
-            )
+        if challenger.own_model is not None:
+            return HalfSpaces(universe=challenger.universe, model=challenger.own_model)
+        if challenger.adversary == "fc":
+            return self._fully_connected(challenger, records, rng)
         offered: list[patterns.Embedding]
         if challenger.given is not None:
             offered = [challenger.given]
@@ -282,6 +301,13 @@ class ActiveMembership(Audit):
             simulated=min(self.simulated, 200),
         )
 
+    def _fully_connected(
+        self, challenger: Challenger, records: int, rng: np.random.Generator
+    ) -> FullyConnected:
+        return FullyConnected.prepare(
+            challenger.universe, records, rng, threshold=self.threshold, simulated=self.simulated
+        )
+
     def attack(self, view: View, knowledge: Knowledge, rng: np.random.Generator) -> Guess:
         challenger: Challenger | None = knowledge.extra.get("games")
         if challenger is None:
@@ -292,42 +318,15 @@ class ActiveMembership(Audit):
                 got="a trace",
                 remedy="audit a run, whose clients can be played again",
             )
-        if view.vantage != "server":
-            raise NotApplicable(
-                f"{view.vantage} cannot plant weights",
-                code="no_server",
-                expected='vantage = "server": only the sender of models can plant weights',
-                got=view.vantage,
-                remedy="leave vantage out",
-            )
-        if self.adversary == "attention" and challenger.noisy:
-            raise NotApplicable(
-                "the attention adversary needs gradients without noise",
-                code="noisy_uploads",
-                expected="uploads without noise",
-                got="noise, which makes every gradient non-zero",
-                remedy='audits.active_membership.adversary = "fc"',
-            )
-        try:
-            adversary = self.prepare(challenger, challenger.records, rng)
-            planted = adversary
-            if challenger.together != challenger.records:
-                planted = self.prepare(challenger, challenger.together, rng)
-        except UsageError as error:
-            # the data do not meet the theorem's condition: not an error of the config
-            raise NotApplicable(
-                error.what,
-                code="theory_unmet",
-                expected=error.expected,
-                got=error.got,
-                remedy=error.remedy,
-            ) from None
+        self._check_planting(view, challenger)
+        adversary, planted = self._prepared(challenger, rng)
         figure, trial = challenger.figure(adversary)
         read = [self._game_strengths(p, planted) for p in challenger.recorded(planted, self)]
-        marked = [
-            self._client_strengths(p, adversary)
-            for p in (challenger.marked(adversary, self) if self.adversary == "fc" else ())
-        ]
+        marked = [self._client_strengths(p, adversary) for p in challenger.marked(adversary, self)]
+        granted = None
+        if challenger.own_model is not None:
+            other = self._fully_connected(challenger, challenger.records, rng)
+            granted = challenger.figure(other)[0], other.cut
         outside, floor, why = self._theory(challenger, adversary, rng)
         return Guess(
             figure=figure,
@@ -341,11 +340,50 @@ class ActiveMembership(Audit):
             outside=outside,
             floor=floor,
             no_floor=why,
+            any_architecture=granted,
             about=self._game_facts(challenger, adversary),
             notes=(*knowledge.notes, *challenger.notes),
             vantage=view.vantage,
             trace_sha256=view.trace_sha256,
         )
+
+    def _check_planting(self, view: View, challenger: Challenger) -> None:
+        """Refuse parties that send no models, and adversaries that need gradients without noise."""
+        if view.vantage != "server":
+            raise NotApplicable(
+                f"{view.vantage} cannot plant weights",
+                code="no_server",
+                expected='vantage = "server": only the sender of models can plant weights',
+                got=view.vantage,
+                remedy="leave vantage out",
+            )
+        if challenger.adversary != "fc" and challenger.noisy:
+            raise NotApplicable(
+                f"the {challenger.adversary} adversary needs gradients without noise",
+                code="noisy_uploads",
+                expected="uploads without noise",
+                got="noise, which makes every gradient non-zero",
+                remedy='audits.active_membership.adversary = "fc"',
+            )
+
+    def _prepared(
+        self, challenger: Challenger, rng: np.random.Generator
+    ) -> tuple[Adversary, Adversary]:
+        """The adversary of single clients, and that of whatever arrives together."""
+        try:
+            alone = self.prepare(challenger, challenger.records, rng)
+            if challenger.together == challenger.records:
+                return alone, alone
+            return alone, self.prepare(challenger, challenger.together, rng)
+        except UsageError as error:
+            # the data do not meet the theorem's condition: not an error of the config
+            raise NotApplicable(
+                error.what,
+                code="theory_unmet",
+                expected=error.expected,
+                got=error.got,
+                remedy=error.remedy,
+            ) from None
 
     def _game_strengths(self, played: Played, adversary: Adversary) -> tuple[Floats, Bools]:
         """Strengths (g,) of a federation's games, above 0 for yes, and agreement with the closed
@@ -368,6 +406,8 @@ class ActiveMembership(Audit):
         """Strengths (1, K) by client: each client has its own neuron."""
         answer = probe.read_answer(played.view, adversary.answer_tensor)
         noise = self._noise(played, answer)
+        if isinstance(adversary, HalfSpaces):
+            return adversary.by_neuron(answer.rows, len(played.names)).max(axis=0)[None, :]
         if noise is None:
             return np.asarray(np.abs(answer.rows).max(axis=0)[None, :])
         return noise.evidence(answer.rows)[None, :]
@@ -387,6 +427,8 @@ class ActiveMembership(Audit):
             universe = challenger.universe
             radius = universe.snap(universe.radius)
             return games.escape_chance(universe, radius, rng, confidence=self.confidence), None, ""
+        if isinstance(adversary, HalfSpaces):
+            return None, None, ""
         assert isinstance(adversary, AttentionAdversary)
         clean, shown = adversary.sampled or adversary.sample(rng, 1 << 22)
         try:
@@ -416,6 +458,7 @@ class ActiveMembership(Audit):
         if channel.name == "grr" and universe.features == 1 and universe.codes is not None:
             balls = universe.ball_sizes(universe.snap(universe.radius)).tolist()
         return {
+            "adversary": challenger.adversary,
             "mechanism": channel.name,
             "claimed_epsilon": channel.claimed_epsilon,
             "exact_epsilon": channel.exact_epsilon,
@@ -427,6 +470,7 @@ class ActiveMembership(Audit):
             "noisy": challenger.noisy,
             "step_noise": challenger.step_noise,
             "upload_noise": challenger.upload_noise,
+            "schedules": challenger.schedules,
             "ceiling": ceiling,
             "alphabet": None if book is None else book.alphabet,
             "balls": balls,
@@ -439,14 +483,7 @@ class ActiveMembership(Audit):
     # -- score -----------------------------------------------------------------------------------
 
     def score(self, guess: Guess, truth: Truth | None, rng: np.random.Generator) -> AuditResult:
-        shared: dict[str, Any] = {
-            "audit": self.name,
-            "question": self.question,
-            "vantage": guess.vantage,
-            "settings": asdict(self),
-            "source": self.source,
-            "trace_sha256": guess.trace_sha256,
-        }
+        shared = self.about(guess)
         if truth is None or "figure" not in truth.members:
             return AuditResult(**shared, status="blind", need=NO_TRUTH)
         return scores.score_guess(self, guess, truth.members, rng, shared)

@@ -162,5 +162,5 @@ class Channel:
         return self.name != "none"
 
 
-OPEN = Channel()
+NO_MECHANISM = Channel()
 """No local DP: clients train on their records as they are. [ActiveMembership] Figure 11"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedaudit.audits.facts import (
     GREATER,
     NOISE,
+    UNITS,
     Advice,
     AuditFacts,
     Column,
@@ -13,13 +14,22 @@ from fedaudit.audits.facts import (
     Words,
 )
 
+ANY_ARCHITECTURE = "success_any_architecture"
+
 FACTS = AuditFacts(
+    concerns="records",
     measures=(
         Measure(
             "success",
             GREATER,
             "share of games",
             "games that the server decided correctly, members and non-members",
+        ),
+        Measure(
+            ANY_ARCHITECTURE,
+            GREATER,
+            "share of games",
+            "the same games if clients accept any architecture, and take one step",
         ),
         Measure(
             "true_positive_rate", GREATER, "share of members", "members that the server recognised"
@@ -44,34 +54,38 @@ FACTS = AuditFacts(
             words="how often the attack was right about this client",
         ),
         Column(
-            "members found",
+            "members_found",
             GREATER,
             words="share of its records that the server correctly calls members",
         ),
         Column(
-            "others cleared",
+            "others_cleared",
             GREATER,
             words="share of other records that the server correctly calls non-members",
         ),
         Column("games", exact=True, words="number of trials"),
     ),
+    beside_headline=(ANY_ARCHITECTURE,),
     decision=Decision(
         client_value="share",
         sample_size="games",
         headline_differs_with="success (gradient in the clear)",
     ),
     words=Words(
+        short="Record used? (crafted model)",
+        learns="tell with crafted models whether a record was used",
         measure="games that the server decided correctly, members and non-members",
         leak="With planted weights the server is right in {value} of games (chance {baseline}): "
-        "one gradient reveals whether a record is in a client's data.",
+        "one answer reveals whether a record is in a client's data. What it takes: {first}.",
         no_evidence="With planted weights the server is right in {value} of games, which chance "
-        "({baseline}) can explain.",
+        "({baseline}) can explain. What it takes: {first}.",
         advice=(
             Advice("check received models before training (fedaudit guard)"),
             *NOISE,
-            Advice("give local DP a smaller exact budget", only=("local_dp",)),
+            UNITS,
+            Advice("give local DP a smaller exact budget", only=("randomises_records",)),
         ),
         percent=True,
-        only_with={", even under local DP": "local_dp"},
+        only_with={", even under local DP": "randomises_records"},
     ),
 )

@@ -1,6 +1,6 @@
 """The fully connected adversary: two layers that measure the distance to the target.
 
-    W1 = [I; -I], b1 = [-T; T], W2 = -1, b2 = tau                 [ActiveMembership] Eqs. (2, 3)
+    W1 = [I; -I], b1 = [-T; T], W2 = -1, b2 = tau                 [ActiveMembership] Eqs. (2, 3, 7)
 
 For an input X the neuron is max(tau - |X - T|_1, 0): [ActiveMembership] Eq. (10). The gradient of
 b2 is non-zero if and only if some example of the batch lies closer than tau to the target.

@@ -70,7 +70,7 @@ class Embedding:
         return int(self.cut.max()) + 1
 
     @property
-    def placed(self) -> bool:
+    def tells_places_apart(self) -> bool:
         """Whether equal patches in different places become different patterns."""
         if self.table is not None:
             return not np.array_equal(self.table[0], self.table[1])
@@ -132,9 +132,10 @@ def tokens(
 def linear(
     shape: tuple[int, ...], patch: int, dimension: int, rng: np.random.Generator
 ) -> Embedding:
-    """Patches mapped by orthonormal rows into `dimension` dimensions, plus a random position each.
+    """Patches mapped by orthonormal rows into `dimension` dimensions, plus a row for each place.
 
-    Positions have the mean norm of a patch with values in [0, 1].
+    The rows of places have random directions, and the root mean square norm of a patch whose values
+    are uniform on [0, 1].
     """
     cut = cut_record(shape, patch)
     count, width = cut.shape

@@ -7,7 +7,7 @@ from fedaudit.results import AuditResult
 from fedaudit.stats import power
 
 HEADLINE = "success"
-RULE = "exact power of Clopper-Pearson on both rates"
+RULE = "exact power of the binomial test of fair coins"
 
 
 def samples(result: AuditResult, aim: Aim) -> list[SampleSize]:
@@ -27,7 +27,7 @@ def samples(result: AuditResult, aim: Aim) -> list[SampleSize]:
             unit="games",
             chance=0.5,
             have=members.n + others.n,
-            seen=power.detectable_success(members.n, others.n, *aim.level),
+            seen=power.detectable_success(members.n + others.n, *aim.level),
             wanted=wanted,
             needed=power.games_for_success(wanted, *aim.level),
             how=f"set audits.{result.audit}.games, or recorded for games through the engine",

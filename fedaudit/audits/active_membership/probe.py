@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from fedaudit.arrays import Floats, Indices
 from fedaudit.errors import NotObservable
-from fedaudit.hooks import Hook
+from fedaudit.hooks import AddedNoise, Hook
+from fedaudit.protections.declared import noise_of
 from fedaudit.trace import ANONYMOUS, View
 
 if TYPE_CHECKING:
@@ -122,17 +123,14 @@ def noise_model(
 ) -> NoiseModel | None:
     """Signal and noise of a step at `rate` on `records`; None without declared noise.
 
-    DP-SGD: a gradient that lies in the bias alone is clipped to C and moves the update by
-    rate C / n; the noise is z times that. Update noise: C, and z C.
+    Noise on steps (DP-SGD): a gradient that lies in the bias alone is clipped to C and moves the
+    update by rate C / n; the noise is z times that. Noise on uploads: C, and z C.
     """
     signal, noise = np.inf, np.zeros(clients)
-    for d in declared:
-        z, clip = d.get("noise_multiplier"), d.get("clip")
-        if d.get("name") not in ("dp_sgd", "update_noise") or clip is None:
-            continue
-        step = rate * float(clip) / records if d["name"] == "dp_sgd" else float(clip)
+    for added in _clipped_noise(declared, clients):
+        step = rate * added.scale / records if added.place == "step" else added.scale
         signal = min(signal, step)
-        noise += (np.resize(np.asarray(z, dtype=np.float64), clients) * step) ** 2
+        noise += (np.resize(added.multiplier, clients) * step) ** 2
     return NoiseModel(float(signal), np.sqrt(noise)) if noise.any() else None
 
 
@@ -147,12 +145,15 @@ def gain_for(
     contributes one of n to the bias.
     """
     gain = 1.0
-    for d in declared:
-        if d.get("name") not in ("dp_sgd", "update_noise") or not d.get("clip"):
-            continue
-        clip = float(d["clip"])
-        if d["name"] == "dp_sgd":
-            gain = max(gain, 32.0, (classes + 1) * clip)
+    for added in _clipped_noise(declared, 1):
+        if added.place == "step":
+            gain = max(gain, 32.0, (classes + 1) * added.scale)
         else:
-            gain = max(gain, records * max(32.0, (classes + 1) * clip / rate))
+            gain = max(gain, records * max(32.0, (classes + 1) * added.scale / rate))
     return gain
+
+
+def _clipped_noise(declared: Sequence[Mapping[str, Any]], clients: int) -> list[AddedNoise]:
+    """Noise that clients add after clipping to its scale, perhaps of multiplier 0."""
+    every = [noise_of(d, clients=clients) for d in declared]
+    return [n for n in every if n is not None and n.place in ("step", "upload") and n.scale]

@@ -1,213 +1,24 @@
-"""Turn game outcomes into success rates and attach bounds.
-
-Independent games: Clopper-Pearson intervals for both rates. Success and F1 grow with each rate, so
-their intervals come from the ends of two intervals that share the error rate. Published trials:
-games of a trial share data and targets, so the bootstrap resamples whole trials.
-"""
+"""Turn game outcomes into a result: estimates, bounds, curves and notes."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedaudit.arrays import Bools, Floats, Indices
-from fedaudit.audits.active_membership import theory
-from fedaudit.audits.active_membership.attention import MARGIN
+from fedaudit.arrays import Bools, Floats
+from fedaudit.audits.active_membership import ceilings, rates, theory
+from fedaudit.audits.active_membership.facts import ANY_ARCHITECTURE
 from fedaudit.results import AuditResult, Bound, Estimate, Need, Underpowered
 from fedaudit.stats import roc
-from fedaudit.stats.intervals import bootstrap, clopper_pearson, clopper_pearson_bounds
+from fedaudit.stats.intervals import clopper_pearson
 
 if TYPE_CHECKING:
     from fedaudit.audits.active_membership.audit import ActiveMembership, Guess
 
-Estimates = dict[str, Estimate | Underpowered]
-
 CURVE_POINTS = 200
-MOST_GAMES = 1 << 22
-"""Largest number of games to ask for: a ceiling that needs more is as good as chance."""
-
-
-# -- one set of games -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Members called members (`found`), and non-members not called (`cleared`)."""
-
-    found: int
-    members: int
-    cleared: int
-    others: int
-
-    @classmethod
-    def of(cls, called: Bools, member: Bools) -> Counts:
-        return cls(
-            int((called & member).sum()),
-            int(member.sum()),
-            int((~called & ~member).sum()),
-            int((~member).sum()),
-        )
-
-
-def success(c: Counts, confidence: float) -> Estimate | Underpowered:
-    """(TPR + TNR) / 2, chance 1/2."""
-    return _from_both_rates(c, confidence, lambda tpr, tnr: 0.5 * (tpr + tnr), 0.5)
-
-
-ALWAYS_YES = 2.0 / 3.0
-"""F1 of always saying yes, if half of the games have a member."""
-
-
-def f1(c: Counts, confidence: float) -> Estimate | Underpowered:
-    """2 TP / (2 TP + FP + FN) for a fair coin; always saying yes gives 2/3."""
-    return _from_both_rates(
-        c, confidence, lambda tpr, tnr: 2.0 * tpr / (tpr + 2.0 - tnr), ALWAYS_YES
-    )
-
-
-def _from_both_rates(
-    c: Counts, confidence: float, function: Callable[[float, float], float], baseline: float
-) -> Estimate | Underpowered:
-    """A function that grows with both rates, with a conservative interval."""
-    if not c.members or not c.others:
-        return Underpowered(what="a success rate", have=min(c.members, c.others), needed=1)
-    tail = (1.0 - confidence) / 4.0  # two rates, two sides
-    low, high = clopper_pearson_bounds(
-        np.array([c.found, c.cleared]), np.array([c.members, c.others]), tail
-    )
-    return Estimate(
-        value=function(c.found / c.members, c.cleared / c.others),
-        low=function(float(low[0]), float(low[1])),
-        high=function(float(high[0]), float(high[1])),
-        n=c.members + c.others,
-        confidence=confidence,
-        baseline=baseline,
-        method="Clopper-Pearson on both rates",
-    )
-
-
-def from_independent_games(
-    values: Floats, member: Bools, cut: float, confidence: float, *, corner: bool = True
-) -> Estimates:
-    """Estimates from independent games with scores `values` (G,).
-
-    `corner` adds the true-positive rate at few false positives.
-    """
-    c = Counts.of(values > cut, member)
-    out: Estimates = {"success": success(c, confidence)}
-    if c.members and c.others:
-        # a blind guess says yes to members as often as to non-members
-        out["true_positive_rate"] = clopper_pearson(
-            c.found, c.members, confidence, baseline=1.0 - c.cleared / c.others
-        )
-        out["true_negative_rate"] = clopper_pearson(
-            c.cleared, c.others, confidence, baseline=1.0 - c.found / c.members
-        )
-    out["f1"] = f1(c, confidence)
-    out["auc"] = roc.auc(values, member, confidence=confidence)
-    if corner:
-        out["true_positive_rate (at 1 %)"] = roc.true_positive_rate_at(
-            values, member, 0.01, confidence=confidence
-        )
-    return out
-
-
-def from_trials(
-    values: Floats,
-    member: Bools,
-    trial: Indices,
-    cut: float,
-    confidence: float,
-    rng: np.random.Generator,
-) -> Estimates:
-    """The same for published trials; intervals resample whole trials."""
-    called = values > cut
-    rows = []
-    areas = []
-    for t in np.unique(trial):
-        own = trial == t
-        c = Counts.of(called[own], member[own])
-        rows.append([c.found, c.members, c.cleared, c.others])
-        area = roc.auc(values[own], member[own], confidence=confidence)
-        if isinstance(area, Estimate):
-            areas.append(area.value)
-    counts = np.array(rows, dtype=np.float64)
-
-    def rates(stack: Floats) -> tuple[Floats, Floats]:
-        total = stack.sum(axis=1)
-        return total[:, 0] / np.maximum(total[:, 1], 1), total[:, 2] / np.maximum(total[:, 3], 1)
-
-    def resampled(function: Callable[[Floats, Floats], Floats], baseline: float) -> Any:
-        found = bootstrap(
-            counts,
-            lambda stack: function(*rates(stack)),
-            rng=rng,
-            confidence=confidence,
-            baseline=baseline,
-        )
-        if isinstance(found, Estimate):
-            return replace(found, method=f"bootstrap over {len(counts)} trials")
-        return found
-
-    tpr, tnr = (float(rate[0]) for rate in rates(counts[None]))
-    out: Estimates = {
-        "success": resampled(lambda p, q: 0.5 * (p + q), 0.5),
-        "true_positive_rate": resampled(lambda p, q: p, 1.0 - tnr),
-        "true_negative_rate": resampled(lambda p, q: q, 1.0 - tpr),
-        "f1": resampled(lambda p, q: 2.0 * p / (p + 2.0 - q), ALWAYS_YES),
-    }
-    area = bootstrap(np.array(areas), rng=rng, confidence=confidence, baseline=0.5)
-    if isinstance(area, Estimate):
-        area = replace(area, method=f"mean over trials, bootstrap over {len(areas)} of them")
-    out["auc"] = area
-    return out
-
-
-def smallest_success(members: int, others: int, confidence: float) -> float | None:
-    """The smallest success, at equal rates, whose interval would lie above one half."""
-    if not members or not others:
-        return None
-    share = np.arange(0.5, 1.0 + 1e-9, 1.0 / min(members, others))
-    tail = (1.0 - confidence) / 4.0
-    low = [clopper_pearson_bounds(np.rint(share * n), n, tail)[0] for n in (members, others)]
-    seen = np.flatnonzero(0.5 * (low[0] + low[1]) > 0.5)
-    return float(share[seen[0]]) if len(seen) else None
-
-
-def _detectable_by_trials(found: Estimate) -> float | None:
-    """The smallest success whose interval would lie above one half, if trials spread like these.
-
-    None if these trials do not spread at all.
-    """
-    reach = found.value - found.low
-    return min(1.0, 0.5 + reach) if reach > 0 else None
-
-
-def _is_detectable(success: float, each: int, confidence: float) -> bool:
-    """Whether `each` members and non-members would show a success just below `success`."""
-    just_below = math.ceil(success * each) - 1
-    return bool(clopper_pearson_bounds(just_below, each, (1.0 - confidence) / 4.0)[0] > 0.5)
-
-
-def _too_few(
-    games: int, detectable: float | None, bounds: Mapping[str, Bound], confidence: float
-) -> tuple[Underpowered, ...]:
-    """Underpowered if `games` would not show even an adversary at the ceiling."""
-    tops = [b.value for b in bounds.values() if b.kind == "upper" and b.of == "success"]
-    if not tops or min(tops) <= 0.5 or (detectable is not None and detectable < min(tops)):
-        return ()
-    needed = 2 * games
-    while needed < MOST_GAMES and not _is_detectable(min(tops), needed // 2, confidence):
-        needed *= 2
-    what = f"a success of {min(tops):.4g}, the most any adversary can reach here: games"
-    return (Underpowered(what=what, have=games, needed=needed, measure="success"),)
-
-
-# -- the whole result -----------------------------------------------------------------------------
 
 
 def score_guess(
@@ -219,29 +30,9 @@ def score_guess(
 ) -> AuditResult:
     """Estimates, bounds and notes of a guess, given the coins."""
     about, confidence = guess.about, audit.confidence
-    found: dict[str, Estimate | Underpowered] = {}
     clear = not (about["mixed"] or about["noisy"]) or not len(guess.recorded)
-    coins = members["figure"]
-    figure = (
-        from_trials(guess.figure, coins, guess.trial, guess.cut, confidence, rng)
-        if audit.trials > 1
-        else from_independent_games(guess.figure, coins, guess.cut, confidence)
-    )
-    engine = (
-        from_independent_games(guess.recorded, members["recorded"], 0.0, confidence, corner=False)
-        if len(guess.recorded)
-        else {}
-    )
-    if clear:
-        found |= figure
-        in_figure = "success"
-        if engine:
-            found["success (through the engine)"] = engine["success"]
-    else:
-        found |= engine
-        in_figure = "success (gradient in the clear)"
-        found[in_figure] = figure["success"]
-    at_theory = _at_theory(audit, guess, coins, confidence, rng, found, in_figure)
+    found, in_figure = _success_rates(audit, guess, members, rng, clear=clear)
+    at_theory = _at_theory(audit, guess, members["figure"], rng, found, in_figure)
     if guess.marked.size:
         found |= _right_client(guess.marked, members["marked"], confidence, noisy=about["noisy"])
     estimates = {k: v for k, v in found.items() if isinstance(v, Estimate)}
@@ -253,32 +44,90 @@ def score_guess(
             need=Need(code="underpowered", what="too few games for a success rate"),
             underpowered=lacking,
         )
-    bounds = _bounds(guess, estimates, in_figure, at_theory)
+    bounds = ceilings.bounds_on(guess, estimates, in_figure, at_theory)
+    test = None
     if clear and audit.trials > 1:
-        detectable = _detectable_by_trials(estimates["success"])
+        detectable = rates.detectable_by_trials(estimates["success"])
     else:
-        used = coins if clear else members["recorded"]
-        detectable = smallest_success(int(used.sum()), int((~used).sum()), confidence)
-        lacking += _too_few(len(used), detectable, bounds, confidence)
+        played, cut = (guess.figure, guess.cut) if clear else (guess.recorded, 0.0)
+        used = members["figure" if clear else "recorded"]
+        if "auc" in estimates:
+            test, detectable = rates.readings_test(played, used, cut, confidence, rng)
+        else:
+            detectable = rates.smallest_success(len(used), confidence)
+        lacking += rates.too_few_for_ceilings(len(used), detectable, bounds, confidence)
+    curves = _curves(guess, members, clear=clear)
     return AuditResult(
         **shared,
         headline="success",
         estimates=estimates,
+        test=test,
         underpowered=lacking,
         bounds=bounds,
         # behind noise, sums and shuffles there are no games per client
         per_client=_per_client(guess, members, confidence) if clear else {},
-        curves=_curves(guess, members, clear=clear),
+        curves=curves if clear else curves | ceilings.ceiling_curves(about),
         detectable=detectable,
-        notes=(
-            *_notes(audit, guess, clear),
-            *(
-                f"{name} says nothing here: guessing reaches its lower bound of "
-                f"{100 * b.value:.1f} %"
-                for name, b in bounds.items()
-                if b.kind == "lower" and theory.is_vacuous(b.value)
-            ),
-        ),
+        notes=(*_notes(audit, guess, clear), *_vacuous(bounds)),
+    )
+
+
+def _success_rates(
+    audit: ActiveMembership,
+    guess: Guess,
+    members: Mapping[str, Bools],
+    rng: np.random.Generator,
+    *,
+    clear: bool,
+) -> tuple[rates.Estimates, str]:
+    """Rates of the games, and the name of the success with gradients in the clear.
+
+    `clear`: uploads arrive one by one, named and without noise. Otherwise the headline is that of
+    the games through the engine.
+    """
+    coins, confidence = members["figure"], audit.confidence
+    figure = (
+        rates.from_trials(guess.figure, coins, guess.trial, guess.cut, confidence, rng)
+        if audit.trials > 1
+        else rates.from_independent_games(guess.figure, coins, guess.cut, confidence)
+    )
+    engine: rates.Estimates = {}
+    if len(guess.recorded):
+        played = members["recorded"]
+        engine = rates.from_independent_games(guess.recorded, played, 0.0, confidence, corner=False)
+    if clear:
+        in_figure = "success"
+        through = {"success (through the engine)": engine["success"]} if engine else {}
+        found = figure | through
+    else:
+        in_figure = "success (gradient in the clear)"
+        found = engine | {in_figure: figure["success"]}
+    if guess.any_architecture is not None:
+        values, cut = guess.any_architecture
+        found[ANY_ARCHITECTURE] = _success_at(audit, guess, values, cut, coins, rng)
+    return found, in_figure
+
+
+def _success_at(
+    audit: ActiveMembership,
+    guess: Guess,
+    values: Floats,
+    cut: float,
+    coins: Bools,
+    rng: np.random.Generator,
+) -> Estimate | Underpowered:
+    """The success of the games with scores `values` at a threshold."""
+    if audit.trials > 1:
+        played = rates.from_trials(values, coins, guess.trial, cut, audit.confidence, rng)
+        return played["success"]
+    return rates.success(rates.Counts.of(values > cut, coins), audit.confidence)
+
+
+def _vacuous(bounds: Mapping[str, Bound]) -> tuple[str, ...]:
+    return tuple(
+        f"{name} says nothing here: guessing reaches its lower bound of {100 * b.value:.1f} %"
+        for name, b in bounds.items()
+        if b.kind == "lower" and theory.is_vacuous(b.value)
     )
 
 
@@ -286,9 +135,8 @@ def _at_theory(
     audit: ActiveMembership,
     guess: Guess,
     coins: Bools,
-    confidence: float,
     rng: np.random.Generator,
-    found: dict[str, Estimate | Underpowered],
+    found: rates.Estimates,
     in_figure: str,
 ) -> str | None:
     """Name of the estimate at the threshold of Theorem 1 or 3, added to `found` if needed."""
@@ -301,14 +149,14 @@ def _at_theory(
     if audit.threshold == "theory":
         return in_figure
     # a distance of exactly Delta is outside the ball: a score equal to the cut means no
-    if audit.trials > 1:
-        found[name] = from_trials(guess.figure, coins, guess.trial, cut, confidence, rng)["success"]
-    else:
-        found[name] = success(Counts.of(guess.figure > cut + 1e-12, coins), confidence)
+    least = cut if audit.trials > 1 else cut + 1e-12
+    found[name] = _success_at(audit, guess, guess.figure, least, coins, rng)
     return name
 
 
-def _right_client(marked: Floats, whose: Bools, confidence: float, *, noisy: bool) -> Estimates:
+def _right_client(
+    marked: Floats, whose: Bools, confidence: float, *, noisy: bool
+) -> rates.Estimates:
     """Share of federations with the target in which the right client was named.
 
     Without noise the server names nobody if no detector answers; with noise it names the most
@@ -326,159 +174,21 @@ def _right_client(marked: Floats, whose: Bools, confidence: float, *, noisy: boo
     }
 
 
-def _lower_bound(advantage: float, *, of: str, source: str, assumes: str) -> Bound:
-    """A lower bound on the success of one adversary, marked if it is vacuous."""
-    value = theory.success(advantage)
-    if theory.is_vacuous(value):
-        assumes += "; says nothing: guessing reaches one half"
-    return Bound(value=value, kind="lower", of=of, source=source, assumes=assumes)
-
-
-def _bounds(
-    guess: Guess, estimates: Mapping[str, Estimate], in_figure: str, at_theory: str | None
-) -> dict[str, Bound]:
-    """Bounds and reference values by name, each on one estimate."""
-    about = guess.about
-    game = f"Figure 12: {about['records']} of {about['universe']} records, target uniform"
-    out: dict[str, Bound] = {}
-    if at_theory is not None:
-        out |= _floors(guess, game, at_theory)
-    if about["balls"] is not None:
-        out |= _grr_bounds(about, game, at_theory or in_figure)
-    out |= _budget_ceilings(about, game, in_figure)
-    if in_figure != "success":
-        out |= _noise_ceilings(about)
-    if about["ceiling"] is not None:
-        value, how = about["ceiling"]
-        out["total variation"] = Bound(
-            value=theory.success(value),
-            kind="upper",
-            of=in_figure,
-            source=how,
-            assumes=f"{game}; any adversary, even one that knows all other records",
-        )
-    return out
-
-
-def _floors(guess: Guess, game: str, at_theory: str) -> dict[str, Bound]:
-    """Theorems 1 and 3: lower bounds on the estimate at their own threshold."""
-    about = guess.about
-    n, universe = about["records"], about["universe"]
-    out: dict[str, Bound] = {}
-    if guess.outside is not None:
-        away = guess.outside
-        share = f"P_M = {away.value:.4g}" + (
-            "" if away.low == away.high else f", at most {away.high:.4g}"
-        )
-        out["Theorem 1"] = _lower_bound(
-            theory.theorem1(away.high, n, universe),
-            of=at_theory,
-            source="[ActiveMembership] Theorem 1",
-            assumes=f"{game}; |X| = {universe}, Delta = {guess.radius:.4g}; {share} "
-            f"({away.method})",
-        )
-    if guess.floor is not None:
-        f = guess.floor
-        margin = f" with a margin of {100 * MARGIN:g} %" if about["margin"] else ""
-        out["Theorem 3"] = _lower_bound(
-            f.low,
-            of=at_theory,
-            source="[ActiveMembership] Theorem 3",
-            assumes=f"{game}; independent patterns; Delta, M, R and m_max: extremes over "
-            f"{f.sampled:,} sampled records{margin}; P_proj {f.near_target:.4g} "
-            f"(target) and {f.near_other:.4g}, P_box {f.in_box:.4g}, unfavourable ends over "
-            f"{f.draws:,} draws",
-        )
-    return out
-
-
-def _grr_bounds(about: Mapping[str, Any], game: str, of: str) -> dict[str, Bound]:
-    """Theorem 4 and the exact value for records of one feature under GRR."""
-    n, exact = about["records"], float(about["exact_epsilon"])
-    k, balls = about["alphabet"], about["balls"]
-    assumes = f"{game}; a record is one of {k} values"
-    alone = max(balls) == 1  # else the ball of radius Delta contains values that no record has
-    out: dict[str, Bound] = {}
-    if alone:
-        out["Theorem 4"] = _lower_bound(
-            theory.theorem4(exact, n, k),
-            of=of,
-            source="[ActiveMembership] Theorem 4",
-            assumes=assumes,
-        )
-    out["exact for this adversary"] = Bound(
-        value=theory.success(theory.grr_advantage(exact, n, k, balls)),
-        kind="reference",
-        of=of,
-        source="(p - q)(1 - q)^(n - 1)"
-        if alone
-        else "mean over targets of (p - q)(1 - b q)^(n - 1)",
-        assumes=assumes if alone else f"{assumes}, b of them within Delta of the target",
-    )
-    return out
-
-
-def _budget_ceilings(about: Mapping[str, Any], game: str, of: str) -> dict[str, Bound]:
-    """Theorem 2 at the exact budget and, if the mechanism exceeds its claim, at the claimed one."""
-    exact, claimed = float(about["exact_epsilon"]), float(about["claimed_epsilon"])
-    if not math.isfinite(exact):
-        return {}
-    delta = float(about["delta"])
-    out = {
-        "Theorem 2": Bound(
-            value=theory.success(theory.theorem2(exact, delta)),
-            kind="upper",
-            of=of,
-            source="[ActiveMembership] Theorem 2",
-            assumes=f"{game}; exact epsilon {exact:,.4g} per record"
-            + (f" at delta {delta:g}" if delta else ""),
-        )
-    }
-    if exact > claimed * (1 + 1e-9):
-        out["Theorem 2 at the claimed epsilon"] = Bound(
-            value=theory.success(theory.theorem2(claimed)),
-            kind="reference",
-            of=of,
-            source="[ActiveMembership] Theorem 2",
-            assumes=f"nothing: the mechanism claims {claimed:,.4g}, its exact worst case is "
-            f"{exact:,.4g}, so this ceiling does not bind",
-        )
-    return out
-
-
-def _noise_ceilings(about: Mapping[str, Any]) -> dict[str, Bound]:
-    """Ceilings from Gaussian noise on a step or on an update."""
-    out: dict[str, Bound] = {}
-    for name, z, moved in (
-        ("one step of DP-SGD", about["step_noise"], "a replaced record moves a sum by 2 C"),
-        ("one noisy update", about["upload_noise"], "replaced data move a clipped update by 2 C"),
-    ):
-        if z:
-            out[name] = Bound(
-                value=theory.gaussian_success(1.0 / z),
-                kind="upper",
-                of="success",
-                source=f"Phi(1/z): {moved}, the noise is z C",
-                assumes=f"one full-batch step with z = {z:g}; any adversary",
-            )
-    return out
-
-
 def _per_client(
     guess: Guess, members: Mapping[str, Bools], confidence: float
 ) -> dict[str, dict[str, float | int | str | None]]:
     out: dict[str, dict[str, float | int | str | None]] = {}
     for party, values in guess.own.items():
-        c = Counts.of(values > guess.cut, members[f"own/{party}"])
-        e = success(c, confidence)
+        c = rates.Counts.of(values > guess.cut, members[f"own/{party}"])
+        e = rates.success(c, confidence)
         if isinstance(e, Underpowered):
             continue
         out[party] = {
             "share": e.value,
             "low": e.low,
             "high": e.high,
-            "members found": c.found / c.members,
-            "others cleared": c.cleared / c.others,
+            "members_found": c.found / c.members,
+            "others_cleared": c.cleared / c.others,
             "games": c.members + c.others,
         }
     return out
@@ -510,10 +220,25 @@ def _curves(
     return out
 
 
+ANY_MODEL = (
+    "this holds if clients accept any architecture that the server sends, and take one step on all "
+    "their records"
+)
+PLANTED = {
+    "own_model": "this was planted in the run's own model, and clients took their own local steps"
+}
+"""Adversary -> what has to be true of clients for its attack; the first note."""
+
+
 def _notes(audit: ActiveMembership, guess: Guess, clear: bool) -> tuple[str, ...]:
     about = guess.about
     exact, claimed = float(about["exact_epsilon"]), float(about["claimed_epsilon"])
-    out = []
+    out = [PLANTED.get(about["adversary"], ANY_MODEL)]
+    if audit.adversary == "auto" and about["adversary"] == "fc":
+        out.append(
+            "nothing was planted in the run's own model: that needs records and uploads without "
+            "noise, and a config that says how clients train"
+        )
     if about["mechanism"] == "none":
         out.append("no local DP: clients train on their records as they are (Figure 11)")
     else:
@@ -534,7 +259,7 @@ def _notes(audit: ActiveMembership, guess: Guess, clear: bool) -> tuple[str, ...
             f"tau = {about['tau']:.5g} ({audit.threshold}); half the smallest distance is "
             f"{guess.radius:.5g}"
         )
-    else:
+    elif about["beta"] is not None:
         out.append(f"beta = {about['beta']:.4g}, gamma = {about['gamma']:.4g} ({audit.threshold})")
     if guess.no_floor:
         out.append(guess.no_floor)

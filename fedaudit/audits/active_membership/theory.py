@@ -4,6 +4,19 @@ An advantage is Pr[yes | member] + Pr[no | non-member] - 1 = 2 success - 1:
 [ActiveMembership] Eq. (1). A lower bound holds for the named adversary alone, which may do worse
 than guessing. So a negative bound is not raised to zero (nor a success to one half): it is true but
 vacuous, see `is_vacuous`.
+
+Letters, in formulas as the paper has them (index X left out), in shapes as in these modules:
+
+    formulas                                        shapes
+    n       `records` of a client                   n
+    |X|     `universe`: all possible records        N
+    P_M     `outside`, of the mechanism M           G games, r features
+    d       `alphabet`, in Theorem 4                k values of a feature
+    N       `patterns` of a record (N_X), from      N, in attention.py and patterns.py
+            "attention" on
+    d       dimension of a pattern (d_X)            d
+    M, R    largest norm of a protected pattern, of the noise
+    Delta   separation of patterns; in Theorem 1 the radius of a ball
 """
 
 from __future__ import annotations
@@ -53,7 +66,9 @@ def theorem2(epsilon: float, delta: float = 0.0) -> float:
 
 
 def theorem4(epsilon: float, records: int, alphabet: int) -> float:
-    """Advantage >= (e^eps - n) / (e^eps + d - 1) under GRR on d values. [ActiveMembership] Eq. (69)
+    """Advantage >= (e^eps - n) / (e^eps + d - 1) under GRR on d values.
+
+    [ActiveMembership] Eqs. (68, 69), [ActiveMembership] Theorem 4.
 
     A record is one of d values; some of them may never occur. (p - q)(1 - q)^(n - 1) is at least
     p - n q. The adversary says yes only to the target's own value.
@@ -158,19 +173,14 @@ def symmetric_ceiling(alphabet: int, hit: float, features: int) -> tuple[float, 
     return value, f"exact: two records that differ in all {features} features"
 
 
-def gaussian_success(shift: float) -> float:
-    """The best success in distinguishing N(0, 1) from N(2 shift, 1): Phi(shift)."""
-    return 0.5 * math.erfc(-shift / math.sqrt(2.0))
-
-
 # -- attention ------------------------------------------------------------------------------------
 
 
 def needed_separation(beta: float, patterns: int, norm: float) -> float:
-    """2/(beta N) + ln(2 (N-1) N beta M^2) / beta. [ActiveMembership] Eq. (26)
+    """2/(beta N) + ln(2 (N-1) N beta M^2) / beta. [ActiveMembership] Eqs. (5, 21, 26)
 
-    `patterns` (N) per record; `norm` (M) bounds the norm of a protected pattern. Differs: Eq. (5)
-    prints the square outside the logarithm's argument; it belongs to M.
+    `patterns` (N) per record; `norm` (M) bounds the norm of a protected pattern. Differs: (5)
+    prints the square outside the logarithm's argument; it belongs to M, as in (26).
     """
     inside = 2.0 * (patterns - 1) * patterns * beta * norm * norm
     return 2.0 / (beta * patterns) + math.log(inside) / beta
@@ -198,7 +208,10 @@ def smallest_beta(separation: float, patterns: int, norm: float) -> float | None
 
 
 def check_beta(beta: float, separation: float, patterns: int, norm: float) -> None:
-    """Refuse a beta that is too small for Theorem 3, and state one that is large enough."""
+    """Refuse a beta that is too small for Theorem 3, and state one that is large enough.
+
+    [ActiveMembership] Eq. (5)
+    """
     enough = smallest_beta(separation, patterns, norm)
     if enough is None:
         raise UsageError(
@@ -229,9 +242,10 @@ def projection_radius(beta: float, patterns: int, norm: float) -> float:
 
 
 def box_radius(beta: float, error: float, spread: float, noise: float) -> float:
-    """3 Delta-bar + beta m_max^2 R. [ActiveMembership] Eq. (6)
+    """3 Delta-bar + beta m_max^2 R. [ActiveMembership] Eqs. (6, 62)
 
-    `spread` (m_max): largest distance of a pattern from the mean; `noise` (R): its largest norm.
+    beta m_max^2 bounds a Jacobian: [ActiveMembership] Lemma 2, Eq. (22). `spread` (m_max): largest
+    distance of a protected pattern from the mean of its record; `noise` (R): its largest norm.
     """
     return 3.0 * error + beta * spread * spread * noise
 
@@ -239,11 +253,14 @@ def box_radius(beta: float, error: float, spread: float, noise: float) -> float:
 def theorem3(
     near_target: float, near_other: float, in_box: float, records: int, patterns: int
 ) -> float:
-    """Advantage >= P_proj + P_proj^(2 n N) - P_box - 1. [ActiveMembership] Theorem 3, Eq. (6)
+    """Advantage >= P_proj + P_proj^(2 n N) - P_box - 1.
+
+    [ActiveMembership] Theorem 3, Eqs. (6, 27, 66).
 
     `near_target`, `near_other`: the chance that a pattern has hardly any component along the target
-    v (heads 1, 3), and along the direction u that heads 2 and 4 leave out. The paper uses one
-    P_proj for both. `in_box` (P_box): the chance that a protected pattern lies in the cube around
-    the mean. Assumes independent patterns, and independent components along v and u.
+    v (heads 1, 3), and along the direction u that heads 2 and 4 leave out: [ActiveMembership]
+    Eqs. (42, 43). The paper uses one P_proj for both. `in_box` (P_box): the chance that a protected
+    pattern lies in the cube around the mean. Assumes independent patterns, and independent
+    components along v and u.
     """
     return near_other + (near_target * near_other) ** (records * patterns) - in_box - 1.0

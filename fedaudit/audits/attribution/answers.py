@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fedaudit.arrays import Floats
 from fedaudit.audits.attribution import estimator
 from fedaudit.audits.attribution.estimator import CandidateUpdates
-from fedaudit.errors import NotApplicable, NothingToSay, UsageError
+from fedaudit.errors import NotApplicable, NothingToSay, UsageError, count_of
 from fedaudit.stats.query_plans import PairedQueries
 from fedaudit.trace import View
 from fedaudit.trace.ledger import RoundQueries
@@ -177,7 +177,7 @@ def no_estimates(ledgers: Sequence[RoundQueries]) -> NotApplicable:
             "the server asked for totals only: they show that somebody trained on marks, not who",
             code="only_totals",
             expected="sums over subsets of the clients",
-            got=f"the training aggregate alone, in {len(ledgers)} rounds",
+            got=f"the training aggregate alone, in {count_of(len(ledgers), 'round')}",
             remedy='protections.secure_aggregation.plan = "partitions"',
         )
     given = sum(int(((a.answered != 0).sum(axis=1) < _most(a)).sum()) for a in ledgers)
@@ -185,7 +185,7 @@ def no_estimates(ledgers: Sequence[RoundQueries]) -> NotApplicable:
         "the answered subset sums estimate no client",
         code="no_estimable_client",
         expected="sums with a client and without it",
-        got=f"{given} of {parts} subset sums answered, in {len(ledgers)} rounds",
+        got=f"{given} of {parts} subset sums answered, in {count_of(len(ledgers), 'round')}",
         remedy="see why they were refused, or which clients dropped out; lower the threshold",
     )
 

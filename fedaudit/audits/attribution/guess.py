@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.arrays import Floats
-from fedaudit.audits.attribution import calibration, over_rounds, scoring
+from fedaudit.audits.attribution import calibration, over_rounds, scoring, template
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class AttributionGuess:
     absent, None if no single client's update was estimated. `apart`: each key has U unused keys of
     its own; `linear`: scores are about linear in updates. `tables`: scores of each client's update
     as estimated from the groups of all rounds, if these decide. `drawn`: clients, N and M of the
-    published pairs.
+    published pairs. `by_template`: designs and scores are rows of `template.TemplateRows`.
     """
 
     names: tuple[str, ...]
@@ -41,11 +41,17 @@ class AttributionGuess:
     linear: bool = True
     tables: over_rounds.ScoreTables | None = None
     drawn: tuple[int, int, int] | None = None
+    by_template: bool = False
 
     @property
     def blocks(self) -> tuple[scoring.KeyBlock, ...]:
         """Columns of keys, each block with its unused keys."""
         return scoring.blocks(self.scores[0].shape[1], self.keys, self.apart)
+
+    @property
+    def rows(self) -> list[template.TemplateRows]:
+        """Rows of all rounds, if marks were read by templates."""
+        return [template.TemplateRows(a, y) for a, y in zip(self.designs, self.scores, strict=True)]
 
     @property
     def whole(self) -> bool:
@@ -54,6 +60,9 @@ class AttributionGuess:
 
     def named_from(self, error: float) -> Floats:
         """How far (K,) a client has to stand out to be named, in deviations of unused keys."""
+        if self.by_template:
+            many = len(self.blocks[0].null)
+            return template.smallest_named(self.decision.testable, self.keys, many, error)
         design = np.concatenate(self.designs)
         if self.tables is not None:
             return over_rounds.smallest_named(
@@ -70,6 +79,9 @@ class AttributionGuess:
     ) -> calibration.NamingDecision:
         """The same decision on the keys `columns` alone, the first `keys` of them as the
         owner's."""
+        if self.by_template:
+            some = [template.TemplateRows(r.design, r.values[:, columns]) for r in self.rows]
+            return template.decide(some, keys, error)
         design = np.concatenate(self.designs)
         if self.tables is not None:
             return over_rounds.decide(

@@ -37,7 +37,7 @@ PERSISTENCE = 2 / 3
 
 PAIRS = 2000
 """Most guesses for which every client is tested with every other left out. Beyond it, only clients
-that would be named with nobody left out are tested further."""
+that would be named with all clients kept are tested further."""
 
 
 def coefficients(
@@ -82,7 +82,7 @@ def tables(
     """Guess each client's update from group means (R, d) of all rounds so far, score at `model`
     (d,).
 
-    Unless `every`: a client that would not be named at `error` with nobody left out is not tested
+    Unless `every`: a client that would not be named at `error` with all clients kept is not tested
     further. Its largest p-value is at least this one, and larger p-values never add names in Holm.
     """
     rows, sent = np.asarray(design, dtype=np.float64), np.asarray(means)
@@ -126,7 +126,7 @@ def _p_values(table: LeftOutScores, clients: int, keys: int, apart: bool) -> PVa
 def p_values(scored: ScoreTables, clients: int, keys: int, *, apart: bool = False) -> PValues:
     """p-values (K, S): for each client the largest over the left-out clients.
 
-    For a client that was not tested further: the p-value with nobody left out. It is a lower limit
+    For a client that was not tested further: the p-value with all clients kept. It is a lower limit
     of the largest, and already too large for a name.
     """
     out = _p_values(scored[None], clients, keys, apart)

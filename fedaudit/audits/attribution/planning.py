@@ -21,7 +21,7 @@ def missing(setting: Setting) -> Need | None:
         return Need(
             code="no_keys",
             what="looking for marks needs their owner's keys, which a recording does not hold",
-            remedy="run the federation with fedaudit and [marks]",
+            remedy="bring the owner's documents: `marks=folder`",
         )
     if not setting.marks:
         return Need(code="no_keys", what="there are no marked records: add [marks]")
@@ -39,11 +39,7 @@ def samples(result: AuditResult, recorded: Recorded, aim: Aim) -> SampleSize:
     effect = aim.effect
     if effect is None and signal is not None and noise is not None and noise.value > 0:
         effect = max(signal.value / noise.value, 1e-3)
-    # the threshold of the run's own sums, where an audit of them stated it
-    plan = recorded.results.get("query_plan")
-    threshold = aim.threshold
-    if plan is not None and isinstance(plan.settings.get("threshold"), int):
-        threshold = int(plan.settings["threshold"])
+    threshold = aim.threshold if recorded.threshold is None else recorded.threshold
     clients = max(2, result.estimates["clients_named"].n)
     found = samples_before(
         result.audit,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from fedaudit.audits.attribution import calibration, scoring, theory
 from fedaudit.audits.attribution.constants import assumption_constants
 from fedaudit.audits.attribution.guess import AttributionGuess
+from fedaudit.errors import count_of
 from fedaudit.results import AuditResult, Bound, Estimate, Underpowered
 from fedaudit.stats import intervals
 from fedaudit.trace import Truth
@@ -56,10 +57,7 @@ def score_guess(audit: Attribution, guess: AttributionGuess, truth: Truth | None
     if guess.drawn is not None:
         bounds = {**bounds, "theorem_4_leakage": theory.leakage_bound(*guess.drawn)}
     return AuditResult(
-        audit=audit.name,
-        question=audit.question,
-        vantage=guess.vantage,
-        settings=asdict(audit),
+        **audit.about(guess),
         headline="clients_named",
         estimates=estimates,
         underpowered=tuple(underpowered),
@@ -68,8 +66,6 @@ def score_guess(audit: Attribution, guess: AttributionGuess, truth: Truth | None
         curves={"by_round": _by_round(guess)},
         detectable=_detectable(audit, guess, marked),
         notes=(*_notes(guess, marked), *_named_from(audit, guess, marked)),
-        source=audit.source,
-        trace_sha256=guess.trace_sha256,
     )
 
 
@@ -333,7 +329,7 @@ def _notes(guess: AttributionGuess, marked: npt.NDArray[np.bool_] | None) -> tup
     who = [n for n, f in zip(guess.names, guess.decision.named.flagged, strict=True) if f]
     notes = ["named: " + ", ".join(who[:10]) + (" and more" if len(who) > 10 else "")] * bool(who)
     notes += guess.notes
-    notes.append(f"read from {guess.reading}, {len(guess.rounds)} rounds")
+    notes.append(f"read from {guess.reading}, {count_of(len(guess.rounds), 'round')}")
     late = int((guess.decision.named.flagged & (guess.sequential.first == 0)).sum())
     if late:
         notes.append(

@@ -19,7 +19,7 @@ from fedaudit.stats.query_plans import check_pairs
 
 @dataclass(frozen=True)
 class ErrorBounds:
-    """Bounds on the chance to flag a benign client and to miss a marked one; 1 says nothing."""
+    """Bounds on the chance to flag a benign client and to miss a marked one."""
 
     false_positive: float
     false_negative: float

@@ -13,8 +13,13 @@ strongest directions, as many as clients. `tracking`, `joint`, linkage accuracy,
 and all per-client values are ours.
 Shapes: T rounds of rows (K_t, d); labels (K_t,) per round, equal labels meaning "same client".
 
-Files: `features` (rows to compare), `directions` (their differences within a round), `linkers`
-(labels), `scores`, `known` (links that need no attack), `audit`, `products` (arithmetic).
+    audit.py     the audit: attack a view, score the guess
+    linkers.py   labels from rows; what rows are made of is in `audits/rows`
+    known.py     links that need no attack
+    null.py      linkage under random labels
+    scores.py    the score
+    facts.py     measures, words, remedies
+    planning.py  cost and sample sizes
 """
 
 from fedaudit.audits.fingerprint.audit import Fingerprint, Linkage

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from annotated_types import MinLen
 
-from fedaudit.accounting import Shuffled, shuffled
+from fedaudit.arrays import Rows
+from fedaudit.audits.amplification import notes_on_promises
 from fedaudit.audits.audit import Audit, Knowledge
 from fedaudit.audits.facts import AuditFacts
 from fedaudit.audits.fingerprint import planning, scores
-from fedaudit.audits.fingerprint.directions import Directions
 from fedaudit.audits.fingerprint.facts import FACTS
-from fedaudit.audits.fingerprint.features import (
-    Features,
-    collect,
-    default_features,
-    exact_cosines,
-    exact_gram,
-    linkable,
-)
 from fedaudit.audits.fingerprint.known import identifying_field, with_field_labels, with_known
-from fedaudit.audits.fingerprint.linkers import LINKERS, Labels, chain, embed, match
+from fedaudit.audits.fingerprint.linkers import LINKERS, chain, embed
+from fedaudit.audits.fingerprint.null import LinkTest, link_test
 from fedaudit.audits.outright import (
     RecurringField,
     RoundUpdates,
@@ -35,18 +28,33 @@ from fedaudit.audits.outright import (
     single_updates,
 )
 from fedaudit.audits.planning import Aim, Recorded, SampleSize, Setting, Shape
+from fedaudit.audits.rows.directions import Directions
+from fedaudit.audits.rows.features import (
+    collect,
+    default_features,
+    exact_cosines,
+    exact_gram,
+    linkable,
+)
+from fedaudit.audits.rows.linking import combined, count_clients
+from fedaudit.audits.rows.traits import traits_of
 from fedaudit.errors import NothingToSay
 from fedaudit.layout import Layout
-from fedaudit.results import NO_TRUTH, AuditResult, Estimate, Need
+from fedaudit.randomness import Seed
+from fedaudit.results import NO_TRUTH, AuditResult, Estimate, FamilyTest, Need
 from fedaudit.settings import AtLeastTwo, EachOnce, Fraction, Whole, checked
 from fedaudit.stats import clustering, intervals
+from fedaudit.stats.assignment import Labels, match
+from fedaudit.stats.links import links_until_sure
 from fedaudit.trace import Truth, View
 
+CLUSTERINGS = ("spectral", "kmeans")
+"""Linkers by Euclidean distance: they get rows as they are normalised, the others unit rows."""
 PUBLISHED = ("greedy", "spectral", "kmeans", "random")
 EXACT_ROWS = 3000
 """Up to this many rows, an inconclusive sketch is followed by all methods on exact rows."""
 
-Method = Literal["greedy", "tracking", "joint", "spectral", "kmeans", "random"]
+Method = Literal["combined", "greedy", "tracking", "joint", "spectral", "kmeans", "random"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +63,7 @@ class Linkage:
 
     `named`: (round, message) -> client, for updates with a name. `recurring`: metadata fields that
     may identify the other updates. `hidden`: the number of anonymous updates. `everyone`: the
-    number of all clients.
+    number of all clients. `traits`: what `combined` linked by -> its strength.
     """
 
     rounds: tuple[int, ...]
@@ -73,6 +81,7 @@ class Linkage:
     recurring: tuple[RecurringField, ...] = ()
     hidden: int = 0
     everyone: int = 0
+    traits: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +89,11 @@ class Linkage:
 class Fingerprint(Audit):
     """Link anonymous updates across rounds by their content.
 
-    `methods`: the first gives the verdict, the others are reported beside it. `features`: tensor
-    name patterns (default: feed-forward weights of the first transformer block, otherwise all
-    weight matrices). `sketch`: a width, 0 for exact rows, None to decide by size. `clients`: their
-    number (default: the clients to which the server sent models).
+    `methods`: one test over all of them gives the verdict; the strongest is the headline.
+    `combined` weighs everything that crosses the wire, the others compare directions of updates.
+    `features`: tensor name patterns (default: feed-forward weights of the first transformer block,
+    otherwise all weight matrices). `sketch`: a width, 0 for exact rows, None to decide by size.
+    `clients`: their number (default: the clients to which the server sent models).
     """
 
     name: ClassVar[str] = "fingerprint"
@@ -91,10 +101,10 @@ class Fingerprint(Audit):
     source: ClassVar[str] = "[Fingerprint] Section 3.2"
     facts: ClassVar[AuditFacts] = FACTS
     on_recording: ClassVar[str] = (
-        "the trace names senders: see the effect of a shuffler with --as shuffle"
+        'the trace names senders: see the effect of a shuffler with `as_if=["shuffle"]`'
     )
     vantage: str = "server"
-    methods: Annotated[tuple[Method, ...], MinLen(1), EachOnce()] = ("joint", "greedy")
+    methods: Annotated[tuple[Method, ...], MinLen(1), EachOnce()] = ("combined", "joint", "greedy")
     features: tuple[str, ...] = ()
     normalise: Literal["unit", "column"] = "unit"
     sketch: Whole | None = None
@@ -118,7 +128,7 @@ class Fingerprint(Audit):
 
     @classmethod
     def samples_before(cls, aim: Aim) -> list[SampleSize]:
-        return [planning.samples_before(cls.name, aim)]
+        return [planning.LINKS.samples_before(cls.name, aim)]
 
     # -- attack ----------------------------------------------------------------------------------
 
@@ -138,21 +148,36 @@ class Fingerprint(Audit):
             if not named:
                 raise
             return self._read_off(view, named, hidden, everyone)
+        streams = Seed(int(rng.integers(2**63)))
         features = collect(
-            view, patterns, rng, normalise=self.normalise, sketch=self.sketch, carried=carried
+            view,
+            patterns,
+            streams.generator("features"),
+            normalise=self.normalise,
+            sketch=self.sketch,
+            carried=carried,
         )
-        clients = self.clients or count_clients(view, features)
-        # overwrites features.rows, so that rows are stored once
-        rounds = Directions(features.rows, overwrite=True)
-        labels: dict[str, list[Labels]] = {
-            m: LINKERS[m](rounds, clients, rng) for m in self.methods
-        }
-        confirmed = features.sketch_width is None
-        if not confirmed and is_doubtful(rounds, features.detectable):
-            # the sketch may hide a signal: repeat on exact rows
-            del rounds
-            labels = self._exactly(view, carried, features.tensors, clients, rng)
-            confirmed = True
+        clients = self.clients or count_clients(view, [len(r) for r in features.rows])
+        whole, directions = features.rows, Directions(features.units())
+        used: dict[str, float] = {}
+        # a sketch may hide a signal: repeat on exact rows
+        again = features.sketch_width is not None and is_doubtful(directions, features.detectable)
+        few = sum(directions.sizes) <= EXACT_ROWS
+        if again and not few:
+            labels = self._greedily(view, carried, features.tensors, clients, streams)
+        else:
+            if again:
+                whole = exact_points(view, carried, features.tensors)
+                directions = Directions(whole)
+            labels = {}
+            for m in self.methods:
+                if m in LINKERS:
+                    rows = whole if m in CLUSTERINGS else directions
+                    labels[m] = LINKERS[m](rows, clients, streams.generator(m))
+                elif few:
+                    shown = features.units() if features.sketch_width is None else None
+                    traits, rounds = traits_of(view, carried, directions.units, shown)
+                    labels[m], used = combined(traits, rounds, clients, streams.generator(m))
         return Linkage(
             rounds=features.rounds,
             messages=tuple(features.messages),
@@ -161,7 +186,7 @@ class Fingerprint(Audit):
             tensors=features.tensors,
             columns=features.columns,
             sketch_width=features.sketch_width,
-            confirmed_exactly=confirmed,
+            confirmed_exactly=again or features.sketch_width is None,
             vantage=view.vantage,
             trace_sha256=view.trace_sha256,
             declared=view.declared,
@@ -169,6 +194,7 @@ class Fingerprint(Audit):
             recurring=recurring_fields(view, carried),
             hidden=hidden,
             everyone=everyone,
+            traits=used,
         )
 
     def _read_off(
@@ -192,30 +218,25 @@ class Fingerprint(Audit):
             everyone=everyone,
         )
 
-    def _exactly(
+    def _greedily(
         self,
         view: View,
         carried: Sequence[RoundUpdates],
         tensors: Sequence[str],
         clients: int,
-        rng: np.random.Generator,
+        streams: Seed,
     ) -> dict[str, list[Labels]]:
-        """All methods on exact cosines if there are few rows, otherwise greedy alone.
+        """Greedy on exact cosines: it needs products of neighbouring rounds only.
 
-        Linkers depend on inner products only, so points with the exact products replace the rows.
-        Greedy needs products of neighbouring rounds only. The others need all pairs of rounds, in
-        time and memory that grow with the square of the rows.
+        The others need all pairs of rounds, in time and memory that grow with the square of the
+        rows.
         """
         sizes = [len(c.hidden) for c in carried]
-        if sum(sizes) <= EXACT_ROWS:
-            points = embed(exact_gram(view, carried, tensors)).astype(np.float32)
-            rows = Directions(np.split(points, np.cumsum(sizes)[:-1]), overwrite=True)
-            return {m: LINKERS[m](rows, clients, rng) for m in self.methods}
         costs = [1.0 - exact_cosines(view, a, b, tensors) for a, b in pairwise(carried)]
-        out = {"greedy": chain(costs, sizes, rng)}
+        out = {"greedy": chain(costs, sizes, streams.generator("greedy"))}
         if "random" in self.methods:
             out["random"] = LINKERS["random"](
-                [np.empty((n, 0), np.float32) for n in sizes], clients, rng
+                [np.empty((n, 0), np.float32) for n in sizes], clients, streams.generator("random")
             )
         return out
 
@@ -224,21 +245,14 @@ class Fingerprint(Audit):
     def score(self, guess: Linkage, truth: Truth | None, rng: np.random.Generator) -> AuditResult:
         """Score the links of the attack and add those that are known outright."""
         by = next(iter(guess.labels), "names on the messages")
-        shared: dict[str, Any] = {
-            "audit": self.name,
-            "question": self.question,
-            "vantage": guess.vantage,
-            "settings": {
-                **asdict(self),
-                "methods": list(self.methods),
-                "features": list(guess.tensors),
-                "sketch": guess.sketch_width,
-                "clients": guess.clients,
-            },
-            "source": f"{self.source}, {by}"
-            + ("" if by in PUBLISHED or not guess.labels else " (ours)"),
-            "trace_sha256": guess.trace_sha256,
-        }
+        shared = self.about(
+            guess,
+            methods=list(self.methods),
+            features=list(guess.tensors),
+            sketch=guess.sketch_width,
+            clients=guess.clients,
+        )
+        shared["source"] = self._source(by) if guess.labels else f"{self.source}, {by}"
         found = self._score_links(guess, truth, rng, shared) if guess.labels else None
         return with_known(self, guess, found, truth, shared, rng)
 
@@ -266,92 +280,110 @@ class Fingerprint(Audit):
         for number, own in zip(guess.rounds, guess.messages, strict=True):
             known = truth.senders(number)
             senders.append([known[i] for i in own])
-        estimates: dict[str, Estimate] = {}
-        first: scores.Links | None = None
         _, marks = identifying_field(guess, truth, self.confidence)
-        for method, given in guess.labels.items():
-            labels = with_field_labels(guess, given, marks) if marks else given
-            joined = scores.links(senders, labels)
-            suffix = "" if first is None else f" ({method})"
-            first = first or joined
-            estimates |= self._estimates(senders, labels, joined, guess, suffix, rng)
-        assert first is not None
-        hits = [sum(h) for h in first.found.values()]
-        tries = [len(h) for h in first.found.values()]
-        # if all links were found, each client would count as one trial: is that enough?
-        everything = intervals.wilson(len(tries), len(tries), confidence=self.confidence)
-        effective = max(1, int(sum(tries) / intervals.design_effect(hits, tries)))
+        labels = {
+            method: with_field_labels(guess, given, marks) if marks else given
+            for method, given in guess.labels.items()
+        }
+        test = link_test(senders, labels, level=(1 - self.confidence) / 2, rng=rng)
+        joined = {m: scores.links(senders, given) for m, given in labels.items()}
+        best = joined[test.strongest]
+        estimates = self._strongest(senders, labels, best, test)
+        if len(labels) > 1:
+            for method, given in labels.items():
+                made = self._estimates(
+                    senders, given, joined[method], test.chance[method], self.confidence
+                )
+                estimates |= {f"{name} ({method})": e for name, e in made.items()}
+        suffix = {m: "" if m == test.strongest else f" ({m})" for m in labels}
+        total = sum(map(len, best.found.values()))
+        family = FamilyTest(
+            adjusted={f"{measure}{suffix[m]}": p for (m, measure), p in test.p.items()},
+            decided=f"{test.decided[1]}{suffix[test.decided[0]]}",
+            level=test.level,
+            method=f"max-T over linkers, senders permuted within rounds {test.draws:,} times; "
+            "single clients exactly; Holm over both",
+        )
         return AuditResult(
-            **shared,
+            **{**shared, "source": self._source(test.strongest)},
             headline="linkage_accuracy",
             estimates=estimates,
-            per_client=self._per_client(first, truth),
+            test=family,
+            per_client=self._per_client(best, test, truth),
             curves={
                 "links by round": {
-                    "round": tuple(guess.rounds[t] for t in first.by_round),
-                    "correct": tuple(sum(h) for h in first.by_round.values()),
-                    "possible": tuple(len(h) for h in first.by_round.values()),
+                    "round": tuple(guess.rounds[t] for t in best.by_round),
+                    "correct": tuple(sum(h) for h in best.by_round.values()),
+                    "possible": tuple(len(h) for h in best.by_round.values()),
                 }
             },
-            detectable=intervals.smallest_share_above(
-                first.chance, effective, confidence=self.confidence
-            )
-            if everything.low > first.chance
-            else None,
-            notes=self._notes(guess, truth, estimates["linkage_accuracy"]),
+            detectable=test.least / total if test.least <= total else math.inf,
+            notes=self._notes(guess, truth, linked=family.significant),
         )
+
+    def _source(self, linker: str) -> str:
+        return f"{self.source}, {linker}" + ("" if linker in PUBLISHED else " (ours)")
+
+    def _strongest(
+        self,
+        senders: Sequence[Sequence[str]],
+        labels: Mapping[str, Sequence[Sequence[int]]],
+        best: scores.Links,
+        test: LinkTest,
+    ) -> dict[str, Estimate]:
+        """Estimates of the strongest linker, with intervals that hold whichever that is."""
+        own, chance = labels[test.strongest], test.chance[test.strongest]
+        wider = 1.0 - (1.0 - self.confidence) / len(labels)
+        made = self._estimates(senders, own, best, chance, wider)
+        if len(labels) == 1:
+            return made
+        chosen = f", for {test.strongest}, the strongest of {len(labels)} linkers (Bonferroni)"
+        return {
+            name: replace(e, confidence=self.confidence, method=e.method + chosen)
+            for name, e in made.items()
+        }
 
     def _estimates(
         self,
         senders: Sequence[Sequence[str]],
         labels: Sequence[Sequence[int]],
         joined: scores.Links,
-        guess: Linkage,
-        suffix: str,
-        rng: np.random.Generator,
+        chance: Mapping[str, float],
+        confidence: float,
     ) -> dict[str, Estimate]:
         names = sorted(joined.found)
         hits = np.array([sum(joined.found[n]) for n in names])
         tries = np.array([len(joined.found[n]) for n in names])
         out = {
-            f"linkage_accuracy{suffix}": intervals.clustered_share(
-                hits, tries, confidence=self.confidence, baseline=joined.chance
+            "linkage_accuracy": intervals.clustered_share(
+                hits, tries, confidence=confidence, baseline=joined.chance
             )
         }
         if joined.made:
-            out[f"link_precision{suffix}"] = intervals.clustered_share(
+            out["link_precision"] = intervals.clustered_share(
                 list(joined.right.values()),
                 list(joined.made.values()),
-                confidence=self.confidence,
+                confidence=confidence,
                 baseline=joined.precision_chance,
             )
         truth = [s for own in senders for s in own]
         given = [v for own in labels for v in own]
-        rounds = [t for t, own in zip(guess.rounds, senders, strict=True) for _ in own]
-        random = clustering.chance(
-            truth,
-            rounds,
-            clusters=max(len(set(given)), max(len(own) for own in senders)),
-            rng=rng,
-            confidence=self.confidence,
-            draws=200 if len(truth) > 2000 else 1000,
-        )
-        ranges = scores.jackknife(truth, given, self.confidence)
+        ranges = scores.jackknife(truth, given, confidence)
         for name, value in clustering.scores(truth, given).items():
             low, high = ranges[name]
-            out[f"{name}{suffix}"] = Estimate(
+            out[name] = Estimate(
                 value=value,
                 low=low,
                 high=high,
                 n=len(names),
-                confidence=self.confidence,
-                baseline=random[name].value,
+                confidence=confidence,
+                baseline=chance[name],
                 method="jackknife over clients, approximate",
             )
         return out
 
     def _per_client(
-        self, joined: scores.Links, truth: Truth
+        self, joined: scores.Links, test: LinkTest, truth: Truth
     ) -> dict[str, dict[str, float | int | str | None]]:
         promised = truth.facts.get("guarantees", {})
         out: dict[str, dict[str, float | int | str | None]] = {}
@@ -364,9 +396,10 @@ class Fingerprint(Audit):
                 "share": own.value,
                 "low": own.low,
                 "high": own.high,
-                "longest chain": scores.longest_run(hits),
+                "longest_chain": scores.longest_run(hits),
                 "chance": joined.chance,
-                "sure after links": scores.links_until_sure(
+                "p": test.clients[name],
+                "sure_after_links": links_until_sure(
                     hits, joined.chance, self.confidence, len(joined.found)
                 ),
             }
@@ -377,8 +410,10 @@ class Fingerprint(Audit):
             out[name] = row
         return out
 
-    def _notes(self, guess: Linkage, truth: Truth, accuracy: Estimate) -> tuple[str, ...]:
+    def _notes(self, guess: Linkage, truth: Truth, *, linked: bool) -> tuple[str, ...]:
         notes = [f"{guess.columns:,} numbers of {len(guess.tensors)} tensors were compared"]
+        if guess.traits:
+            notes.append(f"combined linked by {', '.join(guess.traits)}")
         if guess.sketch_width is not None:
             seen = 4.0 / math.sqrt(guess.sketch_width)
             looked = (
@@ -391,16 +426,20 @@ class Fingerprint(Audit):
                 f"{seen:.3f}; {looked}"
             )
         notes += methods_left_out(guess, self.methods)
-        linked = accuracy.baseline is not None and accuracy.low > accuracy.baseline
-        for name, given in truth.facts.get("guarantees", {}).items():
-            values = [float(g["epsilon"]) for g in given.values()]
-            one = next(iter(given.values()))
-            notes.append(
-                f"{name} spends epsilon {min(values):.3g} to {max(values):.3g} per {one['unit']} "
-                f"at delta {one['delta']:g} over the whole run"
-            )
-            notes.append(amplification(one["unit"], linked, shuffled_reports(guess, name, one)))
+        notes += notes_on_promises(
+            truth.facts.get("guarantees", {}),
+            guess.declared,
+            [len(own) for own in guess.messages],
+            "linked" if linked else "",
+        )
         return tuple(notes)
+
+
+def exact_points(view: View, carried: Sequence[RoundUpdates], tensors: Sequence[str]) -> list[Rows]:
+    """Points with the exact inner products of the unit rows: linkers depend on these only."""
+    sizes = [len(c.hidden) for c in carried]
+    points = embed(exact_gram(view, carried, tensors)).astype(np.float32)
+    return np.split(points, np.cumsum(sizes)[:-1])
 
 
 def methods_left_out(guess: Linkage, asked: Sequence[str]) -> list[str]:
@@ -410,9 +449,8 @@ def methods_left_out(guess: Linkage, asked: Sequence[str]) -> list[str]:
         return []
     rows = sum(map(len, guess.messages))
     said = (
-        f"left out: {', '.join(missing)}. With {rows:,} rows (more than {EXACT_ROWS:,}) only "
-        "greedy, which compares neighbouring rounds, was repeated exactly: the other methods "
-        "compare all pairs of rows"
+        f"left out: {', '.join(missing)}, which compare all pairs of rows: there are {rows:,}, "
+        f"more than {EXACT_ROWS:,}"
     )
     first = next(iter(guess.labels))
     return [said + (f". The verdict is from {first}" if asked[0] != first else "")]
@@ -430,67 +468,18 @@ def groups_of(guess: Linkage) -> dict[str, dict[str, Any]]:
     return {
         f"group {i}": {
             "updates": len(seen),
-            "from round": min(t for t, _ in seen),
-            "to round": max(t for t, _ in seen),
-            "messages (round:number)": " ".join(f"{t}:{m}" for t, m in seen),
+            "from_round": min(t for t, _ in seen),
+            "to_round": max(t for t, _ in seen),
+            "messages": " ".join(f"{t}:{m}" for t, m in seen),
         }
         for i, seen in enumerate(ordered, 1)
     }
 
 
-def shuffled_reports(guess: Linkage, name: str, given: Mapping[str, Any]) -> Shuffled | None:
-    """Privacy amplification by shuffling, if every upload is a locally private report.
-
-    None unless the noise is known and the guarantee covers replacing a client's **whole** data. A
-    guarantee per record covers neighbours that differ in one record, but clients differ in more.
-    """
-    declared = next((d for d in guess.declared if d.get("name") == name), {})
-    if given["unit"] != "client" or given.get("relation") != "replace":
-        return None
-    multiplier = declared.get("noise_multiplier", 0.0)
-    if not isinstance(multiplier, int | float) or multiplier == 0:
-        return None  # the theorem needs equal noise for all reports
-    reports = min(len(own) for own in guess.messages)
-    # replacing the data moves a clipped update by at most twice its bound
-    return shuffled(multiplier / 2, len(guess.rounds), reports, float(given["delta"]))
-
-
-def amplification(unit: str, linked: bool, reports: Shuffled | None = None) -> str:
-    """A note on epsilon with amplification by shuffling, or why it does not apply."""
-    text = "these epsilons are without amplification by shuffling"
-    source = "Feldman, McMillan and Talwar 2021, Theorem 3.8"
-    figure = ""
-    if reports is not None and reports.epsilon is not None:
-        figure = f", which would make it {reports.epsilon:.3g} ({source}, for reference)"
-        if not reports.gains:
-            figure = f", which gains nothing here ({source})"
-    if linked:
-        return text + figure + ": it is void, since updates were linked across rounds"
-    if unit != "client":
-        return text + f": it needs a guarantee for a client's whole input, not for a {unit}"
-    if reports is not None and reports.epsilon is None:
-        return (
-            f"{text}: it does not apply, since one report costs {reports.local_epsilon:.3g} and "
-            f"{reports.clients} reports amplify up to {reports.largest:.3g} ({source})"
-        )
-    return text + figure + ": it holds only while updates cannot be linked"
-
-
-def count_clients(view: View, features: Features) -> int:
-    """Number of clients: those to which the server sent models."""
-    receivers = {
-        m.receiver
-        for number in view.rounds
-        for m in view.messages(number)
-        if m.kind == "model" and m.sender == "server" and m.receiver != "public"
-    }
-    return max(len(receivers), max(len(r) for r in features.rows), 2)
-
-
 def is_doubtful(rounds: Directions, detectable: float) -> bool:
     """Whether the mean cosine of matched rows is below what the sketch can show.
 
-    Rows are centred first, because their common part identifies nobody.
+    Rows are centred first, because their common part identifies no client.
     """
     values = []
     for t in range(len(rounds) - 1):

@@ -47,11 +47,17 @@ FACTS = AuditFacts(
         ),
         Column("found", GREATER, exact=True, words="pairs that the attack linked correctly"),
         Column(
-            "longest chain", GREATER, exact=True, words="largest number of correct links in a row"
+            "longest_chain", GREATER, exact=True, words="largest number of correct links in a row"
         ),
         Column("links", exact=True, words="pairs of consecutive rounds with this client"),
         Column(
-            "sure after links",
+            "p",
+            LESS,
+            exact=True,
+            words="how often chance alone gives as much, adjusted for all clients and readings",
+        ),
+        Column(
+            "sure_after_links",
             LESS,
             words="number of links after which chance is ruled out; empty: never",
         ),
@@ -61,17 +67,21 @@ FACTS = AuditFacts(
     ),
     guess_columns=(
         Column("updates", words="messages that the attack assigns to this group"),
-        Column("from round", words="first round of the group"),
-        Column("to round", words="last round of the group"),
-        Column("messages (round:number)", words="round and number of each message in the trace"),
+        Column("from_round", words="first round of the group"),
+        Column("to_round", words="last round of the group"),
+        Column("messages", words="round and number of each message in the trace"),
     ),
+    beside_headline=("purity",),
     decision=Decision(
         client_value="share",
         client_counts=("found", "links"),
+        client_p="p",
         sample_size="links",
         single_updates_only=True,
     ),
     words=Words(
+        short="Updates of the same client?",
+        learns="follow each client over rounds",
         measure="links to a client's next update that were found",
         leak="{value} of a client's updates were linked to its next one (chance {baseline}): "
         "shuffling hides names, not content.",
@@ -82,9 +92,11 @@ FACTS = AuditFacts(
         known_advice=(
             Advice(
                 "put a shuffler between clients and server ([protections.shuffle])",
-                unless=("shuffle",),
+                unless=("hides_senders",),
             ),
-            Advice("send no field beside the update that identifies clients", only=("shuffle",)),
+            Advice(
+                "send no field beside the update that identifies clients", only=("hides_senders",)
+            ),
             ONLY_SUMS,
         ),
         percent=True,

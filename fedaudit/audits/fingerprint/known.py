@@ -124,7 +124,7 @@ def _all_known(
 def _shuffle_hint(guess: Linkage) -> tuple[str, ...]:
     if not guess.named:
         return ()
-    return ("to see the effect of a shuffler: fedaudit audit TRACE --as shuffle",)
+    return ('to see the effect of a shuffler: `fedaudit.audit(TRACE, as_if=["shuffle"])`',)
 
 
 def identifying_field(
@@ -211,9 +211,9 @@ def _client_rows(
             "share": 1.0,
             "low": 1.0,
             "high": 1.0,
-            "longest chain": links,
+            "longest_chain": links,
             "chance": chance,
-            "sure after links": 0,
+            "sure_after_links": 0,
         }
     return out
 
@@ -222,6 +222,10 @@ def _merge(known: AuditResult, found: AuditResult) -> AuditResult:
     """Merge known and linked results; a client in both counts all of its links."""
     rest = {f"{name}{OF_THE_REST}": e for name, e in found.estimates.items()}
     rows = {name: dict(row) for name, row in found.per_client.items()}
+    test = found.test
+    if test is not None:
+        adjusted = {f"{name}{OF_THE_REST}": p for name, p in test.adjusted.items()}
+        test = replace(test, adjusted=adjusted, decided=f"{test.decided}{OF_THE_REST}")
     confidence = found.estimates["linkage_accuracy"].confidence
     for name, own in known.per_client.items():
         other = rows.get(name)
@@ -236,6 +240,7 @@ def _merge(known: AuditResult, found: AuditResult) -> AuditResult:
         found,
         known=True,
         estimates={**known.estimates, **rest},
+        test=test,
         detectable=known.detectable,
         per_client=dict(sorted(rows.items())),
         notes=(*known.notes, *found.notes),

@@ -18,11 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.arrays import Rows
-from fedaudit.audits.fingerprint.directions import Directions
-from fedaudit.audits.fingerprint.products import inverse_lengths, product, square_lengths
+from fedaudit.audits.rows.directions import Directions
+from fedaudit.stats.assignment import Costs, Labels, match
+from fedaudit.stats.products import inverse_lengths, product, square_lengths
 
-Labels = npt.NDArray[np.int64]
-Costs = npt.NDArray[np.floating]
 Linker = Callable[[Sequence[Rows], int, np.random.Generator], list[Labels]]
 
 
@@ -35,58 +34,6 @@ def distances(before: Rows, after: Rows) -> npt.NDArray[np.float32]:
     (K_t, m) and (K_{t+1}, m) to (K_t, K_{t+1}).
     """
     return 1.0 - product(before, after)
-
-
-def match(cost: Costs) -> tuple[Labels, Labels]:
-    """The assignment of least total cost, [Fingerprint] Eq. (10), by the Hungarian method."""
-    best = cost.argmin(axis=1)
-    if len(np.unique(best)) == len(cost):
-        # every row gets its cheapest column: no assignment is cheaper
-        return np.arange(len(cost)), best.astype(np.int64)
-    if max(cost.shape) <= SMALL:
-        return shortest_augmenting_paths(cost)
-    from scipy.optimize import linear_sum_assignment
-
-    rows, columns = linear_sum_assignment(cost)
-    return rows.astype(np.int64), columns.astype(np.int64)
-
-
-SMALL = 64  # importing scipy.optimize takes longer than assigning this many
-
-
-def shortest_augmenting_paths(cost: Costs) -> tuple[Labels, Labels]:
-    """The assignment of least total cost, row by row along shortest augmenting paths.
-
-    Column 0 is a dummy start; `u` and `v` are the dual prices of rows and columns.
-    """
-    if cost.shape[0] > cost.shape[1]:
-        columns, rows = shortest_augmenting_paths(cost.T)
-        order = np.argsort(rows)
-        return rows[order], columns[order]
-    n, m = cost.shape
-    u, v = np.zeros(n + 1), np.zeros(m + 1)
-    owner, came_from = np.zeros(m + 1, dtype=np.int64), np.zeros(m + 1, dtype=np.int64)
-    for i in range(1, n + 1):
-        owner[0], j = i, 0
-        slack, done = np.full(m + 1, np.inf), np.zeros(m + 1, dtype=bool)
-        while True:
-            done[j] = True
-            reduced = cost[owner[j] - 1] - u[owner[j]] - v[1:]
-            better = ~done[1:] & (reduced < slack[1:])
-            slack[1:][better], came_from[1:][better] = reduced[better], j
-            j = 1 + int(np.where(done[1:], np.inf, slack[1:]).argmin())
-            step = slack[j]
-            u[owner[done]] += step
-            v[done] -= step
-            slack[~done] -= step
-            if owner[j] == 0:
-                break
-        while j:
-            owner[j], j = owner[came_from[j]], int(came_from[j])
-    matched = np.flatnonzero(owner[1:])
-    rows = owner[1:][matched] - 1
-    order = np.argsort(rows)
-    return rows[order], matched[order]
 
 
 def _split(labels: Labels, sizes: Sequence[int]) -> list[Labels]:
@@ -173,7 +120,10 @@ def spectral(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> 
 
     sizes = [len(r) for r in rounds]
     order = rng.permutation(sum(sizes))
-    affinity = np.exp(2.0 * (np.minimum(gram(rounds), 1.0) - 1.0))[np.ix_(order, order)]
+    products = gram(rounds)
+    own = np.diagonal(products)
+    apart = np.maximum(own[:, None] + own - 2.0 * products, 0.0)
+    affinity = np.exp(-apart)[np.ix_(order, order)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         found = SpectralClustering(
@@ -239,8 +189,16 @@ def chance_similarity(units: Sequence[Rows], clients: int) -> float:
     return float(spread * NormalDist().inv_cdf(1.0 - 0.25 / max(2, clients)))
 
 
-def tracking(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> list[Labels]:
+def tracking(
+    rounds: Sequence[Rows],
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    order: npt.NDArray[np.int64] | None = None,
+) -> list[Labels]:
     """Tracks that start, pause and end, for partial participation.
+
+    `order` (T,): the rounds in the order in which they are followed.
 
     A track is the weighted mean of its recent rows. Every round assigns rows to tracks at least
     total cost. A row may stay unmatched at the cost of a coincidental match between different
@@ -251,18 +209,19 @@ def tracking(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> 
     coincidence = chance_similarity(apart.units, clients)
     memory = np.zeros((max(clients, *apart.sizes), apart.units[0].shape[1]), dtype=np.float32)
     tracks = 0
-    labels: list[Labels] = []
-    for units in apart.units:
-        order = rng.permutation(len(units))
+    labels: list[Labels] = [np.empty(0, dtype=np.int64)] * len(apart)
+    for t in np.arange(len(apart)) if order is None else order:
+        units = apart.units[t]
+        shuffled = rng.permutation(len(units))
         own = np.full(len(units), -1, dtype=np.int64)
         if tracks:
             known = memory[:tracks]
             similarity = product(units, known)  # (rows, tracks)
             similarity *= inverse_lengths(square_lengths(known))
-            cost = _with_births(1.0 - similarity[order], clients - tracks, 1.0 - coincidence)
+            cost = _with_births(1.0 - similarity[shuffled], clients - tracks, 1.0 - coincidence)
             picked_rows, picked = match(cost)
             met = picked < tracks
-            own[order[picked_rows[met]]] = picked[met]
+            own[shuffled[picked_rows[met]]] = picked[met]
         born = np.flatnonzero(own < 0)
         own[born] = tracks + rng.permutation(len(born))
         tracks += len(born)
@@ -272,7 +231,7 @@ def tracking(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> 
         for track, row in zip(own, units, strict=True):
             memory[track] *= 0.7
             memory[track] += row
-        labels.append(own)
+        labels[t] = own
     return labels
 
 
@@ -293,20 +252,23 @@ def _with_births(cost: Costs, room: int, price: float) -> Costs:
 def joint(rounds: Sequence[Rows], clients: int, rng: np.random.Generator) -> list[Labels]:
     """All rounds at once: one cluster per client, with at most one row per round.
 
-    The model is a direction per client plus noise. It starts from `tracking` and, under full
-    participation, also from `greedy`. It then reassigns one round at a time until nothing changes,
-    at least total squared distance to each client's mean over the other rounds; a mean of few rows
-    is shrunk more. The start that explains more of the rows wins.
+    The model is a direction per client plus noise. It starts from `tracking` through the rounds in
+    several orders and, under full participation, also from `greedy`. It then reassigns one round at
+    a time until nothing changes, at least total squared distance to each client's mean over the
+    other rounds; a mean of few rows is shrunk more. The start that explains more of the rows wins.
     """
     apart = Directions.of(rounds)
     starts = [tracking(apart, clients, rng)]
+    if sum(apart.sizes) <= PRODUCTS:
+        ways = [np.arange(len(apart))[::-1], *(rng.permutation(len(apart)) for _ in range(2))]
+        starts += [tracking(apart, clients, rng, order=way) for way in ways]
     if all(size == clients for size in apart.sizes):
-        other = greedy(apart, clients, rng)
-        if not _same_partition(starts[0], other):
-            starts.append(other)
+        starts.append(greedy(apart, clients, rng))
     fit = JointFit(apart.units, starts[0], clients)
     found = [(fit.refine(rng), list(fit.labels))]
-    for other in starts[1:]:
+    for i, other in enumerate(starts[1:], start=1):
+        if any(_same_partition(other, before) for before in starts[:i]):
+            continue
         fit.relabel(other)
         found.append((fit.refine(rng), list(fit.labels)))
     return max(found, key=lambda pair: pair[0])[1]

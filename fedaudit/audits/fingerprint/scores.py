@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -88,28 +86,6 @@ def longest_run(hits: Sequence[bool]) -> int:
         run = run + 1 if h else 0
         best = max(best, run)
     return best
-
-
-def links_until_sure(
-    hits: Sequence[bool], chance: float, confidence: float, clients: int = 1
-) -> int | None:
-    """Links after which a client counts as linked, by an exact binomial test after every link.
-
-    All tests of all clients share the error rate, so neither many links nor many clients raise it.
-    """
-    level = (1.0 - confidence) / max(1, len(hits)) / max(1, clients)
-    total = 0
-    for n, hit in enumerate(hits, start=1):
-        total += hit
-        if _tail(n, total, chance) <= level:
-            return n
-    return None
-
-
-@lru_cache(maxsize=4096)
-def _tail(n: int, least: int, chance: float) -> float:
-    """P(Binomial(n, chance) >= least)."""
-    return sum(math.comb(n, k) * chance**k * (1 - chance) ** (n - k) for k in range(least, n + 1))
 
 
 def jackknife(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,6 +22,7 @@ from fedaudit.audits.planning import (
     counted_headline,
 )
 from fedaudit.audits.query_plan.facts import FACTS
+from fedaudit.audits.query_plan.scalars import ScalarPlan, scalar_plan
 from fedaudit.audits.query_plan.theory import (
     PlanAudit,
     align_clients,
@@ -29,7 +30,7 @@ from fedaudit.audits.query_plan.theory import (
     in_the_clear,
     solution,
 )
-from fedaudit.errors import NotApplicable, NothingToSay, NotObservable, TraceError
+from fedaudit.errors import NotApplicable, NothingToSay, NotObservable, TraceError, count_of
 from fedaudit.results import AuditResult, Estimate, Need, Underpowered
 from fedaudit.settings import Count, Fraction, Whole, checked
 from fedaudit.stats import intervals, query_algebra
@@ -65,6 +66,7 @@ class PlanGuess:
     vantage: str
     alone: int = 0
     nameless: int = 0
+    scalars: ScalarPlan | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +152,7 @@ class QueryPlan(Audit):
             threshold=self._threshold(view),
             trace_sha256=view.trace_sha256,
             vantage=view.vantage,
+            scalars=scalar_plan(view, ledgers_answered),
         )
 
     def _read_off(
@@ -269,23 +272,26 @@ class QueryPlan(Audit):
             "recoverable_if_updates_persist": _exact(
                 len(guess.stacked.recoverable) / clients,
                 clients,
-                f"share of clients, {len(plans)} rounds stacked",
+                f"share of clients, {count_of(len(plans), 'round')} stacked",
                 baseline=0.0,
             ),
         }
+        if guess.scalars is not None:
+            estimates["smallest_group_by_scalars"] = _exact(
+                guess.scalars.smallest,
+                guess.scalars.rounds,
+                "fewest clients whose inner products with templates a round's answers give",
+                baseline=guess.threshold,
+                low=guess.scalars.floor,
+            )
         underpowered = []
         for name, found in self._measured(guess, truth).items():
             if isinstance(found, Underpowered):
                 underpowered.append(replace(found, what=f"{name}: {found.what}", measure=name))
             else:
                 estimates[name] = found
-        settings: dict[str, Any] = asdict(self)
-        settings["threshold"] = guess.threshold
         return AuditResult(
-            audit=self.name,
-            question=self.question,
-            vantage=guess.vantage,
-            settings=settings,
+            **self.about(guess, threshold=guess.threshold),
             known=guess.alone > 0,
             headline="smallest_exposed_group",
             greater_is_leak=False,
@@ -296,8 +302,6 @@ class QueryPlan(Audit):
             # a bounded search may miss groups that it did not exclude
             detectable=float(min(guess.threshold, floor) - 1),
             notes=_notes(guess, worst),
-            source=self.source,
-            trace_sha256=guess.trace_sha256,
         )
 
     def _measured(
@@ -422,13 +426,13 @@ def _notes(guess: PlanGuess, worst: int) -> tuple[str, ...]:
     notes = []
     if guess.alone:
         every = guess.alone == clients * len(guess.plans)
-        where = "on every message" if every else f"{guess.alone} times"
+        where = "on every message" if every else count_of(guess.alone, "time")
         if guess.nameless:
             where = f"on {guess.alone} of {guess.alone + guess.nameless} messages"
         notes.append(f"by name, {where}")
     notes += [
-        f"round {guess.rounds[worst]}: {plan.queries} answers of rank {plan.rank} of {clients}, "
-        f"the smallest group in a combination is {who}{more}"
+        f"round {guess.rounds[worst]}: {count_of(plan.queries, 'answer')} of rank {plan.rank} of "
+        f"{clients}, the smallest group in a combination is {who}{more}"
     ]
     bounded = [i for i, p in enumerate(guess.plans) if p.min_support_floor < plan.min_support]
     if bounded:
@@ -443,8 +447,10 @@ def _notes(guess: PlanGuess, worst: int) -> tuple[str, ...]:
     if len(guess.plans) > 1:
         notes.append(
             f"if updates persist over the {len(guess.plans)} rounds: rank {together.rank} of "
-            f"{clients}, {len(together.recoverable)} clients can be estimated alone"
+            f"{clients}, {count_of(len(together.recoverable), 'client')} can be estimated alone"
         )
+    if guess.scalars is not None:
+        notes += guess.scalars.notes
     if guess.refused:
-        notes.append(f"{guess.refused} queries were refused or failed")
+        notes.append(f"{count_of(guess.refused, 'query', 'queries')} refused or failed")
     return tuple(notes)

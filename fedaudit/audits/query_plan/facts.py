@@ -24,6 +24,12 @@ FACTS = AuditFacts(
             "clients in the smallest group that some combination of answers exposes",
         ),
         Measure(
+            "smallest_group_by_scalars",
+            LESS,
+            "clients",
+            "clients in the smallest group whose inner products with templates are known",
+        ),
+        Measure(
             "recoverable_updates",
             GREATER,
             "share of updates",
@@ -83,6 +89,8 @@ FACTS = AuditFacts(
     ),
     decision=Decision(counts=True, side_measures={PERSISTING: "part_over_all_rounds"}),
     words=Words(
+        short="Single clients in the sums?",
+        learns="narrow sums down to groups of {value} where {baseline} were declared",
         measure="clients in the smallest group that some combination of answers exposes",
         leak="Combined, the answers expose a group of {value} below the threshold of {baseline}: "
         "{notes}.",
@@ -93,7 +101,7 @@ FACTS = AuditFacts(
             Advice("let the aggregator refuse such queries (refuse_isolating = true)"),
         ),
         against="threshold",
-        counted=("client in the smallest group", "clients in the smallest group"),
+        counted=("client in the smallest sum", "clients in the smallest sum"),
         known="Single updates arrive without summation, {first}.",
         known_advice=(
             Advice("let only sums leave ([protections.secure_sum] or secure_aggregation)"),
@@ -104,4 +112,5 @@ FACTS = AuditFacts(
         },
     ),
     needs_truth=False,
+    single_updates_in_sums="recoverable_updates",
 )

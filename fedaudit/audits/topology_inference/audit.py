@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -25,9 +26,10 @@ from fedaudit.audits.topology_inference.channels import Channel, Corpus, Feature
 from fedaudit.audits.topology_inference.facts import FACTS
 from fedaudit.audits.topology_inference.features import Observed, Place
 from fedaudit.errors import ConfigError, NotApplicable, NotObservable
-from fedaudit.results import NO_TRUTH, AuditResult, Estimate, Need, Underpowered
+from fedaudit.results import NO_TRUTH, AuditResult, Estimate, FamilyTest, Need, Underpowered
 from fedaudit.settings import Count, EachOnce, Fraction, ShareBelowOne, Whole, checked
 from fedaudit.stats import intervals, query_algebra
+from fedaudit.stats.max_t import MaxT
 from fedaudit.trace import Truth, View
 
 ALL_CHANNELS: tuple[Channel, ...] = ("A1", "A2-topo", "A2-org", "A2-full", "topo", "org")
@@ -111,7 +113,8 @@ class TopologyInference(Audit):
         return planning.cost(shape, self.shadows, len(self.channels))
 
     def missing(self, setting: Setting) -> Need | None:
-        return planning.missing(setting, self.shadows)
+        short = setting.lacks_corpus() if self.corpus == "held_out" else None
+        return planning.missing(setting, self.shadows) or short
 
     @classmethod
     def samples(cls, result: AuditResult, recorded: Recorded, aim: Aim) -> list[SampleSize]:
@@ -135,12 +138,7 @@ class TopologyInference(Audit):
                 remedy="audit a run of fedaudit, whose config says how clients train",
             )
         self._check_classes(shadows.classes)
-        target: Observed | None = None
-        hidden: NotObservable | None = None
-        try:
-            target = channels.observe(view, place, shadows.classes, self.sensitive)
-        except NotObservable as reason:
-            hidden = reason
+        target, hidden = self._observe(view, place, shadows)
         wants = {part for c in self.channels for part in channels.PARTS[c]}
         parameters = target is not None and "parameters" in wants
         sums = self.sums and parameters and target is not None and target.seen == "single"
@@ -192,6 +190,15 @@ class TopologyInference(Audit):
             vantage=view.vantage,
             trace_sha256=view.trace_sha256,
         )
+
+    def _observe(
+        self, view: View, place: Place, shadows: Shadows
+    ) -> tuple[Observed | None, NotObservable | None]:
+        """What the party observes of the target, or why it observes nothing."""
+        try:
+            return channels.observe(view, place, shadows.classes, self.sensitive), None
+        except NotObservable as reason:
+            return None, reason
 
     def _check_classes(self, classes: int) -> None:
         if classes < 2:
@@ -362,14 +369,7 @@ class TopologyInference(Audit):
     # -- score -----------------------------------------------------------------------------------
 
     def score(self, guess: Inference, truth: Truth | None, rng: np.random.Generator) -> AuditResult:
-        shared: dict[str, Any] = {
-            "audit": self.name,
-            "question": self.question,
-            "vantage": guess.vantage,
-            "settings": asdict(self),
-            "trace_sha256": guess.trace_sha256,
-            "source": self.source,
-        }
+        shared = self.about(guess)
         if truth is None:
             guessed, band = guess.guesses[guess.best], guess.bands[guess.best]
             return AuditResult(
@@ -401,18 +401,74 @@ class TopologyInference(Audit):
         outcome = scores.Outcome(p=p, guesses=guess.guesses, shadow_mean=guess.shadow_mean)
         estimates, lacking = self._estimates(outcome, guess, rng)
         headline = f"explained ({guess.best})"
-        explained = estimates[headline]
-        # a value this far above zero has an interval above zero
-        seen_from = explained.value - explained.low
+        test = scores.channel_test(guess.guesses, p, rng)
+        seen_from = self._seen_from(test, outcome, guess.best)
+        family = self._family(test, outcome)
+        each = ", ".join(f"{name} {q:.2g}" for name, q in family.adjusted.items())
+        notes = [*self._findings(outcome, guess), f"p-values, {family.method}: {each}"]
+        notes += guess.notes
+        if math.isinf(seen_from):
+            estimates["shadow_explained"] = scores.over_shadows(
+                guess.learnt[guess.best] / (guess.shadow_variance or 1.0),
+                len(guess.learnt),
+                rng=rng,
+                confidence=self.confidence,
+            )
+            notes.insert(0, self._too_few(test, len(p), len(guess.learnt[guess.best])))
         return AuditResult(
             **shared,
             headline=headline,
-            estimates={headline: explained, **estimates},  # the headline first
+            estimates={headline: estimates[headline], **estimates},  # the headline first
+            test=family,
             underpowered=lacking,
             per_client=self._per_client(outcome, guess),
             curves=self._curves(guess, rng),
-            detectable=seen_from if 0 < seen_from <= 1 else None,
-            notes=(*self._findings(outcome, guess, rng), *guess.notes),
+            detectable=seen_from,
+            notes=tuple(notes),
+        )
+
+    @property
+    def _level(self) -> float:
+        """One-sided level of the test over channels."""
+        return (1.0 - self.confidence) / 2.0
+
+    def _family(self, test: MaxT, outcome: scores.Outcome) -> FamilyTest:
+        """The test over channels. A guess that is no better than one for all decides nothing."""
+        p_of = {
+            f"explained ({c})": float(q) if scores.lift(g, outcome.p) > 0 else 1.0
+            for (c, g), q in zip(outcome.guesses.items(), test.adjusted, strict=True)
+        }
+        orders = "all orders" if test.exact else f"{test.labellings - 1:,} random orders"
+        return FamilyTest(
+            adjusted=p_of,
+            decided=min(p_of, key=p_of.__getitem__),
+            level=self._level,
+            method=f"max-T over channels, class mixes of the clients in {orders}",
+        )
+
+    def _seen_from(self, test: MaxT, outcome: scores.Outcome, channel: str) -> float:
+        """The smallest share explained by a channel's guesses that would have been significant;
+        infinite if none would."""
+        g, p = outcome.guesses[channel], outcome.p
+        least = float(test.critical(self._level)[list(outcome.guesses).index(channel)])
+        share = (least - float(np.mean((g - p.mean()) ** 2))) / float(p.var())
+        return max(share, 0.0) if share <= 1 else math.inf
+
+    def _too_few(self, test: MaxT, clients: int, shadows: int) -> str:
+        """Why this run can show nothing, and which evidence can."""
+        fewest = scores.fewest_clients(self._level)
+        limit = f"{100 * self._level:g} %"
+        why = f"no order of the {clients} clients is rare enough at {limit}"
+        if clients < fewest:
+            rarest = 100 / math.factorial(clients)
+            why = (
+                f"{clients} clients have {math.factorial(clients)} orders, so that chance alone "
+                f"reaches any value in {rarest:.1f} % of all cases, more than {limit}"
+            )
+        return (
+            f"nothing could have been seen on this run alone: {why}. Evidence that can show it: "
+            f"{fewest} clients or more, or shadow federations of the same kind (shadow_explained, "
+            f"over {shadows})"
         )
 
     def _estimates(
@@ -512,21 +568,16 @@ class TopologyInference(Audit):
             }
         }
 
-    def _findings(
-        self, outcome: scores.Outcome, guess: Inference, rng: np.random.Generator
-    ) -> list[str]:
+    def _findings(self, outcome: scores.Outcome, guess: Inference) -> list[str]:
         """Notes on the results."""
         p = outcome.p
         said = [
             f"sensitive classes {', '.join(map(str, self.sensitive))}: shares from {p.min():.3g} "
             f"to {p.max():.3g} over {len(p)} clients, mean {p.mean():.3g} (shadows "
             f"{outcome.shadow_mean:.3g})",
-            f"the verdict rests on {guess.best}, the best channel on the adversary's own shadows; "
-            "intervals resample the clients of this one run",
+            f"the headline is that of {guess.best}, the best channel on the adversary's own "
+            "shadows; intervals resample the clients of this one run",
         ]
-        adjusted = scores.channel_p_values(outcome, list(outcome.guesses), rng)
-        shown = ", ".join(f"{c} {q:.2g}" for c, q in adjusted.items())
-        said.append(f"p-values of no lift, paired bootstrap over clients, Holm: {shown}")
         said.append(
             f"null check passed: with p permuted in {len(next(iter(guess.null.values())))} shadow "
             f"federations no channel has lift (one-sided t, Holm, level {channels.ALARM:g}); the "

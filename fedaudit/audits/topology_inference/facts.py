@@ -9,6 +9,7 @@ from fedaudit.audits.facts import (
     Advice,
     AuditFacts,
     Column,
+    Decision,
     Measure,
     Words,
 )
@@ -41,6 +42,12 @@ FACTS = AuditFacts(
         Measure(
             "auroc", GREATER, "area from 0 to 1", "clients above the threshold told from the others"
         ),
+        Measure(
+            "shadow_explained",
+            GREATER,
+            "share of the spread",
+            "the same on shadow federations, where this run has too few clients",
+        ),
         Measure("shadow_lift", GREATER, "squared share", "gain on held-out shadows"),
         Measure(
             "shadow_lift_change",
@@ -58,8 +65,16 @@ FACTS = AuditFacts(
         Column("from", words="low end of the guess"),
         Column("to", words="high end of the guess"),
     ),
+    decision=Decision(side_measures={"shadow_explained": ""}),
     words=Words(
+        short="A client's class mix?",
+        learns="estimate each client's class mix",
         measure=EXPLAINED,
+        beside={
+            "shadow_explained": "This run has too few clients to rule out chance. In federations "
+            "of its kind, which the observer trained itself, an observer of the wire explains "
+            "{value} of how clients differ in their share of the sensitive classes."
+        },
         leak="An observer of the wire explains {value} of how clients differ in their share of the "
         "sensitive classes ({baseline}: no better than one guess for all).",
         no_evidence="An observer of the wire explains {value} of how clients differ in their share "

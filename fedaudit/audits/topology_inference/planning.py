@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from fedaudit.audits.planning import Aim, SampleSize, Setting, Shape, from_width
 from fedaudit.audits.topology_inference import regressors
+from fedaudit.audits.topology_inference.scores import fewest_clients
 from fedaudit.results import AuditResult, Need
 from fedaudit.stats import power
 
@@ -47,6 +48,15 @@ def missing(setting: Setting, shadows: int) -> Need | None:
 def samples(result: AuditResult, aim: Aim) -> SampleSize:
     assert result.headline is not None
     found = from_width(result, result.headline, aim, unit="clients", how="", default=EXPLAINED)
+    fewest = fewest_clients((1 - aim.confidence) / 2)
+    if found.have is not None and found.have < fewest:
+        return replace(
+            found,
+            seen=None,
+            needed=max(fewest, found.needed or 0),
+            how=f"chance reaches any value with fewer than {fewest} clients, in any number of such "
+            "runs; shadow federations (audits.topology_inference.shadows) can show it instead",
+        )
     if found.needed is None or not found.have:
         return found
     runs = math.ceil(found.needed / found.have)
@@ -59,8 +69,15 @@ def samples(result: AuditResult, aim: Aim) -> SampleSize:
 
 def samples_before(audit: str, aim: Aim) -> SampleSize:
     wanted = aim.effect if aim.effect is not None else EXPLAINED
-    clients = power.clients_for_explained(wanted, *aim.level)
+    fewest = fewest_clients((1 - aim.confidence) / 2)
+    clients = max(fewest, power.clients_for_explained(wanted, *aim.level))
     runs = math.ceil(clients / aim.clients)
+    how = f"{runs} target federations of {aim.clients} clients, or one of {clients:,}"
+    if aim.clients < fewest:
+        how = (
+            f"one federation of {clients:,} clients: runs of {aim.clients} can show nothing (fewer "
+            f"than {fewest}), their shadow federations can"
+        )
     return SampleSize(
         audit=audit,
         measure="explained",
@@ -68,6 +85,6 @@ def samples_before(audit: str, aim: Aim) -> SampleSize:
         chance=0.0,
         wanted=wanted,
         needed=clients,
-        how=f"{runs} target federations of {aim.clients} clients, or one of {clients:,}",
-        rule="Fisher's deviation of a correlation; the share explained is its square",
+        how=how,
+        rule="standard error of Fisher's z; the share explained is a squared correlation",
     )

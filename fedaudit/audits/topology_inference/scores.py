@@ -9,15 +9,19 @@
 unknown to an adversary) and against the mean of the shadows (known to it).
 
 One run gives n clients: its intervals resample clients, and hold for clients of this run only.
-Several runs give an interval that resamples runs (`over_runs`). A permutation test also limits the
-low end of a lift: it is above 0 only if guesses fit p better than they fit permuted p. This test is
-exact for any number of clients; a bootstrap of few clients is not.
+Several runs give an interval that resamples runs (`over_runs`). The verdict on one run is a
+permutation test over all channels (`channel_test`), exact for any number of clients; a bootstrap of
+few clients is not. It also limits the low end of a lift: it is above 0 only if guesses fit p better
+than they fit permuted p. With n clients no p-value lies below 1 / n!: four clients can never show
+anything at 2.5 %. Shadow federations can (`over_shadows`): there are as many as are trained.
 
 Shapes: `p` and guesses (n,); a bootstrap's stack (r, n, columns).
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,9 +33,12 @@ from fedaudit.arrays import Floats
 from fedaudit.results import Estimate, Underpowered
 from fedaudit.stats import intervals, roc
 from fedaudit.stats.combine import holm
+from fedaudit.stats.max_t import MaxT, from_values
 
 FEWEST_FOR_AUROC = 20
 RESAMPLES = 2000
+EXACT_CLIENTS = 7
+"""Up to this many clients, all orders are counted."""
 
 CONTRIBUTIONS = {
     "topology_contribution": ("A1", "A2-full"),
@@ -129,7 +136,10 @@ def _with_permutation_test(
     # the observed order counts as one more permutation
     rank = int(np.ceil((1 - (1 - confidence) / 2) * (len(null) + 1)))
     edge = float(np.sort(null)[rank - 1]) if rank <= len(null) else np.inf
-    low = min(found.low, found.value - edge if np.isfinite(edge) else 0.0, found.value)
+    above = found.value - edge
+    if not above > 1e-12:  # equal but for the last bits, or no order is rare enough
+        above = 0.0
+    low = min(found.low, above, found.value)
     return replace(
         found,
         low=low,
@@ -144,6 +154,32 @@ def permuted_lifts(guess: Floats, p: Floats, rng: np.random.Generator, count: in
     # L(mean) - L(g) = 2 cov(g, p) - mean (g - mean)^2, and only the first term changes
     fixed = float(np.mean((guess - p.mean()) ** 2))
     return np.asarray(2.0 * (permuted @ (guess - guess.mean())) / len(p) - fixed)
+
+
+def channel_test(
+    guesses: Mapping[str, Floats], p: Floats, rng: np.random.Generator, count: int = 9999
+) -> MaxT:
+    """Max-T test over channels: p belongs to the clients in random order.
+
+    One reading per channel, the part of its lift that the order changes, 2 cov(g, p). All orders
+    of up to `EXACT_CLIENTS` clients, else `count` random ones and the true one.
+    """
+    g = np.stack([own - own.mean() for own in guesses.values()], axis=1)
+    centred = p - p.mean()
+    exact = len(p) <= EXACT_CLIENTS
+    if exact:
+        orders = np.array(list(itertools.permutations(range(len(p)))))
+        permuted = centred[orders]
+    else:
+        permuted = rng.permuted(np.broadcast_to(centred, (count, len(p))), axis=1)
+        permuted = np.concatenate([centred[None], permuted])
+    read = 2.0 / len(p) * g
+    return from_values(centred @ read, permuted @ read, exact=exact)
+
+
+def fewest_clients(level: float) -> int:
+    """The fewest clients whose orders can give a p-value of at most `level`."""
+    return next(n for n in itertools.count(1) if math.factorial(n) * level >= 1)
 
 
 def mean_over_clients(
@@ -191,19 +227,6 @@ def auroc(
         what = f"AUROC (not applicable: all clients lie {which} {threshold:.3g})"
         return Underpowered(what=what, have=0, needed=2)
     return roc.auc(guess, above, confidence=confidence)
-
-
-def channel_p_values(
-    outcome: Outcome, channels: Sequence[str], rng: np.random.Generator
-) -> dict[str, float]:
-    """Holm-adjusted p-values of "no lift over the true mean", by paired bootstrap over clients."""
-    p = outcome.p
-    draws = rng.integers(0, len(p), size=(RESAMPLES, len(p)))
-    own = []
-    for name in channels:
-        stack = np.stack([p, outcome.guesses[name]], axis=1)[draws]
-        own.append((np.count_nonzero(_stacked_lift(stack) <= 0) + 1) / (RESAMPLES + 1))
-    return dict(zip(channels, holm(own).tolist(), strict=True))
 
 
 # -- several runs ----------------------------------------------------------------------------------
@@ -295,3 +318,24 @@ def over_federations(
     )
     assert isinstance(found, Estimate)
     return replace(found, method=f"bootstrap over {what}")
+
+
+def over_shadows(
+    values: Floats, channels: int, *, rng: np.random.Generator, confidence: float
+) -> Estimate:
+    """Mean of one share per shadow federation, of the best of `channels`.
+
+    The interval holds for the choice (Bonferroni) and for few federations (not narrower than
+    Student's).
+    """
+    each = 1.0 - (1.0 - confidence) / channels
+    found = over_federations(values, rng=rng, confidence=each)
+    student = intervals.mean(values, each)
+    assert isinstance(student, Estimate)
+    return replace(
+        found,
+        low=min(found.low, student.low),
+        high=min(max(found.high, student.high), 1.0),  # nothing explains more than all
+        confidence=confidence,
+        method="bootstrap over shadows, not narrower than t, Bonferroni over channels",
+    )

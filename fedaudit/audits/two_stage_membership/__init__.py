@@ -10,15 +10,22 @@ the model moved by. The audit skips what the view does not show, and notes it.
 Paper: [TwoStage], Sections 3 to 5: Eqs. (1)-(32), Lemmas 1-8, Theorem 1. One file per part:
 
     theory.py       closed forms and bounds: scalars and arrays in, the same out
-    seen.py         what a view shows of a round
-    pools.py        candidates of all clients side by side
     survival.py     stage I of all clients of a round at once
     detection.py    power of stage I, also if noise hides the length of updates
-    scoring.py      scores of many models on many records; directional derivatives along an update
     attribution.py  stage II of all clients of a round, and measurements along single updates
+    survey.py       inputs and results of the attack, of one round and of all rounds
     audit.py        the audit: attack a view, score the guess
-    scores.py       the score: numbers of risk.py, attack.py, prediction.py and lemmas.py, tables of
-                    tables.py and by_update.py
+    scores.py       the score, put together from the files below
+    risk.py         numbers of the published risk
+    attack.py       the attack on matched records
+    prediction.py   how well the published quantities foretell the attack
+    lemmas.py       how often the lemmas hold
+    tables.py       tables of clients
+    by_update.py    numbers of every update
+    facts.py        measures, words, remedies
+    planning.py     cost and sample sizes
+
+What a view shows of a round, and candidates of all clients side by side: `audits/records`.
 
 Differs:
 - Published SUR rises when updates cancel (r = 1, lambda = -0.99: 7.07), so stage I as printed never

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from fedaudit.arrays import Floats
-from fedaudit.audits.two_stage_membership.scoring import (
-    NUMBERS_AT_ONCE,
-    WEIGHTS_AT_ONCE,
+from fedaudit.audits.records.scoring import (
     Models,
     RecordBatch,
     Scorer,
+    score_pools,
 )
 from fedaudit.audits.two_stage_membership.theory import published_smoothness
 
@@ -32,48 +31,6 @@ BOOLE = np.array([7.0, 32.0, 12.0, 32.0, 7.0]) / 90.0
 """Weights of an integral over the grid; Simpson's rule on its ends and middle gives the error."""
 KINK = 0.05
 """Share of a slope's change that curvature may leave unexplained before it counts as a jump."""
-
-
-def score_pools(
-    scorer: Scorer, models: Tensor | Models, pools: RecordBatch, pairs: Sequence[Sequence[int]]
-) -> Tensor:
-    """Scores (K, R, n) of K models (K, d), model j on the pools `pairs[j]` (R,); `pools` x
-    (P, n, ...).
-
-    Works on a block of models at a time: all models and pools together would take K x P x n
-    records. If all models score the same pools, they share one view of them.
-    """
-    which = torch.as_tensor(np.asarray(pairs, dtype=np.int64))
-    count, asked_pools = which.shape
-    if bool((which == which[0]).all()):
-        shared = _side_by_side(pools, which[:1])
-        return scorer.each(models, _for_all(shared, count)).view(count, asked_pools, -1)
-    numbers = asked_pools * (pools.x[0].numel() + _draws(pools))
-    rows = max(1, NUMBERS_AT_ONCE // max(1, numbers))
-    rows = min(rows, max(1, WEIGHTS_AT_ONCE // models[0].numel()))
-    parts = [
-        scorer.each(models[low : low + rows], _side_by_side(pools, which[low : low + rows]))
-        for low in range(0, count, rows)
-    ]
-    return torch.cat(parts).view(count, asked_pools, -1)
-
-
-def _draws(pools: RecordBatch) -> int:
-    """Random numbers of one pool."""
-    return 0 if pools.noise is None else pools.noise[:, 0].numel()
-
-
-def _side_by_side(pools: RecordBatch, which: Tensor) -> RecordBatch:
-    """The pools (K, R) that each of K models scores, one after the other: (K, R n, ...)."""
-    noise = None if pools.noise is None else pools.noise[:, which].flatten(2, 3)
-    return RecordBatch(pools.x[which].flatten(1, 2), pools.y[which].flatten(1, 2), noise)
-
-
-def _for_all(one: RecordBatch, count: int) -> RecordBatch:
-    """The records of one model (1, n, ...), shared by `count` models without a copy."""
-    noise = None if one.noise is None else one.noise.expand(-1, count, *one.noise.shape[2:])
-    x = one.x.expand(count, *one.x.shape[1:])
-    return RecordBatch(x, one.y.expand(count, *one.y.shape[1:]), noise)
 
 
 def leave_one_out(
@@ -152,7 +109,9 @@ def measure_segment(
     smooth: bool,
     claimed_smooth: bool = False,
 ) -> UpdateSegment:
-    """Measure scores along one client's update, in double precision. [TwoStage] Lemmas 5 and 6
+    """Measure scores along one client's update, in double precision.
+
+    [TwoStage] Lemmas 5 and 6, Eqs. (17, 18)
 
     `claimed_smooth`: the user declared the score smooth; its layers do not show it. Curvature must
     then explain how slopes change along the segment, which fails if they jump (a ReLU).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -15,11 +15,10 @@ from fedaudit import foreign
 from fedaudit.arrays import Floats
 from fedaudit.audits.audit import Audit, Knowledge, Noise, columns_for
 from fedaudit.audits.facts import AuditFacts
+from fedaudit.audits.outright import need_rounds
 from fedaudit.audits.planning import Aim, Recorded, SampleSize, Setting, Shape
-from fedaudit.audits.two_stage_membership import planning, scores, survival
-from fedaudit.audits.two_stage_membership.facts import FACTS
-from fedaudit.audits.two_stage_membership.pools import flatten_pools, pad_pools, take_records
-from fedaudit.audits.two_stage_membership.seen import (
+from fedaudit.audits.records.pools import flatten_pools, pad_pools, take_records
+from fedaudit.audits.records.seen import (
     UnusableRound,
     in_model_order,
     kinds_of,
@@ -28,6 +27,9 @@ from fedaudit.audits.two_stage_membership.seen import (
     senders_in,
     sent_models,
 )
+from fedaudit.audits.two_stage_membership import planning, scores, survival
+from fedaudit.audits.two_stage_membership.attack import link_rows
+from fedaudit.audits.two_stage_membership.facts import FACTS
 from fedaudit.audits.two_stage_membership.survey import (
     RoundModels,
     RoundSurvey,
@@ -35,7 +37,8 @@ from fedaudit.audits.two_stage_membership.survey import (
     SurveyContext,
     WeightedUpdates,
 )
-from fedaudit.errors import ConfigError, FedauditError, NotApplicable, NothingToSay, NotObservable
+from fedaudit.errors import ConfigError, FedauditError, NotApplicable, NotObservable
+from fedaudit.randomness import Seed
 from fedaudit.results import NO_TRUTH, AuditResult, Need
 from fedaudit.settings import AtLeastTwo, Count, Fraction, Positive, Whole, checked
 from fedaudit.trace import ANONYMOUS, Truth, View
@@ -43,8 +46,8 @@ from fedaudit.trace import ANONYMOUS, Truth, View
 if TYPE_CHECKING:
     import torch
 
+    from fedaudit.audits.records.scoring import RecordBatch, Scorer
     from fedaudit.audits.two_stage_membership.attribution import UpdateSegment
-    from fedaudit.audits.two_stage_membership.scoring import RecordBatch, Scorer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +73,7 @@ class TwoStageMembership(Audit):
     source: ClassVar[str] = "[TwoStage] Eqs. (8), (30), (32)"
     needs: ClassVar[tuple[str, ...]] = ("records",)
     facts: ClassVar[AuditFacts] = FACTS
-    on_recording: ClassVar[str] = "with --model package.module:function and --data FILE"
+    on_recording: ClassVar[str] = "with your model and records (`model`, `data`)"
     vantage: str = "server"
     records: AtLeastTwo = 64
     threshold: Positive | Literal["noise"] = 0.1
@@ -104,14 +107,18 @@ class TwoStageMembership(Audit):
     # -- attack ----------------------------------------------------------------------------------
 
     def attack(self, view: View, knowledge: Knowledge, rng: np.random.Generator) -> Survey:
-        from fedaudit.audits.two_stage_membership.scoring import rough_layers
+        from fedaudit.audits.records.scoring import rough_layers
 
         task = _require_task(view, knowledge)
+        streams = Seed(int(rng.integers(2**63)))
         columns = columns_for(task.layout, view.layout)
         models = sent_models(view, columns)
         parties = tuple(knowledge.candidates)
         pools, present = pad_pools(
-            [knowledge.candidates[p] for p in parties], task, self.noise_draws, rng
+            [knowledge.candidates[p] for p in parties],
+            task,
+            self.noise_draws,
+            streams.generator("noise of scores"),
         )
         scorer = self._scorer(task)
         rough = rough_layers(task, claimed_smooth=self.smooth)
@@ -125,13 +132,14 @@ class TwoStageMembership(Audit):
             noise=knowledge.noise,
             columns=columns,
             checked={
-                p: np.sort(rng.permutation(int(present[i].sum()))[: self.checked_records])
+                p: _some_of(int(present[i].sum()), self.checked_records, streams, i)
                 for i, p in enumerate(parties)
             },
             smooth=not rough,
             claimed_smooth=self.smooth,
+            present=present,
             named=any(s in parties for t in view.rounds for s in senders_in(view, t)),
-            rng=rng,
+            streams=streams,
         )
         surveyed, unusable, end = self._survey_rounds(context, models)
         final, final_notes = self._final(context, models, end, surveyed)
@@ -155,7 +163,7 @@ class TwoStageMembership(Audit):
         )
 
     def _scorer(self, task: Any) -> Scorer:
-        from fedaudit.audits.two_stage_membership.scoring import Scorer
+        from fedaudit.audits.records.scoring import Scorer
 
         return Scorer(task, _load_score(self.score_by))
 
@@ -256,7 +264,7 @@ class TwoStageMembership(Audit):
             )
         found = self._stage_one(context, updates) | {"aggregate": models.aggregate}
         if ANONYMOUS in senders:
-            found |= _anonymous_rows(context, updates, models)
+            found |= self._anonymous_rows(context, updates, models, check_segments)
         else:
             found |= self._named_rows(context, updates, models, check_segments)
         return RoundSurvey(**found), models.end
@@ -287,8 +295,8 @@ class TwoStageMembership(Audit):
         """The fields of a `RoundSurvey` that updates with senders give."""
         import torch
 
+        from fedaudit.audits.records.scoring import Models
         from fedaudit.audits.two_stage_membership import attribution
-        from fedaudit.audits.two_stage_membership.scoring import Models
 
         scorer, pools, shape = context.scorer, context.pools, tuple(context.pools.y.shape)
         mine, owners = known_rows(context.parties, updates.senders, updates.number)
@@ -303,7 +311,8 @@ class TwoStageMembership(Audit):
             scorer, models.start, known, pools, alone, models.start_scores
         )[:, 0]
         trained = Models(models.start, updates.rows, updates.own_step, tuple(mine))
-        local, reference, spread = self._calibrated(scorer, trained, pools, owners, context.rng)
+        ring = context.streams.generator("references", updates.number)
+        local, reference, spread = self._calibrated(scorer, trained, pools, owners, ring)
         segments: dict[str, UpdateSegment] = {}
         no_derivative = ""
         if check_segments:
@@ -320,12 +329,49 @@ class TwoStageMembership(Audit):
             "no_derivative": no_derivative,
         }
 
+    def _anonymous_rows(
+        self,
+        context: SurveyContext,
+        updates: WeightedUpdates,
+        models: RoundModels,
+        check_segments: bool,
+    ) -> dict[str, Any]:
+        """The fields of a `RoundSurvey` that updates without senders give.
+
+        Segments are those of the rows that the attack links to clients: no names are known.
+        """
+        import torch
+
+        from fedaudit.audits.records.scoring import Models, score_pools
+        from fedaudit.audits.two_stage_membership import attribution
+
+        scorer, pools = context.scorer, context.pools
+        u = torch.from_numpy(np.ascontiguousarray(updates.parts.u))
+        pairs: Sequence[Sequence[int]] = [range(len(context.parties))] * len(u)
+        by_row = attribution.leave_one_out(scorer, models.end, u, pools, pairs, models.end_scores)
+        trained = Models(models.start, updates.rows, updates.own_step)
+        every = scorer.evidence(score_pools(scorer, trained, pools, pairs))
+        evidence = every.double().numpy()
+        segments: dict[str, UpdateSegment] = {}
+        no_derivative = ""
+        if check_segments:
+            linked = link_rows(evidence, context.present)
+            rows = [(int(j), p) for p, j in enumerate(linked) if j >= 0]
+            segments, no_derivative = self._segments(context, models.end, u, rows)
+        return {
+            "seen": "anonymous",
+            "by_row": by_row,
+            "local_by_row": evidence,
+            "segments": segments,
+            "no_derivative": no_derivative,
+        }
+
     def _personal_round(self, context: SurveyContext, number: int) -> RoundSurvey:
         """A round in which clients were sent different models: each client's own trained model.
 
         The updates have no common W to add to, so neither stage is defined.
         """
-        from fedaudit.audits.two_stage_membership.scoring import Models
+        from fedaudit.audits.records.scoring import Models
 
         view, parties = context.view, context.parties
         try:
@@ -361,8 +407,9 @@ class TwoStageMembership(Audit):
             )
         base = in_model_order(np.stack([h for h in held if h is not None]), context.columns)
         rows = in_model_order(updates.rows, context.columns)[mine]
+        ring = context.streams.generator("references", number)
         local, reference, spread = self._calibrated(
-            context.scorer, Models(base, rows), context.pools, owners, context.rng
+            context.scorer, Models(base, rows), context.pools, owners, ring
         )
         return RoundSurvey(
             number=number,
@@ -420,7 +467,7 @@ class TwoStageMembership(Audit):
         Model j scores its own pool and the pools of the next clients on a ring. So every pool has
         equally many references, at a cost that is linear in clients.
         """
-        from fedaudit.audits.two_stage_membership import attribution
+        from fedaudit.audits.records.scoring import score_pools
 
         count = len(owners)
         others = min(self.references, count - 1)
@@ -430,7 +477,7 @@ class TwoStageMembership(Audit):
         pairs = [
             [owners[ring[(place[j] + i) % count]] for i in range(others + 1)] for j in range(count)
         ]
-        scored = attribution.score_pools(scorer, models, pools, pairs)
+        scored = score_pools(scorer, models, pools, pairs)
         evidence = scorer.evidence(scored).double().numpy()
         shape = tuple(pools.y.shape)
         own, reference, spread = (np.full(shape, np.nan) for _ in range(3))
@@ -448,17 +495,10 @@ class TwoStageMembership(Audit):
     # -- score -----------------------------------------------------------------------------------
 
     def score(self, guess: Survey, truth: Truth | None, rng: np.random.Generator) -> AuditResult:
-        shared: dict[str, Any] = {
-            "audit": self.name,
-            "question": self.question,
-            "vantage": guess.vantage,
-            "settings": asdict(self),
-            "trace_sha256": guess.trace_sha256,
-        }
+        shared = self.about(guess)
         if truth is None or not truth.members:
             return AuditResult(
                 **shared,
-                source=self.source,
                 status="blind",
                 need=NO_TRUTH,
                 per_client=guesses_of(guess),
@@ -468,26 +508,20 @@ class TwoStageMembership(Audit):
                     *guess.notes,
                 ),
             )
-        return scores.score_guess(self, guess, truth, rng, shared)
+        streams = Seed(int(rng.integers(2**63)))
+        return scores.score_guess(self, guess, truth, streams, shared)
 
 
 def _require_task(view: View, knowledge: Knowledge) -> Any:
     """The adversary's task; raises if there are no rounds, no task or no candidate records."""
-    if not len(view.rounds):
-        raise NothingToSay(
-            "the trace has no rounds",
-            code="nothing_arrived",
-            expected="at least one complete round",
-            got="none",
-            remedy="let the federation run",
-        )
+    need_rounds(view)
     if knowledge.task is None or not knowledge.candidates:
         raise NotApplicable(
             "a membership attack needs records",
             code="no_records",
             expected="the model and candidate records",
             got="neither of them" if knowledge.task is None else "no records",
-            remedy="audit a run, or give --data and --model",
+            remedy="audit a run, or give `data` and `model`",
         )
     return knowledge.task
 
@@ -536,24 +570,6 @@ def _round_models(
     return RoundModels(start=start, end=end, start_scores=start_scores, end_scores=end_scores)
 
 
-def _anonymous_rows(
-    context: SurveyContext, updates: WeightedUpdates, models: RoundModels
-) -> dict[str, Any]:
-    """The fields of a `RoundSurvey` that updates without senders give."""
-    import torch
-
-    from fedaudit.audits.two_stage_membership import attribution
-    from fedaudit.audits.two_stage_membership.scoring import Models
-
-    scorer, pools = context.scorer, context.pools
-    u = torch.from_numpy(np.ascontiguousarray(updates.parts.u))
-    pairs: Sequence[Sequence[int]] = [range(len(context.parties))] * len(u)
-    by_row = attribution.leave_one_out(scorer, models.end, u, pools, pairs, models.end_scores)
-    trained = Models(models.start, updates.rows, updates.own_step)
-    every = scorer.evidence(attribution.score_pools(scorer, trained, pools, pairs))
-    return {"seen": "anonymous", "by_row": by_row, "local_by_row": every.double().numpy()}
-
-
 SHOWN = 8
 """Records per client that a blind result lists."""
 
@@ -571,9 +587,7 @@ def guesses_of(guess: Survey) -> dict[str, dict[str, Any]]:
         surest = usable[np.argsort(-statistic[p][usable], kind="stable")][:SHOWN]
         out[party] = {
             "candidates": len(usable),
-            "likeliest members (candidate:score)": " ".join(
-                f"{i + 1}:{statistic[p][i]:.2f}" for i in surest
-            ),
+            "likeliest_members": " ".join(f"{i + 1}:{statistic[p][i]:.2f}" for i in surest),
         }
     return out
 
@@ -602,6 +616,12 @@ def _noise_in(
         return 0.0, np.zeros(len(senders))
     sigma, own = noise.in_round(senders, weights)
     return scale * sigma, scale * own
+
+
+def _some_of(count: int, most: int, streams: Seed, pool: int) -> npt.NDArray[np.int64]:
+    """Numbers of at most `most` of a pool's candidates, in ascending order."""
+    drawn = streams.generator("checked records", pool).permutation(count)
+    return np.sort(drawn[:most])
 
 
 def _evenly_spaced(rounds: range, count: int) -> set[int]:

@@ -68,7 +68,7 @@ def _stages(
             "1 / sqrt(1 + r^2 + 2 r lambda)": float(theory.survival_ratio(r, lam)),
             "lambda": lam,
             "r": r,
-            "J": float(theory.phi(c.delta[c.member]).mean()),
+            "J": float(theory.phi(c.delta[c.member]).mean()),  # [TwoStage] Eq. (15)
             "J of nobody's": float(theory.phi(c.delta[~c.member]).mean()),
         }
         if with_snr:
@@ -92,6 +92,7 @@ def _checked(guess: Survey, member: Bools) -> Columns:
                 {
                     "round": float(survey.number),
                     "client": guess.parties.index(party) + 1.0,
+                    "found by linkage": float(survey.paths_linked),
                     "|u|": segment.norm,
                     "gamma": g["gamma"],
                     "|s|": g["score"],

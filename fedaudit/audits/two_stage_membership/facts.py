@@ -16,6 +16,9 @@ from fedaudit.audits.facts import (
     Words,
 )
 
+TS_MIA = "ts_mia"
+TS_MIA_OF_OTHERS = "ts_mia_of_non_members"
+TS_MIA_DIFFERENCE = "ts_mia_above_non_members"
 SURVIVAL = "stage_1_survival"
 ADVANTAGE = "stage_2_advantage"
 ON_MEMBERS = "j_on_members"
@@ -27,9 +30,12 @@ BEYOND_THEOREM_1, BEYOND_LEMMA_7 = "j_beyond_theorem_1", "j_beyond_lemma_7"
 BEYOND_LEMMA_6 = "increment_beyond_lemma_6"
 SHARE_BEYOND_LEMMA_6 = "increments_beyond_lemma_6"
 STAGES, CHECKED = "stages by client and round", "checked updates by client and round"
+ADJUSTED_P = "adjusted_p"
+BY_LINKAGE = "paths found by linkage"
 PROXY = "mean of phi(<H(0), u>)"
 
 FACTS = AuditFacts(
+    concerns="records",
     measures=(
         Measure(
             "membership_auc",
@@ -47,11 +53,23 @@ FACTS = AuditFacts(
             "members found at the stated false-positive rate",
         ),
         Measure(
-            "ts_mia",
+            TS_MIA,
             GREATER,
             "share of draws",
             "two-stage risk: a member's update survives and J > 0",
             above_non_members=True,
+        ),
+        Measure(
+            TS_MIA_OF_OTHERS,
+            UNKNOWN,
+            "share of draws",
+            "the same of matched records that nobody trained on: the baseline of ts_mia",
+        ),
+        Measure(
+            TS_MIA_DIFFERENCE,
+            GREATER,
+            "difference of shares",
+            "ts_mia minus its baseline, paired by client and round",
         ),
         # the ratio rises if updates cancel, so a higher value does not mean a larger leak
         Measure(SURVIVAL, UNKNOWN, "share of updates", "stage I: updates that survive averaging"),
@@ -125,9 +143,13 @@ FACTS = AuditFacts(
             words="increase of the score of its own records by its update, -1/2 to 1/2",
         ),
         Column(
-            "members asked",
+            "members_asked",
             exact=True,
             words="tested records of this client, with as many non-members",
+        ),
+        Column(
+            ADJUSTED_P,
+            words="chance of an AUC as high in any client or reading without a leak",
         ),
         Column("J of nobody's", words="J of records that nobody trained on, the baseline of J"),
         Column(
@@ -148,7 +170,7 @@ FACTS = AuditFacts(
     guess_columns=(
         Column("candidates", words="tested records"),
         Column(
-            "likeliest members (candidate:score)",
+            "likeliest_members",
             words="number of the record among the tested ones and its score in standard "
             "deviations, highest first",
         ),
@@ -183,8 +205,13 @@ FACTS = AuditFacts(
             words="J of single updates against its linear prediction; equal on the line.",
         ),
     ),
-    decision=Decision(client_value="AUC", sample_size="members asked", ranked=True),
+    beside_headline=(TS_MIA, TS_MIA_DIFFERENCE, "sur", ON_MEMBERS),
+    decision=Decision(
+        client_value="AUC", client_p=ADJUSTED_P, sample_size="members_asked", ranked=True
+    ),
     words=Words(
+        short="Record used? (from updates)",
+        learns="partly tell from updates which records were used",
         measure="area under the ROC curve of the membership attack",
         leak="An attack on the recorded rounds tells a client's training records from matched "
         "others with AUC {value} (chance {baseline}).",

@@ -19,6 +19,7 @@ from fedaudit.audits.two_stage_membership.facts import (
     BEYOND_LEMMA_6,
     BEYOND_LEMMA_7,
     BEYOND_THEOREM_1,
+    BY_LINKAGE,
     SHARE_BEYOND_LEMMA_6,
 )
 from fedaudit.results import Bound, Estimate
@@ -57,6 +58,7 @@ def bound_checks(guess: Survey, member: Bools) -> tuple[dict[str, Estimate], dic
                 wide = float(theory.mean_score_slack(variance, smooth, segment.norm))
                 concentrated.append((abs(j - float(theory.phi(mean))) - wide, error))
     estimates, bounds = {}, {}
+    linked = "".join({f", {BY_LINKAGE}" for r in guess.rounds if r.segments and r.paths_linked})
     for name, found, source in (
         (BEYOND_THEOREM_1, theorem, "[TwoStage] Eq. (23), Theorem 1"),
         (BEYOND_LEMMA_7, concentrated, "[TwoStage] Lemma 7"),
@@ -71,7 +73,7 @@ def bound_checks(guess: Survey, member: Bools) -> tuple[dict[str, Estimate], dic
             low=float(value - error),
             high=float(value + error),
             n=len(found),
-            method="worst of all checked clients and rounds; interval: quadrature error",
+            method=f"worst of all checked clients and rounds{linked}; interval: quadrature error",
         )
         bounds[name] = Bound(
             value=0.0,

@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from fedaudit.audits.planning import Aim, SampleSize, Shape, for_rate, normal_quantile
+from fedaudit.audits.planning import (
+    AUC_RULE,
+    Aim,
+    SampleSize,
+    Shape,
+    auc_before,
+    for_rate,
+    normal_quantile,
+)
 from fedaudit.results import AuditResult
 from fedaudit.stats import power
 
@@ -13,7 +21,6 @@ if TYPE_CHECKING:
     from fedaudit.audits.two_stage_membership.audit import TwoStageMembership
 
 HEADLINE = "membership_auc"
-RULE = "Hanley and McNeil's deviation"
 
 
 def cost(audit: TwoStageMembership, shape: Shape) -> float:
@@ -31,7 +38,7 @@ def cost(audit: TwoStageMembership, shape: Shape) -> float:
 
 def samples(result: AuditResult, aim: Aim) -> list[SampleSize]:
     head = result.estimates[HEADLINE]
-    asked = sum(int(r.get("members asked") or 0) for r in result.per_client.values())
+    asked = sum(int(r.get("members_asked") or 0) for r in result.per_client.values())
     members, others = asked, max(head.n - asked, 0)
     auc = aim.goal(0.5)
     ratio = others / members if members else 1.0
@@ -58,7 +65,7 @@ def samples(result: AuditResult, aim: Aim) -> list[SampleSize]:
                 needed=total,
                 how=f"ask about {total:,} members and {math.ceil(total * ratio):,} others "
                 f"(now {members:,} and {others:,})",
-                rule=RULE
+                rule=AUC_RULE
                 + (f", times {wider:.2g} as the stored interval is wider" if wider > 1 else ""),
             )
         )
@@ -68,21 +75,8 @@ def samples(result: AuditResult, aim: Aim) -> list[SampleSize]:
 
 
 def samples_before(audit: str, aim: Aim) -> list[SampleSize]:
-    auc = aim.goal(0.5)
-    members = power.records_for_auc(auc, *aim.level)
-    return [
-        SampleSize(
-            audit=audit,
-            measure=HEADLINE,
-            unit="members",
-            chance=0.5,
-            wanted=auc,
-            needed=members,
-            how=f"ask about {members:,} members and as many others, over all clients",
-            rule=RULE,
-        ),
-        *(for_rate(audit, _rate(r), r, aim) for r in aim.rates),
-    ]
+    rates = (for_rate(audit, _rate(r), r, aim) for r in aim.rates)
+    return [auc_before(audit, HEADLINE, aim), *rates]
 
 
 def _rate(rate: float) -> str:

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from fedaudit.arrays import Bools, Floats
 from fedaudit.audits.two_stage_membership import theory
-from fedaudit.audits.two_stage_membership.attack import plain_auc
 from fedaudit.audits.two_stage_membership.facts import RANK_CORRELATION
 from fedaudit.audits.two_stage_membership.risk import (
     RESAMPLES,
@@ -24,8 +23,10 @@ from fedaudit.audits.two_stage_membership.risk import (
     ratio_of,
     survives,
 )
+from fedaudit.randomness import Seed
 from fedaudit.results import Estimate
 from fedaudit.stats import intervals
+from fedaudit.stats.roc import plain_auc
 
 if TYPE_CHECKING:
     from fedaudit.audits.two_stage_membership.audit import TwoStageMembership
@@ -38,14 +39,14 @@ TOSSES_AT_ONCE = 20
 
 
 def prediction(
-    parts: list[Contribution], audit: TwoStageMembership, rng: np.random.Generator
+    parts: list[Contribution], audit: TwoStageMembership, streams: Seed
 ) -> dict[str, Estimate]:
     """Rank correlation over (client, round) of J on members, and of TS-MIA, with the headline AUC.
 
     The risk uses one half of a client's candidates, the AUC the other. On the same records both
     would rise with the same lucky draw, even without a leak.
     """
-    tables = crossed(parts, audit, rng)
+    tables = crossed(parts, audit, streams)
     clients = sorted(tables)
     out: dict[str, Estimate] = {}
     for column, risk_name in enumerate(("J", "TS-MIA")):
@@ -53,7 +54,8 @@ def prediction(
         both = np.concatenate(groups) if groups else np.zeros((0, 0, 2))
         if len(clients) < 3 or any(len(np.unique(both[..., i])) < 3 for i in (0, 1)):
             continue
-        out[correlation_name(risk_name)] = _correlation(groups, audit.confidence, rng)
+        name = correlation_name(risk_name)
+        out[name] = _correlation(groups, audit.confidence, streams.generator(name))
     return out
 
 
@@ -84,7 +86,7 @@ def answer(estimates: Mapping[str, Estimate]) -> str:
 
 
 def crossed(
-    parts: list[Contribution], audit: TwoStageMembership, rng: np.random.Generator
+    parts: list[Contribution], audit: TwoStageMembership, streams: Seed
 ) -> dict[int, Floats]:
     """Client -> (rounds, 2 SPLITS, 3): J and TS-MIA on one half of its candidates, AUC on the
     other.
@@ -97,6 +99,7 @@ def crossed(
             mine.setdefault(c.client, []).append(c)
     out = {}
     for client, own in mine.items():
+        rng = streams.generator("halves of candidates", client)
         sides = [
             side for _ in range(SPLITS) for side in _halved(own[0].member, own[0].classes, rng)
         ]
@@ -190,7 +193,7 @@ def _column_ranks(values: Floats) -> Floats:
 
 
 def _midranks_of_columns(values: Floats) -> Floats:
-    """`attack._midranks` of all columns (n, m) at once: resampling needs thousands."""
+    """`roc.midranks` of all columns (n, m) at once: resampling needs thousands."""
     order = np.argsort(values, axis=0)
     ordered = np.take_along_axis(values, order, axis=0)
     at = np.arange(1.0, len(values) + 1)[:, None]

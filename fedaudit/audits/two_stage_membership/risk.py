@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +18,16 @@ import numpy.typing as npt
 from fedaudit.arrays import Bools, Floats
 from fedaudit.audits.two_stage_membership import theory
 from fedaudit.audits.two_stage_membership.attack import round_statistics
-from fedaudit.audits.two_stage_membership.facts import ADVANTAGE, FROM_TRUE, ON_MEMBERS, SURVIVAL
+from fedaudit.audits.two_stage_membership.facts import (
+    ADVANTAGE,
+    FROM_TRUE,
+    ON_MEMBERS,
+    SURVIVAL,
+    TS_MIA,
+    TS_MIA_DIFFERENCE,
+    TS_MIA_OF_OTHERS,
+)
+from fedaudit.randomness import Seed
 from fedaudit.results import Estimate
 from fedaudit.stats import intervals
 from fedaudit.trace import Truth
@@ -91,21 +100,22 @@ def contributions(guess: Survey, truth: Truth, member: Bools) -> Iterator[Contri
 def risk(
     audit: TwoStageMembership,
     parts: list[Contribution],
-    rng: np.random.Generator,
+    streams: Seed,
 ) -> dict[str, Estimate]:
     """TS-MIA_m and its two stages over rounds and clients. [TwoStage] Eqs. (28), (31), (32)
 
     The baseline of TS-MIA, of Pr(A | S) and of J is the same quantity on matched records that
-    nobody trained on: a value below it says nothing about membership. The baseline of SUR and of
-    stage I is that of n equal, orthogonal updates: SUR = 1 / sqrt(n).
+    nobody trained on: a value below it says nothing about membership. That of TS-MIA is an estimate
+    of its own, and so is the difference of the two, paired by client and round. The baseline of SUR
+    and of stage I is that of n equal, orthogonal updates: SUR = 1 / sqrt(n).
     """
     parts = [c for c in parts if np.isfinite(ratio_of(c))]
     if not parts:
         return {}
     clients = [c.client for c in parts]
     survived = np.array([survives(c) for c in parts], dtype=float)
-    inside = np.array([positive_share(c.delta[c.member], audit.sample, rng) for c in parts])
-    outside = np.array([positive_share(c.delta[~c.member], audit.sample, rng) for c in parts])
+    inside = np.array([share_above_zero(c, True, audit.sample, streams) for c in parts])
+    outside = np.array([share_above_zero(c, False, audit.sample, streams) for c in parts])
     advantage = np.array([float(theory.phi(c.delta[c.member]).mean()) for c in parts])
     foreign = np.array([float(theory.phi(c.delta[~c.member]).mean()) for c in parts])
     ratio = np.array([ratio_of(c) for c in parts])
@@ -125,7 +135,7 @@ def risk(
         found = intervals.cluster_mean(
             values[chosen],
             np.array(clients)[chosen],
-            rng=rng,
+            rng=streams.generator(name),
             confidence=audit.confidence,
             baseline=baseline,
             share=share,
@@ -133,7 +143,11 @@ def risk(
         if isinstance(found, Estimate):
             out[name] = found
 
-    add("ts_mia", survived * inside, float((survived * outside).mean()))
+    add(TS_MIA, survived * inside, float((survived * outside).mean()))
+    add(TS_MIA_OF_OTHERS, survived * outside, None)
+    add(TS_MIA_DIFFERENCE, survived * (inside - outside), 0.0, share=False)
+    if TS_MIA_DIFFERENCE in out:
+        out[TS_MIA_DIFFERENCE] = _never_certain(out[TS_MIA_DIFFERENCE])
     # equal and unrelated updates are orthogonal
     apart = np.array([1.0 / math.sqrt(len(c.survey.messages)) for c in parts])
     floors = np.array([c.survey.threshold for c in parts])
@@ -148,6 +162,21 @@ def risk(
         add(FROM_TRUE, off, abroad, share=False)
     add("sur", ratio, float(apart.mean()), share=False)
     return out
+
+
+def _never_certain(difference: Estimate) -> Estimate:
+    """A difference that is 0 for every client has no spread to resample: as many clients without
+    one leave room for a share of clients with one (Wilson), which bounds the mean difference."""
+    if not difference.low == difference.value == difference.high == 0:
+        return difference
+    reach = intervals.wilson(0, difference.n, difference.confidence).high
+    return replace(difference, low=-reach, high=reach, method="0 for every client: Wilson's limit")
+
+
+def share_above_zero(c: Contribution, inside: bool, sample: int, streams: Seed) -> float:
+    """Pr(J_m > 0) of one contribution's members, or of its non-members."""
+    rng = streams.generator("J of members" if inside else "J of non-members", c.client, c.round)
+    return positive_share(c.delta[c.member == inside], sample, rng)
 
 
 def positive_share(delta: Floats, sample: int, rng: np.random.Generator) -> float:

@@ -11,13 +11,14 @@ import numpy.typing as npt
 from fedaudit.arrays import Floats
 from fedaudit.audits.audit import Noise
 from fedaudit.audits.two_stage_membership import survival
+from fedaudit.randomness import Seed
 from fedaudit.trace import View
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedaudit.audits.records.scoring import RecordBatch, Scorer
     from fedaudit.audits.two_stage_membership.attribution import UpdateSegment
-    from fedaudit.audits.two_stage_membership.scoring import RecordBatch, Scorer
 
 Visibility = Literal["named", "anonymous", "sum"]
 
@@ -26,10 +27,12 @@ Visibility = Literal["named", "anonymous", "sum"]
 class SurveyContext:
     """Inputs that are the same for all rounds: the view, the scores and the records.
 
-    `columns`: recorded columns in the model's order, where it differs. `checked`: party -> numbers
+    `columns`: recorded columns in the model's order, where it differs. `present` (P, n) marks
+    candidates, the rest is padding. `checked`: party -> numbers
     of the candidates that are looked at closely. `smooth`: whether scores have second derivatives,
     `claimed_smooth` if the user declared it. `named`: updates of these parties carry names in some
-    round. `times_checked`: party -> how often its segments were measured, so that all have a turn.
+    round. `streams`: one stream of random numbers per method. `times_checked`: party -> how often
+    its segments were measured, so that all have a turn.
     """
 
     view: View
@@ -38,11 +41,12 @@ class SurveyContext:
     parties: tuple[str, ...]
     noise: Noise | None
     columns: npt.NDArray[np.int64] | None
+    present: npt.NDArray[np.bool_]
     checked: dict[str, npt.NDArray[np.int64]]
     smooth: bool
     claimed_smooth: bool
     named: bool
-    rng: np.random.Generator
+    streams: Seed
     times_checked: dict[str, int] = field(default_factory=dict)
 
 
@@ -94,7 +98,8 @@ class RoundSurvey:
     common W, `aggregate` is NaN and `stage_one` None.
 
     Anonymous rows: `by_row` (K, P, n) delta of every row on every pool, `local_by_row` (K, P, n)
-    evidence under every row's model.
+    evidence under every row's model. `segments` belong to named rows, or to the anonymous rows that
+    the attack links to a client (`paths_linked`).
     """
 
     number: int
@@ -118,6 +123,11 @@ class RoundSurvey:
     segments: dict[str, UpdateSegment] = field(default_factory=dict)
     no_derivative: str = ""
     personal: bool = False
+
+    @property
+    def paths_linked(self) -> bool:
+        """Whether the attack linked the paths to their clients; else names are on the messages."""
+        return self.seen == "anonymous"
 
 
 @dataclass(frozen=True, kw_only=True)

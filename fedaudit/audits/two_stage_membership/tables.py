@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedaudit.arrays import Bools, Floats
+from fedaudit.audits.records.areas import membership_auc
 from fedaudit.audits.two_stage_membership import (
     by_update,
     detection,
@@ -21,13 +22,15 @@ from fedaudit.audits.two_stage_membership import (
     survival,
     theory,
 )
-from fedaudit.audits.two_stage_membership.attack import membership_auc
+from fedaudit.audits.two_stage_membership.attack import READINGS
+from fedaudit.audits.two_stage_membership.facts import BY_LINKAGE
 from fedaudit.audits.two_stage_membership.risk import (
     Contribution,
-    positive_share,
     ratio_of,
+    share_above_zero,
     survives,
 )
+from fedaudit.randomness import Seed
 from fedaudit.results import Estimate, Underpowered
 from fedaudit.stats import intervals, roc
 
@@ -62,7 +65,7 @@ def per_client(
             audit.confidence,
         )
         row: dict[str, float | int | str | None] = {
-            "members asked": int(member[p].sum()),
+            "members_asked": int(member[p].sum()),
             "AUC": own.value if isinstance(own, Estimate) else None,
             "low": own.low if isinstance(own, Estimate) else None,
             "high": own.high if isinstance(own, Estimate) else None,
@@ -139,7 +142,7 @@ def curves(
     parts: list[Contribution],
     statistic: Floats,
     member: Bools,
-    rng: np.random.Generator,
+    streams: Seed,
     strength: Strength | None = None,
 ) -> dict[str, dict[str, tuple[float, ...]]]:
     out: dict[str, dict[str, tuple[float, ...]]] = {}
@@ -156,7 +159,7 @@ def curves(
         }
     if not parts:
         return out
-    out |= _risk_by_round(audit, parts, rng)
+    out |= _risk_by_round(audit, parts, streams)
     out |= _energy(parts)
     out |= by_update.tables(audit, guess, parts, member, strength)
     stage = [(c.survey.stage_one, c.row) for c in parts if c.survey.stage_one is not None]
@@ -204,7 +207,7 @@ def _bound_points(segment: UpdateSegment) -> list[tuple[float, ...]]:
 
 
 def _risk_by_round(
-    audit: TwoStageMembership, parts: list[Contribution], rng: np.random.Generator
+    audit: TwoStageMembership, parts: list[Contribution], streams: Seed
 ) -> dict[str, dict[str, tuple[float, ...]]]:
     """TS-MIA, SUR and J of every round: mean over its clients, with an interval over them.
 
@@ -223,10 +226,7 @@ def _risk_by_round(
 
     for own in rounds.values():
         at_risk = {
-            inside: [
-                survives(c) * positive_share(c.delta[c.member == inside], audit.sample, rng)
-                for c in own
-            ]
+            inside: [survives(c) * share_above_zero(c, inside, audit.sample, streams) for c in own]
             for inside in (True, False)
         }
         j = {
@@ -288,7 +288,7 @@ def notes(
     out = [
         f"candidates: {int(member.sum())} records of {len(guess.parties)} clients, and as many of "
         "the same classes that nobody trained on",
-        f"attack: {headline}, centred over the candidates of a client and class",
+        f"attack: {READINGS[headline]}, centred over the candidates of a client and class",
         *guess.notes,
         *_visibility_notes(guess),
     ]
@@ -362,13 +362,19 @@ def _movement_notes(guess: Survey, parts: list[Contribution]) -> list[str]:
 
 
 def _derivative_notes(audit: TwoStageMembership, guess: Survey) -> list[str]:
-    """Notes on missing derivatives along updates."""
+    """Notes on paths found by linkage, and on missing derivatives along updates."""
     out = []
     if guess.rough and any(r.segments for r in guess.rounds):
         out.append(
             "smoothness is not applicable: no known second derivative in "
             + ", ".join(guess.rough)
             + ("" if audit.smooth else " (set smooth = true if they have one)")
+        )
+    linked = sum(len(r.segments) for r in guess.rounds if r.paths_linked)
+    if linked:
+        out.append(
+            f"stage II was checked along {linked} {BY_LINKAGE}: their rows have no names, and some "
+            "may be another client's (rows_linked says how many)"
         )
     kinked = sum(segment.kinked for r in guess.rounds for segment in r.segments.values())
     if kinked:

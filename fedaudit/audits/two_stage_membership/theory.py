@@ -62,7 +62,10 @@ def advantage_slack(smoothness: npt.ArrayLike, norm: npt.ArrayLike) -> Floats:
 def mean_score_slack(
     variance: npt.ArrayLike, smoothness: npt.ArrayLike, norm: npt.ArrayLike
 ) -> Floats:
-    """J = phi(|s| |u| gamma) +- (sqrt(Var)/4 + L |u|^2 / 8). [TwoStage] Lemma 7"""
+    """J = phi(|s| |u| gamma) +- (sqrt(Var)/4 + L |u|^2 / 8). [TwoStage] Lemma 7
+
+    The lemma itself is in words; the formula stands at the end of its proof.
+    """
     spread = np.sqrt(np.maximum(np.asarray(variance, dtype=np.float64), 0.0)) / 4.0
     return np.asarray(spread + advantage_slack(smoothness, norm))
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.arrays import Floats, Indices
-from fedaudit.audits.active_membership.channel import OPEN, Channel
+from fedaudit.audits.active_membership.channel import NO_MECHANISM, Channel
 from fedaudit.audits.active_membership.draws import fast_generator
 from fedaudit.audits.active_membership.games.arrays import FEATURES_AT_ONCE, slices
 from fedaudit.errors import DataError, UsageError
@@ -25,12 +25,12 @@ class Universe:
     """
 
     values: Floats
-    channel: Channel = field(default=OPEN, repr=False)
+    channel: Channel = field(default=NO_MECHANISM, repr=False)
     codes: npt.NDArray[np.int32] | None = field(default=None, repr=False)
     merged: int = 0
 
     @classmethod
-    def of(cls, x: npt.ArrayLike, channel: Channel = OPEN) -> Universe:
+    def of(cls, x: npt.ArrayLike, channel: Channel = NO_MECHANISM) -> Universe:
         """From records (n, r) before any protection."""
         raw = np.asarray(x, dtype=np.float64)
         if raw.ndim != 2:

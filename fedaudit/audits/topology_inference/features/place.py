@@ -33,7 +33,9 @@ class Place:
         n = len(clients)
         if n < 2:
             raise NothingToSay(
-                "one client has nobody to differ from" if n else "the trace does not list clients",
+                "one client has no other to be compared with"
+                if n
+                else "the trace does not list clients",
                 code="too_few_clients",
                 expected="a federation of two clients or more",
                 got=f"{n} client{'' if n == 1 else 's'}",

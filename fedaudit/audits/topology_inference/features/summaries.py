@@ -72,7 +72,10 @@ def _over(total: Floats, count: npt.NDArray[Any]) -> Floats:
 
 
 def noise_column(view: View, n: int) -> Floats | None:
-    """(n, 1) declared noise multipliers if they differ between clients: A1 knows them."""
+    """(n, 1) declared noise multipliers if they differ between clients.
+
+    They are public, so that even A1, the adversary who sees updates alone, has them.
+    """
     for declared in view.declared:
         z = declared.get("noise_multiplier")
         if isinstance(z, list | tuple) and len(z) == n and len(set(z)) > 1:

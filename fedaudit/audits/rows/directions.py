@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.arrays import Rows
-from fedaudit.audits.fingerprint.products import product, square_lengths
+from fedaudit.stats.products import product, square_lengths
 
 
 def split(rows: Rows, *, overwrite: bool = False) -> tuple[Rows, Rows, Rows]:

@@ -11,14 +11,14 @@ import numpy.typing as npt
 from fedaudit.audits.audit import Candidates
 
 if TYPE_CHECKING:
-    from fedaudit.audits.two_stage_membership.scoring import RecordBatch
+    from fedaudit.audits.records.scoring import RecordBatch
 
 
 def take_records(pools: RecordBatch, which: int, records: npt.NDArray[np.int64]) -> RecordBatch:
     """Some records of one pool, (n, ...)."""
     import torch
 
-    from fedaudit.audits.two_stage_membership.scoring import RecordBatch
+    from fedaudit.audits.records.scoring import RecordBatch
 
     rows = torch.from_numpy(records)
     noise = None if pools.noise is None else pools.noise[:, which][:, rows]
@@ -26,7 +26,7 @@ def take_records(pools: RecordBatch, which: int, records: npt.NDArray[np.int64])
 
 
 def flatten_pools(pools: RecordBatch) -> RecordBatch:
-    from fedaudit.audits.two_stage_membership.scoring import RecordBatch
+    from fedaudit.audits.records.scoring import RecordBatch
 
     noise = None if pools.noise is None else pools.noise.flatten(1, 2)
     return RecordBatch(pools.x.flatten(0, 1), pools.y.flatten(0, 1), noise)
@@ -41,7 +41,7 @@ def pad_pools(
     """
     import torch
 
-    from fedaudit.audits.two_stage_membership.scoring import RecordBatch
+    from fedaudit.audits.records.scoring import RecordBatch
 
     longest = max(len(p) for p in pools)
     present = np.zeros((len(pools), longest), dtype=bool)

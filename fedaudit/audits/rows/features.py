@@ -18,22 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.arrays import Rows
-from fedaudit.audits.fingerprint.products import (
-    COLUMNS,
-    by_rows,
-    inverse_lengths,
-    product,
-    square_lengths,
-)
 from fedaudit.audits.outright import RoundUpdates, single_updates
 from fedaudit.errors import NothingToSay, TraceError, UsageError
 from fedaudit.layout import Layout
+from fedaudit.stats.count_sketch import CountSketch
+from fedaudit.stats.products import COLUMNS, by_rows, inverse_lengths, product, square_lengths
 from fedaudit.trace import View
 
 EXACT_BYTES = 1 << 29
 """Largest size of the feature rows of a trace that are kept exactly."""
 SKETCH_WIDTH = 8191  # a prime, so that cells do not align with the rows of a weight matrix
-FOLD_COLUMNS = 1 << 19  # folded at a time, so that their signs fit the cache
 MAPPED = 1 << 25  # numbers of a round to read before their pages are released
 TINY = 1e-30  # below this a single-precision sum of squares has lost terms
 
@@ -79,49 +73,20 @@ def standardise_columns(rounds: Sequence[Rows]) -> list[Rows]:
     return [((r - mean) * scale).astype(np.float32) for r in rounds]
 
 
-class CountSketch:
-    """A count sketch of width m for vectors of any length, with one random sign per column."""
-
-    def __init__(self, columns: int, width: int, rng: np.random.Generator) -> None:
-        self.columns, self.width = columns, width
-        self._signs = rng.choice(np.array([-1, 1], dtype=np.int8), size=columns)
-
-    def add(self, out: Rows, rows: Rows, first: int) -> npt.NDArray[np.float64]:
-        """Add the sketch of rows (K, c), columns from `first` on, to out (K, m).
-
-        Returns the squared lengths of `rows` (K,), computed while they are in the cache.
-        """
-        squares = np.zeros(len(rows))
-        for low in range(0, rows.shape[1], FOLD_COLUMNS):
-            part = rows[:, low : low + FOLD_COLUMNS]
-            self._add(out, part, first + low, squares)
-        return squares
-
-    def _add(self, out: Rows, rows: Rows, first: int, squares: npt.NDArray[np.float64]) -> None:
-        # [head | whole cells | tail]: reads a row once, without a temporary of its size
-        count, width = rows.shape[1], self.width
-        at = first % width
-        head = min((width - at) % width, count)
-        whole = (count - head) // width
-        tail = head + whole * width
-        signs = self._signs[first : first + count].astype(np.float32)
-        cells = signs[head:tail].reshape(whole, width)
-
-        def fold(some: slice) -> None:
-            x, y = rows[some], out[some]
-            if whole:
-                middle = x[:, head:tail].reshape(len(x), whole, width)
-                y += np.einsum("kbm,bm->km", middle, cells)
-            y[:, at : at + head] += x[:, :head] * signs[:head]
-            y[:, : count - tail] += x[:, tail:] * signs[tail:]
-            squares[some] += square_lengths(x)
-
-        by_rows(fold, rows)
+def equal_scale(rounds: Sequence[Rows]) -> list[Rows]:
+    """Rows divided by one number, so that their mean squared length is 1."""
+    total = sum(float(squared_lengths(r).sum()) for r in rounds)
+    scale = math.sqrt(sum(len(r) for r in rounds) / total) if total > 0 else 1.0
+    return [r * np.float32(scale) for r in rounds]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Features:
-    """Unit rows of every round [(K_t, m)], the message of each row, and their origin."""
+    """Normalised rows of every round [(K_t, m)], the message of each row, and their origin.
+
+    `normalised`: each row has length 1 ("unit"), or each column has deviation 1 over all rounds
+    and rows keep their lengths, as published ("column").
+    """
 
     rounds: tuple[int, ...]
     rows: list[Rows]
@@ -129,6 +94,11 @@ class Features:
     tensors: tuple[str, ...]
     columns: int
     sketch_width: int | None
+    normalised: Literal["unit", "column"] = "unit"
+
+    def units(self) -> list[Rows]:
+        """The rows with length 1, for comparison by cosine."""
+        return self.rows if self.normalised == "unit" else [unit_norm(r) for r in self.rows]
 
     @property
     def detectable(self) -> float:
@@ -213,11 +183,10 @@ def collect(
             remedy='select fewer tensors with features, or set normalise = "unit"',
         )
     fold = CountSketch(columns, width, rng) if width else None
-    rounds: list[Rows] = []
-    for c in carried:
-        rounds.append(_round_rows(view, c, chosen, columns, fold))
-    if normalise == "column":
-        rounds = [unit_norm(r) for r in standardise_columns(rounds)]
+    unit = normalise == "unit"
+    rounds = [_round_rows(view, c, chosen, columns, fold, unit=unit) for c in carried]
+    if not unit:
+        rounds = equal_scale(standardise_columns(rounds))
     return Features(
         rounds=tuple(c.number for c in carried),
         rows=rounds,
@@ -225,13 +194,20 @@ def collect(
         tensors=names,
         columns=columns,
         sketch_width=width or None,
+        normalised=normalise,
     )
 
 
 def _round_rows(
-    view: View, c: RoundUpdates, chosen: Sequence[object], columns: int, fold: CountSketch | None
+    view: View,
+    c: RoundUpdates,
+    chosen: Sequence[object],
+    columns: int,
+    fold: CountSketch | None,
+    *,
+    unit: bool,
 ) -> Rows:
-    """Unit rows of one round: exact (K, d), or folded (K, m) with exact norms."""
+    """Rows of one round: exact (K, d), or folded (K, m); `unit`: divided by their exact norms."""
     number, count = c.number, len(c.hidden)
     out = np.zeros((count, fold.width if fold else columns), dtype=np.float32)
     squares = np.zeros(count, dtype=np.float64)
@@ -251,7 +227,8 @@ def _round_rows(
             squares += own
             first += part.shape[1]
             release_pages(rows)
-    out *= inverse_lengths(squares)[:, None]
+    if unit:
+        out *= inverse_lengths(squares)[:, None]
     return out
 
 

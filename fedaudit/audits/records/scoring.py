@@ -9,7 +9,7 @@ so that two models are compared on the same draws. [TwoStage] Section 4.1
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.errors import ConfigError, NotApplicable
-from fedaudit.tasks.models import Attention, Block, ConditionalVAE, FeedForward, TinyGPT, TinyViT
+from fedaudit.tasks.models import (
+    Attention,
+    Block,
+    ConditionalVAE,
+    FeedForward,
+    LowRank,
+    TinyGPT,
+    TinyViT,
+)
 from fedaudit.tasks.stacked import NotStackable, Parameters
 from fedaudit.tasks.task import Task
 
@@ -238,9 +246,29 @@ class Scorer:
             (slopes,) = torch.autograd.grad((pulled * directions).sum(), v)
         return scores.detach(), self._finite(slopes)
 
+    def pool_gradients(self, model: Tensor, pools: RecordBatch, weights: Tensor) -> Tensor:
+        """Gradient (P, d), at one model (d,), of each pool's score summed with `weights` (P, n).
+
+        Pools are stacked as if each had a model of its own: one backward pass for a block of them.
+        """
+        first = RecordBatch(
+            pools.x[0], pools.y[0], None if pools.noise is None else pools.noise[:, 0]
+        )
+        fit = NUMBERS_AT_ONCE // (self._numbers_per_record(model, first) * pools.x.shape[1])
+        step = max(1, min(fit, WEIGHTS_AT_ONCE // model.numel()))
+        out = []
+        with self._evaluation_mode(), torch.enable_grad():
+            for low in range(0, len(pools), step):
+                some, every = slice(low, low + step), slice(None)
+                at = model.expand(len(pools.x[some]), -1).clone().requires_grad_()
+                total = (self._differentiable(at, pools.block(some, every)) * weights[some]).sum()
+                (gradient,) = torch.autograd.grad(total, at)
+                out.append(gradient)
+        return self._finite(torch.cat(out))
+
     def _differentiable(self, models: Tensor, batch: RecordBatch) -> Tensor:
         """Scores (K, n) as a differentiable function of the models (K, d)."""
-        p = self.task.named(models)
+        p = self.task.differentiable(models)
         if self._stackable:
             try:
                 return self._mean(lambda x, y, z: self._stacked(p, x, y, z), batch)
@@ -298,11 +326,53 @@ SMOOTH = frozenset(
         *(nn.GroupNorm, nn.LayerNorm, nn.Dropout),
         *(nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Softmax, nn.LogSoftmax),
         *(nn.AvgPool2d, nn.AdaptiveAvgPool2d),
-        *(Attention, FeedForward, Block, TinyGPT, TinyViT, ConditionalVAE),
+        *(Attention, FeedForward, Block, LowRank, TinyGPT, TinyViT, ConditionalVAE),
     }
 )
 """Smooth layers, by type and not by name: a user's `Block` may hold a ReLU. Batch normalisation is
 smooth too, but torch has no derivative by its statistics, which are part of the sent model."""
+
+
+def score_pools(
+    scorer: Scorer, models: Tensor | Models, pools: RecordBatch, pairs: Sequence[Sequence[int]]
+) -> Tensor:
+    """Scores (K, R, n) of K models (K, d), model j on the pools `pairs[j]` (R,); `pools` x
+    (P, n, ...).
+
+    Works on a block of models at a time: all models and pools together would take K x P x n
+    records. If all models score the same pools, they share one view of them.
+    """
+    which = torch.as_tensor(np.asarray(pairs, dtype=np.int64))
+    count, asked_pools = which.shape
+    if bool((which == which[0]).all()):
+        shared = _side_by_side(pools, which[:1])
+        return scorer.each(models, _for_all(shared, count)).view(count, asked_pools, -1)
+    numbers = asked_pools * (pools.x[0].numel() + _draws(pools))
+    rows = max(1, NUMBERS_AT_ONCE // max(1, numbers))
+    rows = min(rows, max(1, WEIGHTS_AT_ONCE // models[0].numel()))
+    parts = [
+        scorer.each(models[low : low + rows], _side_by_side(pools, which[low : low + rows]))
+        for low in range(0, count, rows)
+    ]
+    return torch.cat(parts).view(count, asked_pools, -1)
+
+
+def _draws(pools: RecordBatch) -> int:
+    """Random numbers of one pool."""
+    return 0 if pools.noise is None else pools.noise[:, 0].numel()
+
+
+def _side_by_side(pools: RecordBatch, which: Tensor) -> RecordBatch:
+    """The pools (K, R) that each of K models scores, one after the other: (K, R n, ...)."""
+    noise = None if pools.noise is None else pools.noise[:, which].flatten(2, 3)
+    return RecordBatch(pools.x[which].flatten(1, 2), pools.y[which].flatten(1, 2), noise)
+
+
+def _for_all(one: RecordBatch, count: int) -> RecordBatch:
+    """The records of one model (1, n, ...), shared by `count` models without a copy."""
+    noise = None if one.noise is None else one.noise.expand(-1, count, *one.noise.shape[2:])
+    x = one.x.expand(count, *one.x.shape[1:])
+    return RecordBatch(x, one.y.expand(count, *one.y.shape[1:]), noise)
 
 
 def rough_layers(task: Task, *, claimed_smooth: bool = False) -> tuple[str, ...]:

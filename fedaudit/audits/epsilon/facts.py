@@ -1,0 +1,75 @@
+"""Measures, verdict and words of the epsilon audit."""
+
+from fedaudit.audits.facts import (
+    GREATER,
+    LESS,
+    UNKNOWN,
+    Advice,
+    AuditFacts,
+    Column,
+    Decision,
+    Measure,
+    Words,
+)
+
+FACTS = AuditFacts(
+    measures=(
+        Measure("epsilon", GREATER, "epsilon", "epsilon that was measured, at least"),
+        Measure(
+            "epsilon_any_mechanism",
+            GREATER,
+            "epsilon",
+            "the same, assuming nothing about the mechanism",
+        ),
+        Measure(
+            "epsilon_rehearsals",
+            GREATER,
+            "epsilon",
+            "the same from the share of right guesses in independent rehearsals",
+        ),
+        Measure(
+            "share_of_declared",
+            GREATER,
+            "of the declared epsilon",
+            "epsilon that was measured, at least, over the declared one",
+        ),
+        Measure("guessed", GREATER, "share of coins", "coins of canaries guessed correctly"),
+        Measure("gain", UNKNOWN, "clips", "what an inserted canary moves over what it may move"),
+        Measure("noise", LESS, "of the declared power", "power of the noise in a tensor"),
+        Measure(
+            "noise_between_clients",
+            LESS,
+            "of the declared power",
+            "power of differences of uploads",
+        ),
+        Measure(
+            "noise_between_rounds", LESS, "of the declared power", "power of differences of rounds"
+        ),
+        Measure("batch_sizes", UNKNOWN, "of the declared size", "mean size of a batch"),
+        Measure("spread_of_batch_sizes", UNKNOWN, "of Poisson sampling", "variance of batch sizes"),
+        Measure("steps", GREATER, "steps", "steps of one client"),
+        Measure("diverged_rounds", GREATER, "rounds", "rounds with numbers that are not finite"),
+        Measure("delta_times_records", GREATER, "records", "delta times the number of records"),
+    ),
+    columns=(
+        Column("declared", GREATER, exact=True, words="declared epsilon"),
+        Column("guessed", GREATER, words="share of the client's coins guessed correctly"),
+        Column("right", exact=True, words="right guesses"),
+        Column("coins", exact=True, words="canaries of this client"),
+        Column("at_most", exact=True, words="share that the declared mechanism allows"),
+        Column("p", words="p-value against its declaration, adjusted for all clients (Holm)"),
+    ),
+    decision=Decision(found="no_evidence"),  # to measure some of what was declared is no fault
+    words=Words(
+        short="Declared epsilon kept?",
+        learns="learn more than the declared epsilon allows",
+        measure="epsilon measured, at least",
+        leak="{first}.",
+        no_evidence="{first}.",
+        advice=(
+            Advice("add more noise in DP-SGD", only=("noise_at_step",)),
+            Advice("add noise", unless=("noise_at_step",)),
+        ),
+        against="nothing",
+    ),
+)

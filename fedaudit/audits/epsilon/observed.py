@@ -1,0 +1,250 @@
+"""Read a rehearsal as its adversary: scores, guesses and measured noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from fedaudit.arrays import Bools, Floats, Indices
+from fedaudit.audits.epsilon import gauge, released
+from fedaudit.audits.epsilon.canaries import Rehearsal
+from fedaudit.audits.epsilon.gauge import NoisePower
+from fedaudit.audits.epsilon.scores import among_rows, calls, log_ratio, robust_variance
+from fedaudit.trace import ANONYMOUS
+
+LARGEST = 1e30
+"""Sums of squares of larger numbers may overflow."""
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """Scores of a rehearsal's canaries, and the power of its noise.
+
+    `ratio` (m,): log-likelihood ratios over all rounds. `signal` (m, R): the canary's share of the
+    noisy sums of each round, over the clip. `beside` (m, R): the same in the mean upload of the
+    other clients, who do not hold the canary; 0 where nobody else is named. `read` (R,): rounds
+    that were read. `call` (m,): guesses, 1 in, -1 out, 0 withheld.
+    `noise`: tensor -> power over the declared one; `apart`: the same of differences between
+    clients and between rounds. `named`: whether uploads bear names. `diverged`: rounds with
+    numbers that are not finite, which are left out.
+    """
+
+    rehearsal: Rehearsal
+    ratio: Floats
+    signal: Floats
+    beside: Floats
+    read: Bools
+    call: Indices
+    noise: Mapping[str, NoisePower] = field(default_factory=dict)
+    apart: Mapping[str, NoisePower] = field(default_factory=dict)
+    named: bool = True
+    diverged: int = 0
+
+    def right(self, coins: Bools, chosen: Bools) -> tuple[int, int]:
+        """Right guesses about chosen canaries, and all guesses that were not withheld."""
+        guessed = (self.call != 0) & chosen
+        return int(((self.call > 0) == coins)[guessed].sum()), int(guessed.sum())
+
+    def correct(self, coins: Bools) -> Bools:
+        """Whether the likelihood alone guesses each coin correctly, none withheld: (m,)."""
+        return np.asarray((self.ratio > 0) == coins)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether rows bear no names and clients add different noise."""
+        r = self.rehearsal
+        return not self.named and r.release == "steps" and len(set(r.powers.tolist())) > 1
+
+    def share_right(self, coins: Bools) -> float:
+        return float(self.correct(coins)[self.main].mean())
+
+    @property
+    def main(self) -> Bools:
+        """Gradient canaries; records where there are no others."""
+        record = self.rehearsal.canaries.is_record
+        return record if record.all() else ~record
+
+
+@dataclass
+class _Rounds:
+    """Sums over the rounds of a view, as they are read."""
+
+    rehearsal: Rehearsal
+    ratio: Floats
+    signal: Floats
+    beside: Floats
+    read: Bools
+    noise: dict[str, list[NoisePower]] = field(default_factory=dict)
+    apart: dict[str, list[NoisePower]] = field(default_factory=dict)
+    named: bool = True
+    moved: Floats | None = None
+    before: dict[str, tuple[Floats, float]] = field(default_factory=dict)
+
+
+def observe(rehearsal: Rehearsal, rng: np.random.Generator) -> Sighting:
+    """Read all rounds of a rehearsal."""
+    m, rounds = len(rehearsal.canaries), len(rehearsal.view.rounds)
+    read = np.ones(rounds, dtype=bool)
+    none = np.zeros((m, rounds))
+    so_far = _Rounds(rehearsal, np.zeros(m), none, none.copy(), read)
+    read_round = _read if rehearsal.release == "steps" else _read_clients
+    for number in rehearsal.view.rounds:
+        read_round(so_far, number)
+    plain = max(p.curve().total_variation for p in set(rehearsal.promises))
+    # ties at random: a canary that no round showed has the ratio of all such
+    ratio = so_far.ratio + 1e-9 * rng.standard_normal(m)
+    return Sighting(
+        rehearsal=rehearsal,
+        ratio=ratio,
+        signal=so_far.signal,
+        beside=so_far.beside,
+        read=read,
+        call=calls(ratio, rehearsal.canaries.is_record.astype(np.int64), plain),
+        noise={name: gauge.pooled(parts) for name, parts in so_far.noise.items()},
+        apart={name: gauge.pooled(parts) for name, parts in so_far.apart.items()},
+        named=so_far.named,
+        diverged=int((~read).sum()),
+    )
+
+
+def _read(so_far: _Rounds, number: int) -> None:
+    """Add one round."""
+    r = so_far.rehearsal
+    updates = r.view.updates(number, senders={*r.clients, ANONYMOUS})
+    if not np.abs(updates.rows).max() < LARGEST:
+        so_far.read[number - 1] = False
+        return
+    place = {name: c for c, name in enumerate(r.clients)}
+    named = ANONYMOUS not in updates.senders
+    so_far.named &= named
+    # row -> its client; an anonymous row holds at least as much noise as the quietest client's
+    quietest = int(r.powers.argmin())
+    owner = np.array([place.get(s, quietest) for s in updates.senders])
+    promise = [r.promises[c] for c in owner]
+    clip = np.array([p.clip for p in promise])
+    scale = np.ones(len(owner)) if r.scale is None else r.scale[owner]
+    rows = -np.asarray(updates.rows, dtype=np.float64) / (scale * clip)[:, None]
+    variance = np.array([p.exposure.steps * p.multiplier**2 for p in promise], dtype=np.float64)
+    shares = r.canaries.along(rows)  # (n, m)
+    if r.scale is None:  # the noise per upload is not known: that of most canaries' signals
+        spread = np.array([robust_variance(s) for s in shares])
+        shares *= np.sqrt(variance / np.maximum(spread, 1e-300))[:, None]
+    _add_scores(so_far, number, shares, variance, owner, named)
+    if r.gradients is not None and r.scale is not None:
+        held = next((r.view.received(number, s) for s in r.clients if s in updates.senders), None)
+        if held is not None or not named:
+            _add_records(so_far, number, rows, variance, owner, named, held)
+    if r.scale is not None:
+        _add_noise(so_far, rows, variance, updates.senders, named)
+
+
+def _read_clients(so_far: _Rounds, number: int) -> None:
+    """Add one round of canary clients."""
+    r = so_far.rehearsal
+    if r.release == "uploads":
+        found = released.of_uploads(r, number)
+    else:
+        found = released.of_models(r, number, so_far.moved)
+        so_far.moved = released.movement(r, number)
+    if not np.abs(found.rows).max() < LARGEST:
+        so_far.read[number - 1] = False
+        return
+    so_far.named &= found.named
+    so_far.ratio += found.ratio
+    so_far.signal[:, number - 1] = found.signal
+    so_far.beside[:, number - 1] = found.beside
+    _add_noise(
+        so_far, found.rows, found.variance, found.senders, found.named and len(found.rows) > 1
+    )
+
+
+def _add_scores(
+    so_far: _Rounds,
+    number: int,
+    shares: Floats,
+    variance: Floats,
+    owner: Indices,
+    named: bool,
+) -> None:
+    """Add the round's likelihood ratios and signals, from shares (n, m) of n rows."""
+    r = so_far.rehearsal
+    # gradients of real records add to the noise
+    widest = np.maximum(variance, [robust_variance(s) for s in shares])
+    for client in np.unique(r.canaries.client):
+        mine = np.flatnonzero((r.canaries.client == client) & ~r.canaries.is_record)
+        e = r.promises[client].exposure
+        rows = np.flatnonzero(owner == client) if named else np.arange(len(owner))
+        if not len(rows):
+            continue  # the client sat this round out
+        each = log_ratio(shares[np.ix_(rows, mine)], widest[rows, None], e.steps, e.sampling_rate)
+        so_far.ratio[mine] += among_rows(each)
+        so_far.signal[mine, number - 1] = shares[np.ix_(rows, mine)].sum(axis=0)
+        others = np.flatnonzero(owner != client) if named else rows[:0]
+        if len(others):
+            so_far.beside[mine, number - 1] = shares[np.ix_(others, mine)].mean(axis=0)
+
+
+def _add_records(
+    so_far: _Rounds,
+    number: int,
+    rows: Floats,
+    variance: Floats,
+    owner: Indices,
+    named: bool,
+    model: npt.NDArray[np.float32] | None,
+) -> None:
+    """Add the round's ratios and signals of record canaries, along their gradients at the model.
+
+    Other records pull in the same direction: what all clients have in common is subtracted.
+    """
+    r = so_far.rehearsal
+    if model is None or r.gradients is None:
+        return
+    records = np.flatnonzero(r.canaries.is_record)
+    gradient = r.gradients(model).astype(np.float64)
+    length = np.maximum(np.linalg.norm(gradient, axis=1), 1e-12)
+    clip = np.array([r.promises[c].clip for c in r.canaries.client[records]])
+    # a clipped gradient moves a sum by this share of the clip
+    moves = np.maximum(np.minimum(length / clip, 1.0), 1e-3)
+    shares = rows @ (gradient / length[:, None]).T  # (n, records)
+    shares = (shares - np.median(shares, axis=0)) / moves
+    widest = np.maximum(variance, [robust_variance(s * moves) for s in shares])
+    for i, record in enumerate(records):
+        client = r.canaries.client[record]
+        e = r.promises[client].exposure
+        at = np.flatnonzero(owner == client) if named else np.arange(len(owner))
+        if len(at):
+            own = shares[at, i : i + 1]
+            spread = (widest[at] / moves[i] ** 2)[:, None]
+            ratio = log_ratio(own, spread, e.steps, e.sampling_rate)
+            so_far.ratio[record] += among_rows(ratio)[0]
+            so_far.signal[record, number - 1] = float(own.sum() * moves[i])
+
+
+def _add_noise(
+    so_far: _Rounds, rows: Floats, variance: Floats, senders: tuple[str, ...], named: bool
+) -> None:
+    """Add the power of a round's noise, and of differences between clients and between rounds."""
+    layout = so_far.rehearsal.view.layout
+    for name, power in gauge.of_tensors(rows, variance, layout).items():
+        so_far.noise.setdefault(name, []).append(power)
+    n = len(rows) // 2
+    if n:
+        both = variance[:n] + variance[n : 2 * n]
+        power = gauge.of_differences(rows[:n], rows[n : 2 * n], both)
+        so_far.apart.setdefault("clients", []).append(power)
+    now = dict(zip(senders, rows, strict=True)) if named else {"": rows.sum(axis=0)}
+    spread = dict(zip(senders, variance, strict=True)) if named else {"": float(variance.sum())}
+    both_rounds = [s for s in now if s in so_far.before]
+    if not both_rounds:
+        so_far.before = {s: (row, spread[s]) for s, row in now.items()}
+        return
+    first = np.stack([so_far.before[s][0] for s in both_rounds])
+    second = np.stack([now[s] for s in both_rounds])
+    both = np.array([so_far.before[s][1] + spread[s] for s in both_rounds])
+    power = gauge.of_differences(first, second, both)
+    so_far.apart.setdefault("rounds", []).append(power)
+    so_far.before = {}  # disjoint pairs of rounds are independent

@@ -1,0 +1,159 @@
+"""Estimates, test and ceilings of the attacks' statistics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedaudit.arrays import Bools, Floats, Indices
+from fedaudit.audits.membership import theory
+from fedaudit.audits.membership.facts import ADJUSTED_P, ADVANTAGE, AREA, HEADLINE, RATE
+from fedaudit.audits.records.areas import membership_auc, true_positive_rates
+from fedaudit.audits.records.ceilings import ceiling_by, weakest_guarantees
+from fedaudit.results import Bound, Estimate, Underpowered
+from fedaudit.stats import intervals, roc
+from fedaudit.trace import Truth
+
+RATES = (0.05, 0.01, 0.001)
+"""False-positive rates at which true-positive rates are stated."""
+MOST_POINTS = 200
+
+
+@dataclass(frozen=True)
+class AskedCandidates:
+    """Who was asked about: `member`, `present` and `classes` (P, n)."""
+
+    member: Bools
+    present: Bools
+    classes: Indices
+    confidence: float
+
+
+def area(statistic: Floats, asked: AskedCandidates) -> Estimate | Underpowered:
+    return membership_auc(statistic, asked.member, asked.present, asked.classes, asked.confidence)
+
+
+def measure_of(reading: str, headline: str) -> str:
+    """Name of the AUC of one reading."""
+    return HEADLINE if reading == headline else f"{AREA} ({reading})"
+
+
+def estimates_of(
+    statistics: Mapping[str, Floats], asked: AskedCandidates
+) -> tuple[dict[str, Estimate], list[Underpowered]]:
+    """AUC of every reading, rates of the headline (the first reading)."""
+    headline = next(iter(statistics))
+    out: dict[str, Estimate] = {}
+    short: list[Underpowered] = []
+    for name, statistic in statistics.items():
+        found, measure = area(statistic, asked), measure_of(name, headline)
+        if isinstance(found, Underpowered):
+            short.append(replace(found, measure=measure))
+        else:
+            out[measure] = found
+    head = statistics[headline]
+    rates, lacking = true_positive_rates(
+        head, asked.member, asked.present, asked.confidence, rates=RATES
+    )
+    short += lacking
+    if HEADLINE in out:
+        out |= rates | {ADVANTAGE: advantage(head, asked)}
+    return out, short
+
+
+def advantage(evidence: Floats, asked: AskedCandidates) -> Estimate:
+    """Rate of members minus rate of others with evidence above the median, clustered by client.
+
+    The median uses no label. Members and others are matched one to one, so the difference of rates
+    is twice the share of right calls, minus one.
+    """
+    usable = asked.present & np.isfinite(evidence)
+    called = evidence > np.median(evidence[usable])
+    rows = [
+        p
+        for p in range(len(called))
+        if (usable[p] & asked.member[p]).any() and (usable[p] & ~asked.member[p]).any()
+    ]
+    yes, tried = [], []
+    for p in rows:
+        right = called[p] == asked.member[p]
+        yes.append(int(right[usable[p]].sum()))
+        tried.append(int(usable[p].sum()))
+    share = intervals.clustered_share(yes, tried, asked.confidence, baseline=0.5)
+    return replace(
+        share,
+        value=2 * share.value - 1,
+        low=2 * share.low - 1,
+        high=2 * share.high - 1,
+        baseline=0.0,
+    )
+
+
+def per_client(
+    parties: Sequence[str], statistic: Floats, asked: AskedCandidates, adjusted: Floats
+) -> dict[str, dict[str, Any]]:
+    """Client -> columns."""
+    out: dict[str, dict[str, Any]] = {}
+    for i, party in enumerate(parties):
+        one = slice(i, i + 1)
+        own = area(
+            statistic[one],
+            AskedCandidates(
+                asked.member[one], asked.present[one], asked.classes[one], asked.confidence
+            ),
+        )
+        known = isinstance(own, Estimate)
+        out[party] = {
+            "AUC": own.value if isinstance(own, Estimate) else None,
+            "low": own.low if isinstance(own, Estimate) else None,
+            "high": own.high if isinstance(own, Estimate) else None,
+            "members_asked": int((asked.member[i] & asked.present[i]).sum()),
+            ADJUSTED_P: float(adjusted[i]) if known and not math.isnan(adjusted[i]) else None,
+        }
+    return out
+
+
+def curves(statistic: Floats, asked: AskedCandidates) -> dict[str, dict[str, tuple[float, ...]]]:
+    """The headline's ROC curve."""
+    usable = asked.present & np.isfinite(statistic)
+    found = roc.curve(statistic[usable], asked.member[usable])
+    if isinstance(found, Underpowered):
+        return {}
+    points = len(found.threshold)
+    keep = np.unique(np.linspace(0, points - 1, min(MOST_POINTS, points)).astype(int))
+    return {
+        "ROC": {
+            "false positives": tuple(map(float, found.false_positive_rate[keep])),
+            "true positives": tuple(map(float, found.true_positive_rate[keep])),
+        }
+    }
+
+
+def ceilings(
+    noisy: Sequence[str], truth: Truth, estimates: Mapping[str, Estimate]
+) -> dict[str, Bound]:
+    """Upper bounds from guarantees whose noise is added before this vantage sees anything."""
+    out = {}
+    for name, weakest in weakest_guarantees(truth, noisy):
+        epsilon, delta = float(weakest["epsilon"]), float(weakest["delta"])
+        values = {
+            HEADLINE: theory.largest_auc(epsilon, delta),
+            ADVANTAGE: theory.largest_advantage(epsilon, delta),
+        } | {
+            f"{RATE} (at {100 * rate:g} %)": theory.largest_rate(epsilon, delta, rate)
+            for rate in RATES
+        }
+        for of, value in values.items():
+            if of in estimates:
+                out[f"ceiling of {name} on {of}"] = ceiling_by(
+                    weakest,
+                    value,
+                    of=of,
+                    source="trade-off curve of (epsilon, delta)",
+                    assumes="the guarantee of the client with the largest epsilon",
+                )
+    return out

@@ -1,0 +1,100 @@
+"""Where a record meets a layer, and where logits leave one: found by running the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fedaudit.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class LinearEnds:
+    """Names of the linear layers that see the record itself and that give the output; "" if none.
+
+    Both need a bias: without one, dW / db is undefined and labels leave no count.
+    """
+
+    first: str = ""
+    last: str = ""
+
+    @property
+    def input_tensors(self) -> tuple[str, str]:
+        return f"{self.first}.weight", f"{self.first}.bias"
+
+
+@dataclass(frozen=True)
+class EmbeddingEnd:
+    """The trained table that looks up a record's tokens: its `tensor`, and whether the last token
+    of a record is looked up too (in next-token prediction it is a target only)."""
+
+    tensor: str
+    last_is_read: bool
+
+
+def embedding_end(task: Task, x: Tensor, y: Tensor) -> EmbeddingEnd | None:
+    """The embedding that sees tokens x (n, L), from one forward pass; None if none is trained."""
+    from torch import nn
+
+    for name, into, _ in _layers_passed(task, x, y, nn.Embedding, ("weight",))[0]:
+        for last_is_read, read in ((True, x), (False, x[..., :-1])):
+            if _equal(into, read.clamp_min(0)):
+                return EmbeddingEnd(f"{name}.weight", last_is_read)
+    return None
+
+
+def linear_ends(task: Task, x: Tensor, y: Tensor) -> LinearEnds:
+    """The linear layers at both ends of a task's module, from one forward pass over x (n, ...).
+
+    A layer is first if its input is the record, flattened or not, number by number; it is last if
+    its output is the model's. Layers that are not trained do not count.
+    """
+    import torch
+    from torch import nn
+
+    seen, output = _layers_passed(task, x, y, nn.Linear, ("weight", "bias"))
+    flat = x.reshape(len(x), -1)
+    first = next((n for n, into, _ in seen if _equal(into, flat)), "")
+    last = next((n for n, _, out in seen if torch.is_tensor(output) and _equal(out, output)), "")
+    return LinearEnds(first, last)
+
+
+def _layers_passed(
+    task: Task, x: Tensor, y: Tensor, kind: type[nn.Module], tensors: tuple[str, ...]
+) -> tuple[list[tuple[str, Tensor, Tensor]], Any]:
+    """Name, input and output of every layer of a kind that x (n, ...) passes, in that order, and
+    the model's output. Only layers count whose `tensors` are all trained."""
+    import torch
+
+    trained = set(task.layout.names)
+    seen: list[tuple[str, Tensor, Tensor]] = []
+
+    def note(name: str) -> Any:
+        def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            seen.append((name, inputs[0].detach(), output.detach()))
+
+        return hook
+
+    handles = [
+        module.register_forward_hook(note(name))
+        for name, module in task.module.named_modules()
+        if isinstance(module, kind) and trained.issuperset(f"{name}.{t}" for t in tensors)
+    ]
+    try:
+        with torch.no_grad(), task.evaluating():
+            noise = task.noise_shape()
+            z = None if noise is None else torch.zeros(len(x), *noise)
+            output = task.output(task.named(task.initial()), x, y, z)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen, output
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    import torch
+
+    return one.shape == other.shape and torch.equal(one, other)
