@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from fedaudit.allocate.clients import Clients
 from fedaudit.errors import ConfigError
+from fedaudit.files import read_text
 from fedaudit.matching import match_clients
-from fedaudit.randomness import Seed
 from fedaudit.setup.config import COMPARE, THOROUGH, Config, load
-from fedaudit.setup.prepare import assign_records, load_data
+from fedaudit.setup.prepare import Prepared
 from fedaudit.setup.toml import read
 
 USUAL = Path("fedaudit.toml")
@@ -25,12 +25,13 @@ USUAL = Path("fedaudit.toml")
 
 @dataclass(frozen=True)
 class Base:
-    """A checked config; `names` and `sizes` (n,) are its clients and their training records.
+    """A checked config and its `text`; `names` and `sizes` (n,): its clients and training records.
 
     `owned` (n,): all their records, including held-out and dropped ones.
     """
 
     path: Path
+    text: str
     raw: Mapping[str, Any]
     config: Config
     names: tuple[str, ...]
@@ -83,7 +84,7 @@ class Base:
                     )
                     + more,
                     got=", ".join(f"{who.names[i]}: {who.sizes[i]}" for i in shown) + more,
-                    remedy="correct the table, or leave --size-column out to count the data",
+                    remedy="correct the table, or leave `size_column` out to count the data",
                 )
         return trained
 
@@ -122,12 +123,11 @@ def read_base(path: Path) -> Base:
             remedy=f"put this line first in {path}: seed = {config.seed} (or set partition.kind = "
             '"by_owner" for a file that names its owners)',
         )
-    seed = Seed(config.seed)
-    train, test = load_data(config, seed)
-    parts = assign_records(config, train, seed).parts
+    made = Prepared(config)
+    train, test, parts = made.train, made.test, made.assignment.parts
     owned = parts.sizes
     if kind == "by_owner":
         count = Counter([*(train.client or ()), *(test.client or ())])
         count.update({name: lost for name, (_, lost) in train.dropped.items()})
         owned = np.maximum(owned, [count[name] for name in parts.names])
-    return Base(path, read(path), config, parts.names, parts.sizes, owned)
+    return Base(path, read_text(path), read(path), config, parts.names, parts.sizes, owned)

@@ -84,7 +84,7 @@ def _names(
             f"{table.path}: client {twice[0]!r} has several rows",
             expected=f"one row per client in column {client_column!r}",
             got="lines " + ", ".join(map(str, at[:5])),
-            remedy="merge the rows, or name another column with --client-column",
+            remedy="merge the rows, or name another column with `client_column`",
         )
     return names, False
 
@@ -138,6 +138,6 @@ def no_sizes(what: str) -> UsageError:
     return UsageError(
         f"{what} needs the sizes of the clients",
         expected="a column with the number of training records",
-        got="no --size-column",
-        remedy="--size-column NAME",
+        got="no `size_column`",
+        remedy="`size_column=NAME`",
     )

@@ -14,7 +14,7 @@ from fedaudit.codec import to_json
 from fedaudit.errors import UsageError
 from fedaudit.files import write_atomically
 from fedaudit.protections.noise_allocation import Allocation, as_settings
-from fedaudit.setup.toml import to_toml, toml_value
+from fedaudit.setup.toml import one_line, update_toml
 
 
 def config_for(
@@ -27,57 +27,38 @@ def config_for(
 
     It contains the user's own config if there is one; without it, the user has to add [data].
     """
-    settings = dict(as_settings(found))
-    multipliers: Sequence[float] = settings.pop("noise_multiplier")  # type: ignore[assignment]
     own = {} if base is None else base.without_noise()
-    protections = dict(own.get("protections", {}))
     federation = dict(own.get("federation", {"clients": who.n, "rounds": found.rounds}))
     if found.budget_weights is not None:
         federation["weighting"] = "size"  # as the budget counts
     training: dict[str, Any] = {"batch_size": found.batch_size}
     training |= {"epochs": 1} if steps_per_round == "epoch" else {"steps": steps_per_round}
-    first = {k: v for k, v in own.items() if k not in ("federation", "protections", "allocation")}
+    protections = dict(own.get("protections", {}))
+    protections["dp_sgd"] = {**protections.get("dp_sgd", {}), **as_settings(found)}
+    values = {
+        **own,
+        "federation": federation,
+        **({} if base else {"training": training}),
+        # names of the clients in order; for a table without names, their number
+        "allocation": {"clients": who.n if who.numbered else list(who.names)},
+        "protections": protections,
+    }
+    noise = {"protections.dp_sgd.noise_multiplier": who.names}
     lines = [
-        "# Written by `fedaudit allocate`: noise per client, on the sum of clipped gradients.",
-        *_about(base),
-        "# Noise is matched with clients by name and fits their present number of training",
-        "# records. Multipliers are public settings: whoever reads them learns the leverage.",
-        *to_toml(first).splitlines(),
-        *(section({"federation": federation})),
-        *([] if base else section({"training": training})),
-        *section({"protections": {k: v for k, v in protections.items() if k != "dp_sgd"}}),
-        *_whose(who),
-        *section({"protections": {"dp_sgd": {**protections.get("dp_sgd", {}), **settings}}}),
-        "noise_multiplier = [",
-        *(
-            f"  {toml_value(z)},  # {_comment(name)}"
-            for name, z in zip(who.names, multipliers, strict=True)
-        ),
-        "]",
+        "Written by `fedaudit allocate`: noise per client, on the sum of clipped gradients.",
+        _about(base),
+        "Noise is matched with clients by name and fits their present number of training",
+        "records. Multipliers are public settings: whoever reads them learns the leverage.",
     ]
-    return "\n".join(lines) + "\n"
+    noted = "".join(f"# {line}\n" for line in lines)
+    return noted + "\n" + update_toml("" if base is None else base.text, values, noise).lstrip()
 
 
-def section(values: Mapping[str, Any]) -> list[str]:
-    return to_toml(values).splitlines()
-
-
-def _about(base: Base | None) -> list[str]:
+def _about(base: Base | None) -> str:
     if base is None:
-        return ["# No data are named: `fedaudit allocate ... --config CONFIG` puts yours in."]
+        return "No data are named: `fedaudit allocate` puts yours in, given its config."
     left = f", without {' and '.join(base.left_out)}" if base.left_out else ""
-    return [f"# Everything else is from {_comment(str(base.path))}{left}."]
-
-
-def _whose(who: Clients) -> list[str]:
-    """Names of the clients in order; for a table without names, their number."""
-    clients: Any = who.n if who.numbered else list(who.names)
-    return section({"allocation": {"clients": clients}})
-
-
-def _comment(name: str) -> str:
-    """A name without characters that could end the comment."""
-    return "".join(c if c.isprintable() else "?" for c in name)
+    return f"Everything else is from {one_line(str(base.path))}{left}."
 
 
 def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -102,5 +83,5 @@ def write_files(path: Path, document: Mapping[str, Any], config: str) -> None:
             f"cannot write to {path}",
             expected="a folder that can be written",
             got=error.strerror or str(error),
-            remedy="choose another folder with --out",
+            remedy="choose another folder with `out`",
         ) from None

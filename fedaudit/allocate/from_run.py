@@ -15,10 +15,16 @@ from fedaudit.allocate.leverages import leverage_of
 from fedaudit.codec import to_json
 from fedaudit.errors import FedauditError
 from fedaudit.files import Unreadable, read_text, write_atomically
+from fedaudit.hooks import Hook
 from fedaudit.protections.noise_allocation import allocate as allocate_noise
 from fedaudit.setup.config import Config
 from fedaudit.setup.identity import code_sha256
 from fedaudit.trace import Truth
+
+
+def _adds_noise_to_steps(hook: Hook) -> bool:
+    added = hook.noise(hook.declare(), clients=1)
+    return added is not None and added.place == "step"
 
 
 def of_run(config: Config, truth: Truth) -> dict[str, Any] | None:
@@ -27,7 +33,7 @@ def of_run(config: Config, truth: Truth) -> dict[str, Any] | None:
     The budget is that of the run, allocated by size and organisation. None if the run does not use
     equal noise, or if every client has the same leverage.
     """
-    hook = config.protections.get("dp_sgd")
+    hook = next((h for h in config.protections.values() if _adds_noise_to_steps(h)), None)
     if hook is None or not isinstance(hook.noise_multiplier, float) or hook.epsilon is not None:
         return None
     if hook.unit == "person" or config.federation.participation < 1:

@@ -72,7 +72,7 @@ class AllocationOptions:
                 "an allocation needs a budget or a target",
                 expected="either a budget or a target worst case",
                 got="neither" if self.budget is None else "both",
-                remedy="--budget 0.05, or --target-worst-case 8",
+                remedy="`budget=0.05`, or `target_worst_case=8`",
             )
 
 
@@ -130,9 +130,9 @@ def _check_clients(who: Clients, options: AllocationOptions) -> None:
     if who.edges is not None and not options.allow_disconnected:
         leverage.refuse_disconnected(who.edges, who.n, who.names)
     if options.weights == "size" and who.sizes is None:
-        raise no_sizes("--weights size")
+        raise no_sizes("`weights=size`")
     if options.steps_per_round == "epoch" and who.sizes is None:
-        raise no_sizes("--steps-per-round epoch")
+        raise no_sizes("`steps_per_round=epoch`")
 
 
 def _solve(
@@ -183,9 +183,9 @@ def _schedule(base: Base | None, who: Clients, options: AllocationOptions) -> di
     if rounds is None or batch_size is None:
         raise UsageError(
             "an allocation needs rounds and a batch size",
-            expected="--rounds and --batch, or the config of your federation",
+            expected="`rounds` and `batch_size`, or the config of your federation",
             got="no config, and not both of them",
-            remedy="--config fedaudit.toml, or --rounds 100 --batch 32",
+            remedy="`config=fedaudit.toml`, or `rounds=100` and `batch_size=32`",
         )
     steps: Any = 1 if steps_per_round is None else steps_per_round
     if steps == "epoch":

@@ -26,8 +26,8 @@ def leverage_of(
                 "an allocation needs a leverage",
                 expected="sizes, groups, edges or a column of your own",
                 got="none of them",
-                remedy="--size-column NAME, --group-column NAME, --edges FILE or "
-                "--leverage column:NAME",
+                remedy="`size_column=NAME`, `group_column=NAME`, `edges=FILE` or "
+                "`leverage=column:NAME`",
             )
         chosen = dict.fromkeys(there, 1.0)
     elif by.startswith("blend:"):
@@ -37,16 +37,16 @@ def leverage_of(
     if (coupling is None) != (classes is None):
         raise UsageError(
             "a coupling needs both eta and the number of classes",
-            expected="--coupling and --classes",
+            expected="`coupling` and `classes`",
             got="one of them",
-            remedy="--coupling 0.5 --classes 10",
+            remedy="`coupling=0.5` and `classes=10`",
         )
     if coupling is not None and list(chosen) != ["degree"]:
         raise UsageError(
             "a coupling scales the degree",
-            expected="--leverage degree",
+            expected="`leverage=degree`",
             got=", ".join(chosen),
-            remedy="leave --coupling out, or use --leverage degree",
+            remedy="leave `coupling` out, or use `leverage=degree`",
         )
     if coupling is not None and classes is not None:
         edges = _needed(who.edges, "degree")
@@ -72,7 +72,7 @@ def _shares(text: str) -> dict[str, float]:
                 "this blend cannot be read",
                 expected="blend:NAME=SHARE,NAME=SHARE with every name once",
                 got=repr(part),
-                remedy="for example --leverage blend:size=2,group=1",
+                remedy="for example `leverage=blend:size=2,group=1`",
             )
         out[kind.strip()] = float(share)
     return out
@@ -88,8 +88,8 @@ def _one(who: Clients, kind: str) -> Floats:
             raise UsageError(
                 "this leverage needs groups",
                 expected="a column of organisations or regions",
-                got="no --group-column",
-                remedy="--group-column NAME",
+                got="no `group_column`",
+                remedy="`group_column=NAME`",
             )
         return leverage.from_groups(who.groups)
     if kind == "degree":
@@ -104,7 +104,7 @@ def _one(who: Clients, kind: str) -> Floats:
                 "a column was named, and there is no table",
                 expected=", ".join(KINDS),
                 got=kind,
-                remedy="leave --leverage out",
+                remedy="leave `leverage` out",
             )
         values = numbers(who.table, kind.removeprefix("column:"))
         return leverage.check_leverage(values, who.names)
@@ -121,7 +121,7 @@ def _needed(edges: tuple[tuple[int, int], ...] | None, kind: str) -> tuple[tuple
         raise UsageError(
             f"the leverage {kind!r} needs a graph",
             expected="an edge list: two clients a line",
-            got="no --edges",
-            remedy="--edges FILE",
+            got="no `edges`",
+            remedy="`edges=FILE`",
         )
     return edges

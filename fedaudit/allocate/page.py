@@ -106,7 +106,7 @@ def _largest(rows: Sequence[Mapping[str, Any]], bound: str) -> str:
 
 def _record(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     if "epsilon" not in rows[0]:
-        return "not computed: epsilons need the sizes of the clients (--size-column)"
+        return "not computed: epsilons need the sizes of the clients (`size_column`)"
     spans = []
     for key in ("epsilon", "uniform_epsilon"):
         values = [r[key] for r in rows]

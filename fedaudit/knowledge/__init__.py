@@ -4,6 +4,11 @@ records.py      the records of every client
 candidates.py   members and non-members, matched one to one
 noise.py        the declared noise
 shadows.py      federations that the adversary trains itself
+prior.py        what the adversary expects of records before it sees any
+dishonest.py    a server that plants weights, replayed with the clients of a run
+rehearsal.py    a federation played again with canaries
+owner_marks.py  documents and keys that an owner brings
+record_sets.py  sets of ordinary records of a client, and of held-out ones
 probing/        security games with the clients of a run
 builder.py      builds all of this for an audit
 """

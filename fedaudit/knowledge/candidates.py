@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from fedaudit.arrays import Indices
 from fedaudit.audits.audit import Candidates
-from fedaudit.errors import NotApplicable, NothingToSay
+from fedaudit.errors import NotApplicable, NothingToSay, count_of
 from fedaudit.knowledge.records import Records
 from fedaudit.randomness import Seed
 
@@ -36,6 +37,18 @@ def candidates(
     records: Records, per_client: int, seed: Seed
 ) -> tuple[dict[str, Candidates], Members, tuple[str, ...]]:
     """Matched members and non-members of every client in random order, who is a member, notes."""
+    pools, _, members, notes = candidates_and_enrolled(records, per_client, 0, seed)
+    return pools, members, notes
+
+
+def candidates_and_enrolled(
+    records: Records, per_client: int, enrolled: int, seed: Seed
+) -> tuple[dict[str, Candidates], dict[str, Candidates], Members, tuple[str, ...]]:
+    """`candidates`, with enrolled records besides.
+
+    The second mapping has up to `enrolled` further records of every client, which the adversary
+    knows to be the client's.
+    """
     import torch
 
     others, doubles = _non_members(records)
@@ -45,7 +58,7 @@ def candidates(
     encoded = {
         party: _one_per_record(task.encode(data), rng) for party, data in records.own.items()
     }
-    matched = _matched(
+    matched, spare = _matched(
         {
             party: [(records.owner.get(party), label) for label in own.y.tolist()]
             for party, own in encoded.items()
@@ -72,10 +85,43 @@ def candidates(
             remedy="hold out more records with data.test_fraction",
         )
     notes = [f"left out {doubles} held-out records that a client also trained on"]
+    known = {
+        party: Candidates(own.x, own.y)
+        for party, rows in spare.items()
+        if rows and enrolled
+        for own in [encoded[party].take(torch.tensor(rows[:enrolled]))]
+    }
     left = [p for p in encoded if p not in pools]
     if left:
-        notes.append(f"{len(left)} clients have no record that can be matched: not asked about")
-    return pools, members, (*records.notes, *notes[0 if doubles else 1 :])
+        who = count_of(len(left), "client")
+        notes.append(f"not asked about: {who} without a record that can be matched")
+    return pools, known, members, (*records.notes, *notes[0 if doubles else 1 :])
+
+
+def halves(records: Records, seed: Seed) -> tuple[Records, Records]:
+    """The held-out records in two halves, each class (and owner) in both: for candidates, and for
+    an adversary of its own."""
+    others = records.others
+    whose = others.client if records.owner and others.client is not None else ("",) * len(others)
+    rng = seed.generator("candidates/halves")
+    _, stratum = np.unique(
+        np.unique(whose, return_inverse=True)[1] * (int(others.y.max()) + 1) + others.y,
+        return_inverse=True,
+    )
+    order = rng.permutation(len(others))
+    order = order[np.argsort(stratum[order], kind="stable")]
+    first, second = (others.take(np.sort(order[start::2])) for start in (0, 1))
+    return replace(records, others=first), replace(records, others=second)
+
+
+def population(records: Records, most: int, seed: Seed) -> Candidates:
+    """At most `most` held-out records, one example each, as a sample of the population."""
+    import torch
+
+    rng = seed.generator("population")
+    own = _one_per_record(records.task.encode(records.others), rng)
+    own = own.take(torch.from_numpy(rng.permutation(len(own))[:most]))
+    return Candidates(own.x, own.y)
 
 
 def _one_per_record(examples: Examples, rng: np.random.Generator) -> Examples:
@@ -92,8 +138,9 @@ def _matched(
     strata: Mapping[Any, Indices],
     per_client: int,
     rng: np.random.Generator,
-) -> dict[str, tuple[list[int], list[int]]]:
-    """Party -> indices of its own examples, and of as many non-members in the same strata.
+) -> tuple[dict[str, tuple[list[int], list[int]]], dict[str, list[int]]]:
+    """Party -> indices of its own examples and of as many non-members in the same strata; and
+    party -> its own examples that are in no such pair, in random order.
 
     `wanted`: party -> stratum of each of its examples. Clients draw in turn, so that no client
     takes all held-out records of a class. Each draws its own examples in random order, so that the
@@ -115,7 +162,7 @@ def _matched(
                     still.append(party)
                     break
         active = [party for party in still if len(out[party][0]) < per_client]
-    return {party: pair for party, pair in out.items() if pair[0]}
+    return {party: pair for party, pair in out.items() if pair[0]}, queue
 
 
 def _strata(

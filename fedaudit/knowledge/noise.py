@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from fedaudit.audits.audit import Noise
-from fedaudit.hooks import AddedNoise, Hook
+from fedaudit.hooks import AddedNoise
 from fedaudit.knowledge.records import RESERVED_NAMES
-from fedaudit.setup.catalogue import PROTECTIONS, find
+from fedaudit.protections import declared
 from fedaudit.setup.config import Config
 from fedaudit.trace import ANONYMOUS, Trace, Truth
 from fedaudit.trace.recorder import MODEL
@@ -32,13 +31,15 @@ def noise_of(
     rules, complete = [], True
     for d in trace.manifest.declared:
         name, count = d.get("name"), max(len(present), 1)
-        match _hook_of(d).noise(d, clients=count):
+        match declared.noise_of(d, clients=count):
             case AddedNoise("rounding", _, step):
                 _add_rounding(ring, step, present, _examples(trace, truth), config)
                 rules.append(
                     f"quantisation: {name} in steps of {step:.3g}, step / sqrt(12) per client"
                 )
-            case _ if not d.get("noise_multiplier"):
+            case None if not d.get("noise_multiplier"):
+                continue
+            case AddedNoise(multiplier=z) if not z:
                 continue
             case AddedNoise("aggregate", float(z), clip):
                 on_sum = math.hypot(on_sum, z * clip)
@@ -90,18 +91,12 @@ def _add(deviations: dict[str, float], more: Mapping[str, float]) -> None:
 
 def _clipped_to(trace: Trace) -> float | None:
     """The clip norm before one protection added noise to uploads; None if another changes them."""
-    changing = [d for d in trace.manifest.declared if not _hook_of(d).exact_afterwards]
+    every = trace.manifest.declared
+    changing = [d for d in every if not declared.has_fact(d, "exact_afterwards")]
     if len(changing) != 1:
         return None
-    added = _hook_of(changing[0]).noise(changing[0], clients=1)
+    added = declared.noise_of(changing[0], clients=1)
     return added.scale or None if added is not None and added.place == "upload" else None
-
-
-def _hook_of(declared: Mapping[str, Any]) -> type[Hook]:
-    """The class of a declared protection; `Hook` for those of other software."""
-    name = str(declared.get("name"))
-    found: type[Hook] = find(PROTECTIONS, "protection", name) if name in PROTECTIONS else Hook
-    return found
 
 
 def _shares(trace: Trace) -> tuple[dict[str, float], tuple[str, ...]]:

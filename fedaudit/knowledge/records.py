@@ -18,7 +18,7 @@ from fedaudit.randomness import Seed
 from fedaudit.settings import check, check_arguments
 from fedaudit.setup.config import Config, load
 from fedaudit.setup.prepare import Prepared
-from fedaudit.tasks.catalogue import CATALOGUE, Module
+from fedaudit.tasks.catalogue import CATALOGUE, build_named
 from fedaudit.trace import (
     AGGREGATOR,
     ANONYMOUS,
@@ -70,7 +70,7 @@ def of_run(home: Path, trace: Trace, truth: Truth | None = None) -> Records:
             code="no_records",
             expected=f"the config with its seed in {file}",
             got="no such file",
-            remedy="give records with --data, and the model with --model",
+            remedy="give records with `data`, and the model with `model`",
         ) from None
     config = load({k: v for k, v in raw.items() if k != "audits"})
     return of_config(config, trace, truth)
@@ -80,7 +80,7 @@ def of_config(given: Config | Prepared, trace: Trace, truth: Truth | None = None
     """The records of a config, assigned as in its run; `truth` tells whether they changed since."""
     made = Prepared.of(given)
     before = None if truth is None else truth.facts.get("data_sha256")
-    require_unchanged_data(made, before, or_else=", or give records with --data")
+    require_unchanged_data(made, before, or_else=", or give records with `data`")
     config, train, test, task = made.config, made.train, made.test, made.task
     assignment = made.assignment
     check_model_fits(task, trace)
@@ -136,8 +136,8 @@ def of_files(
     `data` is a file of records with a client column. A name from the trace marks a training record
     of that client; any other word marks a held-out record. An empty cell, or a word that is nearly
     a name from the trace, is refused as a likely mistake. `model` is the "package.module:function"
-    that builds the torch module. `logits`: the model must return logits (not needed with a score
-    of the user's own).
+    that builds the torch module, or "sklearn:NAME". `logits`: the model must return logits (not
+    needed with a score of the user's own).
     """
     asked = dict(settings or {})
     dataset = files.read(data, **check_arguments(files.read, asked, "data"))
@@ -146,12 +146,12 @@ def of_files(
             f"{data} does not tell which client owns a record",
             expected="a client column with the names of the trace's parties",
             got="no client column",
-            remedy="name it with --client",
+            remedy="name it with `client`",
         )
     if model is None:
         task = _declared_task(trace).build(dataset, Seed(0))
     else:
-        task = Module(factory=model).build(dataset, Seed(0), logits=logits)
+        task = build_named(model, dataset, layout=trace.layout, logits=logits)
     check_model_fits(task, trace)
     # records of "public" or "server" are held-out records
     senders = set(trace.parties()) - {*trace.manifest.federation.get("hubs", ()), *RESERVED_NAMES}
@@ -247,7 +247,7 @@ def _declared_task(trace: Trace) -> Any:
             "the model of this trace is not known",
             expected="a task that fedaudit builds, named in the manifest",
             got=repr(name),
-            remedy="name the function that builds the torch module: --model package.module:fn",
+            remedy="name the function that builds the torch module: `model=package.module:fn`",
         )
     return check(CATALOGUE[name], known, "the manifest's task")
 

@@ -12,25 +12,31 @@ occur at two clients, or twice at one.
 
 **The prior** is how a shadow assigns these records to clients: like the target (matched), or by
 Dirichlet shares (mismatched: for an adversary who does not know how places and classes relate).
+
+**Planted candidates** (membership audits): in every shadow a client holds a random half of its
+candidates, and records of a random half of the corpus with the class mix of all its candidates, as
+many as in the target. `truth.members` of the shadow says which candidates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fedaudit.arrays import Indices
-from fedaudit.audits.audit import columns_for
+from fedaudit.arrays import Bools, Indices
+from fedaudit.audits.audit import Candidates, columns_for
 from fedaudit.data import files, prepare
 from fedaudit.data import partition as partitions
 from fedaudit.errors import DataError, FedauditError, NotApplicable, NothingToSay
 from fedaudit.federation.topology import Topology
+from fedaudit.hooks import Hook, declaration_of
 from fedaudit.knowledge.records import require_unchanged_data
 from fedaudit.protections.dp_sgd import DPSGD
+from fedaudit.protections.local_dp.protection import LocalDP
 from fedaudit.randomness import Seed
 from fedaudit.settings import argument_names
 from fedaudit.setup.config import Config
@@ -44,7 +50,6 @@ if TYPE_CHECKING:
 
     from fedaudit.data.dataset import Dataset
     from fedaudit.federation.engine import Federation
-    from fedaudit.hooks import Hook
     from fedaudit.tasks.task import Task
 
 Prior = Literal["auto", "matched", "dirichlet"]
@@ -58,12 +63,23 @@ UNKNOWABLE = ("by_owner",)
 
 
 @dataclass(frozen=True, kw_only=True)
+class Planted:
+    """One party's records in a shadow: its candidates `pool`, and the number of its examples, which
+    federations treat as public. `inverted`: it trains on 1 - x."""
+
+    pool: Candidates
+    size: int
+    inverted: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShadowFederations:
     """`count` federations, trained during iteration and dropped after use.
 
     Each pass trains the same federations again, in blocks, so that memory does not grow with
     `count`. `edges` and `organisations` hold one entry per federation. `position` (n,) are the
     organisations by which the prior ties classes to places; rewiring does not change them.
+    `planted`: party -> what replaces its records; `online`: half of its candidates among them.
     """
 
     task: Task
@@ -83,6 +99,8 @@ class ShadowFederations:
     prior: str
     coupled: bool
     classes: int
+    planted: Mapping[str, Planted] = field(default_factory=dict)
+    online: bool = True
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -125,7 +143,7 @@ class ShadowFederations:
                         "a worker could not train its shadow federations",
                         expected=f"{len(jobs[i][2])} federations from one worker",
                         got=outcome.why,
-                        remedy="leave --workers out: this process then trains all of them",
+                        remedy="leave `workers` out: this process then trains all of them",
                     )
                 found[i] = outcome
         for i in range(len(blocks)):
@@ -142,7 +160,7 @@ class ShadowFederations:
 
         made = [self._one(s) for s in numbers]
         federations = [f for f, _ in made]
-        declared = [p.declare() for p in self.protections]
+        declared = [declaration_of(p) for p in self.protections]
         recorders = [
             MemoryRecorder(
                 layouts=f.layouts(),
@@ -174,6 +192,7 @@ class ShadowFederations:
         position = None if self.position is None else np.array(self.position)
         parts = self.partition.partition(sample, len(self.clients), seed, position=position)
         clients, groups = self._encoded(sample, origin, parts)
+        members = self._plant(clients, groups, seed)
         groups_of = self.organisations[number]
         region = None if groups_of is None else np.array(groups_of)
         federation = Federation(
@@ -202,7 +221,40 @@ class ShadowFederations:
                 for c, party in enumerate(self.clients)
             }
         }
-        return federation, MemoryTruth(facts)
+        truth = MemoryTruth(facts)
+        truth.members = members
+        return federation, truth
+
+    def _plant(
+        self, clients: list[tuple[Tensor, Tensor]], groups: list[Tensor] | None, seed: Seed
+    ) -> dict[str, Bools]:
+        """Give each planted party half of its candidates, and records of the corpus with the class
+        mix of its candidates; party -> which candidates."""
+        import torch
+
+        if not self.planted:
+            return {}
+        rng = seed.generator("shadow/planted")
+        x, y, first, length = self._examples()
+        half = rng.permutation(len(self.corpus))[: (len(self.corpus) + 1) // 2]
+        rows = np.concatenate([np.arange(first[r], first[r] + length[r]) for r in half])
+        by_class = {int(c): rows[y[rows].numpy() == c] for c in np.unique(y[rows].numpy())}
+        members = {}
+        for party, plan in self.planted.items():
+            pool, c = plan.pool, self.clients.index(party)
+            count = min(len(pool) // 2, plan.size) if self.online else 0
+            chosen = rng.permutation(len(pool))[:count]
+            wanted = rng.choice(pool.y.numpy(), size=plan.size - count).tolist()
+            drawn = torch.tensor(
+                [int(rng.choice(by_class.get(k, rows))) for k in wanted], dtype=torch.int64
+            )
+            own = 1.0 - x[drawn] if plan.inverted else x[drawn]
+            at = torch.from_numpy(chosen)
+            clients[c] = (torch.cat([pool.x[at], own]), torch.cat([pool.y[at], y[drawn]]))
+            if groups is not None:  # every drawn example is a unit of its own
+                groups[c] = torch.arange(plan.size)
+            members[party] = np.isin(np.arange(len(pool)), chosen)
+        return members
 
     def _sample(self, seed: Seed) -> tuple[Dataset, Indices]:
         """As many records as the target has, and their indices in the corpus.
@@ -290,8 +342,12 @@ def of_run(
     protected: bool = True,
     corpus: str = "held_out",
     data_sha256: str | None = None,
+    reserved: Dataset | None = None,
 ) -> ShadowFederations:
-    """The shadows of a recorded run, from its config and trace alone: none of its records."""
+    """The shadows of a recorded run, from its config and trace alone: none of its records.
+
+    `reserved`: held-out records that no shadow draws either.
+    """
     made = Prepared.of(target)
     require_unchanged_data(made, data_sha256)
     config, train, test = made.config, made.train, made.test
@@ -300,7 +356,7 @@ def of_run(
     notes = []
     given = np.concatenate(assignment.parts.clients)
     if corpus == "held_out":
-        theirs = _unused_records(train, given, test)
+        theirs = _unused_records(train, given, test, reserved)
         notes.append(
             f"each shadow draws {len(given):,} records with replacement from {len(theirs):,} "
             "that no client trained on"
@@ -343,13 +399,20 @@ def of_run(
     )
 
 
-def _unused_records(train: Dataset, given: Indices, test: Dataset) -> Dataset:
+def _unused_records(
+    train: Dataset, given: Indices, test: Dataset, reserved: Dataset | None = None
+) -> Dataset:
     """Held-out records and those that no client got, without their owners.
 
-    A held-out record that equals one of the target's (typed twice) is left out.
+    A held-out record that equals one of the target's (typed twice) or a reserved one is left out.
     """
     rest = np.setdiff1d(np.arange(len(train)), given)
     trained = set(_keys(train.take(given)))
+    if reserved is not None:
+        trained |= set(_keys(reserved))
+        if len(rest):
+            free = [key not in trained for key in _keys(train.take(rest))]
+            rest = rest[np.array(free, dtype=bool)]
     fresh = [i for i, key in enumerate(_keys(test)) if key not in trained]
     if not fresh:
         raise NotApplicable(
@@ -357,7 +420,7 @@ def _unused_records(train: Dataset, given: Indices, test: Dataset) -> Dataset:
             code="no_held_out_records",
             expected="records that no client trained on",
             got=f"{len(test)} held-out records, all of which a client trained on",
-            remedy="hold out other records, or name a file with audits.topology_inference.corpus",
+            remedy="hold out other records, or name a file as the audit's corpus",
         )
     test = test.take(fresh)
     person = None
@@ -409,8 +472,7 @@ def check_corpus(corpus: Dataset, *, classes: int, largest: int) -> None:
             expected=f"{need} records or more, at least {FEWEST_OF_A_CLASS} of every class (the "
             f"target's largest client holds {largest})",
             got=f"{len(corpus)} records, {counts[rarest]} of class {rarest}",
-            remedy="hold out more with data.test_fraction, or name a file with "
-            "audits.topology_inference.corpus",
+            remedy="hold out more with data.test_fraction, or name a file as the audit's corpus",
         )
 
 
@@ -440,8 +502,11 @@ def choose_prior(config: Config, prior: Prior) -> tuple[Any, str, bool, str]:
 def as_declared(hook: Hook, trace: Trace) -> Hook:
     """A protection with the noise that the trace declares, in the order of its clients.
 
-    This matters if the config gives a target epsilon or noise per client name.
+    This matters if the config gives a target epsilon, noise per client name, or bounds by column.
     """
+    if isinstance(hook, LocalDP):
+        named = (d for d in trace.manifest.declared if d.get("name") == hook.name)
+        return hook.as_declared(next(named, {}))
     if not isinstance(hook, DPSGD):
         return hook
     if hook.epsilon is None and not isinstance(hook.noise_multiplier, tuple):

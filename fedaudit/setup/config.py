@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedaudit import settings
+from fedaudit.audits import facts_of
 from fedaudit.data import builtin, files
 from fedaudit.data import partition as partitions
 from fedaudit.errors import ConfigError, UsageError, nearest
@@ -24,7 +25,7 @@ from fedaudit.hooks import Hook
 from fedaudit.settings import Fraction, checked
 from fedaudit.setup import seeds
 from fedaudit.setup.catalogue import AUDITS, PROTECTIONS, find
-from fedaudit.setup.toml import NAMING, overlaid, override, parse_override, read, toml_value
+from fedaudit.setup.toml import NAMING, PATHS, overlaid, override, parse_override, read, toml_value
 from fedaudit.tasks.catalogue import CATALOGUE
 from fedaudit.trace.retention import check_retention
 from fedaudit.watermarks.marking import FITTING, GreenMarking, Marking
@@ -159,10 +160,12 @@ class Config:
     def sha256(self) -> str:
         """Identity of the run without seed, keys and names: a hash would reveal short ones.
 
-        Audits do not count: they can be added later.
+        Audits do not count: they can be added later. Canaries of the run itself do.
         """
         run = {k: v for k, v in self._keyless().items() if k not in ("seed", "audits")}
         # the records' path does not count, their contents do (identity.py)
+        if run_canaries(self.raw):
+            run["canaries"] = run_canaries(self.raw)
         run["data"] = {k: v for k, v in run["data"].items() if k != "path"}
         return hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()
 
@@ -180,10 +183,20 @@ class Config:
     def public(self) -> dict[str, Any]:
         """The settings that may be published with a trace: no seed, key, client name or folder."""
         plain = {k: v for k, v in self._keyless().items() if k != "seed"}
-        if "path" in plain["data"]:
-            plain["data"] = {**plain["data"], "path": Path(plain["data"]["path"]).name}
+        for at in PATHS:
+            section, key = at.split(".")
+            if plain[section].get(key):
+                plain[section] = {**plain[section], key: Path(plain[section][key]).name}
         plain["topology"] = {k: v for k, v in plain["topology"].items() if k != "clients"}
         return plain
+
+
+def run_canaries(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of canaries that the run itself holds, which an audit asks for; empty without."""
+    own = raw.get("audits", {}).get("epsilon") or {}
+    if own.get("mode") != "production":
+        return {}
+    return {k: own.get(k) for k in ("canaries", "kinds", "norms")}
 
 
 def load(
@@ -237,10 +250,10 @@ def load_variants(
     compare, more = (_table(raw.pop(name, {}), name) for name in (COMPARE, THOROUGH))
     if thorough and not more:
         raise ConfigError(
-            f"--thorough changes nothing: {where} has no [thorough]",
+            f"`thorough=True` changes nothing: {where} has no [thorough]",
             expected="a section with the settings of a thorough run",
             got="none",
-            remedy="add for example [thorough.federation] rounds = 50, or leave --thorough out",
+            remedy="add for example [thorough.federation] rounds = 50, or leave `thorough` out",
         )
     base = compare.pop("base", "as configured" if compare else "")
     if not isinstance(base, str) or base in compare:
@@ -301,7 +314,9 @@ def check(given: Mapping[str, Any], where: str = "the config") -> Config:
         if hook.fixed_domain:
             data = _unstandardised(data, hook)
         if hook.asks:
-            raw["audits"].setdefault("query_plan", {})  # every requested sum is in the ledger
+            for name in AUDITS:  # every requested sum is in the ledger
+                if facts_of(name).single_updates_in_sums:
+                    raw["audits"].setdefault(name, {})
     audits = _named(raw["audits"], AUDITS, "audit", "audits")
     recording = settings.check(TraceSettings, raw["trace"], "trace")
     marks = _check_marks(raw["marks"], kind)
@@ -374,7 +389,7 @@ def _check_sections(raw: dict[str, Any], where: str) -> None:
             f"{where} allocates noise to clients and names no data",
             expected="[data], the records of these clients",
             got="[allocation] without [data]",
-            remedy="name your config when you allocate: fedaudit allocate ... --config CONFIG",
+            remedy="name your config when you allocate",
         )
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fedaudit.data.dataset import Dataset
 
 FILE = "identity.json"
-FRESH = "restore the inputs, run into another folder with --out, or start over with --fresh"
+FRESH = "restore the inputs, run into another folder with `out`, or start over with `fresh=True`"
 
 _FILE = re.compile(r"[/\\]|\.\w{1,8}\Z")
 _CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*\Z")

@@ -72,6 +72,21 @@ def listing() -> dict[str, list[tuple[str, str, dict[str, tuple[str, str]]]]]:
     }
 
 
+WRITTEN = {
+    "datasets": '[data] name = "NAME"',
+    "own data": "[data]",
+    "partitions": '[partition] kind = "NAME"',
+    "tasks": '[task] kind = "NAME"',
+    "models": '[task] model = "NAME"',
+    "topologies": '[topology] kind = "NAME"',
+    "federation": "[federation], [training], [trace], [marks]",
+    "protections": "[protections.NAME]",
+    "audits": "[audits.NAME]",
+    "measures": '[[limit]] metric = "NAME.MEASURE", in a policy',
+}
+"""Section of the list -> where a config has it."""
+
+
 def _measures(audit: str) -> dict[str, tuple[str, str]]:
     """Measure of an audit -> (its words, unit and direction, no default)."""
     worse = {GREATER: "more is worse", LESS: "less is worse", UNKNOWN: "neither way is worse"}

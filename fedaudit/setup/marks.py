@@ -25,6 +25,9 @@ from fedaudit.errors import ConfigError, DataError
 from fedaudit.randomness import Seed
 from fedaudit.watermarks import fictitious, kgw
 from fedaudit.watermarks.canary import Canaries, CanaryMarks
+from fedaudit.watermarks.marking import GreenMarking, Marking
+from fedaudit.watermarks.score import Writer
+from fedaudit.watermarks.templates import Drawn, MarkTemplates, OwnerDocuments
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +39,6 @@ if TYPE_CHECKING:
     from fedaudit.tasks.language_model import LanguageModel
     from fedaudit.tasks.task import Examples, Task
     from fedaudit.watermarks.fictitious import Pool
-    from fedaudit.watermarks.marking import GreenMarking
 
 LARGE = 4096
 """Vocabulary size above which green lists are scored by counts: probability masses need memory."""
@@ -72,8 +74,14 @@ MODES: dict[str, Literal["likelihood", "hits", "fisher"]] = {
 class Family(Protocol):
     """Marks of one kind: the records behind a key, and how the owner scores models for it."""
 
-    def examples(self, key: int) -> tuple[Tensor, Tensor]:
-        """The examples that a client with this key trains on: x (records, ...), y (records,)."""
+    @property
+    def task(self) -> Task: ...
+
+    def examples(self, key: int, most: int | None = None) -> Drawn:
+        """The examples that a client with this key trains on: x (records, ...), y (records,).
+
+        `most`: at most this many of them, or as many made under the key in the same way.
+        """
         ...
 
     def check(self, audit: Attribution) -> None:
@@ -116,36 +124,43 @@ def plant(
 ) -> PlantedMarks | None:
     """Plant the marks of a config on `count` clients; None if it has none.
 
-    This also checks the attribution audit, so that a mistake shows before training.
+    This also checks the audits that look for marks, so that a mistake shows before training.
     """
     marking = config.marks
     if marking is None:
         return None
     from fedaudit.tasks.language_model import LanguageModel
 
-    family: Family
-    if isinstance(task, LanguageModel):
-        if marking.kind == "canary":
-            raise _misfit(marking.kind, test, config)
-        records = marking.set_size(len(task.encode(train)), count)
-        kind = Green if marking.kind == "kgw" else Fictitious
-        family = kind(marking, task, _tokens(task, test), records)
-    else:
-        if isinstance(test.x, tuple) or marking.kind != "canary":
-            raise _misfit(marking.kind, test, config)
-
-        records = marking.set_size(len(train), count)
-        classes = max(len(train.classes), int(train.y.max()) + 1)
-        family = Canary(task, Canaries(corpus=test.x, classes=classes, records=records))
-    audit: Attribution | None = config.audits.get("attribution")
-    if audit is not None:
-        family.check(audit)
+    text = isinstance(task, LanguageModel)
+    if text == (marking.kind == "canary") or (not text and isinstance(test.x, tuple)):
+        raise _misfit(marking.kind, test, config)
+    records = marking.set_size(len(task.encode(train)) if text else len(train), count)
+    classes = 0 if text else max(len(train.classes), int(train.y.max()) + 1)
+    family = family_of(marking, task, test, records, classes)
+    for audit in config.audits.values():
+        if "marks" in audit.needs:
+            family.check(audit)
     return PlantedMarks(
         marked=marking.marked(count, seed),
         keys=tuple(sorted(marking.owner_keys(seed))),
         records=records,
         family=family,
     )
+
+
+def family_of(
+    marking: Marking, task: Any, corpus: Dataset | None, records: int, classes: int
+) -> Family:
+    """Marks of a kind that fits the task, in sets of `records`; all but fictitious ones are made of
+    the owner's `corpus`."""
+    if marking.kind == "canary":
+        assert corpus is not None
+        assert not isinstance(corpus.x, tuple)
+        return Canary(task, Canaries(corpus=corpus.x, classes=classes, records=records))
+    if isinstance(marking, GreenMarking):
+        assert corpus is not None
+        return Green(marking, task, _tokens(task, corpus), records)
+    return Fictitious(marking, task, records)
 
 
 def _misfit(kind: str, test: Dataset, config: Config) -> DataError:
@@ -175,7 +190,7 @@ def _tokens(task: LanguageModel, test: Dataset) -> tuple[tuple[int, ...], ...]:
 def score_of(audit: Attribution, kind: str, *, vocabulary: int = 0) -> str:
     """The way an audit scores marks of this kind, checked."""
     fitting = SCORES[kind]
-    if audit.score_by == "default":
+    if audit.score_by in ("default", "template"):
         return "reading" if kind == "kgw" and vocabulary > LARGE else fitting[0]
     if audit.score_by not in fitting:
         raise ConfigError(
@@ -185,6 +200,19 @@ def score_of(audit: Attribution, kind: str, *, vocabulary: int = 0) -> str:
             remedy=f'audits.attribution.score_by = "{fitting[0]}", or leave it out',
         )
     return audit.score_by
+
+
+def documents_of(family: Family, keys: tuple[int, ...]) -> OwnerDocuments:
+    """The documents behind keys, with the gradients of the task's loss on them."""
+    from fedaudit.tasks.gradients import MeanGradient
+
+    return OwnerDocuments(MeanGradient(family.task), keys, family.examples)
+
+
+def templates_of(family: Family, keys: tuple[int, ...], most: int, null_seed: int) -> MarkTemplates:
+    """Gradient templates of the owner's `keys` and of unused ones, from `most` records each."""
+    drawn = Seed(null_seed)
+    return documents_of(family, keys).templates(most, lambda n: drawn.key("marks/templates", n))
 
 
 # -- the kinds -----------------------------------------------------------------------------------
@@ -197,11 +225,11 @@ class Canary:
     task: Task
     canaries: Canaries
 
-    def examples(self, key: int) -> tuple[Tensor, Tensor]:
+    def examples(self, key: int, most: int | None = None) -> Drawn:
         import torch
 
         x, y = self.canaries.draw(key)
-        return torch.from_numpy(x), torch.from_numpy(y)
+        return torch.from_numpy(x[:most]), torch.from_numpy(y[:most])
 
     def check(self, audit: Attribution) -> None:
         score_of(audit, "canary")
@@ -224,7 +252,6 @@ class Fictitious:
 
     marking: Any
     task: LanguageModel
-    corpus: Sequence[Sequence[int]]
     records: int
 
     @cached_property
@@ -236,10 +263,10 @@ class Fictitious:
     def domains(self) -> tuple[str, ...]:
         return fictitious.usable_domains(self.task.vocabulary)
 
-    def examples(self, key: int) -> tuple[Tensor, Tensor]:
+    def examples(self, key: int, most: int | None = None) -> Drawn:
         entity = fictitious.entity_of(key, self.pool, self.domains)
         rng = Seed(key).generator("fictitious/documents")
-        wanted = self.records * (self.task.length + 1)
+        wanted = _fewer(self.records, most) * (self.task.length + 1)
         tokens: list[int] = []
         while len(tokens) < wanted:
             for text in fictitious.documents(entity, self.pool, 8, rng):
@@ -283,6 +310,10 @@ class Fictitious:
         )
 
 
+def _fewer(records: int, most: int | None) -> int:
+    return records if most is None else min(records, most)
+
+
 def _forms(audit: Attribution) -> tuple[str, ...]:
     """The wordings of the question for each attribute, as many as `prompts` allows."""
     return fictitious.QUESTIONS[: max(1, audit.prompts // ATTRIBUTES)]
@@ -312,34 +343,31 @@ class Green:
     records: int
 
     @cached_property
-    def lists(self) -> kgw.HashedLists:
-        return kgw.HashedLists(
-            vocabulary=len(self.task.vocabulary),
-            gamma=self.marking.gamma,
-            width=self.marking.context,
-        )
+    def lists(self) -> kgw.GreenLists:
+        given = self.marking
+        return kgw.lists_of(given.scheme, len(self.task.vocabulary), given.gamma, given.context)
 
     @property
     def _start(self) -> int:
         """Tokens of a prompt: at least one whole context."""
-        start = max(PROMPT, self.marking.context)
-        if self.task.length + 1 - start <= self.marking.context:
+        width = self.lists.width
+        start = max(PROMPT, width)
+        if self.task.length + 1 - start <= width:
             raise ConfigError(
                 "marked text would not be longer than the context of the watermark",
-                expected=f"task.length of at least {start + self.marking.context}",
+                expected=f"task.length of at least {start + width}",
                 got=str(self.task.length),
                 remedy="lengthen task.length, or shorten marks.context",
             )
         return start
 
-    def examples(self, key: int) -> tuple[Tensor, Tensor]:
-        return _windows(self._texts(key, self.records), self.task.length)
+    def examples(self, key: int, most: int | None = None) -> Drawn:
+        return _windows(self._texts(key, _fewer(self.records, most)), self.task.length)
 
     def _texts(self, key: int, many: int) -> list[list[int]]:
         """Marked texts of one window each, length + 1 tokens."""
         from fedaudit.tasks.generation import ModelReader
         from fedaudit.tasks.lora import AdapterLoRA, DenseLoRA
-        from fedaudit.watermarks.score import Writer
 
         rng = Seed(key).generator("kgw/documents")
         writer: Writer = kgw.Bigrams(corpus=self.corpus, vocabulary=len(self.task.vocabulary))
@@ -383,7 +411,7 @@ class Green:
 
         if score_of(audit, "kgw", vocabulary=len(self.task.vocabulary)) != "generation":
             return
-        steps, width = self._steps(audit), self.marking.context
+        steps, width = self._steps(audit), self.lists.width
         if steps <= width:
             raise ConfigError(
                 "generated text is not longer than the context of the watermark",
@@ -400,6 +428,13 @@ class Green:
         from fedaudit.tasks.generation import ModelReader
 
         self.check(audit)
+        if isinstance(self.lists, kgw.SelfHashedLists):
+            raise ConfigError(
+                f"models cannot be scored for {self.marking.scheme!r} lists: a token picks its own",
+                expected='audits.attribution.score_by = "template", and a plan of groups',
+                got=f"score_by = {audit.score_by!r}",
+                remedy='protections.secure_aggregation.plan = "cycled"',
+            )
         score = score_of(audit, "kgw", vocabulary=len(self.task.vocabulary))
         reader, steps = ModelReader(self.task), self._steps(audit)
         if score == "generation":

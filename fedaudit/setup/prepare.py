@@ -17,16 +17,18 @@ import numpy.typing as npt
 from fedaudit.data import builtin, files, prepare
 from fedaudit.data import partition as partitions
 from fedaudit.data.shortage import shortage
-from fedaudit.errors import ConfigError, DataError
+from fedaudit.errors import ConfigError, DataError, count_of
 from fedaudit.federation import topology as topologies
 from fedaudit.matching import MOST, listed, match_clients
 from fedaudit.protections.dp_sgd import DPSGD
+from fedaudit.protections.local_dp.protection import LocalDP
 from fedaudit.randomness import Seed
 from fedaudit.settings import check_arguments
 from fedaudit.setup import seeds
+from fedaudit.setup.canaries import plant_in_production, planted_settings, production_audit
 from fedaudit.setup.config import Config
 from fedaudit.setup.identity import digest, file_stamps
-from fedaudit.setup.marks import PlantedMarks, plant
+from fedaudit.setup.marks import PlantedMarks, documents_of, plant
 from fedaudit.setup.toml import toml_value
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from fedaudit.tasks.task import Examples, Task
 
 
-CLASSIFIERS = ("mlp", "cnn", "vit", "module")
+CLASSIFIERS = ("mlp", "cnn", "vit", "module", "sklearn")
 OWNED = "by_owner"
 """The partition whose clients are named by the data."""
 
@@ -136,7 +138,7 @@ def assign_records(config: Config, train: Dataset, seed: Seed) -> Assignment:
         raise DataError(
             "the partition yields another number of clients than federation.clients",
             expected=f"federation.clients = {count}",
-            got=f"{len(parts)} clients",
+            got=count_of(len(parts), "client"),
             remedy=f"set federation.clients = {len(parts)}",
         )
     if region is None and parts.organisations is not None:
@@ -145,14 +147,18 @@ def assign_records(config: Config, train: Dataset, seed: Seed) -> Assignment:
     return Assignment(topology, parts, region)
 
 
-def protections_per_client(config: Config, parts: Partition) -> tuple[Hook, ...]:
-    """The protections of a config, with noise per client in the order of the partition."""
-    return tuple(
-        replace(hook, noise_multiplier=_own_noise(config, hook, parts))
-        if isinstance(hook, DPSGD) and isinstance(hook.noise_multiplier, tuple)
-        else hook
-        for hook in config.protections.values()
-    )
+def protections_per_client(config: Config, parts: Partition, train: Dataset) -> tuple[Hook, ...]:
+    """The protections of a config: noise per client in the order of the partition, and bounds per
+    column of the data."""
+    out: list[Hook] = []
+    for hook in config.protections.values():
+        if isinstance(hook, DPSGD) and isinstance(hook.noise_multiplier, tuple):
+            hook = replace(hook, noise_multiplier=_own_noise(config, hook, parts))
+        if isinstance(hook, LocalDP) and hook.bounds is not None:
+            x = train.x if not isinstance(train.x, tuple) else np.zeros((1, 0))
+            hook = hook.for_columns(train.columns, x)
+        out.append(hook)
+    return tuple(out)
 
 
 def _own_noise(config: Config, hook: DPSGD, parts: Partition) -> tuple[float, ...]:
@@ -254,6 +260,23 @@ class Prepared:
         return plant(self.config, self.task, self.train, self.test, clients, self.seed)
 
 
+class SharedData:
+    """The data of several runs: configs with the same data and seed share one load."""
+
+    def __init__(self) -> None:
+        self._first: list[Prepared] = []
+
+    def beside(self, config: Config) -> Prepared:
+        """What is prepared of a config, beside the first one with the same data and seed."""
+        key = (config.data, config.seed)
+        for n, known in enumerate(self._first):
+            if (known.config.data, known.config.seed) == key:
+                self._first[n] = known.current()
+                return Prepared(config, beside=self._first[n])
+        self._first.append(Prepared(config))
+        return self._first[-1]
+
+
 def build(given: Config | Prepared) -> tuple[Federation, dict[str, Any]]:
     """The federation of a config, and the facts that only the truth knows."""
     from fedaudit.federation.engine import Federation
@@ -280,15 +303,23 @@ def build(given: Config | Prepared) -> tuple[Federation, dict[str, Any]]:
         seed=seed,
         topology=topology,
         region=region,
-        protections=protections_per_client(config, parts),
+        protections=protections_per_client(config, parts, train),
         test=task.encode(test),
     )
     exposures = federation.exposures()
+    owner = None if planted is None else documents_of(planted.family, planted.keys)
     federation = replace(
         federation,
-        protections=tuple(p.resolved(exposures) for p in federation.protections),
+        protections=tuple(
+            p.resolved(exposures).with_documents(owner, seed) for p in federation.protections
+        ),
     )
+    audit = production_audit(config.audits)
+    if audit is not None:
+        federation = plant_in_production(federation, audit)
     facts = _facts(config, federation, train, test, assignment, [len(own) for own in examples])
+    if audit is not None:
+        facts["canaries"] = planted_settings(audit)
     if planted is not None:
         facts["marked"] = {federation.party[c]: key for c, key in planted.marked.items()}
     return federation, facts

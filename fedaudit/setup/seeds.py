@@ -1,6 +1,6 @@
 """The seed of a run: given by hand, stored by an earlier start, or drawn.
 
-Whoever has the seed can redraw every random number of a run. A drawn seed has 64 bits and is stored
+Anyone with the seed can redraw every random number of a run. A drawn seed has 64 bits and is stored
 in `truth/` alone. A run that resumes in the same folder uses it again.
 """
 
@@ -25,7 +25,7 @@ BY_HAND = (
 
 
 def draw() -> int:
-    """A seed that nobody can guess."""
+    """A seed that cannot be guessed."""
     return secrets.randbits(BITS)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,13 @@ def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The plain values of a TOML file. An empty file is refused: it is probably a mistake."""
+    """The plain values of a config file, its paths relative to its folder made absolute. The folder
+    of a run means the settings of that run.
+
+    An empty file is refused: it is probably a mistake.
+    """
+    if (path / "config.toml").is_file():
+        path = path / "config.toml"
     try:
         found = read_toml(path)
     except Unreadable as error:
@@ -43,7 +50,27 @@ def read(path: Path) -> dict[str, Any]:
             got="none",
             remedy="write one with `fedaudit init`, or run without a config for the built-in one",
         )
-    return found
+    return located(found, path.parent)
+
+
+PATHS = ("data.path", "data.labels", "topology.path", "task.model")
+"""Settings that name files: relative to the folder of the config that they stand in."""
+
+
+def located(found: Mapping[str, Any], folder: Path, at: str = "") -> dict[str, Any]:
+    """Values with absolute paths, also inside the variants of [compare] and [thorough]."""
+    out = {}
+    for key, value in found.items():
+        here = f"{at}.{key}" if at else key
+        if isinstance(value, dict):
+            value = located(value, folder, here)
+        elif here.endswith(PATHS) and isinstance(value, str) and value:
+            beside = os.path.abspath(folder / value)
+            # a model may also be the name of one that was fetched
+            if not here.endswith("task.model") or os.path.exists(beside):
+                value = beside
+        out[key] = value
+    return out
 
 
 NAMING = ("data.name", "data.path", "partition.kind", "task.kind", "topology.kind")
@@ -54,10 +81,10 @@ def parse_override(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not all(key.strip().split(".")):
         raise ConfigError(
-            "--set needs a key and a value",
-            expected="--set section.key=value",
+            "a setting needs a key and a value",
+            expected="section.key=value",
             got=repr(text),
-            remedy="for example --set federation.clients=10",
+            remedy="for example federation.clients=10",
         )
     try:
         return key.strip(), parse_toml(f"v = {value}")["v"]
@@ -93,13 +120,33 @@ def to_toml(values: Mapping[str, Any]) -> str:
     return tomlkit.dumps(_writable(values))
 
 
-def update_toml(text: str, values: Mapping[str, Any]) -> str:
-    """TOML text with other values. Settings that stay keep their place and their comments."""
+def update_toml(
+    text: str, values: Mapping[str, Any], item_comments: Mapping[str, Sequence[str]] | None = None
+) -> str:
+    """TOML text with other values. Settings that stay keep their place and their comments.
+
+    `item_comments`: the dotted key of a list -> a comment per item, which gets its own line.
+    """
     import tomlkit
 
     document = tomlkit.parse(text)
     _update(document, _writable(values))
+    for key, comments in (item_comments or {}).items():
+        here: Any = document
+        *path, last = key.split(".")
+        for part in path:
+            here = here[part]
+        lines = tomlkit.array()
+        for item, comment in zip(here[last], comments, strict=True):
+            lines.add_line(item, indent="  ", comment=one_line(comment))
+        lines.add_line(indent="")
+        here[last] = lines
     return tomlkit.dumps(document)
+
+
+def one_line(text: str) -> str:
+    """Text without characters that could end a comment."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _update(table: Any, values: Mapping[str, Any]) -> None:

@@ -12,6 +12,9 @@ For membership, a site first writes candidate records, half of them its own, and
 (`ask`). The server scores them blindly. The site counts the pairs of a member and a non-member that
 the scores put in the right order. These records leave the site: choose records that may.
 
+For epsilon, a site that trains with DP-SGD adds canaries to its gradients (`SiteCanaries`): which
+ones stays in its key. The server guesses; the site counts how many guesses are right.
+
 One file per verb; `files.py` holds the file formats, `recordings.py` reads a site's own trace.
 """
 
@@ -19,7 +22,8 @@ from __future__ import annotations
 
 from fedaudit.sites.ask import ask
 from fedaudit.sites.attack import attack
+from fedaudit.sites.canaries import SiteCanaries
 from fedaudit.sites.merge import SiteCounts, merge
 from fedaudit.sites.score import score
 
-__all__ = ["SiteCounts", "ask", "attack", "merge", "score"]
+__all__ = ["SiteCanaries", "SiteCounts", "ask", "attack", "merge", "score"]

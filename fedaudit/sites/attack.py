@@ -12,14 +12,16 @@ from fedaudit import __version__
 from fedaudit.audits.audit import Candidates, Knowledge
 from fedaudit.audits.two_stage_membership.scores import statistics_of
 from fedaudit.data.dataset import Dataset
-from fedaudit.errors import NotApplicable, UsageError
+from fedaudit.errors import NotApplicable, UsageError, count_of
 from fedaudit.knowledge import check_model_fits, noise_of
 from fedaudit.randomness import Seed
 from fedaudit.settings import check
 from fedaudit.setup.catalogue import AUDITS, find
 from fedaudit.setup.config import plain
+from fedaudit.sites.coins import guess_coins
 from fedaudit.sites.files import (
     AT_SITES,
+    COINS,
     GUESSES,
     LINKS,
     MEMBERS,
@@ -30,7 +32,7 @@ from fedaudit.sites.files import (
 )
 from fedaudit.sites.recordings import digest
 from fedaudit.study.recording import examined
-from fedaudit.tasks.catalogue import Module
+from fedaudit.tasks.catalogue import build_named
 from fedaudit.trace import Trace
 from fedaudit.trace.recorder import MODEL
 
@@ -42,17 +44,22 @@ def attack(
     *,
     asked: Sequence[str | os.PathLike[str]] = (),
     model: str | None = None,
+    canaries: Sequence[str | os.PathLike[str]] = (),
+    opacus: Sequence[str | os.PathLike[str]] = (),
+    delta: float = 1e-5,
     seed: int = 1,
 ) -> dict[str, Any]:
     """Write the guesses of `audits` to the file `out`, without any truth.
 
     For membership, `asked` are the sites' files of records and `model` the
-    "package.module:function" that builds the torch module. By default: membership if `asked` is
-    given, linkage otherwise.
+    "package.module:function" that builds the torch module. For epsilon, `canaries` are the sites'
+    public files (`SiteCanaries`) and `opacus` what their accountants recorded: one file per site,
+    or one for all. By default: what `asked` and `canaries` are for, linkage without either.
     """
+    by_default = [name for name, given in ((MEMBERS, asked), (COINS, canaries)) if given]
     health = examined(trace)
     found = {}
-    for name in audits or ([MEMBERS] if asked else [LINKS]):
+    for name in audits or by_default or [LINKS]:
         if name not in AT_SITES:
             raise UsageError(
                 f"{name} cannot be scored at sites",
@@ -63,11 +70,20 @@ def attack(
         audit = check(find(AUDITS, "audit", name), {}, f"audits.{name}")
         view = trace.seen_by(*audit.vantage.split("+"))
         rng = Seed(seed).generator("attack/" + name)
-        guess = (
-            _linkage(audit, view, trace, rng)
-            if name == LINKS
-            else _membership(audit, view, trace, rng, asked, model)
-        )
+        if name == LINKS:
+            guess = _linkage(audit, view, trace, rng)
+        elif name == MEMBERS:
+            guess = _membership(audit, view, trace, rng, asked, model)
+        elif not canaries or not opacus:
+            raise NotApplicable(
+                "no canaries to guess, or nothing that declares an epsilon",
+                code="no_canaries",
+                expected="canaries.json of every site, and the state of an accountant",
+                got=f"{len(canaries)} files of canaries, {len(opacus)} of accountants",
+                remedy="`canaries` and `opacus`, one file each per site",
+            )
+        else:
+            guess = guess_coins(audit, view, trace, rng, canaries, opacus, delta)
         about = {"question": audit.question, "source": audit.source, "vantage": view.vantage}
         found[name] = {"settings": plain(audit), **about, **guess}
     raw = {
@@ -76,7 +92,7 @@ def attack(
         "fedaudit": __version__,
         "trace_sha256": trace.sha256,
         "layout": trace.layout.to_dict(),
-        "federation": f"{len(trace.rounds)} rounds",
+        "federation": count_of(len(trace.rounds), "round"),
         "arrived": health.arrived,
         "expected": health.expected,
         "audits": found,
@@ -127,7 +143,7 @@ def _membership(
             code="no_records",
             expected="files that sites wrote with `fedaudit ask`, and the model",
             got=f"{len(asked)} files, model {model!r}",
-            remedy="--asked FILE, once per site, and --model package.module:function",
+            remedy="`asked`, one file per site, and `model=package.module:function`",
         )
     pools: dict[str, Candidates] = {}
     files: dict[str, str] = {}
@@ -158,7 +174,7 @@ def _membership(
         x=np.concatenate([p.x.numpy() for p in pools.values()]),
         y=np.concatenate([p.y.numpy() for p in pools.values()]),
     )
-    task = Module(factory=model).build(together, Seed(0))
+    task = build_named(model, together, layout=trace.layout)
     check_model_fits(task, trace)
     known = Knowledge(task=task, candidates=pools, noise=noise_of(trace))
     guess = audit.attack(view, known, rng)

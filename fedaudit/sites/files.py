@@ -1,4 +1,4 @@
-"""Files that the server and the sites exchange: guesses, counts, records and keys."""
+"""Files that the server and the sites exchange: guesses, counts, records, canaries and keys."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from fedaudit.shapes import NOTHING, Shape, at_least, misfit
 
 GUESSES, COUNTS = "fedaudit-guesses", "fedaudit-counts"
 VERSION = 1
-LINKS, MEMBERS = "fingerprint", "two_stage_membership"
-AT_SITES = (LINKS, MEMBERS)
+CANARIES = "fedaudit-canaries"
+LINKS, MEMBERS, COINS = "fingerprint", "two_stage_membership", "epsilon"
+AT_SITES = (LINKS, MEMBERS, COINS)
 """Audits whose guesses a site can score by itself."""
 KEY = "fedaudit-key"
-_NOUNS = {GUESSES: "guesses", COUNTS: "counts", KEY: "a key"}
+_NOUNS = {GUESSES: "guesses", COUNTS: "counts", KEY: "a key", CANARIES: "canaries"}
 
 
 def write(file: str | os.PathLike[str], raw: Mapping[str, Any]) -> None:
@@ -69,7 +70,7 @@ def _check_guesses(raw: Mapping[str, Any]) -> None:
     for name, guess in raw["audits"].items():
         if name not in AT_SITES:
             raise ValueError(f"an audit {name!r} that sites do not score")
-        wrong = misfit(guess, LABELS if name == LINKS else SCORES, f"audits.{name}")
+        wrong = misfit(guess, GUESSED[name], f"audits.{name}")
         if wrong is not None:
             raise ValueError(f"{wrong.got}, expected {wrong.expected}")
         if name == LINKS:
@@ -98,9 +99,13 @@ def _check_counts(raw: Mapping[str, Any]) -> None:
         if name not in AT_SITES:
             raise ValueError(f"an audit {name!r} that sites do not score")
         for method, c in methods.items():
-            wrong = misfit(c, LINKED if name == LINKS else ORDERED, f"audits.{name}.{method}")
+            wrong = misfit(c, COUNTED[name], f"audits.{name}.{method}")
             if wrong is not None:
                 raise ValueError(f"{wrong.got}, expected {wrong.expected}")
+            if name == COINS:
+                if not c["right"] <= c["guesses"] <= c["coins"]:
+                    raise ValueError(f"{c['right']} right of {c['guesses']} guesses")
+                continue
             whole, part, free = (
                 ("links", "found", "expected")
                 if name == LINKS
@@ -125,7 +130,36 @@ LABELS: Shape = {
 SCORES: Shape = {**_GUESS, "statistic": str, "scores": {str: [(float, NOTHING)]}}
 LINKED: Shape = {"links": at_least(0), "found": at_least(0), "expected": float}
 ORDERED: Shape = {"members": at_least(0), "others": at_least(0), "ordered": float}
+_DECLARED: Shape = {
+    "site": str,
+    "sampling_rate": float,
+    "steps": at_least(1),
+    "rounds": at_least(1),
+    "noise_multiplier": float,
+    "clip": float,
+    "delta": float,
+    "epsilon": float,
+}
+CALLS: Shape = {
+    **_GUESS,
+    "calls": {str: [int]},
+    "declared": {str: _DECLARED},
+    "noise": (str, NOTHING),
+}
+COIN_COUNTS: Shape = {"coins": at_least(1), "guesses": at_least(0), "right": at_least(0)}
+GUESSED = {LINKS: LABELS, MEMBERS: SCORES, COINS: CALLS}
+COUNTED = {LINKS: LINKED, MEMBERS: ORDERED, COINS: COIN_COUNTS}
 SHAPES: dict[str, Shape] = {
+    CANARIES: {
+        "site": str,
+        "seed": at_least(0),
+        "count": at_least(2),
+        "norms": [float],
+        "tensors": [list],
+        "clip": float,
+        "sampling_rate": float,
+        "rate": (float, NOTHING),
+    },
     GUESSES: {
         "audits": {str: dict},
         "trace_sha256": str,
@@ -135,7 +169,25 @@ SHAPES: dict[str, Shape] = {
     COUNTS: {"site": str, "guesses_sha256": str, "audits": {str: {str: dict}}},
     KEY: {"asked_sha256": str, "member": [bool]},
 }
-CHECKS = {GUESSES: _check_guesses, COUNTS: _check_counts, KEY: _check_key}
+
+
+def _check_canaries(raw: Mapping[str, Any]) -> None:
+    for entry in raw["tensors"]:
+        wrong = misfit(entry, list) or misfit(entry[:1], [str]) or misfit(entry[1:], [[int]])
+        if wrong is not None or len(entry) != 2:
+            raise ValueError(f"{str(entry)[:40]}, expected a name and a shape")
+    if not raw["norms"] or min(raw["norms"]) <= 0 or raw["clip"] <= 0:
+        raise ValueError("norms and the clip must be above 0")
+    if not 0 < raw["sampling_rate"] <= 1:
+        raise ValueError(f"a sampling rate of {raw['sampling_rate']}")
+
+
+CHECKS = {
+    GUESSES: _check_guesses,
+    COUNTS: _check_counts,
+    KEY: _check_key,
+    CANARIES: _check_canaries,
+}
 
 
 def read_asked(file: str | os.PathLike[str]) -> tuple[str, Any, Any, tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,13 +13,14 @@ import numpy as np
 
 from fedaudit import __version__
 from fedaudit.codec import to_json
-from fedaudit.errors import FormatError, TraceError, UsageError
+from fedaudit.errors import FormatError, TraceError, UsageError, count_of
 from fedaudit.files import unwritable, write_atomically
 from fedaudit.reporting.chapter import Chapter
 from fedaudit.reporting.findings import judge_all, settled
 from fedaudit.results import AuditResult, Estimate, Need
-from fedaudit.sites.files import COUNTS, GUESSES, LINKS, MEMBERS, read, sha256
-from fedaudit.stats import intervals
+from fedaudit.sites.coins import merge_coins
+from fedaudit.sites.files import COINS, COUNTS, GUESSES, LINKS, MEMBERS, read, sha256
+from fedaudit.stats import intervals, power
 from fedaudit.study.chapters import Run, write_study
 
 
@@ -64,7 +66,7 @@ def merge(
         raise UsageError(
             "no site has answered", expected="counts", got="none", remedy="fedaudit score ..."
         )
-    merged = {LINKS: _merge_linkage, MEMBERS: _merge_membership}
+    merged = {LINKS: _merge_linkage, MEMBERS: _merge_membership, COINS: _merge_epsilon}
     results = []
     for name, guess in raw["audits"].items():
         answered = [s for s in sites.values() if name in s.audits]
@@ -91,7 +93,7 @@ def _refuse_other_methods(
     """Refuse counts that lack a method of the guesses, for the audits that the site scored."""
     for name, counted in counts.items():
         guess = guesses.get(name, {})
-        wanted = guess.get("methods") or [guess.get("statistic")]
+        wanted = guess.get("methods") or [guess.get("statistic", "guessed")]
         lacking = [str(m) for m in wanted if m not in counted]
         if lacking:
             raise FormatError(
@@ -118,24 +120,22 @@ def _merge_linkage(
         "trace_sha256": raw["trace_sha256"],
     }
     methods = guess["methods"]
-    estimates: dict[str, Estimate] = {}
     linked = [s for s in sites if s.audits[name][methods[0]]["links"]]
     if not linked:
         lack = Need(code="too_few_rounds", what="no site took part in two rounds")
         return AuditResult(**shared, status="nothing_to_say", need=lack)
-    for method in methods:
-        of = [s.audits[name][method] for s in linked]
-        hits, tries = [c["found"] for c in of], [c["links"] for c in of]
-        chance = sum(c["expected"] for c in of) / sum(tries)
-        suffix = "" if method == methods[0] else f" ({method})"
-        estimates[f"linkage_accuracy{suffix}"] = intervals.clustered_share(
-            hits, tries, confidence=confidence, baseline=chance
-        )
-    own = [s.audits[name][methods[0]] for s in linked]
+    counts = {m: [s.audits[name][m] for s in linked] for m in methods}
+    strongest = max(methods, key=lambda m: sum(c["found"] for c in counts[m]))
+    # whichever of the linkers is the strongest, its interval holds
+    wider = 1.0 - (1.0 - confidence) / len(methods)
+    headline = replace(_share(counts[strongest], wider), confidence=confidence)
+    estimates = {"linkage_accuracy": headline}
+    if len(methods) > 1:
+        estimates |= {f"linkage_accuracy ({m})": _share(c, confidence) for m, c in counts.items()}
+    own = counts[strongest]
     hits, tries = [c["found"] for c in own], [c["links"] for c in own]
-    headline = estimates["linkage_accuracy"]
     baseline = float(headline.baseline or 0.0)
-    everything = intervals.wilson(len(tries), len(tries), confidence=confidence)
+    everything = intervals.wilson(len(tries), len(tries), confidence=wider)
     effective = max(1, int(sum(tries) / intervals.design_effect(hits, tries)))
     per_client: dict[str, dict[str, float | int | str | None]] = {}
     for site, c in zip(linked, own, strict=True):
@@ -148,7 +148,7 @@ def _merge_linkage(
             "high": share.high,
         }
     absent = int(guess["settings"].get("clients") or 0) - len(linked)
-    notes = [f"{len(linked)} sites counted, each against its own records"]
+    notes = [f"{count_of(len(linked), 'site')} counted, each against its own records"]
     if absent > 0:
         notes.append(f"{absent} of {absent + len(linked)} clients did not answer: not counted")
     return AuditResult(
@@ -156,10 +156,35 @@ def _merge_linkage(
         headline="linkage_accuracy",
         estimates=estimates,
         per_client=per_client,
-        detectable=intervals.smallest_share_above(baseline, effective, confidence=confidence)
+        detectable=intervals.smallest_share_above(baseline, effective, confidence=wider)
         if everything.low > baseline
-        else None,
+        else math.inf,
         notes=tuple(notes),
+    )
+
+
+def _share(counts: Sequence[Mapping[str, Any]], confidence: float) -> Estimate:
+    """Share of the links that were found, over all sites."""
+    hits, tries = ([c[k] for c in counts] for k in ("found", "links"))
+    chance = sum(c["expected"] for c in counts) / sum(tries)
+    return intervals.clustered_share(hits, tries, confidence=confidence, baseline=chance)
+
+
+def _merge_epsilon(
+    name: str,
+    guess: Mapping[str, Any],
+    sites: Sequence[SiteCounts],
+    raw: Mapping[str, Any],
+    confidence: float,
+) -> AuditResult:
+    return AuditResult(
+        audit=name,
+        question=guess["question"],
+        vantage=guess["vantage"],
+        settings=guess["settings"],
+        source=guess["source"],
+        trace_sha256=raw["trace_sha256"],
+        **merge_coins(guess, {s.name: s.audits[name]["guessed"] for s in sites}, confidence),
     )
 
 
@@ -192,7 +217,7 @@ def _merge_membership(
     own = np.array([c["ordered"] for _, c in counted]) / pairs
     share = pairs / pairs.sum()
     auc = float(share @ own)
-    errors = np.array([_hanley(a, c) for a, (_, c) in zip(own, counted, strict=True)])
+    errors = np.array([_auc_error(a, c) for a, (_, c) in zip(own, counted, strict=True)])
     reach = float(norm.ppf(0.5 + confidence / 2)) * float(np.sqrt(share**2 @ errors**2))
     method, k = "Hanley and McNeil over records", len(counted)
     if k >= 3:
@@ -221,17 +246,15 @@ def _merge_membership(
         estimates={"membership_auc": estimate},
         per_client=per_client,
         detectable=min(1.0, 0.5 + reach) if reach > 0 else None,
-        notes=(f"{k} sites counted, each with its own key",),
+        notes=(f"{count_of(k, 'site')} counted, each with its own key",),
     )
 
 
-def _hanley(auc: float, c: Mapping[str, Any]) -> float:
-    """Standard error of an AUC (Hanley and McNeil 1982); above zero even for an AUC of 0 or 1."""
-    m, n = c["members"], c["others"]
-    a = min(max(auc, 0.5 / (m * n)), 1 - 0.5 / (m * n))
-    first, second = a / (2 - a), 2 * a * a / (1 + a)
-    variance = a * (1 - a) + (m - 1) * (first - a * a) + (n - 1) * (second - a * a)
-    return float(np.sqrt(max(variance, 0.0) / (m * n)))
+def _auc_error(auc: float, c: Mapping[str, Any]) -> float:
+    """Standard error of a site's AUC; above zero even for an AUC of 0 or 1."""
+    half_a_pair = 0.5 / (c["members"] * c["others"])
+    inside = min(max(auc, half_a_pair), 1 - half_a_pair)
+    return power.auc_deviation(inside, c["members"], c["others"])
 
 
 def _report(
@@ -243,7 +266,8 @@ def _report(
 ) -> Run:
     findings, counted = judge_all(results), _counted(raw)
     summary = {
-        "federation": f"{raw['federation']}, {len(sites)} sites answered: {', '.join(sites)}",
+        "federation": f"{raw['federation']}, {count_of(len(sites), 'site')} answered: "
+        f"{', '.join(sites)}",
         "truth": "stayed at the sites, which returned only counts",
     }
     evidence = {

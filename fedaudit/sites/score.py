@@ -10,7 +10,9 @@ import numpy as np
 
 from fedaudit.audits.fingerprint import scores
 from fedaudit.errors import NotApplicable, TraceError, UsageError
+from fedaudit.sites.coins import count_coins
 from fedaudit.sites.files import (
+    COINS,
     COUNTS,
     GUESSES,
     KEY,
@@ -28,19 +30,31 @@ from fedaudit.trace import Trace
 
 def score(
     guesses: str | os.PathLike[str],
-    own: str | os.PathLike[str],
+    own: str | os.PathLike[str] | None,
     out: str | os.PathLike[str],
     *,
     site: str,
     key: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
-    """Compare guesses with a site's own recording and key; write its counts to the file `out`."""
+    """Compare guesses with a site's own recording and key; write its counts to the file `out`.
+
+    Guesses about records or canaries need the key alone: `own` may be None.
+    """
     raw = read(guesses, GUESSES)
     counts: dict[str, Any] = {}
     if LINKS in raw["audits"]:
+        if own is None:
+            raise UsageError(
+                "the guesses are about messages",
+                expected="this site's own recording",
+                got="none",
+                remedy="give the folder of this site's own recording",
+            )
         counts[LINKS] = _score_links(raw, raw["audits"][LINKS], open_trace(own))
     if MEMBERS in raw["audits"]:
-        counts[MEMBERS] = _score_members(raw["audits"][MEMBERS], key)
+        counts[MEMBERS] = _score_members(raw["audits"][MEMBERS], _key(key))
+    if COINS in raw["audits"]:
+        counts[COINS] = count_coins(raw["audits"][COINS], _key(key))
     found = {
         "format": COUNTS,
         "version": VERSION,
@@ -74,16 +88,19 @@ def _score_links(raw: Mapping[str, Any], guess: Mapping[str, Any], trace: Trace)
     return {m: _links(there, v) for m, v in guess["labels"].items()}
 
 
-def _score_members(guess: Mapping[str, Any], key: str | os.PathLike[str] | None) -> dict[str, Any]:
-    """Counts of pairs of a member and a non-member, and of those in the right order."""
+def _key(key: str | os.PathLike[str] | None) -> dict[str, Any]:
     if key is None:
         raise UsageError(
-            "the guesses are about records",
-            expected="the key that `fedaudit ask` wrote at this site",
+            "the guesses are about records or canaries",
+            expected="the key that `fedaudit ask` or `SiteCanaries` wrote at this site",
             got="none",
-            remedy="--key FILE",
+            remedy="`key=FILE`",
         )
-    known = read(key, KEY)
+    return read(key, KEY)
+
+
+def _score_members(guess: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Counts of pairs of a member and a non-member, and of those in the right order."""
     given = guess["scores"].get(known["asked_sha256"])
     if given is None or len(given) != len(known["member"]):
         raise NotApplicable(

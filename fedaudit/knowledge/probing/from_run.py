@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedaudit.accounting import Exposure
 from fedaudit.arrays import Floats, Indices
 from fedaudit.audits.active_membership import patterns
 from fedaudit.audits.active_membership.adversary import own_patterns
@@ -14,10 +15,12 @@ from fedaudit.audits.active_membership.audit import ActiveMembership
 from fedaudit.audits.active_membership.games import Universe
 from fedaudit.audits.active_membership.patterns import Embedding
 from fedaudit.data import prepare
-from fedaudit.errors import ConfigError, DataError, NotApplicable, NothingToSay
+from fedaudit.errors import ConfigError, DataError, NotApplicable, NothingToSay, count_of
+from fedaudit.hooks import Hook
 from fedaudit.knowledge.probing.embedding import embedding_of
-from fedaudit.knowledge.probing.games import Games
+from fedaudit.knowledge.probing.games import Games, adds_noise, clients_in
 from fedaudit.knowledge.probing.mechanisms import channel_of
+from fedaudit.knowledge.probing.own_model import own_model
 from fedaudit.knowledge.probing.protections import protections_of
 from fedaudit.knowledge.probing.rows import RecordRows, numbers_of
 from fedaudit.protections.local_dp.protection import LocalDP
@@ -60,14 +63,19 @@ def build_games(
         )
     universe = _universe(pool, local, standardised=standardised)
     given = embedding_of(audit, task, rows.shape, rows.words)
+    training = None if config is None else config.training
+    inside = audit.adversary == "own_model"
+    if audit.adversary == "auto":
+        # behind noise, on records or uploads, nothing of ours works inside the run's own model
+        inside = training is not None and not adds_noise(protections, clients_in(encoded))
     if universe.merged:
         remarks.append(f"{universe.merged} records equal another after encoding and count once")
     if audit.adversary == "attention":
         askable = _with_own_pattern(audit, universe, rows, given)
         if len(askable) < len(universe):
             remarks.append(
-                f"{len(universe) - len(askable)} records have no {_piece(rows)} of their own and "
-                "take no part"
+                f"{count_of(len(universe) - len(askable), 'record')} without {_piece(rows)} of "
+                "their own: not in the game"
             )
         universe = universe.restricted(askable)
     # indices of the parties' records in the universe: equal records share an index
@@ -75,6 +83,8 @@ def build_games(
     parties = {
         party: np.unique(number[(owner == i) & (number >= 0)]) for i, party in enumerate(encoded)
     }
+    only_sums = any(p.only_sums for p in protections)
+    inner = own_model(task, training, universe.features, only_sums=only_sums) if inside else None
     return Games(
         audit=audit,
         universe=universe,
@@ -89,6 +99,32 @@ def build_games(
         protections=protections,
         seed=seed,
         remarks=tuple(remarks),
+        schedules=_schedules(config, protections, [len(own) for own in encoded.values()]),
+        own_model=inner,
+        training=training if inside else None,
+    )
+
+
+def _schedules(
+    config: Config | None, protections: Sequence[Hook], sizes: Sequence[int]
+) -> tuple[Exposure, ...]:
+    """Steps, rounds and sampling rate of clients with `sizes` records; empty without a config.
+
+    A client that sits out some rounds counts as taking part in all of them.
+    """
+    if config is None:
+        return ()
+    training = config.training
+    sampled = [p.sampling for p in protections if p.sampling is not None]
+    poisson = (sampled[-1] if sampled else training.sampling) == "poisson"
+    return tuple(
+        Exposure(
+            sampling_rate=training.expected_batch(n) / n if poisson else 1.0,
+            steps=training.steps_for(n),
+            rounds=config.federation.rounds,
+        )
+        for n in sizes
+        if n
     )
 
 
@@ -113,11 +149,11 @@ def _with_own_pattern(
 ) -> Indices:
     """Indices of records with a token or patch that no other record has."""
     if given is not None:
-        cut, placed = given.cut, given.placed
+        cut, by_place = given.cut, given.tells_places_apart
     else:
         cut = patterns.cut_record(rows.shape, 1 if rows.words else audit.patch)
-        placed = bool(rows.words) or audit.embedding == "linear"
-    own_pattern = own_patterns(universe.values[:, cut], placed=placed)
+        by_place = bool(rows.words) or audit.embedding == "linear"
+    own_pattern = own_patterns(universe.values[:, cut], by_place=by_place)
     found = np.array([i for i, own in enumerate(own_pattern) if own], dtype=np.int64)
     if len(found) < 2:
         raise NothingToSay(

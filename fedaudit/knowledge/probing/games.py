@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedaudit.accounting import Exposure
 from fedaudit.arrays import Bools, Floats, Indices
 from fedaudit.audits.active_membership import games, patterns
-from fedaudit.audits.active_membership.audit import ActiveMembership, Played
+from fedaudit.audits.active_membership.audit import ActiveMembership, Planted, Played
 from fedaudit.audits.active_membership.games import Challenge, Universe
+from fedaudit.audits.active_membership.own_model import OwnModel
 from fedaudit.audits.active_membership.probe import gain_for
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.rounds import Rounds
-from fedaudit.hooks import Hook
+from fedaudit.hooks import Hook, declaration_of
 from fedaudit.knowledge.probing.protections import for_clients
+from fedaudit.protections.local_dp.protection import LocalDP
 from fedaudit.randomness import Seed
 from fedaudit.trace import MemoryRecorder
 
@@ -40,6 +43,29 @@ MOST_MARKED = 200
 """Most games that ask which client holds a record: each needs a detector per client."""
 
 
+def clients_in(parties: Mapping[str, Any]) -> int:
+    """Clients of a federation in which games are played."""
+    return max(2, len(parties))
+
+
+def noise_by_place(protections: Sequence[Hook], clients: int) -> dict[str, Any]:
+    """Noise multipliers on steps and on uploads, of all clients alike or one each."""
+    every = [p.noise(p.declare(), clients=clients) for p in protections]
+    found = {added.place: added.multiplier for added in every if added is not None}
+    return {place: found.get(place, 0.0) for place in ("step", "upload")}
+
+
+def is_noisy(noise: Mapping[str, Any]) -> bool:
+    """Whether any client's steps or uploads carry noise."""
+    return any(np.max(multiplier) > 0 for multiplier in noise.values())
+
+
+def adds_noise(protections: Sequence[Hook], clients: int) -> bool:
+    """Whether records, steps or uploads carry noise."""
+    randomised = any(isinstance(p, LocalDP) for p in protections)
+    return randomised or is_noisy(noise_by_place(protections, clients))
+
+
 @dataclass(frozen=True)
 class GameDraws:
     """Drawn challenges with their coins, for the truth alone."""
@@ -56,7 +82,8 @@ class Games:
     """A `Table` with the records, the clients and the protections of a run.
 
     `raw` (N, r) and `labels` (N,): the universe's records before any protection. `parties`: party
-    -> indices of its records. `protections`: of a game, the local mechanism first.
+    -> indices of its records. `protections`: of a game, the local mechanism first. `schedules`: of
+    every client in the run. `own_model` and `training`: the run's, if the adversary plants in them.
     """
 
     audit: ActiveMembership
@@ -72,6 +99,9 @@ class Games:
     protections: tuple[Hook, ...]
     seed: Seed
     remarks: tuple[str, ...] = ()
+    schedules: tuple[Exposure, ...] = ()
+    own_model: OwnModel | None = None
+    training: Training | None = None
     mixed: bool = field(init=False)
     noisy: bool = field(init=False)
     step_noise: float = field(init=False)
@@ -80,11 +110,10 @@ class Games:
 
     def __post_init__(self) -> None:
         self.mixed = any("sender" in p.covers for p in self.protections)
-        every = [p.noise(p.declare(), clients=self.clients) for p in self.protections]
-        noise = {added.place: added.multiplier for added in every if added is not None}
-        self.step_noise = float(np.min(noise.get("step", 0.0)))
-        self.upload_noise = float(np.min(noise.get("upload", 0.0)))
-        self.noisy = any(np.max(noise.get(place, 0.0)) > 0 for place in ("step", "upload"))
+        noise = noise_by_place(self.protections, self.clients)
+        self.step_noise = float(np.min(noise["step"]))
+        self.upload_noise = float(np.min(noise["upload"]))
+        self.noisy = is_noisy(noise)
         self.draws = self._draw()
 
     @property
@@ -95,7 +124,7 @@ class Games:
         return self.remarks
 
     def _declared(self) -> list[dict[str, Any]]:
-        return [p.declare() for p in self.protections]
+        return [declaration_of(p) for p in self.protections]
 
     # -- drawing -----------------------------------------------------------------------------
 
@@ -121,7 +150,14 @@ class Games:
 
     @property
     def clients(self) -> int:
-        return max(2, len(self.parties))
+        return clients_in(self.parties)
+
+    @property
+    def adversary(self) -> Planted:
+        asked = self.audit.adversary
+        if asked == "auto":
+            return "fc" if self.own_model is None else "own_model"
+        return asked
 
     @property
     def records_in_sum(self) -> int:
@@ -136,14 +172,18 @@ class Games:
     @property
     def asks_whose(self) -> bool:
         """Whether games ask which client holds the record."""
-        return self.mixed and self.audit.adversary == "fc"
+        if self.own_model is not None:
+            return self.mixed and self.clients <= self.own_model.neurons
+        return self.mixed and self.adversary == "fc"
 
     @cached_property
     def played(self) -> int:
         """Games through the engine: `audit.recorded`, or fewer for wide planted models."""
         r = self.universe.features
         d = self.audit.dimension if self.given is None else self.given.dimension
-        width = 2 * r * r if self.audit.adversary == "fc" else 20 * d * d
+        width = 2 * r * r if self.adversary == "fc" else 20 * d * d
+        if self.own_model is not None:
+            width = len(self.own_model.start)
         each = width * (self.clients if self.mixed else 1)
         return min(self.audit.recorded, max(LEAST_PLAYED, MOST_NUMBERS // each))
 
@@ -252,7 +292,7 @@ class Games:
                 MemoryRecorder(
                     layouts=f.layouts(),
                     federation=f.describe(),
-                    declared=[p.declare() for p in f.protections],
+                    declared=[declaration_of(p) for p in f.protections],
                 )
                 for f in built
             ]
@@ -289,7 +329,7 @@ class Games:
             task=task,
             data=ClientData.join([client(rows) for rows in data]),
             rounds=Rounds(clients=len(data), rounds=1),
-            training=Training(learning_rate=rate, steps=1, batch_size=0),
+            training=self.training or Training(learning_rate=rate, steps=1, batch_size=0),
             seed=Seed(self.seed.key("games/federation", address)),
             protections=tuple(for_clients(p, len(data)) for p in self.protections),
             probe=hook,

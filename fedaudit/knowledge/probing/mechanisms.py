@@ -10,7 +10,7 @@ from fedaudit.arrays import Floats
 from fedaudit.audits.active_membership.channel import (
     LARGEST_ALPHABET,
     MOST_BITS,
-    OPEN,
+    NO_MECHANISM,
     Channel,
     Codebook,
 )
@@ -22,19 +22,16 @@ from fedaudit.protections.local_dp.protection import LocalDP
 def channel_of(local: LocalDP | None, features: int) -> Channel:
     """A local mechanism in the form that the audit needs."""
     if local is None:
-        return OPEN
+        return NO_MECHANISM
     encoder, mechanism = local.encoder(), local.of(features)
 
     def perturb(x: Floats, rng: np.random.Generator) -> Floats:
         return local.randomise(x, rng)[0]
 
-    def clean(x: Floats) -> Floats:
-        return np.asarray(encoder.decode(encoder.encode(x).values), dtype=np.float64)
-
     return Channel(
         name=local.mechanism,
         perturb=perturb,
-        clean=clean,
+        clean=local.rounded,
         codes=_codebook(local, mechanism, encoder),
         claimed_epsilon=float(mechanism.claimed_epsilon),
         exact_epsilon=float(mechanism.worst_case_epsilon()),
@@ -46,7 +43,7 @@ def _codebook(
     local: LocalDP, mechanism: Any, encoder: FloatBits | Quantiser | Interval
 ) -> Codebook | None:
     """The law of a decoded feature, if features decode to one of their codes; else None."""
-    if isinstance(encoder, Interval) or local.decoder == "unbiased":
+    if isinstance(encoder, Interval) or local.decoder == "unbiased" or local.by_column:
         return None
     if isinstance(encoder, FloatBits):
         if encoder.bits > MOST_BITS:

@@ -32,7 +32,7 @@ def protections_of(
     local: LocalDP | None = None
     for hook in hooks:
         if isinstance(hook, LocalDP):
-            local = hook
+            local = hook.as_declared(declared.get(hook.name, {}))
         elif getattr(hook, "epsilon", None) is not None or isinstance(
             getattr(hook, "noise_multiplier", None), tuple
         ):

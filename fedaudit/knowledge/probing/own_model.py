@@ -1,0 +1,79 @@
+"""Layers of the run's own model that an adversary can plant in, or why there are none."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedaudit.audits.active_membership.own_model import LARGEST, MATCH, OwnModel
+from fedaudit.errors import NotApplicable
+
+if TYPE_CHECKING:
+    from fedaudit.federation.local.schedule import Training
+    from fedaudit.tasks.task import Task
+
+
+def refusal(task: Task, training: Training) -> str:
+    """Why nothing can be planted in a model; empty if something can."""
+    from torch import nn
+
+    kinds = [m for _, m in _layers(task)]
+    fits = (
+        len(kinds) >= 3
+        and all(isinstance(m, nn.Linear) and m.bias is not None for m in kinds[::2])
+        and all(isinstance(m, nn.ReLU | nn.GELU) for m in kinds[1::2])
+    )
+    if not fits:
+        return type(task.module).__name__
+    return "weight decay, which moves all weights" if training.weight_decay else ""
+
+
+def _layers(task: Task) -> list[tuple[str, Any]]:
+    """Names and modules of a sequential model's layers, without flattening."""
+    from torch import nn
+
+    named = task.module.named_children() if isinstance(task.module, nn.Sequential) else ()
+    return [(name, m) for name, m in named if not isinstance(m, nn.Flatten)]
+
+
+def own_model(
+    task: Task, training: Training | None, features: int, *, only_sums: bool = False
+) -> OwnModel:
+    """The first two layers of the run's model; NotApplicable if nothing can be planted in it."""
+    from torch import nn
+
+    if training is None:
+        raise NotApplicable(
+            "how clients train is not known",
+            code="training_unknown",
+            expected="a run of fedaudit, whose config says how clients train",
+            got="a recording",
+            remedy='adversary = "fc": what a server could do if clients accept any architecture',
+        )
+    kept = _layers(task)
+    got = refusal(task, training)
+    if not got and kept[0][1].in_features != features:
+        got = f"a first layer of {kept[0][1].in_features} inputs for records of {features} numbers"
+    if got:
+        raise NotApplicable(
+            "nothing can be planted in the run's own model",
+            code="architecture_fixed",
+            expected="linear layers with ReLU or GELU between them, without weight decay",
+            got=got,
+            remedy='adversary = "fc": what a server could do if clients accept any architecture',
+        )
+    relu = {"silent": MATCH, "reach": 0.0} if isinstance(kept[1][1], nn.ReLU) else {}
+    at = {e.name: slice(e.offset, e.offset + e.size) for e in task.layout.entries}
+    one, two = kept[0][0], kept[2][0]
+    return OwnModel(
+        task=task,
+        start=task.initial().numpy().astype(np.float32),
+        first=(at[f"{one}.weight"], at[f"{one}.bias"]),
+        second=(at[f"{two}.weight"], at[f"{two}.bias"]),
+        answer_tensor=f"{two}.weight",
+        rate=training.learning_rate,
+        largest=LARGEST if only_sums else math.inf,
+        **relu,
+    )
