@@ -27,9 +27,10 @@ from fedaudit.settings import AtLeastTwo, Count, require
 from fedaudit.stats import plan_design, query_plans
 from fedaudit.stats.intervals import mean
 from fedaudit.stats.query_algebra import Addition, added_by
+from fedaudit.study.folders import recording_at
 from fedaudit.study.seal import open_trace
 from fedaudit.trace import SERVER
-from fedaudit.trace.health import examine
+from fedaudit.trace.examination import examine
 from fedaudit.trace.ledger import round_queries
 
 OTHER_COLUMNS = ("round", "query", "answered", "reason", "bytes_up", "bytes_down", "seconds")
@@ -106,7 +107,7 @@ def check(
     """
     path = Path(source)
     if path.is_dir():
-        queries = queries_of_trace(path, vantage)
+        queries = queries_of_trace(recording_at(path, "plan check"), vantage)
     else:
         queries = queries_of_table(path)
         if training:
@@ -119,7 +120,7 @@ def check(
             "the threshold is out of range",
             expected=f"1 to {many}, the number of clients in the plan",
             got=str(threshold),
-            remedy=f"--threshold {min(5, many)}",
+            remedy=f"`threshold={min(5, many)}`",
         )
     if threshold is None:
         threshold = queries.threshold or 2
@@ -139,14 +140,14 @@ def _add_query(queries: Queries, add: Sequence[str], add_to: int | None) -> Addi
             f"the plan has no round {number}",
             expected=", ".join(map(str, queries.rounds)),
             got=str(number),
-            remedy="name one of these rounds with --round",
+            remedy="name one of these rounds with `add_to`",
         )
     if not add:
         raise UsageError(
             "the added query has no clients",
             expected="clients by name or number, separated by commas",
             got="none",
-            remedy=f"--add {','.join(queries.names[:3])}",
+            remedy=f"`add={','.join(queries.names[:3])}`",
         )
     row = np.zeros(len(queries.names))
     for name in add:
@@ -294,6 +295,12 @@ def _bad_row(path: str | os.PathLike[str], line: int, expected: str, got: str) -
 MAX_ROUNDS_FACTOR = 16
 """The search for the rounds needed ends at this multiple of the earliest possible round."""
 
+MOST_APART = 64
+"""The search for rounds that separate all clients ends here."""
+
+MANY = 40
+"""Clients above which fewer plans are drawn, and renamed: a search for a plan takes longer."""
+
 SWAPS = (0.1, 0.25, 0.5)
 """Shares of clients that swap groups between two rounds, one design each."""
 
@@ -310,8 +317,9 @@ class Design:
     plan: the drawn plan (T, G, K)
     exposed: clients in the smallest group that a round's answers expose
     rank, identifiable: of `plan` over all rounds
-    from_round: earliest round after which all clients are identifiable; None: never
-    power, needed: as in `plan_design`; None for designs without attribution
+    separation: fewest rounds in which two clients of `plan` are in different groups
+    apart_from: first round after which all are apart at least twice; None: not within the search
+    power, needed: of the test of each client without every other; None for the published pairs
     cosine, guessed: persistence -> cosine between a client's mean update and its estimate, by least
         squares and by the best linear guess; mean over clients and plans
     """
@@ -322,7 +330,8 @@ class Design:
     exposed: int
     rank: int
     identifiable: int
-    from_round: int | None
+    separation: int
+    apart_from: int | None
     power: plan_design.Power | None
     needed: plan_design.RoundsNeeded | None
     cosine: Mapping[float, Estimate]
@@ -378,7 +387,7 @@ class Designs:
 def design_names(swaps: Sequence[float] = SWAPS) -> tuple[str, ...]:
     """Names of the designs, the published plan last."""
     between = (f"swapped {100 * f:g} %" for f in swaps)
-    return ("groups", *between, "partitions", "paired (published)")
+    return ("cycled", "balanced", "groups", *between, "partitions", "paired (published)")
 
 
 def check_name(name: str) -> None:
@@ -403,19 +412,25 @@ def design(
     runs: int = 200,
     rng: np.random.Generator,
 ) -> Designs:
-    """Compare fixed groups, groups with swaps, fresh partitions and the published pairs.
+    """Compare balanced partitions, fixed groups, swaps, random partitions, the published pairs.
 
-    `scores`: assumptions on attribution. `runs`: number of simulated runs. `repeats`: M of the
-    published plan, which needs N = threshold < K - 1 and is left out otherwise.
+    "cycled" repeats five balanced partitions; "balanced" never repeats one. `scores`: assumptions
+    on attribution. `runs`: number of simulated runs. `repeats`: M of the published plan, which
+    needs N = threshold < K - 1 and is left out otherwise.
     """
     from threadpoolctl import threadpool_limits
 
-    require(Count, rounds=rounds, remedy="--rounds 10")
-    require(GroupSize, threshold=threshold, remedy="--threshold 5")
-    require(AtLeastTwo, runs=runs, remedy="--runs 200")
-    groups = query_plans.group_count(clients, threshold)
+    require(Count, rounds=rounds, remedy="`rounds=10`")
+    require(GroupSize, threshold=threshold, remedy="`threshold=5`")
+    require(AtLeastTwo, runs=runs, remedy="`runs=200`")
+    query_plans.group_count(clients, threshold)  # raises where they do not fill two groups
     wanted = scores or plan_design.Scores(marked=max(1, round(0.3 * clients)))
-    earliest = query_plans.rounds_to_identify(clients, groups)
+
+    def cycled(t: int) -> npt.NDArray[np.uint8]:
+        return query_plans.cycled_partitions(clients, threshold, t, rng)
+
+    def balanced(t: int) -> npt.NDArray[np.uint8]:
+        return query_plans.balanced_partitions(clients, threshold, t, rng)
 
     def fixed(t: int) -> npt.NDArray[np.uint8]:
         return query_plans.fixed_groups(clients, threshold, t, rng)
@@ -426,13 +441,11 @@ def design(
     def swapping(fraction: float) -> plan_design.Draw:
         return lambda t: query_plans.swapped_groups(clients, threshold, t, rng, fraction=fraction)
 
-    draws: list[plan_design.Draw] = [fixed, *(swapping(f) for f in swaps), fresh]
+    draws: list[plan_design.Draw] = [cycled, balanced, fixed, *(swapping(f) for f in swaps), fresh]
     # many small matrices: more threads make it slower
     with threadpool_limits(1):
         found = [
-            _design_partition(
-                name, draw, rounds, wanted, None if draw is fixed else earliest, runs, rng
-            )
+            _design_partition(name, draw, rounds, wanted, draw is not fixed, runs, rng)
             for name, draw in zip(design_names(swaps), draws, strict=False)
         ]
         if threshold < clients - 1:
@@ -447,15 +460,19 @@ def _design_partition(
     draw: plan_design.Draw,
     rounds: int,
     scores: plan_design.Scores,
-    earliest: int | None,
+    mixes: bool,
     runs: int,
     rng: np.random.Generator,
 ) -> Design:
+    """One design of partitions; `mixes`: whether clients change groups at all."""
     plan = draw(rounds)
     groups, clients = plan.shape[1:]
     stacked = audit_plan(plan.reshape(-1, clients), work=10_000_000)
     within = min(audit_plan(round_).min_support for round_ in plan)
-    plans = [draw(rounds) for _ in range(min(runs, 50))]
+    few = 50 if clients <= MANY else 5
+    plans = [draw(rounds) for _ in range(min(runs, few))]
+    drawn = draw if clients <= MANY else _again(plans, draw, rounds, rng)
+    apart = _rounds_apart(draw) if mixes else None
     return Design(
         name=name,
         queries_per_round=groups,
@@ -463,17 +480,48 @@ def _design_partition(
         exposed=within,
         rank=stacked.rank,
         identifiable=len(stacked.recoverable),
-        from_round=earliest,
-        power=plan_design.power(draw, rounds, scores, rng, runs=runs),
+        separation=query_plans.least_separation(plan),
+        apart_from=apart,
+        power=plan_design.contrast_power(drawn, rounds, scores, rng, runs=runs),
         needed=None
-        if earliest is None
+        if apart is None
         else plan_design.rounds_needed(
-            draw, scores, first=earliest, most=MAX_ROUNDS_FACTOR * earliest
+            draw,
+            scores,
+            first=apart,
+            most=MAX_ROUNDS_FACTOR * apart,
+            plans=min(few, 30),
+            expected=plan_design.expected_contrast_power,
         ),
         cosine={p: _cosine(plans, p) for p in PERSISTENCE},
         guessed={p: _cosine(plans, p, best=True) for p in PERSISTENCE},
         plan=plan,
     )
+
+
+def _again(
+    plans: Sequence[npt.NDArray[np.uint8]],
+    draw: plan_design.Draw,
+    rounds: int,
+    rng: np.random.Generator,
+) -> plan_design.Draw:
+    """Draws of `rounds` rounds come from `plans`, with clients renamed: as likely, and cheaper."""
+
+    def one(t: int) -> npt.NDArray[np.uint8]:
+        if t != rounds:
+            return draw(t)
+        picked = plans[int(rng.integers(len(plans)))]
+        return np.asarray(picked[:, :, rng.permutation(picked.shape[2])])
+
+    return one
+
+
+def _rounds_apart(draw: plan_design.Draw) -> int | None:
+    """Fewest rounds after which all pairs were apart `APART` times, in one drawn plan each."""
+    for t in range(1, MOST_APART + 1):
+        if query_plans.least_separation(draw(t)) >= query_plans.APART:
+            return t
+    return None
 
 
 def _cosine(
@@ -490,7 +538,7 @@ def _cosine(
             "an interval needs at least two plans",
             expected="at least 2 simulated runs",
             got=str(len(each)),
-            remedy="--runs 200",
+            remedy="`runs=200`",
         )
     return replace(found, low=max(found.low, -1.0), high=min(found.high, 1.0))
 
@@ -514,7 +562,8 @@ def _design_published(
         exposed=first.min_support,
         rank=first.rank,
         identifiable=len(first.recoverable),
-        from_round=1,
+        separation=0,
+        apart_from=1,
         power=None,
         needed=None,
         cosine={},

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedaudit.data.files import read
 from fedaudit.errors import UsageError
 from fedaudit.frames import Row, Tabular
-from fedaudit.protections.guard import Calibration, GuardReport
+from fedaudit.protections.guard import Calibration, GuardReport, LocalSteps
 from fedaudit.protections.guard import guard as guard_model
 from fedaudit.protections.guard.files import CheckedModel, check_trace, is_trace, read_model
+from fedaudit.randomness import Seed
+from fedaudit.study.folders import recordings_at
 from fedaudit.study.seal import open_trace
+from fedaudit.tasks.catalogue import SCIKIT, build_module, scikit_learn
 from fedaudit.trace import Trace
 
 Place = str | os.PathLike[str]
@@ -58,17 +62,20 @@ def guard(
     clients: Sequence[str] = (),
     level: float = 0.01,
     calibration: Calibration | Place | None = None,
+    local: LocalSteps | None = None,
 ) -> GuardReport | ReceivedModels:
-    """Test a received model for planted weights.
+    """What would answering this model give away, and was it altered?
 
-    model: a .safetensors or .npz file, a state dict, a torch module, or a trace; in a trace, every
-        model that a client received is examined
-    previous: the model of the round before
+    model: a .safetensors or .npz file, a state dict, a torch module, or a trace; in a trace, or
+        those of a study, every model that a client received is examined
+    previous: the model of the round before, or a list of earlier models, oldest first; with own
+        records and two or more of them, the report says whether this model was altered
     data, label: own records as a file with its label column, or as (x, y)
     module: the model that reads `data`, a torch module or "package.module:function"
     clients: examine the models of these clients of a trace only
     level: accepted share of honest runs that are flagged
     calibration: own honest runs, or the file that holds them
+    local: the steps that you run on the model; default: one step on all own records
     """
     own = own_records(data, module, label)
     table = (
@@ -76,15 +83,14 @@ def guard(
         if calibration is None or isinstance(calibration, Calibration)
         else Calibration.read(Path(calibration))
     )
-    if isinstance(model, Trace) or (isinstance(model, str | os.PathLike) and is_trace(Path(model))):
-        if previous is not None:
+    if traces := _traces(model):
+        if previous is not None and previous != []:
             raise UsageError(
                 "a trace contains its previous models",
                 expected="a previous model together with a single model",
                 got="a previous model together with a trace",
-                remedy="remove --previous",
+                remedy="remove `previous`",
             )
-        trace = model if isinstance(model, Trace) else open_trace(Path(model))
 
         def check(state: Any, before: Any) -> GuardReport:
             # the kind of a message is known in a trace
@@ -92,17 +98,41 @@ def guard(
                 state, before, level=level, calibration=table, sent_as_model=True, **own
             )
 
-        return ReceivedModels(tuple(check_trace(trace, check, clients)))
+        found = {name: check_trace(trace, check, clients) for name, trace in traces.items()}
+        named = len(found) > 1
+        return ReceivedModels(
+            tuple(
+                replace(s, party=f"{name}, {s.party}") if named else s
+                for name, seen in found.items()
+                for s in seen
+            )
+        )
     if clients:
         raise UsageError(
             "a single model has no clients",
             expected="clients together with a trace",
             got=", ".join(clients),
-            remedy="remove --client",
+            remedy="remove `clients`",
         )
+    several = isinstance(previous, list | tuple)
+    history = list(previous) if several else [] if previous is None else [previous]
     return guard_model(
-        _load_model(model), _load_model(previous), level=level, calibration=table, **own
+        _load_model(model),
+        [_load_model(m) for m in history],
+        level=level,
+        calibration=table,
+        local=local or LocalSteps(),
+        **own,
     )
+
+
+def _traces(model: Any) -> dict[str, Trace]:
+    """The traces that were given, by folder: one, or those of a study; empty for a single model."""
+    if isinstance(model, Trace):
+        return {"": model}
+    if not isinstance(model, str | os.PathLike):
+        return {}
+    return {p.name: open_trace(p) for p in recordings_at(model) if is_trace(p)}
 
 
 def _load_model(model: Any) -> Any:
@@ -116,23 +146,27 @@ def own_records(data: Any, module: Any, label: str | None = None) -> dict[str, A
     if data is None or module is None:
         raise UsageError(
             "own records and a model that reads them go together",
-            expected="--data FILE --model package.module:function, or neither",
-            got="--data alone" if module is None else "--model alone",
+            expected="`data` and `module` (package.module:function), or neither",
+            got="`data` alone" if module is None else "`module` alone",
             remedy="give both",
         )
     if isinstance(data, tuple):
         return {"data": data, "module": module}
     import torch
 
-    from fedaudit.data.files import read
-    from fedaudit.tasks.catalogue import build_module
     from fedaudit.tasks.classifier import Classifier
+    from fedaudit.tasks.task import Task
 
-    built = build_module(module) if isinstance(module, str) else module
     records = read(data, label=label, one_class=True)
-    examples = Classifier(built).encode(records)
+    if not isinstance(module, str):
+        task: Task = Classifier(module)
+    elif module.startswith(SCIKIT):
+        task = scikit_learn(module).build(records, Seed(0))
+    else:
+        task = Classifier(build_module(module))
+    examples = task.encode(records)
     y = examples.y
     if records.classes and all(c.isdecimal() for c in records.classes):
         # one client may lack classes: a numeric label is its class index
         y = torch.tensor([int(c) for c in records.classes])[y]
-    return {"data": (examples.x, y), "module": built}
+    return {"data": (examples.x, y), "module": task.module}

@@ -23,7 +23,7 @@ from fedaudit.settings import check
 from fedaudit.setup.catalogue import AUDITS, PROTECTIONS, find
 from fedaudit.setup.config import Config, load, plain
 from fedaudit.setup.toml import toml_value
-from fedaudit.study.folders import config_of, entries, is_study
+from fedaudit.study.folders import config_of, recording_at
 from fedaudit.study.reuse import Explain, no_explain
 from fedaudit.study.summary import UNNAMED
 from fedaudit.trace import Trace, Truth
@@ -47,6 +47,7 @@ class AuditOptions:
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     data: Place | None = None
     model: str | None = None
+    marks: Place | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
     opacus: Place | None = None
     delta: float = 1e-5
@@ -58,10 +59,11 @@ class AuditOptions:
     explain: Explain = no_explain
 
     def __post_init__(self) -> None:
-        if self.data is None and (self.model is not None or self.columns):
+        marked = self.marks is not None and not self.columns
+        if self.data is None and not marked and (self.model is not None or self.columns):
             raise UsageError(
                 "a model or a column was named, and no records",
-                expected="data (--data), the file with the records to ask about",
+                expected="`data`, the file with the records to ask about, or `marks`",
                 got=", ".join([*(["model"] if self.model is not None else []), *self.columns]),
                 remedy="name the file, or leave these out: a run knows its own records and model",
             )
@@ -84,8 +86,7 @@ class AuditTarget:
 
     @classmethod
     def open(cls, folder: Place) -> AuditTarget:
-        _refuse_study(Path(folder))
-        trace = Trace.open(folder)
+        trace = Trace.open(recording_at(folder, "audit"))
         home = trace.path.parent
         claimed = (home / "run.json").is_file() or not is_lost(home / "truth" / "identity.json")
         in_run = claimed and trace.path.name == "trace"
@@ -119,19 +120,6 @@ class AuditTarget:
             return load({k: v for k, v in raw.items() if k != "audits"})
         except ConfigError:
             return None  # audits that need it say so
-
-
-def _refuse_study(folder: Path) -> None:
-    """A study has no trace of its own: each of its runs has."""
-    if not is_study(folder) or (folder / "trace").is_dir():
-        return
-    runs = ", ".join(str(e.path) for e in entries(folder))
-    raise UsageError(
-        f"{folder} is a study of several runs",
-        expected="one trace, or the run that holds it",
-        got=f"a study; its runs are {runs}",
-        remedy=f"fedaudit audit {entries(folder)[0].path}",
-    )
 
 
 def _refuse_other_truth(truth: Truth, trace: Trace) -> None:
@@ -223,8 +211,8 @@ def _refuse_settings(
             raise UsageError(
                 f"a setting of {name} was given, which does not run",
                 expected="settings of the audits that run: " + ", ".join(names),
-                got=f"--set audits.{name}...",
-                remedy=f"--only {name}" if name in AUDITS else nearest(name, list(AUDITS)),
+                got=f"settings of {name}",
+                remedy=f"`audits=[{name!r}]`" if name in AUDITS else nearest(name, list(AUDITS)),
             )
         if name in objects:
             raise UsageError(
@@ -291,7 +279,19 @@ def refuse_unused_records(chosen: ChosenAudits, configured: bool) -> None:
         "records were given, and no audit asks about any",
         expected=f"one of the audits that do: {', '.join(asking)}",
         got=f"the audits {which}: {', '.join(chosen.audits) or 'none'}",
-        remedy="--only two_stage_membership, or leave --data and --model out",
+        remedy='`audits=["two_stage_membership"]`, or leave `data` and `model` out',
+    )
+
+
+def refuse_unused_marks(chosen: ChosenAudits) -> None:
+    """Refuse marks that no audit would look for."""
+    if any("marks" in audit.needs for audit in chosen.audits.values()):
+        return
+    raise UsageError(
+        "marks were given, and no audit looks for any",
+        expected="the audit attribution",
+        got=f"the audits to run: {', '.join(chosen.audits) or 'none'}",
+        remedy='`audits=["attribution"]`, or leave `marks` out',
     )
 
 
@@ -316,6 +316,7 @@ def as_command(target: AuditTarget, chosen: ChosenAudits, options: AuditOptions)
     for hook in options.as_if:
         words += ["--as", _hook_text(hook)]
     words += [] if options.data is None else ["--data", Path(options.data).name]
+    words += [] if options.marks is None else ["--marks", Path(options.marks).name]
     words += [] if options.model is None else ["--model", options.model]
     for name, value in options.columns.items():
         if name in ("label", "client"):

@@ -27,6 +27,7 @@ from fedaudit.errors import (
 from fedaudit.files import Unreadable, read_object, unwritable, write_atomically
 from fedaudit.hooks import Hook
 from fedaudit.knowledge import KnowledgeBuilder, Records, of_config, of_files, of_run
+from fedaudit.knowledge.owner_marks import OwnerMarks, model_for_marks
 from fedaudit.progress import Progress, no_progress
 from fedaudit.randomness import Seed
 from fedaudit.reporting.findings import settled
@@ -46,15 +47,10 @@ from fedaudit.study.audit_request import (
     as_command,
     choose_audits,
     choose_protections,
+    refuse_unused_marks,
     refuse_unused_records,
 )
-from fedaudit.study.chapters import (
-    ALLOCATION,
-    Run,
-    is_about,
-    stored_results,
-    write_report,
-)
+from fedaudit.study.chapters import ALLOCATION, OpenedRun, Run, write_report
 from fedaudit.study.folders import AUDITED, AuditCommand, commands_but
 from fedaudit.study.recording import examined, resting_on
 from fedaudit.study.replay import replay
@@ -67,10 +63,11 @@ from fedaudit.study.seal import (
     seal,
     seal_written,
 )
+from fedaudit.study.stored import is_about, stored_results
 from fedaudit.study.summary import clients_of
-from fedaudit.tasks.catalogue import load_factory
+from fedaudit.tasks.catalogue import SCIKIT, load_factory
 from fedaudit.trace import WIRETAP, Trace, Truth
-from fedaudit.trace.health import examine
+from fedaudit.trace.examination import examine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +76,8 @@ class TraceAuditOptions:
 
     `keep` is the folder of stored results. `records` loads the records that membership audits ask
     about, when one does; `given` identifies records that do not come from the run itself. `config`
-    is that of the run, where it is known. `explain` learns which results were reused, and why.
+    is that of the run, where it is known. `marks` loads the owner's documents and the model, where
+    they were brought. `explain` learns which results were reused, and why.
     Audits in `typed` raise where they fail: the caller just gave their settings.
     """
 
@@ -88,6 +86,7 @@ class TraceAuditOptions:
     records: Callable[[], Records] | None = None
     given: Callable[[], Mapping[str, Any]] = dict
     config: Config | Prepared | None = None
+    marks: Callable[[], tuple[OwnerMarks, Any]] | None = None
     progress: Progress = no_progress
     explain: Explain = no_explain
     typed: Collection[str] = ()
@@ -101,13 +100,15 @@ def audit_trace(
     An audit that fails is named in its result, and the others go on.
     """
     health = examine(trace)
-    builder = KnowledgeBuilder(trace, truth, Seed(how.seed), how.records, how.config)
+    builder = KnowledgeBuilder(trace, truth, Seed(how.seed), how.records, how.config, how.marks)
     results = []
     for done, (name, audit) in enumerate(audits.items()):
         how.progress("audit", done, len(audits), name)
         asked = _asked(audit, how.seed, truth, None if how.keep is None else how.keep.parent)
         if {"records", "games"}.intersection(audit.needs):
             asked["records"] = {**how.given(), **_source("score", getattr(audit, "score_by", None))}
+        if "marks" in audit.needs and how.marks is not None:
+            asked["marks"] = how.given()
         kept, why = _kept(how.keep, name, asked, trace)
         how.explain(Reuse(name, kept is not None, why))
         one = audit_one if name in how.typed else _guarded
@@ -146,19 +147,28 @@ def _given(folder: Path, options: AuditOptions) -> dict[str, Any]:
     Results are public, and a digest of records confirms guesses: it is keyed, with a key that stays
     in the private part of `folder`.
     """
-    if options.data is None:
+    if options.data is None and options.marks is None:
         return {}
+    marks = options.marks
+    return {
+        **({} if marks is None else {"marks_sha256": keyed(folder / "truth", contents_of(marks))}),
+        **({} if options.data is None else _records_given(folder, options)),
+        **_source("model", options.model),
+    }
+
+
+def _records_given(folder: Path, options: AuditOptions) -> dict[str, Any]:
+    assert options.data is not None
     return {
         "data_sha256": keyed(folder / "truth", contents_of(options.data)),
         "columns": {k: str(v) for k, v in options.columns.items()},
-        **_source("model", options.model),
     }
 
 
 def _source(what: str, where: str | None) -> dict[str, str]:
     """Identify a function of the user's own by name, and by its file and those it imports."""
-    if where is None:
-        return {}
+    if where is None or where.startswith(SCIKIT):
+        return {} if where is None else {what: where}
     load_factory(where)  # raises if it cannot be loaded
     return {what: where, f"{what}_sha256": code_identity(where)}
 
@@ -217,7 +227,7 @@ def _guarded(
     except Exception as error:
         if isinstance(error, FedauditError):
             return _unmeasured(audit, trace, "failed", Need.of(error))
-        said = f"{type(error).__name__}: {error}"
+        said = foreign.describe_error(error, package=True)
         return _unmeasured(audit, trace, "failed", Need(code="error", what=said))
 
 
@@ -268,8 +278,8 @@ def audit_run(
     *,
     names: bool = False,
     explain: Explain = no_explain,
-) -> Run:
-    """Audit a recorded run and write its report."""
+) -> tuple[Run, OpenedRun]:
+    """Audit a recorded run and write its report; the trace and truth stay open for the caller."""
     prepared = Prepared.of(given)
     config = prepared.config
     trace, truth = Trace.open(path / "trace"), Truth.open(path / "truth")
@@ -292,7 +302,7 @@ def audit_run(
     done_by = commands_but(path, config.audits)  # the run itself asks for these now
     done = write_report(path, trace, truth, results, names=names, done_by=done_by)
     seal_written(path, "config", path / AUDITED)
-    return done
+    return done, OpenedRun(path, trace, truth)
 
 
 def audit(
@@ -305,6 +315,7 @@ def audit(
     out: Place | None = None,
     data: Place | None = None,
     model: str | None = None,
+    marks: Place | None = None,
     columns: Mapping[str, Any] | None = None,
     opacus: Place | None = None,
     delta: float = 1e-5,
@@ -315,36 +326,35 @@ def audit(
     progress: Progress = no_progress,
     explain: Explain = no_explain,
 ) -> Run:
-    """Audit a stored trace: one of a run, or one that other software wrote.
+    """Attack a recording, and say how much each attack learnt.
 
-    What to run
-        `audits`: objects such as `Fingerprint(methods=("joint",))`, or names, or a mapping of names
-        to settings. By default those of the run's config, or all. A name takes its settings from
-        the run's config; `settings` changes single ones, {"fingerprint": {"methods": ["joint"]}}.
-        An audit that fails is named in its result; one whose settings are given here raises.
-        `as_if`: protections of uploads to apply to the trace first, as objects (`Shuffle()`,
-        `Clip(bound=0.5)`) or by name. The result is what would have been seen.
-
-    Where
-        `truth` is looked for beside the trace; without it attacks run blind. Results go to `out`:
-        by default to the run, to `NAME-audit` beside a trace `NAME` that belongs to no run, or to
-        `NAME-as-shuffle`.
-
-    Records that membership audits ask about
-        Those of the run, or a file `data` whose client column names the trace's parties (`columns`:
-        label, client and the other settings of `[data]`), with `model`, the
-        "package.module:function" that builds the torch module.
-
-    Privacy accounting
-        `opacus`: a JSON file with the state of an Opacus accountant, or client -> state. The report
-        says what was spent at `delta`.
-
-    How
-        `seed` of the audits' own draws. `names` writes clients' own names into the report. `fresh`
-        removes stored results first; otherwise files must be as they were sealed, and stored
-        results about the same `data` and `model`. Code is loaded only if you name it here (`model`,
-        `score_by`); `trust_code` also loads what the run's stored config names (`task.factory`).
-        `progress` and `explain` are callbacks.
+    Parameters
+        trace: the folder of a run, or of a recording that other software wrote.
+        audits: which attacks: objects such as `Fingerprint(methods=("joint",))`, names, or a
+            mapping of names to settings. By default those of the run's config, or all. A named
+            audit that fails says so in its result; one whose settings are given here raises.
+        as_if: protections to apply to the recording first, as objects (`Shuffle()`,
+            `Clip(bound=0.5)`) or names. The result is what would have been seen with them.
+        settings: single settings of named audits, {"fingerprint": {"methods": ["joint"]}}.
+        truth: the folder with the right answers. By default the one beside the recording; without
+            it, attacks guess and are not scored.
+        out: the folder for results. By default the run, or a folder beside the recording.
+        data: a file with the records that membership attacks ask about, whose client column uses
+            the recording's names. By default the records of the run.
+        model: with `data` or `marks`, the "package.module:function" that builds the torch module,
+            or "sklearn:LogisticRegression".
+        marks: a folder with a corpus owner's documents and controls, for `attribution`.
+        columns: with `data`, its label and client columns and other settings of `[data]`.
+        opacus: a JSON file with the state of an Opacus accountant, or one state per client.
+        delta: the delta at which the report states what was spent.
+        seed: the seed of the attacks' own random draws.
+        names: show clients' own names in the report instead of pseudonyms.
+        fresh: delete stored results first. Otherwise the files must be unchanged, and stored
+            results about the same `data` and `model`.
+        trust_code: also load code that the stored config names. Otherwise only code that you name
+            here is loaded.
+        progress: called as progress(stage, done, total, note).
+        explain: called with what was reused, and why.
     """
     options = AuditOptions(
         as_if=choose_protections(as_if),
@@ -353,6 +363,7 @@ def audit(
         out=out,
         data=data,
         model=model,
+        marks=marks,
         columns=columns or {},
         opacus=opacus,
         delta=delta,
@@ -372,6 +383,8 @@ def audit_with(folder: Place, audits: AuditChoice, options: AuditOptions) -> Run
     chosen = choose_audits(audits, options.settings, target.configured)
     if options.data is not None:
         refuse_unused_records(chosen, bool(target.configured))
+    if options.marks is not None:
+        refuse_unused_marks(chosen)
     truth = target.truth(options.truth)
     path = target.folder_for(options.as_if) if options.out is None else Path(options.out)
     if options.fresh:
@@ -441,15 +454,23 @@ def _trace_options(
             ),
         )
 
+    config = target.private_config()
+    place = options.marks
+
+    def brought() -> tuple[OwnerMarks, Any]:
+        assert place is not None
+        return OwnerMarks.read(place), model_for_marks(trace, config, options.model)
+
     return TraceAuditOptions(
         seed=options.seed,
         keep=path / "results",
+        marks=None if place is None else brought,
         records=records,
         given=lambda: _given(path, options),
-        config=target.private_config(),
+        config=config,
         progress=options.progress,
         explain=options.explain,
-        typed=chosen.typed if options.data is None else chosen.audits,
+        typed=chosen.typed if options.data is None and place is None else chosen.audits,
     )
 
 
@@ -504,5 +525,5 @@ def _refuse_unsealed(folder: Path, name: str) -> None:
             f"{file} is not as it was sealed",
             expected="the result that fedaudit wrote",
             got="another one",
-            remedy="restore it from a copy, audit again, or remove all results with --fresh",
+            remedy="restore it from a copy, audit again, or remove all results with `fresh=True`",
         )

@@ -7,9 +7,6 @@ user asks for names.
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import json
 import os
 import platform
 import re
@@ -24,29 +21,42 @@ from fedaudit.audits import facts_of
 from fedaudit.codec import to_json
 from fedaudit.data.shortage import Shortage
 from fedaudit.errors import TraceError, UsageError
-from fedaudit.files import Unreadable, read_object, unreadable, unwritable, write_atomically
+from fedaudit.files import Unreadable, read_object, unwritable, write_atomically
 from fedaudit.frames import Row, SvgFigure, Table, Tabular
+from fedaudit.protections.declared import in_force
 from fedaudit.reporting.chapter import Chapter
 from fedaudit.reporting.findings import judge_all
+from fedaudit.reporting.first_page import shown_place
 from fedaudit.reporting.inline import inline_figures
 from fedaudit.reporting.machine import machine
 from fedaudit.reporting.markdown import markdown
 from fedaudit.reporting.names import renamed
+from fedaudit.reporting.owner import owner_extract
 from fedaudit.reporting.page import page
-from fedaudit.results import AuditResult, Finding, Need, OldResult
-from fedaudit.setup.catalogue import AUDITS, find
-from fedaudit.study.folders import AUDITED, AuditCommand, commands, config_text, places
+from fedaudit.results import AuditResult, Estimate, Finding
+from fedaudit.setup.catalogue import AUDITS
+from fedaudit.study.cards import card
+from fedaudit.study.folders import (
+    AUDITED,
+    OWNER_FILE,
+    AuditCommand,
+    commands,
+    config_text,
+    places,
+)
 from fedaudit.study.promised import promised
 from fedaudit.study.seal import REMAINS, gone, require_seal
+from fedaudit.study.stored import asked_with_records, is_about, result_sha256, stored_results
 from fedaudit.study.summary import (
     clients_of,
     listed,
     not_rerun,
     summarise,
     table_of,
+    utility_of,
 )
 from fedaudit.trace import Trace, Truth
-from fedaudit.trace.health import examine
+from fedaudit.trace.examination import examine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +101,19 @@ class Run(Tabular):
         return self.path / "report.html"
 
 
+@dataclass(frozen=True)
+class OpenedRun:
+    """A recorded run or an audited trace: opened and compared with its hashes once.
+
+    `results` are the stored ones, none for a run that was stopped in training.
+    """
+
+    path: Path
+    trace: Trace
+    truth: Truth | None
+    results: tuple[AuditResult, ...] = ()
+
+
 ALLOCATION = "allocation.json"
 
 # -- chapters -------------------------------------------------------------------------------------
@@ -123,14 +146,15 @@ def chapter_of(
         ),
         findings=[
             replace(f, variant=variant)
-            for f in judge_all(results, {str(d.get("name", "?")) for d in trace.manifest.declared})
+            for f in judge_all(results, in_force(trace.manifest.declared))
         ],
         results=tuple(results),
         guarantees=guarantees,
         evidence=_evidence(path, trace, truth),
         config=_without_folders(config),
         clients=tuple(clients_of(trace)),
-        notices=[*_notices(trace, truth, results, config, given), *_short_of_records(truth)],
+        notices=_notices(trace, truth, results, config, given),
+        data_notes=_short_of_records(truth),
         trust={str(d.get("name", "?")): str(d.get("trust", "")) for d in trace.manifest.declared},
         cards={r.audit: card(r.audit) for r in results if r.audit in AUDITS},
         names={
@@ -142,6 +166,8 @@ def chapter_of(
         allocation=_allocation(path / ALLOCATION),
         arrived=health.arrived,
         expected=health.expected,
+        utility=utility_of(trace, truth),
+        folder=".",
     )
 
 
@@ -161,8 +187,22 @@ def chapter_at(
     """The chapter of a stored run or audited trace."""
     folder = Path(path)
     if purged_on(folder):
-        return _purged_chapter(folder, federation, variant)
-    return chapter_of(folder, *_stored(folder), federation=federation, variant=variant)
+        return purged_chapter(folder, federation=federation, variant=variant)
+    return opened_chapter(open_audited(folder), federation=federation, variant=variant)
+
+
+def opened_chapter(
+    opened: OpenedRun, *, federation: str | None = None, variant: str = ""
+) -> Chapter:
+    """The chapter of an opened run."""
+    return chapter_of(
+        opened.path,
+        opened.trace,
+        opened.truth,
+        opened.results,
+        federation=federation,
+        variant=variant,
+    )
 
 
 def purged_on(folder: Path) -> str:
@@ -184,10 +224,12 @@ def remains_of(folder: Path) -> dict[str, Any]:
         "trust": dict(c.trust),
         "arrived": c.arrived,
         "expected": c.expected,
+        "data_notes": list(c.data_notes),
+        "utility": {name: asdict(e) for name, e in c.utility.items()},
     }
 
 
-def _purged_chapter(folder: Path, federation: str | None, variant: str) -> Chapter:
+def purged_chapter(folder: Path, *, federation: str | None = None, variant: str = "") -> Chapter:
     """The chapter of a run whose recording was purged: stored findings, and a notice."""
     require_seal(folder)
     file = folder / REMAINS
@@ -198,14 +240,14 @@ def _purged_chapter(folder: Path, federation: str | None, variant: str) -> Chapt
             f"the recording of {folder} was purged on {purged_on(folder)}, and no result is stored",
             expected="results/*.json",
             got="none",
-            remedy="run it again: fedaudit run CONFIG --fresh",
+            remedy="run it again: `fedaudit.run(CONFIG, fresh=True)`",
         )
     mark = (
         f"Purged: the recording was removed on {purged_on(folder)}. This report shows the earlier "
         "findings; the run cannot be audited again."
     )
     trust = dict(kept.get("trust", {}))
-    found = judge_all(results, set(trust) if kept else None)
+    found = judge_all(results, in_force({"name": name} for name in trust) if kept else None)
     return Chapter(
         federation=federation or str(kept.get("federation", folder.resolve().name)),
         variant=variant,
@@ -222,6 +264,9 @@ def _purged_chapter(folder: Path, federation: str | None, variant: str) -> Chapt
         allocation=_allocation(folder / ALLOCATION),
         arrived=kept.get("arrived"),
         expected=kept.get("expected"),
+        utility={name: Estimate(**e) for name, e in kept.get("utility", {}).items()},
+        data_notes=kept.get("data_notes", ()),
+        folder=".",
     )
 
 
@@ -276,7 +321,9 @@ def _notices(
     if any(r.audit not in given for r in scored):
         out.append("The truth has been removed since: the report shows the stored scores.")
     else:
-        lost = [r.audit for r in results if r.audit in given and r.headline is None]
+        # a blind attack used the records, too: it guessed, and nothing can score it
+        tried = [r for r in results if r.audit in given and r.status != "blind"]
+        lost = [r.audit for r in tried if r.headline is None]
         out.append(_blind(results, [r.audit for r in scored], lost))
     return out
 
@@ -319,12 +366,12 @@ def _blind(
         was = "was" if len(by_records) == 1 else "were"
         said = (
             f"The trace comes without truth: {names} {was} scored against the given records "
-            "(--data), which name their clients; no other attack can be scored."
+            "(`data`), which name their clients; no other attack can be scored."
         )
     elif lost:
         names = listed([name.replace("_", " ") for name in lost])
         said = (
-            f"Records were given (--data), but {names} did not run on them: see the reason there. "
+            f"Records were given (`data`), but {names} did not run on them: see the reason there. "
             "The trace comes without truth, so no other attack can be scored."
         )
     if guessed:
@@ -336,16 +383,6 @@ def _blind(
 
 def _guessed(r: AuditResult) -> bool:
     return r.status == "blind"
-
-
-def asked_with_records(folder: Path) -> set[str]:
-    """Audits whose stored result is about records that the user handed over (--data)."""
-    out = set()
-    for name in AUDITS:
-        file = folder / "results" / f"{name}.json"
-        if file.exists() and read_result(file)[0].get("records", {}).get("data_sha256"):
-            out.add(name)
-    return out
 
 
 LIBRARIES = ("numpy", "torch", "scipy", "scikit-learn", "dp-accounting")
@@ -384,17 +421,6 @@ def _again(path: Path, trace: Trace) -> str:
     return "; then ".join(done)
 
 
-def result_sha256(file: Path) -> str:
-    """Hash of a stored result's findings, as JSON with sorted keys and no blanks.
-
-    Its "asked" part is left out: it holds a keyed hash, which differs in every run.
-    """
-    plain = json.dumps(
-        read_object(file, shapes.RESULT)["result"], sort_keys=True, separators=(",", ":")
-    )
-    return hashlib.sha256(plain.encode()).hexdigest()
-
-
 def _versions() -> list[str]:
     out = []
     for name in LIBRARIES:
@@ -402,42 +428,6 @@ def _versions() -> list[str]:
             out.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
             continue
-    return out
-
-
-HEADINGS = ("Question", "Vantage", "Paper", "Differs", "Shapes")
-
-
-PARTIES = {"SERVER": "the server", "WIRETAP": "a wiretap"}
-"""Observer in a card -> its name in a report."""
-
-
-def card(audit: str) -> dict[str, tuple[str, ...]]:
-    """The card of an audit, from the docstring of its module: heading -> paragraphs."""
-    module = find(AUDITS, "audit", audit).__module__
-    for name in (module, module.rpartition(".")[0]):
-        text = importlib.import_module(name).__doc__ or ""
-        if re.search(r"^Differs:", text, re.MULTILINE):
-            return read_card(text)
-    return {}
-
-
-def read_card(text: str) -> dict[str, tuple[str, ...]]:
-    """Headings of a docstring and the paragraphs below them, without lists of files."""
-    pieces = re.split(rf"^({'|'.join(HEADINGS)}):", text, flags=re.MULTILINE)
-    out = {}
-    for heading, inside in zip(pieces[1::2], pieces[2::2], strict=True):
-        paragraphs = []
-        for block in re.split(r"\n\s*\n", inside):
-            if not block.strip() or re.match(r"\n*    \S", block) or block.startswith("Read "):
-                continue
-            for item in re.split(r"(?:^|\n)- |\s(?=\(\d\) )", block):
-                plain = " ".join(item.split()).replace(" One file per part:", "").replace("`", "")
-                for party, words in PARTIES.items():
-                    plain = plain.replace(party, words)
-                if plain:
-                    paragraphs.append(plain[0].upper() + plain[1:])
-        out[heading] = tuple(paragraphs)
     return out
 
 
@@ -515,42 +505,77 @@ def write_study(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "results.json", machine(shown, notices))
-        write_atomically(folder / "report.md", markdown(shown, notices))
-        write_atomically(folder / "report.html", page(shown, notices=notices))
+        extract = owner_extract(shown)
+        if extract is not None:
+            write_atomically(folder / OWNER_FILE, extract)
+        place = shown_place(folder)
+        write_atomically(folder / "report.md", markdown(shown, notices, place))
+        write_atomically(folder / "report.html", page(shown, notices=notices, place=place))
     except OSError as error:
         raise unwritable(folder, error) from None
     return shown
 
 
 def report(path: str | os.PathLike[str], *, names: bool = False) -> Run:
-    """Write the report of a run again from its stored results."""
+    """Write the report of a run again from its stored results.
+
+    A run that was stopped in training is reported as far as it went.
+    """
     folder = Path(path)
     if purged_on(folder):
-        chapter = chapter_at(folder)
-        (shown,) = write_study(folder, [chapter], names=names)
-        return Run(
-            path=folder,
-            results=tuple(chapter.results),
-            findings=tuple(chapter.findings),
-            summary=chapter.summary,
-            guarantees=chapter.guarantees,
-            chapter=shown,
-        )
-    return write_report(folder, *_stored(folder), names=names)
+        return report_purged(folder, names=names)
+    return report_opened(open_run(folder), names=names)
 
 
-def _stored(folder: Path) -> tuple[Trace, Truth | None, list[AuditResult]]:
-    """Trace, truth and results of a folder; refused if nothing was recorded or audited."""
+def report_opened(opened: OpenedRun, *, names: bool = False) -> Run:
+    """Write the report of an opened run."""
+    return write_report(opened.path, opened.trace, opened.truth, opened.results, names=names)
+
+
+def report_purged(folder: Path, *, names: bool = False) -> Run:
+    """Write the report of a run whose recording was purged."""
+    chapter = purged_chapter(folder)
+    (shown,) = write_study(folder, [chapter], names=names)
+    return Run(
+        path=folder,
+        results=tuple(chapter.results),
+        findings=tuple(chapter.findings),
+        summary=chapter.summary,
+        guarantees=chapter.guarantees,
+        chapter=shown,
+    )
+
+
+def open_run(folder: Path) -> OpenedRun:
+    """Open a run or audited trace. One that was stopped in training has no results; any other is
+    refused if nothing was recorded or audited."""
+    recorded = (places(folder)[0] / "manifest.json").is_file()
+    if not recorded or any((folder / "results").glob("*.json")):
+        return open_audited(folder)
+    opened = _open(folder)
+    if opened.trace.manifest.complete or not len(opened.trace.rounds):
+        return open_audited(folder, opened)
+    return opened
+
+
+def open_audited(folder: Path, before: OpenedRun | None = None) -> OpenedRun:
+    """Open a folder with its results; refused if nothing was recorded or audited.
+
+    `before` has its trace and truth, if they are open: files touched since are compared again.
+    """
     require_seal(folder)
-    recorded, known = places(folder)
-    trace = Trace.open(recorded)
-    truth = Truth.open(known) if (known / "truth.json").exists() else None
+    opened = _open(folder) if before is None else before
+    if before is not None:
+        before.trace.verify(touched=True)
+        if before.truth is not None:
+            before.truth.verify_touched()
+    trace = opened.trace
     if not len(trace.rounds):
         raise TraceError(
             f"{folder} is empty: nothing has been recorded yet",
             expected="at least one recorded round",
             got="none",
-            remedy=f"fedaudit run config.toml --out {folder}",
+            remedy=f"`fedaudit.run(CONFIG, out={str(folder)!r})`",
         )
     results = []
     for result in stored_results(folder):
@@ -565,41 +590,11 @@ def _stored(folder: Path) -> tuple[Trace, Truth | None, list[AuditResult]]:
             got="none that can be read",
             remedy=f"fedaudit audit {folder}",
         )
-    return trace, truth, results
+    return replace(opened, results=tuple(results))
 
 
-def stored_results(folder: Path) -> list[AuditResult]:
-    """The results of a folder in the order of the catalogue; a torn file is an error."""
-    files = (folder / "results" / f"{name}.json" for name in AUDITS)
-    return [read_result(file)[1] for file in files if file.exists()]
-
-
-def read_result(file: Path) -> tuple[dict[str, Any], AuditResult]:
-    """What a stored result was asked for, and the result."""
-    again = f"remove results/{file.name} and audit again"
-    try:
-        stamped = read_object(file, shapes.RESULT)
-        result = AuditResult.from_json(json.dumps(stamped["result"]))
-        if result.audit != file.stem:
-            raise ValueError(f"a result of {result.audit}")
-        return stamped["asked"], result
-    except OldResult as error:
-        need = Need(code="old_result", what=str(error), remedy=again)
-        return stamped["asked"], _unread(file.stem, need)
-    except ValueError as error:
-        found = unreadable(file, f"a result of {file.stem} as an audit stores it", str(error))
-    except Unreadable as error:
-        found = error
-    raise found.as_error(Unreadable, remedy=again)
-
-
-def _unread(audit: str, need: Need) -> AuditResult:
-    """A failed result in place of a stored one that cannot be used."""
-    question = find(AUDITS, "audit", audit).question
-    return AuditResult(
-        audit=audit, question=question, vantage="unknown", status="failed", need=need
-    )
-
-
-def is_about(result: AuditResult, trace: Trace) -> bool:
-    return result.trace_sha256 == trace.sha256
+def _open(folder: Path) -> OpenedRun:
+    recorded, known = places(folder)
+    trace = Trace.open(recorded)
+    truth = Truth.open(known) if (known / "truth.json").exists() else None
+    return OpenedRun(folder, trace, truth)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit import shapes
-from fedaudit.errors import FormatError
+from fedaudit.errors import FormatError, UsageError
 from fedaudit.files import Unreadable, read_object, read_text, read_toml, unreadable
 
 STUDY = "study.json"
@@ -68,11 +68,97 @@ def _bad_study(file: Path, got: str) -> FormatError:
     )
 
 
+# -- which runs a path means -----------------------------------------------------------------------
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run, an audited trace or a study."""
+    marks = (STUDY, "run.json", AUDITED, "seal.json")
+    return any((folder / mark).is_file() for mark in marks)
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """The runs and studies right below a folder that is neither, oldest first."""
+    if not folder.is_dir() or is_run(folder) or is_trace(folder):
+        return []
+    found = [f for f in folder.iterdir() if f.is_dir() and is_run(f)]
+    return sorted(found, key=lambda f: (_recorded(f), f.name))
+
+
+def is_trace(folder: Path) -> bool:
+    return (folder / "manifest.json").is_file()
+
+
+def _recorded(folder: Path) -> float:
+    """When a run began, by the times of its files; by name for copies that kept no times."""
+    marks = (STUDY, "run.json", AUDITED)
+    return min((f.stat().st_mtime for m in marks if (f := folder / m).is_file()), default=0.0)
+
+
+def runs_at(place: str | os.PathLike[str]) -> list[Path]:
+    """The runs and studies that a path means.
+
+    A run or a study means itself. Its trace, truth, results or report means the run. Any other
+    folder means the runs and studies right below it. A path that is none of these is returned as
+    it is, for its reader to refuse.
+    """
+    given = Path(place)
+    if is_run(given):
+        return [given]
+    inside = given.name in (*OWN_FOLDERS, *OWN_FILES)
+    if inside and given.exists() and is_run(given.resolve().parent):
+        return [given.parent]
+    return runs_below(given) or [given]
+
+
+def run_at(place: str | os.PathLike[str], verb: str) -> Path:
+    """The one run or study that a path means; several are refused, with `verb` for each."""
+    return _only(place, runs_at(place), verb, "one run or study")
+
+
+def recordings_at(place: str | os.PathLike[str]) -> list[Path]:
+    """The folders with a recording that a path means: a trace, a run, those of a study, or of every
+    run below a folder. The folder of an audited trace means the trace."""
+    given = Path(place)
+    if is_trace(given):
+        return [given]
+    found = []
+    for run in runs_at(given):
+        if is_study(run) and not (run / "trace").is_dir():
+            found += [e.path for e in entries(run)]
+        elif (run / AUDITED).is_file() and not (run / "trace").is_dir():
+            found.append(places(run)[0])
+        else:
+            found.append(run)
+    return found
+
+
+def recording_at(place: str | os.PathLike[str], verb: str) -> Path:
+    """The one recording that a path means; several are refused, with `verb` for each."""
+    return _only(place, recordings_at(place), verb, "one recording, or the run that holds it")
+
+
+def _only(place: str | os.PathLike[str], found: list[Path], verb: str, expected: str) -> Path:
+    if len(found) == 1:
+        return found[0]
+    raise UsageError(
+        f"{place} holds several runs",
+        expected=expected,
+        got=", ".join(map(str, found[:MOST_NAMED]))
+        + (f" and {len(found) - MOST_NAMED} more" if found[MOST_NAMED:] else ""),
+        remedy=f"name one of them: fedaudit {verb} {found[0]}",
+    )
+
+
+MOST_NAMED = 8
+OWNER_FILE = "owner.json"
+"""What the owner of marks is given: p-values alone."""
+
 OWN_FOLDERS = ("trace", "truth", "checkpoint", "results")
 OWN_FILES = (
     "run.json", "config.toml", "seal.json", "signature.json", "findings.json", "results.json",
     "report.html", "report.md", "allocation.json", "promised.json", "cell.json",
-    "purged.json",
+    "purged.json", OWNER_FILE,
 )  # fmt: skip
 
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import functools
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedaudit.audits.planning import Setting, Shape
 from fedaudit.data.dataset import FILLED_OVER_ALL
 from fedaudit.data.shortage import shortage
+from fedaudit.knowledge.probing.games import adds_noise
+from fedaudit.knowledge.probing.own_model import refusal
 from fedaudit.results import Need
 from fedaudit.setup.config import Config
 from fedaudit.setup.prepare import (
@@ -83,13 +85,17 @@ def estimate_cost(given: Config | Prepared) -> Forecast:
     check_recorded(config, task.layout)
     parts = made.assignment.parts
     records, notes = _taking_part(config, train, parts)
-    for protection in protections_per_client(config, parts):
+    for protection in protections_per_client(config, parts, train):
         protection.check_clients(clients)
         if config.federation.aggregation == "fedavg":
             protection.check_round(config.federation.taking_part(clients))
     _ = made.marks  # refuses marks that do not fit
     shape = shape_of(config, task, train, clients, records)
-    setting = setting_of(config, train, clients)
+    setting = replace(
+        setting_of(config, task, train, clients),
+        held_out=len(made.test) + len(train) - sum(map(len, parts.clients)),
+        largest=int(parts.sizes.max()),
+    )
     speed = _slowness()
     stages = [Stage(TRAIN, START + speed * shape.training())]
     for name, audit in config.audits.items():
@@ -122,7 +128,7 @@ def shape_of(config: Config, task: Any, train: Any, clients: int, records: int) 
     )
 
 
-def setting_of(config: Config, train: Any, clients: int) -> Setting:
+def setting_of(config: Config, task: Any, train: Any, clients: int) -> Setting:
     """The facts from which audits derive their missing needs."""
     hooks = config.protections.values()
     return Setting(
@@ -135,6 +141,8 @@ def setting_of(config: Config, train: Any, clients: int) -> Setting:
         marks=config.marks is not None,
         places_differ=config.topology.get("kind", "star") not in ("star", "complete", "ring"),
         organisations=train.organisation is not None,
+        fixed_model=refusal(task, config.training),
+        noisy=adds_noise(tuple(hooks), clients),
     )
 
 

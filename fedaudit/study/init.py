@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedaudit.data import files, partition, prepare
+from fedaudit.data.files.suggest import OpenQuestion
 from fedaudit.data.shortage import shortage
 from fedaudit.data.text import WordVocabulary
 from fedaudit.errors import DataError, UsageError, nearest
+from fedaudit.files import write_atomically
 from fedaudit.frames import Row, Tabular
 from fedaudit.randomness import Seed
-from fedaudit.setup.config import DEFAULT
+from fedaudit.setup.config import DEFAULT, plain
 from fedaudit.setup.toml import toml_value
+from fedaudit.study.init_audits import (
+    asked_audits,
+    audit_lines,
+    audits_off,
+    compared_lines,
+    thorough_lines,
+)
+from fedaudit.tasks.catalogue import SCIKIT, scikit_learn
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from fedaudit.data.dataset import Dataset
     from fedaudit.data.files.suggest import Suggestion
 
@@ -91,8 +103,12 @@ class WrittenConfig(Tabular):
         ]
 
 
+Answers = Callable[[OpenQuestion], str]
+"""Answers a question about a setting with one of its options."""
+
+
 def init(
-    source: str | os.PathLike[str] | None = None,
+    source: str | os.PathLike[str] | pd.DataFrame | Mapping[str, pd.DataFrame] | None = None,
     out: str | os.PathLike[str] = "fedaudit.toml",
     *,
     label: str | None = None,
@@ -100,13 +116,21 @@ def init(
     organisation: str | None = None,
     person: str | None = None,
     missing: str | None = None,
+    files: str | None = None,
+    model: str | None = None,
+    shuffle: bool = False,
     force: bool = False,
+    ask: Answers | None = None,
 ) -> WrittenConfig:
     """Write a config for the data at `source`; without it, for built-in data.
 
-    `label`, `client`, `organisation`, `person` name columns; those not given are guessed.
-    `missing`: what to do about missing values of a table (refuse, drop, mean, category).
-    `force` overwrites `out`.
+    `source`: a file, a folder of tables (one per site), a pandas frame, or one frame per site by
+    name; frames are written to a CSV file beside `out`, because a run reads files. `label`,
+    `client`, `organisation`, `person` name columns; those not given are guessed. `ask` is called
+    where two guesses are about equally likely. `missing`: what to do about missing values of a
+    table (refuse, drop, mean, category). `files`: a pattern of the files of a folder to read.
+    `model`: `package.module:function` that builds a torch module, or `sklearn:LogisticRegression`.
+    `shuffle` adds a shuffler to the comparison. `force` overwrites `out`.
     """
     file = Path(out)
     if file.exists() and not force:
@@ -114,7 +138,7 @@ def init(
             f"{file} exists already",
             expected="a new file",
             got=str(file),
-            remedy="choose another with --out, or pass --force",
+            remedy="choose another with `out`, or overwrite it with `force=True`",
         )
     if source is None:
         why = "the built-in experiment on handwritten digits"
@@ -122,8 +146,22 @@ def init(
         choices: tuple[ConfigChoice, ...] = (ConfigChoice(setting="data", value="digits", why=why),)
     else:
         named = {"label": label, "client": client, "organisation": organisation, "person": person}
-        given = {role: column for role, column in named.items() if column is not None}
-        text, choices = config_for(Path(source), given, missing)
+        wishes = Wishes(
+            columns={role: column for role, column in named.items() if column is not None},
+            missing=missing,
+            files=files,
+            model=model,
+            shuffle=shuffle,
+            ask=ask,
+        )
+        place, notes = _place_of(source, file, force)
+        text, choices = config_for(place, wishes, file.parent)
+        choices = (*notes, *choices)
+    _write(file, text)
+    return WrittenConfig(path=file, text=text, choices=choices)
+
+
+def _write(file: Path, text: str) -> None:
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -131,26 +169,73 @@ def init(
             f"cannot write {file}",
             expected="a folder that can be written",
             got=error.strerror or str(error),
-            remedy="choose another with --out",
+            remedy="choose another with `out`",
         ) from None
-    return WrittenConfig(path=file, text=text, choices=choices)
 
 
-def config_for(
-    source: Path, columns: Mapping[str, str], missing: str | None = None
-) -> tuple[str, tuple[ConfigChoice, ...]]:
-    """The text of a config for the data at `source`, and the choices made.
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """The user's wishes for the config to write; see `init`."""
 
-    `columns`: role -> column, as the user said. `missing` as in `init`.
-    """
-    guess = files.sniff(source)
-    _refuse_options(guess.format, source, columns.get("label"), missing)
-    draft = ConfigDraft(source, dict(guess.reasons or {}))
-    guess = _assign_roles(guess, columns, draft)
+    columns: Mapping[str, str] = field(default_factory=dict)
+    missing: str | None = None
+    files: str | None = None
+    model: str | None = None
+    shuffle: bool = False
+    ask: Answers | None = None
+
+
+def _place_of(source: Any, out: Path, force: bool) -> tuple[Path, list[ConfigChoice]]:
+    """Where the data lie. Frames are written to a private file beside the config."""
+    if isinstance(source, str | os.PathLike):
+        return Path(source), []
+    frame = _one_frame(source)
+    place = out.with_suffix(".csv")
+    if place.exists() and not force:
+        raise UsageError(
+            f"{place} exists already",
+            expected="a new file for the records of the frame",
+            got=str(place),
+            remedy="choose another config with `out`, or overwrite both with `force=True`",
+        )
+    write_atomically(place, frame.to_csv(index=False), private=True)
+    said = f"the records were written to {place}, readable by you alone: a run reads files"
+    return place, [ConfigChoice(setting="data", value=said, kind="note")]
+
+
+SITE = "site"
+"""The client column of frames given by site."""
+
+
+def _one_frame(source: Any) -> pd.DataFrame:
+    """One frame from a frame, or from frames by site with the column `SITE`."""
+    import pandas as pd
+
+    frames = source if isinstance(source, Mapping) else {"": source}
+    if not frames or not all(isinstance(f, pd.DataFrame) for f in frames.values()):
+        raise UsageError(
+            "the data are of a kind that init does not know",
+            expected="a path, a pandas DataFrame, or a mapping of names to DataFrames",
+            got=type(source).__name__,
+            remedy="name a file, or build a DataFrame",
+        )
+    if not isinstance(source, Mapping):
+        return frames[""]
+    parts = [frame.assign(**{SITE: str(name)}) for name, frame in frames.items()]
+    return pd.concat(parts, ignore_index=True)
+
+
+def config_for(source: Path, wishes: Wishes, folder: Path) -> tuple[str, tuple[ConfigChoice, ...]]:
+    """The text of a config in `folder` for the data at `source`, and the choices made."""
+    guess = files.sniff(source, wishes.files)
+    _refuse_options(guess.format, source, wishes.columns.get("label"), wishes.missing)
+    draft = ConfigDraft(source, dict(guess.reasons or {}), folder)
     draft.chose("format", guess.format, draft.reasons.get("format"))
+    columns = _settle(guess, wishes, draft)
+    guess = _assign_roles(guess, columns, draft)
     draft.columns(guess)
     if guess.format == "table":
-        guess = _fill_missing(guess, missing, draft)
+        guess = _fill_missing(guess, wishes.missing, draft)
     dataset = _read(source, draft.read)
     draft.choices += _doubts(dataset, guess.label)
     classes = f", {len(dataset.classes)} classes" if dataset.classes else ""
@@ -160,18 +245,69 @@ def config_for(
     else:
         draft.chose("held out", f"{len(dataset.test)} records, the data's own part for it")
     draft.lines += ["", *_federation(dataset, guess.client, draft)]
-    draft.lines += [*_task(dataset, draft), ""]
-    draft.lines += _audits(is_text=isinstance(dataset.x, tuple))
-    draft.lines += _compared(_persons_apart(dataset), draft)
-    draft.lines += _thorough(isinstance(dataset.x, tuple))
-    return "\n".join(draft.lines), tuple(draft.choices)
+    draft.lines += [*_task(dataset, draft, wishes.model), ""]
+    return _questions(dataset, wishes, draft), tuple(draft.choices)
+
+
+def _settle(guess: Suggestion, wishes: Wishes, draft: ConfigDraft) -> dict[str, str]:
+    """The columns that the user named, or names now where a guess is open."""
+    columns = dict(wishes.columns)
+    for question in guess.questions:
+        role, (first, *others) = question.setting, question.options
+        others = [c for c in others if c not in columns.values()]
+        if role in columns or not others or first in columns.values():
+            continue
+        if wishes.ask is not None:
+            columns[role] = wishes.ask(replace(question, options=(first, *others)))
+            continue
+        rest = " or ".join(f"`{role}={c}`" for c in others)
+        draft.choices.append(
+            ConfigChoice(setting=role, value=f"{role}: {first} is a guess; {rest}?", kind="note")
+        )
+    return columns
+
+
+def _questions(dataset: Dataset, wishes: Wishes, draft: ConfigDraft) -> str:
+    """The whole text: protections side by side, and the audits that do not cost too much."""
+    is_text = isinstance(dataset.x, tuple)
+    audits = asked_audits(
+        is_text=is_text,
+        organisations=dataset.organisation is not None,
+        shuffle=wishes.shuffle,
+    )
+    compared, names = compared_lines(
+        draft.clients, persons=_persons_apart(dataset), shuffle=wishes.shuffle
+    )
+    off: dict[str, str] = {}
+
+    def text() -> str:
+        asked = [*audit_lines(audits, off), *compared, *THOROUGH, *thorough_lines(audits, off)]
+        return "\n".join([*draft.lines, *asked])
+
+    dear, wrong = audits_off(text(), audits, draft.folder)
+    marked = [audit.name for audit in audits if audit.marks]
+    if wrong and marked:  # marks fit few corpora
+        off |= dict.fromkeys(marked, wrong)
+        dear, wrong = audits_off(text(), audits, draft.folder)
+    off |= dear
+    draft.chose("compared", "; ".join(names))
+    on = [a.name for a in audits if a.name not in off]
+    draft.chose("audits", ", ".join(on))
+    for name, why in off.items():
+        said = f"{name} is off: {why}; the config says how to switch it on"
+        draft.choices.append(ConfigChoice(setting="audits", value=said, kind="note"))
+    if wrong:
+        draft.choices.append(ConfigChoice(setting="run", value=wrong, kind="doubt"))
+    return text()
 
 
 class ConfigDraft:
     """A config being written: its lines, the choices, and the settings to read the data with."""
 
-    def __init__(self, source: Path, reasons: dict[str, str]) -> None:
+    def __init__(self, source: Path, reasons: dict[str, str], folder: Path = Path()) -> None:
         self.reasons = reasons
+        self.folder = folder
+        self.clients = 0
         self.choices: list[ConfigChoice] = []
         self.read: dict[str, object] = {}
         self.lines = [
@@ -180,7 +316,7 @@ class ConfigDraft:
             "# can redraw every random number of the run.",
             "",
             "[data]",
-            f"path = {toml_value(str(source))}   # relative to the folder you run from",
+            f"path = {toml_value(_from_folder(source, folder))}   # relative to this file",
         ]
 
     def chose(self, setting: str, value: Any, why: str | None = None) -> None:
@@ -191,6 +327,9 @@ class ConfigDraft:
 
     def columns(self, guess: Suggestion) -> None:
         """Write the role of every column, and the columns that are left out."""
+        if guess.files is not None:
+            self.read["files"] = guess.files
+            self.lines.append(f"files = {toml_value(guess.files)}   # the tables that are read")
         for name in ROLES:
             value = getattr(guess, name)
             if value is not None:
@@ -205,6 +344,16 @@ class ConfigDraft:
                 self.chose("ignore", column, self.reasons.get(f"ignore {column}"))
 
 
+def _from_folder(source: Path, folder: Path) -> str:
+    """The path of the data as a config in `folder` names it."""
+    if source.is_absolute():
+        return str(source)
+    try:
+        return Path(os.path.relpath(source, folder)).as_posix()
+    except ValueError:  # another drive
+        return str(source.absolute())
+
+
 def _assign_roles(guess: Suggestion, given: Mapping[str, str], draft: ConfigDraft) -> Suggestion:
     """The guess with the columns that the user named."""
     # a column has one role, and organisations were guessed for the guessed client column
@@ -216,7 +365,14 @@ def _assign_roles(guess: Suggestion, given: Mapping[str, str], draft: ConfigDraf
         roles[name] = given.get(name, guessed if free else None)
     draft.reasons |= dict.fromkeys(given, "as you said")
     used = set(roles.values())
-    return replace(guess, **roles, ignore=tuple(c for c in guess.ignore if c not in used))
+    ignore = [c for c in guess.ignore if c not in used]
+    for column in guess.columns if guess.format == "table" else ():
+        if column not in (*used, *ignore) and files.names_an_owner(column):
+            ignore.append(column)
+            draft.reasons[f"ignore {column}"] = (
+                "it names an owner of records, and a model would learn it by heart"
+            )
+    return replace(guess, **roles, ignore=tuple(ignore))
 
 
 def _fill_missing(guess: Suggestion, missing: str | None, draft: ConfigDraft) -> Suggestion:
@@ -250,22 +406,8 @@ def _read(source: Path, settings: Mapping[str, Any]) -> Dataset:
             error.what,
             expected=error.expected,
             got=error.got,
-            remedy=f"{error.remedy}: --missing drop",
+            remedy=f"{error.remedy}: `missing=drop`",
         ) from None
-
-
-def _audits(*, is_text: bool) -> list[str]:
-    """The shuffler, and the audits that every kind of data allows."""
-    lines = ["# Without this the server sees who sent which update.", "[protections.shuffle]", ""]
-    lines += ["# What left a client outside the declared protection?", "[audits.coverage]", ""]
-    lines += ["# Can the server tell which updates come from the same client?"]
-    lines += ["[audits.fingerprint]", ""]
-    lines += ["# Does a client's update point back at the records that it trained on?"]
-    lines += ["[audits.two_stage_membership]", ""]
-    if not is_text:
-        lines += ["# Could a server that plants weights tell that a record is there?"]
-        lines += ["[audits.active_membership]", ""]
-    return lines
 
 
 FILLS = {
@@ -290,18 +432,18 @@ def _refuse_options(kind: str, source: Path, label: str | None, missing: str | N
     if label is not None and kind in ("images", "idx"):
         raise UsageError(
             f"{source}: there is no label to name",
-            expected="no --label: the folder of an image is its class"
+            expected="no `label`: the folder of an image is its class"
             if kind == "images"
-            else "no --label: labels lie in a file of their own",
-            got=f"--label {label}",
-            remedy="leave --label out",
+            else "no `label`: labels lie in a file of their own",
+            got=f"`label={label}`",
+            remedy="leave `label` out",
         )
     if missing is not None and (kind != "table" or missing not in MISSING):
         raise UsageError(
-            "--missing cannot be used so",
+            "`missing` cannot be used so",
             expected=f"one of {', '.join(MISSING)}, for a table",
             got=f"{missing!r} for data of kind {kind}",
-            remedy="--missing drop" if kind == "table" else "leave --missing out",
+            remedy="`missing=drop`" if kind == "table" else "leave `missing` out",
         )
 
 
@@ -324,19 +466,16 @@ def _doubts(dataset: Dataset, label: str | None) -> list[ConfigChoice]:
     return [ConfigChoice(setting="label", value=doubt, kind="doubt")]
 
 
-def _thorough(text: bool) -> list[str]:
-    """The `[thorough]` section: more rounds, records and games."""
-    return [
-        "# Counts only with `fedaudit run --thorough`: more evidence and time, narrower intervals.",
-        "# More rounds also spend more epsilon.",
-        "[thorough.federation]",
-        "rounds = 30",
-        "",
-        "[thorough.audits.two_stage_membership]",
-        "records = 256   # asked about at every client, if it has as many",
-        "",
-        *([] if text else ["[thorough.audits.active_membership]", "games = 10000", ""]),
-    ]
+THOROUGH = (
+    "# Counts only with `fedaudit run --thorough`: more evidence and time, narrower intervals.",
+    "# More rounds also spend more epsilon.",
+    "[thorough.federation]",
+    "rounds = 30",
+    "",
+    "[thorough.audits.two_stage_membership]",
+    "records = 256   # asked about at every client, if it has as many",
+    "",
+)
 
 
 def _persons_apart(dataset: Dataset) -> bool:
@@ -347,29 +486,12 @@ def _persons_apart(dataset: Dataset) -> bool:
     return len(pairs) == len(set(dataset.person))
 
 
-def _compared(persons: bool, draft: ConfigDraft) -> list[str]:
-    """The `[compare]` section: the same federation with noise at the clients."""
-    whose = "person" if persons else "record"
-    what = "shuffled alone, and with DP-SGD at the clients (noise multiplier 1)"
-    draft.chose("compared", what)
-    return [
-        "# The same federation once more with noise at the clients: one report, side by side.",
-        "[compare]",
-        'base = "shuffled"',
-        "",
-        '[compare."shuffled, DP-SGD".protections.dp_sgd]',
-        "noise_multiplier = 1.0   # more noise, less risk: `fedaudit harden` searches for enough",
-        f"clip = 1.0               # bound on what one {whose} can change",
-        *(['unit = "person"          # all records of one person together'] if persons else []),
-        "",
-    ]
-
-
 def _federation(dataset: Dataset, owner: str | None, draft: ConfigDraft) -> list[str]:
     """Write who takes part: the owners in the data, or clients drawn at random."""
     if dataset.client is not None:
         count, short = _owners(dataset)
-        split, why = ['kind = "by_owner"'], f"one per {owner}"
+        # a pseudo-column such as (file) stands for no column of the table
+        split, why = ['kind = "by_owner"'], "one per " + (owner or "owner").strip("()")
         known = count == len(set(dataset.client))  # else it depends on who is held out
     else:
         known, short = True, []
@@ -381,6 +503,7 @@ def _federation(dataset: Dataset, owner: str | None, draft: ConfigDraft) -> list
             why = "no client column, so classes are dealt out unequally"
             split = ['kind = "dirichlet"', "alpha = 0.5   # smaller: class mixes differ more"]
     draft.chose("clients", count, why)
+    draft.clients = count
     draft.choices += [ConfigChoice(setting="clients", value=x, kind="note") for x in short]
     return [
         "[partition]",
@@ -404,9 +527,15 @@ def _owners(dataset: Dataset) -> tuple[int, list[str]]:
     return len(parts), shortage(train, parts, BATCH_SIZE).lines()
 
 
-def _task(dataset: Dataset, draft: ConfigDraft) -> list[str]:
-    """Write a small model that can read the data, and how to train it."""
-    if isinstance(dataset.x, tuple):
+def _task(dataset: Dataset, draft: ConfigDraft, model: str | None = None) -> list[str]:
+    """Write a small model that can read the data, or the user's own, and how to train it."""
+    if model is not None:
+        draft.chose("task", model, "as you said")
+        named: Any = {"kind": "module", "factory": model}
+        if model.startswith(SCIKIT):
+            named = {"kind": "sklearn", **plain(scikit_learn(model))}
+        task, rate = [f"{key} = {toml_value(value)}" for key, value in named.items()], 0.05
+    elif isinstance(dataset.x, tuple):
         length, why = _window(dataset.x, dataset.client)
         draft.chose("task", f"gpt, a small language model with windows of {length} tokens", why)
         task, rate = ['kind = "gpt"', f"length = {length}   # tokens in a window"], 0.1
@@ -415,6 +544,8 @@ def _task(dataset: Dataset, draft: ConfigDraft) -> list[str]:
         kind = "mlp" if small else "cnn"
         draft.chose("task", kind, f"records of shape {dataset.x.shape[1:]}")
         task, rate = [f'kind = "{kind}"'], 0.05
+        if small:
+            task.append('activation = "gelu"   # smooth: bounds on what an update gives away apply')
     training = ["[training]", f"learning_rate = {rate}", "epochs = 1", f"batch_size = {BATCH_SIZE}"]
     return ["[task]", *task, "", *training]
 

@@ -1,4 +1,4 @@
-"""Folder lock: a second process is refused and told the first one's pid.
+"""Folder lock: a second process is refused with the first one's pid.
 
 The lock is a small file with a process id. It stops counting once that process is gone, so a killed
 run can resume. A folder that cannot be written gets no lock; the next write reports the error.
@@ -69,7 +69,7 @@ def _take(folder: Path, file: Path) -> bool:
                         f"another process is at work in {folder}",
                         expected="one run at a time in a folder",
                         got=f"process {found['pid']} on {found.get('host') or 'this machine'}",
-                        remedy="wait for it, or choose another folder with --out; if that process "
+                        remedy="wait for it, or choose another folder with `out`; if that process "
                         f"is gone, remove {file}",
                     ) from None
                 try:
@@ -79,7 +79,7 @@ def _take(folder: Path, file: Path) -> bool:
                         f"{file} is in the way",
                         expected="a lock that can be removed, or none",
                         got=error.strerror or str(error),
-                        remedy="remove it, or choose another folder with --out",
+                        remedy="remove it, or choose another folder with `out`",
                     ) from None
             except OSError:
                 return False  # a file system without links: no lock

@@ -26,7 +26,7 @@ from fedaudit.accounting import (
     epsilon,
     joint_multiplier,
 )
-from fedaudit.trace import ANONYMOUS, SERVER, Trace
+from fedaudit.trace import ANONYMOUS, SERVER, Manifest, Message, Trace
 
 REPLIES = ("model", "delta", "gradient")
 EVERYONE = "every client"
@@ -35,18 +35,25 @@ TAIL = 0.1
 
 
 def promise(trace: Trace) -> dict[str, dict[str, Any]]:
-    """Client -> guarantee of the noise that a Flower wrapper added; empty if none can be stated.
+    """Client -> guarantee of the noise that a Flower wrapper added; empty if none can be stated."""
+    return promise_of(trace.manifest, [shares_of(trace.messages(n)) for n in trace.rounds])
 
-    That is the case without a wrapper, with several, with a strategy that is not a mean, and if
-    only sums are recorded. With hidden senders, every client gets the guarantee of the largest
-    weight in every round.
+
+def promise_of(
+    manifest: Manifest, shares: Sequence[Mapping[str, float]], *, worst: bool = False
+) -> dict[str, dict[str, Any]]:
+    """Client -> guarantee after rounds with these `shares`; `worst`: of the weakest one alone.
+
+    Empty without a wrapper, with several, with a strategy that is not a mean, and if only sums are
+    recorded. With hidden senders, every client gets the guarantee of the largest weight in every
+    round.
     """
-    declared = [d for d in trace.manifest.declared if d.get("flower") and "delta" in d]
+    declared = [d for d in manifest.declared if d.get("flower") and "delta" in d]
     if len(declared) != 1 or "note" in declared[0]:
         return {}
     own = declared[0]
     adaptive = "Adaptive" in str(own["flower"])
-    shares = [share for number in trace.rounds if (share := _shares(trace, number))]
+    shares = [share for share in shares if share]
     senders = {party for share in shares for party in share}
     if not senders or not own.get("clients"):
         return {}
@@ -56,14 +63,18 @@ def promise(trace: Trace) -> dict[str, dict[str, Any]]:
         kept = _scaled_by(own, replies, TAIL * delta / len(shares))
         delta *= 1 - TAIL
     covers = _covers(own, shares, kept)
-    out = {}
     once = Exposure(sampling_rate=1.0, steps=1, rounds=1)
     hidden = any(party.startswith(ANONYMOUS) for party in senders)
-    clients = trace.manifest.federation.get("clients") or (EVERYONE,)
+    clients = manifest.federation.get("clients") or (EVERYONE,)
+    multipliers = {}
     for party in clients if hidden else sorted(senders):
         counted = [max(share.values()) if hidden else share.get(party, 0.0) for share in shares]
-        z = composed_multiplier([_multiplier(own, s, kept) for s in counted if s])
-        out[party] = Guarantee(
+        multipliers[party] = composed_multiplier([_multiplier(own, s, kept) for s in counted if s])
+    if worst:
+        weakest = min(multipliers, key=lambda party: multipliers[party])
+        multipliers = {weakest: multipliers[weakest]}
+    return {
+        party: Guarantee(
             epsilon=0.0 if math.isinf(z) else epsilon(once, z, delta),
             delta=float(own["delta"]),
             unit="client",
@@ -71,14 +82,15 @@ def promise(trace: Trace) -> dict[str, dict[str, Any]]:
             trust=str(own.get("trust", "")),
             covers=covers,
         ).to_dict()
-    return out
+        for party, z in multipliers.items()
+    }
 
 
-def _shares(trace: Trace, number: int) -> dict[str, float]:
+def shares_of(messages: Sequence[Message]) -> dict[str, float]:
     """Sender -> its share in the mean of a round; a second reply counts too. The position tells
     replies of hidden senders apart."""
     weights: defaultdict[str, float] = defaultdict(float)
-    for i, m in enumerate(trace.messages(number)):
+    for i, m in enumerate(messages):
         if m.receiver == SERVER and m.kind in REPLIES and not m.lost:
             weights[f"{ANONYMOUS} {i}" if m.sender == ANONYMOUS else m.sender] += m.weight
     total = sum(weights.values())

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedaudit.codec import to_json
-from fedaudit.errors import FedauditError, IntegrityError, TraceError
+from fedaudit.errors import FedauditError, IntegrityError, TraceError, count_of
 from fedaudit.files import write_atomically
 from fedaudit.study.chapters import remains_of
 from fedaudit.study.folders import is_study, places
@@ -63,7 +63,7 @@ def find(folder: Path, *, below: bool, keep: Collection[str] = ()) -> list[Purge
             f"there is nothing to purge in {folder}",
             expected="a trace, or a run with trace, truth or checkpoint",
             got="none of these",
-            remedy="fedaudit purge FOLDER --expired searches below a folder",
+            remedy="name the run itself; `expired=True` searches below a folder",
         )
     return found
 
@@ -120,7 +120,7 @@ def _purge(one: Purgeable, today: datetime.date) -> str:
             _keep_remains(folder)
         done = traces.purge(one.path, today)
         more = f"; kept: {', '.join(done.left)}" if done.left else ""
-        return f"{len(done.files)} files, {done.size:,} bytes{more}"
+        return f"{count_of(len(done.files), 'file')}, {count_of(done.size, 'byte')}{more}"
     begun = "trace" in gone(one.path)  # an interrupted purge has stored the remains already
     if "trace" in one.parts and not begun and any((one.path / "results").glob("*.json")):
         _keep_remains(one.path)

@@ -7,7 +7,8 @@ from dataclasses import replace
 from fedaudit.errors import NothingToSay
 from fedaudit.results import AuditResult
 from fedaudit.trace import Trace
-from fedaudit.trace.health import Health, examine
+from fedaudit.trace.examination import examine
+from fedaudit.trace.health import Health
 
 
 def examined(trace: Trace) -> Health:

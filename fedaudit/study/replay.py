@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from fedaudit.errors import NotApplicable, TraceError, UsageError
-from fedaudit.hooks import Hook, SumQuery, Uploads
+from fedaudit.errors import NotApplicable, TraceError, UsageError, count_of
+from fedaudit.hooks import Hook, SumQuery, Uploads, declaration_of
 from fedaudit.randomness import Seed
 from fedaudit.study.folders import NOT_RERUN
 from fedaudit.trace import ANONYMOUS, WIRETAP, Message, Recorder, Trace, Truth, TruthRecorder
-from fedaudit.trace.health import examine
+from fedaudit.trace.examination import examine
 from fedaudit.trace.ledger import QUERY, model_receivers, query_layout
 from fedaudit.trace.recorder import MODEL, RoundWriter
 
@@ -64,8 +64,8 @@ def check_anonymous(hooks: Sequence[Hook]) -> None:
                 code="already_anonymous",
                 expected="uploads with their senders' names, which a shuffler removes",
                 got="anonymous uploads: the run used a shuffler",
-                remedy=f"leave --as {hook.name} out: fedaudit audit TRACE already audits shuffled "
-                "uploads",
+                remedy=f"leave {hook.name} out of `as_if`: an audit of this trace already sees "
+                "shuffled uploads",
             )
         if hook.asks:
             raise NotApplicable(
@@ -74,8 +74,8 @@ def check_anonymous(hooks: Sequence[Hook]) -> None:
                 expected="uploads with their senders' names: sums over some of the clients need "
                 "to know who is in them",
                 got="anonymous uploads: the run used a shuffler",
-                remedy="--as secure_sum for one sum over all, or record the federation without a "
-                f"shuffler and audit that trace --as {hook.name}",
+                remedy='`as_if=["secure_sum"]` for one sum over all, or record the federation '
+                f"without a shuffler and audit that trace as if with {hook.name}",
             )
 
 
@@ -90,7 +90,7 @@ def replay(
     check_recording(trace, hooks)
     asked = {
         "replayed_from": trace.sha256,
-        "hooks": [json.loads(json.dumps(h.declare())) for h in hooks],
+        "hooks": [json.loads(json.dumps(declaration_of(h))) for h in hooks],
     }
     if (out / "trace" / "manifest.json").exists():
         old_trace, old_truth = Trace.open(out / "trace"), Truth.open(out / "truth")
@@ -100,7 +100,7 @@ def replay(
             f"{out} holds another replay",
             expected="an empty folder, or a replay of the same trace and protections",
             got="a different or unfinished replay",
-            remedy="remove it, or choose another folder with --out",
+            remedy="remove it, or choose another folder with `out`",
         )
     hubs = tuple(trace.manifest.federation.get("hubs", ("server",)))
     names = _client_names(trace, hooks, hubs)
@@ -109,13 +109,15 @@ def replay(
     facts = {**facts, "replay": asked, "seed_of_replay": seed.root}
     known = TruthRecorder(out / "truth", facts)
     exact = all(h.exact_afterwards for h in hooks)
+    memory: dict[str, Any] = {}
     try:
         for number in trace.rounds:
             # metrics of a model trained without these protections do not hold with them
             metrics = truth.metrics(number) if truth is not None and exact else {}
             with recorder.round() as wire:
                 true_senders = {} if truth is None else truth.senders(number)
-                old = _OldRound(trace, number, hubs, trace.messages(number), true_senders)
+                messages = trace.messages(number)
+                old = _OldRound(trace, number, hubs, messages, true_senders, memory)
                 senders = _replay_round(old, hooks, names, seed, wire)
                 known.round(number, senders, metrics=metrics)
     except BaseException:
@@ -138,7 +140,7 @@ def _client_names(trace: Trace, hooks: Sequence[Hook], hubs: Sequence[str]) -> l
             code="no_single_updates",
             expected="messages of kind delta, gradient or model from clients",
             got="none",
-            remedy="audit the trace without --as: there are no uploads to protect",
+            remedy="audit the trace without `as_if`: there are no uploads to protect",
         )
     if ANONYMOUS in names:
         check_anonymous(hooks)
@@ -158,7 +160,8 @@ def _new_recorder(
     about["parties"] = list(dict.fromkeys([*about.get("parties", [*hubs, *names]), *added]))
     declared = [dict(d) for d in trace.manifest.declared]
     declared += [
-        {**h.declare(), "applied": "exactly" if h.exact_afterwards else NOT_RERUN} for h in hooks
+        {**declaration_of(h), "applied": "exactly" if h.exact_afterwards else NOT_RERUN}
+        for h in hooks
     ]
     layouts = dict(trace.manifest.layouts)
     if any(hook.asks for hook in hooks) or _lists_members(trace, hooks, hubs):
@@ -187,6 +190,7 @@ class _OldRound:
     hubs: Sequence[str]
     messages: Sequence[Message]
     senders: Mapping[int, str]
+    memory: dict[str, Any]
 
 
 def _replay_round(
@@ -269,6 +273,7 @@ def _replay_batch(
         total_weight=float(sum(m.weight for m in own)),
         kind=kind,
         metadata=tuple(dict(m.metadata) for m in own) if own[0].metadata else (),
+        memory=old.memory,
     )
     for hook in hooks:
         uploads = hook.upload(uploads, round_number=old.number, seed=seed)
@@ -301,7 +306,7 @@ def _members(
         "the members of a sum over this trace are not known",
         code="unknown_members",
         expected=f"anonymous answers from all {len(sent)} clients that were sent a model",
-        got=f"{len(own)} answers",
+        got=count_of(len(own), "answer"),
         remedy="audit the trace as it is: fedaudit audit TRACE",
     )
 

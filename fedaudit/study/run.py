@@ -25,20 +25,19 @@ from fedaudit.codec import to_json
 from fedaudit.errors import DataError, TraceError, UsageError
 from fedaudit.files import is_lost, make_folder, read_object, read_toml, write_atomically
 from fedaudit.progress import Progress, no_progress
-from fedaudit.randomness import Seed
 from fedaudit.setup import seeds
-from fedaudit.setup.config import Config, load, load_variants
+from fedaudit.setup.config import Config, load, load_variants, run_canaries
 from fedaudit.setup.identity import FILE as IDENTITY
-from fedaudit.setup.identity import FRESH, check_and_store, digest
-from fedaudit.setup.prepare import Prepared, build, load_data
+from fedaudit.setup.identity import FRESH, check_and_store
+from fedaudit.setup.prepare import Prepared, build
 from fedaudit.setup.toml import to_toml
 from fedaudit.study.auditing import audit_run
-from fedaudit.study.chapters import Run
+from fedaudit.study.chapters import OpenedRun, Run
 from fedaudit.study.folders import FRESH_MARK, claimed, clear, not_ours
 from fedaudit.study.reuse import Explain, Reuse, no_explain
 from fedaudit.study.seal import SEAL, check_seal, gone, seal
-from fedaudit.trace import Recorder, Trace, Truth, TruthRecorder
-from fedaudit.trace.store import round_name
+from fedaudit.trace import Recorder, Truth, TruthRecorder
+from fedaudit.trace.store import read_manifest, round_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from fedaudit.federation.requests import Request
 
 Train = Callable[["Request"], "Tensor"]
-Engine = Callable[[Config, Path, Progress], None]
+Engine = Callable[[Prepared, Path, Progress], None]
 
 
 def _claim(path: Path, config: Config) -> None:
@@ -60,7 +59,7 @@ def _claim(path: Path, config: Config) -> None:
                 f"{path} is not empty and not a run",
                 expected="a new or empty folder",
                 got=f"{len(others)} other files or folders, such as {others[0].name}",
-                remedy="choose another folder with --out",
+                remedy="choose another folder with `out`",
             )
         path.mkdir(parents=True, exist_ok=True)
         if is_lost(stamp):
@@ -75,7 +74,7 @@ def _claim(path: Path, config: Config) -> None:
             f"cannot use {path} for a run",
             expected="a folder that can be written",
             got=str(error),
-            remedy="choose another folder with --out",
+            remedy="choose another folder with `out`",
         ) from None
 
 
@@ -96,6 +95,8 @@ def _require_same_experiment(path: Path, stamp: Path, private: Path, config: Con
     else:
         before = dict(config.raw)
     differ = _differences(before, config.raw)
+    if run_canaries(before) != run_canaries(config.raw):
+        differ.append("audits.epsilon (canaries of the run itself)")
     # a power cut may have emptied the stamp: then compare with the private config, key by key
     same = not differ if is_lost(stamp) else _stamped(stamp) == config.sha256
     if not same or {"seed", "marks.keys", "allocation.clients"} & {*differ}:
@@ -107,7 +108,7 @@ def _require_same_experiment(path: Path, stamp: Path, private: Path, config: Con
             f"{path} holds another experiment",
             expected="an empty folder, or the same config and seed",
             got="other values of " + (", ".join(differ[:6]) or "settings that are gone now"),
-            remedy="choose another folder with --out, or start anew with --fresh",
+            remedy="choose another folder with `out`, or start anew with `fresh=True`",
         )
 
 
@@ -154,6 +155,33 @@ def run(
     earlier run left in the folder; otherwise the folder must be about the same settings, data and
     code, and its files must be as they were sealed.
     """
+    done, _ = run_opened(
+        config,
+        out,
+        overrides=overrides,
+        seed=seed,
+        progress=progress,
+        engine=engine,
+        names=names,
+        explain=explain,
+        fresh=fresh,
+    )
+    return done
+
+
+def run_opened(
+    config: Config | Prepared | str | Path | Mapping[str, Any] | None,
+    out: str | os.PathLike[str],
+    *,
+    overrides: Sequence[str] = (),
+    seed: int | None = None,
+    progress: Progress = no_progress,
+    engine: Engine | None = None,
+    names: bool = False,
+    explain: Explain = no_explain,
+    fresh: bool = False,
+) -> tuple[Run, OpenedRun]:
+    """As `run`; with the trace and truth that it opened."""
     prepared = None
     if isinstance(config, Prepared):
         prepared, config = config, config.config
@@ -178,19 +206,17 @@ def run(
     if config.drawn and (before := seeds.stored(path)) is not None:
         config = config.with_seed(before[0], drawn=before[1])
     _claim(path, config)
-    begun = any((path / "trace").glob("round-*"))
-    if begun and is_lost(path / "truth" / IDENTITY):
-        _require_same_records(path, config)
-        begun = False
-    check_and_store(path, [config], begun=begun)
-    explain(_reuse_plan(config, path))
     if prepared is None or prepared.config != config:
         prepared = Prepared(config)
     prepared = prepared.current()
-    if engine is None:
-        simulate(prepared, path, progress)
-    else:
-        engine(config, path, progress)
+    begun = any((path / "trace").glob("round-*"))
+    if begun and is_lost(path / "truth" / IDENTITY):
+        _require_same_records(path, prepared)
+        begun = False
+    check_and_store(path, [config], begun=begun)
+    explain(_reuse_plan(config, path))
+    prepared = prepared.current()  # the identity just stored is that of the files now
+    (engine or simulate)(prepared, path, progress)
     _check_seal(path)  # files that were made again must equal the sealed ones
     seal(path, "config", "trace", "truth", "checkpoint")
     return audit_run(prepared, path, progress, names=names, explain=explain)
@@ -214,15 +240,15 @@ def _refuse_purged(path: Path) -> None:
             f"the recording of {path} was purged on {buried['trace'].get('on', 'some day')}",
             expected="a new folder, or a run whose recording is there",
             got="results of a recording that is gone",
-            remedy=f"fedaudit report {path} prints them; run into another folder with --out, or "
-            "start anew with --fresh, which removes them",
+            remedy=f"`fedaudit.report({str(path)!r})` shows them; run into another folder with "
+            "`out`, or start anew with `fresh=True`, which removes them",
         )
 
 
-def _require_same_records(path: Path, config: Config) -> None:
+def _require_same_records(path: Path, prepared: Prepared) -> None:
     """Compare the records with the digest in the truth, where the identity of the run was lost."""
     before = Truth.open(path / "truth").facts.get("data_sha256")
-    if before != digest(*load_data(config, Seed(config.seed))):
+    if before != prepared.data_sha256:
         raise DataError(
             f"{path} was made of something else",
             expected="the data that it began with",
@@ -294,11 +320,12 @@ def _recorded(path: Path) -> tuple[int, bool]:
     """The number of recorded rounds, and whether the trace is complete and no file was lost."""
     if is_lost(path / "trace" / "manifest.json"):
         return 0, False
-    trace = Trace.open(path / "trace", verify_hashes=False)
+    manifest, _ = read_manifest(path / "trace" / "manifest.json")
+    rounds = manifest.rounds
     files = [
-        *(path / "trace" / r.file for r in trace.manifest.rounds),
-        *(path / "truth" / round_name(n) for n in trace.rounds),
+        *(path / "trace" / r.file for r in rounds),
+        *(path / "truth" / round_name(n) for n in range(1, len(rounds) + 1)),
         path / "truth" / "index.json",
         path / "truth" / "truth.json",
     ]
-    return len(trace.rounds), trace.manifest.complete and not any(map(is_lost, files))
+    return len(rounds), manifest.complete and not any(map(is_lost, files))

@@ -2,7 +2,7 @@
 
     DIR/seal.json         digests of config, trace and results; a commitment to the private seal
     DIR/truth/seal.json   digests of truth and checkpoint: private, since they confirm guesses
-    DIR/signature.json    an Ed25519 signature of the seal, if somebody signed it
+    DIR/signature.json    an Ed25519 signature of the seal (`fedaudit seal`)
 
 A stage seals the files that it wrote and leaves the seals of other parts alone. The report is not
 sealed: it can be written again from the results. A purged part leaves a tombstone. Digests reveal
@@ -105,7 +105,7 @@ def _read(file: Path) -> dict[str, Any]:
             f"{file} is of another version",
             expected=f"a {FORMAT} of version {VERSION}",
             got=f"version {raw['version']}",
-            remedy="restore it from a copy, or run again with --fresh",
+            remedy="restore it from a copy, or run again with `fresh=True`",
         )
     return raw
 
@@ -398,8 +398,8 @@ def check_seal(
         f"files of {folder} are not as they were sealed",
         expected="the files that fedaudit wrote",
         got="; ".join(wrong),
-        remedy="restore them from a copy, audit again, or start over with --fresh; fedaudit verify "
-        f"{folder} lists every part",
+        remedy="restore them from a copy, audit again, or start over with `fresh=True`; "
+        f"fedaudit verify {folder} lists every part",
     )
 
 
@@ -501,7 +501,7 @@ def check_signature(folder: Path, public: bytes) -> None:
             f"{folder} is not signed by the owner of this key",
             expected=f"a signature of its seal in {SIGNATURE}",
             got="no signature" if absent else "one that does not fit this key and this seal",
-            remedy=f"let the owner run fedaudit seal {folder} --key FILE; later audits and purges "
+            remedy="let the owner sign it with `fedaudit seal`; later audits and purges "
             "need a new signature",
         ) from None
     for place in _all_of(folder):

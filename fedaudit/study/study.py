@@ -22,7 +22,7 @@ from typing import Any
 
 from fedaudit import __version__, shapes
 from fedaudit.codec import to_json
-from fedaudit.errors import ConfigError, FedauditError, TraceError
+from fedaudit.errors import ConfigError, FedauditError, TraceError, count_of
 from fedaudit.files import is_lost, parse_toml, read_object, write_atomically
 from fedaudit.frames import Row, SvgFigure, Table, Tabular
 from fedaudit.progress import Progress, no_progress
@@ -36,11 +36,13 @@ from fedaudit.setup.prepare import Prepared
 from fedaudit.setup.toml import read
 from fedaudit.study.chapters import (
     Run,
-    chapter_at,
-    chapter_of,
+    open_audited,
+    open_run,
+    opened_chapter,
+    purged_chapter,
     purged_on,
-    stored_results,
-    write_report,
+    report_opened,
+    report_purged,
     write_study,
 )
 from fedaudit.study.chapters import report as report_run
@@ -53,15 +55,13 @@ from fedaudit.study.folders import (
     entries,
     is_study,
     not_ours,
-    places,
+    run_at,
 )
 from fedaudit.study.forecast import Forecast, estimate_cost
 from fedaudit.study.lock import alone_in
 from fedaudit.study.reuse import Explain, Reuse, no_explain
-from fedaudit.study.run import Engine
-from fedaudit.study.run import run as run_one
+from fedaudit.study.run import Engine, run_opened
 from fedaudit.study.seal import require_seal, seal
-from fedaudit.trace import Trace, Truth
 
 BUILT_IN = ("digits", "docs")
 
@@ -149,17 +149,26 @@ def run(
     explain: Explained | None = None,
     fresh: bool = False,
 ) -> Study:
-    """Run (or resume) everything that a config asks for: train, record, audit, report.
+    """Train a federation, record what crosses the wire, audit the recording, write a report.
 
-    `config`: one or several, each a TOML file or a mapping; every variant of each is run. Without
-    one: the built-in study, or with `overrides` a plain federation on digits. `overrides` are
-    texts, "federation.rounds=5". `seed`: by default drawn and kept in the truth. `thorough` applies
-    the config's `[thorough]` section.
+    Repeating the same call continues where an earlier one stopped.
 
-    `names` writes clients' own names into the report. `fresh` removes what an earlier study left in
-    `out`; otherwise the folder must be about the same settings, data and code. `progress` is a
-    callback; `explain` learns, by the title of each run, which work was reused. A run that fails
-    does not stop the others: it is warned of, and stands in `failed`.
+    Parameters
+        config: a TOML file or a mapping with the same sections, or a list of several. Every variant
+            under `[compare]` is run. Without one: the built-in study.
+        out: the folder for recordings, results and the report.
+        overrides: single settings, such as "federation.rounds=5". Without a config they change a
+            small federation on the digits data.
+        seed: the seed of all random draws. By default one is drawn and stored with the private
+            files.
+        thorough: also apply the settings in the config's `[thorough]` section.
+        progress: called as progress(stage, done, total, note).
+        names: show clients' own names in the report instead of pseudonyms.
+        explain: called with the title of a run and which stored work it reused, and why.
+        fresh: delete what an earlier call left in `out`. Otherwise its settings, data and code must
+            be the same.
+
+    A run that fails gives a warning and an entry in `failed`; the others continue.
     """
     sources = [] if config is None else config
     if isinstance(sources, str | os.PathLike | Mapping):
@@ -273,8 +282,8 @@ def describe(parts: Sequence[Part], ahead: Mapping[str, Forecast]) -> list[str]:
         f = ahead[part.folder]
         does = ", ".join(s.name for s in f.stages[1:] if not s.cannot)
         lines.append(
-            f"{part.title}: {f.clients} clients, {f.records:,} records, {f.width:,} numbers per "
-            f"update; {does} (about {_time(f.seconds)})"
+            f"{part.title}: {count_of(f.clients, 'client')}, {count_of(f.records, 'record')}, "
+            f"{f.width:,} numbers per update; {does} (about {_time(f.seconds)})"
         )
         lines += [f"  not {s.name}: {s.cannot}" for s in f.stages if s.cannot]
         if f.notes not in [ahead[p.folder].notes for p in parts[: parts.index(part)]]:
@@ -301,8 +310,9 @@ def study(
     """Run (or resume) every part, then write one report over all of them.
 
     One part without variants gives an ordinary run directory; several give a folder of them. A part
-    that fails does not stop the others, and the report says so. The report is written after every
-    part: a study that is interrupted leaves what it has found. `forecasts` weighs progress.
+    that fails does not stop the others, and the report says so. Every part writes its own report;
+    the report over all is written once, at the end or when the study is interrupted. After a kill,
+    `report` writes it from what is stored. `forecasts` weighs progress.
     One process at a time works in `out`: a second one is refused. `fresh` removes what an earlier
     study left in `out`; otherwise every part must be about the same settings, data and code.
     """
@@ -324,7 +334,7 @@ def _study(
 ) -> Study:
     if len(parts) == 1:
         (part,) = parts
-        one = run_one(
+        one, _ = run_opened(
             part.prepared,
             path,
             progress=progress,
@@ -338,25 +348,26 @@ def _study(
     runs: dict[str, Run] = {}
     failed: dict[str, FedauditError] = {}
     finished: dict[str, Chapter] = {}
-    chapters: tuple[Chapter, ...] = ()
-    for part in parts:
-        before = sum(weights[p.folder] for p in parts[: parts.index(part)])
-        ahead = forecasts[part.folder] if forecasts else None
-        try:
-            runs[part.folder] = run_one(
-                part.prepared,
-                path / part.folder,
-                progress=_shared(progress, part, ahead, before, sum(weights.values())),
-                engine=engine,
-                names=names,
-                explain=_under(explain, part.title),
-            )
-        except FedauditError as error:
-            failed[part.title] = error
-        else:  # a trace is opened and hashed once, however many parts follow
-            finished[part.folder] = chapter_at(
-                path / part.folder, federation=part.federation, variant=part.variant
-            )
+    try:
+        for part in parts:
+            before = sum(weights[p.folder] for p in parts[: parts.index(part)])
+            ahead = forecasts[part.folder] if forecasts else None
+            try:
+                runs[part.folder], opened = run_opened(
+                    part.prepared,
+                    path / part.folder,
+                    progress=_shared(progress, part, ahead, before, sum(weights.values())),
+                    engine=engine,
+                    names=names,
+                    explain=_under(explain, part.title),
+                )
+            except FedauditError as error:
+                failed[part.title] = error
+            else:
+                audited = open_audited(path / part.folder, opened)
+                chapter = opened_chapter(audited, federation=part.federation, variant=part.variant)
+                finished[part.folder] = replace(chapter, folder=part.folder)
+    finally:  # an interrupted study reports what it has
         chapters = _write(path, parts, finished, failed, names)
     if not runs:
         raise next(iter(failed.values()))
@@ -407,14 +418,15 @@ def _left_out(failed: Mapping[str, FedauditError]) -> list[str]:
 
 
 def report(path: str | os.PathLike[str], *, names: bool = False) -> Study:
-    """Write the report of a run or study again, from what is stored.
+    """Write the report of a run or study again, from what is stored. RUN/trace means RUN.
 
     `names` writes clients' own names into it. `unfinished` names the parts that the report lacks.
     A part that was stopped in training is reported as far as it went.
     """
-    if is_study(path):
-        return _report_study(Path(path), names)
-    one = report_one(path, names=names)
+    place = run_at(path, "report")
+    if is_study(place):
+        return _report_study(place, names)
+    one = report_one(place, names=names)
     return Study(path=one.path, runs=(one,), chapters=(one.chapter,) if one.chapter else ())
 
 
@@ -427,10 +439,12 @@ def _report_study(folder: Path, names: bool) -> Study:
             waiting.append(title)
             continue
         try:
-            chapters.append(_chapter(entry))
-            runs.append(report_one(entry.path, names=names))
+            one, chapter = _report_listed(entry, names)
         except FedauditError as error:
             failed[title] = error
+        else:
+            runs.append(one)
+            chapters.append(replace(chapter, folder=os.path.relpath(entry.path, folder)))
     if not chapters and not failed:
         raise _nothing_yet(folder)
     if not chapters:
@@ -444,14 +458,13 @@ def _report_study(folder: Path, names: bool) -> Study:
     )
 
 
-def _chapter(entry: ListedRun) -> Chapter:
-    stopped = _stopped(entry.path)
-    if stopped is None:
-        return chapter_at(entry.path, federation=entry.federation, variant=entry.variant)
-    trace, truth = stopped
-    return chapter_of(
-        entry.path, trace, truth, [], federation=entry.federation, variant=entry.variant
-    )
+def _report_listed(entry: ListedRun, names: bool) -> tuple[Run, Chapter]:
+    """Write the report of one run of a study; with its chapter for the report over all."""
+    named = {"federation": entry.federation, "variant": entry.variant}
+    if purged_on(entry.path):
+        return report_purged(entry.path, names=names), purged_chapter(entry.path, **named)
+    opened = open_run(entry.path)
+    return report_opened(opened, names=names), opened_chapter(opened, **named)
 
 
 def report_one(path: str | os.PathLike[str], *, names: bool = False) -> Run:
@@ -463,14 +476,11 @@ def report_one(path: str | os.PathLike[str], *, names: bool = False) -> Run:
             f"there is no run {folder}",
             expected="a folder that `fedaudit run` or `fedaudit audit` wrote",
             got="a file" if folder.exists() else "no such folder",
-            remedy=f"fedaudit run CONFIG --out {folder}",
+            remedy=f"`fedaudit.run(CONFIG, out={str(folder)!r})`",
         )
     if is_waiting(folder) and (folder / "run.json").is_file():
         raise _nothing_yet(folder)
-    stopped = _stopped(folder)
-    if stopped is None:
-        return report_run(folder, names=names)
-    return write_report(folder, *stopped, [], names=names)
+    return report_run(folder, names=names)
 
 
 def is_waiting(folder: Path) -> bool:
@@ -483,23 +493,12 @@ def is_waiting(folder: Path) -> bool:
     return begun and not any((folder / "trace").glob("round-*"))
 
 
-def _stopped(folder: Path) -> tuple[Trace, Truth | None] | None:
-    """Trace and truth of a run that was stopped in training; None for any other run."""
-    recorded, known = places(folder)
-    if not (recorded / "manifest.json").is_file() or stored_results(folder):
-        return None
-    trace = Trace.open(recorded)
-    if trace.manifest.complete or not len(trace.rounds):
-        return None
-    return trace, Truth.open(known) if (known / "truth.json").exists() else None
-
-
 def _nothing_yet(folder: Path) -> TraceError:
     return TraceError(
         f"{folder} has recorded nothing yet",
         expected="at least one recorded round",
         got="none",
-        remedy=f"resume it: fedaudit run CONFIG --out {folder}",
+        remedy=f"resume it: `fedaudit.run(CONFIG, out={str(folder)!r})`",
     )
 
 
@@ -528,14 +527,14 @@ def _claim(path: Path, parts: Sequence[Part]) -> None:
                     f"{path} holds another study",
                     expected="an empty folder, or the same configs",
                     got=_differ(before.get("runs", []), about["runs"]),
-                    remedy="choose another folder with --out, or start anew with --fresh",
+                    remedy="choose another folder with `out`, or start anew with `fresh=True`",
                 )
         elif others := not_ours(path):
             raise TraceError(
                 f"{path} is not empty and not a study",
                 expected="a new or empty folder",
                 got=f"{len(others)} files or folders, such as {others[0].name}",
-                remedy="choose another folder with --out",
+                remedy="choose another folder with `out`",
             )
         path.mkdir(parents=True, exist_ok=True)
         check_and_store(path, [p.config for p in parts], begun=any(path.glob("*/trace/round-*")))
@@ -547,7 +546,7 @@ def _claim(path: Path, parts: Sequence[Part]) -> None:
             f"cannot use {path} for a study",
             expected="a folder that can be written, with a study.json that can be read",
             got=str(error),
-            remedy="choose another folder with --out",
+            remedy="choose another folder with `out`",
         ) from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -11,12 +12,13 @@ from typing import Any
 from fedaudit.data.builtin import BUILTIN
 from fedaudit.data.dataset import FILLED_OVER_ALL, STANDARDISED_OVER_ALL
 from fedaudit.data.fetch import SOURCES
+from fedaudit.errors import count_of
 from fedaudit.files import parse_toml
-from fedaudit.results import rests_on
+from fedaudit.results import Estimate, rests_on
 from fedaudit.stats.intervals import wilson
 from fedaudit.study.folders import NOT_RERUN
 from fedaudit.trace import AGGREGATOR, ANONYMOUS, PUBLIC, SERVER, SHUFFLER, Trace, Truth
-from fedaudit.trace.health import examine
+from fedaudit.trace.examination import examine
 
 UNNAMED = (ANONYMOUS, AGGREGATOR)
 """Senders that do not identify a client."""
@@ -48,9 +50,11 @@ def summarise(
     about_data = _data(trace, truth, config)
     lines = {"data": about_data} if about_data else {}
     lines |= {
-        "federation": f"{len(clients)} clients, {len(trace.rounds)} rounds"
+        "federation": f"{count_of(len(clients), 'client')}, {count_of(len(trace.rounds), 'round')}"
         + (f", {how}" if how else ""),
-        "arrived": rests_on(health.arrived, health.expected),
+        "arrived": ": ".join(
+            filter(None, (rests_on(health.arrived, health.expected), health.round_by_round))
+        ),
         "model": f"{_model(trace)}, {trace.layout.width:,} recorded numbers per message",
         "protected by": ", ".join(_named(d) for d in trace.manifest.declared)
         or "nothing that was declared",
@@ -64,7 +68,7 @@ def summarise(
         lines["noted"] = "; ".join(_noted(str(n)) for n in truth.facts["notes"])
     if truth is None:
         lines["truth"] = (
-            "not given: membership is scored against the given records (--data); other attacks "
+            "not given: membership is scored against the given records (`data`); other attacks "
             "run blind, their guesses are not scored"
             if members_given
             else "not given: attacks run blind, their guesses are not scored"
@@ -190,27 +194,67 @@ def vocabulary_of(trace: Trace) -> int | None:
     return size if known and isinstance(size, int) and size > 1 else None
 
 
+def utility_of(trace: Trace, truth: Truth | None) -> dict[str, Estimate]:
+    """Held-out metrics of the last model that have an interval; empty where none is known."""
+    if truth is None or not_rerun(trace) or not len(trace.rounds):
+        return {}
+    return _utility(
+        truth.metrics(trace.rounds[-1]),
+        int(truth.facts.get("held_out", 0)),
+        truth.facts.get("guessing", {}),
+        vocabulary_of(trace),
+    )
+
+
+def _utility(
+    metrics: Mapping[str, float],
+    records: int,
+    guessing: Mapping[str, float],
+    vocabulary: int | None,
+) -> dict[str, Estimate]:
+    """Metrics with their intervals; the baseline is that of guessing by class frequencies, or
+    uniformly over the tokens of a `vocabulary`."""
+    out = {}
+    for name, value in metrics.items():
+        if name.endswith("_error"):
+            continue
+        base = guessing.get(name)
+        if base is None and name == "loss" and vocabulary is not None:
+            base = math.log(vocabulary)
+        if name == "accuracy" and records:
+            e = wilson(round(value * records), records)
+            # the metric itself, not its nearest count
+            out[name] = replace(e, value=value, baseline=base, method="Wilson")
+        elif f"{name}_error" in metrics and math.isfinite(value):
+            wide = NormalDist().inv_cdf(0.975) * metrics[f"{name}_error"]
+            out[name] = Estimate(
+                value=value,
+                low=value - wide,
+                high=value + wide,
+                n=records,
+                baseline=base,
+                method="normal interval",
+            )
+    return out
+
+
 def _held_out(
     metrics: Mapping[str, float],
     records: int,
     guessing: Mapping[str, float] | None = None,
     vocabulary: int | None = None,
 ) -> str:
-    """Held-out metrics of the last model with intervals and the value of guessing: by class
-    frequencies, or uniformly over the tokens of a `vocabulary`."""
-    parts = []
+    """Held-out metrics of the last model in words, with intervals and the value of guessing."""
+    parts, known = [], _utility(metrics, records, guessing or {}, vocabulary)
     for name, value in metrics.items():
         if name.endswith("_error"):
             continue
         text = f"{name} {value:.3f}"
-        if name == "accuracy" and records:
-            e = wilson(round(value * records), records)
-            text += f" [{e.low:.3f}, {e.high:.3f}] at 95 % (Wilson, n = {records})"
-        elif f"{name}_error" in metrics and math.isfinite(value):
-            wide = NormalDist().inv_cdf(0.975) * metrics[f"{name}_error"]
-            of = f"n = {records}" if vocabulary is None else f"over the windows of {records} texts"
-            how = f"normal interval, {of}" if records else "normal interval"
-            text += f" [{value - wide:.3f}, {value + wide:.3f}] at 95 % ({how})"
+        if (e := known.get(name)) is not None:
+            texts = name != "accuracy" and vocabulary is not None
+            of = f"over the windows of {records} texts" if texts else f"n = {records}"
+            how = f"{e.method}, {of}" if records else e.method
+            text += f" [{e.low:.3f}, {e.high:.3f}] at 95 % ({how})"
         if guessing and name in guessing:
             text += f", by guessing {guessing[name]:.3f}"
         elif name == "loss" and vocabulary is not None:

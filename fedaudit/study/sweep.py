@@ -34,6 +34,7 @@ from fedaudit.settings import Count, require
 from fedaudit.setup import seeds as seeding
 from fedaudit.setup.config import check, load
 from fedaudit.setup.identity import check_and_store, code_identity, code_named_in, code_sha256
+from fedaudit.setup.prepare import Prepared
 from fedaudit.setup.toml import override
 from fedaudit.stats import intervals
 from fedaudit.stats.intervals import wilson
@@ -55,10 +56,10 @@ class Axis:
         key, equals, rest = text.partition("=")
         if not equals or not key.strip() or not rest.strip():
             raise UsageError(
-                "--grid needs a key and values",
-                expected="--grid section.key=v1,v2,...",
+                "`grid` needs a key and values",
+                expected="section.key=v1,v2,...",
                 got=repr(text),
-                remedy="for example --grid federation.clients=5,10,20",
+                remedy="for example federation.clients=5,10,20",
             )
         try:
             values = parse_toml(f"v = [{rest}]")["v"]
@@ -66,7 +67,7 @@ class Axis:
             values = [part.strip() for part in rest.split(",")]  # bare words are text
         if len({json.dumps(v, default=str) for v in values}) != len(values):
             raise UsageError(
-                f"--grid {key} names a value twice",
+                f"`grid` names a value of {key} twice",
                 expected="different values",
                 got=rest,
                 remedy="list every value once",
@@ -107,7 +108,7 @@ def cells(
 
     Seeds count up from the config's seed; without one, from `drawn()` or a new one.
     """
-    require(Count, seeds=seeds, remedy="--seeds 3")
+    require(Count, seeds=seeds, remedy="`seeds=3`")
     first = load(config, overrides=overrides)
     base = drawn() if first.drawn and drawn is not None else first.seed
     out = []
@@ -124,12 +125,17 @@ def cells(
 
 
 def run_cell(
-    raw: dict[str, Any], folder: str, keep_traces: bool, drawn: bool = False
+    raw: dict[str, Any],
+    folder: str,
+    keep_traces: bool,
+    drawn: bool = False,
+    loaded: Prepared | None = None,
 ) -> dict[str, Any]:
     """Run one cell in its folder and write its summary (called in a worker process).
 
     `drawn`: the seed counts up from a drawn one. A cell with a failed audit is not stored: "failed"
-    holds the reason, and the next sweep tries again.
+    holds the reason, and the next sweep tries again. `loaded` has the data, where the caller
+    loaded them.
     """
     path = Path(folder)
     stored = _stored(path, raw)
@@ -138,7 +144,8 @@ def run_cell(
     own_code = _own_code(raw)  # before the run: later edits then count as a change
     # start over if the recording was not kept, or if the folder holds another cell
     fresh = "trace" in gone(path) or _is_another(path)
-    finished = run(replace(check(raw), drawn=drawn), path, fresh=fresh)
+    prepared = Prepared(replace(check(raw), drawn=drawn), beside=loaded)
+    finished = run(prepared, path, fresh=fresh)
     measured: dict[str, Any] = {}
     for result in finished.results:
         for name, e in result.estimates.items():
@@ -277,7 +284,7 @@ def sweep(
             f"cannot write a sweep to {path}",
             expected="a folder that can be written",
             got=error.strerror or str(error),
-            remedy="choose another folder with --out",
+            remedy="choose another folder with `out`",
         ) from None
     if fresh:
         shutil.rmtree(path / "cells")
@@ -405,7 +412,8 @@ def markdown(finished: Sweep, axes: Sequence[Axis]) -> str:
 
 
 def headlines(names: Sequence[str]) -> list[str]:
-    """The first measure of every audit, by every method, and all utility and epsilon measures."""
+    """The first measure of every audit, by every method, what the audit shows beside it, and all
+    utility and epsilon measures."""
     first: dict[str, str] = {}
     for name in names:
         first.setdefault(name.split(".")[0], name)
@@ -414,7 +422,13 @@ def headlines(names: Sequence[str]) -> list[str]:
         for name in dict.fromkeys(names)
         if name.startswith(("held_out.", "epsilon."))
         or name.split(" (")[0] == first[name.split(".")[0]]
+        or _beside_headline(name)
     ]
+
+
+def _beside_headline(measure: str) -> bool:
+    audit, _, name = measure.partition(".")
+    return facts_of(audit).shows(name)
 
 
 def _checks_declaration(measure: str) -> bool:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedaudit.audits import facts_of
 from fedaudit.audits.facts import GREATER, LESS, UNKNOWN
@@ -23,10 +22,11 @@ from fedaudit.decide.diff.outcome import (
     EpsilonChange,
     VerdictChange,
 )
+from fedaudit.decide.diff.pairing import changed_settings, federation_differences, pair_runs
 from fedaudit.decide.gate.evidence import (
     Evidence,
     gather_evidence,
-    nothing_to_link,
+    removed_question,
     require_results,
 )
 from fedaudit.decide.gate.measures import UTILITY
@@ -34,7 +34,6 @@ from fedaudit.errors import UsageError
 from fedaudit.reporting.findings import judge_all
 from fedaudit.results import AuditResult, Estimate, Finding
 from fedaudit.stats.combine import holm
-from fedaudit.study.folders import is_study
 
 SHOWN_CLIENTS = 3
 
@@ -57,9 +56,6 @@ SEVERITY = {"no_evidence": 0, "attributed": 1, "leak": 1, "disagreement": 3}
 KNOWN_OUTRIGHT = "known_outright"
 """Shown instead of "leak" if the leak needs no attack."""
 
-FEDERATION = ("data", "partition", "task")
-"""Config sections that define the federation."""
-
 
 def diff(
     first: str | os.PathLike[str],
@@ -68,25 +64,11 @@ def diff(
     anyway: bool = False,
     names: bool = False,
 ) -> Comparisons:
-    """Compare two runs, or the runs of two studies by federation and variant.
+    """Compare two runs, or those of two studies or folders that correspond (see `pairing`).
 
     Different federations are refused unless `anyway`. `names` shows clients by name.
     """
-    if is_study(first) != is_study(second):
-        one, other = (first, second) if is_study(first) else (second, first)
-        raise UsageError(
-            "a study and a single run cannot be compared",
-            expected="two runs, or two studies",
-            got=f"{one} is a study of several runs, {other} is one run",
-            remedy=f"name one run inside {one}",
-        )
-    sides = gather_evidence(first), gather_evidence(second)
-    gone: list[str] = []
-    new: list[str] = []
-    if not is_study(first):
-        pairs = [(sides[0][0], sides[1][0])]
-    else:
-        pairs, gone, new = _pair_runs(*sides)
+    pairs, gone, new = pair_runs(gather_evidence(first), gather_evidence(second))
     require_results([e for pair in pairs for e in pair if e.purged or not e.unusable])
     out = []
     for a, b in pairs:
@@ -97,98 +79,12 @@ def diff(
                 + (f" ({a.label})" if a.label else ""),
                 expected="two runs of the same clients, data and task",
                 got="; ".join(different),
-                remedy="compare runs of one federation, or use --anyway to compare two federations",
+                remedy="compare runs of one federation, or any two with `anyway=True`",
             )
         out.append(_for_reader(compare(a, b, different), a, b, names))
     last = out[-1]
     out[-1] = replace(last, lost=(*last.lost, *gone), notes=(*last.notes, *new))
     return Comparisons(out)
-
-
-def _pair_runs(
-    first: Sequence[Evidence], second: Sequence[Evidence]
-) -> tuple[list[tuple[Evidence, Evidence]], list[str], list[str]]:
-    """Pairs of runs with the same name; runs of the first study only; runs of the second only."""
-    there = {(e.federation, e.variant): e for e in second}
-    here = {(e.federation, e.variant): e for e in first}
-    pairs = [(e, there[name]) for name, e in here.items() if name in there]
-    gone = [f"only in the first study: {here[n].label}" for n in here if n not in there]
-    new = [f"only in the second study: {there[n].label}" for n in there if n not in here]
-    if not pairs:
-        raise UsageError(
-            "the two studies have no run in common",
-            expected="runs of the same federation and variant in both",
-            got=f"{', '.join(e.label for e in first)} and {', '.join(e.label for e in second)}",
-            remedy="compare single runs by their folders",
-        )
-    return pairs, gone, new
-
-
-def federation_differences(a: Evidence, b: Evidence) -> tuple[str, ...]:
-    """Differences in clients, model, task or data of two federations; settings do not count."""
-    out = []
-    if (a.unusable and not a.clients) or (b.unusable and not b.clients):
-        return ()
-    if set(a.clients) != set(b.clients):
-        out.append(
-            f"{len(a.clients)} and {len(b.clients)} clients"
-            if len(a.clients) != len(b.clients)
-            else f"{len(set(a.clients) - set(b.clients))} of {len(a.clients)} clients have "
-            "different names"
-        )
-    if a.layout != b.layout:
-        out.append(f"different models ({_size(a)} and {_size(b)} numbers)")
-    elif a.task.get("kind") != b.task.get("kind"):
-        out.append(f"different tasks ({a.task.get('kind')} and {b.task.get('kind')})")
-    same_records = a.data_sha256 and a.data_sha256 == b.data_sha256
-    if not same_records:
-        known = a.config and b.config
-        for section in FEDERATION[:2]:
-            keys = changed_settings(
-                {section: a.config.get(section, {})}, {section: b.config.get(section, {})}
-            )
-            if known and keys:
-                shown = ", ".join(f"{k} ({x} and {y})" for k, x, y in keys[:3])
-                out.append(f"different {section}: {shown}")
-        if not known and a.data_sha256 and b.data_sha256:
-            out.append("different records")
-    return tuple(out)
-
-
-def _size(e: Evidence) -> str:
-    return f"{sum(math.prod(shape) for _, shape in e.layout):,}"
-
-
-def changed_settings(
-    first: Mapping[str, Any], second: Mapping[str, Any], at: str = ""
-) -> list[tuple[str, str, str]]:
-    """(key, first value, second value) of every setting that differs."""
-    out = []
-    for key in dict.fromkeys([*first, *second]):
-        a, b = first.get(key), second.get(key)
-        if a == b and (key in first) == (key in second):
-            continue
-        if isinstance(a, Mapping | None) and isinstance(b, Mapping | None) and (a or b):
-            out += changed_settings(a or {}, b or {}, f"{at}{key}.")
-        else:
-            out.append(
-                (f"{at}{key}", _setting_text(a, key in first), _setting_text(b, key in second))
-            )
-    # an empty section, such as "shuffle", is a difference too
-    for key in dict.fromkeys([*first, *second]):
-        empty = {} in (first.get(key), second.get(key))
-        if empty and (key in first) != (key in second):
-            row = (f"{at}{key}", _presence(key in first), _presence(key in second))
-            out = [r for r in out if r[0] != row[0]] + [row]
-    return out
-
-
-def _setting_text(value: Any, there: bool) -> str:
-    return json.dumps(value, default=str) if there else "not set"
-
-
-def _presence(there: bool) -> str:
-    return "there" if there else "not set"
 
 
 # -- differences ---------------------------------------------------------------------------------
@@ -306,7 +202,10 @@ def compare(a: Evidence, b: Evidence, different: Sequence[str] = ()) -> Comparis
     if b.unusable and a.unusable:
         notes.append(f"the second run: {b.unusable}")
     if a.data_sha256 and b.data_sha256 and a.data_sha256 != b.data_sha256 and not different:
-        notes.append("same settings, different records: another seed, or the data file has changed")
+        notes.append(
+            "same [data] and [partition], different records: another seed, or the data file has "
+            "changed"
+        )
     return Comparison(
         run=a.label if a.label == b.label else f"{a.label} and {b.label}",
         first=str(a.path),
@@ -405,24 +304,24 @@ def severity(finding: Finding) -> int | None:
 def _verdict_change(
     before: Finding, after: Finding, a: Evidence, b: Evidence
 ) -> tuple[Change, str]:
-    was_closed, is_closed = (nothing_to_link(f"{after.audit}.verdict", [e]) for e in (a, b))
+    was_removed, is_removed = (removed_question(f"{after.audit}.verdict", [e]) for e in (a, b))
     was, now = severity(before), severity(after)
     if was is not None and now is not None:
         return ("worse" if now > was else "better" if now < was else "same"), ""
     if now is not None:
         return ("worse" if now else "changed"), ""
-    if is_closed:
-        if was_closed:
+    if is_removed:
+        if was_removed:
             return "same", ""
-        return ("better" if was else "changed"), "a protection leaves nothing to link"
+        return ("better" if was else "changed"), is_removed
     need = str(b.results[after.audit].need)
     if was and after.estimate is not None:
         # the estimates show whether it is better; the verdict alone does not
         return "changed", f"nothing to say now: {need}"
     if was is not None:
         return "worse", f"evidence lost: {need}"
-    if was_closed:
-        return "worse", f"nothing was left to link before; now: {need}"
+    if was_removed:
+        return "worse", f"before, {was_removed}; now: {need}"
     return ("same" if before.verdict == after.verdict else "changed"), ""
 
 

@@ -11,6 +11,7 @@ from fedaudit.codec import json_number
 from fedaudit.decide.diff.outcome import Comparison, Difference
 from fedaudit.reporting.findings import interval, number
 from fedaudit.reporting.text import wrappable
+from fedaudit.reporting.wording import said
 from fedaudit.results import Estimate
 
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ def show_diff(console: Console, comparisons: Sequence[Comparison], everything: b
             text += f": {v.why})" if v.why else ")"
             console.print(Text(text, style=STYLES[v.change]))
         for text in c.lost:
-            console.print(Text(f"evidence lost: {text}", style=STYLES["worse"]))
+            console.print(Text(f"evidence lost: {said(text)}", style=STYLES["worse"]))
         for text in (*c.unpaired, *c.notes):
-            console.print(Text(text, style="dim"))
+            console.print(Text(said(text), style="dim"))
         console.print()
     console.print(Text(RULE, style="dim"))
 
@@ -113,8 +114,8 @@ def _estimates(console: Console, c: Comparison, everything: bool) -> None:
     console.print(table)
     hidden = len(c.differences) - len(chosen)
     if hidden:
-        text = f"{hidden} other estimates unchanged within the intervals (--all shows them)"
-        console.print(Text(text, style="dim"))
+        text = f"{hidden} other estimates unchanged within the intervals (`everything` shows them)"
+        console.print(Text(said(text), style="dim"))
     console.print()
 
 

@@ -13,10 +13,9 @@ from typing import Any
 
 from fedaudit import __version__
 from fedaudit.decide.gate.evidence import (
-    NOTHING_TO_LINK,
     Evidence,
     gather_evidence,
-    nothing_to_link,
+    removed_question,
 )
 from fedaudit.decide.gate.measures import (
     EPSILON,
@@ -34,6 +33,7 @@ from fedaudit.files import read_bytes
 from fedaudit.reporting.findings import judge, number
 from fedaudit.reporting.rules import VERDICTS, label_of
 from fedaudit.results import AuditResult, Estimate, Need
+from fedaudit.study.folders import runs_at
 from fedaudit.study.seal import check_signature
 
 POINT_VALUE = "point_value = true takes the value alone"
@@ -47,14 +47,15 @@ def gate(
     names: bool = False,
     require_signature: str | os.PathLike[str] | None = None,
 ) -> Gate:
-    """Check a run, or every run of a study, against a policy.
+    """Check a run, or every run of a study or folder, against a policy.
 
     `allow` names limits whose evidence may be missing, in addition to the policy's own list.
     `names` shows clients by name. `require_signature`: file of a public key (PEM); a run that its
     owner has not signed is refused.
     """
     if require_signature is not None:
-        check_signature(Path(run), read_bytes(Path(require_signature)))
+        for folder in runs_at(run):
+            check_signature(folder, read_bytes(Path(require_signature)))
     checked = policy if isinstance(policy, Policy) else load_policy(policy)
     checked = checked.allowing(allow)
     found = gather_evidence(run)
@@ -203,7 +204,7 @@ def _check_run(limit: Limit, e: Evidence, policy: Policy) -> LimitCheck:
             missing="one run does not show the cost of its protection: that takes an unprotected "
             "run of the same federation",
             code="two_runs_needed",
-            remedy=f"`fedaudit harden` measures both; or allow it by name: --allow {limit.name!r}",
+            remedy=f"`fedaudit harden` measures both; or allow it: `allow=[{limit.name!r}]`",
         )
     if limit.metric in UTILITY:
         remedy = "run it again: an older version stored no standard error"
@@ -216,7 +217,7 @@ def _check_run(limit: Limit, e: Evidence, policy: Policy) -> LimitCheck:
 def _check_audit(limit: Limit, e: Evidence, policy: Policy, blank: LimitCheck) -> LimitCheck:
     """A limit on an audit: on its verdict, an estimate, or a column per client."""
     result = e.results.get(limit.audit)
-    again = f"fedaudit audit {e.path} --only {limit.audit}"
+    again = f"`fedaudit.audit({str(e.path)!r}, audits=[{limit.audit!r}])`"
     if result is None:
         why = "the config requests it" if limit.audit in e.configured else "it was not run"
         missing = f"{limit.audit} has no result: {why}"
@@ -259,8 +260,9 @@ def _check_unmeasured(
         verdict = _check_verdict(limit, result, blank)
         if verdict.status == "failed":
             return verdict
-    if nothing_to_link(limit.metric, [e]):
-        return replace(blank, status="passed", explanation=NOTHING_TO_LINK, code="nothing_left")
+    if removed := removed_question(limit.metric, [e]):
+        kept = f"kept by rule: {removed}"
+        return replace(blank, status="passed", explanation=kept, code="nothing_left")
     words = VERDICTS[judge(result)[-1].verdict].words
     return replace(blank, missing=f"{words}: {need}", code=need.code, remedy=need.remedy)
 
@@ -297,7 +299,7 @@ def _missing_estimate(limit: Limit, result: AuditResult, blank: LimitCheck) -> L
             blank,
             missing=f"underpowered: {u.what} needs {u.needed:,}, has {u.have:,}",
             code="underpowered",
-            remedy=f"fedaudit power RUN --audit {limit.audit}",
+            remedy=f"`fedaudit.power(RUN, audits=[{limit.audit!r}])`",
         )
     also = f" ({'; '.join(map(str, result.underpowered))})" if result.underpowered else ""
     return replace(
@@ -495,7 +497,7 @@ def _check_verdict(limit: Limit, result: AuditResult, blank: LimitCheck) -> Limi
             blank,
             missing=f"underpowered: {lack}",
             code="underpowered",
-            remedy=f"fedaudit power RUN --audit {limit.audit}",
+            remedy=f"`fedaudit.power(RUN, audits=[{limit.audit!r}])`",
         )
     return replace(blank, status="passed", explanation="; ".join(f.statement for f in found))
 

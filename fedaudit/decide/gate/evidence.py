@@ -11,14 +11,16 @@ from statistics import NormalDist
 from typing import Any
 
 from fedaudit.audits import facts_of
-from fedaudit.errors import TraceError
+from fedaudit.errors import TraceError, count_of
+from fedaudit.protections.declared import class_of, in_force
 from fedaudit.reporting.names import Renaming, pseudonyms
 from fedaudit.results import AuditResult, Estimate
 from fedaudit.stats.intervals import wilson
-from fedaudit.study.chapters import is_about, purged_on, stored_results
-from fedaudit.study.folders import config_of, entries, is_study, places
+from fedaudit.study.chapters import purged_on
+from fedaudit.study.folders import config_of, entries, is_study, places, runs_at
 from fedaudit.study.promised import promised
 from fedaudit.study.seal import require_seal
+from fedaudit.study.stored import is_about, stored_results
 from fedaudit.study.summary import clients_of
 from fedaudit.trace import Trace, Truth
 
@@ -104,14 +106,22 @@ class Evidence:
 
 
 def gather_evidence(path: str | os.PathLike[str]) -> list[Evidence]:
-    """The evidence of a run, or of every run of a study."""
-    folder = Path(path)
+    """The evidence of a run, of every run of a study, or of all below a folder, which bear the
+    folders' names. RUN/trace means RUN."""
+    every = runs_at(path)
+    if len(every) > 1:
+        return [
+            replace(e, federation=" ".join(filter(None, (run.name, e.federation))))
+            for run in every
+            for e in gather_evidence(run)
+        ]
+    folder = every[0]
     if not folder.is_dir():
         raise TraceError(
             f"{folder} is not a run",
             expected="a folder written by `fedaudit run`",
             got="no such folder" if not folder.exists() else "a file",
-            remedy="fedaudit run --out FOLDER",
+            remedy="`fedaudit.run(CONFIG, out=FOLDER)`",
         )
     if not is_study(folder):
         return [run_evidence(folder)]
@@ -156,7 +166,7 @@ def run_evidence(folder: Path) -> Evidence:
             f"{folder} is not a run",
             expected="a folder with trace/ and results/",
             got="an empty folder" if _is_empty(folder) else "neither",
-            remedy="fedaudit run --out FOLDER, or fedaudit audit TRACE",
+            remedy="`fedaudit.run(CONFIG, out=FOLDER)`, or `fedaudit.audit(TRACE)`",
         )
     trace = Trace.open(trace_at)
     truth = Truth.open(truth_at) if (truth_at / "truth.json").exists() else None
@@ -198,8 +208,9 @@ def _unfinished(trace: Trace, config: Mapping[str, Any]) -> str:
     if trace.manifest.complete:
         return ""
     wanted = config.get("federation", {}).get("rounds")
-    many = f"{len(trace.rounds)} of {wanted}" if wanted else f"{len(trace.rounds)}"
-    return f"the run is unfinished: {many} rounds are recorded"
+    done = len(trace.rounds)
+    many = f"{done} of {wanted} rounds" if wanted else count_of(done, "round")
+    return f"the run is unfinished, with {many} recorded"
 
 
 def _refuse_trace(folder: Path) -> None:
@@ -213,42 +224,54 @@ def _refuse_trace(folder: Path) -> None:
         )
 
 
-def nothing_to_link(metric: str, runs: Sequence[Evidence]) -> bool:
-    """Whether an audit is not applicable because no single update reaches the observer.
+def removed_question(metric: str, runs: Sequence[Evidence]) -> str:
+    """How protections removed an audit's question in every run, in words; empty if they did not.
 
-    This is the only rule by which an audit that is not applicable keeps a limit. It holds for
-    audits that need updates of single clients (linking does). It applies if every run has the need
-    `no_single_updates` and the sums do not reveal a single update either. Evidence for the sums is
-    a `query_plan` result of the same vantage, or a config with `secure_sum` and no
-    `secure_aggregation`.
+    This is the only rule by which an audit that is not applicable keeps a limit. The audit declares
+    the cases: `Decision.removed_by` (a need's code and a protection that is in force), and
+    `Decision.single_updates_only` (see `_no_single_update_left`).
     """
     audit = metric.partition(".")[0]
-    if not facts_of(audit).decision.single_updates_only:
-        return False
-    for e in runs:
-        result = e.results.get(audit)
-        if e.unusable or result is None or _code(result) != "no_single_updates":
-            return False
-        sums = e.results.get("query_plan")
-        if sums is None or sums.vantage != result.vantage or "query_plan" in e.stale:
-            in_force = e.config.get("protections", {})
-            if "secure_sum" not in in_force or "secure_aggregation" in in_force:
-                return False
-            continue
-        found = sums.estimates.get("recoverable_updates")
-        if found is None or found.high > 0:
-            return False
-    return True
+    found = [_removed(audit, e) for e in runs]
+    return found[0] if found and all(found) else ""
 
 
-NOTHING_TO_LINK = (
-    "kept by rule: nothing is left to link. No update of a single client reaches the observer, and "
-    "the sums do not reveal one"
+def _removed(audit: str, e: Evidence) -> str:
+    decision, result = facts_of(audit).decision, e.results.get(audit)
+    if e.unusable or result is None or result.need is None:
+        return ""
+    if decision.single_updates_only and result.need.code == "no_single_updates":
+        return NO_SINGLE_UPDATE if _no_single_update_left(e, result) else ""
+    fact = decision.removed_by.get(result.need.code, "")
+    if result.status == "not_applicable" and fact and fact in in_force(e.declared):
+        return f"a protection in force ({fact}) removes the question: {result.need.what}"
+    return ""
+
+
+NO_SINGLE_UPDATE = (
+    "no single update is left to look at: none reaches the observer, and the sums do not reveal one"
 )
 
 
-def _code(result: AuditResult) -> str:
-    return "" if result.need is None else result.need.code
+def _no_single_update_left(e: Evidence, result: AuditResult) -> bool:
+    """Whether sums do not reveal a single update either, where none reaches the observer.
+
+    Evidence is a result of the same vantage whose audit counts single updates in sums
+    (`query_plan`), or a config with protections that let only sums leave and that request none over
+    named clients.
+    """
+    counted = [r for r in e.results.values() if facts_of(r.audit).single_updates_in_sums]
+    sums = [r for r in counted if r.vantage == result.vantage and r.audit not in e.stale]
+    if not sums:
+        return _only_totals(e.config)
+    found = [r.estimates.get(facts_of(r.audit).single_updates_in_sums) for r in sums]
+    return all(f is not None and f.high <= 0 for f in found)
+
+
+def _only_totals(config: Mapping[str, Any]) -> bool:
+    """Whether only sums leave, and none over named clients is requested."""
+    kinds = [class_of({"name": name}) for name in config.get("protections", {})]
+    return any(k.only_sums for k in kinds) and not any(k.asks for k in kinds)
 
 
 def require_results(evidence: Sequence[Evidence]) -> None:

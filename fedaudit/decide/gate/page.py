@@ -11,8 +11,10 @@ from xml.etree import ElementTree
 
 from fedaudit.codec import json_number, to_json
 from fedaudit.decide.gate.outcome import Gate, LimitCheck, LimitReading
+from fedaudit.errors import count_of
 from fedaudit.reporting.findings import interval, number
 from fedaudit.reporting.text import longest_word
+from fedaudit.reporting.wording import said
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -107,7 +109,7 @@ def summary(gate: Gate) -> str:
     parts += [f"{c['failed']} broken"] if c["failed"] else []
     parts += [f"{c['missing']} without evidence"] if c["missing"] else []
     parts += [f"{c['allowed']} without evidence, allowed by name"] if c["allowed"] else []
-    return f"{word}: {len(gate.checks)} checks, " + ", ".join(parts)
+    return f"{word}: {count_of(len(gate.checks), 'check')}, " + ", ".join(parts)
 
 
 def show_gate(console: Console, gate: Gate) -> None:
@@ -124,10 +126,10 @@ def show_gate(console: Console, gate: Gate) -> None:
     table.add_column("found", ratio=1)
     for check in sorted(gate.checks, key=lambda c: order[c.status]):
         mark, style = MARKS[check.status]
-        found = Text(statement(check))
+        found = Text(said(statement(check)))
         if check.status != "passed":
             if check.remedy:
-                found.append(f"\ntry: {check.remedy}", style="dim")
+                found.append(f"\ntry: {said(check.remedy)}", style="dim")
             if check.why:
                 found.append(f"\nwhy: {check.why}", style="dim")
         table.add_row(
@@ -199,7 +201,7 @@ def _tallies(count: Counter[str]) -> dict[str, str]:
 
 def _details(c: LimitCheck) -> str:
     lines = [f"limit: {c.metric}: {c.rule}", statement(c)]
-    lines += [f"try: {c.remedy}"] if c.remedy else []
+    lines += [f"try: {said(c.remedy)}"] if c.remedy else []
     lines += [f"why: {c.why}"] if c.why else []
     lines += [f"evidence: {c.file}"] if c.file else []
     return "\n".join(lines)
@@ -259,7 +261,7 @@ def sarif(gate: Gate) -> str:
 
 def _sarif_result(c: LimitCheck, index: int, gate: Gate) -> dict[str, Any]:
     passed = c.status == "passed"
-    message = statement(c) + (f". Try: {c.remedy}" if c.remedy and not passed else "")
+    message = statement(c) + (f". Try: {said(c.remedy)}" if c.remedy and not passed else "")
     result: dict[str, Any] = {
         "ruleId": rule_id(c.limit),
         "ruleIndex": index,

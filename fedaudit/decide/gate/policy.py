@@ -110,7 +110,7 @@ class Policy:
 
     def allowing(self, names: Sequence[str]) -> Policy:
         """The policy with more names in `allow_missing`."""
-        self._check_names(names, "--allow")
+        self._check_names(names, "`allow`")
         return replace(self, allow_missing=(*self.allow_missing, *names))
 
     def may_lack(self, name: str, audit: str, *, verdict: bool) -> bool:
@@ -479,17 +479,17 @@ why = "no data may leave a client without protection"
 """
 
 
-def write_example(path: Path, force: bool = False) -> None:
-    """Write the commented example policy."""
+def write_example(path: Path, force: bool = False, text: str = EXAMPLE) -> None:
+    """Write the commented example policy, or another one."""
     if path.exists() and not force:
         raise UsageError(
             f"{path} exists",
             expected="a new file",
             got="an existing file",
-            remedy="choose another name, or use --force to overwrite it",
+            remedy="choose another name, or overwrite it with `force=True`",
         )
     try:
-        write_atomically(path, EXAMPLE.replace("{file}", path.name))
+        write_atomically(path, text.replace("{file}", path.name))
     except OSError as error:
         raise UsageError(
             f"cannot write {path}",

@@ -25,6 +25,7 @@ from fedaudit.errors import FedauditError, UsageError
 from fedaudit.files import Unreadable, read_object, read_toml
 from fedaudit.progress import Progress
 from fedaudit.setup.config import Config
+from fedaudit.setup.prepare import SharedData
 from fedaudit.study.sweep import run_cell
 from fedaudit.workers import prepare_worker, spawn_context
 
@@ -39,7 +40,7 @@ def parse_budget(text: str) -> float:
             "cannot read the time budget",
             expected="a number above 0, followed by s, m or h",
             got=repr(text),
-            remedy="--budget 10m",
+            remedy="`budget=10m`",
         )
     return float(found[1]) * UNITS[found[2]]
 
@@ -73,6 +74,8 @@ class CellRunner:
         self._durations: list[float] = []
         self._reused_last = False
         self._measured: dict[str, Evidence | FedauditError] = {}
+        #: the data of every seed, shared by the runs of this process
+        self.loaded = SharedData()
         self._numbers, self._last = _existing_numbers(path / "cells")
 
     def __enter__(self) -> CellRunner:
@@ -145,7 +148,8 @@ class CellRunner:
                     self._check_time()
                 start = self._clock()
                 try:
-                    done = run_cell(dict(config.raw), str(folder), True, config.drawn)
+                    loaded = self.loaded.beside(config)
+                    done = run_cell(dict(config.raw), str(folder), True, config.drawn, loaded)
                     self._store(name, done)
                 except Exception as error:  # a failed cell must not stop the others
                     self._measured[name] = _as_fedaudit_error(error)

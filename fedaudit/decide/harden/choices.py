@@ -9,20 +9,26 @@ accountant before training. Without one, a level is a noise multiplier.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedaudit.accounting import Exposure, smallest_multiplier
+from fedaudit.audits import facts_of
+from fedaudit.audits.facts import Advice
 from fedaudit.decide.gate.policy import Limit, Policy
 from fedaudit.decide.harden.limits import epsilon_limits
 from fedaudit.errors import ConfigError, FedauditError, UsageError, nearest
-from fedaudit.randomness import Seed
+from fedaudit.hooks import Hook
+from fedaudit.protections.declared import in_force
+from fedaudit.protections.dp_sgd import DPSGD
+from fedaudit.protections.local_dp.protection import LocalDP
+from fedaudit.protections.noise_allocation import allocate, leverage
 from fedaudit.setup.catalogue import PROTECTIONS, find
 from fedaudit.setup.config import Config, check
-from fedaudit.setup.prepare import assign_records, load_data
+from fedaudit.setup.prepare import Prepared
 from fedaudit.setup.toml import overlaid
 
 if TYPE_CHECKING:
@@ -31,22 +37,10 @@ if TYPE_CHECKING:
 Protections = dict[str, dict[str, Any]]
 
 UNPROTECTED = "unprotected"
-SHUFFLED = "shuffle"
-SUMMED = "secure sum"
 AS_CONFIGURED = "as configured"
 
-DP_SGD, ALLOCATED, UPDATE_NOISE, CENTRAL, LOCAL = (
-    "dp_sgd",
-    "allocation",
-    "update_noise",
-    "central_dp",
-    "local_dp",
-)
-NAMES = ("shuffle", "secure_sum", DP_SGD, ALLOCATED, UPDATE_NOISE, CENTRAL, LOCAL)
-"""Values of `only`."""
-
-OWN_CODE = ("the client's own code", "nobody but the client itself")
-"""Trust in the client itself, not in another party."""
+ALLOCATED = "allocation"
+"""Value of `only` for noise per client, of a protection that takes one multiplier for each."""
 
 SPAN = 32.0
 """Ratio of the highest to the lowest level of a ladder with a limit on epsilon."""
@@ -62,13 +56,34 @@ class Transport:
 
 @dataclass(frozen=True)
 class NoiseLadder:
-    """One kind of noise, from level `low` to level `high`."""
+    """One kind of noise, from level `low` to level `high`.
+
+    `name`: the protection that adds the noise, or `ALLOCATED`. `per_client`: each client has its
+    own.
+    """
 
     name: str
     label: str
     low: float
     high: float
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    protection: str = ""
+    per_client: bool = False
+
+    @property
+    def kind(self) -> type[Hook]:
+        return _kind(self.protection)
+
+    @property
+    def on_steps(self) -> bool:
+        """Whether the noise is added to every local step."""
+        added = self.kind.noise({}, clients=1)
+        return added is not None and added.place == "step"
+
+    @property
+    def on_records(self) -> bool:
+        """Whether records are randomised: a level is then 1 / epsilon per feature."""
+        return self.kind.randomises_records
 
 
 @dataclass(frozen=True)
@@ -113,102 +128,152 @@ class PreparedFederation:
 # -- candidates ----------------------------------------------------------------
 
 
+def _kind(name: str) -> type[Hook]:
+    found: type[Hook] = find(PROTECTIONS, "protection", name)
+    return found
+
+
+def searchable() -> tuple[list[str], list[str]]:
+    """Names of the protections that change how uploads travel, and of those whose noise is
+    searched, the cheapest first."""
+    ways = [name for name in PROTECTIONS if _kind(name).transport]
+    ranks = {name: found.rank for name in PROTECTIONS if (found := _kind(name).search)}
+    return ways, sorted(ranks, key=ranks.__getitem__)
+
+
 def check_only(only: Sequence[str]) -> None:
+    ways, noisy = searchable()
+    names = [*ways, *noisy, ALLOCATED]
     for name in only:
-        if name not in NAMES:
+        if name not in names:
             raise UsageError(
                 f"{name!r} is not a protection that `harden` searches",
                 expected="a protection of the search",
                 got=repr(name),
-                remedy=nearest(name, NAMES),
+                remedy=nearest(name, names),
             )
 
 
 def transports(config: Config, only: Sequence[str] = ()) -> list[Transport]:
-    """The transports, least trust first; the first has no protection."""
+    """The transports, least trust first; the first has no protection.
+
+    Of the protections with which uploads travel in one way, the config's own one is tried; else the
+    ideal one, or the one that covers most.
+    """
     own: Mapping[str, Any] = config.raw["protections"]
+    ways: dict[str, list[str]] = {}
+    for name in searchable()[0]:
+        ways.setdefault(_kind(name).transport, []).append(name)
     out = [Transport(UNPROTECTED, {})]
-    if not only or "shuffle" in only:
-        out.append(Transport(SHUFFLED, {"shuffle": own.get("shuffle", {})}))
-    if not only or "secure_sum" in only:
-        kind = "secure_aggregation" if "secure_aggregation" in own else "secure_sum"
-        out.append(Transport(SUMMED, {kind: own.get(kind, {})}))
+    for way in sorted(ways, key=lambda w: max(_kind(n).only_sums for n in ways[w])):
+        kind = max(ways[way], key=lambda n: (n in own, n in only, *_reach(_kind(n))))
+        if not only or {*ways[way]} & {*only}:
+            out.append(Transport(way, {kind: own.get(kind, {})}))
     if own and not only and all(dict(own) != dict(w.protections) for w in out):
         out.append(Transport(AS_CONFIGURED, own))
     return out
 
 
-def has_persons(config: Config) -> bool:
+def _reach(kind: type[Hook]) -> tuple[bool, int]:
+    """Whether it needs no messages of its own, and how many parts of an upload it covers."""
+    return kind.exact_afterwards, len(kind.covers)
+
+
+def has_persons(prepared: Prepared) -> bool:
     """Whether the data name persons and each person is with one client."""
-    seed = Seed(config.seed)
-    train, _ = load_data(config, seed)
+    train = prepared.train
     if train.person is None:
         return False
-    parts = assign_records(config, train, seed).parts
+    parts = prepared.assignment.parts
     at = {(train.person[i], c) for c, own in enumerate(parts.clients) for i in own}
     return len(at) == len({person for person, _ in at})
 
 
 def ladders(
-    config: Config, policy: Policy, only: Sequence[str] = ()
+    given: Config | Prepared, policy: Policy, only: Sequence[str] = ()
 ) -> tuple[list[NoiseLadder], list[tuple[str, str]]]:
-    """Noise ladders that fit task and limits, cheapest first; and (ladder, reason) of the others.
-
-    The unit of DP-SGD comes from the config or a limit. Else it is the person if the data name
-    persons, and the record otherwise.
-    """
-    own: Mapping[str, Any] = config.raw["protections"]
-    spent = epsilon_limits(policy)
-    units = {x.unit for x in spent if x.unit is not None}
-    deltas = [x.delta_at_most for x in spent if x.delta_at_most is not None]
+    """Noise ladders that fit task and limits, cheapest first; and (label, reason) of the others."""
+    prepared = Prepared.of(given)
+    own: Mapping[str, Any] = prepared.config.raw["protections"]
+    units = {x.unit for x in epsilon_limits(policy) if x.unit is not None}
     out: list[NoiseLadder] = []
     left: list[tuple[str, str]] = []
-
-    def settle(name: str, extra: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {k: v for k, v in own.get(name, {}).items() if k not in ("noise_multiplier",)}
-        kept = {**extra, **kept}
-        if name != LOCAL:
-            kept.pop("epsilon", None)
-            if deltas:
-                kept["delta"] = min([*deltas, kept.get("delta", 1e-5)])
-        return kept
-
-    def add(name: str, words: str, low: float, high: float, per: str, **extra: Any) -> None:
-        if units - {per}:
-            asked = ", ".join(sorted(units - {per}))
-            left.append((words, f"it promises per {per}, a limit requires epsilon per {asked}"))
-            return
-        low, high = (1.0, SPAN) if spent else (low, high)
-        out.append(
-            NoiseLadder(
-                name, words, low, high, settle(DP_SGD if name == ALLOCATED else name, extra)
-            )
-        )
-
-    wanted = [n for n in NAMES if n in only] if only else [DP_SGD, ALLOCATED, LOCAL]
-    for name in (UPDATE_NOISE, CENTRAL):
-        if not only and (name in own or "client" in units):
-            wanted.append(name)
-    own_unit = own.get(DP_SGD, {}).get("unit")
-    asked_for = next((u for u in sorted(units) if u in ("person", "example", "record")), None)
-    unit = own_unit or asked_for or ("person" if has_persons(config) else "record")
-    if ALLOCATED in wanted:
-        how = "equal epsilon for all clients" if spent else "noise by size of client"
-        add(ALLOCATED, f"DP-SGD, {how}", 0.25, 8.0, unit, unit=unit)
-    if DP_SGD in wanted:
-        add(DP_SGD, "DP-SGD", 0.25, 8.0, unit, unit=unit)
-    if UPDATE_NOISE in wanted:
-        add(UPDATE_NOISE, "noise on updates", 0.01, 4.0, "client")
-    if CENTRAL in wanted:
-        if config.federation.weighting == "equal":
-            add(CENTRAL, "noise on the sum", 0.01, 4.0, "client")
-        else:
-            left.append(("noise on the sum", 'it needs federation.weighting = "equal"'))
-    if LOCAL in wanted:
-        # a level is 1 / epsilon per feature
-        mechanism = {} if LOCAL in own else {"mechanism": "grr", "outside": "clip"}
-        add(LOCAL, "local DP", 1 / 8, 10.0, "record", **mechanism)
+    for name in searchable()[1]:
+        found = _kind(name).search
+        assert found is not None
+        unit = found.unit or _unit_of(own.get(name, {}), units, prepared)
+        for per_client in (True, False) if found.per_client else (False,):
+            wanted = (ALLOCATED if per_client else name) in only
+            if not wanted and (only or not _is_tried(name, own, policy)):
+                continue
+            ladder = _ladder(name, own, policy, unit, per_client)
+            why = ""
+            if units - {unit}:
+                asked = ", ".join(sorted(units - {unit}))
+                why = f"it promises per {unit}, a limit requires epsilon per {asked}"
+            elif _kind(name).equal_weights and prepared.config.federation.weighting != "equal":
+                why = 'it needs federation.weighting = "equal"'
+            if why:
+                left.append((ladder.label, why))
+            else:
+                out.append(ladder)
     return out, left
+
+
+def _is_tried(name: str, own: Mapping[str, Any], policy: Policy) -> bool:
+    """Whether the search tries a protection by itself (`NoiseSearch.tried`)."""
+    found = _kind(name).search
+    assert found is not None
+    if name in own or found.tried == "always":
+        return True
+    if found.tried == "promised":
+        return found.unit in {x.unit for x in epsilon_limits(policy)}
+    advised = {
+        fact for x in policy.limits if x.audit for a in _advice_of(x.audit) for fact in a.unless
+    }
+    return bool(advised & in_force([{"name": name}]))
+
+
+def _advice_of(audit: str) -> list[Advice]:
+    facts = facts_of(audit)
+    return [a for words in (facts.words, *facts.words_by_headline.values()) for a in words.advice]
+
+
+def _unit_of(own: Mapping[str, Any], units: Collection[str], prepared: Prepared) -> str:
+    """Unit of a protection that has it as a setting: from the config, else from a limit, else the
+    person if the data name persons, and the record otherwise."""
+    asked_for = next((u for u in sorted(units) if u in ("person", "example", "record")), None)
+    own_unit = own.get("unit") or asked_for
+    return own_unit or ("person" if has_persons(prepared) else "record")
+
+
+def _ladder(
+    name: str, own: Mapping[str, Any], policy: Policy, unit: str, per_client: bool
+) -> NoiseLadder:
+    """The ladder of one protection, with the config's own settings where it has some."""
+    found = _kind(name).search
+    assert found is not None
+    spent = epsilon_limits(policy)
+    has = {k: v for k, v in own.get(name, {}).items() if k != "noise_multiplier"}
+    kept = {**({} if name in own else found.settings), **has}
+    if not found.unit:
+        kept = {"unit": unit, **kept}
+    if not _kind(name).randomises_records:  # there, epsilon is the level
+        kept.pop("epsilon", None)
+        deltas = [x.delta_at_most for x in spent if x.delta_at_most is not None]
+        if deltas:
+            kept["delta"] = min([*deltas, kept.get("delta", 1e-5)])
+    how = "equal epsilon for all clients" if spent else "noise by size of client"
+    low, high = (1.0, SPAN) if spent else (found.low, found.high)
+    return NoiseLadder(
+        name=ALLOCATED if per_client else name,
+        label=f"{found.label}, {how}" if per_client else found.label,
+        low=low,
+        high=high,
+        settings=kept,
+        protection=name,
+        per_client=per_client,
+    )
 
 
 # -- from a choice to settings -------------------------------------------------------------------
@@ -222,11 +287,10 @@ def protections(choice: Choice, site: PreparedFederation, policy: Policy) -> Pro
     ladder, level = choice.ladder, choice.level
     floor = _base_noise(ladder, site, epsilon_limits(policy))
     settings = dict(ladder.settings)
-    if ladder.name == LOCAL:
+    if ladder.on_records:
         settings["epsilon"] = _round_safely(1 / (level * float(floor)), up=False)
-        return {LOCAL: settings, **made}
-    name = DP_SGD if ladder.name == ALLOCATED else ladder.name
-    if ladder.name == ALLOCATED and floor is None:
+        return {ladder.protection: settings, **made}
+    if ladder.per_client and floor is None:
         noise: Any = _by_size(level, site)
     elif isinstance(floor, tuple):
         noise = [_round_safely(level * z) for z in floor]
@@ -234,7 +298,7 @@ def protections(choice: Choice, site: PreparedFederation, policy: Policy) -> Pro
         noise = _round_safely(level * float(1.0 if floor is None else floor))
     settings["noise_multiplier"] = noise
     # noise comes before the shuffle or the sum
-    return {name: settings, **made}
+    return {ladder.protection: settings, **made}
 
 
 def _round_safely(value: float, up: bool = True) -> float:
@@ -253,7 +317,7 @@ def _base_noise(ladder: NoiseLadder, site: PreparedFederation, limits: Sequence[
 
 def _calibrate(ladder: NoiseLadder, site: PreparedFederation, target: float | None) -> Any:
     if target is None:
-        return None if ladder.name == ALLOCATED else 1.0
+        return None if ladder.per_client else 1.0
     if not target > 0:
         raise ConfigError(
             "no noise reaches an epsilon of 0",
@@ -261,20 +325,17 @@ def _calibrate(ladder: NoiseLadder, site: PreparedFederation, target: float | No
             got=f"{target:g}",
             remedy="use a limit above 0, for example epsilon <= 1",
         )
-    from fedaudit.protections.dp_sgd import DPSGD
-    from fedaudit.protections.local_dp.protection import LocalDP
-
-    if ladder.name in (DP_SGD, ALLOCATED):
+    if ladder.on_steps:
         hook = DPSGD(**ladder.settings)
         met = DPSGD.calibrated(
             target,
             site.exposures(hook),
             delta=hook.delta,
             accountant=hook.accountant,
-            per_client=ladder.name == ALLOCATED,
+            per_client=ladder.per_client,
         )
         return met.noise_multiplier
-    if ladder.name == LOCAL:
+    if ladder.on_records:
         wide = math.prod(site.federation.data.x.shape[1:])
 
         def meets(level: float) -> bool:
@@ -282,7 +343,7 @@ def _calibrate(ladder: NoiseLadder, site: PreparedFederation, target: float | No
             return own.of(wide).worst_case_epsilon() <= target
 
         return smallest_multiplier(meets)
-    kind = find(PROTECTIONS, "protection", ladder.name)
+    kind: Any = ladder.kind
     exposures = set(site.exposures(kind(**ladder.settings)))
 
     def keeps(noise: float) -> bool:
@@ -297,8 +358,6 @@ def _by_size(level: float, site: PreparedFederation) -> list[float]:
 
     [TopologyAwareDP] Theorem V.3 with data-set size as leverage.
     """
-    from fedaudit.protections.noise_allocation import allocate, leverage
-
     training = site.federation.training
     batch = int(training.batch_size or site.sizes.max())
     found = allocate(
@@ -312,13 +371,26 @@ def _by_size(level: float, site: PreparedFederation) -> list[float]:
 
 def why_unusable(ladder: NoiseLadder, site: PreparedFederation, policy: Policy) -> str:
     """Why a ladder does not work in this federation; else empty."""
-    if ladder.name == LOCAL and not site.federation.data.x.is_floating_point():
+    if ladder.on_records and not site.federation.data.x.is_floating_point():
         return "the task's examples have no numeric features to randomise"
     try:
         _base_noise(ladder, site, epsilon_limits(policy))
     except FedauditError as error:
         return error.what + (f" (got {error.got})" if error.got else "")
     return ""
+
+
+def is_uniform(ladder: NoiseLadder, site: PreparedFederation, policy: Policy) -> bool:
+    """Whether a ladder with noise per client gives all clients of this federation about the same:
+    within 10 %, below the steps of the search."""
+    if not ladder.per_client:
+        return False
+    for level in (ladder.low, ladder.high):
+        made = protections(Choice(Transport("", {}), ladder, level), site, policy)
+        noise = made[ladder.protection]["noise_multiplier"]
+        if max(noise) > 1.1 * min(noise):
+            return False
+    return True
 
 
 # -- words ---------------------------------------------------------------------------------------
@@ -335,25 +407,27 @@ def noise_text(made: Mapping[str, Mapping[str, Any]]) -> str:
             out.append(f"z = {min(z):.3g} to {max(z):.3g}{unit}")
         elif z is not None:
             out.append(f"z = {z:.3g}{unit}")
-        elif name == LOCAL:
+        elif _kind(name).randomises_records:
             out.append(f"epsilon {given['epsilon']:.3g} per feature")
     return ", ".join(out)
 
 
 def trusted_parties(made: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     """Parties that the protections trust, including the clients' own code."""
-    found = [str(find(PROTECTIONS, "protection", name).trust) for name in made]
+    found = [str(_kind(name).trust) for name in made]
     return tuple(dict.fromkeys(found))
 
 
-def count_others(trust: Sequence[str]) -> int:
+def count_outside_parties(made: Mapping[str, Mapping[str, Any]]) -> int:
     """Number of trusted parties other than the client itself."""
-    return sum(t not in OWN_CODE for t in trust)
+    kinds = [_kind(name) for name in made]
+    return len({party for kind in kinds for party in kind.outside_parties})
 
 
 def client_names_section(made: Protections, names: Sequence[str]) -> dict[str, Any]:
     """Config section that names the clients, if each has its own noise."""
-    if not names or not isinstance(made.get(DP_SGD, {}).get("noise_multiplier"), list):
+    own = any(isinstance(given.get("noise_multiplier"), list) for given in made.values())
+    if not names or not own:
         return {}
     return {"allocation": {"clients": list(names)}}
 

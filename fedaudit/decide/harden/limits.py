@@ -33,7 +33,7 @@ def load_limits(
             "no limit is given",
             expected="limits that a protection must keep",
             got="none",
-            remedy='--limit "fingerprint.linkage_accuracy <= 1.5 x chance", or --limits FILE',
+            remedy='`limits=["fingerprint.linkage_accuracy <= 1.5 x chance"]`, or `policy=FILE`',
         )
     if file is None:
         raw: dict[str, Any] = {}
@@ -66,7 +66,7 @@ def refuse_zero_epsilon(policy: Policy) -> None:
                 f"no noise can keep limit {limit.name!r}",
                 expected="an epsilon above 0: at 0 the model must not depend on the data",
                 got=f"epsilon <= {limit.at_most:g}",
-                remedy='--limit "epsilon <= 8"',
+                remedy='`limits=["epsilon <= 8"]`',
             )
 
 
@@ -76,7 +76,7 @@ def _read(path: Path) -> dict[str, Any]:
     except Unreadable as error:
         what, remedy = f"cannot read the limits {path}", "correct the file; text needs quotes"
         if error.absent or error.empty:
-            remedy = f"write one with `fedaudit gate --init {path}`, or use --limit"
+            remedy = f"write one with `fedaudit gate --init {path}`, or use `limits`"
         raise error.as_error(ConfigError, what, remedy) from None
 
 

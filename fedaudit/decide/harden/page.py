@@ -7,6 +7,7 @@ import io
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from fedaudit.audits import facts_of
 from fedaudit.codec import json_number
 from fedaudit.decide.gate.outcome import LimitCheck
 from fedaudit.decide.gate.page import statement
@@ -14,6 +15,7 @@ from fedaudit.decide.harden.outcome import Hardened, Point
 from fedaudit.decide.harden.tradeoff import figure_names, in_points
 from fedaudit.reporting import environment
 from fedaudit.reporting.findings import interval, number
+from fedaudit.reporting.text import wrappable
 from fedaudit.results import Estimate
 
 if TYPE_CHECKING:
@@ -51,12 +53,26 @@ def summary(found: Hardened) -> list[str]:
     ]
     if found.stopped:
         out.append(found.stopped)
+    out += _excluded_lines(found)
     if found.seeds == 2 and not found.succeeded:
         out.append(
             "Two seeds give a very wide interval (Student's t with one degree of freedom): use one "
             "seed, whose run has its own interval, or at least three."
         )
     return out
+
+
+def _excluded_lines(found: Hardened) -> list[str]:
+    """What client-level noise rules out among the questions that were asked, as measured."""
+    noisy = [
+        p for p in found.points if p.promise.startswith("per client") and p.epsilon is not None
+    ]
+    asked = {metric.partition(".")[0] for metric in found.metrics if "." in metric}
+    return [
+        facts_of(audit).under_client_noise
+        for audit in sorted(asked)
+        if noisy and facts_of(audit).under_client_noise
+    ]
 
 
 def _selection_note(found: Hardened) -> str:
@@ -191,7 +207,7 @@ def show(console: Console, found: Hardened) -> None:
         table.add_column(name, overflow="fold")
     for point in found.points:
         style = {"chosen": "bold green", "broken": "dim"}.get(_mark(point, found), "")
-        table.add_row(*(Text(cell, style=style) for cell in _row(point, found)))
+        table.add_row(*(Text(wrappable(cell), style=style) for cell in _row(point, found)))
     console.print(table)
     console.print(Text("value [low, high]: 95 % intervals unless stated otherwise", style="dim"))
     console.print()

@@ -25,7 +25,7 @@ import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedaudit.codec import to_json
 from fedaudit.decide.gate.check import limit_text
@@ -55,6 +55,9 @@ from fedaudit.setup.prepare import OWNED, build
 from fedaudit.setup.seeds import SEEDS, base_seed
 from fedaudit.setup.toml import update_toml
 
+if TYPE_CHECKING:
+    from fedaudit.federation.engine import Federation
+
 PRECISION = 1.3
 """Bisection ends at this ratio of two noise levels."""
 
@@ -82,14 +85,22 @@ def harden(
 ) -> Hardened:
     """Find the protection that keeps all limits at the least cost in accuracy; write its config.
 
-    limits, policy: lines such as "epsilon <= 8"; limits as `fedaudit.gate` takes them
-    budget: seconds, or text such as "10m"; the measurements made by then decide
-    seeds: runs per candidate, and fresh runs of the choice
-    only: protections to search (`choices.NAMES`)
-    curve: least number of noise levels on the trade-off curve, measured last
-    fresh: remove earlier measurements; else they must have the same data and code
+    Parameters
+        config: a TOML file or a mapping; of several variants the base is used.
+        out: the folder for the config that was found, the report and the measured runs.
+        limits: lines such as "epsilon <= 8" or "fingerprint.linkage_accuracy <= 1.5 x chance".
+        policy: limits as `fedaudit.gate` takes them: a TOML file or a mapping.
+        budget: seconds, or text such as "10m". What was measured by then decides.
+        seeds: runs per candidate, and fresh runs that confirm the choice.
+        workers: processes; by default one per core.
+        only: protections to search: shuffle, secure_sum, dp_sgd, allocation, update_noise,
+            central_dp, local_dp, exposure_limit. By default those that fit the limits.
+        curve: the least number of noise levels on the trade-off curve, measured last.
+        overrides: single settings of the config, such as "federation.rounds=5".
+        progress: called as progress(stage, done, total, note).
+        fresh: delete earlier measurements. Otherwise they must have the same data and code.
     """
-    require(Count, seeds=seeds, remedy="--seeds 3")
+    require(Count, seeds=seeds, remedy="`seeds=3`")
     choices.check_only(only)
     asked = _limits(policy, limits)
     source = Path(config) if isinstance(config, os.PathLike) else config
@@ -125,7 +136,7 @@ def _make_folder(path: Path) -> Path:
             f"cannot write to {path}",
             expected="a writable folder",
             got=error.strerror or str(error),
-            remedy="choose another folder with --out",
+            remedy="choose another folder with `out`",
         ) from None
     return path
 
@@ -151,10 +162,11 @@ class Search:
         self.source = ""  # the user's own file, whose comments the written config keeps
         self.seeds = self._seeds_of(0)
         self.transports = choices.transports(config, only)
-        self.ladders, self.left_out = choices.ladders(config, policy, only)
+        self.ladders, self.left_out = choices.ladders(runner.loaded.beside(config), policy, only)
         self.audits = limits.audits_for(policy, list(config.audits))
         self.measure_name = ""
         self.points: dict[Choice, Point] = {}
+        self._first: dict[str, Choice] = {}  # settings -> the choice that stands for them
         self.runs: dict[Choice, list[Evidence]] = {}
         self.choice: Choice | None = None
         self._base = Choice(self.transports[0])
@@ -249,7 +261,7 @@ class Search:
                 if p is near and c.transport in transports
             ]
             for ladder in ladders:
-                if ladder.name == choices.DP_SGD:
+                if ladder.on_steps and not ladder.per_client:
                     self._retreat((best or transports)[0], ladder)
 
     def _worth_noise(self, transport: Transport) -> bool:
@@ -266,18 +278,23 @@ class Search:
         return not why
 
     def _climbable(self, ladder: NoiseLadder) -> bool:
-        why = choices.why_unusable(ladder, self.prepared(self.seeds[0]), self.policy)
+        site = self.prepared(self.seeds[0])
+        why = choices.why_unusable(ladder, site, self.policy)
+        uniform = any(x.protection == ladder.protection for x in self.ladders if not x.per_client)
+        if not why and uniform and choices.is_uniform(ladder, site, self.policy):
+            why = "every client would get the same noise, as with DP-SGD"
         if why:
             self.left_out.append((ladder.label, why))
         return not why
 
     def _climb(self, transport: Transport, ladder: NoiseLadder) -> None:
         """Bisect to the least noise of a ladder that keeps the limits on risk."""
-        low = self.points[Choice(transport, ladder, ladder.low)]
+        lowest = Choice(transport, ladder, ladder.low)
+        (low,) = self.try_out([lowest])
         if low.failed or _risk_kept(low) or not _utility_kept(low):
             return
         kept = self._candidates()
-        if kept and self._cost(Choice(transport, ladder, ladder.low)) >= self._cost(kept[0]):
+        if kept and self._cost(self._known(lowest)) >= self._cost(kept[0]):
             return
         (top,) = self.try_out([Choice(transport, ladder, ladder.high)])
         if top.failed or not _risk_kept(top):
@@ -321,7 +338,7 @@ class Search:
     def _fill_curve(self, curve: int) -> None:
         """Measure more noise levels for the trade-off curve if the search measured few."""
         drawn = {x.metric for x in limits.drawn_limits(self.policy)}
-        ladder = next((x for x in self.ladders if x.name == choices.DP_SGD), None)
+        ladder = next((x for x in self.ladders if x.on_steps and not x.per_client), None)
         if not curve or not drawn or ladder is None:
             return
         transport = next(
@@ -350,21 +367,25 @@ class Search:
     def prepared(self, seed: int) -> PreparedFederation:
         """The federation of a seed, with DP-SGD if searched: its unit groups the records."""
         if seed not in self._prepared:
-            private = [x for x in self.ladders if x.name in (choices.DP_SGD, choices.ALLOCATED)]
+            private = [x for x in self.ladders if x.on_steps]
             made = {}
             if private:
                 # the accountant needs no noise yet
-                made = {choices.DP_SGD: {**private[0].settings, "noise_multiplier": 0.0}}
+                made = {private[0].protection: {**private[0].settings, "noise_multiplier": 0.0}}
             try:
-                federation, facts = build(
-                    choices.build_config(self.config, made, seed, self.audits)
-                )
+                federation, facts = self._build(made, seed)
             except FedauditError:
-                federation, facts = build(choices.build_config(self.config, {}, seed, self.audits))
+                federation, facts = self._build({}, seed)
             owned = self.config.partition["kind"] == OWNED
             names = [about["name"] for about in facts["clients"].values()] if owned else []
             self._prepared[seed] = PreparedFederation(federation, tuple(names))
         return self._prepared[seed]
+
+    def _build(
+        self, protections: choices.Protections, seed: int
+    ) -> tuple[Federation, dict[str, Any]]:
+        config = choices.build_config(self.config, protections, seed, self.audits)
+        return build(self.runner.loaded.beside(config))
 
     def protections_for(self, choice: Choice, seed: int) -> choices.Protections:
         if choice.ladder is None:
@@ -377,8 +398,9 @@ class Search:
         return choices.build_config(self.config, made, seed, self.audits, own)
 
     def try_out(self, wanted: Sequence[Choice]) -> list[Point]:
-        """Measure choices on the seeds of the search, each once."""
-        new = [c for c in wanted if c not in self.points]
+        """Measure choices on the seeds of the search, each once; equal settings are one choice."""
+        wanted = [self._known(c) for c in wanted]
+        new = [c for c in dict.fromkeys(wanted) if c not in self.points]
         if new:
             late = False
             try:
@@ -395,6 +417,18 @@ class Search:
                 # reserve time to confirm the choice and its unprotected run
                 self.runner.reserve = 1.5 * self.runner.expected(2 * self.count)
         return [self.points[c] for c in wanted]
+
+    def _known(self, choice: Choice) -> Choice:
+        """The first choice with these protections.
+
+        Two levels can be one noise multiplier after rounding, and a ladder can reach what the
+        config has already.
+        """
+        try:
+            made = self._config_for(choice, self.seeds[0]).protections
+        except FedauditError:
+            return choice  # it fails when it is measured, with its reason
+        return self._first.setdefault(repr(sorted(made.items(), key=lambda x: x[0])), choice)
 
     def _measured_in_time(self, wanted: Sequence[Choice]) -> Measured:
         """The choices whose runs were all finished when the budget ended."""
@@ -455,6 +489,7 @@ class Search:
             level=choice.level,
             noise=noise,
             trusted=choices.trusted_parties(made),
+            outside_parties=choices.count_outside_parties(made),
             checks=limits.check_limits(self.policy, runs, loss),
             cost=cost if isinstance(cost, Estimate) else None,
             utility=limits.mean_over_seeds(known_utility)
@@ -505,26 +540,21 @@ class Search:
             (c for c, p in self.points.items() if p.met),
             key=lambda c: (
                 self._cost(c),
-                choices.count_others(self.points[c].trusted),
+                self.points[c].outside_parties,
                 c.level,
             ),
         )
 
     def _nearest(self, rejected: Sequence[Point]) -> Point | None:
-        """The point that breaks the fewest limits, by the least."""
+        """The point nearest to the limits (`Point.nearness`), the cheaper one of equals."""
         if rejected:
-            return min(rejected, key=lambda p: (len(p.broken), p.excess))
+            return min(rejected, key=lambda p: p.nearness)
         possible = [(c, p) for c, p in self.points.items() if not p.failed and not p.met]
         if not possible or self._candidates():
             return None
         return min(
             possible,
-            key=lambda pair: (
-                math.isinf(pair[1].excess),
-                len(pair[1].broken),
-                pair[1].excess,
-                self._cost(pair[0]),
-            ),
+            key=lambda pair: (*pair[1].nearness, self._cost(pair[0])),
         )[1]
 
 
@@ -565,7 +595,7 @@ def instead(points: Sequence[Point], names: Collection[str]) -> dict[str, Point]
     for name in sorted(names):
         alone = [p for p in points if not p.failed and {c.limit for c in p.broken} == {name}]
         if alone:
-            out[name] = min(alone, key=lambda p: (p.excess, choices.count_others(p.trusted)))
+            out[name] = min(alone, key=lambda p: (p.excess, p.outside_parties))
     return out
 
 
@@ -629,7 +659,7 @@ def _config_text(found: Hardened, search: Search, point: Point) -> str:
         lines.append(f"Measured on {found.seeds} fresh seed(s) that the search did not use.")
     lines += [
         "This file omits the seed of the search: with it, anyone can redraw the noise. A run draws",
-        "its own seed unless --seed gives one. The seed also draws the partition: noise computed",
+        "its own seed unless it is given one. The seed also draws the partition: noise computed",
         "for an epsilon, or per client, fits the partition of the search's seed only.",
     ]
     noted = "".join(f"# {' '.join(line.split())}\n" for line in lines)

@@ -9,6 +9,7 @@ from fedaudit.audits.planning import SampleSize
 from fedaudit.codec import json_number
 from fedaudit.reporting.findings import number
 from fedaudit.reporting.text import wrappable
+from fedaudit.reporting.wording import said
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,7 +44,7 @@ def show_power(
     console.print()
     for n in rows:
         rule = f" ({n.rule})" if n.rule else ""
-        console.print(Text.assemble((f"{_title(n)}: ", "bold"), n.how, (rule, "dim")))
+        console.print(Text.assemble((f"{_title(n)}: ", "bold"), said(n.how), (rule, "dim")))
     console.print()
     console.print(
         Text(

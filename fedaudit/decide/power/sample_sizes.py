@@ -7,10 +7,12 @@ leak. For an audit alone: the same, before anything is recorded. Each audit supp
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fedaudit.audits import facts_of
 from fedaudit.audits.audit import Audit
 from fedaudit.audits.planning import Aim, Recorded, SampleSize, counted_headline
 from fedaudit.decide.gate.evidence import Evidence, gather_evidence, require_results
@@ -49,16 +51,16 @@ def power(
     if run is None and not names:
         raise UsageError(
             "nothing to plan for",
-            expected="a run, or --audit with the name of one",
+            expected="a run, or `audits` with the name of one",
             got="neither",
-            remedy="fedaudit power RUN, or fedaudit power --audit fingerprint --clients 20",
+            remedy='`fedaudit.power(RUN)`, or `fedaudit.power(audits=["fingerprint"], clients=20)`',
         )
     if run is not None and clients is not None:
         raise UsageError(
-            "--clients is for planning without a run",
-            expected="a run, or --clients",
+            "`clients` is for planning without a run",
+            expected="a run, or `clients`",
             got="both",
-            remedy="leave --clients out: the run knows how many there are",
+            remedy="leave `clients` out: the run knows how many there are",
         )
     aim = Aim(
         effect=effect,
@@ -92,8 +94,8 @@ def power_of_run(
                     f"{e.path} has no result of {name}",
                     expected="one of: " + ", ".join(e.results),
                     got=name,
-                    remedy=f"fedaudit audit {e.path} --only {name}, or plan without a run: "
-                    f"fedaudit power --audit {name}",
+                    remedy=f"`fedaudit.audit({str(e.path)!r}, audits=[{name!r}])`, or plan "
+                    f"without a run: `fedaudit.power(audits=[{name!r}])`",
                 )
             result = e.results[name]
             old = "stale result of another trace, audit again; " if name in e.stale else ""
@@ -112,7 +114,7 @@ def _of_result(result: AuditResult, e: Evidence, aim: Aim) -> list[SampleSize]:
         return [counted_headline(result)]
     audit = find(AUDITS, "audit", result.audit)
     found: list[SampleSize] = audit.samples(
-        result, Recorded(rounds=e.rounds, results=e.results), aim
+        result, Recorded(rounds=e.rounds, threshold=_threshold(e), results=e.results), aim
     )
     return found
 
@@ -127,6 +129,8 @@ def _rule_text(found: SampleSize, result: AuditResult, aim: Aim) -> str:
         return found.rule
     if found.exact or found.seen == result.detectable:
         return found.rule
+    if math.isinf(result.detectable):
+        return f"{found.rule}; in this run no measured value would have counted as a leak"
     return (
         f"{found.rule}; the report's {number(result.detectable)} is the smallest measured "
         "value that counts as a leak: a true leak of that size reaches it in half of all runs, "
@@ -138,3 +142,12 @@ def power_of_audit(audit: str, aim: Aim | None = None) -> list[SampleSize]:
     """Sample sizes that an audit needs, before anything is recorded."""
     found: list[SampleSize] = find(AUDITS, "audit", audit).samples_before(aim or Aim())
     return found
+
+
+def _threshold(e: Evidence) -> int | None:
+    """The threshold of a run's own sums, if an audit of them states it."""
+    for r in e.results.values():
+        stated = r.settings.get("threshold")
+        if facts_of(r.audit).single_updates_in_sums and isinstance(stated, int):
+            return stated
+    return None
