@@ -11,7 +11,7 @@ from fedaudit.audits import facts_of
 from fedaudit.reporting import curves
 from fedaudit.reporting.chapter import Chapter
 from fedaudit.reporting.findings import words_for
-from fedaudit.reporting.overview import FederationOverview, QuestionRow, VariantAnswer
+from fedaudit.reporting.overview import SHOWS, FederationOverview, QuestionRow, VariantAnswer
 from fedaudit.reporting.rules import label_of
 from fedaudit.reporting.tables import MAX_CLIENTS, UNDRAWN, ClientRow, ClientTable, dot, not_shown
 from fedaudit.reporting.text import align_column, client_columns, estimate_cells
@@ -29,11 +29,14 @@ VariantResults = Sequence[tuple[str, Chapter, AuditResult]]
 
 @dataclass(frozen=True)
 class AnswerLine:
-    """One answer in a sentence, its grounds, and what a missing measurement needs."""
+    """One answer in a sentence, what it is compared with, its grounds, and what a missing
+    measurement needs."""
 
     verdict: str
     label: str
     statement: str
+    facts: str
+    rule: str
     how: str
     needed: str
 
@@ -52,7 +55,6 @@ class ClientsView:
     """The clients of one variant; `meanings` explains columns at their first use."""
 
     heading: str
-    first: bool
     meanings: Mapping[str, str]
     table: ClientTable
 
@@ -88,6 +90,7 @@ class AuditInFederation:
 class AuditSection:
     """One audit in all federations, with its card (module docstring)."""
 
+    audit: str
     question: str
     asked: Sequence[str]
     who_looks: Sequence[str]
@@ -110,6 +113,7 @@ def by_audit(overviews: Sequence[FederationOverview]) -> Iterator[AuditSection]:
         chapters = [c for _, part, _ in asked for c in part.chapters]
         card = next((c.cards[audit] for c in chapters if audit in c.cards), {})
         yield AuditSection(
+            audit=audit,
             question=asked[0][2].text,
             asked=card.get("Question", ()),
             who_looks=card.get("Vantage", ())[:1],
@@ -119,7 +123,7 @@ def by_audit(overviews: Sequence[FederationOverview]) -> Iterator[AuditSection]:
                 for group, part, q in asked
             ],
             grounds="Assumptions, and where this differs from the paper"
-            if "Paper" in card
+            if _has_paper(card)
             else "Assumptions",
             assumed=_assumed(audit, chapters),
             papers=_papers(card),
@@ -143,10 +147,15 @@ def _assumed(audit: str, chapters: Sequence[Chapter]) -> list[str]:
 
 def _papers(card: Mapping[str, Sequence[str]]) -> list[tuple[str, Sequence[str]]]:
     """The paper, and the differences from it; empty without a paper."""
-    titles = {"Paper": "Paper", "Differs": "Where this differs from the paper"}
-    return [
-        (title, card[key]) for key, title in titles.items() if "Paper" in card and card.get(key)
-    ]
+    titles = {"Paper": "Paper"}
+    if _has_paper(card):
+        titles["Differs"] = "Where this differs from the paper"
+    return [(title, card[key]) for key, title in titles.items() if card.get(key)]
+
+
+def _has_paper(card: Mapping[str, Sequence[str]]) -> bool:
+    """Whether a card names a paper; "Paper: none" says that the audit is our own."""
+    return any(not text.lower().startswith("none") for text in card.get("Paper", ()))
 
 
 def _in_federation(
@@ -179,9 +188,26 @@ def _in_federation(
 
 
 def _answer_line(name: str, a: VariantAnswer) -> AnswerLine:
-    f = a.finding
-    how = " ".join([*a.grounds, *([a.method] if a.method else [])])
-    return AnswerLine(f.verdict, name + label_of(f).words, f.statement, how, a.needed)
+    f, facts = a.finding, []
+    if f.estimate is not None:
+        compared = ", ".join(text for text in (f"{a.against} {a.chance}", a.n) if text)
+        facts = [a.value, compared, f"{SHOWS} {a.visible}" if a.visible else ""]
+        # an absent bound is said once, for all variants
+        facts.append(f"bound {a.bound}" if a.bounds or a.extended else "")
+    told = [
+        f.because[:1].upper() + f.because[1:] + "." if f.because else "",
+        f"Rests on {f.rests_on}." if f.rests_on else "",
+        a.method,
+    ]
+    return AnswerLine(
+        f.verdict,
+        name + label_of(f).words,
+        f.statement,
+        "; ".join(text for text in facts if text),
+        f.rule,
+        " ".join(text for text in told if text),
+        a.needed,
+    )
 
 
 def _notes(part: FederationOverview, question: QuestionRow) -> list[tuple[str, str]]:
@@ -201,8 +227,13 @@ def _notes(part: FederationOverview, question: QuestionRow) -> list[tuple[str, s
 # -- figures --------------------------------------------------------------------------------------
 
 
-def figure_rows(group: str, of: VariantResults) -> list[tuple[str, list[curves.ReportFigure]]]:
-    """Rows of (CSS class, figures); figures of one kind are in one row, one per variant."""
+def figure_rows(
+    group: str, of: VariantResults, *, always: bool = False
+) -> list[tuple[str, list[curves.ReportFigure]]]:
+    """Rows of (CSS class, figures); figures of one kind are in one row, one per variant.
+
+    `always`: also figures that show nothing, which a report replaces by a sentence.
+    """
     single = len({variant for variant, _, _ in of}) == 1
     kinds = dict.fromkeys(n for _, _, r in of for n in r.curves)
     several = {name: [(v, r) for v, _, r in of if name in r.curves] for name in kinds}
@@ -219,6 +250,7 @@ def figure_rows(group: str, of: VariantResults) -> list[tuple[str, list[curves.R
                     r.curves[name],
                     title=name if single else f"{name}: {v}",
                     size=size,
+                    always=always,
                 )
                 for v, r in drawn
             ]
@@ -260,9 +292,13 @@ def _client_figure(
     every: Sequence[float],
     size: curves.Size,
 ) -> curves.ReportFigure | None:
-    place = _places(chapter, r)
+    place, rows = _places(chapter, r), _client_rows(r)
+    if len(rows) > 1 and len({row[1:] for row in rows}) == 1:
+        _, v, low, high = rows[0]
+        told = f"All {len(rows)} clients have {v:.3g} [{low:.3g}, {high:.3g}]."
+        return curves.ReportFigure(f"Per client{variant}", Markup(), told)
     drawn = curves.client_dots(
-        [(place[name], name, v, low, high) for name, v, low, high in _client_rows(r)],
+        [(place[name], name, v, low, high) for name, v, low, high in rows],
         group=group,
         label=_drawn_column(r),
         chance=_chance(r),
@@ -327,7 +363,7 @@ def _clients(group: str, of: VariantResults, *, many: bool) -> list[ClientsView]
     """A table of clients per variant; the first table with a column explains it."""
     out = []
     explained: set[str] = set()
-    for i, (variant, chapter, r) in enumerate(of):
+    for variant, chapter, r in of:
         if not r.per_client:
             continue
         what = "Guesses" if r.headline is None else "Per client"
@@ -339,7 +375,6 @@ def _clients(group: str, of: VariantResults, *, many: bool) -> list[ClientsView]
         out.append(
             ClientsView(
                 heading=f"{name} ({len(r.per_client)})",
-                first=i == 0,
                 meanings={c: words for c, words in meant.items() if words},
                 table=_client_table(group, variant, chapter, r),
             )

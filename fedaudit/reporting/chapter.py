@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedaudit.frames import Row, Tabular
-from fedaudit.results import AuditResult, Finding
+from fedaudit.results import AuditResult, Estimate, Finding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,9 @@ class Chapter(Tabular):
     names: client -> the owner's name for it; shown on request only
     allocation: output of `fedaudit allocate`: noise per client at the same budget
     arrived, expected: recorded and expected answers of clients
+    utility: held-out metric of the last model -> its estimate
+    data_notes: clients that lost records or have few
+    folder: the run's folder, as seen from the report's; None if there is none
     """
 
     federation: str
@@ -46,10 +49,19 @@ class Chapter(Tabular):
     allocation: Mapping[str, Any] | None = None
     arrived: int | None = None
     expected: int | None = None
+    utility: Mapping[str, Estimate] = field(default_factory=dict)
+    data_notes: Sequence[str] = ()
+    folder: str | None = None
 
     @property
     def title(self) -> str:
         return f"{self.federation}, {self.variant}" if self.variant else self.federation
+
+    @property
+    def heading(self) -> str:
+        """Its column beside other variants: a run that has no name is named by its protections."""
+        named = f"with {', '.join(self.trust)}" if self.trust else "as recorded"
+        return self.variant or named
 
     def rows(self) -> Sequence[Row]:
         """One row per finding."""
@@ -61,8 +73,8 @@ class Chapter(Tabular):
         return [{**about, **row} for result in self.results for row in result.rows()]
 
 
-def notices_of(chapters: Sequence[Chapter]) -> list[str]:
-    """All notices, each with the title of its chapter; a single chapter needs no title.
+def notices_of(chapters: Sequence[Chapter], about: str = "notices") -> list[str]:
+    """All notices (or `data_notes`), each with its chapter's title; a single chapter needs none.
 
     A notice that all variants of a federation share appears once, under the federation's name.
     """
@@ -72,8 +84,8 @@ def notices_of(chapters: Sequence[Chapter]) -> list[str]:
     out = []
     for c in chapters:
         alike = variants[c.federation]
-        for notice in c.notices:
-            shared = all(notice in other.notices for other in alike)
+        for notice in getattr(c, about):
+            shared = all(notice in getattr(other, about) for other in alike)
             title = c.federation if shared else c.title
             out.append(notice if len(chapters) == 1 else f"{title}: {notice}")
     return list(dict.fromkeys(out))

@@ -199,7 +199,7 @@ FIGURES: dict[FigureKind, Figure] = {
 
 @dataclass(frozen=True)
 class ReportFigure:
-    """A figure with its title and the text below."""
+    """A figure with its title and the text below; where it would show nothing, the text alone."""
 
     title: str
     svg: Markup
@@ -207,11 +207,18 @@ class ReportFigure:
 
 
 def figure(
-    audit: str, curve: str, columns: Columns, *, title: str = "", size: Size = NORMAL
+    audit: str,
+    curve: str,
+    columns: Columns,
+    *,
+    title: str = "",
+    size: Size = NORMAL,
+    always: bool = False,
 ) -> ReportFigure | None:
     """Draw one curve of an audit's result; None if there is nothing to draw.
 
-    The title is the curve's name unless given.
+    The title is the curve's name unless given. A figure that would show nothing is a sentence,
+    unless it is asked for (`always`).
     """
     drawing = facts_of(audit).drawing(curve)
     if drawing is None or not {*drawing.columns} <= {*columns}:
@@ -220,10 +227,27 @@ def figure(
     if not whole or not len(next(iter(whole.values()))):
         return None
     kind = FIGURES[drawing.kind]
-    drawn = kind.draw(whole, drawing, size)
     title = title or curve
     title = (title[:1].upper() + title[1:]).replace("_", " ")
+    if (plain := shows_nothing(whole, drawing)) and not always:
+        return ReportFigure(title, Markup(), plain)
+    drawn = kind.draw(whole, drawing, size)
     return ReportFigure(title, Markup(drawn), kind.words(whole, drawing)) if drawn else None
+
+
+def shows_nothing(columns: Columns, drawing: CurveDrawing) -> str:
+    """What a figure without any shape would show, in a sentence: a ROC that is one corner, lines
+    that are all level. Empty for any other figure."""
+    if drawing.kind == "roc":
+        x, y = (columns[name] for name in drawing.axes)
+        perfect = any(a <= 0 and b >= 1 for a, b in zip(x, y, strict=True))
+        return "Every true case is found without a false alarm." if perfect else ""
+    first, *others = columns
+    level = all(len(set(columns[name])) == 1 for name in others)
+    if drawing.kind != "lines" or not others or not level or len(columns[first]) < 2:
+        return ""
+    values = [f"{name.replace('_', ' ')} {columns[name][0]:.3g}" for name in others]
+    return f"The same at every {first}: {', '.join(values)}."
 
 
 def client_dots(

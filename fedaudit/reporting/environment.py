@@ -15,12 +15,13 @@ from markupsafe import Markup, escape
 
 from fedaudit.reporting.terms import anchor
 from fedaudit.reporting.text import clean
+from fedaudit.reporting.wording import said
 
 
 @lru_cache
 def html() -> Environment:
     """The environment of the HTML page."""
-    made = _environment()
+    made = _environment(finalize=_worded)
     made.filters |= {"joined": joined, "anchor": anchor}
     return made
 
@@ -58,6 +59,10 @@ def escape_markdown(text: str) -> Markup:
     escaped = _SPECIAL.sub(r"\\\1", " ".join(clean(text).split()))
     plain = escaped.replace(r"\<", "&lt;").replace(r"\>", "&gt;").replace(r"\@", "&#64;")
     return Markup(plain)
+
+
+def _worded(value: Any) -> Any:
+    return said(value) if type(value) is str else value
 
 
 def _escaped(value: Any) -> Markup:

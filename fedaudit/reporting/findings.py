@@ -3,8 +3,9 @@
     disagreement    the interval of an estimate lies beyond an upper (or below a lower) bound:
                     theory and measurement disagree, and that is the top finding
     leak            the interval of the headline lies wholly on the bad side of its baseline
-                    or that of single clients does, after correction for their number; or what is
-                    asked about is known outright
+                    or that of single clients does, after correction for their number; or one of
+                    several readings does in a test over all of them; or what is asked about is
+                    known outright
     attributed      the same of attribution: an owner found who trained on marked records
     no_evidence     it does not; the smallest effect that would have been seen is stated
     nothing_to_say  hardly any effect would have been seen, or too little was recorded
@@ -35,7 +36,8 @@ from fedaudit.reporting.rules import (
     WEAK,
     words_of_need,
 )
-from fedaudit.results import AuditResult, Bound, Estimate, Finding, Need
+from fedaudit.results import AuditResult, Bound, Estimate, Finding, Need, Verdict
+from fedaudit.stats.combine import holm
 
 ORDER = {verdict: i for i, verdict in enumerate(VERDICTS)}
 
@@ -61,8 +63,8 @@ def against(e: Estimate, percent: bool = False) -> str:
     return "none" if e.baseline is None else number(e.baseline, percent)
 
 
-def words_for(audit: str) -> Words:
-    return facts_of(audit).words
+def words_for(audit: str, headline: str | None = None) -> Words:
+    return facts_of(audit).words_of(headline)
 
 
 def decision_for(audit: str) -> Decision:
@@ -79,9 +81,10 @@ def contradicts(bound: Bound, estimate: Estimate) -> bool:
 def judge(result: AuditResult, in_force: Collection[str] | None = None) -> list[Finding]:
     """All findings of one result: disagreements with theory first.
 
-    `in_force`: names of the protections that are, so that nothing is advised that is done already.
+    `in_force`: names and facts of the protections that are (`protections.declared.in_force`), so
+    that nothing is advised that is done already.
     """
-    words = words_for(result.audit)
+    words = words_for(result.audit, result.headline)
     shared = {
         "audit": result.audit,
         "vantage": result.vantage,
@@ -98,7 +101,8 @@ def judge(result: AuditResult, in_force: Collection[str] | None = None) -> list[
                     "D1" if bound.kind == "upper" else "D2",
                     shared,
                     statement=f"{bound.of} was measured at {interval(estimate)}, beyond the "
-                    f"{bound.kind} bound {name} = {number(bound.value)}.",
+                    f"{bound.kind} bound {name} = {number(bound.value)}."
+                    + (f" {bound.suspect}" if bound.suspect else ""),
                     measure=bound.of,
                     estimate=estimate,
                     source=bound.source,
@@ -124,7 +128,7 @@ def settled(result: AuditResult) -> AuditResult:
     need = Need(
         code="underpowered",
         what=worst.because,
-        remedy=f"fedaudit power RUN --audit {result.audit}",
+        remedy=f"`fedaudit.power(RUN, audits=[{result.audit!r}])`",
     )
     return replace(result, status="nothing_to_say", need=need)
 
@@ -174,23 +178,69 @@ def _headline(
     power = "" if weak is None else weak.said(words)
     if result.need is not None:
         power = result.need.what if weak is None else power
+    tested = _tested(result)
+    unseen = "E3" if tested else "E1" if more else "E2"
     because = RULES[rule].said(
         baseline=filled["baseline"],
         power=power,
-        end="low" if more else "high",
-        side="above" if more else "below",
+        unseen=RULES[unseen].said(baseline=filled["baseline"], **tested),
+        **tested,
     )
     return _finding(
         rule,
         shared,
         because=because,
-        statement=text.format(**filled) + ("" if found else _seen(result, words, weak)),
+        statement=text.format(**filled)
+        + (_decided_by(result) if found else "" if rule == "E4" else _seen(result, words, weak)),
         measure=result.headline,
         known=rule == "K1",
         estimate=estimate,
         source=result.source,
         remedy=words.advised(in_force, known=rule == "K1") if found else "",
     )
+
+
+def _tested(result: AuditResult) -> dict[str, str]:
+    """What the rules on several readings say of a result; empty without such a test."""
+    test = result.test
+    if test is None:
+        return {}
+    many, clients = len(test.adjusted), len(_tested_clients(result))
+    family = f"{many} reading{'' if many == 1 else 's'}"
+    if clients:
+        family += f" and {clients} client{'' if clients == 1 else 's'}"
+    return {
+        "reading": f"{test.decided} {number(result.estimates[test.decided].value)}",
+        "p": f"{test.p_value:.2g}",
+        "many": family,
+        "level": f"{test.level:g}",
+    }
+
+
+def _tested_clients(result: AuditResult) -> dict[str, float]:
+    """Client -> its p-value in the test over several readings, adjusted for all of them."""
+    column = decision_for(result.audit).client_p
+    if result.test is None or not column:
+        return {}
+    found = {name: row.get(column) for name, row in result.per_client.items()}
+    return {name: float(p) for name, p in found.items() if isinstance(p, int | float)}
+
+
+def _decided_by(result: AuditResult) -> str:
+    """Sentence on the reading that decided where it is not the headline."""
+    test = result.test
+    if test is None or test.decided == result.headline or result.known:
+        return ""
+    e = result.estimates[test.decided]
+    return (
+        f" What decided is {test.decided} {interval(e)}, chance {against(e)} (adjusted "
+        f"p = {test.p_value:.2g})."
+    )
+
+
+BEYOND: Mapping[Verdict, str] = {"attributed": "T1", "no_evidence": "E4"}
+"""Rule of a value beyond its baseline for audits whose verdict on it is no leak
+(`Decision.found`)."""
 
 
 def _rule(result: AuditResult) -> tuple[str, Powerless | None]:
@@ -200,14 +250,18 @@ def _rule(result: AuditResult) -> tuple[str, Powerless | None]:
         return "K1", None
     estimate, more = result.estimates[result.headline], result.greater_is_leak
     baseline = estimate.baseline if estimate.baseline is not None else 0.0
+    test = result.test
     beyond = estimate.low > baseline if more else estimate.high < baseline
+    if test is not None:
+        beyond = test.significant
     if beyond and result.status == "ok":
-        attributed = decision_for(result.audit).found == "attributed"
-        return ("T1" if attributed else "L1" if more else "L2"), None
+        special = BEYOND.get(decision_for(result.audit).found)
+        several = test is not None
+        return special or ("L5" if several else "L1" if more else "L2"), None
     weak = powerless(result)
     if weak is not None or result.status == "nothing_to_say":
         return "N1", weak
-    return ("E1" if more else "E2"), None
+    return ("E3" if test is not None else "E1" if more else "E2"), None
 
 
 # -- power ----------------------------------------------------------------------------------------
@@ -331,6 +385,7 @@ def _is_one(value: float | int | str | None) -> bool:
 
 # -- single clients -------------------------------------------------------------------------------
 
+HOLM = "Holm's correction"
 NAMED = 5
 """Clients that a statement names."""
 
@@ -346,9 +401,9 @@ def _single_clients(
     base = number(first.baseline or 0.0, words.percent)
     many = sum(_client(result, row) is not None for row in result.per_client.values())
     names = list(own)[:NAMED]
+    by = "correction for all clients and readings" if _tested_clients(result) else HOLM
     each = [
-        f"{name}: {interval(own[name][0], words.percent)} (p = {own[name][1]:.2g} after Holm's "
-        "correction)"
+        f"{name}: {interval(own[name][0], words.percent)} (p = {own[name][1]:.2g} after {by})"
         for name in names
     ]
     more = f" and {len(own) - NAMED} more" if len(own) > NAMED else ""
@@ -373,10 +428,11 @@ def _single_clients(
 
 
 def clients_above(result: AuditResult) -> dict[str, tuple[Estimate, float]]:
-    """Client -> (its own value, p after Holm's correction), the most striking first.
+    """Client -> (its own value, p after correction), the most striking first.
 
-    A client counts as the federation does by rule L1: at the error that its interval leaves above
-    its low end, which Holm's correction divides among all clients that have an interval.
+    If one test covers readings and clients, it decides. Otherwise a client counts as the federation
+    does by rule L1: at the error that its interval leaves above its low end, which Holm's
+    correction divides among all clients that have an interval.
     """
     facts = decision_for(result.audit)
     differs = facts.headline_differs_with in result.estimates
@@ -386,15 +442,16 @@ def clients_above(result: AuditResult) -> dict[str, tuple[Estimate, float]]:
     own = {name: e for name, e in known.items() if e is not None}
     if not own:
         return {}
-    from fedaudit.stats.combine import holm
-
+    if tested := _tested_clients(result):
+        assert result.test is not None
+        found = [n for n in own if tested.get(n, 1.0) <= result.test.level]
+        return {name: (own[name], tested[name]) for name in sorted(found, key=tested.__getitem__)}
     raw = [_p_value(e, facts, result.per_client[name]) for name, e in own.items()]
     adjusted = dict(zip(own, map(float, holm(raw)), strict=True))
-    limit = {name: (1 - e.confidence) / 2 for name, e in own.items()}
     above = [
         name
         for name, e in own.items()
-        if e.low > (e.baseline or 0.0) and adjusted[name] <= limit[name]
+        if e.low > (e.baseline or 0.0) and adjusted[name] <= (1 - e.confidence) / 2
     ]
     return {name: (own[name], adjusted[name]) for name in sorted(above, key=adjusted.__getitem__)}
 

@@ -16,9 +16,10 @@ def inline_figures(chapters: Sequence[Chapter]) -> tuple[SvgFigure, ...]:
         own = [c for c in chapters if c.federation == federation]
         for audit in dict.fromkeys(r.audit for c in own for r in c.results):
             of = [(c.variant, c, r) for c in own for r in c.results if r.audit == audit]
-            for _, row in figure_rows(federation, of):
+            for _, row in figure_rows(federation, of, always=True):
                 out += [
                     SvgFigure(svg=str(f.svg), title=f.title, caption=f.words, audit=audit)
                     for f in row
+                    if f.svg
                 ]
     return tuple(out)

@@ -40,7 +40,7 @@ def _chapter(c: Chapter) -> dict[str, Any]:
     return {
         "federation": c.federation,
         "variant": c.variant,
-        "notices": list(c.notices),
+        "notices": [*c.notices, *c.data_notes],
         "summary": dict(c.summary),
         "arrived": c.arrived,
         "expected": c.expected,

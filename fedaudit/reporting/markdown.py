@@ -1,4 +1,4 @@
-"""The report as Markdown for a pull request: table of questions and variants, then details."""
+"""The report as Markdown for a pull request: the first page, all questions, then details."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from fedaudit.reporting import environment
 from fedaudit.reporting.chapter import Chapter, notices_of
+from fedaudit.reporting.first_page import summarise
 from fedaudit.reporting.overview import VariantAnswer, by_federation, report_heading
-from fedaudit.reporting.rules import RULES, VERDICTS, label_of
+from fedaudit.reporting.rules import CALIBRATION, RULES, VERDICTS, label_of
 from fedaudit.reporting.tables import not_shown
 from fedaudit.reporting.text import cell, client_columns
 
@@ -15,8 +16,12 @@ MAX_GUESSES = 50
 """Largest number of guesses in a table."""
 
 
-def markdown(chapters: Sequence[Chapter], notices: Sequence[str] = ()) -> str:
-    """One or several chapters as Markdown; `names.renamed` sets the clients' names."""
+def markdown(chapters: Sequence[Chapter], notices: Sequence[str] = (), place: str = "") -> str:
+    """One or several chapters as Markdown; `names.renamed` sets the clients' names.
+
+    Every federation begins with what the first page of the HTML report says. `place` is the folder
+    of the report in commands.
+    """
     overviews = by_federation(chapters)
     used = {f.rule for c in chapters for f in c.findings}
     whole = (
@@ -24,11 +29,13 @@ def markdown(chapters: Sequence[Chapter], notices: Sequence[str] = ()) -> str:
         .get_template("report.md")
         .render(
             heading=report_heading(overviews),
-            notices=[*notices, *notices_of(chapters)],
+            notices=[*notices, *notices_of(chapters), *notices_of(chapters, "data_notes")],
             federations=overviews,
+            first=[summarise(part, place) for part in overviews],
             chapters=chapters,
             rules=[rule for rule in RULES.values() if rule.id in used],
             verdicts=VERDICTS,
+            calibration=CALIBRATION,
             label_of=label_of,
             why=_why,
             columns_of=client_columns,

@@ -147,6 +147,7 @@ def renamed(chapter: Chapter, names: bool = False) -> Chapter:
         config=by.text(chapter.config),
         clients=[new.get(c, c) for c in chapter.clients],
         notices=[by.text(n) for n in chapter.notices],
+        data_notes=[by.text(n) for n in chapter.data_notes],
         names={},
         allocation=by.apply(chapter.allocation),
     )

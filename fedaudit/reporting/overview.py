@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from fedaudit.audits import facts_of
+from fedaudit.protections.declared import in_force
 from fedaudit.reporting.chapter import Chapter
 from fedaudit.reporting.findings import ORDER, against, interval, number, words_for
-from fedaudit.reporting.rules import NOTHING_MEASURED, NOTHING_TO_CHANGE, VERDICTS, observer
-from fedaudit.results import AuditResult, Bound, Finding
+from fedaudit.reporting.rules import VERDICTS, observer
+from fedaudit.results import AuditResult, Bound, Estimate, Finding
 
 SHOWS = "a leak would show"
+
+
+def bound_text(b: Bound, percent: bool = False) -> str:
+    """A bound in words: value, what it covers, unit, relation, source, assumption."""
+    if math.isinf(b.value):
+        return f"none that is finite ({b.source})"
+    kind = "no guarantee, " if b.kind == "reference" else ""
+    most = "" if kind else "at least " if b.kind == "lower" else "at most "
+    assumes = f"assumes {b.assumes}" if b.assumes else ""
+    about = "; ".join(text for text in (b.scope, f"{kind}{b.source}", assumes) if text)
+    return f"{most}{number(b.value, percent)} ({about})"
 
 
 @dataclass(frozen=True)
@@ -57,7 +70,7 @@ class VariantAnswer:
     @property
     def against(self) -> str:
         """Name of the baseline: chance, or a threshold."""
-        return words_for(self.finding.audit).against
+        return words_for(self.finding.audit, self.finding.measure).against
 
     @property
     def bounds(self) -> list[Bound]:
@@ -71,18 +84,19 @@ class VariantAnswer:
         return sorted(fit, key=lambda b: (b.kind == "reference", sign * b.value))
 
     @property
+    def extended(self) -> list[Bound]:
+        """Bounds for other numbers of steps or rounds than were measured."""
+        r, measure = self.result, self.finding.measure
+        every = [] if r is None else r.bounds.values()
+        return [b for b in every if b.of == measure and b.kind == "extended"]
+
+    @property
     def bound(self) -> str:
-        """The tightest bound in words."""
+        """The tightest bound in words, and those for other numbers of steps or rounds."""
         if self.finding.estimate is None:
             return ""
-        if not self.bounds:
-            return "none known"
-        best = self.bounds[0]
-        if math.isinf(best.value):
-            return f"none that is finite ({best.source})"
-        kind = "no guarantee, " if best.kind == "reference" else ""
-        most = "" if kind else "at most " if best.kind == "upper" else "at least "
-        return f"{most}{number(best.value, self.percent)} ({kind}{best.source})"
+        shown = [bound_text(b, self.percent) for b in [*self.bounds[:1], *self.extended]]
+        return "; ".join(shown if self.bounds else ["none known", *shown])
 
     @property
     def visible(self) -> str:
@@ -189,16 +203,24 @@ class QuestionRow:
         return [f"{' / '.join(names)}: {text}" for text, names in per.items()]
 
     @property
+    def beside(self) -> list[tuple[str, str, list[str]]]:
+        """Measures that the audit shows next to its headline: name, words, a cell per chapter."""
+        facts = facts_of(self.audit)
+        results = [next((a.result for a in own if a.result), None) for own in self.answers]
+        every = [r.estimates if r is not None else {} for r in results]
+        names = [n for n in dict.fromkeys(n for of in every for n in of) if facts.shows(n)]
+        out = []
+        for name in names:
+            declared = facts.measure(name)
+            words = "" if declared is None else declared.words
+            out.append((name, words, [_beside_cell(of.get(name)) for of in every]))
+        return out
+
+    @property
     def asked_of(self) -> str:
         """The audit and its observers."""
         seen = ", ".join(dict.fromkeys(a.finding.vantage for a in self.all_answers))
         return self.audit.replace("_", " ") + (f", seen by {seen}" if self.all_answers else "")
-
-    @property
-    def unchanged(self) -> str:
-        """Text instead of remedies if there are none."""
-        measured = any(a.finding.estimate is not None for a in self.all_answers)
-        return NOTHING_TO_CHANGE if measured else NOTHING_MEASURED
 
     @property
     def sources(self) -> list[str]:
@@ -206,6 +228,10 @@ class QuestionRow:
         every = dict.fromkeys(a.finding.source for a in self.all_answers if a.finding.source)
         # omit a source that is the start of a longer one
         return [s for s in every if not any(o != s and o.startswith(s) for o in every)]
+
+
+def _beside_cell(e: Estimate | None) -> str:
+    return "" if e is None else f"{interval(e)}, baseline {against(e)}"
 
 
 @dataclass(frozen=True)
@@ -245,7 +271,7 @@ class FederationOverview:
     @property
     def variants(self) -> list[str]:
         """A heading per chapter; never empty."""
-        return [c.variant or "as recorded" for c in self.chapters]
+        return [c.heading for c in self.chapters]
 
 
 def report_heading(overviews: Sequence[FederationOverview]) -> str:
@@ -264,12 +290,20 @@ def by_federation(chapters: Sequence[Chapter]) -> list[FederationOverview]:
             for audit in [*(r.audit for r in c.results), *(f.audit for f in c.findings)]
         )
         questions = [_question(audit, own) for audit in audits]
-        worst = sorted(
-            questions,
-            key=lambda q: min((ORDER[a.finding.verdict] for a in q.all_answers), default=9),
-        )
+        worst = sorted(questions, key=_rank)
         out.append(FederationOverview(federation, own, tuple(worst)))
     return out
+
+
+def consequence(audit: str) -> tuple[bool, bool]:
+    """Sort key of audits whose verdicts are equally bad: attacks before checks of a declaration,
+    then records, which are about persons, before clients."""
+    facts = facts_of(audit)
+    return facts.checks_declaration, facts.concerns != "records"
+
+
+def _rank(q: QuestionRow) -> tuple[float, ...]:
+    return min((ORDER[a.finding.verdict] for a in q.all_answers), default=9), *consequence(q.audit)
 
 
 def _question(audit: str, chapters: Sequence[Chapter]) -> QuestionRow:
@@ -281,7 +315,30 @@ def _question(audit: str, chapters: Sequence[Chapter]) -> QuestionRow:
         texts.append(next((question for question in asked if question), ""))
         answers.append(tuple(VariantAnswer(chapter, f, _result_of(f, results)) for f in found))
     # variants may ask a part of the question: take the longest
-    return QuestionRow(audit, max(texts, key=len, default="") or audit, tuple(answers))
+    question = max(texts, key=len, default="") or audit
+    return QuestionRow(audit, question, _without_tried_advice(audit, answers))
+
+
+def _without_tried_advice(
+    audit: str, answers: Sequence[tuple[VariantAnswer, ...]]
+) -> tuple[tuple[VariantAnswer, ...], ...]:
+    """The answers without remedies that another chapter had in force and that did not help."""
+    words = words_for(audit)
+
+    def facts(a: VariantAnswer) -> set[str]:
+        return in_force({"name": name} for name in a.chapter.trust)
+
+    leaks = [a for of in answers for a in of if a.finding.verdict == "leak"]
+    tried = {fact for a in leaks for fact in facts(a)}
+
+    def corrected(a: VariantAnswer) -> VariantAnswer:
+        own = facts(a)
+        if a not in leaks or tried <= own:
+            return a
+        advice = words.untried(own, tried, known=a.finding.known)
+        return replace(a, finding=replace(a.finding, remedy=advice))
+
+    return tuple(tuple(corrected(a) for a in of) for of in answers)
 
 
 def _result_of(finding: Finding, results: Sequence[AuditResult]) -> AuditResult | None:

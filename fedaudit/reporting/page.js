@@ -121,9 +121,22 @@
     });
   }
 
-  // paper shows everything
+  // a link opens what it leads to
+  const reveal = () => {
+    const to = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    for (let e = to; e; e = e.parentElement) if (e.tagName === "DETAILS") e.open = true;
+    if (to) to.scrollIntoView();
+  };
+  addEventListener("hashchange", reveal);
+  if (location.hash) reveal();
+
+  // paper shows what matters: all but the numbers behind a card
   addEventListener("beforeprint", () => {
-    for (const d of all("details:not([open])")) { d.open = true; d.dataset.shut = ""; }
+    for (const d of all("details:not([open]):not(.deep)")) {
+      if (d.closest(".deep")) continue;
+      d.open = true;
+      d.dataset.shut = "";
+    }
   });
   addEventListener("afterprint", () => {
     for (const d of all("details[data-shut]")) { d.open = false; delete d.dataset.shut; }

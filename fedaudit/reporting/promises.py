@@ -34,7 +34,6 @@ class ProtectedChapter:
 
     heading: str
     protected_by: str
-    trusted: str
     promises: list[tuple[str, ClientTable]]
     allocated: ClientTable | None
     statements: Mapping[str, str]
@@ -48,8 +47,7 @@ def protected_chapters(overviews: Sequence[FederationOverview]) -> Iterator[Prot
             document = chapter.allocation
             yield ProtectedChapter(
                 heading=chapter.title if named else "This federation",
-                protected_by=chapter.summary.get("protected by", ""),
-                trusted="; ".join(f"{k}: {v}" for k, v in chapter.trust.items() if v),
+                protected_by=chapter.summary.get("protected by") or "nothing that was declared",
                 promises=[
                     (
                         f"{name}: epsilon per client ({len(given)})",
@@ -69,7 +67,7 @@ def _promised(chapter: Chapter, group: str, name: str, given: Mapping[str, Any])
     }
     return ClientTable(
         title=f"Promises of {name} to each client over the whole run: {chapter.title}",
-        head=(("client", False), *((name, name in ("epsilon", "delta")) for name in PROMISE)),
+        head=(("client", False), *((column, column in ("epsilon", "delta")) for column in PROMISE)),
         rows=_rows(chapter, group, list(rows.items())),
         left_out=not_shown(len(given)),
     )

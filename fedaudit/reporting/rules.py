@@ -67,7 +67,8 @@ RULES = {
             "L3",
             "leak",
             "The federation as a whole shows no leak, but single clients do: their own interval "
-            "lies above chance, and still does after Holm correction for the number of clients.",
+            "lies above chance, and still does after Holm correction for the number of clients. "
+            "Where one test covers all readings and clients (L5), it decides on clients too.",
             "{clients} above {baseline} after correction for {many} clients",
         ),
         Rule(
@@ -76,6 +77,14 @@ RULES = {
             "The headline shows no leak, but another measure of the same audit does: its interval "
             "lies above what no leak would give. The measure is named.",
             "the low end of {measure} is above {baseline}",
+        ),
+        Rule(
+            "L5",
+            "leak",
+            "Several readings of the same games or clients are tested at once (max-T permutation "
+            "test): the strongest one exceeds chance after correction for all readings. It is "
+            "named, with its p after that correction.",
+            "{reading} decides with p = {p} after correction for {many}, at most {level}",
         ),
         Rule(
             "T1",
@@ -100,13 +109,28 @@ RULES = {
             "the high end of the interval is not below {baseline}",
         ),
         Rule(
+            "E3",
+            "no_evidence",
+            "Several readings of the same games or clients are tested at once (max-T permutation "
+            "test): not even the strongest one exceeds chance after correction for all readings. "
+            "That is no proof of absence; the smallest leak that would have been seen is stated.",
+            "{reading} comes closest with p = {p} after correction for {many}, above {level}",
+        ),
+        Rule(
+            "E4",
+            "no_evidence",
+            "A declaration is held against a measurement, and what was measured lies within it. "
+            "That is no proof that it is kept; how much could have been measured is stated.",
+            "what was measured lies within what was declared",
+        ),
+        Rule(
             "N1",
             "nothing_to_say",
             "No leak was seen, and the audit could hardly have seen one: the smallest leak that "
             "it would have seen lies two fifths or more of the way from chance to the most that is "
             "possible (the end of the scale, or the tightest bound), or is not known, or a search "
             "ended undecided: both sides are possible.",
-            "the {end} end of the interval is not {side} {baseline}; {power}",
+            "{unseen}; {power}",
         ),
         Rule(
             "N2",
@@ -136,6 +160,12 @@ RULES = {
         ),
     )
 }
+
+CALIBRATION = (
+    "How often each audit alarms without a leak, finds a planted one, and covers the true value "
+    "was measured on simulated federations: docs/calibration.md of fedaudit (`make calibrate`)."
+)
+"""Below the rules of every report."""
 
 UNMEASURED = {"failed": "F1", "blind": "U1", "nothing_to_say": "N2", "not_applicable": "A1"}
 """Status of a result that states no number -> the rule of its verdict."""
@@ -175,7 +205,7 @@ OBSERVERS = {
     "shuffler": "the shuffler",
     "aggregator": "the aggregator",
     "network": "everyone who sees who sends when and how much",
-    "wiretap": "everyone who can read all messages",
+    "wiretap": "whoever reads all messages",
 }
 
 
@@ -196,8 +226,6 @@ POWER = {
 }
 """Why an audit could hardly have found anything."""
 
-NOTHING_TO_CHANGE = "nothing that was measured calls for a change"
-NOTHING_MEASURED = "nothing was measured"
 GUESSED = (
     "the attack guessed, and what it guessed is listed below; no truth lies beside the recording "
     "to score it with"
@@ -254,5 +282,5 @@ def words_of_need(need: Need, vantage: str) -> tuple[str, str]:
     if known is not None:
         return known.said.format(who=observer(vantage)), known.how or need.remedy
     if need.expected and need.got:
-        return f"{need.what}. It needs {need.expected}; there is {need.got}", need.remedy
+        return f"{need.what}. It needs {need.expected}; found: {need.got}", need.remedy
     return str(need), need.remedy

@@ -63,8 +63,12 @@ LEGEND = (
     ),
     (Markup('<line class="chance" x1="13" x2="13" y1="0" y2="12"/>'), "chance: no leak"),
     (Markup('<line class="bound" x1="13" x2="13" y1="0" y2="12"/>'), "bound from theory"),
+    (
+        Markup('<text class="shows" x="13" y="11">&#9650;</text>'),
+        "smallest leak that would have shown",
+    ),
 )
-"""Meaning of the marks of `dot`."""
+"""Meaning of the marks of `dot` and of `scale`."""
 
 
 def dot(

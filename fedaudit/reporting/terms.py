@@ -1,14 +1,17 @@
-"""Glossary: terms in plain words, explained below the section that mentions them first.
+"""Glossary: terms in plain words, at the end of the page and as tooltips at their first mention.
 
-Unlike a tooltip, a footnote also works with a keyboard, on a phone and on paper.
+A mention also links to the glossary: unlike a tooltip, that works with a keyboard and on a phone.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from markupsafe import Markup, escape
+
+from fedaudit.reporting.wording import said
 
 TERMS: dict[str, tuple[str, str]] = {
     "chance": (
@@ -312,8 +315,18 @@ TERMS: dict[str, tuple[str, str]] = {
     ),
 }
 
-_ANY = re.compile("|".join(f"(?P<t{i}>{pattern})" for i, (pattern, _) in enumerate(TERMS.values())))
+_EACH = "|".join(f"(?P<t{i}>{pattern})" for i, (pattern, _) in enumerate(TERMS.values()))
+# every term begins a word, follows an underscore, or opens a bracket: the rest is skipped fast
+_ANY = re.compile(rf"(?:(?<![A-Za-z0-9])|(?=\())(?:{_EACH})")
 _NAMES = list(TERMS)
+
+
+@lru_cache(maxsize=1 << 14)
+def mentions(text: str) -> tuple[tuple[str, int, int], ...]:
+    """Terms in a text with start and end; the reports of a study repeat most of their texts."""
+    return tuple(
+        (_NAMES[int((found.lastgroup or "t0")[1:])], *found.span()) for found in _ANY.finditer(text)
+    )
 
 
 class Glossary:
@@ -325,27 +338,29 @@ class Glossary:
 
     def text(self, text: str) -> Markup:
         """Escaped text with links at first mentions of terms."""
-        out, at = Markup(), 0
-        for term, found in self._first_mentions(text):
-            link = Markup('<a class="term" href="#{}">{}</a>').format(anchor(term), found[0])
-            out += escape(text[at : found.start()]) + link
-            at = found.end()
+        text, out, at = said(text), Markup(), 0
+        for term, start, end in self._first_mentions(text):
+            link = Markup('<a class="term" href="#{}" title="{}">{}</a>').format(
+                anchor(term), TERMS[term][1], text[start:end]
+            )
+            out += escape(text[at:start]) + link
+            at = end
         return out + escape(text[at:])
 
     def plain(self, text: str) -> Markup:
         """Escaped text without links, for buttons; its terms count as mentioned."""
+        text = said(text)
         for _ in self._first_mentions(text):
             pass
         return escape(text)
 
-    def _first_mentions(self, text: str) -> Iterator[tuple[str, re.Match[str]]]:
-        """Terms that the page mentions for the first time."""
-        for found in _ANY.finditer(text):
-            term = _NAMES[int((found.lastgroup or "t0")[1:])]
+    def _first_mentions(self, text: str) -> Iterator[tuple[str, int, int]]:
+        """Terms that the page mentions for the first time, with start and end in the text."""
+        for term, start, end in mentions(text):
             if term not in self._mentioned:
                 self._mentioned.add(term)
                 self._fresh.append(term)
-                yield term, found
+                yield term, start, end
 
     def fresh(self) -> list[tuple[str, str]]:
         """(term, meaning) of the terms first mentioned since the last call."""

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from fedaudit.reporting.chapter import Chapter, notices_of
 from fedaudit.reporting.findings import against, interval, number, words_for
-from fedaudit.reporting.overview import VariantAnswer, by_federation
+from fedaudit.reporting.overview import VariantAnswer, bound_text, by_federation
 from fedaudit.reporting.rules import label_of
+from fedaudit.reporting.wording import said
 from fedaudit.results import AuditResult, Estimate, Finding
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def show_study(
     if several:
         _overview(console, chapters)
         console.print()
-    for notice in notices_of(chapters):
+    for notice in (*notices_of(chapters), *notices_of(chapters, "data_notes")):
         _print_wrapped(console, "NOTE", notice, "bold yellow")
     for chapter in chapters:
         if several and details:
@@ -76,6 +77,11 @@ def _overview(console: Console, chapters: Sequence[Chapter]) -> None:
                     _print_wrapped(
                         console, f"  {variant:<{wide}}", answer_text(a), style, margin=wide + 2
                     )
+            for i, variant in enumerate(part.variants):
+                also = [f"{name} {cells[i]}" for name, _, cells in q.beside if cells[i]]
+                if also:
+                    text = f"also measured: {'; '.join(also)}"
+                    _print_wrapped(console, f"  {variant:<{wide}}", text, "dim", margin=wide + 2)
             for remedy in q.remedies(part.variants):
                 _print_wrapped(console, f"  {'what helps':<{wide}}", remedy, "dim", margin=wide + 2)
             for source in q.sources:
@@ -121,12 +127,13 @@ def show(
 def headline(f: Finding) -> str:
     """One finding in one line: measure, interval, baseline, source."""
     if f.estimate is None or f.measure is None:
-        return f"{f.audit}: not measured: {f.statement} {f.source}".rstrip()
+        source = f" source: {f.source}" if f.source else ""
+        return f"{f.audit}: not measured: {f.statement}{source}"
     percent = words_for(f.audit).percent and f.verdict != "disagreement"
     of = f" of {f.client}" if f.client is not None else ""
     return (
         f"{f.audit}: {f.measure}{of} {interval(f.estimate, percent)}, "
-        f"baseline {against(f.estimate, percent)}, n = {f.estimate.n}; {f.source}"
+        f"baseline {against(f.estimate, percent)}, n = {f.estimate.n}; source: {f.source}"
     )
 
 
@@ -172,6 +179,13 @@ def _details(console: Console, result: AuditResult, most_clients: int) -> None:
         console.print(Text(clean(f"{result.audit}: noted"), style="bold"))
         for note in (*result.notes, *result.recording):
             _print_wrapped(console, "  -", note, "", margin=4)
+    if result.bounds:
+        console.print()
+        console.print(Text(clean(f"{result.audit}: bounds"), style="bold"))
+        for name, b in result.bounds.items():
+            percent = words_for(result.audit).percent and b.of == result.headline
+            text = f"{name}, of {wrappable(b.of)}: {bound_text(b, percent)}"
+            _print_wrapped(console, "  -", text, "", margin=4)
     for missing in result.underpowered:
         _print_wrapped(
             console, f"{result.audit}:", str(missing), "yellow", margin=len(result.audit) + 2
@@ -230,7 +244,7 @@ def _table(first: str, numeric: Sequence[str]) -> Table:
     return table
 
 
-def wrappable(text: str, most: int = 16) -> str:
+def wrappable(text: str, most: int = 12) -> str:
     """Text with underscores of long names as spaces, so that a narrow column can wrap it."""
     return " ".join(w.replace("_", " ") if len(w) > most else w for w in text.split(" "))
 
@@ -249,8 +263,8 @@ def _titled(console: Console, title: str, table: Table) -> None:
 
 
 def clean(text: str) -> str:
-    """Text without control codes: a foreign trace must not control the terminal."""
-    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+    """Text for the reader, without control codes: a foreign trace must not control the terminal."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in said(text))
 
 
 def estimate_cells(e: Estimate) -> tuple[str, str, str, str]:
