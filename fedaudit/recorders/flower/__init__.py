@@ -16,21 +16,31 @@ if TYPE_CHECKING:
     from fedaudit.recorders.flower.data import protect_data
     from fedaudit.recorders.flower.inprocess import run_in_process
     from fedaudit.recorders.flower.legacy import RecordingLegacyStrategy
-    from fedaudit.recorders.flower.mods import allocated_noise_mod, guard_mod, update_noise_mod
-    from fedaudit.recorders.flower.recording import RecordingStrategy, record_mod
+    from fedaudit.recorders.flower.mods import (
+        allocated_noise_mod,
+        exposure_limit_mod,
+        guard_mod,
+        update_noise_mod,
+    )
+    from fedaudit.recorders.flower.recording import RecordingStrategy, record_mod, site_name_mod
     from fedaudit.recorders.flower.secagg import RecordingSecAggWorkflow
+    from fedaudit.recorders.flower.secure import SecureSumStrategy, secure_sum_mod
 
 __all__ = [
     "QUIET",
     "RecordingLegacyStrategy",
     "RecordingSecAggWorkflow",
     "RecordingStrategy",
+    "SecureSumStrategy",
     "allocated_noise_mod",
+    "exposure_limit_mod",
     "guard_mod",
     "protect_data",
     "record_mod",
     "require",
     "run_in_process",
+    "secure_sum_mod",
+    "site_name_mod",
     "update_noise_mod",
 ]
 
@@ -51,11 +61,15 @@ _HOME = {
     "RecordingLegacyStrategy": "legacy",
     "RecordingSecAggWorkflow": "secagg",
     "RecordingStrategy": "recording",
+    "SecureSumStrategy": "secure",
     "allocated_noise_mod": "mods",
+    "exposure_limit_mod": "mods",
     "guard_mod": "mods",
     "protect_data": "data",
     "record_mod": "recording",
     "run_in_process": "inprocess",
+    "secure_sum_mod": "secure",
+    "site_name_mod": "recording",
     "update_noise_mod": "mods",
 }
 

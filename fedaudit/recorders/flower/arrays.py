@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,14 +10,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib import format as npy
 
-from fedaudit.errors import UsageError
+from fedaudit.errors import FedauditError, UsageError
+from fedaudit.trace.numbers import as_numbers, unheld, widened
 
 Named = dict[str, npt.NDArray[Any]]
 Scalars = dict[str, float | int | str | bool]
 
-#: NumPy dtype kinds that a trace can hold: floats, integers, booleans
-KINDS = "fiub"
+_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+#: the record in which a node tells its name, beside its metrics
+NAMES = "fedaudit"
+SITE = "site"
 LONGEST = 2000
 """Most characters of a text that are recorded: an error may contain a whole traceback."""
 
@@ -24,15 +29,20 @@ LONGEST = 2000
 @dataclass(frozen=True)
 class Content:
     """Content of one message: `model` the tensors by name, `beside` further records of arrays
-    (control variates, statistics), `scalars` metrics and settings as single values."""
+    (control variates, statistics), `scalars` metrics and settings as single values. `lacks`: why
+    the arrays are not recorded, and `bytes` how many there were."""
 
     model: Named
     beside: Mapping[str, Named] = field(default_factory=dict)
     scalars: Scalars = field(default_factory=dict)
+    lacks: str = ""
+    bytes: int = 0
 
     @property
     def size(self) -> int:
-        return sum(a.nbytes for part in (self.model, *self.beside.values()) for a in part.values())
+        return self.bytes or sum(
+            a.nbytes for part in (self.model, *self.beside.values()) for a in part.values()
+        )
 
 
 def content_of(records: Any, key: str, like: Mapping[str, Any] | None = None) -> Content:
@@ -51,6 +61,16 @@ def content_of(records: Any, key: str, like: Mapping[str, Any] | None = None) ->
     )
 
 
+def answer_of(records: Any, key: str, like: Mapping[str, Any] | None = None) -> Content:
+    """As `content_of`, for a reply: reports what cannot be recorded, and does not raise."""
+    try:
+        return content_of(records, key, like)
+    except FedauditError as error:
+        size = sum(len(a.data) for r in records.array_records.values() for a in r.values())
+        got = f"{error.what}: {error.got}"
+        return Content({}, scalars=scalars_of(records), lacks=got, bytes=size)
+
+
 def named(record: Any) -> Named:
     """The arrays of one record by name.
 
@@ -59,22 +79,36 @@ def named(record: Any) -> Named:
     out: Named = {}
     for name, array in record.items():
         try:
-            values = array.numpy()
+            values = _values(array)
         except (TypeError, ValueError) as error:
-            raise _cannot(name, f"{array.dtype} as {array.stype}: {error}") from None
-        if values.dtype.kind not in KINDS or values.dtype.name == "uint64":
-            raise _cannot(name, str(values.dtype))
-        out[name] = values
+            raise UsageError(
+                "an array cannot be recorded",
+                expected="floating-point or whole numbers",
+                got=f"{name} of {array.dtype} as {array.stype}: {error}",
+                remedy="send it as another dtype, or take the recording out of this app",
+            ) from None
+        if str(array.dtype) == "bfloat16" and values.dtype.itemsize == 2:
+            values = widened(values)  # NumPy reads such a file as two bytes without a meaning
+        if values.dtype.kind == "V":
+            raise unheld(name, str(array.dtype))
+        out[name] = as_numbers(name, values)
     return out
 
 
-def _cannot(name: str, got: str) -> UsageError:
-    return UsageError(
-        "an array cannot be recorded",
-        expected="floating-point or whole numbers",
-        got=f"{name} of {got}",
-        remedy="send it as another dtype, or take the recording out of this app",
-    )
+def _values(array: Any) -> npt.NDArray[Any]:
+    """The values of one of Flower's arrays, read where they lie: nothing is copied."""
+    data = array.data
+    if array.stype != "numpy.ndarray" or not isinstance(data, bytes):
+        return np.asarray(array.numpy())
+    file = io.BytesIO(data)
+    header = _HEADERS.get(npy.read_magic(file))
+    if header is None:
+        return np.asarray(array.numpy())
+    shape, fortran, dtype = header(file)
+    if dtype.hasobject or not math.prod(shape):
+        return np.asarray(array.numpy())
+    flat = np.frombuffer(data, dtype, math.prod(shape), file.tell())
+    return flat.reshape(shape, order="F" if fortran else "C")
 
 
 def scalars_of(records: Any) -> Scalars:
@@ -82,9 +116,22 @@ def scalars_of(records: Any) -> Scalars:
     out: Scalars = {}
     for kind in (records.metric_records, records.config_records):
         for key, record in kind.items():
-            for name, value in record.items():
+            for name, value in record.items() if key != NAMES else ():
                 out[name if name not in out else f"{key}/{name}"] = single(value)
     return out
+
+
+def take_site(records: Any, name_by: str | None, weight_key: str) -> Any:
+    """The name that a node reports, taken out of its reply: no strategy averages it."""
+    own = records.config_records.get(NAMES)
+    site = None if own is None else own.get(SITE)
+    if own is not None:
+        del records[NAMES]
+    for record in (*records.metric_records.values(), *records.config_records.values()):
+        if name_by is not None and name_by != weight_key and name_by in record:
+            site = record[name_by] if site is None else site
+            del record[name_by]
+    return site if isinstance(site, str | int | float) else None
 
 
 def single(value: Any) -> float | int | str | bool:

@@ -24,12 +24,14 @@ from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import Strategy
 
-from fedaudit.accounting import check_delta
-from fedaudit.errors import UsageError
+from fedaudit.errors import FedauditError, LimitBroken, UsageError
 from fedaudit.recorders.flower import require
-from fedaudit.recorders.flower.arrays import KINDS, Content, Named, single
-from fedaudit.recorders.flower.protections import DELTA, declared_by
-from fedaudit.recorders.flower.tape import WEIGHT, Reply, Sends, Sent, Tape, TapeOptions
+from fedaudit.recorders.flower.arrays import Content, Named, single
+from fedaudit.recorders.flower.declared import DELTA, declared_by
+from fedaudit.recorders.flower.tape import RUN_ID, WEIGHT, Reply, Sends, Sent, Tape, TapeOptions
+from fedaudit.recorders.watching import RoundWatch
+from fedaudit.trace.limits import RecordingLimits
+from fedaudit.trace.numbers import as_numbers
 
 
 class RecordingLegacyStrategy(Strategy):
@@ -56,7 +58,17 @@ class RecordingLegacyStrategy(Strategy):
         name_by: str | None = None,
         delta: float = DELTA,
         resume: bool = False,
+        limits: RecordingLimits | None = None,
+        policy: Any = None,
+        stop: bool = False,
     ) -> None:
+        if RUN_ID in str(path):
+            raise UsageError(
+                "a strategy of the older kind does not learn its run's number",
+                expected=f"a path without {RUN_ID}",
+                got=str(path),
+                remedy='f"trace-{context.run_id}" in server_fn(context)',
+            )
         if not isinstance(strategy, Strategy):
             raise UsageError(
                 "this is not a strategy of the older kind",
@@ -69,15 +81,22 @@ class RecordingLegacyStrategy(Strategy):
         self._tape = Tape(
             path,
             TapeOptions(
-                tensors=tensors, dtype=dtype, sketch=sketch, purpose=purpose, retention=retention
+                tensors=tensors,
+                dtype=dtype,
+                sketch=sketch,
+                purpose=purpose,
+                retention=retention,
+                limits=limits or RecordingLimits(),
             ),
             about={"aggregation": type(strategy).__name__, "software": f"flwr {require()}"},
-            declared=declared_by(strategy, check_delta(delta)),
+            declared=declared_by(strategy, delta),
             task=task,
             sends=sends,
             name_by=name_by,
             resume=resume,
         )
+        self._name_by = name_by
+        self._watch = None if policy is None else RoundWatch(policy, stop=stop)
 
     @property
     def path(self) -> Path:
@@ -118,23 +137,56 @@ class RecordingLegacyStrategy(Strategy):
             )
         replies = []
         for client, reply in results:
+            # the name is no metric: nothing averages it
+            site = reply.metrics.pop(self._name_by, None) if self._name_by else None
             metrics = {k: single(v) for k, v in reply.metrics.items()}
             metrics[WEIGHT] = reply.num_examples
-            replies.append(
-                Reply(client.cid, Content(self._named(reply.parameters), scalars=metrics))
-            )
+            content = self._content(reply.parameters, metrics)
+            named = site if isinstance(site, str | int | float) else None
+            replies.append(Reply(client.cid, content, site=named))
         for failure in failures:
             # an exception does not name its client, which then counts as silent
             if isinstance(failure, tuple):
                 client, reply = failure
                 replies.append(Reply(client.cid, None, str(single(reply.status.message))))
-        self._tape.record_replies(replies)
-        found = self.strategy.aggregate_fit(server_round, results, failures)
-        if found[0] is not None:
-            self._released = self._named(found[0])
-        if server_round == self._rounds:
+        if server_round != self._rounds:
+            self._tape.record_replies(replies)
+            self._check()
+            found = self.strategy.aggregate_fit(server_round, results, failures)
+            self._release(found[0])
+        else:
+            # the last round waits for the model that is released: it is written once
+            try:
+                found = self.strategy.aggregate_fit(server_round, results, failures)
+                self._release(found[0])
+            finally:
+                self._tape.record_replies(replies, self._released)
+            self._check()
             self._tape.close(self._released)
         return found
+
+    def _check(self) -> None:
+        """Hold what is recorded against the policy."""
+        if self._watch is None or self._tape.stopped:
+            return
+        try:
+            self._watch.after_round(self.path)
+        except LimitBroken:
+            self._tape.close()
+            raise
+
+    def _release(self, parameters: Parameters | None) -> None:
+        if parameters is not None:
+            self._released = self._named(parameters)
+
+    def _content(self, parameters: Parameters, metrics: Mapping[str, Any]) -> Content:
+        """A reply that arrived: parts that cannot be recorded are reported, not raised."""
+        try:
+            return Content(self._named(parameters), scalars=dict(metrics))
+        except FedauditError as error:
+            size = sum(map(len, parameters.tensors))
+            why = f"{error.what}: {error.got}"
+            return Content({}, scalars=dict(metrics), lacks=why, bytes=size)
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
@@ -185,12 +237,4 @@ def name_arrays(parameters: Parameters, names: Sequence[str] | None) -> Named:
             got=str(len(names)),
             remedy="names=list(model.state_dict())",
         )
-    for name, array in zip(names, arrays, strict=True):
-        if array.dtype.kind not in KINDS:
-            raise UsageError(
-                "an array cannot be recorded",
-                expected="floating-point or whole numbers",
-                got=f"{name} of {array.dtype}",
-                remedy="send it as another dtype, or remove the recorder from this app",
-            )
-    return dict(zip(names, arrays, strict=True))
+    return {n: as_numbers(n, a) for n, a in zip(names, arrays, strict=True)}

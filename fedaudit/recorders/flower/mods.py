@@ -5,7 +5,8 @@
     app = ClientApp(mods=[record_mod("traces"), guard_mod()])
 
 `guard_mod` checks a model before training and refuses one that looks planted. `update_noise_mod`
-clips an update and adds Gaussian noise before it leaves. `allocated_noise_mod` passes the training
+clips an update and adds Gaussian noise before it leaves. `exposure_limit_mod` also drops what a
+single record drives, while torch trains. `allocated_noise_mod` passes the training
 code its own noise multiplier, from a file of `fedaudit allocate`. Missing settings come from the
 run config, in Flower's spelling: `update-noise-clip`. The operating system seeds the noise, so
 nobody can draw it again.
@@ -30,6 +31,7 @@ from fedaudit import settings
 from fedaudit.errors import ConfigError, DataError, UsageError, nearest
 from fedaudit.files import Unreadable, read_toml
 from fedaudit.matching import match_clients
+from fedaudit.protections.exposure_limit import LITTLE, ExposureLimit
 from fedaudit.protections.guard import Calibration, GuardReport, guard
 from fedaudit.recorders.flower.arrays import misfit, named
 from fedaudit.recorders.flower.protections import CLIP, MULTIPLIER
@@ -58,35 +60,86 @@ def update_noise_mod(*, clip: float | None = None, noise_multiplier: float | Non
         reply = call_next(message, context)
         if not message.metadata.message_type.startswith(MessageType.TRAIN) or reply.has_error():
             return reply
-        bound = _setting(clip, context, CLIP)
-        z = _setting(noise_multiplier, context, MULTIPLIER)
-        settings.require(settings.Positive, ConfigError, remedy=CORRECT, **{CLIP: bound})
-        settings.require(settings.NonNegative, ConfigError, remedy=CORRECT, **{MULTIPLIER: z})
-        received, sent = message.content.array_records, reply.content.array_records
-        if len(received) != 1 or len(sent) != 1:
-            raise UsageError(
-                "the update cannot be found in these records",
-                expected="one record of arrays in the message and one in the reply",
-                got=f"{len(received)} and {len(sent)}",
-                remedy="do not send further arrays, or remove this mod",
-            )
-        before = named(next(iter(received.values())))
-        key, record = next(iter(sent.items()))
-        after = named(record)
-        wrong = misfit(after, {k: a.shape for k, a in before.items()})
-        if wrong:
-            raise UsageError(
-                "the update cannot be computed from this reply",
-                expected="the tensors that were received",
-                got=wrong,
-                remedy="send back every trained tensor under its name",
-            )
-        reply.content[key] = ArrayRecord(
-            {k: Array(a) for k, a in _noised(before, after, bound, z).items()}
-        )
-        return reply
+        return _with_noise(message, reply, *_noise_settings(clip, noise_multiplier, context))
 
     return noised
+
+
+def _noise_settings(
+    clip: float | None, noise_multiplier: float | None, context: Context
+) -> tuple[float, float]:
+    """Clip norm and noise multiplier, from the arguments of a mod or the run config."""
+    bound = _setting(clip, context, CLIP)
+    z = _setting(noise_multiplier, context, MULTIPLIER)
+    settings.require(settings.Positive, ConfigError, remedy=CORRECT, **{CLIP: bound})
+    settings.require(settings.NonNegative, ConfigError, remedy=CORRECT, **{MULTIPLIER: z})
+    return bound, z
+
+
+def _with_noise(message: Message, reply: Message, clip: float, z: float) -> Message:
+    """The reply with its update clipped and noised."""
+    received, sent = message.content.array_records, reply.content.array_records
+    if len(received) != 1 or len(sent) != 1:
+        raise UsageError(
+            "the update cannot be found in these records",
+            expected="one record of arrays in the message and one in the reply",
+            got=f"{len(received)} and {len(sent)}",
+            remedy="do not send further arrays, or remove this mod",
+        )
+    before = named(next(iter(received.values())))
+    key, record = next(iter(sent.items()))
+    after = named(record)
+    wrong = misfit(after, {k: a.shape for k, a in before.items()})
+    if wrong:
+        raise UsageError(
+            "the update cannot be computed from this reply",
+            expected="the tensors that were received",
+            got=wrong,
+            remedy="send back every trained tensor under its name",
+        )
+    noisy = _noised(before, after, clip, z)
+    reply.content[key] = ArrayRecord({k: Array(a) for k, a in noisy.items()})
+    return reply
+
+
+def exposure_limit_mod(
+    *,
+    clip: float | None = None,
+    noise_multiplier: float = LITTLE,
+    least_records: int = 2,
+    refuse_above: float | None = None,
+) -> Mod:
+    """`protections.exposure_limit` around torch training in this process.
+
+    Units of linear layers and convolutions that fewer than `least_records` of a batch drive are
+    dropped, then the update is clipped and noised as by `update_noise_mod`, whose guarantee holds.
+    If no layer was seen training, nothing could be dropped: the client declines to answer.
+    """
+    limit = ExposureLimit(
+        noise_multiplier=noise_multiplier, least_records=least_records, refuse_above=refuse_above
+    )
+
+    def limited(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if not message.metadata.message_type.startswith(MessageType.TRAIN):
+            return call_next(message, context)
+        with limit.dropping() as watched:
+            reply = call_next(message, context)
+        if reply.has_error():
+            return reply
+        if not watched.units:
+            _log.warning("fedaudit exposure_limit: no layer trained in this process; not answered")
+            return _declined(message, "the client declined to answer")
+        if watched.unread:
+            kinds = ", ".join(sorted(watched.unread))
+            _log.info("fedaudit exposure_limit: nothing is dropped in layers of kind %s", kinds)
+        return _with_noise(message, reply, *_noise_settings(clip, limit.noise_multiplier, context))
+
+    return limited
+
+
+def _declined(message: Message, why: str) -> Message:
+    """An error in place of an answer, without a reason that tells the server more."""
+    return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, why), reply_to=message)
 
 
 def _noised(before: Any, after: Any, clip: float, z: float) -> dict[str, Any]:
@@ -303,10 +356,7 @@ def guard_mod(
         if found:
             _log.warning("fedaudit guard: %s", found)
             if action == "refuse":
-                why = Error(
-                    ErrorCode.MOD_FAILED_PRECONDITION, "the client declined to train on this model"
-                )
-                return Message(why, reply_to=message)
+                return _declined(message, "the client declined to train on this model")
         if compare and report is not None and report.verdict != "not_finite":
             context.state[LAST] = ArrayRecord({k: Array(a) for k, a in model.items()})
         return call_next(message, context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,13 +15,33 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedaudit.accounting import check_delta
-from fedaudit.errors import UsageError
+from fedaudit.errors import LimitBroken, UsageError
 from fedaudit.recorders.flower import require
-from fedaudit.recorders.flower.arrays import Content, content_of, named, single
-from fedaudit.recorders.flower.protections import DELTA, declared_by
-from fedaudit.recorders.flower.tape import WEIGHT, Reply, Sends, Sent, Tape, TapeOptions, party
+from fedaudit.recorders.flower.arrays import (
+    NAMES,
+    SITE,
+    Content,
+    Named,
+    answer_of,
+    content_of,
+    named,
+    single,
+    take_site,
+)
+from fedaudit.recorders.flower.declared import DELTA, declared_by
+from fedaudit.recorders.flower.tape import (
+    RUN_ID,
+    WEIGHT,
+    Reply,
+    Sends,
+    Sent,
+    Tape,
+    TapeOptions,
+    party,
+)
+from fedaudit.recorders.watching import RoundWatch
 from fedaudit.trace import SERVER
+from fedaudit.trace.limits import RecordingLimits
 
 ARRAYS = "arrays"
 """The record in which Flower's strategies send the model by default."""
@@ -34,11 +55,16 @@ class RecordingStrategy(Strategy):
     what the server sees. Inside a wrapper, it sees only what that wrapper passes on, and not the
     released model.
 
-    `tensors`, `dtype` and `sketch` select the recorded parts of an upload; `purpose` and
-    `retention` go into the manifest (see `tape.TapeOptions`). `sends`: a reply holds a "model", a
-    "delta" or a "gradient". Nodes are named node-ID; with `name_by="partition-id"`, after that
-    metric of their replies. `task` describes the model for audits. `delta` is that of a DP
-    wrapper's guarantee in reports. `resume` continues a trace after its last complete round.
+    `tensors`, `dtype` and `sketch` select the recorded parts of an upload, `limits` the rounds and
+    the size; `purpose` and `retention` go into the manifest (see `tape.TapeOptions`). `sends`: a
+    reply holds a "model", a "delta" or a "gradient". Nodes are named node-ID, or as they tell by
+    `site_name_mod`, or by a metric of their replies (`name_by`), which is taken out before the
+    strategy averages. `task` describes the model for audits. `delta` is that of a DP wrapper's
+    guarantee in reports. `resume` continues a trace after its last complete round. "{run_id}" in
+    `path` is replaced.
+
+    `policy`: limits that are checked after every round (docs/watch.md). A broken one is logged;
+    with `stop=True` it ends the federation, before the round is averaged.
     """
 
     def __init__(
@@ -56,6 +82,9 @@ class RecordingStrategy(Strategy):
         name_by: str | None = None,
         delta: float = DELTA,
         resume: bool = False,
+        limits: RecordingLimits | None = None,
+        policy: Any = None,
+        stop: bool = False,
     ) -> None:
         if not isinstance(strategy, Strategy):
             raise UsageError(
@@ -69,16 +98,24 @@ class RecordingStrategy(Strategy):
         self._tape = Tape(
             path,
             TapeOptions(
-                tensors=tensors, dtype=dtype, sketch=sketch, purpose=purpose, retention=retention
+                tensors=tensors,
+                dtype=dtype,
+                sketch=sketch,
+                purpose=purpose,
+                retention=retention,
+                limits=limits or RecordingLimits(),
             ),
             about={"aggregation": type(strategy).__name__, "software": f"flwr {require()}"},
-            declared=declared_by(strategy, check_delta(delta)),
+            declared=declared_by(strategy, delta),
             task=task,
             weight_key=str(getattr(strategy, "weighted_by_key", WEIGHT)),
             sends=sends,
             name_by=name_by,
             resume=resume,
         )
+        self._weight_key = str(getattr(strategy, "weighted_by_key", WEIGHT))
+        self._name_by, self._last = name_by, 0
+        self._watch = None if policy is None else RoundWatch(policy, stop=stop)
 
     @property
     def path(self) -> Path:
@@ -110,16 +147,25 @@ class RecordingStrategy(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        return self.strategy.aggregate_evaluate(server_round, replies)
+        received = list(replies)
+        for reply in received:
+            if reply.has_content():
+                take_site(reply.content, self._name_by, self._weight_key)
+        return self.strategy.aggregate_evaluate(server_round, received)
 
     def summary(self) -> None:
         self.strategy.summary()
 
     def start(self, *args: Any, **settings: Any) -> Result:
         """Run the wrapped strategy's own loop, with its two training methods recorded."""
+        own_loop = type(self.strategy).start is not Strategy.start
+        given = inspect.signature(self.strategy.start).bind(*args, **settings)
+        given.apply_defaults()
+        # the last round waits for the model that is released: it is written once
+        self._last = 0 if own_loop else int(given.arguments["num_rounds"])
         with self._listening():
             result = self.strategy.start(*args, **settings)
-        self._tape.close(named(result.arrays) if result.arrays else None)
+        self._tape.close(_model_of(result.arrays))
         return result
 
     def close(self) -> None:
@@ -152,6 +198,7 @@ class RecordingStrategy(Strategy):
         config: ConfigRecord,
         grid: Grid,
     ) -> Iterable[Message]:
+        self._tape.locate(grid.run.run_id)
         messages = list(configure(server_round, arrays, config, grid))
         # many nodes share one content: read it once
         read: dict[tuple[int, ...], Content] = {}
@@ -159,9 +206,11 @@ class RecordingStrategy(Strategy):
         for m in messages:
             same = (id(m.content), *(id(r) for r in m.content.values()))
             if same not in read:
-                read[same] = content_of(m.content, self._key)
+                # a first model that cannot be recorded is refused, a later one is noted
+                reading = answer_of if self._tape.like else content_of
+                read[same] = reading(m.content, self._key)
             sent.append(Sent(m.metadata.dst_node_id, read[same], m))
-        alone = None if messages else Content(named(arrays))
+        alone = None if messages or self._tape.like else Content(named(arrays))
         self._tape.begin(server_round, sent, list(grid.get_node_ids()), alone)
         return messages
 
@@ -172,16 +221,64 @@ class RecordingStrategy(Strategy):
         replies: Iterable[Message],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         received = list(replies)
-        # record before the strategy acts: some strategies change the replies, others raise
-        self._tape.record_replies([self._read(reply) for reply in received])
-        return aggregate(server_round, received)
+        # read before the strategy acts: some strategies change the replies, others raise
+        read = [self._read(reply) for reply in received]
+        if server_round != self._last:
+            self._tape.record_replies(read)
+            self._check()
+            return aggregate(server_round, received)
+        released: ArrayRecord | None = None
+        try:
+            found = aggregate(server_round, received)
+            released = found[0]
+        finally:
+            self._tape.record_replies(read, _model_of(released))
+        self._check()
+        return found
+
+    def _check(self) -> None:
+        """Hold what is recorded against the policy."""
+        if self._watch is None or self._tape.stopped:
+            return
+        try:
+            self._watch.after_round(self.path)
+        except LimitBroken:
+            self._tape.close()
+            raise
 
     def _read(self, reply: Message) -> Reply:
         node, answers = reply.metadata.src_node_id, reply.metadata.reply_to_message_id
         if reply.has_error():
             why = str(single(reply.error.reason or f"code {reply.error.code}"))
             return Reply(node, None, why, answers)
-        return Reply(node, content_of(reply.content, self._key, self._tape.like), "", answers)
+        site = take_site(reply.content, self._name_by, self._weight_key)
+        content = answer_of(reply.content, self._key, self._tape.like)
+        return Reply(node, content, "", answers, site)
+
+
+def _model_of(arrays: ArrayRecord | None) -> Named | None:
+    """A released model by name; None if there is none, or none that a trace can hold."""
+    try:
+        return named(arrays) if arrays else None
+    except UsageError:
+        return None
+
+
+def site_name_mod(key: str = "partition-id", name: str = "") -> Mod:
+    """A mod by which a node tells its name: `name`, or the value of `key` in its node config.
+
+    The name travels in a record of its own, not among the metrics, and the recording strategy
+    takes it out on arrival: nothing averages it. A site that restarts keeps its name.
+    """
+
+    def naming(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        reply = call_next(message, context)
+        own = name or context.node_config.get(key)
+        if reply.has_content() and own is not None:
+            reply.content[NAMES] = ConfigRecord({SITE: own})
+        return reply
+
+    return naming
 
 
 def record_mod(
@@ -194,8 +291,9 @@ def record_mod(
 ) -> Mod:
     """A mod that records the messages that a node received and sent.
 
-    Every run and node gets a folder `run-ID/node-ID` under `path`. Put it first in the list of
-    mods, so that it records replies after all other mods (noise, clipping) have acted.
+    Every run and node gets a folder `run-ID/node-ID` under `path`; a path with "{run_id}" gets the
+    number there instead. Put it first in the list of mods, so that it records replies after all
+    other mods (noise, clipping) have acted.
     """
 
     def recorded(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -205,7 +303,7 @@ def record_mod(
         received = content_of(message.content, ARRAYS)
         own = party(context.node_id)
         tape = Tape(
-            Path(path) / f"run-{context.run_id}" / own,
+            _folder(path, context.run_id) / own,
             TapeOptions(tensors=tensors, dtype=dtype, purpose=purpose, retention=retention),
             about={"parties": [SERVER, own], "software": f"flwr {require()}"},
             resume=True,
@@ -220,8 +318,15 @@ def record_mod(
             why = str(single(reply.error.reason or f"code {reply.error.code}"))
             tape.record_replies([Reply(context.node_id, None, why)])
         else:
-            sent = content_of(reply.content, ARRAYS, received.model)
+            sent = answer_of(reply.content, ARRAYS, received.model)
             tape.record_replies([Reply(context.node_id, sent)])
         return reply
 
     return recorded
+
+
+def _folder(path: str | os.PathLike[str], run_id: int) -> Path:
+    text = os.fspath(path)
+    if RUN_ID in text:
+        return Path(text.replace(RUN_ID, str(run_id)))
+    return Path(text) / f"run-{run_id}"

@@ -8,7 +8,6 @@ their number, which is `partition-id`.
 from __future__ import annotations
 
 import ipaddress
-import json
 import os
 import subprocess
 import sys
@@ -17,13 +16,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedaudit import foreign
 from fedaudit.errors import FedauditError, TraceError, UsageError
 from fedaudit.files import Unreadable, read_text, read_toml
 from fedaudit.progress import no_progress
-from fedaudit.randomness import Seed
 from fedaudit.recorders.flower import QUIET, require
 from fedaudit.setup.config import load
-from fedaudit.setup.prepare import client_count, load_data
+from fedaudit.setup.prepare import Prepared, client_count
 from fedaudit.setup.toml import to_toml
 from fedaudit.study.remote import train_one
 from fedaudit.study.run import _recorded, simulate
@@ -54,16 +53,16 @@ def choose_engine(
     if superlink is None and (root_certificates is not None or insecure):
         raise UsageError(
             "the options for a SuperLink need its address",
-            expected="--superlink ADDRESS beside --root-certificates or --insecure",
+            expected="`superlink` beside `root_certificates` or `insecure`",
             got="no address",
-            remedy="leave them out, or give --engine flower --superlink ADDRESS",
+            remedy="leave them out, or give `engine=flower` and `superlink=ADDRESS`",
         )
     if engine not in ("local", "flower") or (superlink is not None and engine != "flower"):
         raise UsageError(
             "no such engine",
-            expected="--engine local, --engine flower, or --engine flower --superlink ADDRESS",
-            got=f"--engine {engine}" + (f" --superlink {superlink}" if superlink else ""),
-            remedy="--engine flower",
+            expected="`engine=local` or `engine=flower`; `superlink` with flower only",
+            got=f"`engine={engine}`" + (f" with `superlink={superlink}`" if superlink else ""),
+            remedy="`engine=flower`",
         )
     if engine == "local":
         return None
@@ -79,18 +78,18 @@ def _trusted(address: str, root_certificates: Path | None, insecure: bool) -> Pa
     if root_certificates is not None and insecure:
         raise UsageError(
             "a connection is either secured or not",
-            expected="--root-certificates FILE or --insecure",
+            expected="`root_certificates` or `insecure`",
             got="both",
-            remedy="leave --insecure out",
+            remedy="leave `insecure` out",
         )
     if root_certificates is None:
         if insecure or is_loopback(address):
             return None
         raise UsageError(
             f"models would travel to {address} in the clear",
-            expected="--root-certificates FILE, the PEM file of the SuperLink",
+            expected="`root_certificates`, the PEM file of the SuperLink",
             got="no certificates, and an address on another machine",
-            remedy="give the file; use --insecure only inside a tunnel or a closed network",
+            remedy="give the file; use `insecure=True` only inside a tunnel or a closed network",
         )
     try:
         text = read_text(root_certificates, encoding="ascii")
@@ -123,26 +122,29 @@ class Simulation:
     def __init__(self, timeout: float = TIMEOUT) -> None:
         self.timeout = timeout
 
-    def __call__(self, config: Config, path: Path, progress: Progress) -> None:
+    def __call__(self, prepared: Prepared, path: Path, progress: Progress) -> None:
         from fedaudit.recorders.flower import engine
 
         def play(grid: Any, _: Mapping[str, Any]) -> None:
-            record(grid, config, path, progress, self.timeout)
+            record(grid, prepared, path, progress, self.timeout)
 
-        engine.simulate(play, train_one, clients_of(config), os.cpu_count() or 1)
-
-
-def clients_of(config: Config) -> int:
-    return client_count(config, load_data(config, Seed(config.seed))[0])
+        engine.simulate(play, train_one, clients_of(prepared), os.cpu_count() or 1)
 
 
-def record(grid: Any, config: Config, path: Path, progress: Progress, timeout: float) -> None:
+def clients_of(prepared: Prepared) -> int:
+    return client_count(prepared.config, prepared.train)
+
+
+def record(
+    grid: Any, given: Config | Prepared, path: Path, progress: Progress, timeout: float
+) -> None:
     """Run the federation of a config on a grid, and record it."""
     from fedaudit.recorders.flower.engine import Fleet
 
-    experiment = to_toml({k: v for k, v in config.raw.items() if k != "audits"})
-    fleet = Fleet(grid, clients_of(config), experiment, timeout)
-    simulate(config, path, progress, fleet.train)
+    prepared = Prepared.of(given)
+    experiment = to_toml({k: v for k, v in prepared.config.raw.items() if k != "audits"})
+    fleet = Fleet(grid, clients_of(prepared), experiment, timeout)
+    simulate(prepared, path, progress, fleet.train)
 
 
 # -- a deployment ---------------------------------------------------------------------------------
@@ -170,38 +172,50 @@ def server_app() -> Any:
         except Exception as error:
             # for the process that waits: a message, not a traceback
             own = isinstance(error, FedauditError)
-            message = str(error) if own else f"{type(error).__name__}: {error}"
+            message = str(error) if own else foreign.describe_error(error, package=True)
             failure.write_text(message, encoding="utf-8")
             raise
 
     return engine.server_app(play, [])
 
 
-APP = """
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
+def _app(config: Mapping[str, Any]) -> str:
+    """The pyproject.toml of the temporary app, with its run config."""
+    return to_toml(
+        {
+            "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
+            "project": {
+                "name": "fedaudit-engine",
+                "version": "1.0.0",
+                "description": "An experiment of fedaudit",
+                "license": "Apache-2.0",
+                "dependencies": [],
+            },
+            "tool": {
+                "hatch": {"build": {"targets": {"wheel": {"packages": ["."]}}}},
+                "flwr": {
+                    "app": {
+                        "publisher": "fedaudit",
+                        "components": {
+                            "serverapp": "engine.server:app",
+                            "clientapp": "engine.client:app",
+                        },
+                        "config": config,
+                    }
+                },
+            },
+        }
+    )
 
-[project]
-name = "fedaudit-engine"
-version = "1.0.0"
-description = "An experiment of fedaudit"
-license = "Apache-2.0"
-dependencies = []
 
-[tool.hatch.build.targets.wheel]
-packages = ["."]
-
-[tool.flwr.app]
-publisher = "fedaudit"
-
-[tool.flwr.app.components]
-serverapp = "engine.server:app"
-clientapp = "engine.client:app"
-
-[tool.flwr.app.config]
-{config}
-"""
+def _connection(address: str, root_certificates: Path | None) -> str:
+    """Flower's config.toml with the SuperLink as its default connection."""
+    secured: dict[str, Any] = (
+        {"insecure": True}
+        if root_certificates is None
+        else {"root-certificates": str(root_certificates)}
+    )
+    return to_toml({"superlink": {"default": "here", "here": {"address": address, **secured}}})
 
 
 class Deployment:
@@ -213,12 +227,13 @@ class Deployment:
         self.address, self.timeout = address, timeout
         self.root_certificates = root_certificates
 
-    def __call__(self, config: Config, path: Path, progress: Progress) -> None:
+    def __call__(self, prepared: Prepared, path: Path, progress: Progress) -> None:
+        total = prepared.config.federation.rounds
         recorded, complete = _recorded(path)
-        if complete and recorded == config.federation.rounds:
+        if complete and recorded == total:
             progress("train", recorded, recorded, "already recorded")
             return
-        progress("train", recorded, config.federation.rounds, f"at {self.address}")
+        progress("train", recorded, total, f"at {self.address}")
         with tempfile.TemporaryDirectory() as folder:
             self._run(Path(folder), path)
         failure = path / "flower-failed.txt"
@@ -230,7 +245,7 @@ class Deployment:
         if not complete:
             raise TraceError(
                 "the deployment did not finish",
-                expected=f"{config.federation.rounds} rounds",
+                expected=f"{total} rounds",
                 got=f"{recorded}",
                 remedy="see the SuperLink's log; the same command continues from there",
             )
@@ -245,24 +260,15 @@ class Deployment:
             OUT: str(path.resolve()),
             WAIT: self.timeout,
         }
-        lines = "\n".join(f"{k} = {json.dumps(v)}" for k, v in settings.items())
-        (app / "pyproject.toml").write_text(APP.format(config=lines), encoding="utf-8")
+        (app / "pyproject.toml").write_text(_app(settings), encoding="utf-8")
         (app / "engine" / "__init__.py").write_text("", encoding="utf-8")
         for part in ("server", "client"):
             code = (
                 f"from fedaudit.recorders.flower.runtime import {part}_app\n\napp = {part}_app()\n"
             )
             (app / "engine" / f"{part}.py").write_text(code, encoding="utf-8")
-        secured = (
-            "insecure = true"
-            if self.root_certificates is None
-            else f"root-certificates = {json.dumps(str(self.root_certificates))}"
-        )
-        (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "{self.address}"\n'
-            f"{secured}\n",
-            encoding="utf-8",
-        )
+        text = _connection(self.address, self.root_certificates)
+        (home / "config.toml").write_text(text, encoding="utf-8")
         flwr = Path(sys.executable).with_name("flwr")
         done = subprocess.run(
             [str(flwr), "run", str(app), "here", "--stream"],

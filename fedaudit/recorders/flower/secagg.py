@@ -185,7 +185,9 @@ class SecAggTape(Tape):
             return
         weights = {n: weight_of(leg.scalars, WEIGHT) for n, leg in members.items()}
         total = sum(weights.values())
-        opened = {k: total * a.astype(np.float64) for k, a in mean.items() if k not in self._whole}
+        opened = {
+            k: total * a.astype(np.float64) for k, a in mean.items() if k not in self._integers
+        }
         for sent in self._sent:
             if sent.node in weights:
                 for k, a in opened.items():
@@ -298,7 +300,7 @@ class RecordingSecAggWorkflow:
             self.workflow(grid, context)  # raises Flower's own error
             return
         self._legs, self._begun = [], False
-        self._tape.about("aggregation", type(context.strategy).__name__)
+        self._tape.add_fact("aggregation", type(context.strategy).__name__)
         try:
             with self._listening(context, list(grid.get_node_ids())):
                 self.workflow(_ListeningGrid(grid, self._note), context)

@@ -1,15 +1,19 @@
 """Write the rounds of a Flower run into a trace.
 
 A round is written before the strategy sees its replies, so the trace has them even if aggregation
-fails. Names, shapes and layouts are those of the first model.
+fails; only the last one waits for the model that is released. Names, shapes and layouts are those
+of the first model. What cannot be recorded is refused before anything is sent; a fault after that
+(a full disk) stops the recording, not the run.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import secrets
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,18 +21,41 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.errors import TraceError, UsageError
+from fedaudit.files import write_atomically
 from fedaudit.layout import Layout
 from fedaudit.recorders.flower.arrays import Content, Named, misfit, weight_of, whole
-from fedaudit.trace import PUBLIC, SERVER, Recorder
-from fedaudit.trace.recorder import INTEGERS, MODEL, RoundWriter, layouts_like
-from fedaudit.trace.schema import AGAIN, FAILED, JOINED, LATE, LEFT_OUT, REFUSED, ROUNDED
-from fedaudit.trace.store import read_manifest
+from fedaudit.trace import (
+    AGGREGATOR,
+    ANONYMOUS,
+    NETWORK,
+    PUBLIC,
+    SERVER,
+    SHUFFLER,
+    WIRETAP,
+    Recorder,
+)
+from fedaudit.trace.limits import FAULTS, RecordingLimits, log_stop
+from fedaudit.trace.recorder import (
+    INTEGERS,
+    MODEL,
+    RoundWriter,
+    another_experiment,
+    layouts_like,
+    recorded_layouts,
+)
+from fedaudit.trace.schema import AGAIN, FAILED, JOINED, LATE, LEFT_OUT, REFUSED, ROUNDED, STOPPED
+from fedaudit.trace.store import read_manifest, sketch_seed_file
 
 Sends = Literal["model", "delta", "gradient"]
 
 WEIGHT = "num-examples"
 """The metric that Flower's strategies use as a reply's weight by default."""
 SKETCH = "sketch"
+RUN_ID = "{run_id}"
+"""Replaced in a recording's path by Flower's number of the run."""
+RESERVED = {SERVER, SHUFFLER, AGGREGATOR, ANONYMOUS, PUBLIC, NETWORK, WIRETAP, ""}
+
+log = logging.getLogger("fedaudit.recorder")
 
 
 def party(node: int | str) -> str:
@@ -38,25 +65,27 @@ def party(node: int | str) -> str:
 
 @dataclass(frozen=True)
 class Sent:
-    """A model sent to a node; `number` is the id of its message, once it has one."""
+    """A model sent to a node; `message_id` is empty until its message has one."""
 
     node: int | str
     content: Content
     message: Any = None
 
     @property
-    def number(self) -> str:
+    def message_id(self) -> str:
         return "" if self.message is None else str(self.message.metadata.message_id)
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A reply: its content, or None and the reason (`failed`); `answers`: id of the message."""
+    """A reply: its content, or None and the reason (`failed`). `answers`: id of the message;
+    `site`: the name that the node gave itself."""
 
     node: int | str
     content: Content | None
     failed: str = ""
     answers: str = ""
+    site: str | int | float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +95,9 @@ class TapeOptions:
     `tensors`: name patterns, all by default. `dtype`: "float16" halves the space. `sketch`: the
     width of a random projection that is recorded **instead of** updates and models; it allows
     linking updates but not inverting them. Its signs come from the operating system and are not
-    stored. `purpose` and `retention` go into the manifest.
+    stored; only a tape with `resume=True` keeps their seed, in a private file beside the trace.
+    `purpose` and `retention` go into the manifest. `limits`: rounds whose payloads are kept, and
+    the size of the trace; an error stops the recording, not the run.
     """
 
     tensors: str | Sequence[str] = "*"
@@ -74,6 +105,7 @@ class TapeOptions:
     sketch: int | None = None
     purpose: str = ""
     retention: str = ""
+    limits: RecordingLimits = field(default_factory=RecordingLimits)
 
     def __post_init__(self) -> None:
         if self.sketch is not None and (self.sketch < 2 or self.tensors != "*"):
@@ -102,25 +134,41 @@ class Tape:
         resume: bool = False,
     ) -> None:
         self.path, self.keep, self.resume = Path(path), keep, resume
-        if (self.path / "manifest.json").exists() and not resume:
-            raise TraceError(
-                f"{self.path} already holds a trace",
-                expected="a new folder for every run",
-                got="manifest.json",
-                remedy="choose another folder, or pass resume=True to go on with this one",
-            )
+        if RUN_ID not in str(self.path):
+            self._refuse_folder()
         self._about, self._declared, self._task = dict(about), declared, dict(task or {})
         self._weight_key, self._sends, self._name_by = weight_key, sends, name_by
         self._recorder: Recorder | None = None
         self._names: dict[int | str, str] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._beside: dict[str, dict[str, tuple[int, ...]]] = {}
-        self._whole: set[str] = set()
+        self._integers: set[str] = set()
         self._nodes: list[int | str] = []
         self._sent: list[Sent] = []
-        self._earlier: dict[str, int] = {}
+        self._earlier: dict[str, int | str] = {}  # message of an earlier round -> its node
+        self._done = False  # whether the released model is on record
+        self.stopped = ""
         self._first, self._next = 0, 1  # rounds before this start; the next round
-        self._fold: Any = None
+        self._count_sketch: Any = None
+        self._seed: int | None = None  # of the sketch's signs
+
+    def _refuse_folder(self) -> None:
+        """Refuse a folder that holds another trace."""
+        if (self.path / "manifest.json").exists() and not self.resume:
+            raise TraceError(
+                f"{self.path} already holds a trace",
+                expected="a new folder for every run",
+                got="manifest.json",
+                remedy="choose another folder, or pass resume=True to go on with this one",
+            )
+        if self.keep.sketch is not None:
+            self._refuse_lost_signs()
+
+    def locate(self, run_id: object) -> None:
+        """Put the number of the run into the path, where it asks for one."""
+        if RUN_ID in str(self.path):
+            self.path = Path(str(self.path).replace(RUN_ID, str(run_id)))
+            self._refuse_folder()
 
     @property
     def like(self) -> Mapping[str, tuple[int, ...]]:
@@ -132,7 +180,7 @@ class Tape:
         """Complete rounds since this start."""
         return self._next - 1
 
-    def about(self, key: str, value: Any) -> None:
+    def add_fact(self, key: str, value: Any) -> None:
         """Add a fact about the federation, before anything is written."""
         if self._recorder is None:
             self._about[key] = value
@@ -144,16 +192,28 @@ class Tape:
         return self._names.setdefault(node, party(node))
 
     def _learn_names(self, replies: Iterable[Reply]) -> None:
-        """Take names that nodes report, before these nodes are first recorded."""
-        if self._name_by is None:
-            return
-        for reply in replies:
-            own = None if reply.content is None else reply.content.scalars.get(self._name_by)
-            if own is None or reply.node in self._names:
+        """Take names that nodes report, before these nodes are first recorded.
+
+        A site that comes back under another identifier keeps its name: the earlier node of that
+        name does not answer any more. Of two that do, the second keeps its identifier.
+        """
+        answered = {r.node: r for r in replies if r.content is not None}
+        for reply in answered.values():
+            if (own := self._site(reply)) is None or reply.node in self._names:
                 continue
             name = own if isinstance(own, str) else f"client-{own}"
-            if name not in self._names.values():
-                self._names[reply.node] = name
+            if name in RESERVED or any(
+                self._names.get(node) == name for node in answered if node != reply.node
+            ):
+                log.warning("node %s cannot be called %r, which is taken", reply.node, name)
+                continue
+            self._names[reply.node] = name
+
+    def _site(self, reply: Reply) -> Any:
+        """The name that a node reports: beside its metrics, or as the metric `name_by`."""
+        if reply.site is not None or self._name_by is None or reply.content is None:
+            return reply.site
+        return reply.content.scalars.get(self._name_by)
 
     # -- rounds ----------------------------------------------------------------------------------
 
@@ -166,7 +226,7 @@ class Tape:
     ) -> None:
         """Start a round with its models; `model` replaces them if no node was chosen."""
         if number == 1 and self.resume and self._recorder is not None:
-            self._first, self._next = self._recorder.rounds, 1
+            self._first, self._next, self._done = self._recorder.rounds, 1, False
         if number != self._next:
             raise TraceError(
                 f"round {number} does not follow round {self._next - 1} of the trace",
@@ -175,22 +235,76 @@ class Tape:
                 remedy="record every start of a strategy into a folder of its own, or pass "
                 "resume=True",
             )
+        if self.stopped:
+            self._sent = []
+            return
         self._sent = list(sent)
         self._nodes = list(dict.fromkeys([*nodes, *(s.node for s in sent)]))
         first = sent[0].content if sent else model
         if not self._shapes and first is not None:
             self._shapes = {k: a.shape for k, a in first.model.items()}
-            self._whole = {k for k, a in first.model.items() if a.dtype.kind != "f"}
+            self._integers = {k for k, a in first.model.items() if a.dtype.kind != "f"}
             layouts_like(first.model)  # refuses a bad model before anything is sent
+        if self._recorder is None:
+            self._check_folder()
 
-    def record_replies(self, replies: Sequence[Reply]) -> None:
-        """Write the round with its replies."""
-        self._next += 1
+    def _check_folder(self) -> None:
+        """Refuse a folder that cannot be written or continued, before anything is sent."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TraceError(
+                f"cannot write a trace to {self.path}",
+                expected="a folder that can be written",
+                got=error.strerror or str(error),
+                remedy="choose another folder",
+            ) from None
         if not self._shapes:
-            return  # no model yet: nothing to record
+            return
+        self._seed = self._sign_seed()
+        old = self.path / "manifest.json"
+        if self.resume and self.keep.sketch is None and old.exists():
+            wanted = recorded_layouts(self._zeros(), self.keep.tensors, self.keep.dtype)
+            kept = read_manifest(old)[0].layouts
+            if any(kept.get(name) != layout for name, layout in wanted.items()):
+                raise another_experiment(self.path)
+
+    def _zeros(self) -> Named:
+        """Arrays of the model's names, shapes and kinds of numbers."""
+        return {
+            k: np.zeros(s, dtype=np.int64 if k in self._integers else np.float32)
+            for k, s in self._shapes.items()
+        }
+
+    def record_replies(self, replies: Sequence[Reply], released: Named | None = None) -> None:
+        """Write the round with its replies; `released`: the model that ends the run."""
+        self._next += 1
+        if self._shapes:  # else there is no model yet, and nothing to record
+            self._guarded(self._record, replies, released)
+        self._sent = []
+
+    def _guarded(self, act: Callable[..., None], *args: Any) -> None:
+        """Call `act`; a fault stops the recording, and the run goes on."""
+        if self.stopped:
+            return
+        try:
+            act(*args)
+        except FAULTS as error:
+            if self._recorder is None:
+                self.stopped = log_stop(self.path, 0, error)
+            else:
+                self._recorder.stop(error)
+        if self._recorder is not None:
+            self.stopped = self._recorder.stopped
+
+    def _record(self, given: Sequence[Reply], released: Named | None) -> None:
+        asked = {s.message_id: s.node for s in self._sent if s.message_id}
+        # Flower itself answers for a node that is gone: the sender is then the SuperLink, and only
+        # the message that is answered tells the node
+        of = {**self._earlier, **asked}
+        replies = [replace(r, node=of.get(r.answers, r.node)) for r in given]
         self._learn_names(replies)
         recorder = self._writer(replies)
-        asked = {s.number: s.node for s in self._sent if s.number}
         chosen = {s.node for s in self._sent}
         late = [
             r.node not in chosen or (r.answers in self._earlier and r.answers not in asked)
@@ -212,8 +326,9 @@ class Tape:
                 why = {FAILED: "no answer in time"}
                 reply = Reply(silent.node, None)
                 self._write_reply(wire, reply, at + 1, why, None)
-        self._earlier |= dict.fromkeys(asked, recorder.rounds)
-        self._sent = []
+            if released is not None and not misfit(released, self._shapes):
+                self._write_released(wire, released)
+        self._earlier |= asked
 
     def _write_models(self, wire: RoundWriter, step: int) -> dict[int | str, Named]:
         """Write the model to every node; equal models are stored once."""
@@ -292,14 +407,14 @@ class Tape:
 
     def _misfit(self, content: Content, what: str) -> str:
         """How a message differs from the first model; if it does, only its size is recorded."""
-        wrong = misfit(content.model, self._shapes)
+        wrong = content.lacks or misfit(content.model, self._shapes)
         if wrong:
             warnings.warn(f"{what} not recorded: {wrong}", stacklevel=2)
         return wrong
 
     def _payload(self, content: Content) -> tuple[Named, dict[str, Any]]:
         """All arrays of a message by their names in the trace, and notes on what was left out."""
-        rounded = [k for k in self._whole if content.model[k].dtype.kind == "f"]
+        rounded = [k for k in self._integers if content.model[k].dtype.kind == "f"]
         payload = dict(content.model)
         for name in rounded:
             payload[name] = whole(payload[name])
@@ -318,20 +433,53 @@ class Tape:
         """The random projection (m,) of an update; None if its model is not known."""
         if model is None and self._sends == "model":
             return None
-        layout = layouts_like({k: a for k, a in reply.items() if k not in self._whole})[MODEL]
+        layout = layouts_like({k: a for k, a in reply.items() if k not in self._integers})[MODEL]
         row = layout.flatten({k: reply[k] for k in layout.names}).astype(np.float32)
         if self._sends == "model" and model is not None:
             row -= layout.flatten({k: model[k] for k in layout.names})
         elif self._sends == "gradient":
             row *= -1
-        if self._fold is None:
-            from fedaudit.audits.fingerprint.features import CountSketch
+        if self._count_sketch is None:
+            from fedaudit.stats.count_sketch import CountSketch
 
             width = min(int(self.keep.sketch or 0), layout.width)
-            self._fold = CountSketch(layout.width, width, np.random.default_rng())
-        out = np.zeros((1, self._fold.width), dtype=np.float32)
-        self._fold.add(out, row[None], 0)
+            signs = np.random.default_rng(self._seed)
+            self._count_sketch = CountSketch(layout.width, width, signs)
+        out = np.zeros((1, self._count_sketch.width), dtype=np.float32)
+        self._count_sketch.add(out, row[None], 0)
         return out[0]
+
+    # -- the sketch's signs ----------------------------------------------------------------------
+
+    def _refuse_lost_signs(self) -> None:
+        """Refuse to continue a sketch with new signs: rounds before and after could not be linked,
+        and an audit would take that for protection."""
+        seed = sketch_seed_file(self.path)
+        if (self.path / "manifest.json").exists() and not seed.exists():
+            raise TraceError(
+                f"the sketch in {self.path} cannot be continued: its random signs are gone",
+                expected=f"their seed in {seed}, which a recording with resume=True writes",
+                got="no such file",
+                remedy="record into a new folder, with resume=True from the first start on",
+            )
+
+    def _sign_seed(self) -> int | None:
+        """Seed of the signs; None, the operating system's entropy, if no start will follow."""
+        if self.keep.sketch is None or not self.resume:
+            return None
+        file = sketch_seed_file(self.path)
+        try:
+            if not (self.path / "manifest.json").exists():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(file, f"{secrets.randbits(128):032x}\n", private=True)
+            return int(file.read_text("ascii"), 16)
+        except (OSError, ValueError) as error:
+            raise TraceError(
+                f"the seed of the sketch's signs cannot be kept in {file}",
+                expected="a private file with a hexadecimal number",
+                got=getattr(error, "strerror", None) or "other content",
+                remedy="restore the file from a copy, or record into a new folder",
+            ) from None
 
     # -- the file --------------------------------------------------------------------------------
 
@@ -340,7 +488,9 @@ class Tape:
             return self._recorder
         contents = [*(s.content for s in self._sent), *(r.content for r in replies if r.content)]
         layouts = self._layouts(contents)
-        everyone = [self.name(n) for n in self._nodes if n in self._names or not self._name_by]
+        # where nodes tell their names, one that was not asked yet has none
+        naming = self._name_by is not None or any(r.site is not None for r in replies)
+        everyone = [self.name(n) for n in self._nodes if n in self._names or not naming]
         about = {**self._about, "hubs": [SERVER]}
         if everyone and len(everyone) == len(self._nodes):
             about |= {"clients": sorted(everyone), "parties": [SERVER, *sorted(everyone)]}
@@ -351,7 +501,8 @@ class Tape:
         if self.resume and old.exists():
             # nodes get new ids when a run starts again: keep the first list
             manifest, _ = read_manifest(old)
-            about, declared = dict(manifest.federation), manifest.declared
+            about = {k: v for k, v in manifest.federation.items() if k != STOPPED}
+            declared = manifest.declared
             task = dict(manifest.task)
         self._recorder = Recorder(
             self.path,
@@ -364,6 +515,7 @@ class Tape:
             purpose=self.keep.purpose,
             retention=self.keep.retention,
             resume=self.resume,
+            limits=replace(self.keep.limits, on_error="stop"),
         )
         self._first = self._recorder.rounds
         return self._recorder
@@ -371,13 +523,11 @@ class Tape:
     def _layouts(self, contents: Sequence[Content]) -> dict[str, Layout]:
         """Layouts of the model, of its integer tensors, and of further records in round 1."""
         if self.keep.sketch is not None:
-            floats = sum(int(np.prod(s)) for k, s in self._shapes.items() if k not in self._whole)
+            floats = sum(
+                int(np.prod(s)) for k, s in self._shapes.items() if k not in self._integers
+            )
             return {MODEL: Layout.of([(SKETCH, (min(self.keep.sketch, floats),))])}
-        first = {
-            k: np.zeros(s, dtype=np.int64 if k in self._whole else np.float32)
-            for k, s in self._shapes.items()
-        }
-        layouts = layouts_like(first)
+        layouts = layouts_like(self._zeros())
         for content in contents:
             for key, arrays in content.beside.items():
                 if key in self._beside or not arrays:
@@ -390,24 +540,25 @@ class Tape:
 
     def close(self, released: Named | None = None) -> None:
         """Mark the trace complete. `released`: the final model of the federation."""
-        recorder = self._recorder
-        if recorder is None or recorder.manifest.complete:
-            return
+        if self._recorder is not None and not self._recorder.manifest.complete:
+            self._guarded(self._close, self._recorder, released)
+
+    def _close(self, recorder: Recorder, released: Named | None) -> None:
         fits = released is not None and not misfit(released, self._shapes)
-        if fits and released is not None and recorder.rounds > self._first:
-            self._release(recorder, released)
+        if fits and released is not None and recorder.rounds > self._first and not self._done:
+            with recorder.last_round() as wire:
+                self._write_released(wire, released)
         recorder.close()
 
-    def _release(self, recorder: Recorder, released: Named) -> None:
-        """Add the released model to the last round."""
+    def _write_released(self, wire: RoundWriter, released: Named) -> None:
         payload, notes = self._payload(Content(released))
-        with recorder.last_round() as wire:
-            wire.send(
-                "model",
-                SERVER,
-                PUBLIC,
-                None if self.keep.sketch is not None else payload,
-                step=max((m.step for m in wire.messages), default=-1) + 1,
-                size=sum(a.nbytes for a in released.values()),
-                notes=notes,
-            )
+        wire.send(
+            "model",
+            SERVER,
+            PUBLIC,
+            None if self.keep.sketch is not None else payload,
+            step=max((m.step for m in wire.messages), default=-1) + 1,
+            size=sum(a.nbytes for a in released.values()),
+            notes=notes,
+        )
+        self._done = True

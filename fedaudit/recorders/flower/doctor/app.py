@@ -20,8 +20,10 @@ WITHOUT_MEAN = {
 class App:
     """The facts that all files of an app show.
 
-    `strategies`: outermost first; `wrappers`: those that add noise; `own_strategies`: classes that
-    the app derives; `mods`: (full name, the call that makes it, line).
+    `stacks`: strategies with those that they wrap, outermost first; several if a branch decides or
+    the code has several. `strategies`: the only stack, else empty; `wrappers`: those that add
+    noise; `own_strategies`: classes that the app derives; `mods`: (full name, the call that makes
+    it, line); `app_mods`: those that act on evaluation too.
     """
 
     def __init__(self, sources: Sequence[SourceFile], config: Mapping[str, Any]) -> None:
@@ -29,10 +31,12 @@ class App:
         self.recorded = any(c.short in OURS and c.name.startswith("fedaudit") for c in calls)
         found = [c for c in calls if family(c.name)]
         self.wrappers = [c for c in found if c.short.startswith(CENTRAL)]
-        self.strategies = self.wrappers + [c for c in found if c not in self.wrappers]
+        self.stacks = [stack for s in sources for stack in stacks_of(s)]
+        self.strategies = self.stacks[0] if len(self.stacks) == 1 else []
         classes = {k: v for s in sources for k, v in s.classes.items()}
         self.own_strategies = [k for k, v in classes.items() if any(family(b) for b in v)]
         self.mods = [m for s in sources for m in s.mods()]
+        self.app_mods = [m for s in sources for m in s.mods(everywhere=True)]
         self.kind = self._kind(calls, classes)
         self.secagg = [c for c in calls if c.short in ("SecAggPlusWorkflow", "SecAggWorkflow")]
         self.opacus = [c for c in calls if c.short in ("make_private", "make_private_with_epsilon")]
@@ -63,12 +67,40 @@ class App:
 
     def _kind(self, calls: Sequence[Call], classes: Mapping[str, Sequence[str]]) -> str:
         bases = [b for v in classes.values() for b in v]
-        families = {family(c.name) for c in self.strategies} | {family(b) for b in bases}
+        families = {family(c.name) for stack in self.stacks for c in stack} | {
+            family(b) for b in bases
+        }
         if "message" in families:
             return "message"
         numpy_clients = any(b.rsplit(".", 1)[-1] in ("NumPyClient", "Client") for b in bases)
         by_function = any(c.short == "ServerApp" and "server_fn" in c.arguments for c in calls)
         return "legacy" if "legacy" in families or numpy_clients or by_function else "loop"
+
+
+def stacks_of(source: SourceFile) -> list[list[Call]]:
+    """Every way in which a file wraps its strategies: one list per strategy that none wraps."""
+    found = {id(c.node): c for c in source.calls() if family(c.name)}
+    inside = {
+        at: [found[id(n)] for n in source.argument_calls(c) if id(n) in found and id(n) != at]
+        for at, c in found.items()
+    }
+
+    def below(call: Call, seen: tuple[int, ...]) -> list[list[Call]]:
+        wrapped = [c for c in inside[id(call.node)] if id(c.node) not in seen]
+        direct = [c for c in wrapped if not any(c in inside[id(w.node)] for w in wrapped)]
+        seen = (*seen, id(call.node))
+        return [[call, *rest] for c in direct for rest in below(c, seen)] or [[call]]
+
+    held = {id(c.node) for several in inside.values() for c in several}
+    out = [stack for at, c in found.items() if at not in held for stack in below(c, ())]
+    # a wrapper in a branch: without it, what it wraps runs alone
+    out += [stack[1:] for stack in out if len(stack) > 1 and _optional(stack)]
+    return out
+
+
+def _optional(stack: Sequence[Call]) -> bool:
+    """Whether a branch alone adds the outermost strategy: what it wraps stands outside of it."""
+    return stack[0].in_branch and not stack[1].in_branch
 
 
 def family(name: str) -> str:

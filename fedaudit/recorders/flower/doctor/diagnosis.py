@@ -17,7 +17,9 @@ KIND = {
 
 @dataclass(frozen=True, kw_only=True)
 class Protection:
-    """A protection: what it covers, who must be honest, its guarantee."""
+    """A protection: what it covers, who must be honest, its guarantee. `at_best`: the guarantee
+    needs equal weights, which the code does not show. `sure`: whether the code shows that it acts;
+    else a branch decides."""
 
     name: str
     where: str
@@ -25,13 +27,16 @@ class Protection:
     trust: str
     guarantee: Guarantee | None = None
     note: str = ""
+    at_best: bool = False
+    sure: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
     """The facts that an app's code shows.
 
-    `kind`: "message", "legacy" or "loop". `strategies`: outermost first. `fields`: metrics that
+    `kind`: "message", "legacy" or "loop". `strategies`: outermost first; empty if a branch decides
+    between `alternatives`. `fields`: metrics that
     travel with the model. `secure_aggregation`: whether the app uses Flower's or could. `sees`:
     observer -> what it sees. `audits`: name -> (whether it applies, how or why not). `problems`:
     protections that do not work as they seem to. `lines`: changes that record the app.
@@ -40,6 +45,7 @@ class Diagnosis:
     app: str
     kind: str
     strategies: tuple[str, ...] = ()
+    alternatives: tuple[tuple[str, ...], ...] = ()
     mods: tuple[str, ...] = ()
     rounds: int | None = None
     recorded: bool = False
@@ -57,11 +63,17 @@ class Diagnosis:
             own["guarantee"] = None if p.guarantee is None else p.guarantee.to_dict()
         return raw
 
+    def _strategies(self) -> str:
+        if self.alternatives:
+            ways = [" around ".join(stack) for stack in dict.fromkeys(self.alternatives)]
+            return f"unsure, a run decides: {'; or '.join(ways)}"
+        return " around ".join(self.strategies) or "none that can be read"
+
     def text(self) -> str:
         """The diagnosis for a terminal."""
         out = [
             f"app         {self.app} ({KIND.get(self.kind, self.kind)})",
-            f"strategy    {' around '.join(self.strategies) or 'none that can be read'}",
+            f"strategy    {self._strategies()}",
             f"mods        {', '.join(self.mods) or 'none'}",
             f"rounds      {self.rounds or 'unknown'}",
             f"recorded    {'yes' if self.recorded else 'no'}",
@@ -75,9 +87,9 @@ class Diagnosis:
                 f"    trusts    {p.trust}",
             ]
             if p.guarantee is not None:
-                g = p.guarantee
+                g, word = p.guarantee, "at best " if p.at_best else "promises"
                 out.append(
-                    f"    promises  epsilon {g.epsilon:.4g} per {g.unit} at delta {g.delta:g}, "
+                    f"    {word}  epsilon {g.epsilon:.4g} per {g.unit} at delta {g.delta:g}, "
                     f"{g.relation.replace('_', ' ')} ({g.covers})"
                 )
             if p.note:

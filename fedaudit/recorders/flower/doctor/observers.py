@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fedaudit.audits.planning import Setting
 from fedaudit.recorders.flower.doctor.app import WITHOUT_MEAN, App
 from fedaudit.recorders.flower.doctor.diagnosis import Protection
+from fedaudit.recorders.flower.doctor.protections import NOISE_MODS
 from fedaudit.recorders.flower.protections import CENTRAL
 from fedaudit.results import Need
 from fedaudit.setup.catalogue import AUDITS, find
@@ -17,8 +18,8 @@ MANY = 20
 
 def sees(app: App, protections: Sequence[Protection]) -> dict[str, str]:
     """Observer -> what it would see."""
-    noisy = any(p.name.startswith(CENTRAL) for p in protections)
-    noised = any(p.name in ("LocalDpMod", "update_noise_mod") for p in protections)
+    noisy = [p.sure for p in protections if p.name.startswith(CENTRAL)]
+    noised = any(p.name in ("LocalDpMod", *NOISE_MODS) and p.sure for p in protections)
     single = (
         "every client's model by node, clipped and with noise"
         if noised
@@ -27,7 +28,9 @@ def sees(app: App, protections: Sequence[Protection]) -> dict[str, str]:
     if app.records:
         single += ", trained on randomised features"
     server = "sums of models, and masked ones by node" if app.summed else single
-    released = "with noise" if noisy else "as it was averaged"
+    released = "as it was averaged"
+    if noisy:
+        released = "with noise" if all(noisy) else "with noise, if a branch of the code adds it"
     return {
         "server": f"{server}; metrics and numbers of examples by node",
         "client": f"its own messages, and the model of every round ({released})",
@@ -47,7 +50,8 @@ def secure_aggregation(app: App) -> str:
         )
     return (
         "not available to this app: Flower supports SecAgg+ only for the older API "
-        "(NumPyClient and a strategy of flwr.server.strategy)"
+        "(NumPyClient and a strategy of flwr.server.strategy); for this one fedaudit.flower has "
+        "SecureSumStrategy and secure_sum_mod"
     )
 
 

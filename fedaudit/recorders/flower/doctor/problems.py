@@ -5,11 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fedaudit.recorders.flower.doctor.app import OWN, App
-from fedaudit.recorders.flower.doctor.protections import local_settings
+from fedaudit.recorders.flower.doctor.protections import local_settings, rejected
 from fedaudit.recorders.flower.doctor.source import number
 from fedaudit.recorders.flower.protections import CENTRAL
 
-OUR_MODS = ("record_mod", "guard_mod", "update_noise_mod", "allocated_noise_mod")
+OUR_MODS = (
+    "record_mod",
+    "guard_mod",
+    "update_noise_mod",
+    "exposure_limit_mod",
+    "allocated_noise_mod",
+    "secure_sum_mod",
+)
+
+
+CLIPPING = {
+    "fixedclipping_mod": "clipping norm",
+    "adaptiveclipping_mod": "clipping norm",
+    "LocalDpMod": "arrays to clip in their answers",
+}
+"""Flower's mods that answer with an error where a message lacks what they need."""
 
 
 def problems_of(app: App) -> list[str]:
@@ -21,7 +36,7 @@ def _local_noise(app: App) -> Iterator[str]:
     """Settings for which LocalDpMod does not provide its epsilon."""
     for call, _ in app.local_noise:
         settings = local_settings(call)
-        if settings is None or app.rounds is None:
+        if settings is None or app.rounds is None or rejected(call):
             continue  # unknown settings: no epsilon to question
         clip, sensitivity, each, _ = settings
         if sensitivity < 2 * clip:
@@ -47,6 +62,16 @@ def _strategies(app: App) -> Iterator[str]:
             yield f"{wrapper} without {mod} at the clients: nobody clips, there is no guarantee"
         if mod in names and not used:
             yield f"{mod} without {wrapper} at the server: clients answer with errors only"
+    for call in (*app.wrappers, *(c for c, _ in app.local_noise)):
+        if refused := rejected(call):
+            yield f"{call.short}: Flower refuses {refused}, and the app does not start"
+    newer = [m for m, _, _ in app.app_mods if m.startswith("flwr.clientapp.")]
+    for name in dict.fromkeys(m.rsplit(".", 1)[-1] for m in newer):
+        if name in CLIPPING:
+            yield (
+                f"{name} on the whole ClientApp also acts on evaluation, whose messages have no "
+                f"{CLIPPING[name]}: every evaluation is an error; @app.train(mods=[...])"
+            )
     for call in app.wrappers:
         if number(call.arguments, "noise_multiplier", 1) == 0:
             yield f"{call.short} with a noise multiplier of 0 gives no guarantee"

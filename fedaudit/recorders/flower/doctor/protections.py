@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
+from fedaudit.protections.exposure_limit import LITTLE
 from fedaudit.recorders.flower.doctor.app import OWN, App
 from fedaudit.recorders.flower.doctor.diagnosis import Protection
 from fedaudit.recorders.flower.doctor.source import Call, number
@@ -17,6 +19,8 @@ from fedaudit.recorders.flower.protections import (
     update_noise,
 )
 
+NOISE_MODS = {"update_noise_mod": None, "exposure_limit_mod": LITTLE}
+"""Mods of fedaudit that clip and noise an update, and the multiplier that they have by default."""
 NO_ROUNDS = "the code does not show the number of rounds: epsilon unknown"
 PER_RECORD = ("bitrand", "ome")
 """Mechanisms of local DP whose epsilon is per record; for the others, it is per feature."""
@@ -31,7 +35,12 @@ def _central(app: App, delta: float) -> Iterator[Protection]:
     for call in app.wrappers:
         z = number(call.arguments, "noise_multiplier", 1)
         promise, note = None, "holds for equal weights of clients; FedAvg weights by examples"
-        if z is None:
+        refused = rejected(call)
+        if refused:
+            note = f"Flower refuses {refused}: nothing runs"
+        elif call.in_branch:
+            note = "a branch of the code decides whether it acts: epsilon unknown"
+        elif z is None:
             note = "the code does not show the noise multiplier: epsilon unknown"
         elif app.rounds is None:
             note = NO_ROUNDS
@@ -47,14 +56,59 @@ def _central(app: App, delta: float) -> Iterator[Protection]:
             trust="the server, which sees every update before noise is added",
             guarantee=promise,
             note=note,
+            at_best=promise is not None,
+            sure=not call.in_branch,
         )
+
+
+LEAST: Mapping[str, tuple[tuple[str, int, bool], ...]] = MappingProxyType(
+    {
+        "Fixed": (
+            ("noise_multiplier", 1, True),
+            ("clipping_norm", 2, False),
+            ("num_sampled_clients", 3, False),
+        ),
+        "Adaptive": (
+            ("noise_multiplier", 1, True),
+            ("num_sampled_clients", 2, False),
+            ("initial_clipping_norm", 3, False),
+            ("clip_norm_lr", 5, False),
+        ),
+        "LocalDpMod": (
+            ("clipping_norm", 0, False),
+            ("sensitivity", 1, True),
+            ("epsilon", 2, True),
+            ("delta", 3, True),
+        ),
+    }
+)
+"""Settings that Flower 1.41 checks when an object is made: name, position, whether 0 is allowed."""
+
+
+def rejected(call: Call) -> str:
+    """The setting that Flower refuses, as far as the code shows it; empty if none."""
+    for kind, settings in LEAST.items():
+        if kind not in call.short:
+            continue
+        for name, position, zero in settings:
+            value = number(call.arguments, name, position)
+            if value is not None and (value < 0 or (value == 0 and not zero)):
+                return f"{name} = {value:g}"
+        quantile = number(call.arguments, "target_clipped_quantile", 4)
+        if kind == "Adaptive" and quantile is not None and not 0 <= quantile <= 1:
+            return f"target_clipped_quantile = {quantile:g}"
+    return ""
 
 
 def _local(app: App) -> Iterator[Protection]:
     for call, line in app.local_noise:
         settings = local_settings(call)
         promise, note = None, ""
-        if settings is None:
+        if refused := rejected(call):
+            note = f"Flower refuses {refused}: nothing runs"
+        elif call.in_branch:
+            note = "a branch of the code decides whether it acts: epsilon unknown"
+        elif settings is None:
             note = "the code does not show its settings: epsilon unknown"
         elif app.rounds is None:
             note = NO_ROUNDS
@@ -69,6 +123,7 @@ def _local(app: App) -> Iterator[Protection]:
             trust="the client's own code",
             guarantee=promise,
             note=note,
+            sure=not call.in_branch,
         )
 
 
@@ -99,7 +154,7 @@ def _others(app: App) -> Iterator[Protection]:
             where=f"{call.file}:{call.line}",
             covers="single records within a client's update",
             trust="the client's own code",
-            note="pass its accountant's state: fedaudit audit TRACE --opacus FILE",
+            note="pass its accountant's state: `fedaudit.audit(TRACE, opacus=FILE)`",
         )
 
 
@@ -110,7 +165,7 @@ def _ours(app: App, delta: float) -> Iterator[Protection]:
             continue
         if call.short == "guard_mod":
             yield _guard(call)
-        elif call.short == "update_noise_mod":
+        elif call.short in NOISE_MODS:
             yield _update_noise(app, call, delta)
     for call in app.records[:1]:
         yield _local_dp(call)
@@ -135,14 +190,14 @@ def _guard(call: Call) -> Protection:
 def _update_noise(app: App, call: Call, delta: float) -> Protection:
     z = number({**call.arguments, "": 0}, "noise_multiplier", -1)
     if z is None and "noise_multiplier" not in call.arguments:
-        z = number(app.config, MULTIPLIER, -1)
+        z = NOISE_MODS[call.short] or number(app.config, MULTIPLIER, -1)
     promise, note = None, "the code does not show its noise multiplier: epsilon unknown"
     if z is not None and app.rounds is None:
         note = NO_ROUNDS
     elif z is not None and app.rounds is not None:
         promise, note = update_noise(z, app.rounds, delta), ""
     return Protection(
-        name="update_noise_mod",
+        name=call.short,
         where=f"{call.file}:{call.line}",
         covers="every tensor of an update; not the metrics, not the number of examples",
         trust=CLIENT_SIDE,

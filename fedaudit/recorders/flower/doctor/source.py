@@ -14,13 +14,15 @@ from fedaudit.files import Unreadable, read_text
 
 @dataclass(frozen=True)
 class Call:
-    """A call: its full name, and the arguments whose values the code shows."""
+    """A call: its full name, and the arguments whose values the code shows. `in_branch`: whether
+    only a run decides if it happens (if, else, try, match)."""
 
     name: str
     file: str
     line: int
     arguments: Mapping[str, Any]
     node: ast.Call
+    in_branch: bool = False
 
     @property
     def short(self) -> str:
@@ -52,6 +54,10 @@ class SourceFile:
                 remedy="make sure that the app runs",
             ) from None
         self.config = config
+        self._parents = {
+            id(child): node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)
+        }
+        self.assigned: dict[str, list[ast.expr]] = {}
         self.names: dict[str, str] = {}
         self.values: dict[str, ast.expr | None] = {}
         self.classes: dict[str, list[str]] = {}
@@ -77,8 +83,13 @@ class SourceFile:
     def _assigned(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Name):
             # assigned twice: the value that counts is unknown
+            self.assigned.setdefault(target.id, []).append(value)
             known = target.id in self.values
             self.values[target.id] = None if known else value
+
+    def imports(self, package: str) -> bool:
+        """Whether the file imports `package` or something of it."""
+        return any(name.split(".")[0] == package for name in self.names.values())
 
     def full(self, node: ast.expr) -> str:
         """The dotted name behind an expression, through the file's imports."""
@@ -116,11 +127,35 @@ class SourceFile:
                 name = self.full(node.func)
                 given: dict[str, Any] = {str(i): self.value(a) for i, a in enumerate(node.args)}
                 given |= {k.arg: self.value(k.value) for k in node.keywords if k.arg}
-                yield Call(name, self.file, node.lineno, given, node)
+                yield Call(name, self.file, node.lineno, given, node, self._in_branch(node))
 
-    def mods(self) -> Iterator[tuple[str, Call | None, int]]:
-        """(full name, the call that makes it, line) of every mod of a ClientApp."""
+    def _in_branch(self, node: ast.AST) -> bool:
+        child, parent = node, self._parents.get(id(node))
+        while parent is not None:
+            if isinstance(parent, ast.If | ast.IfExp):
+                if child is not parent.test and "__name__" not in ast.unparse(parent.test):
+                    return True
+            elif isinstance(parent, ast.Try | ast.Match | ast.While | ast.BoolOp):
+                return True
+            child, parent = parent, self._parents.get(id(parent))
+        return False
+
+    def argument_calls(self, call: Call) -> Iterator[ast.Call]:
+        """Calls whose results a call receives: written in it, or assigned to a name before it."""
+        for given in (*call.node.args, *(k.value for k in call.node.keywords)):
+            found = [given]
+            if isinstance(given, ast.Name):
+                found = [v for v in self.assigned.get(given.id, []) if v.lineno <= call.line]
+            for value in found:
+                if value is not call.node:
+                    yield from (n for n in ast.walk(value) if isinstance(n, ast.Call))
+
+    def mods(self, everywhere: bool = False) -> Iterator[tuple[str, Call | None, int]]:
+        """(full name, the call that makes it, line) of every mod of a ClientApp; `everywhere`: of
+        those alone that act on evaluation too."""
         for call in self.calls():
+            if everywhere and call.short != "ClientApp":
+                continue
             if call.short not in ("ClientApp", "train", "evaluate", "query"):
                 continue
             for keyword in call.node.keywords:
