@@ -13,7 +13,9 @@ import sys
 import typer
 
 from fedaudit.cli.app import app
+from fedaudit.cli.options import in_reports, with_options
 from fedaudit.errors import FedauditError
+from fedaudit.reporting.wording import worded
 
 __all__ = ["app", "main"]
 
@@ -21,9 +23,10 @@ __all__ = ["app", "main"]
 def main() -> None:
     """Entry point: turns our own errors into one message and an exit code."""
     try:
-        app(standalone_mode=True)
+        with worded(in_reports):
+            app(standalone_mode=True)
     except FedauditError as error:
-        typer.echo(f"fedaudit: {error}", err=True)
+        typer.echo(f"fedaudit: {with_options(str(error))}", err=True)
         raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
         typer.echo("fedaudit: stopped", err=True)

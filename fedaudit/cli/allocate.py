@@ -13,6 +13,7 @@ from fedaudit.allocate import AllocationOptions, allocate
 from fedaudit.allocate.base import USUAL
 from fedaudit.allocate.page import show
 from fedaudit.cli.app import new_app
+from fedaudit.cli.option_file import OptionFile
 from fedaudit.cli.output import Bar, Quiet, console, interruptible
 from fedaudit.codec import to_json
 from fedaudit.errors import UsageError
@@ -106,6 +107,7 @@ def allocate_command(
     ] = None,
     window: Annotated[int | None, typer.Option(help="Rounds after which keys are changed.")] = None,
     accountant: Annotated[By, typer.Option(help="How epsilons are composed.")] = By.pld,
+    options: OptionFile = None,
     out: Annotated[Path, typer.Option(help="Output folder.")] = Path("fedaudit-allocation"),
     quiet: Quiet = False,
     as_json: Annotated[
@@ -118,7 +120,7 @@ def allocate_command(
         Bar(quiet or as_json) as bar,
     ):
         config = USUAL if config is None and USUAL.is_file() else config
-        options = AllocationOptions(
+        asked = AllocationOptions(
             rounds=rounds,
             batch_size=batch,
             config=config,
@@ -139,7 +141,7 @@ def allocate_command(
             window=window,
             accountant=accountant.value,
         )
-        done = allocate(clients, options, out=out, progress=bar)
+        done = allocate(clients, asked, out=out, progress=bar)
     if as_json:
         typer.echo(to_json(done.document))
         return

@@ -23,38 +23,53 @@ class CliCommand:
     help: str
 
 
-COMMANDS = {
-    "run": CliCommand("runs", "Run a federation, record it, audit it, report."),
-    "audit": CliCommand("runs", "Audit a stored trace: of a run, or written by other software."),
-    "init": CliCommand("begin", "Write a commented config for your file, with the reasons."),
-    "list": CliCommand("begin", "List everything a config can name, with settings."),
-    "report": CliCommand("runs", "Write and print the report of a run again."),
-    "gate": CliCommand("decide", "Check a run against limits; missing evidence fails."),
-    "diff": CliCommand("decide", "Say what got worse or better between two runs."),
-    "power": CliCommand("decide", "How many rounds, records or games an audit needs."),
-    "harden": CliCommand("harden", "Search for the cheapest protection that keeps all limits."),
-    "sweep": CliCommand("runs", "Run a grid of settings times seeds: one table, one figure."),
-    "guard": CliCommand("guard", "Is something planted in this model?"),
-    "allocate": CliCommand("allocate", "Allocate DP-SGD noise to clients under one budget."),
-    "plan": CliCommand("plan", "Query plans of secure aggregation: check and design."),
-    "ldp": CliCommand("ldp", "Local differential privacy: claims and facts."),
-    "flower": CliCommand("flower", "Flower apps: examine them, try them."),
-    "data": CliCommand("data", "Real data sets, fetched on demand."),
-    "attack": CliCommand("sites", "Guess without any truth, for sites that score the guesses."),
-    "ask": CliCommand("sites", "At a site: choose records to be asked about."),
-    "score": CliCommand("sites", "At a site: compare guesses with its own records."),
-    "merge": CliCommand("sites", "Write the report over all sites that answered."),
-    "verify": CliCommand("verify", "Say which parts of a run are whole, changed or missing."),
-    "seal": CliCommand("verify", "Sign the seal of a run."),
-    "purge": CliCommand("verify", "Remove what was recorded; results stay readable."),
+GROUPS = {
+    "Start": {
+        "init": CliCommand("begin", "Write a commented config for your data, with reasons."),
+        "run": CliCommand("runs", "Train a federation, record it, audit it, and report."),
+        "report": CliCommand("runs", "Write and print the report of a run again."),
+        "list": CliCommand("begin", "List everything that a config can name."),
+        "data": CliCommand("data", "Fetch real data sets, and list those at hand."),
+    },
+    "Decide": {
+        "gate": CliCommand("decide", "Check a run against limits; missing evidence fails."),
+        "diff": CliCommand("decide", "Say what got worse or better between two runs."),
+        "harden": CliCommand("harden", "Search the cheapest protection that keeps all limits."),
+        "power": CliCommand("decide", "Say how many rounds, records or games an audit needs."),
+        "sweep": CliCommand("runs", "Run a grid of settings times seeds, as one table."),
+    },
+    "Record": {
+        "audit": CliCommand("runs", "Audit a stored trace: of a run, or of other software."),
+        "verify": CliCommand("verify", "Say which parts of a run are whole or changed."),
+        "seal": CliCommand("verify", "Sign the seal of a run."),
+        "watch": CliCommand("watch", "Follow a growing trace, round by round."),
+        "purge": CliCommand("verify", "Remove what was recorded; results stay readable."),
+        "flower": CliCommand("flower", "Examine Flower apps, and try them."),
+    },
+    "Check": {
+        "guard": CliCommand(
+            "guard", "Say what answering a model gives away, and if it was altered."
+        ),
+        "allocate": CliCommand("allocate", "Allocate DP-SGD noise to clients under one budget."),
+        "plan": CliCommand("plan", "Check and design query plans of secure aggregation."),
+        "ldp": CliCommand("ldp", "Check what local differential privacy claims."),
+    },
+    "At the sites": {
+        "ask": CliCommand("sites", "Choose records of a site to be asked about."),
+        "attack": CliCommand("sites", "Guess without any truth, for sites that score it."),
+        "score": CliCommand("sites", "Compare guesses with a site's own records."),
+        "merge": CliCommand("sites", "Write the report over all sites that answered."),
+    },
 }
+"""Commands by what people do with them, in the order of the help."""
+
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 
 def new_app(**about: Any) -> typer.Typer:
     """A Typer application with the settings that all commands share."""
-    return typer.Typer(
-        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, **about
-    )
+    about.setdefault("add_completion", False)
+    return typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None, **about)
 
 
 class LazyGroup(TyperGroup):
@@ -70,13 +85,16 @@ class LazyGroup(TyperGroup):
         return typer.main.get_group(module.app).commands[cmd_name]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, command.help) for name, command in COMMANDS.items()])
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                rows = [(name, command.help) for name, command in commands.items()]
+                formatter.write_dl(rows, col_max=10)
 
 
 app = new_app(
     name="fedaudit",
     cls=LazyGroup,
+    add_completion=True,
     help="What a federation gives away, to whom, and what to change.\n\n"
     "Exit codes: 0 done, 2 usage or config, 3 data or trace, 4 leak or policy not kept, "
     "5 nothing to say, 130 interrupted, 1 anything else.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +11,12 @@ import typer
 from fedaudit.cli.app import new_app
 from fedaudit.cli.output import AsJson
 from fedaudit.codec import to_json
+from fedaudit.data.files import OpenQuestion
+from fedaudit.data.files.sites import FILE, FOLDER
 from fedaudit.errors import UsageError, nearest
+from fedaudit.reporting.text import clean
 from fedaudit.settings import REQUIRED
-from fedaudit.setup.listing import listing
+from fedaudit.setup.listing import WRITTEN, listing
 from fedaudit.study.init import init
 
 app = new_app()
@@ -40,12 +44,28 @@ def list_command(
         typer.echo(to_json(everything))
         return
     for title, rows in everything.items():
-        typer.echo(f"\n{title}")
+        typer.echo(f"\n{title}: {WRITTEN[title]}")
         for name, line, settings in rows:
             typer.echo(f"  {name:<18} {line}")
             for key, (kind, default) in settings.items():
                 shown = default if default in ("", REQUIRED) else f"(default {default})"
                 typer.echo(f"      {key:<22} {kind} {shown}".rstrip())
+
+
+def _ask(question: OpenQuestion) -> str:
+    """Ask on the terminal which of several readings is right; Enter takes the first."""
+    what = "What is the label" if question.setting == "label" else "Who is a client"
+    typer.echo(f"{what}?")
+    for number, option in enumerate(question.options, 1):
+        typer.echo(f"  {number}  {clean(READINGS.get(option, option))}")
+    while True:
+        number = typer.prompt("number", default=1, type=int)
+        if 1 <= number <= len(question.options):
+            return question.options[number - 1]
+        typer.echo(f"a number from 1 to {len(question.options)}, please")
+
+
+READINGS = {FILE: "each file of the folder", FOLDER: "each folder in the folder"}
 
 
 @app.command("init")
@@ -61,6 +81,16 @@ def init_command(
         str | None,
         typer.Option(help="Missing values of a table: refuse, drop, mean or category."),
     ] = None,
+    files: Annotated[
+        str | None, typer.Option(help="Pattern of the files of a folder: 'processed.*'.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Own model: package.module:function, or sklearn:LogisticRegression."),
+    ] = None,
+    shuffle: Annotated[
+        bool, typer.Option("--shuffle", help="Compare with a shuffler, too.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("fedaudit.toml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite.")] = False,
 ) -> None:
@@ -73,8 +103,12 @@ def init_command(
         organisation=organisation,
         person=person,
         missing=missing,
+        files=files,
+        model=model,
+        shuffle=shuffle,
         force=force,
+        ask=_ask if sys.stdin.isatty() and sys.stdout.isatty() else None,
     )
     for choice in written.choices:
-        typer.echo(choice.line)
+        typer.echo(clean(choice.line))
     typer.echo(f"wrote {written.path}; next: fedaudit run {written.path}")

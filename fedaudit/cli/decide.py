@@ -14,6 +14,8 @@ from fedaudit.decide.diff.compare import diff
 from fedaudit.decide.diff.page import plain_diff, show_diff
 from fedaudit.decide.gate import gate, write_example
 from fedaudit.decide.gate import page as words
+from fedaudit.decide.gate.policy import EXAMPLE
+from fedaudit.decide.gate.starting import starting_policy
 from fedaudit.decide.power.page import plain_power, show_power
 from fedaudit.decide.power.sample_sizes import power as plan_power
 from fedaudit.errors import UsageError
@@ -38,16 +40,16 @@ def gate_command(
     ] = None,
     junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here.")] = None,
     sarif: Annotated[Path | None, typer.Option(help="Write SARIF 2.1.0 here.")] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write JSON here; - for standard output.")
-    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json-file", help="Write JSON here.")] = None,
+    as_json: PrintJson = False,
     require_signature: Annotated[
         Path | None,
         typer.Option(help="Public key (PEM): refuse a run that its owner has not signed."),
     ] = None,
     names: Names = False,
     init: Annotated[
-        Path | None, typer.Option("--init", help="Write a commented example policy here, and stop.")
+        Path | None,
+        typer.Option("--init", help="Write a first policy for RUN, or an example, here."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="With --init: overwrite.")] = False,
 ) -> None:
@@ -57,9 +59,10 @@ def gate_command(
     policy is wrong, 3 the run cannot be read.
     """
     if init is not None:
-        _refuse_beside("--init", run=run, policy=policy, junit=junit, sarif=sarif, json=json_file)
-        write_example(init, force)
-        typer.echo(f"wrote {init}: set the limits, then `fedaudit gate RUN --policy {init}`")
+        _refuse_beside("--init", policy=policy, junit=junit, sarif=sarif, json_file=json_file)
+        write_example(init, force, EXAMPLE if run is None else starting_policy(run))
+        shown = "RUN" if run is None else str(run)
+        typer.echo(f"wrote {init}: set the limits, then `fedaudit gate {shown} --policy {init}`")
         return
     if run is None or policy is None:
         raise _incomplete(run, policy)
@@ -71,9 +74,9 @@ def gate_command(
     for file, text in ((junit, words.junit(found)), (sarif, words.sarif(found))):
         if file is not None:
             _write(file, text)
-    if json_file is not None and str(json_file) != "-":
+    if json_file is not None:
         _write(json_file, plain)
-    if json_file is not None and str(json_file) == "-":
+    if as_json:
         typer.echo(plain, nl=False)
     else:
         words.show_gate(console(), found)
@@ -168,11 +171,11 @@ def _write(file: Path, text: str) -> None:
 
 
 def _refuse_beside(option: str, **others: Any) -> None:
-    given = [name for name, value in others.items() if value is not None]
+    given = [name.replace("_", "-") for name, value in others.items() if value is not None]
     if given:
         raise UsageError(
             f"{option} writes a policy and does nothing else",
-            expected=f"{option} FILE alone",
+            expected=f"{option} FILE, and RUN if limits should start from it",
             got=f"{option} with {', '.join(given)}",
             remedy="write the policy first, then check a run with it",
         )

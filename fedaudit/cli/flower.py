@@ -20,7 +20,9 @@ app.add_typer(flower_app, name="flower")
 
 @flower_app.command("doctor")
 def doctor_command(
-    folder: Annotated[Path, typer.Argument(help="The app's folder, with its pyproject.toml.")],
+    folder: Annotated[
+        Path, typer.Argument(help="The app's folder, a folder of scripts, or one script.")
+    ],
     delta: Annotated[float, typer.Option(help="Delta at which epsilons are stated.")] = 1e-5,
     as_json: AsJson = False,
 ) -> None:

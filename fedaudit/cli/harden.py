@@ -46,7 +46,7 @@ def harden_command(
         typer.Option(
             "--only",
             help="What may be chosen, repeatable: shuffle, secure_sum, dp_sgd, allocation, "
-            "local_dp, update_noise, central_dp.",
+            "local_dp, update_noise, central_dp, exposure_limit.",
         ),
     ] = None,
     curve: Annotated[

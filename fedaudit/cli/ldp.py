@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedaudit.cli.app import new_app
+from fedaudit.cli.option_file import OptionFile
 from fedaudit.cli.output import interruptible
 from fedaudit.codec import to_json
 from fedaudit.errors import UsageError
@@ -78,6 +79,7 @@ def ldp_check(
         bool, typer.Option("--vectorised", help="Your mechanism takes an array of inputs.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 1,
+    options: OptionFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Claimed, exact and measured epsilon of a local mechanism, and a verdict.

@@ -10,19 +10,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedaudit.cli.options import with_options
 from fedaudit.codec import to_json
 from fedaudit.errors import Interrupted
 from fedaudit.files import read_text
-from fedaudit.reporting.text import show, show_study
+from fedaudit.reporting.brief import show_brief
+from fedaudit.reporting.rules import label_of
+from fedaudit.reporting.text import clean, show, show_study
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
+    from fedaudit.reporting.chapter import Chapter
     from fedaudit.study import Run
     from fedaudit.study.forecast import Forecast
     from fedaudit.study.study import Study
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, findings only.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Print every finding in full, and tables of clients.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print findings as JSON on standard output.")]
 
 Names = Annotated[
@@ -37,12 +46,16 @@ def console(stderr: bool = False) -> Console:
 
 
 class Bar:
-    """Progress on standard error: bars in a terminal, lines elsewhere."""
+    """Progress on standard error: one live line in a terminal, else a line per finished stage.
 
-    def __init__(self, quiet: bool) -> None:
-        self._quiet = quiet
+    `tenths`: without a terminal, also a line at the start and at every tenth of the way.
+    """
+
+    def __init__(self, quiet: bool, *, tenths: bool = True) -> None:
+        self._quiet, self._tenths = quiet, tenths
         self._progress: Any = None
-        self._tasks: dict[str, Any] = {}
+        self._task: Any = None
+        self._whole = False
         self._totals: dict[str, int] = {}
         self._done: dict[str, int] = {}
         self._said: dict[str, int] = {}
@@ -50,16 +63,21 @@ class Bar:
     def __enter__(self) -> Bar:
         if not self._quiet and sys.stderr.isatty():
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich.table import Column
 
             self._progress = Progress(
-                TextColumn("{task.description:<5}"),
-                BarColumn(bar_width=24),
-                TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}", markup=False),
+                BarColumn(bar_width=16),
+                TimeRemainingColumn(compact=True),
+                TextColumn(
+                    "{task.fields[note]}",
+                    markup=False,
+                    table_column=Column(no_wrap=True, overflow="ellipsis"),
+                ),
                 console=console(stderr=True),
+                transient=True,
             )
             self._progress.start()
+            self._task = self._progress.add_task("", total=1, note="")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,28 +87,37 @@ class Bar:
     def __call__(self, stage: str, done: int, total: int, note: str) -> None:
         if self._progress is None:
             self._say(stage, done, total, note)
-        elif stage not in self._tasks:
-            task = self._progress.add_task(stage, total=total, completed=done, note=note)
-            self._tasks[stage] = task
-        elif self._anew(stage, done, total):
-            # recorded rounds of a resumed run must not count towards its speed
-            self._progress.reset(self._tasks[stage], total=total, completed=done, note=note)
         else:
-            self._progress.update(self._tasks[stage], completed=done, note=note)
+            self._show(stage, done, total, note)
         self._totals[stage], self._done[stage] = total, done
+
+    def _show(self, stage: str, done: int, total: int, note: str) -> None:
+        """The live line: the whole study if it is known, else the stage, and what is done now."""
+        if stage == WHOLE:
+            self._whole = True
+            self._progress.update(self._task, completed=done, total=total)
+            return
+        now = {"note": f"{stage} {done}/{total} {note}".rstrip()}
+        if self._whole:
+            self._progress.update(self._task, **now)
+        elif self._anew(stage, done, total) or stage not in self._totals:
+            # recorded rounds of a resumed run must not count towards its speed
+            self._progress.reset(self._task, total=total, completed=done, **now)
+        else:
+            self._progress.update(self._task, completed=done, **now)
 
     def _anew(self, stage: str, done: int, total: int) -> bool:
         """Whether a stage begins again, as it does in the next run of a study."""
         return self._totals.get(stage) != total or done < self._done.get(stage, 0)
 
     def say(self, *lines: str) -> None:
-        """Lines above the bars."""
+        """Lines above the live line."""
         if not self._quiet:
             for line in lines:
                 console(stderr=True).print(line, markup=False, soft_wrap=True)
 
     def _say(self, stage: str, done: int, total: int, note: str) -> None:
-        """Print a line when a stage begins and ends, and at every tenth of the way."""
+        """Print a line when a stage ends; with `tenths` also when it begins, and in between."""
         tenth = done * 10 // max(total, 1) if total >= 10 else 0
         if self._anew(stage, done, total):
             self._said[stage] = -1
@@ -98,8 +125,13 @@ class Bar:
         over = done == total and last < 10
         if over:
             self._said[stage] = 10
-        if not self._quiet and (tenth > last or over):
+        wanted = (tenth > last or over) if self._tenths else (over and stage != WHOLE)
+        if not self._quiet and wanted:
             print(f"{stage} {done}/{total} {note}".rstrip(), file=sys.stderr, flush=True)
+
+
+WHOLE = "all"
+"""Stage of a whole study."""
 
 
 @contextmanager
@@ -108,45 +140,87 @@ def interruptible(advice: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted("stopped; whatever was complete is kept", remedy=advice) from None
+        raise Interrupted("stopped; complete results are kept", remedy=advice) from None
 
 
 def again() -> str:
     return "resume with the same command: " + shlex.join(["fedaudit", *sys.argv[1:]])
 
 
-def print_run(run: Run, quiet: bool, as_json: bool) -> None:
+def print_run(run: Run, verbose: bool, as_json: bool, quiet: bool = False) -> None:
+    """Print what was found in a run: at most 15 lines, or with `verbose` everything."""
     if as_json:
-        shown = run.chapter or run
-        plain = {
-            "run": str(run.path),
-            "summary": dict(shown.summary),
-            "findings": [f.to_dict() for f in shown.findings],
-        }
-        typer.echo(to_json(plain))
+        typer.echo(to_json(_plain(run)))
         return
-    to = console()
     if run.chapter is not None:  # clients under the names of the report
-        show_study(to, [run.chapter], details=not quiet)
+        print_chapters([run.chapter], run.path, verbose, quiet)
     else:
-        show(to, run.summary, run.findings, () if quiet else run.results)
-    if not quiet:
+        show(console(), run.summary, run.findings, run.results)
         typer.echo(f"\nreport: {run.path / 'report.html'}")
 
 
-def print_study(study: Study, quiet: bool, as_json: bool) -> None:
+def _plain(run: Run) -> dict[str, Any]:
+    shown = run.chapter or run
+    return {
+        "run": str(run.path),
+        "summary": dict(shown.summary),
+        "findings": [f.to_dict() for f in shown.findings],
+    }
+
+
+def print_runs(runs: Sequence[Run], verbose: bool, as_json: bool, quiet: bool = False) -> None:
+    """Print one run, or several that share no report, each under its folder."""
+    if as_json and len(runs) > 1:
+        typer.echo(to_json({"runs": [_plain(run) for run in runs]}))
+        return
+    for run in runs:
+        if len(runs) > 1:
+            typer.echo(f"{run.path}:")
+        print_run(run, verbose, as_json, quiet)
+
+
+def print_compared(titles: Sequence[str], runs: Sequence[Run], as_json: bool) -> None:
+    """Print several audits of one recording, audit by audit, each under its protection."""
+    if as_json:
+        shown = {title: _plain(run) for title, run in zip(titles, runs, strict=True)}
+        typer.echo(to_json(shown))
+        return
+    width = max(map(len, titles))
+    of = [{f.audit: f for f in reversed(list((run.chapter or run).findings))} for run in runs]
+    for name in dict.fromkeys(name for found in of for name in found):
+        typer.echo(name)
+        for title, found in zip(titles, of, strict=True):
+            finding = found.get(name)
+            said = "not asked"
+            if finding is not None:
+                said = f"{label_of(finding).words}: {finding.statement}"
+            typer.echo(f"  {title:<{width}}  {said}")
+    for title, run in zip(titles, runs, strict=True):
+        typer.echo(f"report, {title}: {run.path / 'report.html'}")
+
+
+def print_study(study: Study, verbose: bool, as_json: bool, quiet: bool = False) -> None:
     """Print the findings of a study."""
     if len(study.runs) == 1 and not study.failed:
-        print_run(study.runs[0], quiet, as_json)
+        print_run(study.runs[0], verbose, as_json, quiet)
         return
     if as_json:
         typer.echo(read_text(study.path / "results.json"))
         return
-    show_study(console(), study.chapters, details=False)
+    print_chapters(study.chapters, study.path, verbose, quiet)
     for title, error in study.failed.items():
-        typer.echo(f"failed: {title}\n{error}", err=True)
+        typer.echo(f"failed: {title}\n{with_options(str(error))}", err=True)
+
+
+def print_chapters(chapters: Sequence[Chapter], folder: Path, verbose: bool, quiet: bool) -> None:
+    """Print chapters; unless `quiet`, also the next command and the path of their page."""
+    report = str(folder / "report.html")
+    if not verbose:
+        show_brief(console(), chapters, place=str(folder), report="" if quiet else report)
+        return
+    show_study(console(), chapters, details=len(chapters) == 1)
     if not quiet:
-        typer.echo(f"\nreport: {study.path / 'report.html'}")
+        typer.echo(f"\nreport: {report}")
 
 
 def print_plan(lines: Sequence[str], forecasts: Mapping[str, Forecast], as_json: bool) -> None:
@@ -159,7 +233,7 @@ def print_plan(lines: Sequence[str], forecasts: Mapping[str, Forecast], as_json:
         typer.echo(to_json(plain))
         return
     for line in lines:
-        typer.echo(line)
+        typer.echo(clean(line))
 
 
 def failed_audits(runs: Sequence[Run]) -> list[str]:
@@ -169,7 +243,7 @@ def failed_audits(runs: Sequence[Run]) -> list[str]:
 
 def unanswered(run: Run, asked: Sequence[str]) -> bool:
     """Whether none of the audits named on the command line could run."""
-    return all(r.headline is None for r in run.results if r.audit in asked)
+    return all(r.headline is None and r.status != "blind" for r in run.results if r.audit in asked)
 
 
 def explain_reuse(reuses: list[tuple[str, Any]]) -> None:

@@ -103,9 +103,7 @@ def plan_design(
     ] = 0.05,
     runs: Annotated[int, typer.Option(help="Simulated runs behind every share.")] = 200,
     csv: Annotated[Path | None, typer.Option(help="Write a plan to this table.")] = None,
-    name: Annotated[
-        str, typer.Option("--design", help="Which design --csv writes.")
-    ] = "partitions",
+    name: Annotated[str, typer.Option("--design", help="Which design --csv writes.")] = "cycled",
     seed: Annotated[int, typer.Option(help="Seed of plans and simulations.")] = 1,
     as_json: PlainJson = False,
 ) -> None:
@@ -235,7 +233,7 @@ def _show_designs(found: Designs) -> None:
         f"{scores.marked} marked, each adds {scores.effect:g} to its group's score (noise of "
         f"deviation 1); level {scores.error:g}\n"
     )
-    head = ("design", "queries", "uploads", "exposed", "rank", "alone")
+    head = ("design", "queries", "uploads", "exposed", "rank", "alone", "apart", "twice")
     rows = [(*head, "detected", "false alarms", "rounds needed")]
     prices, guesses = [], []
     for d in found.designs:
@@ -247,6 +245,8 @@ def _show_designs(found: Designs) -> None:
                 str(d.exposed),
                 f"{d.rank}/{found.clients}",
                 str(d.identifiable),
+                "" if d.power is None else str(d.separation),
+                "" if d.power is None else str(d.apart_from or "never"),
                 "" if d.power is None else _percent(d.power.detected),
                 "" if d.power is None else _percent(d.power.false_alarms),
                 _needed(d.needed) if d.power is not None else "",
@@ -260,7 +260,14 @@ def _show_designs(found: Designs) -> None:
         "\nqueries: sums a round; uploads: masked vectors a client sends for them; exposed: clients"
         "\nin the smallest group that a round's answers expose; rank, alone: over all rounds, and"
         "\nhow many clients are identified (all of them not before round "
-        f"{found.earliest}); shares with 95 %\nintervals over simulated runs"
+        f"{found.earliest}); apart: fewest rounds"
+        "\nin which two clients are in different groups; twice: rounds until all pairs are apart"
+        "\ntwice, which testing a client without each other one needs; detected, false alarms: by"
+        "\nthat test, with 95 % intervals over simulated runs"
+    )
+    typer.echo(
+        "\ncycled (the default) asks for five balanced partitions again and again: it finds almost"
+        "\nas much, and the rank, and with it what the sums tell of a client, stops growing there."
     )
     if any(d.power is None for d in found.designs):
         typer.echo(

@@ -4,39 +4,43 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedaudit.cli.app import new_app
+from fedaudit.cli.options import with_options
 from fedaudit.cli.output import (
     AsJson,
     Bar,
     Names,
     Quiet,
+    Verbose,
     again,
-    console,
     explain_reuse,
     failed_audits,
     interruptible,
+    print_chapters,
+    print_compared,
     print_plan,
-    print_run,
+    print_runs,
     print_study,
     unanswered,
 )
 from fedaudit.cli.parsing import parse_audit_settings, parse_protection
 from fedaudit.codec import to_json
+from fedaudit.decide.history import history
 from fedaudit.errors import DataError, Interrupted, UsageError
 from fedaudit.files import read_text
 from fedaudit.recorders.flower.runtime import choose_engine
-from fedaudit.reporting.text import show_study
 from fedaudit.setup.seeds import BY_HAND
 from fedaudit.study import study
 from fedaudit.study.auditing import audit
-from fedaudit.study.folders import is_study
+from fedaudit.study.folders import is_study, recordings_at, run_at, runs_at
 from fedaudit.study.sweep import sweep
 from fedaudit.workers import parse_workers, use_workers
 
@@ -103,8 +107,9 @@ def run_command(
     ] = False,
     plan: Annotated[
         bool,
-        typer.Option("--plan", help="Say what would be done and how long, then stop."),
+        typer.Option("--dry-run", help="Say what would be done and how long, then stop."),
     ] = False,
+    former_plan: Annotated[bool, typer.Option("--plan", hidden=True)] = False,
     engine: Annotated[
         str, typer.Option(help="Where to train: local (this process) or flower (its runtime).")
     ] = "local",
@@ -124,12 +129,13 @@ def run_command(
     fresh: Fresh = False,
     names: Names = False,
     explain_cache: ExplainCache = False,
+    verbose: Verbose = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a federation, record it, audit it, report. Resumes where it was stopped."""
-    silent = quiet or as_json
-    with interruptible_plan(), Bar(silent) as bar:
+    silent, plan = quiet or as_json, plan or former_plan
+    with interruptible_plan(), Bar(silent, tenths=verbose) as bar:
         starting(bar, "plan")
         workers_chosen = parse_workers(workers)
         parts = study.plan(configs or [], overrides=set_ or (), seed=seed, thorough=thorough)
@@ -143,12 +149,17 @@ def run_command(
         forecasts = study.estimate_costs(parts) if plan or not silent else None
         bar("plan", 1, 1, "")
         if forecasts is not None and not plan:
-            bar.say(*study.describe(parts, forecasts))
+            ahead = study.describe(parts, forecasts)
+            bar.say(*(ahead if verbose else ahead[-1:]))
     if plan:
         assert forecasts is not None
         print_plan(study.describe(parts, forecasts), forecasts, as_json)
         return
-    with interruptible(again()), Bar(silent) as bar, use_workers(workers_chosen):
+    with (
+        interruptible(again()),
+        Bar(silent, tenths=verbose) as bar,
+        use_workers(workers_chosen),
+    ):
         reuses: list[tuple[str, Any]] = []
         done = study.study(
             parts,
@@ -160,7 +171,7 @@ def run_command(
             explain=lambda title, reuse: reuses.append((title, reuse)),
             fresh=fresh,
         )
-    print_study(done, quiet, as_json)
+    print_study(done, verbose, as_json, quiet)
     if explain_cache:
         explain_reuse(reuses)
     if done.failed:
@@ -171,7 +182,9 @@ def run_command(
 
 @app.command("audit")
 def audit_command(
-    trace: Annotated[Path, typer.Argument(help="A trace folder, or a run that holds one.")],
+    trace: Annotated[
+        Path, typer.Argument(help="A trace, a run that holds one, or a study of several runs.")
+    ],
     only: Annotated[
         list[str] | None,
         typer.Option(
@@ -187,8 +200,16 @@ def audit_command(
         list[str] | None,
         typer.Option(
             "--as",
-            help="As if this protection stood before the server: shuffle, secure_sum, "
-            "clip:bound=1.0, update_noise:clip=1.0,noise_multiplier=0.5; repeatable.",
+            help="As if this protection stood before the server: shuffle, secure_sum (ideal), "
+            "secaggplus (Flower's), clip:bound=1.0, update_noise:clip=1.0,noise_multiplier=0.5. "
+            "Repeated, one acts after the other.",
+        ),
+    ] = None,
+    compare_as: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--compare-as",
+            help="As it was recorded, and once per protection: repeated, they stand side by side.",
         ),
     ] = None,
     data: Annotated[
@@ -200,7 +221,14 @@ def audit_command(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="With --data: package.module:function that builds the torch module."),
+        typer.Option(
+            help="With --data or --marks: package.module:function that builds the torch module, or "
+            "(with --data) sklearn:LogisticRegression."
+        ),
+    ] = None,
+    marks: Annotated[
+        Path | None,
+        typer.Option(help="A corpus owner's documents and controls, which attribution looks for."),
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -227,10 +255,11 @@ def audit_command(
     fresh: Fresh = False,
     names: Names = False,
     explain_cache: ExplainCache = False,
+    verbose: Verbose = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Audit a stored trace: of a run, or written by other software."""
+    """Audit a stored trace: of a run, or written by other software; of a study, every run."""
     if delta is not None and opacus is None:
         raise UsageError(
             "--delta needs --opacus",
@@ -238,39 +267,77 @@ def audit_command(
             got=f"--delta {delta:g} alone",
             remedy="give --opacus FILE, or leave --delta out: other guarantees state their own",
         )
-    with interruptible(again()), Bar(quiet or as_json) as bar:
+    recordings = recordings_at(trace)
+    if len(recordings) > 1:
+        _refuse_for_several(recordings, truth=truth, out=out, opacus=opacus)
+    if compare_as and (as_ or out is not None or len(recordings) > 1):
+        raise UsageError(
+            "--compare-as stands alone",
+            expected="one recording, without --as and --out",
+            got="--compare-as with one of them, or with several recordings",
+            remedy="fedaudit audit TRACE --compare-as shuffle --compare-as secure_sum",
+        )
+    reuses: list[tuple[str, Any]] = []
+    with interruptible(again()), Bar(quiet or as_json, tenths=verbose) as bar:
         starting(bar, "audit")
-        reuses: list[tuple[str, Any]] = []
         workers_chosen = parse_workers(workers)
         settings, columns = parse_audit_settings(set_ or ())
         named = {k: v for k, v in (("label", label), ("client", client)) if v is not None}
+        asked = partial(
+            audit,
+            audits=only or None,
+            settings=settings,
+            truth=truth,
+            out=out,
+            data=data,
+            model=model,
+            marks=marks,
+            columns={**named, **columns},
+            opacus=opacus,
+            delta=1e-5 if delta is None else delta,
+            seed=seed,
+            names=names,
+            fresh=fresh,
+            trust_code=trust_code,
+            progress=bar,
+        )
+        results = []
+        variants = [[text] for text in compare_as or ()]
         with use_workers(workers_chosen):
-            result = audit(
-                trace,
-                only or None,
-                as_if=[parse_protection(text) for text in as_ or ()],
-                settings=settings,
-                truth=truth,
-                out=out,
-                data=data,
-                model=model,
-                columns={**named, **columns},
-                opacus=opacus,
-                delta=1e-5 if delta is None else delta,
-                seed=seed,
-                names=names,
-                fresh=fresh,
-                trust_code=trust_code,
-                progress=bar,
-                explain=lambda reuse: reuses.append(("", reuse)),
-            )
-    print_run(result, quiet, as_json)
+            for place in recordings:
+                for texts in [list(as_ or ()), *variants]:
+                    title = place.name if len(recordings) > 1 else " ".join(texts)
+                    hooks = [parse_protection(text) for text in texts]
+                    explain = partial(_keep_reuse, reuses, title)
+                    results.append(asked(place, as_if=hooks, explain=explain))
+    if compare_as:
+        print_compared(["as recorded", *(f"as {text}" for text in compare_as)], results, as_json)
+    elif is_study(runs_at(trace)[0]) and len(results) > 1 and not as_:
+        print_study(study.report(trace, names=names), verbose, as_json, quiet)
+    else:
+        print_runs(results, verbose, as_json, quiet)
     if explain_cache:
         explain_reuse(reuses)
-    if failed_audits([result]):
+    if failed_audits(results):
         raise typer.Exit(1)
-    if data is not None and only and unanswered(result, only):
+    if data is not None and only and all(unanswered(result, only) for result in results):
         raise typer.Exit(DataError.exit_code)
+
+
+def _keep_reuse(kept: list[tuple[str, Any]], title: str, reuse: Any) -> None:
+    kept.append((title, reuse))
+
+
+def _refuse_for_several(recordings: Sequence[Path], **given: Path | None) -> None:
+    """Refuse options that belong to one recording."""
+    for option, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"--{option} belongs to one recording, and there are {len(recordings)}",
+                expected=f"one run or trace with --{option}",
+                got=", ".join(map(str, recordings[:8])),
+                remedy=f"fedaudit audit {recordings[0]} --{option} {value}",
+            )
 
 
 @app.command("sweep")
@@ -319,25 +386,56 @@ def sweep_command(
         typer.echo(f"{done.reused} cells were reused; table: {done.path / 'sweep.csv'}")
     if done.failed:
         for label, message in done.failed:
-            typer.echo(f"failed: {label}\n{message}", err=True)
+            typer.echo(f"failed: {label}\n{with_options(message)}", err=True)
         raise typer.Exit(1)
 
 
 @app.command("report")
 def report_command(
-    run: Annotated[Path, typer.Argument(help="A run directory, or a study of several.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="run",
+            help="A run directory, or a study of several. Several, or a folder of them: one page "
+            "with a time line per measure.",
+        ),
+    ],
+    policy: Annotated[
+        Path | None, typer.Option(help="With several runs: TOML file whose limits are drawn.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="With several runs: folder of index.html; default: the given folder, else here."
+        ),
+    ] = None,
     names: Names = False,
+    verbose: Verbose = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write and print the report of a run again, from its stored results."""
+    """Write and print the report of a run again, from its stored results; of several, an index."""
+    every = runs_at(runs[0]) if len(runs) == 1 else [run_at(run, "report") for run in runs]
+    if len(every) > 1:
+        made = history(every, out or (runs[0] if len(runs) == 1 else Path()), policy=policy)
+        for line in made.left_out:
+            typer.echo(f"left out: {line}", err=True)
+        typer.echo(f"{len(made.lines)} measures over {len(made.changes) + 1} runs: {made.path}")
+        return
+    if policy is not None or out is not None:
+        raise UsageError(
+            "a single run has no time line",
+            expected="several runs with --policy and --out",
+            got=str(runs[0]),
+            remedy="fedaudit report RUN RUN; fedaudit gate RUN checks one run against a policy",
+        )
+    (run,) = every
     done = study.report(run, names=names)
     if as_json or len(done.runs) > 1 or done.failed or not is_study(run):
-        print_study(done, quiet, as_json)
+        print_study(done, verbose, as_json, quiet)
     else:
         # a run inside a study is reported as part of that study
-        show_study(console(), done.chapters, details=not quiet)
-        typer.echo(f"\nreport: {done.report}")
+        print_chapters(done.chapters, done.path, verbose, quiet)
     if not as_json:
         for line in done.unfinished:
             typer.echo(line)

@@ -17,11 +17,12 @@ from fedaudit.errors import IntegrityError, UsageError, nearest
 from fedaudit.files import read_bytes
 from fedaudit.reporting.names import Renaming, pseudonyms
 from fedaudit.reporting.text import clean
-from fedaudit.study.folders import entries, is_study, places
+from fedaudit.study.folders import entries, is_study, places, runs_at
 from fedaudit.study.purge import RECORDED, find, purge
 from fedaudit.study.seal import SEAL, SIGNATURE, examine_run, sign
 from fedaudit.trace import Trace
-from fedaudit.trace.health import CODES, Health, Problem, examine
+from fedaudit.trace.examination import examine
+from fedaudit.trace.health import CODES, Health, Problem
 from fedaudit.trace.schema import hub_depths
 
 if TYPE_CHECKING:
@@ -54,11 +55,7 @@ def verify_command(
     """
     found: dict[str, Any] = {}
     fine = True
-    for name, place in (
-        [("study", folder), *((e.path.name, e.path) for e in entries(folder))]
-        if is_study(folder)
-        else [("", folder)]
-    ):
+    for name, place in _places(folder):
         if name and not as_json:
             typer.echo(f"{name}:")
         found[name], whole = _verified(place, names, as_json, indent="  " if name else "")
@@ -68,6 +65,22 @@ def verify_command(
         typer.echo(to_json({**plain, "whole": fine}))
     if not fine:
         raise typer.Exit(IntegrityError.exit_code)
+
+
+def _places(folder: Path) -> list[tuple[str, Path]]:
+    """What is verified, with headings: a run or trace alone, a study and its runs, or all below."""
+    every = [folder] if folder.name == "trace" else runs_at(folder)
+    if len(every) == 1 and not is_study(every[0]):
+        return [("", every[0])]
+    out = []
+    for place in every:
+        above = f"{place.name}/" if len(every) > 1 else ""
+        if is_study(place):
+            out += [(f"{above}study", place)]
+            out += [(f"{above}{e.path.name}", e.path) for e in entries(place)]
+        else:
+            out.append((place.name, place))
+    return out
 
 
 def _verified(
@@ -122,8 +135,10 @@ def seal_command(
     Make a key: openssl genpkey -algorithm ed25519 -out key.pem; its public half, for others:
     openssl pkey -in key.pem -pubout -out public.pem
     """
-    typer.echo(sign(run, read_bytes(key, limit=1 << 16)), nl=False)
-    typer.echo(f"signed: {run / SIGNATURE}. Audits that are added later need a new signature.")
+    for folder in runs_at(run):
+        typer.echo(sign(folder, read_bytes(key, limit=1 << 16)), nl=False)
+        where = folder / SIGNATURE
+        typer.echo(f"signed: {where}. Audits that are added later need a new signature.")
 
 
 @app.command("purge")
@@ -215,7 +230,9 @@ def verify_trace_lines(health: Health, rounds: int) -> list[str]:
 def arrived_words(health: Health) -> str:
     if not health.expected:
         return "no answer was expected"
-    return f"{health.arrived} of {_count(health.expected, 'answer')} arrived"
+    rounds = health.round_by_round
+    total = f"{health.arrived} of {_count(health.expected, 'answer')} arrived"
+    return f"{total}: {rounds}" if rounds else total
 
 
 def _count(n: int, what: str) -> str:
